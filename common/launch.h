@@ -1,0 +1,34 @@
+// What every launcher shares: element types, the result of a launch, and where it runs.
+//
+// A launcher takes pointers, sizes and strides, never a tensor: the operators can be called from any
+// framework (and from a simulator), and the torch headers stay out of the kernel sources.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_fp8 {
+
+enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz };
+
+constexpr bool is_fp8(DType t) { return t == DType::e4m3fn || t == DType::e4m3fnuz; }
+
+// nullptr: launched. Otherwise one line in static storage that says what the caller did wrong.
+struct Status {
+    const char* error = nullptr;
+    constexpr bool ok() const { return error == nullptr; }
+};
+
+// Runs body(context, begin, end) over parts of [begin, end) on the host framework's own threads,
+// none shorter than `grain` but the last. The parts may be cut anywhere, so a body's result must not
+// depend on where.
+using RangeBody = void (*)(void* context, int64_t begin, int64_t end);
+using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context);
+
+// Where a launch runs. GPU backends read `stream` (hipStream_t or cudaStream_t), the CPU backend
+// `parallel_for`.
+struct Executor {
+    void* stream = nullptr;
+    ParallelFor parallel_for = nullptr;
+};
+
+}  // namespace rocm_fp8

@@ -1,0 +1,116 @@
+"""build.toml, and the identity of a build."""
+
+import hashlib
+import subprocess
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+
+class BuildError(Exception):
+    """One line (or a compiler's own words) that says why there is no build."""
+
+
+@dataclass(frozen=True)
+class KernelSection:
+    """A [kernel.NAME] section: sources compiled with flags of their own."""
+
+    name: str
+    backend: str
+    src: list[str]
+    flags: dict[str, list[str]] = field(default_factory=dict)  # "cxx-flags", "cuda-flags", "hip-flags"
+    archs: list[str] = field(default_factory=list)  # "rocm-archs" or "cuda-capabilities"
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    root: Path
+    table: dict
+
+    @property
+    def name(self) -> str:
+        return self.table["general"]["name"]
+
+    @property
+    def python_name(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def backends(self) -> list[str]:
+        return self.table["general"]["backends"]
+
+    @property
+    def repo_id(self) -> str:
+        return self.table["general"]["hub"]["repo-id"]
+
+    @property
+    def torch_sources(self) -> list[str]:
+        return self.table["torch"]["src"]
+
+    def stable_abi(self, backend: str) -> tuple[int, int]:
+        """(major, minor) of the torch whose stable ABI the backend is built against."""
+        version = self.table["torch"].get("stable-abi", {}).get(backend)
+        if version is None:
+            raise BuildError(f"build.toml: [torch.stable-abi] has no entry for {backend!r}")
+        major, minor = version.split(".")
+        return int(major), int(minor)
+
+    def sections(self, backend: str) -> list[KernelSection]:
+        return [
+            KernelSection(
+                name=name,
+                backend=backend,
+                src=section["src"],
+                flags={key: value for key, value in section.items() if key.endswith("-flags")},
+                archs=section.get("rocm-archs", section.get("cuda-capabilities", [])),
+            )
+            for name, section in self.table.get("kernel", {}).items()
+            if section["backend"] == backend
+        ]
+
+    @cached_property
+    def unique_id(self) -> str:
+        """As kernel-builder names a build: the git tree's short hash, `_dirty` with uncommitted changes to
+        tracked files. Outside git, a hash of the sources (kernel-builder takes a random number)."""
+
+        def git(*args: str) -> str:
+            return subprocess.run(
+                ["git", "-C", str(self.root), *args], check=True, capture_output=True, text=True
+            ).stdout.strip()
+
+        try:
+            tree = git("rev-parse", "HEAD^{tree}")[:7]
+            dirty = git("status", "--porcelain", "--untracked-files=no", "--", str(self.root))
+            return f"{tree}_dirty" if dirty else tree
+        except (OSError, subprocess.CalledProcessError):
+            digest = hashlib.sha256()
+            for name in sorted({*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)}):
+                digest.update((self.root / name).read_bytes())
+            return digest.hexdigest()[:7]
+
+    def ops_name(self, backend: str) -> str:
+        """Name of the library, of its Python module and of its torch.ops namespace."""
+        return f"_{self.python_name}_{backend}_{self.unique_id}"
+
+
+def read_config(root: Path) -> BuildConfig:
+    """build.toml of `root`, validated by kernels' own parser."""
+    root = root.resolve()
+    path = root / "build.toml"
+    if not path.is_file():
+        raise BuildError(f"{path}: no such file")
+    try:
+        from kernels._rust import Build
+    except ImportError:
+        raise BuildError("the Python package `kernels` is missing: pip install -r requirements.txt") from None
+    try:
+        Build.open(str(root))
+        table = tomllib.loads(path.read_text())
+    except Exception as error:
+        raise BuildError(f"{path}: {error}") from None
+    config = BuildConfig(root, table)
+    missing = [s for s in [*config.torch_sources, *(s for b in config.backends for k in config.sections(b) for s in k.src)] if not (root / s).is_file()]
+    if missing:
+        raise BuildError(f"{path}: names files that do not exist: {', '.join(missing)}")
+    return config

@@ -1,0 +1,36 @@
+// C = A B^T for few rows of A, in FP8 with float32 accumulation: the contract of every backend's launcher.
+//
+//     c[m, n]   = sum over k of float(a[m, k]) * float(b[n, k])     float32, in a fixed order
+//     out[m, n] = round_out(c * scale_a[m] * scale_b[n] + bias[n])
+//
+// A row's bits depend neither on the other rows nor on their number. A NaN in a row of A or B makes that row
+// or column of the result NaN.
+#pragma once
+
+#include "../common/launch.h"
+
+namespace rocm_fp8 {
+
+// The most rows one launch takes. Above it the weights are no longer what limits the time, and a GEMM
+// library does as well.
+constexpr int64_t kSkinnyGemmMaxRows = 32;
+
+struct SkinnyGemmArgs {
+    const uint8_t* a;         // format [m, k], rows a_stride bytes apart
+    const uint8_t* b;         // format [n, k], rows b_stride bytes apart: torch.nn.Linear's weight
+    const float* scale_a;     // float32 [1], scale_a_stride 0; or [m], scale_a_stride elements apart
+    const float* scale_b;     // float32 [1], scale_b_stride 0; or [n], scale_b_stride elements apart
+    const void* bias;         // bias_dtype [n], bias_stride elements apart; or nullptr
+    void* out;                // out_dtype [m, n], rows out_stride elements apart
+    int64_t m, n, k;
+    int64_t a_stride, b_stride, out_stride;
+    int64_t scale_a_stride, scale_b_stride, bias_stride;
+    DType format;             // e4m3fn or e4m3fnuz, of a and b
+    DType out_dtype;          // f16, bf16 or f32
+    DType bias_dtype;         // f16, bf16 or f32
+};
+
+// The arguments must be valid as above; m <= kSkinnyGemmMaxRows; out overlaps nothing.
+Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on);
+
+}  // namespace rocm_fp8

@@ -1,0 +1,24 @@
+"""FP8 kernels for LLM decoding: RMSNorm, SwiGLU and skinny GEMM, for ROCm, CUDA and the CPU.
+
+FP8 is float8_e4m3fn or, on MI300X (gfx942), float8_e4m3fnuz. A scale is the dequantisation scale: a float32
+tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on the operands' device.
+
+`reference` holds the same operators in plain PyTorch, `layers` the modules for `kernels.kernelize`,
+`quantization` what turns a bfloat16 Llama into one that runs on these operators.
+"""
+
+from . import fakes, layers, quantization, reference  # noqa: F401
+from .ops import SKINNY_GEMM_MAX_ROWS, add_rms_norm_fp8, fp8_dtype, rms_norm, rms_norm_fp8, skinny_gemm, swiglu_fp8
+
+__all__ = [
+    "SKINNY_GEMM_MAX_ROWS",
+    "add_rms_norm_fp8",
+    "fp8_dtype",
+    "layers",
+    "quantization",
+    "reference",
+    "rms_norm",
+    "rms_norm_fp8",
+    "skinny_gemm",
+    "swiglu_fp8",
+]

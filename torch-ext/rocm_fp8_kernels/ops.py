@@ -1,0 +1,174 @@
+"""The operators' Python functions: allocate what was not given, call the kernel."""
+
+import functools
+
+import torch
+
+from ._ops import ops
+
+# The most rows that one skinny_gemm takes.
+SKINNY_GEMM_MAX_ROWS = 32
+
+
+@functools.cache
+def _fp8_dtype_of(device_type: str, index: int | None) -> torch.dtype:
+    if device_type == "cuda" and torch.version.hip is not None:
+        # The architecture of the device at hand, not of the build: one binary serves several.
+        if torch.cuda.get_device_properties(index).gcnArchName.startswith("gfx942"):
+            return torch.float8_e4m3fnuz
+    return torch.float8_e4m3fn
+
+
+def fp8_dtype(device: torch.device | str) -> torch.dtype:
+    """The FP8 format of a device: float8_e4m3fnuz on gfx942 (MI300X), float8_e4m3fn elsewhere."""
+    device = torch.device(device)
+    return _fp8_dtype_of(device.type, device.index)
+
+
+def _allocate(x: torch.Tensor, shape, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
+    if out is None:
+        return torch.empty(shape, dtype=out_dtype or fp8_dtype(x.device), device=x.device)
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise ValueError(f"out_dtype: {out_dtype}, but out has dtype {out.dtype}")
+    return out
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy where its leading dimensions are no rows with one stride (a transposed batch, say)."""
+    if x.dim() <= 2 or x.is_contiguous():
+        return x
+    try:
+        x.view(-1, x.shape[-1])
+    except RuntimeError:
+        return x.contiguous()
+    return x
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """RMSNorm, with the rounding points of transformers' LlamaRMSNorm.
+
+        n = round(x / sqrt(mean(x^2) + epsilon)),  y = round(n * weight)
+
+    Args:
+        x: float16 or bfloat16 [..., d], last dimension contiguous, rows strided freely.
+        weight: x's dtype or float32 [d].
+        epsilon: added to the mean of squares.
+        out: x's dtype [..., d], overlapping no input; allocated if None.
+
+    Returns: out.
+    Raises: RuntimeError naming the argument, before anything is written.
+    """
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    ops.rms_norm(out, _rows(x), weight, epsilon)
+    return out
+
+
+def rms_norm_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """RMSNorm quantised to FP8: `fp8(rms_norm(x, weight, epsilon) / scale)`.
+
+    Args:
+        x: float16 or bfloat16 [..., d], last dimension contiguous, rows strided freely.
+        weight: x's dtype or float32 [d].
+        scale: float32, one element, on x's device: the dequantisation scale.
+        epsilon: added to the mean of squares.
+        out: FP8 [..., d], overlapping no input; allocated if None.
+        out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
+
+    Returns: out. Values beyond the format's largest saturate, NaN stays NaN.
+    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+
+    Source: the kernel of "Creating custom kernels for the AMD MI300" (Hugging Face and AMD, 2025), with the
+    mean (not the sum) of squares and the scale as divisor.
+    """
+    out = _allocate(x, x.shape, out, out_dtype)
+    ops.rms_norm_fp8(out, _rows(x), weight, scale, epsilon)
+    return out
+
+
+def add_rms_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`residual += x`, in place, then `rms_norm_fp8(residual, ...)`, in one pass over memory.
+
+    Args:
+        residual: x's dtype and shape, strides of its own; holds round(x + residual) afterwards.
+        The others: as in rms_norm_fp8.
+
+    Returns: out.
+    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+    """
+    out = _allocate(x, x.shape, out, out_dtype)
+    rows = _rows(residual)
+    ops.add_rms_norm_fp8(out, _rows(x), rows, weight, scale, epsilon)
+    if rows is not residual:
+        residual.copy_(rows)
+    return out
+
+
+def swiglu_fp8(
+    x: torch.Tensor, scale: torch.Tensor, *, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """SwiGLU quantised to FP8: `fp8(round(round(silu(gate)) * up) / scale)`.
+
+    Args:
+        x: float16 or bfloat16 [..., 2 d]: gate = x[..., :d], up = x[..., d:]; last dimension contiguous.
+        scale: float32, one element, on x's device: the dequantisation scale.
+        out: FP8 [..., d], not overlapping x; allocated if None.
+        out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
+
+    Returns: out.
+    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+
+    Source: as rms_norm_fp8; silu(v) = v / (1 + exp(-v)).
+    """
+    out = _allocate(x, (*x.shape[:-1], x.shape[-1] // 2), out, out_dtype)
+    ops.swiglu_fp8(out, _rows(x), scale)
+    return out
+
+
+def skinny_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
+
+    A row's bits depend neither on the other rows nor on M.
+
+    Args:
+        a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely.
+        b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
+        scale_a: float32, one element or [M, 1].
+        scale_b: float32, one element or [1, N].
+        bias: float16, bfloat16 or float32 [N], or None.
+        out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
+        out_dtype: dtype of the allocated result.
+
+    Returns: out.
+    Raises: RuntimeError naming the argument, before anything is written.
+    """
+    if out is None:
+        out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+    ops.skinny_gemm(out, a, b, scale_a, scale_b, bias)
+    return out

@@ -1,0 +1,180 @@
+// Checks of tensor arguments, with messages that name the argument, what was got and what is allowed.
+// Everything is checked before a launcher is called, so a refused call has written nothing.
+#pragma once
+
+#include <torch/csrc/stable/device.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../common/launch.h"
+
+namespace rocm_fp8 {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+const char* name_of(DType t) {
+    switch (t) {
+        case DType::f32: return "float32";
+        case DType::f16: return "float16";
+        case DType::bf16: return "bfloat16";
+        case DType::e4m3fn: return "float8_e4m3fn";
+        case DType::e4m3fnuz: return "float8_e4m3fnuz";
+    }
+    return "?";
+}
+
+std::optional<DType> dtype_of(ScalarType t) {
+    switch (t) {
+        case ScalarType::Float: return DType::f32;
+        case ScalarType::Half: return DType::f16;
+        case ScalarType::BFloat16: return DType::bf16;
+        case ScalarType::Float8_e4m3fn: return DType::e4m3fn;
+        case ScalarType::Float8_e4m3fnuz: return DType::e4m3fnuz;
+        default: return std::nullopt;
+    }
+}
+
+template <class Ints>
+std::string list(const Ints& values) {
+    std::string s = "[";
+    for (size_t i = 0; i < values.size(); ++i) s += (i ? ", " : "") + std::to_string(values[i]);
+    return s + "]";
+}
+
+// One tensor under its argument's name.
+class Arg {
+  public:
+    Arg(const char* name, const Tensor& tensor) : name_(name), t_(tensor) {}
+
+    int64_t dim() const { return t_.dim(); }
+    int64_t size(int64_t i) const { return t_.size(i); }
+    int64_t numel() const { return t_.numel(); }
+    int64_t last() const { return t_.size(t_.dim() - 1); }
+    const void* data() const { return t_.const_data_ptr(); }
+    void* mutable_data() const { return t_.mutable_data_ptr(); }
+    const Tensor& tensor() const { return t_; }
+
+    DType dtype(std::initializer_list<DType> allowed) const {
+        const std::optional<DType> got = dtype_of(t_.scalar_type());
+        std::string names;
+        for (DType d : allowed) {
+            if (got == d) return d;
+            names += (names.empty() ? "" : ", ") + std::string(name_of(d));
+        }
+        STD_TORCH_CHECK(false, name_, ": dtype ", got ? name_of(*got) : torch::headeronly::toString(t_.scalar_type()),
+                        "; allowed: ", names);
+        return allowed.begin()[0];
+    }
+
+    void check_device_of(const Arg& other) const {
+        STD_TORCH_CHECK(t_.device() == other.t_.device(), name_, ": on device ", device(), ", but ", other.name_,
+                        " is on ", other.device());
+    }
+
+    void check_dim(int64_t dim) const {
+        STD_TORCH_CHECK(t_.dim() == dim, name_, ": ", t_.dim(), " dimensions (shape ", shape(), "); needs ", dim);
+    }
+
+    void check_shape(std::initializer_list<int64_t> wanted, const char* meaning) const {
+        bool same = t_.dim() == int64_t(wanted.size());
+        for (int64_t i = 0; same && i < t_.dim(); ++i) same = t_.size(i) == wanted.begin()[i];
+        STD_TORCH_CHECK(same, name_, ": shape ", shape(), "; needs ", meaning, " = ", list(std::vector<int64_t>(wanted)));
+    }
+
+    // All leading dimensions as other's; the last one `last`.
+    void check_rows_of(const Arg& other, int64_t last) const {
+        bool same = t_.dim() == other.t_.dim() && this->last() == last;
+        for (int64_t i = 0; same && i + 1 < t_.dim(); ++i) same = t_.size(i) == other.t_.size(i);
+        STD_TORCH_CHECK(same, name_, ": shape ", shape(), "; needs ", other.name_, "'s leading dimensions (shape ",
+                        other.shape(), ") and last dimension ", last);
+    }
+
+    void check_last_contiguous() const {
+        STD_TORCH_CHECK(last() <= 1 || t_.stride(t_.dim() - 1) == 1, name_, ": last dimension has stride ",
+                        t_.stride(t_.dim() - 1), "; needs 1");
+    }
+
+    // One float32 element, on other's device.
+    const float* scale_of(const Arg& other) const {
+        dtype({DType::f32});
+        check_device_of(other);
+        STD_TORCH_CHECK(t_.numel() == 1, name_, ": ", t_.numel(), " elements (shape ", shape(), "); needs 1");
+        return static_cast<const float*>(data());
+    }
+
+    // [..., d] as rows with one stride; the last dimension contiguous.
+    int64_t row_stride() const {
+        check_last_contiguous();
+        int64_t stride = last(), expected = 0;
+        bool first = true;
+        for (int64_t i = t_.dim() - 2; i >= 0; --i) {
+            if (t_.size(i) == 1) continue;
+            if (first) {
+                stride = t_.stride(i);
+                first = false;
+            } else {
+                STD_TORCH_CHECK(t_.stride(i) == expected, name_, ": leading dimensions of shape ", shape(), " with strides ",
+                                list(t_.strides()), " do not collapse into rows with one stride");
+            }
+            expected = t_.stride(i) * t_.size(i);
+        }
+        return stride;
+    }
+
+    // Of a tensor that is written: rows may not share memory.
+    int64_t written_row_stride() const {
+        const int64_t stride = row_stride();
+        STD_TORCH_CHECK(rows() <= 1 || stride >= last(), name_, ": rows of ", last(), " elements are ", stride,
+                        " apart; a tensor that is written may not overlap itself");
+        return stride;
+    }
+
+    int64_t rows() const { return last() == 0 ? 0 : t_.numel() / last(); }
+
+    // Rows of this tensor and of other share no byte.
+    void check_apart_from(const Arg& other) const {
+        if (numel() == 0 || other.numel() == 0) return;
+        const Extent p = extent(), q = other.extent();
+        if (p.begin + p.bytes() <= q.begin || q.begin + q.bytes() <= p.begin) return;
+        // Column ranges of one buffer interleave without touching.
+        if (p.stride == q.stride && p.stride > 0) {
+            const int64_t offset = ((q.begin - p.begin) % p.stride + p.stride) % p.stride;
+            if (offset >= p.width && offset + q.width <= p.stride) return;
+        }
+        STD_TORCH_CHECK(false, name_, ": overlaps ", other.name_, " in memory");
+    }
+
+    std::string shape() const { return list(t_.sizes()); }
+
+  private:
+    struct Extent {
+        int64_t begin, stride, width, rows;
+        int64_t bytes() const { return (rows - 1) * stride + width; }
+    };
+    Extent extent() const {
+        const int64_t begin = reinterpret_cast<int64_t>(data()), size = t_.element_size();
+        if (t_.dim() >= 2 && (last() == 1 || t_.stride(t_.dim() - 1) == 1)) return {begin, row_stride() * size, last() * size, rows()};
+        // Anything else (scales, biases, weights): from its first element to its last.
+        int64_t span = 1;
+        for (int64_t i = 0; i < t_.dim(); ++i) span += (t_.size(i) - 1) * t_.stride(i);
+        return {begin, 0, span * size, 1};
+    }
+    std::string device() const {
+        const auto d = t_.device();
+        return t_.is_cpu() ? "cpu" : (t_.is_cuda() ? "cuda:" : "device:") + std::to_string(d.index());
+    }
+
+    const char* name_;
+    const Tensor& t_;
+};
+
+}  // namespace
+}  // namespace rocm_fp8
