@@ -2,5 +2,5 @@
 #include "rmsnorm_fp8_cpu.h"
 
 namespace rocm_fp8 {
-RowsKernel<RmsNormFp8Args> rms_norm_avx2(const RmsNormFp8Args& args) { return pick_rms_norm<Avx2>(args); }
+RowsKernel<RmsNormFp8Args> rms_norm_avx2(const RmsNormFp8Args& args) { return pick_rms_norm<Lanes<Avx2>>(args); }
 }  // namespace rocm_fp8

@@ -2,5 +2,5 @@
 #include "skinny_gemm_cpu.h"
 
 namespace rocm_fp8 {
-ColumnsKernel skinny_gemm_avx2(const SkinnyGemmArgs& args) { return pick_skinny_gemm<Avx2>(args); }
+SkinnyGemmKernel skinny_gemm_avx2(const SkinnyGemmArgs& args) { return pick_skinny_gemm<Avx2>(args); }
 }  // namespace rocm_fp8

@@ -2,5 +2,5 @@
 #include "skinny_gemm_cpu.h"
 
 namespace rocm_fp8 {
-ColumnsKernel skinny_gemm_portable(const SkinnyGemmArgs& args) { return pick_skinny_gemm<Portable>(args); }
+SkinnyGemmKernel skinny_gemm_portable(const SkinnyGemmArgs& args) { return pick_skinny_gemm<Portable>(args); }
 }  // namespace rocm_fp8

@@ -1,161 +1,186 @@
-// 16 float lanes in two AVX2 registers; members as in simd_portable.h. Needs -mavx2 -mfma -mf16c.
+// AVX2 registers of 8 floats; members as in simd_portable.h. Needs -mavx2 -mfma -mf16c.
 #pragma once
 
 #include <immintrin.h>
 
-#include "../fp8.h"
+#include "lanes.h"
 
 namespace rocm_fp8 {
 namespace {
 
 struct Avx2 {
-    static constexpr int lanes = 16;
-    struct F {
-        __m256 lo, hi;
-    };
+    static constexpr int width = 8;
+    using V = __m256;
 
-    template <class Op>
-    static F both(F a, F b, Op op) { return {op(a.lo, b.lo), op(a.hi, b.hi)}; }
-    template <class Op>
-    static F both(F a, Op op) { return {op(a.lo), op(a.hi)}; }
+    static V set1(float x) { return _mm256_set1_ps(x); }
+    static V add(V a, V b) { return _mm256_add_ps(a, b); }
+    static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
+    static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+    static V div(V a, V b) { return _mm256_div_ps(a, b); }
+    static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+    static V fnmadd(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
+    static V fnmsub(V a, V b, V c) { return _mm256_fnmsub_ps(a, b, c); }
+    static V at_most(V x, float bound) { return _mm256_min_ps(x, _mm256_set1_ps(bound)); }
+    static V scale_by(V p, V magic_sum) {
+        return as_float(_mm256_add_epi32(as_int(p), _mm256_slli_epi32(as_int(magic_sum), 23)));
+    }
+    static bool any_below(V a, V b, float bound) {
+        // minps gives its second operand where one is NaN; a NaN in b may so hide a, hence both orders.
+        const V least = _mm256_min_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
+        return _mm256_movemask_ps(_mm256_cmp_ps(least, _mm256_set1_ps(bound), _CMP_LT_OQ)) != 0;
+    }
+    static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+    // Of magnitudes: their order is that of their bits, with NaN at the top.
+    static bool any_not_below(V a, V b, float bound) {
+        const __m256i most = _mm256_max_epi32(as_int(a), as_int(b)), limit = _mm256_set1_epi32(int(float_bits(bound)) - 1);
+        return _mm256_movemask_ps(as_float(_mm256_cmpgt_epi32(most, limit))) != 0;
+    }
+    static bool any_nan(V a, V b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
 
-    static F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-    static F add(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); }); }
-    static F sub(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_sub_ps(x, y); }); }
-    static F mul(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }); }
-    static F div(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_div_ps(x, y); }); }
-    static F min(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); }); }
-    static F max(F a, F b) { return both(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); }); }
-    static F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
-    static F abs(F a) { return both(a, [](__m256 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }); }
-    static F round_to_integer(F a) {
-        return both(a, [](__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); });
+    static V round_bf16(V x) {
+        const __m256i u = as_int(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+        const __m256i up = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd);
+        return as_float(_mm256_and_si256(up, _mm256_set1_epi32(int(0xFFFF0000u))));
     }
-    static F select_negative(F x, F a, F b) {
-        const __m256 zero = _mm256_setzero_ps();
-        return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, zero, _CMP_LT_OQ)),
-                _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, zero, _CMP_LT_OQ))};
+    static void round_bf16_pair(V& a, V& b) {
+        a = round_bf16(a);
+        b = round_bf16(b);
     }
-    static F pow2(F n) {
-        return both(n, [](__m256 x) {
-            const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-            return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
-        });
+    static V round_f16(V x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+    static V tame_nan(V x) {
+        return _mm256_blendv_ps(x, as_float(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     }
 
-    static F load_f32(const void* p) {
+    static void load_bf16(const void* p, V& a, V& b) {
+        const __m256i u = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+        a = as_float(_mm256_slli_epi32(u, 16));
+        b = as_float(_mm256_and_si256(u, _mm256_set1_epi32(int(0xFFFF0000u))));
+    }
+    static void load_f16(const void* p, V& a, V& b) {
+        const __m128i* h = static_cast<const __m128i*>(p);
+        a = _mm256_cvtph_ps(_mm_loadu_si128(h));
+        b = _mm256_cvtph_ps(_mm_loadu_si128(h + 1));
+    }
+    template <bool even_odd>
+    static void load_f32(const void* p, V& a, V& b) {
         const float* f = static_cast<const float*>(p);
-        return {_mm256_loadu_ps(f), _mm256_loadu_ps(f + 8)};
-    }
-    static F load_bf16(const void* p) {
-        const __m128i* h = static_cast<const __m128i*>(p);
-        return {widen_bf16(_mm_loadu_si128(h)), widen_bf16(_mm_loadu_si128(h + 1))};
-    }
-    static F load_f16(const void* p) {
-        const __m128i* h = static_cast<const __m128i*>(p);
-        return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+        a = _mm256_loadu_ps(f);
+        b = _mm256_loadu_ps(f + 8);
+        if constexpr (even_odd) {
+            // Within 128-bit halves first: 0 2 8 10 | 4 6 12 14, then the quarters into order.
+            const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0b10001000));
+            const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0b11011101));
+            a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0b11011000));
+            b = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0b11011000));
+        }
     }
 
-    static void store_f32(void* p, F a) {
-        float* f = static_cast<float*>(p);
-        _mm256_storeu_ps(f, a.lo);
-        _mm256_storeu_ps(f + 8, a.hi);
+    static void store_bf16(void* p, V a, V b) {
+        const __m256i u = _mm256_blend_epi16(_mm256_srli_epi32(as_int(a), 16), as_int(b), 0b10101010);
+        _mm256_storeu_si256(static_cast<__m256i*>(p), u);
     }
-    static void store_bf16(void* p, F a) {
-        const F r = round_bf16(a);
-        const __m256i lo = _mm256_srli_epi32(_mm256_castps_si256(r.lo), 16);
-        const __m256i hi = _mm256_srli_epi32(_mm256_castps_si256(r.hi), 16);
-        // packus works within 128-bit halves: the permutation puts the quarters back in order.
-        const __m256i h = _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0b11011000);
-        _mm256_storeu_si256(static_cast<__m256i*>(p), h);
-    }
-    static void store_f16(void* p, F a) {
+    static void store_f16(void* p, V a, V b) {
         __m128i* h = static_cast<__m128i*>(p);
-        _mm_storeu_si128(h, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
-        _mm_storeu_si128(h + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128(h, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128(h + 1, _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
     }
+    template <bool even_odd>
+    static void store_f32(void* p, V a, V b) {
+        float* f = static_cast<float*>(p);
+        if constexpr (even_odd) {
+            const V lo = _mm256_unpacklo_ps(a, b), hi = _mm256_unpackhi_ps(a, b);
+            a = _mm256_permute2f128_ps(lo, hi, 0x20);
+            b = _mm256_permute2f128_ps(lo, hi, 0x31);
+        }
+        _mm256_storeu_ps(f, a);
+        _mm256_storeu_ps(f + 8, b);
+    }
+    template <DType format, bool even_odd>
+    static void store_fp8(void* p, V a, V b, V signed_a, V signed_b, V scale, V reciprocal) {
+        const __m256i x = with_sign<format>(encode<format>(a, scale, reciprocal), signed_a);
+        const __m256i y = with_sign<format>(encode<format>(b, scale, reciprocal), signed_b);
+        if constexpr (even_odd) {
+            // Codes in the low byte of each word: even | odd << 8 is two neighbours.
+            const __m256i words = _mm256_or_si256(x, _mm256_slli_epi32(y, 8));
+            const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0b11011000);
+            _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+        } else {
+            const __m256i words = _mm256_packus_epi32(x, y);  // 0-3, 8-11 | 4-7, 12-15
+            const __m128i lo = _mm256_castsi256_si128(words), hi = _mm256_extracti128_si256(words, 1);
+            _mm_storeu_si128(static_cast<__m128i*>(p), _mm_shuffle_epi32(_mm_packus_epi16(lo, hi), 0b11011000));
+        }
+    }
+
+    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    using Operand = __m256;
+    using Sum = __m256;
+    // 16 registers: 4 x 3 sums, 3 columns and the row.
+    static constexpr int step = 32, parts = 4, tile_n = 3;
     template <DType format>
-    static void store_fp8(void* p, F a) {
-        const __m256i words = _mm256_packus_epi32(encode<format>(a.lo), encode<format>(a.hi));
-        const __m128i lo = _mm256_castsi256_si128(words), hi = _mm256_extracti128_si256(words, 1);
-        // Dwords after the two packs: lanes 0-3, 8-11, 4-7, 12-15.
-        const __m128i bytes = _mm_shuffle_epi32(_mm_packus_epi16(lo, hi), 0b11011000);
-        _mm_storeu_si128(static_cast<__m128i*>(p), bytes);
-    }
-
-    static F round_bf16(F a) {
-        return both(a, [](__m256 x) {
-            const __m256i u = _mm256_castps_si256(x);
-            const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-            const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-            const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-            // A NaN is not rounded (the carry could turn it into -0) but made quiet.
-            const __m256 quiet = _mm256_or_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x00400000)));
-            const __m256 r = _mm256_blendv_ps(_mm256_castsi256_ps(up), quiet, nan);
-            return _mm256_and_ps(r, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xFFFF0000u))));
-        });
-    }
-    static F round_f16(F a) {
-        return both(a, [](__m256 x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); });
-    }
-
-    static constexpr int gemm_lanes = 8;
-    using G = __m256;
-    static G g_zero() { return _mm256_setzero_ps(); }
-    static G g_load(const float* p) { return _mm256_loadu_ps(p); }
-    static void g_store(float* p, G a) { _mm256_storeu_ps(p, a); }
-    static G g_fma(G a, G b, G c) { return _mm256_fmadd_ps(a, b, c); }
-    static void g_decode(const uint8_t* p, G* out) {
-        // Sign-extended and shifted by 7 the byte's fields stand where IEEE half has them, the sign twice;
-        // the second sign bit is the half's highest exponent bit and is cleared.
-        const __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
-        const __m256i h = _mm256_and_si256(w, _mm256_set1_epi16(int16_t(0xBFFF)));
-        out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(h));
-        out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
-    }
+    static constexpr float operand_scale = Fp8Format<format>::half_scale;
     struct NanMask {
-        __m128i seen = _mm_setzero_si128();
+        __m256i seen = _mm256_setzero_si256();
     };
+
+    static Sum zero() { return _mm256_setzero_ps(); }
+    static void load_sum(const float* p, Sum& s) { s = _mm256_loadu_ps(p); }
+    static void store_sum(float* p, Sum s) { _mm256_storeu_ps(p, s); }
+    static Operand load_operand(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
+    static void store_operand(void* p, Operand x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
+    static Sum dot(Sum s, Operand a, Operand b) { return _mm256_fmadd_ps(a, b, s); }
+    template <DType format>
+    static void decode(const uint8_t* p, Operand* out) {
+        // In the upper byte of a 16-bit word and shifted right by 1, sign repeated, a code's fields stand where
+        // IEEE half has them but for the second sign, which is cleared together with the lower byte.
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i fields = _mm256_set1_epi16(int16_t(0xBF80));
+        const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(x, 1), fields);
+        const __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 1), fields);
+        // The elements' order (0 2 4 .. 14, 16 .. 30, 1 3 ..) is the same for A and B.
+        out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
+        out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));
+        out[2] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
+        out[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
+    }
     template <DType format>
     static void note_nan(NanMask& mask, const uint8_t* p) {
-        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         if constexpr (Fp8Format<format>::has_negative_zero) {
-            mask.seen = _mm_max_epu8(mask.seen, _mm_and_si128(x, _mm_set1_epi8(0x7F)));
+            mask.seen = _mm256_max_epu8(mask.seen, _mm256_and_si256(x, _mm256_set1_epi8(0x7F)));
         } else {
-            mask.seen = _mm_or_si128(mask.seen, _mm_cmpeq_epi8(x, _mm_set1_epi8(int8_t(0x80))));
+            mask.seen = _mm256_or_si256(mask.seen, _mm256_cmpeq_epi8(x, _mm256_set1_epi8(int8_t(0x80))));
         }
     }
     static bool any_nan(const NanMask& mask) {
         // e4m3fn notes the largest magnitude bits (NaN: 0x7F), fnuz a comparison's result (NaN: 0xFF).
-        const __m128i top = _mm_max_epu8(mask.seen, _mm_set1_epi8(0x7F));
-        return _mm_movemask_epi8(_mm_cmpeq_epi8(top, mask.seen)) != 0;
+        const __m256i top = _mm256_max_epu8(mask.seen, _mm256_set1_epi8(0x7F));
+        return _mm256_movemask_epi8(_mm256_cmpeq_epi8(top, mask.seen)) != 0;
     }
 
   private:
-    static __m256 widen_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+    static __m256i as_int(__m256 x) { return _mm256_castps_si256(x); }
+    static __m256 as_float(__m256i x) { return _mm256_castsi256_ps(x); }
 
-    // fp8_encode of ../fp8.h on 8 lanes; one code a 32-bit lane.
+    // fp8_encode(magnitude / scale) on 8 lanes, one code a 32-bit lane. See Lanes::quantize.
     template <DType format>
-    static __m256i encode(__m256 v) {
+    static __m256i encode(V magnitude, V scale, V reciprocal) {
         using T = Fp8Format<format>;
-        const __m256 sign_bit = _mm256_set1_ps(-0.0f);
-        // minps gives its second operand where one is NaN, so NaN passes the clamp.
-        const __m256 a = _mm256_min_ps(_mm256_set1_ps(T::max), _mm256_andnot_ps(sign_bit, v));
-        const __m256i u = _mm256_castps_si256(a);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 20), _mm256_set1_epi32(1));
-        // The bias is subtracted before the shift, together with the rounding increment.
-        const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7FFFF - ((127 - T::bias) << 23)));
-        const __m256i normal = _mm256_srli_epi32(rounded, 20);
-        const __m256 shift = _mm256_set1_ps(T::subnormal_shift);
-        const __m256i tiny = _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(a, shift)), _mm256_castps_si256(shift));
-        const __m256 is_tiny = _mm256_cmp_ps(a, _mm256_set1_ps(T::min_normal), _CMP_LT_OQ);
-        __m256i code = _mm256_castps_si256(
-            _mm256_blendv_ps(_mm256_castsi256_ps(normal), _mm256_castsi256_ps(tiny), is_tiny));
-        __m256i sign = _mm256_srli_epi32(_mm256_castps_si256(_mm256_and_ps(v, sign_bit)), 24);
-        if constexpr (!T::has_negative_zero) sign = _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign);
-        code = _mm256_or_si256(code, sign);
-        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-        return _mm256_blendv_epi8(code, _mm256_set1_epi32(T::nan), nan);
+        const V about = _mm256_mul_ps(magnitude, reciprocal);
+        const V a = _mm256_fmadd_ps(_mm256_fnmadd_ps(about, scale, magnitude), reciprocal, about);
+        // a's power of two above the smallest normal number's, as a multiple of 2^23; 0 for subnormal numbers.
+        const __m256i power = _mm256_subs_epu16(_mm256_and_si256(as_int(a), _mm256_set1_epi32(0x7F800000)),
+                                                _mm256_set1_epi32(int(float_bits(T::min_normal))));
+        // Added to 2^20 times that power, a is rounded to nearest even to 3 bits below it.
+        const __m256i big = _mm256_add_epi32(power, _mm256_set1_epi32(int(float_bits(T::min_normal * 0x1p20f))));
+        const __m256i eighths = _mm256_sub_epi32(as_int(_mm256_add_ps(a, as_float(big))), big);
+        return _mm256_add_epi32(eighths, _mm256_srli_epi32(power, 20));
+    }
+    template <DType format>
+    static __m256i with_sign(__m256i code, V v) {
+        __m256i sign = _mm256_and_si256(_mm256_srli_epi32(as_int(v), 24), _mm256_set1_epi32(0x80));
+        if constexpr (!Fp8Format<format>::has_negative_zero)
+            sign = _mm256_andnot_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), sign);
+        return _mm256_or_si256(code, sign);
     }
 };
 

@@ -1,110 +1,211 @@
-// 16 float lanes in one AVX-512 register; members as in simd_portable.h. Needs F, BW, DQ and VL.
+// AVX-512 registers of 16 floats; members as in simd_portable.h. Needs F, BW, DQ, VL, VBMI and BF16, that
+// is Zen 4 or Sapphire Rapids: the last two are what makes the GEMM's decoding cheap.
 #pragma once
 
 #include <immintrin.h>
 
-#include "../fp8.h"
+#include "lanes.h"
 
 namespace rocm_fp8 {
 namespace {
 
 struct Avx512 {
-    static constexpr int lanes = 16;
-    using F = __m512;
+    static constexpr int width = 16;
+    using V = __m512;
 
-    static F set1(float x) { return _mm512_set1_ps(x); }
-    static F add(F a, F b) { return _mm512_add_ps(a, b); }
-    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-    static F div(F a, F b) { return _mm512_div_ps(a, b); }
-    static F min(F a, F b) { return _mm512_min_ps(a, b); }
-    static F max(F a, F b) { return _mm512_max_ps(a, b); }
-    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static F abs(F a) { return _mm512_abs_ps(a); }
-    static F round_to_integer(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-    static F select_negative(F x, F a, F b) {
-        return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), b, a);
+    static V set1(float x) { return _mm512_set1_ps(x); }
+    static V add(V a, V b) { return _mm512_add_ps(a, b); }
+    static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+    static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+    static V div(V a, V b) { return _mm512_div_ps(a, b); }
+    static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+    static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
+    static V fnmsub(V a, V b, V c) { return _mm512_fnmsub_ps(a, b, c); }
+    static V at_most(V x, float bound) { return _mm512_min_ps(x, _mm512_set1_ps(bound)); }
+    static V scale_by(V p, V magic_sum) {
+        return as_float(_mm512_add_epi32(as_int(p), _mm512_slli_epi32(as_int(magic_sum), 23)));
     }
-    static F pow2(F n) {
-        const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+    static bool any_below(V a, V b, float bound) {
+        const V limit = _mm512_set1_ps(bound);
+        return (_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ) | _mm512_cmp_ps_mask(b, limit, _CMP_LT_OQ)) != 0;
+    }
+    static V magnitude(V x) { return _mm512_abs_ps(x); }
+    static bool any_not_below(V a, V b, float bound) {
+        const V limit = _mm512_set1_ps(bound);
+        return (_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ) | _mm512_cmp_ps_mask(b, limit, _CMP_NLT_UQ)) != 0;
+    }
+    static bool any_nan(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
+
+    static V round_bf16(V x) {
+        const __m512i u = as_int(x), half = _mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF));
+        const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+        const __m512i up = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+        return as_float(_mm512_and_si512(up, _mm512_set1_epi32(int(0xFFFF0000u))));
+    }
+    static void round_bf16_pair(V& a, V& b) {
+        // The 16 of a below the 16 of b: word i of the result comes from word i / 2 of either half.
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                               5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        split_bf16(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a)), a, b);
+    }
+    static V round_f16(V x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+    static V tame_nan(V x) {
+        return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), as_float(_mm512_set1_epi32(0x7FC00000)));
     }
 
-    static F load_f32(const void* p) { return _mm512_loadu_ps(p); }
-    static F load_bf16(const void* p) {
-        const __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+    static void load_bf16(const void* p, V& a, V& b) { split_bf16(_mm512_loadu_si512(p), a, b); }
+    static void load_f16(const void* p, V& a, V& b) {
+        const __m256i* h = static_cast<const __m256i*>(p);
+        a = _mm512_cvtph_ps(_mm256_loadu_si256(h));
+        b = _mm512_cvtph_ps(_mm256_loadu_si256(h + 1));
     }
-    static F load_f16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-
-    static void store_f32(void* p, F a) { _mm512_storeu_ps(p, a); }
-    static void store_bf16(void* p, F a) {
-        const __m512i u = _mm512_srli_epi32(_mm512_castps_si512(round_bf16(a)), 16);
-        _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(u));
-    }
-    static void store_f16(void* p, F a) {
-        _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-    }
-    template <DType format>
-    static void store_fp8(void* p, F a) {
-        _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(encode<format>(a)));
-    }
-
-    static F round_bf16(F x) {
-        const __m512i u = _mm512_castps_si512(x);
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-        const __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-        // A NaN is not rounded (the carry could turn it into -0) but made quiet.
-        const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-        const __m512i r = _mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x00400000));
-        return _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(int(0xFFFF0000u))));
-    }
-    static F round_f16(F x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
-
-    static constexpr int gemm_lanes = 16;
-    using G = __m512;
-    static G g_zero() { return _mm512_setzero_ps(); }
-    static G g_load(const float* p) { return _mm512_loadu_ps(p); }
-    static void g_store(float* p, G a) { _mm512_storeu_ps(p, a); }
-    static G g_fma(G a, G b, G c) { return _mm512_fmadd_ps(a, b, c); }
-    static void g_decode(const uint8_t* p, G* out) {
-        // As in simd_avx2.h: the byte's fields moved to where IEEE half has them.
-        const __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 7);
-        out[0] = _mm512_cvtph_ps(_mm256_and_si256(w, _mm256_set1_epi16(int16_t(0xBFFF))));
-    }
-    struct NanMask {
-        __mmask16 seen = 0;
-    };
-    template <DType format>
-    static void note_nan(NanMask& mask, const uint8_t* p) {
-        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        if constexpr (Fp8Format<format>::has_negative_zero) {
-            mask.seen |= _mm_cmpeq_epi8_mask(_mm_and_si128(x, _mm_set1_epi8(0x7F)), _mm_set1_epi8(0x7F));
-        } else {
-            mask.seen |= _mm_cmpeq_epi8_mask(x, _mm_set1_epi8(int8_t(0x80)));
+    template <bool even_odd>
+    static void load_f32(const void* p, V& a, V& b) {
+        const float* f = static_cast<const float*>(p);
+        a = _mm512_loadu_ps(f);
+        b = _mm512_loadu_ps(f + 16);
+        if constexpr (even_odd) {
+            const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+            const V first = a;
+            a = _mm512_permutex2var_ps(first, even, b);
+            b = _mm512_permutex2var_ps(first, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
         }
     }
-    static bool any_nan(const NanMask& mask) { return mask.seen != 0; }
+
+    static void store_bf16(void* p, V a, V b) {
+        // Odd elements keep their upper half, the even ones' go below it.
+        _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(as_int(a), 16), as_int(b)));
+    }
+    static void store_f16(void* p, V a, V b) {
+        __m256i* h = static_cast<__m256i*>(p);
+        _mm256_storeu_si256(h, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+        _mm256_storeu_si256(h + 1, _mm512_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
+    }
+    template <bool even_odd>
+    static void store_f32(void* p, V a, V b) {
+        float* f = static_cast<float*>(p);
+        if constexpr (even_odd) {
+            const __m512i first = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+            const V even = a;
+            a = _mm512_permutex2var_ps(even, first, b);
+            b = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), b);
+        }
+        _mm512_storeu_ps(f, a);
+        _mm512_storeu_ps(f + 16, b);
+    }
+    template <DType format, bool even_odd>
+    static void store_fp8(void* p, V a, V b, V signed_a, V signed_b, V scale, V reciprocal) {
+        const __m512i x = encode<format>(a, scale, reciprocal), y = encode<format>(b, scale, reciprocal);
+        // The codes are the lanes' lowest bytes, the signs in their highest.
+        const __m512i low = byte_order<even_odd>(), high = _mm512_add_epi8(low, _mm512_set1_epi8(3));
+        const __m256i code = _mm512_castsi512_si256(_mm512_permutex2var_epi8(x, low, y));
+        const __m256i top = _mm512_castsi512_si256(_mm512_permutex2var_epi8(as_int(signed_a), high, as_int(signed_b)));
+        __m256i sign_bit = _mm256_set1_epi8(int8_t(0x80));
+        if constexpr (!Fp8Format<format>::has_negative_zero)
+            sign_bit = _mm256_maskz_mov_epi8(_mm256_test_epi8_mask(code, code), sign_bit);
+        // code | (top & sign_bit)
+        _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_ternarylogic_epi32(code, top, sign_bit, 0xF8));
+    }
+
+    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    //
+    // An operand is 32 bfloat16, in which every FP8 number is exact. Two table look-ups of 128 entries give a
+    // code's upper and lower byte, NaN included, and the interleaving of the two makes the elements' order
+    // 0-7, 16-23, 32-39, 48-55 | 8-15, ...: the same for A and B, which is all that a dot product asks.
+    using Operand = __m512i;
+    using Sum = __m512;
+    static constexpr int step = 64, parts = 2, tile_n = 6;
+    template <DType format>
+    static constexpr float operand_scale = 1.0f;
+    struct NanMask {};
+
+    static Sum zero() { return _mm512_setzero_ps(); }
+    static void load_sum(const float* p, Sum& s) { s = _mm512_loadu_ps(p); }
+    static void store_sum(float* p, Sum s) { _mm512_storeu_ps(p, s); }
+    static Operand load_operand(const void* p) { return _mm512_loadu_si512(p); }
+    static void store_operand(void* p, Operand x) { _mm512_storeu_si512(p, x); }
+    static Sum dot(Sum s, Operand a, Operand b) { return _mm512_dpbf16_ps(s, (__m512bh)a, (__m512bh)b); }
+    template <DType format>
+    static void decode(const uint8_t* p, Operand* out) {
+        static constexpr Table table = make_table<format>();
+        const __m512i x = _mm512_loadu_si512(p);
+        __m512i lo = _mm512_permutex2var_epi8(_mm512_load_si512(table.low), x, _mm512_load_si512(table.low + 64));
+        __m512i hi = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), x, _mm512_load_si512(table.high + 64));
+        hi = _mm512_ternarylogic_epi32(hi, x, _mm512_set1_epi8(int8_t(0x80)), 0xF8);  // hi | (x & 0x80)
+        if constexpr (!Fp8Format<format>::has_negative_zero) {
+            // The look-up takes 7 bits: 0x80 read the entry of 0 and must become NaN, not -0.
+            const __mmask64 nan = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8(int8_t(0x80)));
+            lo = _mm512_mask_mov_epi8(lo, nan, _mm512_set1_epi8(int8_t(0xFF)));
+            hi = _mm512_mask_mov_epi8(hi, nan, _mm512_set1_epi8(0x7F));
+        }
+        out[0] = _mm512_unpacklo_epi8(lo, hi);
+        out[1] = _mm512_unpackhi_epi8(lo, hi);
+    }
+    template <DType>
+    static void note_nan(NanMask&, const uint8_t*) {}
+    static bool any_nan(const NanMask&) { return false; }
 
   private:
-    // fp8_encode of ../fp8.h on 16 lanes; one code a 32-bit lane.
+    static void split_bf16(__m512i words, V& a, V& b) {
+        a = as_float(_mm512_slli_epi32(words, 16));
+        b = as_float(_mm512_and_si512(words, _mm512_set1_epi32(int(0xFFFF0000u))));
+    }
+    static __m512i as_int(__m512 x) { return _mm512_castps_si512(x); }
+    static __m512 as_float(__m512i x) { return _mm512_castsi512_ps(x); }
+
+    // As in simd_avx2.h, on 16 lanes.
     template <DType format>
-    static __m512i encode(__m512 v) {
+    static __m512i encode(V magnitude, V scale, V reciprocal) {
         using T = Fp8Format<format>;
-        // minps gives its second operand where one is NaN, so NaN passes the clamp.
-        const __m512 a = _mm512_min_ps(_mm512_set1_ps(T::max), _mm512_abs_ps(v));
-        const __m512i u = _mm512_castps_si512(a);
-        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 20), _mm512_set1_epi32(1));
-        const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7FFFF - ((127 - T::bias) << 23)));
-        const __m512 shift = _mm512_set1_ps(T::subnormal_shift);
-        const __m512i tiny = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(a, shift)), _mm512_castps_si512(shift));
-        const __mmask16 is_tiny = _mm512_cmp_ps_mask(a, _mm512_set1_ps(T::min_normal), _CMP_LT_OQ);
-        const __m512i code = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 20), is_tiny, tiny);
-        const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 24), _mm512_set1_epi32(0x80));
-        __mmask16 signed_lanes = 0xFFFF;
-        if constexpr (!T::has_negative_zero) signed_lanes = _mm512_test_epi32_mask(code, code);
-        const __m512i with_sign = _mm512_mask_or_epi32(code, signed_lanes, code, sign);
-        return _mm512_mask_mov_epi32(with_sign, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(T::nan));
+        const V about = _mm512_mul_ps(magnitude, reciprocal);
+        const V a = _mm512_fmadd_ps(_mm512_fnmadd_ps(about, scale, magnitude), reciprocal, about);
+        const __m512i power = _mm512_subs_epu16(_mm512_and_si512(as_int(a), _mm512_set1_epi32(0x7F800000)),
+                                                _mm512_set1_epi32(int(float_bits(T::min_normal))));
+        const __m512i big = _mm512_add_epi32(power, _mm512_set1_epi32(int(float_bits(T::min_normal * 0x1p20f))));
+        const __m512i eighths = _mm512_sub_epi32(as_int(_mm512_add_ps(a, as_float(big))), big);
+        return _mm512_add_epi32(eighths, _mm512_srli_epi32(power, 20));
+    }
+
+    // For a permutation of two registers' bytes: the lowest byte of each lane, in the elements' order.
+    template <bool even_odd>
+    static __m512i byte_order() {
+        struct Order {
+            alignas(64) uint8_t index[64];
+        };
+        static constexpr Order order = [] {
+            Order o{};
+            for (int i = 0; i < 32; ++i)
+                o.index[i] = uint8_t(even_odd ? (i % 2) * 64 + i / 2 * 4 : i * 4);
+            return o;
+        }();
+        return _mm512_load_si512(order.index);
+    }
+
+    // bfloat16 of the codes 0 to 127.
+    struct Table {
+        alignas(64) uint8_t low[128];
+        alignas(64) uint8_t high[128];
+    };
+    template <DType format>
+    static constexpr Table make_table() {
+        using T = Fp8Format<format>;
+        Table t{};
+        for (int code = 0; code < 128; ++code) {
+            int exponent = code >> 3, mantissa = code & 7;
+            uint32_t bits = 0;
+            if (T::has_negative_zero && code == T::nan) {
+                bits = 0x7FC0;
+            } else if (exponent > 0) {
+                bits = uint32_t(exponent + 127 - T::bias) << 7 | uint32_t(mantissa) << 4;
+            } else if (mantissa > 0) {  // subnormal: mantissa / 8 * 2^(1 - bias), made normal
+                exponent = 1;
+                for (; mantissa < 8; mantissa *= 2) --exponent;
+                bits = uint32_t(exponent + 127 - T::bias) << 7 | uint32_t(mantissa & 7) << 4;
+            }
+            t.low[code] = uint8_t(bits);
+            t.high[code] = uint8_t(bits >> 8);
+        }
+        return t;
     }
 };
 

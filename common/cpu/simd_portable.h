@@ -1,120 +1,173 @@
-// 16 float lanes in plain C++: the path for any x86-64 processor, and the text to read first. AVX2
-// (simd_avx2.h) and AVX-512 (simd_avx512.h) implement the same members.
-//
-// All three compute the same operations in the same order on the same 16 lanes, so the row kernels
-// written over them (rmsnorm_fp8, swiglu_fp8) give the same bytes on every path.
-//
-// Everything is in an unnamed namespace: see ../fp8.h.
+// Registers of 8 floats in plain C++: the path for any x86-64 processor, and the text to read first.
+// simd_avx2.h and simd_avx512.h implement the same members.
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
-#include "../fp8.h"
+#include "lanes.h"
 
 namespace rocm_fp8 {
 namespace {
 
 struct Portable {
-    static constexpr int lanes = 16;
-    struct F {
-        float v[lanes];
+    static constexpr int width = 8;
+    struct V {
+        float v[width];
     };
 
     template <class Op>
-    static F map(Op op) {
-        F r;
-        for (int i = 0; i < lanes; ++i) r.v[i] = op(i);
+    static V map(Op op) {
+        V r;
+        for (int i = 0; i < width; ++i) r.v[i] = op(i);
         return r;
     }
 
-    static F set1(float x) { return map([=](int) { return x; }); }
-    static F add(F a, F b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
-    static F sub(F a, F b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
-    static F mul(F a, F b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
-    static F div(F a, F b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
-    // Through double: the product is exact and only ties of the second rounding could differ from fmaf,
-    // which without FMA hardware is a library call a lane.
-    static F fma(F a, F b, F c) {
-        return map([&](int i) { return float(double(a.v[i]) * double(b.v[i]) + double(c.v[i])); });
+    static V set1(float x) { return map([=](int) { return x; }); }
+    static V add(V a, V b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
+    static V sub(V a, V b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
+    static V mul(V a, V b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
+    static V div(V a, V b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
+    static V fma(V a, V b, V c) { return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); }); }
+    // c - a b, and -a b - c.
+    static V fnmadd(V a, V b, V c) { return map([&](int i) { return fma1(-a.v[i], b.v[i], c.v[i]); }); }
+    static V fnmsub(V a, V b, V c) { return map([&](int i) { return fma1(-a.v[i], b.v[i], -c.v[i]); }); }
+    // The bound where x is NaN, as the x86 instruction.
+    static V at_most(V x, float bound) { return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; }); }
+    // p * 2^n, n the integer in the low bits of `magic_sum` (see silu in swiglu_fp8_cpu.h); the result is normal.
+    static V scale_by(V p, V magic_sum) {
+        return map([&](int i) { return bits_float(float_bits(p.v[i]) + (float_bits(magic_sum.v[i]) << 23)); });
     }
-    // As the x86 instructions: the second operand where either is NaN.
-    static F min(F a, F b) { return map([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-    static F max(F a, F b) { return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-    static F abs(F a) { return map([&](int i) { return std::fabs(a.v[i]); }); }
-    static F round_to_integer(F a) { return map([&](int i) { return std::nearbyintf(a.v[i]); }); }
-    // a where x < 0, b elsewhere (also where x is NaN).
-    static F select_negative(F x, F a, F b) { return map([&](int i) { return x.v[i] < 0 ? a.v[i] : b.v[i]; }); }
-    // 2^n for integral n in [-127, 127]; n = -127 gives 0.
-    static F pow2(F n) { return map([&](int i) { return bits_float(uint32_t(int32_t(n.v[i]) + 127) << 23); }); }
-
-    static F load_f32(const void* p) {
-        F r;
-        std::memcpy(r.v, p, sizeof r.v);
-        return r;
+    static bool any_below(V a, V b, float bound) {
+        bool any = false;
+        for (int i = 0; i < width; ++i) any |= a.v[i] < bound || b.v[i] < bound;
+        return any;
     }
-    static F load_bf16(const void* p) {
-        uint16_t h[lanes];
-        std::memcpy(h, p, sizeof h);
-        return map([&](int i) { return bits_float(uint32_t(h[i]) << 16); });
+    static V magnitude(V x) { return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); }); }
+    // NaN is not below anything.
+    static bool any_not_below(V a, V b, float bound) {
+        bool any = false;
+        for (int i = 0; i < width; ++i) any |= !(a.v[i] < bound) || !(b.v[i] < bound);
+        return any;
     }
-    static F load_f16(const void* p) {
-        uint16_t h[lanes];
-        std::memcpy(h, p, sizeof h);
-        return map([&](int i) { return half_to_float(h[i]); });
+    static bool any_nan(V a, V b) {
+        bool any = false;
+        for (int i = 0; i < width; ++i) any |= a.v[i] != a.v[i] || b.v[i] != b.v[i];
+        return any;
     }
 
-    static void store_f32(void* p, F a) { std::memcpy(p, a.v, sizeof a.v); }
-    static void store_bf16(void* p, F a) {
-        uint16_t h[lanes];
-        for (int i = 0; i < lanes; ++i) h[i] = float_to_bf16(a.v[i]);
+    static V round_bf16(V a) {
+        return map([&](int i) {
+            const uint32_t u = float_bits(a.v[i]);
+            return bits_float((u + 0x7FFFu + ((u >> 16) & 1u)) & 0xFFFF0000u);
+        });
+    }
+    static V round_f16(V a) { return map([&](int i) { return half_to_float(float_to_half(a.v[i])); }); }
+    static void round_bf16_pair(V& a, V& b) {
+        a = round_bf16(a);
+        b = round_bf16(b);
+    }
+    static V tame_nan(V a) { return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; }); }
+
+    static void load_bf16(const void* p, V& a, V& b) {
+        uint16_t h[2 * width];
+        std::memcpy(h, p, sizeof h);
+        a = map([&](int i) { return bits_float(uint32_t(h[2 * i]) << 16); });
+        b = map([&](int i) { return bits_float(uint32_t(h[2 * i + 1]) << 16); });
+    }
+    static void load_f16(const void* p, V& a, V& b) {
+        uint16_t h[2 * width];
+        std::memcpy(h, p, sizeof h);
+        a = map([&](int i) { return half_to_float(h[i]); });
+        b = map([&](int i) { return half_to_float(h[i + width]); });
+    }
+    template <bool even_odd>
+    static void load_f32(const void* p, V& a, V& b) {
+        float f[2 * width];
+        std::memcpy(f, p, sizeof f);
+        a = map([&](int i) { return f[even_odd ? 2 * i : i]; });
+        b = map([&](int i) { return f[even_odd ? 2 * i + 1 : i + width]; });
+    }
+
+    // Values already rounded to the type.
+    static void store_bf16(void* p, V a, V b) {
+        uint16_t h[2 * width];
+        for (int i = 0; i < width; ++i) {
+            h[2 * i] = uint16_t(float_bits(a.v[i]) >> 16);
+            h[2 * i + 1] = uint16_t(float_bits(b.v[i]) >> 16);
+        }
         std::memcpy(p, h, sizeof h);
     }
-    static void store_f16(void* p, F a) {
-        uint16_t h[lanes];
-        for (int i = 0; i < lanes; ++i) h[i] = float_to_half(a.v[i]);
+    static void store_f16(void* p, V a, V b) {
+        uint16_t h[2 * width];
+        for (int i = 0; i < width; ++i) {
+            h[i] = float_to_half(a.v[i]);
+            h[i + width] = float_to_half(b.v[i]);
+        }
         std::memcpy(p, h, sizeof h);
     }
+    template <bool even_odd>
+    static void store_f32(void* p, V a, V b) { store_pairs<float, even_odd>(p, a, b, [](float x) { return x; }); }
+    // Quantises the magnitudes a and b, at most the format's largest number times the scale, with the signs of
+    // the last two.
+    template <DType format, bool even_odd>
+    static void store_fp8(void* p, V a, V b, V signed_a, V signed_b, V scale, V) {
+        auto quotient = [&](V x, V y) { return map([&](int i) { return __builtin_copysignf(x.v[i], y.v[i]) / scale.v[i]; }); };
+        store_pairs<uint8_t, even_odd>(p, quotient(a, signed_a), quotient(b, signed_b), fp8_encode<format>);
+    }
+
+    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    using Operand = V;
+    using Sum = V;
+    static constexpr int step = 8, parts = 1, tile_n = 3;
     template <DType format>
-    static void store_fp8(void* p, F a) {
-        uint8_t q[lanes];
-        for (int i = 0; i < lanes; ++i) q[i] = fp8_encode<format>(a.v[i]);
-        std::memcpy(p, q, sizeof q);
-    }
+    static constexpr float operand_scale = Fp8Format<format>::half_scale;
+    struct NanMask {
+        bool seen = false;
+    };
 
-    static F round_bf16(F a) {
-        return map([&](int i) { return bits_float(uint32_t(float_to_bf16(a.v[i])) << 16); });
+    static Sum zero() { return set1(0); }
+    static void load_sum(const float* p, Sum& s) { std::memcpy(s.v, p, sizeof s.v); }
+    static void store_sum(float* p, Sum s) { std::memcpy(p, s.v, sizeof s.v); }
+    static Operand load_operand(const void* p) {
+        Operand x;
+        std::memcpy(x.v, p, sizeof x.v);
+        return x;
     }
-    static F round_f16(F a) { return map([&](int i) { return half_to_float(float_to_half(a.v[i])); }); }
-
-    // skinny_gemm: 16 fp8 bytes -> floats, times 1 / Fp8Format::half_scale; NaN codes come out as some
-    // finite number and are found by nan_mask.
-    static constexpr int gemm_lanes = 16;
-    using G = F;
-    static G g_zero() { return set1(0); }
-    static G g_load(const float* p) { return load_f32(p); }
-    static void g_store(float* p, G a) { store_f32(p, a); }
-    static G g_fma(G a, G b, G c) { return fma(a, b, c); }
-    static void g_decode(const uint8_t* p, G* out) {
+    static void store_operand(void* p, Operand x) { std::memcpy(p, x.v, sizeof x.v); }
+    // The product of two FP8 numbers is exact, so this equals an fma.
+    static Sum dot(Sum s, Operand a, Operand b) { return add(s, mul(a, b)); }
+    template <DType format>
+    static void decode(const uint8_t* p, Operand* out) {
         out[0] = map([&](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7Fu) << 7)); });
     }
-    // Nonzero once a byte that codes NaN has been seen.
-    struct NanMask {
-        uint32_t seen = 0;
-    };
     template <DType format>
     static void note_nan(NanMask& mask, const uint8_t* p) {
-        for (int i = 0; i < 16; ++i)
+        for (int i = 0; i < step; ++i)
             mask.seen |= Fp8Format<format>::has_negative_zero ? (p[i] & 0x7Fu) == 0x7Fu : p[i] == 0x80u;
     }
-    static bool any_nan(const NanMask& mask) { return mask.seen != 0; }
+    static bool any_nan(const NanMask& mask) { return mask.seen; }
 
   private:
-    static uint16_t float_to_bf16(float x) {
-        const uint32_t u = float_bits(x);
-        if (x != x) return uint16_t((u >> 16) | 0x0040u);
-        return uint16_t((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
+    // fmaf without the hardware, where it is a slow library call. In double the product is exact; the sum is
+    // rounded to odd, after which the second rounding, to float, is right (Boldo and Melquiond).
+    static float fma1(float a, float b, float c) {
+        const double p = double(a) * double(b), s = p + double(c);
+        const double from_c = s - p, error = (p - (s - from_c)) + (double(c) - from_c);
+        uint64_t u;
+        std::memcpy(&u, &s, 8);
+        if (!(u & 1) && (error > 0 || error < 0)) u += (error > 0) == (s > 0) ? 1 : -1;
+        double odd;
+        std::memcpy(&odd, &u, 8);
+        return float(odd);
+    }
+    template <class T, bool even_odd, class Convert>
+    static void store_pairs(void* p, V a, V b, Convert convert) {
+        T f[2 * width];
+        for (int i = 0; i < width; ++i) {
+            f[even_odd ? 2 * i : i] = convert(a.v[i]);
+            f[even_odd ? 2 * i + 1 : i + width] = convert(b.v[i]);
+        }
+        std::memcpy(p, f, sizeof f);
     }
     // IEEE half, round to nearest even. The float adder does the rounding of subnormals.
     static uint16_t float_to_half(float x) {

@@ -25,6 +25,12 @@ def fp8_dtype(device: torch.device | str) -> torch.dtype:
     return _fp8_dtype_of(device.type, device.index)
 
 
+def backend() -> str:
+    """"cpu", "cuda" or "rocm": what this build is for."""
+    # kernel-builder writes it into the namespace's name: _rocm_fp8_kernels_<backend>_<id>.
+    return ops.name.removeprefix("_rocm_fp8_kernels_").split("_")[0]
+
+
 def _allocate(x: torch.Tensor, shape, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
     if out is None:
         return torch.empty(shape, dtype=out_dtype or fp8_dtype(x.device), device=x.device)

@@ -5,7 +5,7 @@ Slow, on any device, and the oracle of the tests. Signatures are those of the op
 
 import torch
 
-__all__ = ["add_rms_norm_fp8", "quantize_fp8", "rms_norm", "rms_norm_fp8", "skinny_gemm", "swiglu_fp8"]
+__all__ = ["add_rms_norm_fp8", "normalize", "quantize_fp8", "rms_norm", "rms_norm_fp8", "skinny_gemm", "swiglu_fp8"]
 
 
 def quantize_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -17,10 +17,10 @@ def quantize_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-limit, limit).to(dtype)
 
 
-def _normalize(h: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def normalize(h: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """h / rms(h) in h's dtype: RMSNorm without the weight."""
     wide = h.float()
-    n = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(h.dtype)
-    return (n * weight).to(h.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(h.dtype)
 
 
 def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,11 @@ def _fp8_dtype(out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch
 
 
 def rms_norm(x, weight, epsilon=1e-6, *, out=None):
-    return _into(out, _normalize(x, weight, epsilon))
+    return _into(out, (normalize(x, epsilon) * weight).to(x.dtype))
 
 
 def rms_norm_fp8(x, weight, scale, epsilon=1e-6, *, out=None, out_dtype=None):
-    y = _normalize(x, weight, epsilon)
+    y = rms_norm(x, weight, epsilon)
     return _into(out, quantize_fp8(y.float() / scale, _fp8_dtype(out, out_dtype)))
 
 

@@ -1,0 +1,104 @@
+"""Modules whose forward `kernels.kernelize` puts in place of a model's own.
+
+    kernel = kernels.get_kernel("rocm-fp8-kernels/rocm-fp8-kernels", version=1)
+    with kernels.use_kernel_mapping(kernel.layers.mapping()):
+        model = kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
+
+    RMSNorm               for transformers' layers of that name (LlamaRMSNorm and its like), float16 and bfloat16
+    Fp8LlamaDecoderLayer  for the decoder layers of a model that `quantization.quantize_llama` has prepared
+
+They are for inference: the operators have no backward.
+"""
+
+import torch
+
+from .. import ops as _ops
+from .. import reference as _reference
+from .decoder import decoder_layer as _decoder_layer
+
+__all__ = ["Fp8LlamaDecoderLayer", "LoadedLayer", "RMSNorm", "mapping"]
+
+
+class RMSNorm(torch.nn.Module):
+    """`rms_norm` with the module's `weight` and `variance_epsilon`; other dtypes as the module itself does it."""
+
+    can_torch_compile = True
+    has_backward = False
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if hidden_states.dtype in (torch.float16, torch.bfloat16) and weight.dtype == hidden_states.dtype:
+            return _ops.rms_norm(hidden_states, weight, self.variance_epsilon)
+        # With a float32 weight the module's result is float32, which the operator does not give.
+        normal = _reference.normalize(hidden_states, self.variance_epsilon)
+        return weight * normal
+
+
+class Fp8LlamaDecoderLayer(torch.nn.Module):
+    """A Llama decoder layer with its norms, SwiGLU and linears on the FP8 operators."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        return _decoder_layer(
+            self,
+            _ops,
+            hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
+
+
+class LoadedLayer:
+    """A repository for `kernels.use_kernel_mapping` that hands out a layer of this, already loaded, kernel.
+
+    `kernels.LayerRepository` does as well where the Hub is at hand and the machine's GPU decides the variant. It
+    passes no backend on, so it cannot ask for the CPU variant under a CUDA or ROCm build of torch.
+    """
+
+    def __init__(self, layer: type[torch.nn.Module]):
+        self.layer_name = layer.__name__
+        self._layer = layer
+
+    def load(self) -> type[torch.nn.Module]:
+        return self._layer
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, LoadedLayer) and self._layer is other._layer
+
+    def __hash__(self) -> int:
+        return hash(self._layer)
+
+    # use_kernel_mapping copies mappings deeply; a class is not to be copied.
+    def __deepcopy__(self, memo) -> "LoadedLayer":
+        return self
+
+    def __str__(self) -> str:
+        return f"layer `{self.layer_name}` of {self._layer.__module__}"
+
+
+def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:
+    """The layers under the names that models ask for, for `kernels.use_kernel_mapping`.
+
+    Args:
+        device: "cpu", "cuda" or "rocm", as `kernels` names them; that of this build if None.
+    """
+    if device is None:
+        device = _ops.backend()
+    return {layer.__name__: {device: LoadedLayer(layer)} for layer in (RMSNorm, Fp8LlamaDecoderLayer)}

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""The CPU operators against torch and against memory, as ratios taken in one process.
+
+    python benchmarks/cpu_ratios.py            # the table
+    python benchmarks/cpu_ratios.py --check    # exit code 1 where a figure is below its bound
+
+Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 picks the instruction set.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.timing import ceiling_cases, copies, in_turn  # noqa: E402
+from scripts.load import load_kernel  # noqa: E402
+
+N, K = 2304, 16384  # the QKV projection of Llama 3.1 405B on 8 GPUs
+ROWS, D = 256, 16384
+
+
+def gemm(kernel, m: int, generator: torch.Generator) -> tuple[dict[str, float], int]:
+    """Medians of skinny_gemm and of torch's linear in two dtypes; weight bytes."""
+    count = copies(N * K)
+    weights = [torch.randn(N, K, generator=generator) for _ in range(2)]
+    fp8 = [(weights[i % 2] if i < 2 else torch.randn(N, K, generator=generator)).to(torch.float8_e4m3fn) for i in range(count)]
+    bf16 = [w.bfloat16() for w in weights]
+    a = torch.randn(m, K, generator=generator)
+    a8, a16, one = a.to(torch.float8_e4m3fn), a.bfloat16(), torch.ones(1)
+    cases, moved = ceiling_cases(generator)
+    cases |= {
+        "skinny_gemm": lambda i: kernel.skinny_gemm(a8, fp8[i % count], one, one),
+        "linear float32": lambda i: torch.nn.functional.linear(a, weights[i % 2]),
+        "linear bfloat16": lambda i: torch.nn.functional.linear(a16, bf16[i % 2]),
+    }
+    times = in_turn(cases)
+    return times | {"floor": N * K / (moved["read"] / times["read"])}, moved
+
+
+def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
+    """Medians of a row operator, of its reference compiled by torch, and of the copy of as many bytes."""
+    scale = torch.tensor(0.02)
+    weight = torch.rand(D, generator=generator).bfloat16()
+    width = D if operator == "add_rms_norm_fp8" else 2 * D
+    count = copies(ROWS * width * 2)
+    x = [torch.randn(ROWS, width, generator=generator).bfloat16() for _ in range(count)]
+    residual = [torch.randn(ROWS, D, generator=generator).bfloat16() for _ in range(count)]
+    out = [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
+
+    def call(module, **kwargs):
+        if operator == "add_rms_norm_fp8":
+            return lambda i: module.add_rms_norm_fp8(x[i % count], residual[i % count], weight, scale, **outs(i, kwargs))
+        return lambda i: module.swiglu_fp8(x[i % count], scale, **outs(i, kwargs))
+
+    def outs(i: int, kwargs: dict) -> dict:
+        return {"out": out[i % count]} if kwargs.get("into") else {}
+
+    class Compiled:
+        add_rms_norm_fp8 = staticmethod(torch.compile(kernel.reference.add_rms_norm_fp8))
+        swiglu_fp8 = staticmethod(torch.compile(kernel.reference.swiglu_fp8))
+
+    cases, moved = ceiling_cases(generator)
+    times = in_turn(cases | {operator: call(kernel, into=True), "torch.compile": call(Compiled)})
+    bytes_moved = ROWS * D * (7 if operator == "add_rms_norm_fp8" else 5)
+    return times | {"floor": bytes_moved / (moved["copy"] / times["copy"])}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
+    parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
+    args = parser.parse_args()
+    generator = torch.Generator()
+    seed = generator.seed() if args.seed is None else args.seed
+    generator.manual_seed(seed)
+    kernel = load_kernel("cpu")
+    isa = os.environ.get("ROCM_FP8_KERNELS_CPU", "the best")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, instruction set: {isa}, seed {seed}")
+
+    failures = []
+
+    def bound(what: str, value: float, least: float) -> str:
+        if value < least:
+            failures.append(f"{what}: {value:.2f} < {least}")
+        return f"{value:5.2f} (bound {least})"
+
+    for m, against, least in ((1, "floor", 0.8), (8, "linear float32", 2.5), (32, "linear float32", 1.3)):
+        t, _ = gemm(kernel, m, generator)
+        ratio = t[against] / t["skinny_gemm"]
+        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
+        print(
+            f"skinny_gemm M={m:2} {N}x{K}: {t['skinny_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
+            f"linear float32 {t['linear float32'] * 1e3:.2f} ms, bfloat16 {t['linear bfloat16'] * 1e3:.2f} ms; "
+            f"{shown}: {bound(f'skinny_gemm M={m}', ratio, least)}"
+        )
+    for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
+        t = rows(kernel, operator, generator)
+        print(
+            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, at the copy rate {t['floor'] * 1e3:.2f} ms, "
+            f"torch.compile {t['torch.compile'] * 1e3:.2f} ms; share of the copy rate: "
+            f"{bound(operator, t['floor'] / t[operator], least)}, torch.compile's {t['floor'] / t['torch.compile']:.2f}"
+        )
+    for failure in failures:
+        print(f"below its bound: {failure}", file=sys.stderr)
+    return 1 if args.check and failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+// Vectors of floats for the row kernels, written once over an instruction set's registers (simd_*.h).
+//
+// A Lanes<R>::F is a pair of registers. How a row's elements lie in it depends on the row's type, because
+// the cheapest widening does:
+//
+//     f16, f32   a = the first half of the block, b = the second
+//     bf16       a = the even elements, b = the odd: in a 32-bit word of two bf16 the odd one is a float32
+//                after a mask, the even one after a shift, and packing is a shift and a merge
+//
+// Arithmetic does not care; loads and stores are told the layout by the row's type.
+//
+// Every instruction set does the same operations in the same order and adds the same 32 partial sums
+// (element index modulo 32) in the same tree, so all give the same bytes.
+//
+// Everything is in an unnamed namespace: see ../fp8.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "../fp8.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kPartialSums = 32;
+
+constexpr int64_t element_size(DType t) { return t == DType::f32 ? 4 : is_fp8(t) ? 1 : 2; }
+
+template <DType type>
+inline const void* at(const void* p, int64_t i) { return static_cast<const char*>(p) + i * element_size(type); }
+template <DType type>
+inline void* at(void* p, int64_t i) { return static_cast<char*>(p) + i * element_size(type); }
+
+// body(i, n, u) for the blocks of a row of d elements: block u of the 32 elements in turn; n is a constant in
+// whole blocks and an int in the last, partial one.
+template <class L, class Body>
+inline void for_blocks(int64_t d, Body body) {
+    using Whole = std::integral_constant<int, L::block>;
+    int64_t i = 0;
+    for (; i + kPartialSums <= d; i += kPartialSums) {
+        body(i, Whole(), 0);
+        if constexpr (L::block < kPartialSums) body(i + L::block, Whole(), 1);
+    }
+    for (int u = 0; i < d; i += L::block, ++u) {
+        if (d - i >= L::block) body(i, Whole(), u);
+        else body(i, int(d - i), u);
+    }
+}
+
+// Elements between quantisation and what comes before it, in the nearest cache. Two short loops keep more
+// blocks in flight than one long one, whose chain of some 150 cycles fills the processor's schedulers.
+constexpr int kStage = 1024;
+
+template <class R>
+struct Lanes {
+    using V = typename R::V;
+    static constexpr int block = 2 * R::width;  // elements of an F: 16 or 32
+    struct F {
+        V a, b;
+    };
+
+    template <class Op, class... Fs>
+    static F each(Op op, Fs... f) { return {op(f.a...), op(f.b...)}; }
+
+    static F set1(float x) { return {R::set1(x), R::set1(x)}; }
+    static F add(F x, F y) { return each(R::add, x, y); }
+    static F mul(F x, F y) { return each(R::mul, x, y); }
+    static F fma(F x, F y, F z) { return each(R::fma, x, y, z); }
+
+    // n elements of `type` in the layout of `row`; zeros above n.
+    template <DType type, DType row, class N>
+    static F load(const void* p, N n) {
+        if constexpr (std::is_same_v<N, int>) {
+            alignas(64) char buffer[block * element_size(type)] = {};
+            std::memcpy(buffer, p, n * element_size(type));
+            return load_block<type, row>(buffer);
+        } else {
+            return load_block<type, row>(p);
+        }
+    }
+    template <DType type, DType row, class N>
+    static void store(void* p, F x, N n) {
+        if constexpr (std::is_same_v<N, int>) {
+            alignas(64) char buffer[block * element_size(type)];
+            store_block<type, row>(buffer, x);
+            std::memcpy(p, buffer, n * element_size(type));
+        } else {
+            store_block<type, row>(p, x);
+        }
+    }
+
+    // To the 16-bit type and back: a rounding point of the unfused modules.
+    //
+    // A NaN stays NaN as long as its payload's low 15 bits are not all ones, which would carry into the
+    // sign: true of any NaN that stems from 16-bit operands or was made by an instruction.
+    template <DType row>
+    static F round_to(F x) {
+        if constexpr (row == DType::f16) return each(R::round_f16, x);
+        else return each(R::round_bf16, x);
+    }
+    // The same on the way to FP8, where an instruction set may take a bfloat16 below 2^-126 for 0: with the
+    // scales that quantize() takes the fast way, only a factor above 2^56 could make an FP8 number of it.
+    template <DType row>
+    static F round_for_fp8(F x) {
+        if constexpr (row == DType::f16) return each(R::round_f16, x);
+        else R::round_bf16_pair(x.a, x.b);
+        return x;
+    }
+
+    // For NaNs with any payload (those of float32 weights).
+    static F tame_nan(F x) { return each(R::tame_nan, x); }
+
+    static bool any_below(F x, float bound) { return R::any_below(x.a, x.b, bound); }
+
+    // Quantisation: fp8(y / scale), as by a division rounded to float32.
+    //
+    // Registers take y * (1 / scale) and correct it by the remainder, which fma gives exactly: the division's
+    // result (Markstein) at a third of its cost. That asks for numbers far from float32's limits: what is
+    // above the format's largest number is cut off before, and scales outside [2^-60, 2^60] and NaN go through
+    // the division itself.
+    struct Scale {
+        V scale, reciprocal;
+        float value, largest;
+        bool usual;
+        explicit Scale(float s, float format_max)
+            : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s),
+              usual(s >= 0x1p-60f && s <= 0x1p60f) {
+            largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize()
+        }
+    };
+    // n numbers of the row's type to FP8. See kStage.
+    template <DType out, DType row>
+    static void quantize(const void* values, void* p, int64_t n, const Scale& s) {
+        for_blocks<Lanes>(n, [&](int64_t i, auto count, int) {
+            const F y = load<row, row>(at<row>(values, i), count);
+            quantize_block<out, row>(at<out>(p, i), y, s, count);
+        });
+    }
+
+    // Sum of 32 partial sums, `sums` holding them in order (two F of 16, or one of 32).
+    template <DType row>
+    static float sum(const F (&sums)[kPartialSums / block]) {
+        float lane[kPartialSums];
+        for (int i = 0; i < kPartialSums / block; ++i) store_block<DType::f32, row>(lane + i * block, sums[i]);
+        for (int i = 0; i < 16; ++i) lane[i] += lane[i + 16];
+        for (int i = 0; i < 8; ++i) lane[i] += lane[i + 8];
+        for (int i = 0; i < 4; ++i) lane[i] += lane[i + 4];
+        return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+    }
+
+  private:
+    template <DType out, DType row, class N>
+    static void quantize_block(void* p, F y, const Scale& s, N n) {
+        V a = R::magnitude(y.a), b = R::magnitude(y.b);
+        if (__builtin_expect(R::any_not_below(a, b, s.largest), 0)) {
+            if (R::any_nan(a, b) || !s.usual) return divide_and_encode<out, row>(p, y.a, y.b, s.value, n);
+            a = R::at_most(a, s.largest);
+            b = R::at_most(b, s.largest);
+        }
+        if constexpr (std::is_same_v<N, int>) {
+            uint8_t buffer[block];
+            R::template store_fp8<out, row == DType::bf16>(buffer, a, b, y.a, y.b, s.scale, s.reciprocal);
+            std::memcpy(p, buffer, n);
+        } else {
+            R::template store_fp8<out, row == DType::bf16>(p, a, b, y.a, y.b, s.scale, s.reciprocal);
+        }
+    }
+    template <DType out, DType row>
+    __attribute__((noinline)) static void divide_and_encode(void* p, V a, V b, float scale, int n) {
+        float values[block];
+        store_block<DType::f32, row>(values, {a, b});
+        for (int i = 0; i < n; ++i) static_cast<uint8_t*>(p)[i] = fp8_encode<out>(values[i] / scale);
+    }
+    template <DType type, DType row>
+    static F load_block(const void* p) {
+        F x;
+        if constexpr (type == DType::f16) R::load_f16(p, x.a, x.b);
+        else if constexpr (type == DType::bf16) R::load_bf16(p, x.a, x.b);
+        else R::template load_f32<row == DType::bf16>(p, x.a, x.b);
+        return x;
+    }
+    template <DType type, DType row>
+    static void store_block(void* p, F x) {
+        if constexpr (type == DType::f16) R::store_f16(p, x.a, x.b);
+        else if constexpr (type == DType::bf16) R::store_bf16(p, x.a, x.b);
+        else R::template store_f32<row == DType::bf16>(p, x.a, x.b);
+    }
+};
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Decode real text with a Llama on FP8 kernels, beside the same model without them.
+
+    python examples/demo.py                              # the byte-level Llama of this repository
+    python examples/demo.py --prompt "def fibonacci(n):"
+    python examples/demo.py --model PATH_OR_ID           # any Llama checkpoint instead
+
+quantises the model, loads the kernels with `kernels.get_kernel`, puts them in with `kernels.kernelize`, and prints
+both continuations, how well both predict held-out text, how fast they decode, and the time of each operator at
+the layer shapes of Llama 3.1, which it also draws. Build the package first: make build (make demo does).
+"""
+
+import argparse
+import copy
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+
+class DemoError(Exception):
+    """One line for the user."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a Llama checkpoint: a folder or a Hub id (default: the byte-level Llama)")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", help="text to continue (default: part of a held-out module)")
+    prompts.add_argument("--prompt-file", type=Path, help="a UTF-8 file with the text to continue")
+    parser.add_argument("--tokens", type=int, default=160, help="tokens to decode (default: %(default)s)")
+    parser.add_argument("--windows", type=int, default=16, help="held-out windows to score (default: %(default)s)")
+    parser.add_argument("--granularity", choices=["channel", "tensor"], default="channel", help="of the weight scales")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--skip-operators", action="store_true", help="no times of single operators, no plot")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder of the plot (default: %(default)s)")
+    args = parser.parse_args()
+    if args.tokens < 1 or args.windows < 1:
+        parser.error("--tokens and --windows must be at least 1")
+    return args
+
+
+def prompt_text(args: argparse.Namespace) -> str:
+    from llama_fp8 import text
+
+    if args.prompt_file is None:
+        prompt = text.default_prompt() if args.prompt is None else args.prompt
+    else:
+        try:
+            prompt = args.prompt_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DemoError(f"{args.prompt_file} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from None
+    if not prompt:
+        raise DemoError("the prompt is empty")
+    return prompt
+
+
+def run(args: argparse.Namespace) -> None:
+    prompt = prompt_text(args)  # before the work: a mistake here should not cost a minute
+    import kernels
+    import torch
+    from tqdm import tqdm
+
+    from benchmarks.shapes import LLAMA_8B, LLAMA_405B_TP8
+    from llama_fp8 import decoding, operator_times, plot, text
+    from scripts.load import load_kernel
+
+    if args.device != "cpu" and not torch.cuda.is_available():
+        raise DemoError(f"--device {args.device}: torch sees no GPU here")
+    try:
+        kernel = load_kernel("cpu" if args.device == "cpu" else None)
+    except Exception as error:
+        raise DemoError(f"no build of the kernels for this machine (make build makes one): {first_line(error)}") from None
+
+    def bar(total: int, what: str) -> tqdm:
+        return tqdm(total=total, desc=what, unit="", leave=False, disable=None, dynamic_ncols=True)
+
+    loaded = text.load(args.model, args.device)
+    length = min(1024, loaded.context)
+    ids = loaded.tokenizer.encode(prompt)
+    room = loaded.context - args.tokens
+    if room < 1:
+        raise DemoError(f"--tokens {args.tokens}: the model's context is {loaded.context}")
+    if len(ids) > room:
+        print(f"The prompt has {len(ids)} tokens; the last {room} fit beside {args.tokens} new ones.")
+        ids = ids[-room:]
+    print(f"Model: {loaded.name}, bfloat16. Kernels: {kernel.__name__}, on {args.device}, {torch.get_num_threads()} threads.")
+
+    with bar(1, "quantising"):
+        quantized = copy.deepcopy(loaded.model)
+        calibration = text.calibration_windows(loaded.tokenizer, min(512, length), 8)
+        kernel.quantization.quantize_llama(quantized, calibration.split(1), granularity=args.granularity)
+        with kernels.use_kernel_mapping(kernel.layers.mapping()):
+            kernels.kernelize(quantized, mode=kernels.Mode.INFERENCE)
+    print(f"Quantised: linears of {len(quantized.model.layers)} layers to FP8, weight scales per {args.granularity}.\n")
+
+    print(f"Prompt:\n{prompt[-400:]}\n")
+    models = {"bfloat16": loaded.model, "FP8": quantized}
+    rates, qualities = {}, {}
+    for name, model in models.items():
+        with bar(args.tokens, f"decoding, {name}") as progress:
+            result = decoding.continue_text(loaded, model, ids, args.tokens, progress.update)
+        rates[name] = result.tokens_per_second
+        print(f"--- {name}:\n{loaded.tokenizer.decode(result.ids)}\n")
+
+    held_out = text.held_out_windows(loaded.tokenizer, length, args.windows)
+    for name, model in models.items():
+        with bar(len(held_out), f"scoring, {name}") as progress:
+            qualities[name] = decoding.measure(model, loaded.tokenizer, held_out, progress.update)
+    same = decoding.share_of_equal(qualities["bfloat16"], qualities["FP8"])
+    print(f"{'':<12}{'bits per byte':>16}{'tokens per second':>20}")
+    for name in models:
+        print(f"{name:<12}{qualities[name].bits_per_byte:>16.4f}{rates[name]:>20.1f}")
+    scored = qualities["FP8"].next_tokens.numel()
+    print(f"Equal next tokens: {same:.2%} of {scored}, on modules held out from training.\n")
+    if args.skip_operators:
+        return
+
+    times = []
+    for shapes in (LLAMA_8B, LLAMA_405B_TP8):
+        with bar(6, f"operators, {shapes.name}") as progress:
+            for time in operator_times.measure(kernel, shapes, args.device):
+                times.append(time)
+                progress.update(1)
+        print(f"{shapes.name}, one row; torch in bfloat16; the floor at this machine's memory read rate:")
+        print(operator_times.table([t for t in times if t.model == shapes.name]) + "\n")
+    path = args.output / "operators.png"
+    plot.draw(times, f"torch {torch.__version__}, {args.device}, {torch.get_num_threads()} threads", path)
+    print(f"Plot: {path}")
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def main() -> int:
+    args = arguments()
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        print("\ndemo.py: interrupted; nothing half-written is left", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("DEMO_TRACEBACK"):
+            raise
+        print(f"demo.py: {first_line(error)}  (DEMO_TRACEBACK=1 shows where)", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""A linear layer on FP8 weights and FP8 activations."""
+
+from types import ModuleType
+
+import torch
+
+from . import reference
+from .ops import SKINNY_GEMM_MAX_ROWS
+
+__all__ = ["Fp8Linear", "quantize_weight", "to_fnuz"]
+
+
+def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(FP8 weight, float32 scale) of a weight [N, K]: the scale [1] for "tensor", [1, N] for "channel".
+
+    The scale puts the largest magnitude, of the tensor or of an output channel, on the format's largest number.
+    """
+    if granularity not in ("tensor", "channel"):
+        raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
+    wide = weight.float()
+    largest = wide.abs().amax(dim=1, keepdim=True) if granularity == "channel" else wide.abs().amax().reshape(1, 1)
+    if not bool(torch.isfinite(largest).all()):
+        raise ValueError("weight: holds NaN or infinity")
+    scale = largest / torch.finfo(dtype).max
+    scale[scale == 0] = 1.0  # a channel of zeros
+    quantized = reference.quantize_fp8(wide / scale, dtype)
+    return quantized, (scale.reshape(1, -1) if granularity == "channel" else scale.reshape(1))
+
+
+def to_fnuz(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float8_e4m3fn tensor without NaN, and its scale, as float8_e4m3fnuz: the same bytes mean half as much there.
+
+    The exception is -0, whose byte is fnuz' NaN: it becomes 0.
+    """
+    codes = weight.view(torch.uint8)
+    return torch.where(codes == 0x80, 0, codes).view(torch.float8_e4m3fnuz), scale * 2
+
+
+class Fp8Linear(torch.nn.Module):
+    """`x -> x @ weight.T * input_scale * weight_scale + bias` for x in FP8.
+
+    Buffers:
+        weight: FP8 [out_features, in_features].
+        weight_scale: float32 [1], or [1, out_features] for scales per output channel.
+        input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x).
+        bias: dtype [out_features], or None.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, channel_scales: bool, dtype, fp8_dtype, device=None):
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+
+        def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=kind, device=device)
+
+        self.register_buffer("weight", empty(out_features, in_features, kind=fp8_dtype))
+        self.register_buffer("weight_scale", empty(1, out_features) if channel_scales else empty(1))
+        self.register_buffer("input_scale", empty(1))
+        self.register_buffer("bias", empty(out_features, kind=dtype) if bias else None)
+
+    @classmethod
+    def quantized(
+        cls, linears: list[torch.nn.Linear], input_scale: torch.Tensor, granularity: str, fp8_dtype: torch.dtype
+    ) -> "Fp8Linear":
+        """Linears of one input, as one: their outputs lie one after the other.
+
+        With granularity "tensor" the joined weight has one scale, the largest of the parts'.
+        """
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias for linear in linears]
+        if any(bias is None for bias in biases) != all(bias is None for bias in biases):
+            raise ValueError("some, but not all of the linears to be joined have a bias")
+        has_bias = biases[0] is not None
+        result = cls(
+            *(weight.shape[1], weight.shape[0]),
+            bias=has_bias,
+            channel_scales=granularity == "channel",
+            dtype=weight.dtype,
+            fp8_dtype=fp8_dtype,
+            device="meta",
+        )
+        result.weight, result.weight_scale = quantize_weight(weight, fp8_dtype, granularity)
+        result.input_scale = input_scale.to(device=weight.device, dtype=torch.float32).reshape(1)
+        if has_bias:
+            result.bias = torch.cat([bias.detach() for bias in biases])
+        return result
+
+    def to_fnuz_(self) -> "Fp8Linear":
+        """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
+        self.weight, self.weight_scale = to_fnuz(self.weight, self.weight_scale)
+        # The largest number is 240 there: with twice the scale an activation saturates at 240 / 224 of before.
+        self.input_scale = self.input_scale * 2
+        return self
+
+    def forward(self, x: torch.Tensor, *, ops: ModuleType = reference) -> torch.Tensor:
+        """x: FP8 [..., in_features], contiguous. Returns `dtype` [..., out_features]."""
+        rows = x.reshape(-1, self.in_features)
+        if ops is reference or rows.shape[0] <= SKINNY_GEMM_MAX_ROWS:
+            out = self._few_rows(rows, ops)
+        elif self._library_takes(rows):
+            out = self._many_rows(rows)
+        else:
+            out = torch.cat([self._few_rows(part, ops) for part in rows.split(SKINNY_GEMM_MAX_ROWS)])
+        return out.reshape(*x.shape[:-1], self.out_features)
+
+    def _few_rows(self, rows: torch.Tensor, ops: ModuleType) -> torch.Tensor:
+        return ops.skinny_gemm(rows, self.weight, self.input_scale, self.weight_scale, self.bias, out_dtype=self.dtype)
+
+    def _library_takes(self, rows: torch.Tensor) -> bool:
+        # On a CPU torch._scaled_mm takes 40 times as long as the same rows through skinny_gemm in parts. On a
+        # GPU the libraries behind it want both sizes in multiples of 16.
+        return rows.is_cuda and self.in_features % 16 == 0 and self.out_features % 16 == 0
+
+    def _many_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        per_channel = self.weight_scale.numel() > 1
+        # Scales per channel go with scales per row, never with a scalar.
+        input_scale = self.input_scale.expand(rows.shape[0], 1).contiguous() if per_channel else self.input_scale
+        out = torch._scaled_mm(
+            rows.contiguous(), self.weight.t(), scale_a=input_scale, scale_b=self.weight_scale, out_dtype=torch.bfloat16
+        )
+        # Not every library behind _scaled_mm takes a bias or float16 together with scales per row.
+        if self.bias is not None:
+            out = out + self.bias
+        return out.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        scales = "channel" if self.weight_scale.numel() > 1 else "tensor"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.weight.dtype}, scales per {scales}"
