@@ -203,7 +203,7 @@ def test_the_real_configuration_fits_its_size(train):
 
 def test_arguments(train, tmp_path, capsys):
     settings, dropout = train.parse_arguments(["--device", "cpu", "--out", str(tmp_path / "new")])
-    assert (settings.minutes, settings.steps, settings.batch, dropout) == (8.0, None, 8, 0.1)
+    assert (settings.minutes, settings.steps, settings.batch, dropout) == (3.3, None, 8, 0.25)
     settings, _ = train.parse_arguments(["--device", "cpu", "--out", str(tmp_path / "new"), "--steps", "3"])
     assert (settings.minutes, settings.steps) == (None, 3)
     # A folder that holds something else is never replaced.

@@ -26,11 +26,22 @@ REGISTRATION_H = """\
     }
 """
 
-# libstdc++'s headers read this variable of glibc 2.32 to skip atomic operations in programs with one thread.
-# A definition of our own keeps the library loadable with older glibc: "not single-threaded" is always right.
+# The library must load with glibc 2.28 (manylinux_2_28), also where a newer one is at hand. What a newer one
+# gives under a newer version is asked for under the old one, which every glibc for x86-64 has. Each of these is
+# hidden: nobody else's calls come here.
 OLD_GLIBC_CPP = """\
+// Read by libstdc++ to skip atomic operations in programs with one thread; in glibc since 2.32. "Not
+// single-threaded" is always right.
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;
+
+#define OLD(result, name, parameters, arguments)                                   \\
+    extern "C" result old_##name parameters;                                       \\
+    __asm__(".symver old_" #name ", " #name "@GLIBC_2.2.5");                       \\
+    extern "C" __attribute__((visibility("hidden"))) result name parameters { return old_##name arguments; }
+
+OLD(int, pthread_once, (int* control, void (*body)()), (control, body))
+OLD(double, exp, (double x), (x))
 """
 
 HEADER_ENDINGS = (".h", ".hpp", ".cuh")

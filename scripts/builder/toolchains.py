@@ -77,10 +77,10 @@ class CpuToolchain:
         are found only through such an entry. It is satisfied by the library that `import torch` has loaded,
         whichever version that is. libpython is not needed, its symbols come from the executable.
 
-        libstdc++ is linked in: the library must load where the compiler at hand is newer than the system
-        (manylinux_2_28)."""
+        libstdc++ is linked in, without its unused parts, some of which need a new glibc: the library must load where
+        the compiler at hand is newer than the system (manylinux_2_28; see OLD_GLIBC_CPP)."""
         return [
-            *(self.cxx, "-shared", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,-z,relro"),
+            *(self.cxx, "-shared", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,-z,relro"),
             *("-Wl,--no-as-needed", f"-L{torch_dir() / 'lib'}", "-l:libtorch_cpu.so", "-Wl,--as-needed"),
             "-Wl,--allow-shlib-undefined",
         ]

@@ -1,0 +1,195 @@
+"""The operators at the shapes of Llama 3.1, for `kernels benchmark`:
+
+    kernels benchmark rocm-fp8-kernels/rocm-fp8-kernels --version 1    # from the Hub
+    python benchmarks/benchmark.py                                     # this repository's build, on the CPU
+
+Each workload is verified before it is timed: the row operators byte by byte against the package's reference,
+skinny_gemm within the bound of a float32 sum. Before each one its floor is printed: the bytes that it must move,
+at the rate at which this machine reads or copies memory. Buffers rotate, so nothing is served from a cache that
+a model would not find there.
+"""
+
+import sys
+import time
+
+import torch
+from kernels.benchmark import Benchmark
+
+BUFFERS_BYTES = 256 << 20  # of one rotated argument, all copies together
+
+
+def copies(bytes_each: int) -> int:
+    return min(64, max(2, -(-BUFFERS_BYTES // bytes_each)))
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_a_byte(device: str, kind: str) -> float:
+    """Of reading ("read") or of copying ("copy", both directions counted) a large buffer; the best of several."""
+    source = torch.randn(BUFFERS_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(6):
+        synchronize(device)
+        begin = time.perf_counter()
+        source.sum() if kind == "read" else target.copy_(source)
+        synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return best / (source.nbytes * (1 if kind == "read" else 2))
+
+
+class Rotating(Benchmark):
+    """A workload whose arguments come from `self.sets`, one after the other."""
+
+    seed = 0
+    _rates: dict[tuple[str, str], float] = {}
+
+    def prepare(self, name: str, moved: int, kind: str, make_set) -> None:
+        key = (self.device, kind)
+        if key not in self._rates:
+            self._rates[key] = seconds_a_byte(*key)
+        print(f"  {name}: {moved} bytes, floor {moved * self._rates[key] * 1e3:.4f} ms", file=sys.stderr)
+        self.sets = [make_set() for _ in range(copies(moved))]
+        self.turn = -1
+
+    def next_set(self):
+        self.turn = (self.turn + 1) % len(self.sets)
+        return self.sets[self.turn]
+
+    def check_bytes(self, got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+        """Raises where the FP8 results differ by more than the order of a sum explains; returns `self.out`, which the
+        runner compares: allclose knows no FP8, and its tolerance would say nothing here."""
+        differing = (got.view(torch.uint8) != want.view(torch.uint8)).float().mean().item()
+        if differing > 1e-3:
+            raise AssertionError(f"{differing:.2%} of the bytes differ from the reference's")
+        self.out = got.float()
+        return self.out
+
+
+class AddRmsNormFp8(Rotating):
+    """bfloat16 [rows, 16384], residual in place."""
+
+    def make(self, rows: int, d: int = 16384) -> None:
+        def make_set():
+            x = torch.randn(rows, d, device=self.device).bfloat16()
+            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
+            return x, torch.randn_like(x), out.view(self.kernel.fp8_dtype(self.device))
+
+        self.weight = torch.rand(d, device=self.device).bfloat16()
+        self.scale = torch.tensor(0.02, device=self.device)
+        self.prepare(f"add_rms_norm_fp8 [{rows}, {d}]", 7 * rows * d, "copy", make_set)
+
+    def run(self) -> None:
+        x, residual, out = self.next_set()
+        self.kernel.add_rms_norm_fp8(x, residual, self.weight, self.scale, 1e-5, out=out)
+
+    def verify(self) -> torch.Tensor:
+        x, residual, out = self.next_set()
+        other = residual.clone()
+        self.kernel.add_rms_norm_fp8(x, residual, self.weight, self.scale, 1e-5, out=out)
+        want = self.kernel.reference.add_rms_norm_fp8(x, other, self.weight, self.scale, 1e-5, out_dtype=out.dtype)
+        if not torch.equal(residual, other):
+            raise AssertionError("the residual differs from the reference's")
+        return self.check_bytes(out, want)
+
+
+class SwigluFp8(Rotating):
+    """bfloat16 [rows, 2 x 16384]."""
+
+    def make(self, rows: int, d: int = 16384) -> None:
+        def make_set():
+            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
+            x = torch.randn(rows, 2 * d, device=self.device).bfloat16()
+            return x, out.view(self.kernel.fp8_dtype(self.device))
+
+        self.scale = torch.tensor(0.02, device=self.device)
+        self.prepare(f"swiglu_fp8 [{rows}, {d}]", 5 * rows * d, "copy", make_set)
+
+    def run(self) -> None:
+        x, out = self.next_set()
+        self.kernel.swiglu_fp8(x, self.scale, out=out)
+
+    def verify(self) -> torch.Tensor:
+        x, out = self.next_set()
+        self.kernel.swiglu_fp8(x, self.scale, out=out)
+        return self.check_bytes(out, self.kernel.reference.swiglu_fp8(x, self.scale, out_dtype=out.dtype))
+
+
+class SkinnyGemm(Rotating):
+    """M rows of activations, weights [N, K], bfloat16 result."""
+
+    def make(self, m: int, n: int, k: int) -> None:
+        fp8 = self.kernel.fp8_dtype(self.device)
+        self.a = torch.randn(m, k, device=self.device).to(fp8)
+        self.one = torch.ones(1, device=self.device)
+
+        def make_set():
+            out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=self.device)
+            return torch.randn(n, k, device=self.device).to(fp8), out
+
+        self.prepare(f"skinny_gemm M={m} {n}x{k}", n * k + m * (k + 2 * n), "read", make_set)
+
+    def run(self) -> None:
+        b, out = self.next_set()
+        self.kernel.skinny_gemm(self.a, b, self.one, self.one, out=out)
+
+    def verify(self) -> torch.Tensor:
+        b, out = self.next_set()
+        self.kernel.skinny_gemm(self.a, b, self.one, self.one, out=out)
+        a, wide = self.a.double(), b.double()
+        want = a @ wide.t()
+        sum_bound = a.shape[1] * 2**-24 * (a.abs() @ wide.abs().t())
+        if bool(((out - want).abs() > sum_bound + 2**-8 * want.abs()).any()) or bool(out.isnan().any()):
+            raise AssertionError("a result lies outside the bound of a float32 sum")
+        self.out = out
+        return out
+
+
+ROWS = (1, 8, 32, 128, 256)
+GEMMS = [(m, n, k) for n, k in ((2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096)) for m in (1, 8, 16, 32)]
+
+
+def add_workload(cls: type[Rotating], name: str, sizes: tuple[int, ...]) -> None:
+    setattr(cls, f"setup_{name}", lambda self: self.make(*sizes))
+    setattr(cls, f"benchmark_{name}", lambda self: self.run())
+    setattr(cls, f"verify_{name}", lambda self: self.verify())
+
+
+for _rows in ROWS:
+    add_workload(AddRmsNormFp8, f"rows{_rows:03}", (_rows,))
+    add_workload(SwigluFp8, f"rows{_rows:03}", (_rows,))
+for _m, _n, _k in GEMMS:
+    add_workload(SkinnyGemm, f"{_n}x{_k}_m{_m:02}", (_m, _n, _k))
+# The runner takes every subclass of Benchmark in this module that has workloads; this one has none.
+del Rotating
+
+
+def main() -> None:
+    """All workloads on this repository's CPU build. `kernels benchmark` picks the variant by torch's own build, so
+    with a CUDA or ROCm build of torch it looks for a GPU."""
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from scripts.load import load_kernel
+
+    kernel = load_kernel("cpu")
+    for cls in (AddRmsNormFp8, SwigluFp8, SkinnyGemm):
+        for method in [name for name in dir(cls) if name.startswith("benchmark_")]:
+            workload = cls()
+            workload.kernel = kernel
+            torch.manual_seed(cls.seed)
+            getattr(workload, method.replace("benchmark_", "setup_"))()
+            workload.verify()
+            times = []
+            for _ in range(15):
+                begin = time.perf_counter()
+                workload.run()
+                times.append(time.perf_counter() - begin)
+            print(f"{cls.__name__:14} {method.removeprefix('benchmark_'):18} median {sorted(times)[7] * 1e3:.4f} ms")
+
+
+if __name__ == "__main__":
+    main()
