@@ -105,7 +105,8 @@ def compile_library(config: BuildConfig, backend: str, toolchain, *, jobs: int |
                 add(source, toolchain.compile_command(section, source))
         for source in sources(config.torch_sources):
             add(source, toolchain.compile_command(None, source) + binding_flags(config, backend, work))
-        add("old_glibc.cpp", toolchain.compile_command(None, "old_glibc.cpp"), work)
+        # -fno-builtin: of a function that the compiler knows it would ignore the visibility.
+        add("old_glibc.cpp", toolchain.compile_command(None, "old_glibc.cpp") + ["-fno-builtin"], work)
         ninja.build(
             str(library),
             "link",
