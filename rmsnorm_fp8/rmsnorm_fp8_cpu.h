@@ -11,7 +11,7 @@
 // Versions, add_rms_norm_fp8 [256, 16384] bf16, 2 cores of a Zen 4, share of the copy rate with AVX2 / AVX-512
 // (benchmarks/cpu_ratios.py):
 //   1  blocks of 16 elements in order                                          0.36 / 0.30
-//   2  even and odd bf16 elements in two registers, no NaN branch in rounding  @RMS2@
+//   2  even and odd bf16 elements in two registers, no NaN branch in rounding  @R2@
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,6 @@ namespace {
 template <class L, DType in, DType weight_type, DType out_type, bool with_residual>
 void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
     using F = typename L::F;
-    constexpr bool quantized = is_fp8(out_type);
     for (int64_t row = begin; row < end; ++row) {
         const void* x = at<in>(args.x, row * args.x_stride);
         void* residual = with_residual ? at<in>(args.residual, row * args.residual_stride) : nullptr;
@@ -46,30 +45,37 @@ void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
         const F r = L::set1(1.0f / std::sqrt(mean + args.epsilon));
 
         const void* h_row = with_residual ? residual : x;
-        auto normalize = [&](int64_t first, int64_t length, void* y) {
-            auto round = [](F v) {
-                if constexpr (quantized) return L::template round_for_fp8<in>(v);
-                else return L::template round_to<in>(v);
-            };
+        // This pass reads caches only: meanwhile the next row comes from memory.
+        const int64_t ahead = row + 1 < end ? 1 : 0;
+        const void* next_x = at<in>(x, ahead * args.x_stride);
+        const void* next_residual = with_residual ? at<in>(residual, ahead * args.residual_stride) : next_x;
+        // store(i, product, n) rounds and stores the elements from i on.
+        auto normalize = [&](int64_t first, int64_t length, auto store) {
             for_blocks<L>(length, [&](int64_t i, auto n, int) {
-                const F normal = round(L::mul(L::template load<in, in>(at<in>(h_row, first + i), n), r));
+                prefetch(at<in>(next_x, first + i));
+                if constexpr (with_residual) prefetch(at<in>(next_residual, first + i));
+                const F normal = L::template round_quickly<in>(L::mul(L::template load<in, in>(at<in>(h_row, first + i), n), r));
                 // The product of two 16-bit numbers in their own arithmetic is the float32 product rounded, so
                 // one expression serves both types of weight.
                 F product = L::mul(normal, L::template load<weight_type, in>(at<weight_type>(args.weight, first + i), n));
                 if constexpr (weight_type == DType::f32) product = L::tame_nan(product);
-                L::template store<in, in>(at<in>(y, i), round(product), n);
+                store(i, product, n);
             });
         };
-        if constexpr (quantized) {
+        if constexpr (is_fp8(out_type)) {
             const typename L::Scale scale(*args.scale, Fp8Format<out_type>::max);
             alignas(64) char y[kStage * element_size(in)];
             for (int64_t first = 0; first < args.d; first += kStage) {
                 const int64_t length = args.d - first < kStage ? args.d - first : kStage;
-                normalize(first, length, y);
+                normalize(first, length, [&](int64_t i, F product, auto n) {
+                    L::template store_for_fp8<in>(at<in>(y, i), product, scale, n);
+                });
                 L::template quantize<out_type, in>(y, at<out_type>(out, first), length, scale);
             }
         } else {
-            normalize(0, args.d, out);
+            normalize(0, args.d, [&](int64_t i, F product, auto n) {
+                L::template store<in, in>(at<in>(out, i), L::template round_to<in>(product), n);
+            });
         }
     }
 }

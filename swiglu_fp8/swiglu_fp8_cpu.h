@@ -45,7 +45,7 @@ inline typename R::V silu(typename R::V v) {
     p = R::fma(p, t, R::set1(0x1.fffffcp-2f));
     p = R::fma(p, t, R::set1(1.0f));
     p = R::fma(p, t, R::set1(1.0f));
-    return R::div(v, R::add(R::set1(1.0f), R::scale_by(p, magic_n)));
+    return R::quotient(v, R::add(R::set1(1.0f), R::scale_by(p, magic_n)));
 }
 
 // Replaces the results of lanes below kSiluBound. There silu(v) is v exp(v) to float32's accuracy, down into
@@ -73,15 +73,20 @@ void swiglu_rows(const SwigluFp8Args& args, int64_t begin, int64_t end) {
         for (int64_t begin = 0; begin < args.d; begin += kStage) {
             const int64_t length = args.d - begin < kStage ? args.d - begin : kStage;
             for_blocks<L>(length, [&](int64_t i, auto n, int) {
+                prefetch(at<in>(gate, begin + i + kStage));
+                prefetch(at<in>(up, begin + i + kStage));
                 const F v = L::template load<in, in>(at<in>(gate, begin + i), n);
                 F g = L::each([](auto part) { return silu<R>(part); }, v);
-                if (__builtin_expect(L::any_below(v, kSiluBound), 0)) g = silu_tail<L, in>(v, g);
-                L::template store<in, in>(at<in>(y, i), L::template round_for_fp8<in>(g), n);
+                // The products with `up` may be large again, so that subnormal numbers count.
+                if (__builtin_expect(L::any_below(v, kSiluBound) || L::any_subnormal(g), 0))
+                    L::template store<in, in>(at<in>(y, i), L::template round_to<in>(silu_tail<L, in>(v, g)), n);
+                else
+                    L::template store_for_fp8<in>(at<in>(y, i), g, scale, n);
             });
             for_blocks<L>(length, [&](int64_t i, auto n, int) {
                 const F g = L::template load<in, in>(at<in>(y, i), n);
                 const F product = L::mul(g, L::template load<in, in>(at<in>(up, begin + i), n));
-                L::template store<in, in>(at<in>(y, i), L::template round_for_fp8<in>(product), n);
+                L::template store_for_fp8<in>(at<in>(y, i), product, scale, n);
             });
             L::template quantize<out_type, in>(y, at<out_type>(out, begin), length, scale);
         }

@@ -52,7 +52,9 @@ std::string list(const Ints& values) {
 // One tensor under its argument's name.
 class Arg {
   public:
-    Arg(const char* name, const Tensor& tensor) : name_(name), t_(tensor) {}
+    Arg(const char* name, const Tensor& tensor) : name_(name), t_(tensor) {
+        STD_TORCH_CHECK(tensor.defined(), name, ": None; needs a tensor");
+    }
 
     int64_t dim() const { return t_.dim(); }
     int64_t size(int64_t i) const { return t_.size(i); }

@@ -53,6 +53,9 @@ inline void for_blocks(int64_t d, Body body) {
 // blocks in flight than one long one, whose chain of some 150 cycles fills the processor's schedulers.
 constexpr int kStage = 1024;
 
+// Into the second-level cache; an address outside the process' memory does no harm.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 template <class R>
 struct Lanes {
     using V = typename R::V;
@@ -100,14 +103,15 @@ struct Lanes {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
         else return each(R::round_bf16, x);
     }
-    // The same on the way to FP8, where an instruction set may take a bfloat16 below 2^-126 for 0: with the
-    // scales that quantize() takes the fast way, only a factor above 2^56 could make an FP8 number of it.
+    // The same by an instruction which takes subnormal numbers for 0, where there are none.
     template <DType row>
-    static F round_for_fp8(F x) {
+    static F round_quickly(F x) {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
+        else if (__builtin_expect(R::any_subnormal(x.a, x.b), 0)) return each(R::round_bf16, x);
         else R::round_bf16_pair(x.a, x.b);
         return x;
     }
+    static bool any_subnormal(F x) { return R::any_subnormal(x.a, x.b); }
 
     // For NaNs with any payload (those of float32 weights).
     static F tame_nan(F x) { return each(R::tame_nan, x); }
@@ -130,6 +134,16 @@ struct Lanes {
             largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize()
         }
     };
+    // round_to and store, for what quantize() reads: a bfloat16 below 2^-126 may become 0, which divided by a usual
+    // scale it would be in FP8 as well.
+    template <DType row, class N>
+    static void store_for_fp8(void* p, F x, const Scale& s, N n) {
+        if constexpr (row == DType::bf16 && !std::is_same_v<N, int>) {
+            if (__builtin_expect(s.usual, 1)) return R::store_rounded_bf16(p, x.a, x.b);
+        }
+        store<row, row>(p, round_to<row>(x), n);
+    }
+
     // n numbers of the row's type to FP8. See kStage.
     template <DType out, DType row>
     static void quantize(const void* values, void* p, int64_t n, const Scale& s) {

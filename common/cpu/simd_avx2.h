@@ -16,6 +16,7 @@ struct Avx2 {
     static V add(V a, V b) { return _mm256_add_ps(a, b); }
     static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
     static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return _mm256_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
     static V fnmadd(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -46,6 +47,8 @@ struct Avx2 {
         a = round_bf16(a);
         b = round_bf16(b);
     }
+    static bool any_subnormal(V, V) { return false; }
+    static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V round_f16(V x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
     static V tame_nan(V x) {
         return _mm256_blendv_ps(x, as_float(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));

@@ -17,6 +17,7 @@ struct Avx512 {
     static V add(V a, V b) { return _mm512_add_ps(a, b); }
     static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return _mm512_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -42,12 +43,12 @@ struct Avx512 {
         const __m512i up = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
         return as_float(_mm512_and_si512(up, _mm512_set1_epi32(int(0xFFFF0000u))));
     }
-    static void round_bf16_pair(V& a, V& b) {
-        // The 16 of a below the 16 of b: word i of the result comes from word i / 2 of either half.
-        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                               5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        split_bf16(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a)), a, b);
+    static void round_bf16_pair(V& a, V& b) { split_bf16(rounded_words(a, b), a, b); }
+    static bool any_subnormal(V a, V b) {
+        constexpr int subnormal = 0x20;
+        return (_mm512_fpclass_ps_mask(a, subnormal) | _mm512_fpclass_ps_mask(b, subnormal)) != 0;
     }
+    static void store_rounded_bf16(void* p, V a, V b) { _mm512_storeu_si512(p, rounded_words(a, b)); }
     static V round_f16(V x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
     static V tame_nan(V x) {
         return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), as_float(_mm512_set1_epi32(0x7FC00000)));
@@ -146,6 +147,13 @@ struct Avx512 {
     static bool any_nan(const NanMask&) { return false; }
 
   private:
+    // Both registers as 32 bfloat16 in the elements' order.
+    static __m512i rounded_words(V a, V b) {
+        // The 16 of a below the 16 of b: word i of the result comes from word i / 2 of either half.
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                               5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+    }
     static void split_bf16(__m512i words, V& a, V& b) {
         a = as_float(_mm512_slli_epi32(words, 16));
         b = as_float(_mm512_and_si512(words, _mm512_set1_epi32(int(0xFFFF0000u))));

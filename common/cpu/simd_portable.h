@@ -26,6 +26,8 @@ struct Portable {
     static V add(V a, V b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
     static V sub(V a, V b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
     static V mul(V a, V b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
+    // a / b for b in [1, 2^126].
+    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
     static V fma(V a, V b, V c) { return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); }); }
     // c - a b, and -a b - c.
@@ -66,6 +68,9 @@ struct Portable {
         a = round_bf16(a);
         b = round_bf16(b);
     }
+    // Asked where round_bf16_pair may take them for 0.
+    static bool any_subnormal(V, V) { return false; }
+    static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V tame_nan(V a) { return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; }); }
 
     static void load_bf16(const void* p, V& a, V& b) {

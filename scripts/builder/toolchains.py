@@ -4,6 +4,7 @@ A toolchain has `env_name` (the middle of the variant's name: cpu, cu130, rocm72
 `compile_rules()` (file ending -> ninja command), `defines` for the torch binding and `link_command`.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,11 +15,11 @@ from .config import BuildConfig, BuildError, KernelSection
 
 
 def torch_dir() -> Path:
-    try:
-        import torch
-    except ImportError:
-        raise BuildError("the Python package `torch` is missing: pip install -r requirements.txt") from None
-    return Path(torch.__file__).parent
+    # Not imported: that takes seconds.
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise BuildError("the Python package `torch` is missing: pip install -r requirements.txt")
+    return Path(spec.origin).parent
 
 
 def python_include_dir() -> Path:
@@ -53,6 +54,8 @@ class CpuToolchain:
 
     def __init__(self, config: BuildConfig):
         self.cxx = cxx_compiler()
+        # torch's checks put the source's name into their messages: as build.toml has it, not as this machine has.
+        self.prefix_map = f"-fmacro-prefix-map={config.root}/="
 
     def archs(self, config: BuildConfig) -> list[str] | None:
         return None
@@ -69,7 +72,7 @@ class CpuToolchain:
         if not source.endswith((".cpp", ".cc", ".cxx")):
             raise BuildError(f"build.toml: {source}: the cpu backend compiles .cpp files only")
         flags = section.flags.get("cxx-flags", []) if section else ["-O2"]
-        return [self.cxx, *self.common_flags, *flags]
+        return [self.cxx, *self.common_flags, self.prefix_map, *flags]
 
     def link_command(self) -> list[str]:
         """libtorch_cpu is named as needed although nothing of it is linked in: Python opens extension modules with

@@ -31,8 +31,8 @@ def metadata(config: BuildConfig, backend: str, toolchain) -> dict:
     general = config.table["general"]
     archs = toolchain.archs(config)
     result = {
-        "id": config.ops_name(backend),
         "name": config.name,
+        "id": config.ops_name(backend),
         "version": general["version"],
         "license": general["license"],
         "python-depends": general.get("python-depends", []),

@@ -5,6 +5,7 @@ import functools
 import torch
 
 from ._ops import ops
+from .arguments import FP8, check_dims, check_dtype, check_no_self_overlap, rows
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -31,26 +32,19 @@ def backend() -> str:
     return ops.name.removeprefix("_rocm_fp8_kernels_").split("_")[0]
 
 
-def _allocate(x: torch.Tensor, shape, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
+def _allocate(x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
+    if out_dtype is not None:
+        check_dtype("out_dtype", out_dtype, FP8)
     if out is None:
-        return torch.empty(shape, dtype=out_dtype or fp8_dtype(x.device), device=x.device)
+        return torch.empty((*x.shape[:-1], width), dtype=out_dtype or fp8_dtype(x.device), device=x.device)
     if out_dtype is not None and out_dtype != out.dtype:
         raise ValueError(f"out_dtype: {out_dtype}, but out has dtype {out.dtype}")
     return out
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy where its leading dimensions are no rows with one stride (a transposed batch, say)."""
-    if x.dim() <= 2 or x.is_contiguous():
-        return x
-    try:
-        x.view(-1, x.shape[-1])
-    except RuntimeError:
-        return x.contiguous()
-    return x
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """RMSNorm, with the rounding points of transformers' LlamaRMSNorm.
 
         n = round(x / sqrt(mean(x^2) + epsilon)),  y = round(n * weight)
@@ -66,7 +60,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6, *, ou
     """
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    ops.rms_norm(out, _rows(x), weight, epsilon)
+    ops.rms_norm(out, rows("x", x, out=out), weight, epsilon)
     return out
 
 
@@ -95,8 +89,9 @@ def rms_norm_fp8(
     Source: the kernel of "Creating custom kernels for the AMD MI300" (Hugging Face and AMD, 2025), with the
     mean (not the sum) of squares and the scale as divisor.
     """
-    out = _allocate(x, x.shape, out, out_dtype)
-    ops.rms_norm_fp8(out, _rows(x), weight, scale, epsilon)
+    check_dims("x", x, 1, "[..., d]")
+    out = _allocate(x, x.shape[-1], out, out_dtype)
+    ops.rms_norm_fp8(out, rows("x", x, out=out), weight, scale, epsilon)
     return out
 
 
@@ -119,11 +114,14 @@ def add_rms_norm_fp8(
     Returns: out.
     Raises: RuntimeError or ValueError naming the argument, before anything is written.
     """
-    out = _allocate(x, x.shape, out, out_dtype)
-    rows = _rows(residual)
-    ops.add_rms_norm_fp8(out, _rows(x), rows, weight, scale, epsilon)
-    if rows is not residual:
-        residual.copy_(rows)
+    check_dims("x", x, 1, "[..., d]")
+    out = _allocate(x, x.shape[-1], out, out_dtype)
+    updated = rows("residual", residual, out=out)
+    if updated is not residual:
+        check_no_self_overlap("residual", residual)
+    ops.add_rms_norm_fp8(out, rows("x", x, out=out, residual=residual), updated, weight, scale, epsilon)
+    if updated is not residual:
+        residual.copy_(updated)
     return out
 
 
@@ -143,8 +141,9 @@ def swiglu_fp8(
 
     Source: as rms_norm_fp8; silu(v) = v / (1 + exp(-v)).
     """
-    out = _allocate(x, (*x.shape[:-1], x.shape[-1] // 2), out, out_dtype)
-    ops.swiglu_fp8(out, _rows(x), scale)
+    check_dims("x", x, 1, "[..., 2 d]")
+    out = _allocate(x, x.shape[-1] // 2, out, out_dtype)
+    ops.swiglu_fp8(out, rows("x", x, out=out), scale)
     return out
 
 
@@ -175,6 +174,9 @@ def skinny_gemm(
     Raises: RuntimeError naming the argument, before anything is written.
     """
     if out is None:
+        check_dims("a", a, 2, "[M, K]")
+        check_dims("b", b, 2, "[N, K]")
+        check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16, torch.float32))
         out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
     ops.skinny_gemm(out, a, b, scale_a, scale_b, bias)
     return out

@@ -5,6 +5,8 @@ Slow, on any device, and the oracle of the tests. Signatures are those of the op
 
 import torch
 
+from .ops import fp8_dtype
+
 __all__ = ["add_rms_norm_fp8", "normalize", "quantize_fp8", "rms_norm", "rms_norm_fp8", "skinny_gemm", "swiglu_fp8"]
 
 
@@ -27,8 +29,8 @@ def _into(out: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
     return result if out is None else out.copy_(result)
 
 
-def _fp8_dtype(out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.dtype:
-    return out_dtype or (torch.float8_e4m3fn if out is None else out.dtype)
+def _fp8_dtype(x: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.dtype:
+    return out_dtype or (fp8_dtype(x.device) if out is None else out.dtype)
 
 
 def rms_norm(x, weight, epsilon=1e-6, *, out=None):
@@ -37,7 +39,7 @@ def rms_norm(x, weight, epsilon=1e-6, *, out=None):
 
 def rms_norm_fp8(x, weight, scale, epsilon=1e-6, *, out=None, out_dtype=None):
     y = rms_norm(x, weight, epsilon)
-    return _into(out, quantize_fp8(y.float() / scale, _fp8_dtype(out, out_dtype)))
+    return _into(out, quantize_fp8(y.float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
 def add_rms_norm_fp8(x, residual, weight, scale, epsilon=1e-6, *, out=None, out_dtype=None):
@@ -48,7 +50,7 @@ def add_rms_norm_fp8(x, residual, weight, scale, epsilon=1e-6, *, out=None, out_
 def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
     gate, up = x.chunk(2, dim=-1)
     g = torch.nn.functional.silu(gate.float()).to(x.dtype)
-    return _into(out, quantize_fp8((g * up).float() / scale, _fp8_dtype(out, out_dtype)))
+    return _into(out, quantize_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
 def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=torch.bfloat16):

@@ -1,0 +1,60 @@
+"""Fixtures: the built kernel, the device that it serves, and random numbers that a seed reproduces."""
+
+import json
+import os
+import random
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
+# In the environment, so that worker and child processes draw the same numbers.
+SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.failed:
+        report.sections.append(("seed", f"{SEED_VARIABLE}={SEED}"))
+
+
+@pytest.fixture
+def generator(request) -> torch.Generator:
+    """Seeded by the run's seed and the test's name: a test draws the same numbers alone as in the whole suite."""
+    name = f"{request.module.__name__}::{request.node.name}"
+    return torch.Generator().manual_seed(SEED ^ zlib.crc32(name.encode()))
+
+
+@pytest.fixture(scope="session")
+def kernel():
+    """The package as a user gets it: through kernels.get_kernel, from this repository's build/."""
+    from scripts.load import load_kernel
+
+    try:
+        return load_kernel()
+    except FileNotFoundError as error:
+        why = str(error).split("\n")[0]
+    pytest.fail(f"no build to test ({why}) run: python scripts/build.py --backend cpu", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def variant(kernel) -> Path:
+    """The folder that the kernel was loaded from."""
+    return Path(kernel.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def device(variant) -> torch.device:
+    backend = json.loads((variant / "metadata.json").read_text())["backend"]["type"]
+    return torch.device("cpu" if backend == "cpu" else "cuda")

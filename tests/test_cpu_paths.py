@@ -1,0 +1,132 @@
+"""The CPU backend's instruction sets: each in a process of its own, compared with one another.
+
+The row operators promise the same bytes on every path, skinny_gemm a result within the same bound.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_gemm_close, same_bytes
+
+VARIABLE = "ROCM_FP8_KERNELS_CPU"
+# What each path is compiled for, as /proc/cpuinfo spells it.
+NEEDS = {
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16"},
+}
+PATHS = list(NEEDS)
+TESTS = Path(__file__).resolve().parent
+
+ONE_CALL = """
+import sys, torch
+sys.path.insert(0, {root!r})
+from scripts.load import load_kernel
+kernel = load_kernel("cpu")
+out = torch.full((2, 40), 7, dtype=torch.bfloat16)
+try:
+    kernel.rms_norm(torch.ones(2, 40, dtype=torch.bfloat16), torch.ones(40, dtype=torch.bfloat16), out=out)
+    print("computed", out[0, 0].item())
+except RuntimeError as error:
+    assert (out == 7).all()
+    print(error)
+"""
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    lines = re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return frozenset(lines[0].split()) if lines else frozenset()
+
+
+def lacking(path: str) -> set[str]:
+    return NEEDS[path] - processor_flags()
+
+
+def environment(path: str | None) -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if key != VARIABLE}
+    return env if path is None else env | {VARIABLE: path}
+
+
+def one_call(path: str | None) -> str:
+    code = ONE_CALL.format(root=str(TESTS.parent))
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment(path), capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cpu_only(device):
+    if device.type != "cpu":
+        pytest.skip("the loaded variant has no CPU paths")
+
+
+@pytest.fixture(scope="module")
+def results(kernel, tmp_path_factory):
+    """path -> results of cpu_path_worker.py, each computed once; every path gets the same seed."""
+    folder = tmp_path_factory.mktemp("paths")
+
+    @cache
+    def of(path: str) -> dict:
+        if lacking(path):
+            pytest.skip(f"this processor lacks {', '.join(sorted(lacking(path)))}")
+        file = folder / f"{path}.pt"
+        command = [sys.executable, str(TESTS / "cpu_path_worker.py"), str(file), os.environ["ROCM_FP8_TEST_SEED"]]
+        run = subprocess.run(command, env=environment(path), capture_output=True, text=True, timeout=600)
+        # -11: an access outside a tensor.
+        assert run.returncode == 0, f"{path}: exit {run.returncode}\n{run.stderr[-2000:]}"
+        return torch.load(file)
+
+    return of
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_runs_without_touching_a_forbidden_page(results, path):
+    assert len(results(path)) > 300
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+def test_row_operators_give_the_same_bytes(results, path):
+    portable, other = results("portable"), results(path)
+    assert portable.keys() == other.keys()
+    rows = [name for name in portable if portable[name]["operator"] != "skinny_gemm"]
+    different = [
+        name for name in rows for a, b in zip(portable[name]["results"], other[name]["results"]) if not same_bytes(a, b)
+    ]
+    assert not different, f"{len(different)} of {len(rows)}: {different[:10]}"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_skinny_gemm_stays_within_the_bound(results, path):
+    for name, run in results(path).items():
+        if run["operator"] == "skinny_gemm":
+            assert_gemm_close(run["results"][0], *run["arguments"], name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_can_be_asked_for(kernel, path):
+    said = one_call(path)
+    if lacking(path):
+        assert VARIABLE in said and "lacks" in said
+    else:
+        assert said == "computed 1.0"
+
+
+@pytest.mark.parametrize("path", [None, ""])
+def test_without_a_wish_the_best_path_is_taken(kernel, path):
+    assert one_call(path) == "computed 1.0"
+
+
+@pytest.mark.parametrize("path", ["sse9", "AVX2", "avx", "avx5122"])
+def test_a_path_that_does_not_exist_is_an_error(kernel, path):
+    said = one_call(path)
+    assert VARIABLE in said and "\n" not in said
+    assert all(name in said for name in PATHS)
