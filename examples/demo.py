@@ -12,6 +12,7 @@ the layer shapes of Llama 3.1, which it also draws. Build the package first: mak
 
 import argparse
 import copy
+import logging
 import os
 import sys
 from pathlib import Path
@@ -77,7 +78,10 @@ def run(args: argparse.Namespace) -> None:
     def bar(total: int, what: str) -> tqdm:
         return tqdm(total=total, desc=what, unit="", leave=False, disable=None, dynamic_ncols=True)
 
-    loaded = text.load(args.model, args.device)
+    try:
+        loaded = text.load(args.model, args.device)
+    except Exception as error:
+        raise DemoError(f"--model {args.model or '(default)'}: {first_line(error)}") from error
     length = min(1024, loaded.context)
     ids = loaded.tokenizer.encode(prompt)
     room = loaded.context - args.tokens
@@ -92,6 +96,8 @@ def run(args: argparse.Namespace) -> None:
         quantized = copy.deepcopy(loaded.model)
         calibration = text.calibration_windows(loaded.tokenizer, min(512, length), 8)
         kernel.quantization.quantize_llama(quantized, calibration.split(1), granularity=args.granularity)
+        # Without a word on every other layer that could have a kernel.
+        logging.getLogger("kernels").setLevel(logging.ERROR)
         with kernels.use_kernel_mapping(kernel.layers.mapping()):
             kernels.kernelize(quantized, mode=kernels.Mode.INFERENCE)
     print(f"Quantised: linears of {len(quantized.model.layers)} layers to FP8, weight scales per {args.granularity}.\n")
@@ -139,6 +145,7 @@ def main() -> int:
     args = arguments()
     try:
         run(args)
+        sys.stdout.flush()  # a closed pipe shows here, not when the interpreter exits
     except KeyboardInterrupt:
         print("\ndemo.py: interrupted; nothing half-written is left", file=sys.stderr)
         return 130

@@ -26,6 +26,8 @@ namespace {
 template <class L, DType in, DType weight_type, DType out_type, bool with_residual>
 void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
     using F = typename L::F;
+    const bool may_flush =
+        is_fp8(out_type) && L::template all_below<weight_type>(args.weight, args.d, L::kFlushedFactor);
     for (int64_t row = begin; row < end; ++row) {
         const void* x = at<in>(args.x, row * args.x_stride);
         void* residual = with_residual ? at<in>(args.residual, row * args.residual_stride) : nullptr;
@@ -50,11 +52,12 @@ void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
         const void* next_x = at<in>(x, ahead * args.x_stride);
         const void* next_residual = with_residual ? at<in>(residual, ahead * args.residual_stride) : next_x;
         // store(i, product, n) rounds and stores the elements from i on.
-        auto normalize = [&](int64_t first, int64_t length, auto store) {
+        auto normalize = [&](int64_t first, int64_t length, auto flush, auto store) {
             for_blocks<L>(length, [&](int64_t i, auto n, int) {
                 prefetch(at<in>(next_x, first + i));
                 if constexpr (with_residual) prefetch(at<in>(next_residual, first + i));
-                const F normal = L::template round_quickly<in>(L::mul(L::template load<in, in>(at<in>(h_row, first + i), n), r));
+                F normal = L::mul(L::template load<in, in>(at<in>(h_row, first + i), n), r);
+                normal = decltype(flush)::value ? L::template round_flushing<in>(normal) : L::template round_to<in>(normal);
                 // The product of two 16-bit numbers in their own arithmetic is the float32 product rounded, so
                 // one expression serves both types of weight.
                 F product = L::mul(normal, L::template load<weight_type, in>(at<weight_type>(args.weight, first + i), n));
@@ -67,13 +70,15 @@ void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
             alignas(64) char y[kStage * element_size(in)];
             for (int64_t first = 0; first < args.d; first += kStage) {
                 const int64_t length = args.d - first < kStage ? args.d - first : kStage;
-                normalize(first, length, [&](int64_t i, F product, auto n) {
+                auto store = [&](int64_t i, F product, auto n) {
                     L::template store_for_fp8<in>(at<in>(y, i), product, scale, n);
-                });
+                };
+                if (may_flush) normalize(first, length, std::true_type(), store);
+                else normalize(first, length, std::false_type(), store);
                 L::template quantize<out_type, in>(y, at<out_type>(out, first), length, scale);
             }
         } else {
-            normalize(0, args.d, [&](int64_t i, F product, auto n) {
+            normalize(0, args.d, std::false_type(), [&](int64_t i, F product, auto n) {
                 L::template store<in, in>(at<in>(out, i), L::template round_to<in>(product), n);
             });
         }

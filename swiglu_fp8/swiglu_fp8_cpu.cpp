@@ -1,7 +1,42 @@
+#include <cmath>
+#include <vector>
+
 #include "../common/cpu/features.h"
+#include "../common/cpu/simd_portable.h"
 #include "swiglu_fp8_cpu.h"
 
 namespace rocm_fp8 {
+namespace {
+
+// Through float32, as the unfused module rounds. -infinity gives NaN and the largest negative numbers give -0, as
+// in torch.
+template <DType type>
+std::vector<uint16_t> make_silu_table() {
+    using L = Lanes<Portable>;
+    using Whole = std::integral_constant<int, L::block>;
+    std::vector<uint16_t> table(65536);
+    for (int first = 0; first < 65536; first += L::block) {
+        uint16_t bits[L::block];
+        float values[L::block];
+        for (int i = 0; i < L::block; ++i) bits[i] = uint16_t(first + i);
+        L::store<DType::f32, type>(values, L::load<type, type>(bits, Whole()), Whole());
+        for (float& v : values) v = float(double(v) / (1 + std::exp(-double(v))));
+        const L::F silu = L::tame_nan(L::load<DType::f32, type>(values, Whole()));
+        L::store<type, type>(table.data() + first, L::round_to<type>(silu), Whole());
+    }
+    return table;
+}
+
+}  // namespace
+
+const uint16_t* silu_table(DType type) {
+    if (type == DType::f16) {
+        static const std::vector<uint16_t> table = make_silu_table<DType::f16>();
+        return table.data();
+    }
+    static const std::vector<uint16_t> table = make_silu_table<DType::bf16>();
+    return table.data();
+}
 
 Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on) {
     if (args.rows == 0 || args.d == 0) return {};
@@ -10,7 +45,7 @@ Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on) {
     RowsKernel<SwigluFp8Args> kernel = choice.isa == Isa::avx512 ? swiglu_avx512(args)
                                        : choice.isa == Isa::avx2 ? swiglu_avx2(args)
                                                                  : swiglu_portable(args);
-    run_rows(args, 2 * args.d, kernel, on);
+    run_rows(args, args.d, kernel, on);
     return {};
 }
 

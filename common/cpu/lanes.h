@@ -103,20 +103,32 @@ struct Lanes {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
         else return each(R::round_bf16, x);
     }
-    // The same by an instruction which takes subnormal numbers for 0, where there are none.
+    // The same where bfloat16 numbers below 2^-126 may become 0, which is what the instruction for it does.
     template <DType row>
-    static F round_quickly(F x) {
+    static F round_flushing(F x) {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
-        else if (__builtin_expect(R::any_subnormal(x.a, x.b), 0)) return each(R::round_bf16, x);
         else R::round_bf16_pair(x.a, x.b);
         return x;
     }
-    static bool any_subnormal(F x) { return R::any_subnormal(x.a, x.b); }
+    // A flushed number times one below this bound, divided by a usual scale (see below), is 0 in FP8 in any case.
+    static constexpr float kFlushedFactor = 0x1p48f;
+
+    // Whether all n numbers are below `bound` in magnitude, and none is NaN.
+    template <DType type>
+    static bool all_below(const void* p, int64_t n, float bound) {
+        bool any = false;
+        for_blocks<Lanes>(n, [&](int64_t i, auto count, int) {
+            const F x = load<type, type>(at<type>(p, i), count);
+            any |= any_not_below(x, bound);
+        });
+        return !any;
+    }
+    static bool any_not_below(F x, float bound) {
+        return R::any_not_below(R::magnitude(x.a), R::magnitude(x.b), bound);
+    }
 
     // For NaNs with any payload (those of float32 weights).
     static F tame_nan(F x) { return each(R::tame_nan, x); }
-
-    static bool any_below(F x, float bound) { return R::any_below(x.a, x.b, bound); }
 
     // Quantisation: fp8(y / scale), as by a division rounded to float32.
     //
@@ -134,8 +146,7 @@ struct Lanes {
             largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize()
         }
     };
-    // round_to and store, for what quantize() reads: a bfloat16 below 2^-126 may become 0, which divided by a usual
-    // scale it would be in FP8 as well.
+    // round_to and store, for what quantize() reads: with a usual scale as round_flushing.
     template <DType row, class N>
     static void store_for_fp8(void* p, F x, const Scale& s, N n) {
         if constexpr (row == DType::bf16 && !std::is_same_v<N, int>) {

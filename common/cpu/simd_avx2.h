@@ -14,22 +14,10 @@ struct Avx2 {
 
     static V set1(float x) { return _mm256_set1_ps(x); }
     static V add(V a, V b) { return _mm256_add_ps(a, b); }
-    static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
     static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
-    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return _mm256_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-    static V fnmadd(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
-    static V fnmsub(V a, V b, V c) { return _mm256_fnmsub_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm256_min_ps(x, _mm256_set1_ps(bound)); }
-    static V scale_by(V p, V magic_sum) {
-        return as_float(_mm256_add_epi32(as_int(p), _mm256_slli_epi32(as_int(magic_sum), 23)));
-    }
-    static bool any_below(V a, V b, float bound) {
-        // minps gives its second operand where one is NaN; a NaN in b may so hide a, hence both orders.
-        const V least = _mm256_min_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
-        return _mm256_movemask_ps(_mm256_cmp_ps(least, _mm256_set1_ps(bound), _CMP_LT_OQ)) != 0;
-    }
     static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
     // Of magnitudes: their order is that of their bits, with NaN at the top.
     static bool any_not_below(V a, V b, float bound) {
@@ -47,7 +35,6 @@ struct Avx2 {
         a = round_bf16(a);
         b = round_bf16(b);
     }
-    static bool any_subnormal(V, V) { return false; }
     static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V round_f16(V x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
     static V tame_nan(V x) {

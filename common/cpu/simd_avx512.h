@@ -15,25 +15,14 @@ struct Avx512 {
 
     static V set1(float x) { return _mm512_set1_ps(x); }
     static V add(V a, V b) { return _mm512_add_ps(a, b); }
-    static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
-    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return _mm512_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-    static V fnmadd(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
-    static V fnmsub(V a, V b, V c) { return _mm512_fnmsub_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm512_min_ps(x, _mm512_set1_ps(bound)); }
-    static V scale_by(V p, V magic_sum) {
-        return as_float(_mm512_add_epi32(as_int(p), _mm512_slli_epi32(as_int(magic_sum), 23)));
-    }
-    static bool any_below(V a, V b, float bound) {
-        const V limit = _mm512_set1_ps(bound);
-        return (_mm512_cmp_ps_mask(a, limit, _CMP_LT_OQ) | _mm512_cmp_ps_mask(b, limit, _CMP_LT_OQ)) != 0;
-    }
     static V magnitude(V x) { return _mm512_abs_ps(x); }
     static bool any_not_below(V a, V b, float bound) {
         const V limit = _mm512_set1_ps(bound);
-        return (_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ) | _mm512_cmp_ps_mask(b, limit, _CMP_NLT_UQ)) != 0;
+        return !_kortestz_mask16_u8(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), _mm512_cmp_ps_mask(b, limit, _CMP_NLT_UQ));
     }
     static bool any_nan(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 
@@ -44,10 +33,6 @@ struct Avx512 {
         return as_float(_mm512_and_si512(up, _mm512_set1_epi32(int(0xFFFF0000u))));
     }
     static void round_bf16_pair(V& a, V& b) { split_bf16(rounded_words(a, b), a, b); }
-    static bool any_subnormal(V a, V b) {
-        constexpr int subnormal = 0x20;
-        return (_mm512_fpclass_ps_mask(a, subnormal) | _mm512_fpclass_ps_mask(b, subnormal)) != 0;
-    }
     static void store_rounded_bf16(void* p, V a, V b) { _mm512_storeu_si512(p, rounded_words(a, b)); }
     static V round_f16(V x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
     static V tame_nan(V x) {

@@ -24,26 +24,11 @@ struct Portable {
 
     static V set1(float x) { return map([=](int) { return x; }); }
     static V add(V a, V b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
-    static V sub(V a, V b) { return map([&](int i) { return a.v[i] - b.v[i]; }); }
     static V mul(V a, V b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
-    // a / b for b in [1, 2^126].
-    static V quotient(V a, V b) { return div(a, b); }
     static V div(V a, V b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
     static V fma(V a, V b, V c) { return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); }); }
-    // c - a b, and -a b - c.
-    static V fnmadd(V a, V b, V c) { return map([&](int i) { return fma1(-a.v[i], b.v[i], c.v[i]); }); }
-    static V fnmsub(V a, V b, V c) { return map([&](int i) { return fma1(-a.v[i], b.v[i], -c.v[i]); }); }
     // The bound where x is NaN, as the x86 instruction.
     static V at_most(V x, float bound) { return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; }); }
-    // p * 2^n, n the integer in the low bits of `magic_sum` (see silu in swiglu_fp8_cpu.h); the result is normal.
-    static V scale_by(V p, V magic_sum) {
-        return map([&](int i) { return bits_float(float_bits(p.v[i]) + (float_bits(magic_sum.v[i]) << 23)); });
-    }
-    static bool any_below(V a, V b, float bound) {
-        bool any = false;
-        for (int i = 0; i < width; ++i) any |= a.v[i] < bound || b.v[i] < bound;
-        return any;
-    }
     static V magnitude(V x) { return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); }); }
     // NaN is not below anything.
     static bool any_not_below(V a, V b, float bound) {
@@ -68,8 +53,6 @@ struct Portable {
         a = round_bf16(a);
         b = round_bf16(b);
     }
-    // Asked where round_bf16_pair may take them for 0.
-    static bool any_subnormal(V, V) { return false; }
     static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V tame_nan(V a) { return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; }); }
 

@@ -115,6 +115,17 @@ def linears_of(layer: modeling_llama.LlamaDecoderLayer):
             yield parent, fused, parts
 
 
+def check_linears(layer: modeling_llama.LlamaDecoderLayer) -> None:
+    """ValueError where `Fp8Linear.quantized` would refuse the layer's linears."""
+    for parent, _, parts in linears_of(layer):
+        linears = {part: getattr(parent, part) for part in parts}
+        if len({linear.bias is None for linear in linears.values()}) > 1:
+            raise ValueError(f"some, but not all of {', '.join(parts)} have a bias")
+        for part, linear in linears.items():
+            if not bool(torch.isfinite(linear.weight).all()):
+                raise ValueError(f"the weight of {part} holds NaN or infinity")
+
+
 def convert(layer: modeling_llama.LlamaDecoderLayer, join: Callable[[list[torch.nn.Linear]], Fp8Linear]) -> None:
     """Replaces the layer's linears by what `join` makes of them and turns the layer into its FP8 subclass.
 

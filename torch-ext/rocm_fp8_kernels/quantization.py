@@ -98,11 +98,16 @@ def quantize_llama(
     if granularity not in ("tensor", "channel"):
         raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.device)
-    names = {module: name for name, module in model.named_modules()}
+    if fp8_dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+        raise ValueError(f"fp8_dtype: {fp8_dtype}; needs torch.float8_e4m3fn or torch.float8_e4m3fnuz")
+    for layer in layers:
+        llama.check_linears(layer)
+    # By id: as keys the modules would keep all of the old weights alive until the end.
+    names = {id(module): name for name, module in model.named_modules()}
     largest = calibrate(model, inputs)
 
     def join(linears: list[torch.nn.Linear]) -> Fp8Linear:
-        scale = largest[names[linears[0]]] / torch.finfo(fp8_dtype).max or 1.0
+        scale = largest[names[id(linears[0])]] / torch.finfo(fp8_dtype).max or 1.0
         return Fp8Linear.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
     for layer in layers:  # one after the other, so that two copies of the whole model never exist
@@ -156,21 +161,25 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
 
     Raises: FileNotFoundError, or ValueError that says what the checkpoint lacks.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     from . import llama
 
     directory, device = Path(directory), torch.device(device)
-    if not (directory / _WEIGHTS).is_file():
-        raise FileNotFoundError(f"{directory / _WEIGHTS}: no such file")
+    for name in (_WEIGHTS, "config.json"):  # transformers would take a default configuration
+        if not (directory / name).is_file():
+            raise FileNotFoundError(f"{directory / name}: no such file")
     config = LlamaConfig.from_pretrained(directory)
-    with safe_open(directory / _WEIGHTS, framework="pt", device=str(device)) as file:
-        settings = file.metadata() or {}
-        if settings.get("format") != _FORMAT:
-            raise ValueError(f"{directory / _WEIGHTS}: format {settings.get('format')!r}; needs {_FORMAT!r}")
-        state = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(directory / _WEIGHTS, framework="pt", device=str(device)) as file:
+            settings = file.metadata() or {}
+            if settings.get("format") != _FORMAT:
+                raise ValueError(f"{directory / _WEIGHTS}: format {settings.get('format')!r}; needs {_FORMAT!r}")
+            state = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{directory / _WEIGHTS}: {error}") from None
     dtype = getattr(torch, settings["dtype"])
 
     with torch.device("meta"):
