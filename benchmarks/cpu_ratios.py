@@ -27,7 +27,10 @@ def gemm(kernel, m: int, generator: torch.Generator) -> tuple[dict[str, float], 
     """Medians of skinny_gemm and of torch's linear in two dtypes; weight bytes."""
     count = copies(N * K)
     weights = [torch.randn(N, K, generator=generator) for _ in range(2)]
-    fp8 = [(weights[i % 2] if i < 2 else torch.randn(N, K, generator=generator)).to(torch.float8_e4m3fn) for i in range(count)]
+    fp8 = [
+        (weights[i % 2] if i < 2 else torch.randn(N, K, generator=generator)).to(torch.float8_e4m3fn)
+        for i in range(count)
+    ]
     bf16 = [w.bfloat16() for w in weights]
     a = torch.randn(m, K, generator=generator)
     a8, a16, one = a.to(torch.float8_e4m3fn), a.bfloat16(), torch.ones(1)
@@ -53,7 +56,9 @@ def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
 
     def call(module, **kwargs):
         if operator == "add_rms_norm_fp8":
-            return lambda i: module.add_rms_norm_fp8(x[i % count], residual[i % count], weight, scale, **outs(i, kwargs))
+            return lambda i: module.add_rms_norm_fp8(
+                x[i % count], residual[i % count], weight, scale, **outs(i, kwargs)
+            )
         return lambda i: module.swiglu_fp8(x[i % count], scale, **outs(i, kwargs))
 
     def outs(i: int, kwargs: dict) -> dict:

@@ -36,7 +36,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--granularity", choices=["channel", "tensor"], default="channel", help="of the weight scales")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--skip-operators", action="store_true", help="no times of single operators, no plot")
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder of the plot (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo-output"), help="folder of the plot (default: %(default)s)"
+    )
     args = parser.parse_args()
     if args.tokens < 1 or args.windows < 1:
         parser.error("--tokens and --windows must be at least 1")
@@ -52,7 +54,9 @@ def prompt_text(args: argparse.Namespace) -> str:
         try:
             prompt = args.prompt_file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise DemoError(f"{args.prompt_file} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from None
+            raise DemoError(
+                f"{args.prompt_file} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+            ) from None
     if not prompt:
         raise DemoError("the prompt is empty")
     return prompt
@@ -73,7 +77,9 @@ def run(args: argparse.Namespace) -> None:
     try:
         kernel = load_kernel("cpu" if args.device == "cpu" else None)
     except Exception as error:
-        raise DemoError(f"no build of the kernels for this machine (make build makes one): {first_line(error)}") from None
+        raise DemoError(
+            f"no build of the kernels for this machine (make build makes one): {first_line(error)}"
+        ) from None
 
     def bar(total: int, what: str) -> tqdm:
         return tqdm(total=total, desc=what, unit="", leave=False, disable=None, dynamic_ncols=True)
@@ -90,7 +96,9 @@ def run(args: argparse.Namespace) -> None:
     if len(ids) > room:
         print(f"The prompt has {len(ids)} tokens; the last {room} fit beside {args.tokens} new ones.")
         ids = ids[-room:]
-    print(f"Model: {loaded.name}, bfloat16. Kernels: {kernel.__name__}, on {args.device}, {torch.get_num_threads()} threads.")
+    print(
+        f"Model: {loaded.name}, bfloat16. Kernels: {kernel.__name__}, on {args.device}, {torch.get_num_threads()} threads."
+    )
 
     with bar(1, "quantising"):
         quantized = copy.deepcopy(loaded.model)

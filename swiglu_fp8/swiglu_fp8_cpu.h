@@ -11,12 +11,12 @@
 // 32 of them, where the exponential and the division took 36 with AVX-512 and 50 with AVX2. It is also simpler:
 // evaluated in double once a process, right to the last bit for every argument.
 //
-// Versions, swiglu_fp8 [256, 2 x 16384] bf16, 2 cores of a Zen 4, nanoseconds an element of one core in cache, AVX2 / AVX-512:
+// Versions, swiglu_fp8 [4, 2 x 16384] bf16, nanoseconds an element of one Zen 4 core, in cache, AVX2 / AVX-512:
 //   1  silu from exp(-|v|) with selections, right over the whole range in one path    1.85 / 1.23
 //   2  silu from exp(-v) above -87, the rest lane by lane; even and odd registers     1.44 / 0.85
 //   3  the quotient by the scale from its reciprocal, corrected; fewer steps to FP8   1.22 / 0.70
 //   4  three short loops instead of one long one                                      0.85 / 0.53
-//   5  silu by table                                                                  @S5@
+//   5  silu by table                                                                  0.60 / 0.50
 #pragma once
 
 #include <emmintrin.h>

@@ -158,11 +158,14 @@ def test_a_workload_runs_and_is_verified(classes, capsys, name):
     floor = re.search(r"(\w+) .*: (\d+) bytes, floor [\d.]+ ms", capsys.readouterr().err)
     assert floor[1].replace("_", "") == name.lower()
     # Counted from the operands: x, residual twice and out; gate, up and out; weights, activations and result.
-    assert int(floor[2]) == {
-        "AddRmsNormFp8": 2 * 600 * (2 + 2 + 2 + 1),
-        "SwigluFp8": 2 * 600 * (2 + 2 + 1),
-        "SkinnyGemm": 70 * 200 + 3 * 200 + 3 * 70 * 2,
-    }[name]
+    assert (
+        int(floor[2])
+        == {
+            "AddRmsNormFp8": 2 * 600 * (2 + 2 + 2 + 1),
+            "SwigluFp8": 2 * 600 * (2 + 2 + 1),
+            "SkinnyGemm": 70 * 200 + 3 * 200 + 3 * 70 * 2,
+        }[name]
+    )
 
 
 def one_byte_in_a_hundred(out: torch.Tensor) -> None:

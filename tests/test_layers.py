@@ -161,9 +161,7 @@ def test_a_repository_is_what_kernels_needs_it_to_be(kernel):
     assert "RMSNorm" in str(one)
 
 
-@pytest.mark.parametrize(
-    "name, replaced", [("RMSNorm", modeling_llama.LlamaRMSNorm), ("Fp8LlamaDecoderLayer", None)]
-)
+@pytest.mark.parametrize("name, replaced", [("RMSNorm", modeling_llama.LlamaRMSNorm), ("Fp8LlamaDecoderLayer", None)])
 def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name, replaced):
     repository = kernel.layers.mapping()[name][kernel.layers._ops.backend()]
     if replaced is None:

@@ -15,7 +15,6 @@ struct Avx2 {
     static V set1(float x) { return _mm256_set1_ps(x); }
     static V add(V a, V b) { return _mm256_add_ps(a, b); }
     static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
-    static V div(V a, V b) { return _mm256_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm256_min_ps(x, _mm256_set1_ps(bound)); }
     static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }

@@ -16,7 +16,6 @@ struct Avx512 {
     static V set1(float x) { return _mm512_set1_ps(x); }
     static V add(V a, V b) { return _mm512_add_ps(a, b); }
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
-    static V div(V a, V b) { return _mm512_div_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm512_min_ps(x, _mm512_set1_ps(bound)); }
     static V magnitude(V x) { return _mm512_abs_ps(x); }

@@ -25,7 +25,6 @@ struct Portable {
     static V set1(float x) { return map([=](int) { return x; }); }
     static V add(V a, V b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
     static V mul(V a, V b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
-    static V div(V a, V b) { return map([&](int i) { return a.v[i] / b.v[i]; }); }
     static V fma(V a, V b, V c) { return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); }); }
     // The bound where x is NaN, as the x86 instruction.
     static V at_most(V x, float bound) { return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; }); }

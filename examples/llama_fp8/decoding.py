@@ -46,7 +46,9 @@ class Quality:
 
 
 @torch.no_grad()
-def measure(model: torch.nn.Module, tokenizer: Tokenizer, windows: torch.Tensor, advance: Callable[[int], object]) -> Quality:
+def measure(
+    model: torch.nn.Module, tokenizer: Tokenizer, windows: torch.Tensor, advance: Callable[[int], object]
+) -> Quality:
     """Scores the second half of each window [count, length]; the first is context."""
     half = windows.shape[1] // 2
     nats, size, likeliest = 0.0, 0, []

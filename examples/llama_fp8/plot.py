@@ -26,7 +26,9 @@ def draw(times: list[OperatorTime], title: str, path: Path) -> None:
         ):
             where = [i + (offset - 1) * 0.27 for i in range(len(rows))]
             panel.bar(where, [value(t) * 1e6 for t in rows], width=0.25, label=label, color=color)
-        panel.set_xticks(range(len(rows)), [f"{t.operator}\n{t.shape}".replace("skinny_gemm ", "") for t in rows], fontsize=8)
+        panel.set_xticks(
+            range(len(rows)), [f"{t.operator}\n{t.shape}".replace("skinny_gemm ", "") for t in rows], fontsize=8
+        )
         panel.set_yscale("log")
         panel.set_ylabel("microseconds, one row")
         panel.set_title(model)

@@ -85,7 +85,9 @@ class BuildConfig:
             return f"{tree}_dirty" if dirty else tree
         except (OSError, subprocess.CalledProcessError):
             digest = hashlib.sha256()
-            for name in sorted({*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)}):
+            for name in sorted(
+                {*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)}
+            ):
                 digest.update((self.root / name).read_bytes())
             return digest.hexdigest()[:7]
 
@@ -110,7 +112,11 @@ def read_config(root: Path) -> BuildConfig:
     except Exception as error:
         raise BuildError(f"{path}: {error}") from None
     config = BuildConfig(root, table)
-    missing = [s for s in [*config.torch_sources, *(s for b in config.backends for k in config.sections(b) for s in k.src)] if not (root / s).is_file()]
+    missing = [
+        s
+        for s in [*config.torch_sources, *(s for b in config.backends for k in config.sections(b) for s in k.src)]
+        if not (root / s).is_file()
+    ]
     if missing:
         raise BuildError(f"{path}: names files that do not exist: {', '.join(missing)}")
     return config

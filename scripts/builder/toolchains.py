@@ -26,7 +26,8 @@ def python_include_dir() -> Path:
     path = Path(sysconfig.get_paths()["include"])
     if not (path / "Python.h").is_file():
         raise BuildError(
-            f"{path}/Python.h is missing: install Python's headers (Debian and Ubuntu: python3-dev, Fedora: python3-devel)"
+            f"{path}/Python.h is missing: install Python's headers"
+            " (Debian and Ubuntu: python3-dev, Fedora: python3-devel)"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""What of the arguments is looked at in Python: what allocates, copies or would fail before the binding's own checks."""
+"""What of the arguments is looked at in Python: what allocates, copies or fails before the binding's own checks."""
 
 import torch
 

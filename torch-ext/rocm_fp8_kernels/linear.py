@@ -46,7 +46,9 @@ class Fp8Linear(torch.nn.Module):
         bias: dtype [out_features], or None.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, channel_scales: bool, dtype, fp8_dtype, device=None):
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, channel_scales: bool, dtype, fp8_dtype, device=None
+    ):
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
 
@@ -125,4 +127,5 @@ class Fp8Linear(torch.nn.Module):
 
     def extra_repr(self) -> str:
         scales = "channel" if self.weight_scale.numel() > 1 else "tensor"
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.weight.dtype}, scales per {scales}"
+        sizes = f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, {self.weight.dtype}, scales per {scales}"

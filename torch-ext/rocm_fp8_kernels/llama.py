@@ -47,9 +47,7 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, modeling_llama.eager_attention_forward
         )
-        output, weights = attend(
-            self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs
-        )
+        output, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         output = output.reshape(*shape, -1)
         # No operator before it to quantise its input: a few elementwise ones of torch.
         quantized = reference.quantize_fp8(output.float() / self.o_proj.input_scale, self.o_proj.weight.dtype)

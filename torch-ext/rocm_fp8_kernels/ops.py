@@ -20,6 +20,8 @@ def _fp8_dtype_of(device_type: str, index: int | None) -> torch.dtype:
     return torch.float8_e4m3fn
 
 
+# A device does not change its architecture: torch.compile need not look inside.
+@torch.compiler.assume_constant_result
 def fp8_dtype(device: torch.device | str) -> torch.dtype:
     """The FP8 format of a device: float8_e4m3fnuz on gfx942 (MI300X), float8_e4m3fn elsewhere."""
     device = torch.device(device)
@@ -27,7 +29,7 @@ def fp8_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def backend() -> str:
-    """"cpu", "cuda" or "rocm": what this build is for."""
+    """ "cpu", "cuda" or "rocm": what this build is for."""
     # kernel-builder writes it into the namespace's name: _rocm_fp8_kernels_<backend>_<id>.
     return ops.name.removeprefix("_rocm_fp8_kernels_").split("_")[0]
 

@@ -14,9 +14,9 @@ import torch
 
 
 def decoder_layer(layer: torch.nn.Module, ops: ModuleType, hidden: torch.Tensor, **attention_arguments) -> torch.Tensor:
-    """`layer` has the modules of LlamaDecoderLayer, quantised (see ../llama.py); hidden float16 or bfloat16 [..., d]."""
+    """`layer` has LlamaDecoderLayer's modules, quantised (see ../llama.py); hidden: float16 or bfloat16 [..., d]."""
     norm, attention = layer.input_layernorm, layer.self_attn
-    # The flattened input_scale of a linear is what the operator before it divides by.
+    # A linear's input_scale is what the operator before it divides by.
     q = ops.rms_norm_fp8(
         hidden,
         norm.weight,
