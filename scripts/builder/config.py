@@ -69,6 +69,10 @@ class BuildConfig:
             if section["backend"] == backend
         ]
 
+    @property
+    def all_sources(self) -> list[str]:
+        return [*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)]
+
     @cached_property
     def unique_id(self) -> str:
         """As kernel-builder names a build: the git tree's short hash, `_dirty` with uncommitted changes to
@@ -85,9 +89,7 @@ class BuildConfig:
             return f"{tree}_dirty" if dirty else tree
         except (OSError, subprocess.CalledProcessError):
             digest = hashlib.sha256()
-            for name in sorted(
-                {*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)}
-            ):
+            for name in sorted(set(self.all_sources)):
                 digest.update((self.root / name).read_bytes())
             return digest.hexdigest()[:7]
 
@@ -112,11 +114,7 @@ def read_config(root: Path) -> BuildConfig:
     except Exception as error:
         raise BuildError(f"{path}: {error}") from None
     config = BuildConfig(root, table)
-    missing = [
-        s
-        for s in [*config.torch_sources, *(s for b in config.backends for k in config.sections(b) for s in k.src)]
-        if not (root / s).is_file()
-    ]
+    missing = [name for name in config.all_sources if not (root / name).is_file()]
     if missing:
         raise BuildError(f"{path}: names files that do not exist: {', '.join(missing)}")
     return config
