@@ -93,12 +93,13 @@ def measure(kernel: ModuleType, shapes: LlamaShapes, device: str) -> Iterator[Op
     activations stays in the caches, as it does in decoding."""
     fp8 = kernel.fp8_dtype(device)
     synchronize = torch.cuda.synchronize if device != "cpu" else None
-    for make in (_row_cases, _linear_cases):
+    ceilings, moved = ceiling_cases(torch.Generator(device).manual_seed(0), device)
+    read = in_turn({"read": ceilings["read"]}, rounds=ROUNDS, synchronize=synchronize)["read"]
+    del ceilings
+    for make, rounds in ((_row_cases, 20 * ROUNDS), (_linear_cases, ROUNDS)):
         for case in make(kernel, shapes, device, fp8):
-            ceilings, moved = ceiling_cases(torch.Generator(device).manual_seed(0), device)
-            cases = {"read": ceilings["read"], "kernel": case.kernel, "torch": case.torch}
-            times = in_turn(cases, rounds=ROUNDS, synchronize=synchronize)
-            floor = case.bytes_moved * times["read"] / moved["read"]
+            times = in_turn({"kernel": case.kernel, "torch": case.torch}, rounds, synchronize=synchronize)
+            floor = case.bytes_moved * read / moved["read"]
             yield OperatorTime(shapes.name, case.operator, case.shape, times["kernel"], times["torch"], floor)
 
 

@@ -77,7 +77,7 @@ def default_prompt() -> str:
     """The beginning of a held-out module, cut in the middle of a function."""
     text = dict(corpus.held_out_files())["textwrap.py"].decode()
     start = text.index("    def _wrap_chunks(")
-    return text[start - 1200 : start].lstrip() + text[start : start + 40]
+    return text[start - 700 : start].lstrip() + text[start : start + 36]
 
 
 def windows(text: bytes, tokenizer: Tokenizer, length: int, count: int) -> torch.Tensor:
