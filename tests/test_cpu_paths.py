@@ -39,6 +39,28 @@ except RuntimeError as error:
 """
 
 
+# 64 MiB of weights. Writing 5 to clear_refs sets the peak of resident memory to what is resident now.
+PEAK = """
+import re, sys, torch
+sys.path.insert(0, {root!r})
+from scripts.load import load_kernel
+kernel = load_kernel("cpu")
+one, fp8 = torch.ones(1), torch.float8_e4m3fn
+b = torch.randn(1 << 20).to(fp8).repeat(64).view(4096, 16384)
+a = torch.randn(32, 16384).to(fp8)
+
+def status(key):
+    return int(re.search(key + r":\\s*(\\d+)", open("/proc/self/status").read())[1])
+
+for m in (1, 32):
+    kernel.skinny_gemm(a[:m], b[:64], one, one)  # threads, and the buffer for a
+    before = status("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    out = kernel.skinny_gemm(a[:m], b, one, one)
+    print(status("VmHWM") - before)
+"""
+
+
 @cache
 def processor_flags() -> frozenset[str]:
     lines = re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -130,3 +152,16 @@ def test_a_path_that_does_not_exist_is_an_error(kernel, path):
     said = one_call(path)
     assert VARIABLE in said and "\n" not in said
     assert all(name in said for name in PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_skinny_gemm_makes_no_copy_of_the_weights(kernel, path):
+    if lacking(path):
+        pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
+    code = PEAK.format(root=str(TESTS.parent))
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment(path), capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    grown = [int(line) for line in run.stdout.split()]  # KiB
+    assert len(grown) == 2 and max(grown) < 8 * 1024, grown

@@ -288,7 +288,8 @@ def test_the_table_of_times():
 def test_the_default_prompt_is_unseen_and_ends_in_a_function():
     prompt = text.default_prompt()
     held_out = dict(corpus.held_out_files())["textwrap.py"].decode()
-    assert prompt in held_out and prompt[0] > " " and 1000 < len(prompt) < 1300
+    # Beside 160 new bytes it must fit into the byte-level model's context.
+    assert prompt in held_out and prompt[0] > " " and 500 < len(prompt.encode()) <= 1024 - 160 - 1
     assert prompt.rstrip().endswith("def _wrap_chunks(self, chunks):")
     assert prompt[-400:].encode() not in corpus.training_bytes()
 
