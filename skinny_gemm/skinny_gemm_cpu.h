@@ -4,7 +4,7 @@
 // is the memory's read rate; the work is to decode 64 weights in about 10 cycles, so that two cores keep up
 // with it. Above about 4 rows the multiplications are the limit: m n k / (products an instruction).
 //
-//   few rows (m <= 4)    tiles of m x kStreamColumns; the weights are decoded in registers, used m times
+//   few rows (m <= 4)    tiles of m x R::stream_n(m); the weights are decoded in registers, used m times
 //   more rows            K in slices: kColumns rows of B x kSlice are decoded into the nearest cache, then
 //                        multiplied with all rows of A in tiles of kTileM x R::tile_n
 //
@@ -55,7 +55,7 @@ class SkinnyGemm {
     using Operand = typename R::Operand;
     static constexpr int kStep = R::step, kParts = R::parts, kLanes = sizeof(Sum) / sizeof(float);
     static constexpr int kStepBytes = kParts * sizeof(Operand);
-    static constexpr int kTileM = 4, kColumns = kSkinnyGemmColumns, kMaxStreamed = 4, kStreamColumns = 4;
+    static constexpr int kTileM = 4, kColumns = kSkinnyGemmColumns, kMaxStreamed = 4;
     static_assert(kColumns % R::tile_n == 0);
     // A decoded slice of a row is 512 bytes: the slices of 32 rows of A and 12 of B fit into 32 KiB.
     static constexpr int kSlice = 512 / kStepBytes * kStep;
@@ -157,7 +157,7 @@ class SkinnyGemm {
     template <int M, int N, DType out_type>
     static void stream_tile(const SkinnyGemmArgs& p, const char* a, const bool* has_nan, int64_t n0) {
         Sum acc[M][N];
-        typename R::NanMask nan[N];
+        typename R::NanMask any_nan;  // of all columns: registers are short here, and NaN codes rare
         for (auto& row : acc)
             for (Sum& v : row) v = R::zero();
         const uint8_t* b = p.b + n0 * p.b_stride;
@@ -166,7 +166,7 @@ class SkinnyGemm {
             for (int j = 0; j < N; ++j) {
                 Operand w[kParts];
                 R::template decode<format>(bytes + j * stride, w);
-                R::template note_nan<format>(nan[j], bytes + j * stride);
+                R::template note_nan<format>(any_nan, bytes + j * stride);
                 for (int i = 0; i < M; ++i)
                     for (int q = 0; q < kParts; ++q)
                         acc[i][j] = R::dot(acc[i][j], R::load_operand(a + i * kStepBytes + q * sizeof(Operand)), w[q]);
@@ -189,16 +189,27 @@ class SkinnyGemm {
             for (int j = 0; j < N; ++j) std::memcpy(tails + j * kStep, b + j * p.b_stride + k, p.k - k);
             step(tails, kStep);
         }
+        bool nan[N] = {};
+        if (R::any_nan(any_nan))
+            for (int j = 0; j < N; ++j) nan[j] = holds_nan(b + j * p.b_stride, p.k);
         const Columns columns(p, n0, N);
         for (int i = 0; i < M; ++i)
             finish<out_type>(p, i, n0, N, columns, has_nan[i], [&](int j) { return acc[i][j]; },
-                             [&](int j) { return R::any_nan(nan[j]); });
+                             [&](int j) { return nan[j]; });
+    }
+
+    static bool holds_nan(const uint8_t* codes, int64_t count) {
+        for (int64_t k = 0; k < count; ++k) {
+            const float value = fp8_decode<format>(codes[k]);
+            if (value != value) return true;
+        }
+        return false;
     }
 
     template <int M, DType out_type>
     static void stream_columns(const SkinnyGemmArgs& p, const char* a, const bool* has_nan, int64_t begin, int64_t end) {
-        for (; begin + kStreamColumns <= end; begin += kStreamColumns)
-            stream_tile<M, kStreamColumns, out_type>(p, a, has_nan, begin);
+        constexpr int N = R::stream_n(M);
+        for (; begin + N <= end; begin += N) stream_tile<M, N, out_type>(p, a, has_nan, begin);
         for (; begin < end; ++begin) stream_tile<M, 1, out_type>(p, a, has_nan, begin);
     }
 

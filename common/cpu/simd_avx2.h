@@ -105,6 +105,8 @@ struct Avx2 {
     using Sum = __m256;
     // 16 registers: 4 x 3 sums, 3 columns and the row.
     static constexpr int step = 32, parts = 4, tile_n = 3;
+    // 6 sums at m = 1: enough chains, and a register each for the rest.
+    static constexpr int stream_n(int m) { return m == 1 ? 6 : m == 2 ? 4 : 3; }
     template <DType format>
     static constexpr float operand_scale = Fp8Format<format>::half_scale;
     struct NanMask {
@@ -119,12 +121,13 @@ struct Avx2 {
     static Sum dot(Sum s, Operand a, Operand b) { return _mm256_fmadd_ps(a, b, s); }
     template <DType format>
     static void decode(const uint8_t* p, Operand* out) {
-        // In the upper byte of a 16-bit word and shifted right by 1, sign repeated, a code's fields stand where
-        // IEEE half has them but for the second sign, which is cleared together with the lower byte.
+        // Times 128 as a signed 16-bit word a code's fields stand where IEEE half has them, but for a second sign bit
+        // below the first, which is cleared. The multiplication of byte pairs takes one of the two: no shifts, whose
+        // pipes the conversions need.
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i fields = _mm256_set1_epi16(int16_t(0xBF80));
-        const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(x, 1), fields);
-        const __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 1), fields);
+        const __m256i even = _mm256_and_si256(_mm256_maddubs_epi16(_mm256_set1_epi16(0x0080), x), fields);
+        const __m256i odd = _mm256_and_si256(_mm256_maddubs_epi16(_mm256_set1_epi16(int16_t(0x8000)), x), fields);
         // The elements' order (0 2 4 .. 14, 16 .. 30, 1 3 ..) is the same for A and B.
         out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
         out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));

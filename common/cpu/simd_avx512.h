@@ -100,6 +100,7 @@ struct Avx512 {
     using Operand = __m512i;
     using Sum = __m512;
     static constexpr int step = 64, parts = 2, tile_n = 6;
+    static constexpr int stream_n(int) { return 4; }
     template <DType format>
     static constexpr float operand_scale = 1.0f;
     struct NanMask {};

@@ -106,6 +106,7 @@ struct Portable {
     using Operand = V;
     using Sum = V;
     static constexpr int step = 8, parts = 1, tile_n = 3;
+    static constexpr int stream_n(int) { return 4; }
     template <DType format>
     static constexpr float operand_scale = Fp8Format<format>::half_scale;
     struct NanMask {
