@@ -1,11 +1,12 @@
 """What differs between backends: compilers, flags, the variant's name, the architectures in its metadata.
 
-A toolchain has `env_name` (the middle of the variant's name: cpu, cu130, rocm72), `archs(config)`,
-`compile_rules()` (file ending -> ninja command), `defines` for the torch binding and `link_command`.
+A toolchain has `env_name` (the middle of the variant's name: cpu, rocm72), `archs(config)`, and the commands
+`compile_command(section, source)` and `link_command()`.
 """
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -50,44 +51,119 @@ def cxx_compiler() -> str:
     )
 
 
+CXX_ENDINGS = (".cpp", ".cc", ".cxx")
+
+COMMON_FLAGS = ["-std=c++20", "-fPIC", "-DNDEBUG", "-fvisibility-inlines-hidden", "-Wall", "-Wextra"]
+
+
+def shared_library_flags(torch_library: str) -> list[str]:
+    """`torch_library` is named as needed although nothing of it is linked in: Python opens extension modules with
+    RTLD_NOW | RTLD_LOCAL, and torch's own libraries are not in the global scope, so the stable ABI's functions
+    are found only through such an entry. It is satisfied by the library that `import torch` has loaded,
+    whichever version that is. libpython is not needed, its symbols come from the executable.
+
+    libstdc++ is linked in, without its unused parts, some of which need a new glibc: the library must load where
+    the compiler at hand is newer than the system (manylinux_2_28; see OLD_GLIBC_CPP)."""
+    return [
+        *("-shared", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,-z,relro"),
+        *("-Wl,--no-as-needed", f"-L{torch_dir() / 'lib'}", f"-l:{torch_library}", "-Wl,--as-needed"),
+        "-Wl,--allow-shlib-undefined",
+    ]
+
+
+def prefix_map(config: BuildConfig) -> str:
+    """torch's checks put the source's name into their messages: as build.toml has it, not as this machine has."""
+    return f"-fmacro-prefix-map={config.root}/="
+
+
+def takes(compiler: str, flag: str) -> bool:
+    command = [compiler, flag, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(command, input="", capture_output=True, text=True).returncode == 0
+
+
 class CpuToolchain:
     env_name = "cpu"
+    binding_defines = ["-DCPU_KERNEL"]
 
     def __init__(self, config: BuildConfig):
         self.cxx = cxx_compiler()
-        # torch's checks put the source's name into their messages: as build.toml has it, not as this machine has.
-        self.prefix_map = f"-fmacro-prefix-map={config.root}/="
+        self.prefix_map = prefix_map(config)
+        # Two versions of the kernel in one process must not share static data, which GCC alone would make them do.
+        self.unique = [flag for flag in ["-fno-gnu-unique"] if takes(self.cxx, flag)]
 
     def archs(self, config: BuildConfig) -> list[str] | None:
         return None
 
-    # -fno-gnu-unique: two versions of the kernel in one process must not share static data.
     # -Wno-uninitialized: GCC 12's own AVX-512 header trips it at every intrinsic.
-    common_flags = [
-        *("-std=c++20", "-fPIC", "-DNDEBUG", "-DCPU_KERNEL", "-fno-gnu-unique", "-fvisibility-inlines-hidden"),
-        *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-unknown-warning-option", "-Wno-maybe-uninitialized"),
-    ]
+    quiet = ["-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"]
 
     def compile_command(self, section: KernelSection | None, source: str) -> list[str]:
         """The command for one source, without -c, -o and the dependency file."""
-        if not source.endswith((".cpp", ".cc", ".cxx")):
+        if not source.endswith(CXX_ENDINGS):
             raise BuildError(f"build.toml: {source}: the cpu backend compiles .cpp files only")
         flags = section.flags.get("cxx-flags", []) if section else ["-O2"]
-        return [self.cxx, *self.common_flags, self.prefix_map, *flags]
+        return [self.cxx, *COMMON_FLAGS, *self.unique, *self.quiet, *self.binding_defines, self.prefix_map, *flags]
 
     def link_command(self) -> list[str]:
-        """libtorch_cpu is named as needed although nothing of it is linked in: Python opens extension modules with
-        RTLD_NOW | RTLD_LOCAL, and torch's own libraries are not in the global scope, so the stable ABI's functions
-        are found only through such an entry. It is satisfied by the library that `import torch` has loaded,
-        whichever version that is. libpython is not needed, its symbols come from the executable.
+        return [self.cxx, *shared_library_flags("libtorch_cpu.so")]
 
-        libstdc++ is linked in, without its unused parts, some of which need a new glibc: the library must load where
-        the compiler at hand is newer than the system (manylinux_2_28; see OLD_GLIBC_CPP)."""
+
+class RocmToolchain:
+    """clang for the architectures of each section's `rocm-archs`, HIP from ROCM_PATH or scripts/rocm_toolchain.py.
+
+    Cross-compilation: neither a GPU nor torch's ROCm build is needed.
+    """
+
+    # The dispatch key and the stable ABI's stream functions are CUDA's on ROCm too.
+    binding_defines = ["-DROCM_KERNEL", "-DUSE_CUDA=1"]
+
+    def __init__(self, config: BuildConfig):
+        self.prefix_map = prefix_map(config)
+        installed = os.environ.get("ROCM_PATH")
+        fetched = Path(__file__).resolve().parents[2] / "build" / ".rocm"
+        self.root = Path(installed) if installed else fetched / "usr"
+        version = self.root / "include" / "hip" / "hip_version.h"
+        if not version.is_file():
+            raise BuildError(f"{version}: no such file; python scripts/rocm_toolchain.py fetches what ROCm builds need")
+        numbers = dict(re.findall(r"#define HIP_VERSION_(MAJOR|MINOR) (\d+)", version.read_text()))
+        self.env_name = f"rocm{numbers['MAJOR']}{numbers['MINOR']}"
+        own = [str(path) for path in self.root.glob("l*/llvm/bin/clang++")]
+        self.clang = next((path for path in [*own, *map(shutil.which, ("clang++-22", "clang++"))] if path), None)
+        if self.clang is None:
+            raise BuildError("clang++-22 is missing; python scripts/rocm_toolchain.py brings it")
+        self.hip_library = self._find("libamdhip64.so.*", "lib*/", "lib/*/")
+        self.device_libraries = self._find("ockl.bc", "**/amdgcn/bitcode/").parent
+
+    def _find(self, name: str, *folders: str) -> Path:
+        for folder in folders:
+            for path in sorted(self.root.glob(f"{folder}{name}")):
+                return path
+        raise BuildError(f"{self.root}: holds no {name}")
+
+    def archs(self, config: BuildConfig) -> list[str]:
+        return sorted({arch for section in config.sections("rocm") for arch in section.archs})
+
+    def compile_command(self, section: KernelSection | None, source: str) -> list[str]:
+        host = [self.clang, *COMMON_FLAGS, *self.binding_defines, self.prefix_map]
+        flags = section.flags if section else {}
+        if source.endswith(CXX_ENDINGS):
+            # HIP's headers say themselves that they are read on the host side of AMD's platform.
+            include = [f"-isystem{self.root / 'include'}", "-D__HIP_PLATFORM_AMD__=1"]
+            return [*host, *include, *flags.get("cxx-flags", ["-O2"])]
+        if not source.endswith(".hip"):
+            raise BuildError(f"build.toml: {source}: the rocm backend compiles .hip and .cpp files")
+        if not section.archs:
+            raise BuildError(f"build.toml: [kernel.{section.name}] needs rocm-archs")
         return [
-            *(self.cxx, "-shared", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,-z,relro"),
-            *("-Wl,--no-as-needed", f"-L{torch_dir() / 'lib'}", "-l:libtorch_cpu.so", "-Wl,--as-needed"),
-            "-Wl,--allow-shlib-undefined",
+            *(*host, "-x", "hip", *(f"--offload-arch={arch}" for arch in section.archs)),
+            *(f"--rocm-path={self.root}", f"--rocm-device-lib-path={self.device_libraries}"),
+            *(f"-isystem{self.root / 'include'}", *flags.get("hip-flags", ["-O3"])),
         ]
 
+    def link_command(self) -> list[str]:
+        # libtorch.so brings in whichever of libtorch_hip and libtorch_cpu there is, and with them the ABI's functions.
+        hip = [f"-L{self.hip_library.parent}", "-l:libamdhip64.so." + self.env_name.removeprefix("rocm")[0]]
+        return [self.clang, "-fuse-ld=lld", *shared_library_flags("libtorch.so"), *hip]
 
-TOOLCHAINS = {"cpu": CpuToolchain}
+
+TOOLCHAINS = {"cpu": CpuToolchain, "rocm": RocmToolchain}

@@ -1,0 +1,151 @@
+"""scripts/build.py --backend rocm on a package of one small kernel: a fat binary, cross-built without a GPU."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ARCHS = ["gfx942", "gfx950"]
+FETCHED = ROOT / "build" / ".rocm" / "usr" / "include" / "hip" / "hip_version.h"
+
+SOURCES = {
+    "build.toml": """\
+[general]
+name = "one-kernel"
+version = 1
+edition = 5
+license = "Apache-2.0"
+backends = ["rocm"]
+
+[general.hub]
+repo-id = "somebody/one-kernel"
+
+[torch]
+src = ["torch-ext/binding.cpp"]
+
+[torch.stable-abi]
+rocm = "2.11"
+
+[kernel.twice]
+backend = "rocm"
+depends = ["torch"]
+rocm-archs = ["gfx950", "gfx942"]
+src = ["twice.hip"]
+""",
+    "twice.hip": """\
+#include <hip/hip_runtime.h>
+__global__ void twice(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] *= 2; }
+extern "C" int launch_twice(float* x, int blocks, void* stream) {
+    twice<<<blocks, 256, 0, static_cast<hipStream_t>(stream)>>>(x);
+    return int(hipGetLastError());
+}
+""",
+    "torch-ext/binding.cpp": '#include "registration.h"\nREGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n',
+    "torch-ext/one_kernel/__init__.py": '"""Nothing."""\n',
+}
+
+needs_toolchain = pytest.mark.skipif(
+    not FETCHED.is_file() or not shutil.which("clang++-22"),
+    reason="python scripts/rocm_toolchain.py has not been run (.ci/run does)",
+)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        path = tmp_path / "package" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "package"
+
+
+def build(package: Path, **environment: str) -> subprocess.CompletedProcess:
+    # Nothing above the temporary folder is taken for the package's repository.
+    kept = {name: value for name, value in os.environ.items() if name != "ROCM_PATH"}
+    environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
+    command = [sys.executable, str(ROOT / "scripts/build.py"), "--backend", "rocm", "--source", str(package)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def bundled_archs(library: Path) -> list[str]:
+    """The targets in the clang offload bundle of a library, as its own header lists them."""
+    data = library.read_bytes()
+    start = data.index(b"__CLANG_OFFLOAD_BUNDLE__")
+    return sorted(set(re.findall(rb"amdgcn-amd-amdhsa--(gfx\w+)", data[start : start + 4096])))
+
+
+@needs_toolchain
+def test_a_variant_with_a_fat_binary(package):
+    run = build(package)
+    assert run.returncode == 0, run.stderr
+    variant = Path(run.stdout.strip())
+    assert re.fullmatch(r"torch-stable-abi211-rocm7\d-x86_64-linux", variant.name)
+    metadata = json.loads((variant / "metadata.json").read_text())
+    assert metadata["backend"] == {"type": "rocm", "archs": ARCHS}
+    (library,) = variant.glob("*.abi3.so")
+    assert library.stem.removesuffix(".abi3") == metadata["id"]
+    assert bundled_archs(library) == [arch.encode() for arch in ARCHS]
+
+    dynamic = subprocess.run(["llvm-readelf-22", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    assert {"libamdhip64.so.7", "libtorch.so"} <= needed
+    assert not any(name.startswith(("libpython", "libstdc++", "libtorch_")) for name in needed)
+
+
+@needs_toolchain
+def test_the_library_loads_with_an_old_glibc(package):
+    from kernel_abi_check import ObjectFile
+
+    variant = Path(build(package).stdout.strip())
+    (library,) = variant.glob("*.abi3.so")
+    assert ObjectFile(str(library)).check_manylinux("manylinux_2_28") == []
+
+
+@needs_toolchain
+def test_a_failing_kernel_shows_the_compilers_words(package):
+    (package / "twice.hip").write_text('#error "no such luck"\n')
+    run = build(package)
+    assert run.returncode == 1 and "no such luck" in run.stderr
+    assert not list((package / "build").glob("torch-*"))
+
+
+def test_without_rocm_one_line_says_what_brings_it(package, tmp_path):
+    run = build(package, ROCM_PATH=str(tmp_path / "nowhere"))
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1 and "scripts/rocm_toolchain.py" in run.stderr
+
+
+@pytest.fixture
+def script(monkeypatch):
+    spec = importlib.util.spec_from_file_location("rocm_toolchain", ROOT / "scripts" / "rocm_toolchain.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    return module
+
+
+def test_a_broken_download_leaves_nothing(script, monkeypatch, tmp_path, capsys):
+    def run(command, **kwargs):
+        if "download" in command:
+            raise script.ToolchainError("apt-get failed: no network")
+        return "http://mirror.invalid/debian|bookworm\n"
+
+    monkeypatch.setattr(script, "run", run)
+    monkeypatch.setattr(script, "install_compiler", lambda: None)
+    monkeypatch.setattr(script, "PREFIX", tmp_path / "build" / ".rocm")
+    assert script.main() == 1
+    assert capsys.readouterr().err == "rocm_toolchain.py: apt-get failed: no network\n"
+    assert list((tmp_path / "build").iterdir()) == []
+
+
+def test_an_installed_rocm_is_taken_as_it_is(script, monkeypatch, capsys):
+    monkeypatch.setenv("ROCM_PATH", "/opt/rocm")
+    monkeypatch.setattr(script, "run", lambda *args, **kwargs: pytest.fail("nothing is to be fetched"))
+    assert script.main() == 0 and "/opt/rocm" in capsys.readouterr().out
