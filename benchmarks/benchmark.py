@@ -7,6 +7,8 @@ Each workload is verified before it is timed: the row operators byte by byte aga
 skinny_gemm within the bound of a float32 sum. Before each one its floor is printed: the bytes that it must move,
 at the rate at which this machine reads or copies memory. Buffers rotate, so nothing is served from a cache that
 a model would not find there.
+
+The Hub gets this file alone of its folder, so it uses none of the others.
 """
 
 import sys

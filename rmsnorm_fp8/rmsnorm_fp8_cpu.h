@@ -28,8 +28,8 @@ namespace {
 template <class L, DType in, DType weight_type, DType out_type, bool with_residual>
 void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
     using F = typename L::F;
-    const bool may_flush =
-        is_fp8(out_type) && L::template all_below<weight_type>(args.weight, args.d, L::kFlushedFactor);
+    constexpr bool can_flush = is_fp8(out_type) && L::template can_flush<in>;
+    const bool may_flush = can_flush && L::template all_below<weight_type>(args.weight, args.d, L::kFlushedFactor);
     for (int64_t row = begin; row < end; ++row) {
         const void* x = at<in>(args.x, row * args.x_stride);
         void* residual = with_residual ? at<in>(args.residual, row * args.residual_stride) : nullptr;
@@ -59,7 +59,7 @@ void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
                 prefetch(at<in>(next_x, first + i));
                 if constexpr (with_residual) prefetch(at<in>(next_residual, first + i));
                 F normal = L::mul(L::template load<in, in>(at<in>(h_row, first + i), n), r);
-                if constexpr (decltype(flush)::value) normal = L::template round_flushing<in>(normal);
+                if constexpr (decltype(flush)::value) normal = L::round_flushing(normal);
                 else normal = L::template round_to<in>(normal);
                 // The product of two 16-bit numbers in their own arithmetic is the float32 product rounded, so
                 // one expression serves both types of weight.
@@ -77,7 +77,7 @@ void rms_norm_rows(const RmsNormFp8Args& args, int64_t begin, int64_t end) {
                 auto store = [&](int64_t i, F product, auto n) {
                     L::template store_for_fp8<in>(at<in>(y, i), product, scale, n);
                 };
-                if (may_flush) normalize(first, length, std::true_type(), store);
+                if (may_flush) normalize(first, length, std::bool_constant<L::template can_flush<in>>(), store);
                 else normalize(first, length, std::false_type(), store);
                 L::template quantize<out_type, in>(y, at<out_type>(out, first), length, scale);
             }

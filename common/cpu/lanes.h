@@ -103,11 +103,11 @@ struct Lanes {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
         else return each(R::round_bf16, x);
     }
-    // The same where bfloat16 numbers below 2^-126 may become 0, which is what the instruction for it does.
+    // The same to bfloat16 where an instruction set has a quicker way by which numbers below 2^-126 become 0.
     template <DType row>
+    static constexpr bool can_flush = row == DType::bf16 && R::flushes;
     static F round_flushing(F x) {
-        if constexpr (row == DType::f16) return each(R::round_f16, x);
-        else R::round_bf16_pair(x.a, x.b);
+        R::round_bf16_pair(x.a, x.b);
         return x;
     }
     // A flushed number times one below this bound, divided by a usual scale (see below), is 0 in FP8 in any case.
@@ -143,13 +143,13 @@ struct Lanes {
         explicit Scale(float s, float format_max)
             : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s),
               usual(s >= 0x1p-60f && s <= 0x1p60f) {
-            largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize()
+            largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize_block()
         }
     };
-    // round_to and store, for what quantize() reads: with a usual scale as round_flushing.
+    // round_to and store, for what quantize() reads: with a usual scale by the quicker way, where there is one.
     template <DType row, class N>
     static void store_for_fp8(void* p, F x, const Scale& s, N n) {
-        if constexpr (row == DType::bf16 && !std::is_same_v<N, int>) {
+        if constexpr (can_flush<row> && !std::is_same_v<N, int>) {
             if (__builtin_expect(s.usual, 1)) return R::store_rounded_bf16(p, x.a, x.b);
         }
         store<row, row>(p, round_to<row>(x), n);

@@ -10,6 +10,7 @@ namespace {
 
 struct Avx2 {
     static constexpr int width = 8;
+    static constexpr bool flushes = false;
     using V = __m256;
 
     static V set1(float x) { return _mm256_set1_ps(x); }
@@ -30,11 +31,6 @@ struct Avx2 {
         const __m256i up = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd);
         return as_float(_mm256_and_si256(up, _mm256_set1_epi32(int(0xFFFF0000u))));
     }
-    static void round_bf16_pair(V& a, V& b) {
-        a = round_bf16(a);
-        b = round_bf16(b);
-    }
-    static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V round_f16(V x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
     static V tame_nan(V x) {
         return _mm256_blendv_ps(x, as_float(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));

@@ -11,6 +11,7 @@ namespace {
 
 struct Avx512 {
     static constexpr int width = 16;
+    static constexpr bool flushes = true;  // vcvtne2ps2bf16 takes subnormal numbers for 0
     using V = __m512;
 
     static V set1(float x) { return _mm512_set1_ps(x); }

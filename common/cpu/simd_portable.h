@@ -11,6 +11,7 @@ namespace {
 
 struct Portable {
     static constexpr int width = 8;
+    static constexpr bool flushes = false;  // see Lanes::can_flush
     struct V {
         float v[width];
     };
@@ -48,11 +49,6 @@ struct Portable {
         });
     }
     static V round_f16(V a) { return map([&](int i) { return half_to_float(float_to_half(a.v[i])); }); }
-    static void round_bf16_pair(V& a, V& b) {
-        a = round_bf16(a);
-        b = round_bf16(b);
-    }
-    static void store_rounded_bf16(void* p, V a, V b) { store_bf16(p, round_bf16(a), round_bf16(b)); }
     static V tame_nan(V a) { return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; }); }
 
     static void load_bf16(const void* p, V& a, V& b) {

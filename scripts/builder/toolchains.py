@@ -12,6 +12,8 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+from rocm_toolchain import PREFIX as FETCHED_ROCM
+
 from .config import BuildConfig, BuildError, KernelSection
 
 
@@ -33,6 +35,12 @@ def python_include_dir() -> Path:
     return path
 
 
+def probe(compiler: str, flag: str) -> subprocess.CompletedProcess:
+    """What the compiler makes of an empty source with that flag."""
+    command = [compiler, flag, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(command, input="", capture_output=True, text=True)
+
+
 def cxx_compiler() -> str:
     """$CXX, or g++ or clang++; must know C++20, as torch's headers need."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
@@ -40,12 +48,10 @@ def cxx_compiler() -> str:
         path = shutil.which(name)
         if path is None:
             continue
-        probe = subprocess.run(
-            [path, "-std=c++20", "-x", "c++", "-fsyntax-only", "-"], input="", capture_output=True, text=True
-        )
-        if probe.returncode == 0:
+        tried = probe(path, "-std=c++20")
+        if tried.returncode == 0:
             return path
-        raise BuildError(f"{path} does not compile C++20; g++ 11 or clang++ 14 and later do:\n{probe.stderr.strip()}")
+        raise BuildError(f"{path} does not compile C++20; g++ 11 or clang++ 14 and later do:\n{tried.stderr.strip()}")
     raise BuildError(
         f"no C++ compiler ({', '.join(candidates)}): install g++ (Debian and Ubuntu: g++, Fedora: gcc-c++)"
     )
@@ -76,20 +82,15 @@ def prefix_map(config: BuildConfig) -> str:
     return f"-fmacro-prefix-map={config.root}/="
 
 
-def takes(compiler: str, flag: str) -> bool:
-    command = [compiler, flag, "-x", "c++", "-fsyntax-only", "-"]
-    return subprocess.run(command, input="", capture_output=True, text=True).returncode == 0
-
-
 class CpuToolchain:
     env_name = "cpu"
-    binding_defines = ["-DCPU_KERNEL"]
+    defines = ["-DCPU_KERNEL"]
 
     def __init__(self, config: BuildConfig):
         self.cxx = cxx_compiler()
         self.prefix_map = prefix_map(config)
         # Two versions of the kernel in one process must not share static data, which GCC alone would make them do.
-        self.unique = [flag for flag in ["-fno-gnu-unique"] if takes(self.cxx, flag)]
+        self.unique = [flag for flag in ["-fno-gnu-unique"] if probe(self.cxx, flag).returncode == 0]
 
     def archs(self, config: BuildConfig) -> list[str] | None:
         return None
@@ -102,7 +103,7 @@ class CpuToolchain:
         if not source.endswith(CXX_ENDINGS):
             raise BuildError(f"build.toml: {source}: the cpu backend compiles .cpp files only")
         flags = section.flags.get("cxx-flags", []) if section else ["-O2"]
-        return [self.cxx, *COMMON_FLAGS, *self.unique, *self.quiet, *self.binding_defines, self.prefix_map, *flags]
+        return [self.cxx, *COMMON_FLAGS, *self.unique, *self.quiet, *self.defines, self.prefix_map, *flags]
 
     def link_command(self) -> list[str]:
         return [self.cxx, *shared_library_flags("libtorch_cpu.so")]
@@ -115,13 +116,12 @@ class RocmToolchain:
     """
 
     # The dispatch key and the stable ABI's stream functions are CUDA's on ROCm too.
-    binding_defines = ["-DROCM_KERNEL", "-DUSE_CUDA=1"]
+    defines = ["-DROCM_KERNEL", "-DUSE_CUDA=1"]
 
     def __init__(self, config: BuildConfig):
         self.prefix_map = prefix_map(config)
         installed = os.environ.get("ROCM_PATH")
-        fetched = Path(__file__).resolve().parents[2] / "build" / ".rocm"
-        self.root = Path(installed) if installed else fetched / "usr"
+        self.root = Path(installed) if installed else FETCHED_ROCM / "usr"
         version = self.root / "include" / "hip" / "hip_version.h"
         if not version.is_file():
             raise BuildError(f"{version}: no such file; python scripts/rocm_toolchain.py fetches what ROCm builds need")
@@ -144,7 +144,7 @@ class RocmToolchain:
         return sorted({arch for section in config.sections("rocm") for arch in section.archs})
 
     def compile_command(self, section: KernelSection | None, source: str) -> list[str]:
-        host = [self.clang, *COMMON_FLAGS, *self.binding_defines, self.prefix_map]
+        host = [self.clang, *COMMON_FLAGS, *self.defines, self.prefix_map]
         flags = section.flags if section else {}
         if source.endswith(CXX_ENDINGS):
             # HIP's headers say themselves that they are read on the host side of AMD's platform.

@@ -29,7 +29,7 @@ def fp8_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def backend() -> str:
-    """ "cpu", "cuda" or "rocm": what this build is for."""
+    """What this build is for: "cpu", "cuda" or "rocm"."""
     # kernel-builder writes it into the namespace's name: _rocm_fp8_kernels_<backend>_<id>.
     return ops.name.removeprefix("_rocm_fp8_kernels_").split("_")[0]
 

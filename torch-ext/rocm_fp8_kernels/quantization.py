@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from .arguments import FP8, check_dtype
 from .linear import Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
@@ -98,8 +99,7 @@ def quantize_llama(
     if granularity not in ("tensor", "channel"):
         raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.device)
-    if fp8_dtype not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
-        raise ValueError(f"fp8_dtype: {fp8_dtype}; needs torch.float8_e4m3fn or torch.float8_e4m3fnuz")
+    check_dtype("fp8_dtype", fp8_dtype, FP8)
     for layer in layers:
         llama.check_linears(layer)
     # By id: as keys the modules would keep all of the old weights alive until the end.
