@@ -14,15 +14,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "launch.h"
-
-#if defined(__HIPCC__) || defined(__CUDACC__)
-#define ROCM_FP8_HD __host__ __device__
-#else
-#define ROCM_FP8_HD
-#endif
 
 namespace rocm_fp8 {
 
@@ -50,17 +43,8 @@ struct Fp8Format<DType::e4m3fnuz> {
 
 namespace {
 
-ROCM_FP8_HD inline uint32_t float_bits(float v) {
-    uint32_t u;
-    std::memcpy(&u, &v, 4);
-    return u;
-}
-
-ROCM_FP8_HD inline float bits_float(uint32_t u) {
-    float v;
-    std::memcpy(&v, &u, 4);
-    return v;
-}
+ROCM_FP8_HD inline uint32_t float_bits(float v) { return __builtin_bit_cast(uint32_t, v); }
+ROCM_FP8_HD inline float bits_float(uint32_t u) { return __builtin_bit_cast(float, u); }
 
 // float32 -> fp8 byte.
 template <DType format>

@@ -6,6 +6,13 @@
 
 #include <cstdint>
 
+// For what runs on the host and on a GPU.
+#if defined(__HIPCC__) || defined(__CUDACC__)
+#define ROCM_FP8_HD __host__ __device__
+#else
+#define ROCM_FP8_HD
+#endif
+
 namespace rocm_fp8 {
 
 enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz };
@@ -24,11 +31,17 @@ struct Status {
 using RangeBody = void (*)(void* context, int64_t begin, int64_t end);
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context);
 
-// Where a launch runs. GPU backends read `stream` (hipStream_t or cudaStream_t), the CPU backend
+// Device memory for one launch, from the host framework's own allocator: captures and streams are its business. It need
+// not be freed, and is the launch's until that has run. nullptr: there is none.
+using Scratch = void* (*)(void* context, int64_t bytes);
+
+// Where a launch runs. GPU backends read `stream` (hipStream_t or cudaStream_t) and `scratch`, the CPU backend
 // `parallel_for`.
 struct Executor {
     void* stream = nullptr;
     ParallelFor parallel_for = nullptr;
+    Scratch scratch = nullptr;
+    void* context = nullptr;  // of `scratch`
 };
 
 }  // namespace rocm_fp8

@@ -3,6 +3,8 @@
 // Operators write into `out` and return nothing: no operator allocates, torch.compile sees every write in
 // the schema, and the Python wrappers decide what is allocated.
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -15,13 +17,39 @@
 namespace rocm_fp8 {
 namespace {
 
-Executor executor() {
-    Executor on;
-    on.parallel_for = [](int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context) {
-        torch::stable::parallel_for(begin, end, grain, [=](int64_t b, int64_t e) { body(context, b, e); });
-    };
-    return on;
-}
+// Where an operator on `t` runs, for as long as this object lives.
+class Launch {
+  public:
+#if defined(CPU_KERNEL)
+    explicit Launch(const Tensor&) {
+        on_.parallel_for = [](int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context) {
+            torch::stable::parallel_for(begin, end, grain, [=](int64_t b, int64_t e) { body(context, b, e); });
+        };
+    }
+#else
+    explicit Launch(const Tensor& t) : guard_(t.get_device_index()), like_(t) {
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &on_.stream));
+        on_.context = this;
+        on_.scratch = [](void* context, int64_t bytes) {
+            // Freed in stream order when this object goes.
+            auto* launch = static_cast<Launch*>(context);
+            launch->scratch_ = torch::stable::new_empty(launch->like_, {bytes}, torch::headeronly::ScalarType::Byte);
+            return launch->scratch_->mutable_data_ptr();
+        };
+    }
+
+  private:
+    torch::stable::accelerator::DeviceGuard guard_;
+    const Tensor& like_;
+    std::optional<Tensor> scratch_;
+
+  public:
+#endif
+    operator const Executor&() const { return on_; }
+
+  private:
+    Executor on_;
+};
 
 void check(Status status, const char* op) { STD_TORCH_CHECK(status.ok(), op, ": ", status.error); }
 
@@ -71,7 +99,7 @@ void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const
     args.x = x.data();
     args.weight = weight.data();
     args.out = out.mutable_data();
-    check(launch_rms_norm_fp8(args, executor()), op);
+    check(launch_rms_norm_fp8(args, Launch(x_t)), op);
 }
 
 void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon) {
@@ -106,7 +134,7 @@ void swiglu_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& scale_t) {
 
     args.x = x.data();
     args.out = out.mutable_data();
-    check(launch_swiglu_fp8(args, executor()), "swiglu_fp8");
+    check(launch_swiglu_fp8(args, Launch(x_t)), "swiglu_fp8");
 }
 
 // One element (stride 0), or [count] / [count, 1] / [1, count] as `vector_shape` says.
@@ -164,7 +192,7 @@ void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, cons
     args.a = static_cast<const uint8_t*>(a.data());
     args.b = static_cast<const uint8_t*>(b.data());
     args.out = out.mutable_data();
-    check(launch_skinny_gemm(args, executor()), "skinny_gemm");
+    check(launch_skinny_gemm(args, Launch(a_t)), "skinny_gemm");
 }
 
 }  // namespace

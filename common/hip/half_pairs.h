@@ -1,0 +1,65 @@
+// Arithmetic on pairs of 16-bit floats, rounded as the same operation in float32 and then to 16 bits.
+//
+// float16 has packed instructions on both chips. Their single rounding gives the same: for +, * a result rounded to
+// 24 bits and then to 11 is the result rounded to 11 (24 >= 2 * 11 + 2). bfloat16 has none: it is float32's upper
+// half, so widening is a shift; rounding is three instructions a pair-element on gfx942, one a pair on gfx950.
+#pragma once
+
+#include "../launch.h"
+#include "vector.h"
+
+namespace rocm_fp8 {
+namespace {
+
+using f16x2 = _Float16 __attribute__((ext_vector_type(2)));
+
+__device__ inline f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
+__device__ inline f32x2 both(float v) { return f32x2{v, v}; }
+
+template <DType>
+struct Pairs;
+
+template <>
+struct Pairs<DType::f16> {
+    __device__ static f32x2 widen(uint32_t v) { return __builtin_convertvector(__builtin_bit_cast(f16x2, v), f32x2); }
+    __device__ static uint32_t round(f32x2 v) {
+        return __builtin_bit_cast(uint32_t, __builtin_convertvector(v, f16x2));
+    }
+    __device__ static uint32_t add(uint32_t a, uint32_t b) {
+        return __builtin_bit_cast(uint32_t, __builtin_bit_cast(f16x2, a) + __builtin_bit_cast(f16x2, b));
+    }
+    __device__ static uint32_t mul(uint32_t a, uint32_t b) {
+        return __builtin_bit_cast(uint32_t, __builtin_bit_cast(f16x2, a) * __builtin_bit_cast(f16x2, b));
+    }
+    __device__ static uint32_t round_any_nan(f32x2 v) { return round(v); }
+};
+
+template <>
+struct Pairs<DType::bf16> {
+    __device__ static f32x2 widen(uint32_t v) {
+        return __builtin_bit_cast(f32x2, u32x2{v << 16, v & 0xFFFF0000u});
+    }
+    // To nearest even. A NaN whose lower half is not zero might come out as a number on gfx942: those of 16-bit
+    // inputs, and those that arithmetic makes of them, have zeros there.
+    __device__ static uint32_t round(f32x2 v) {
+#if defined(__gfx950__)
+        using bf16x2 = __bf16 __attribute__((ext_vector_type(2)));
+        return __builtin_bit_cast(uint32_t, __builtin_convertvector(v, bf16x2));
+#else
+        u32x2 u = __builtin_bit_cast(u32x2, v);
+        u += 0x7FFFu + ((u >> 16) & 1u);
+        constexpr uint32_t kUpperHalves = 0x07060302u;
+        return __builtin_amdgcn_perm(u.y, u.x, kUpperHalves);
+#endif
+    }
+    // For any NaN (those of float32 weights).
+    __device__ static uint32_t round_any_nan(f32x2 v) {
+        constexpr float kNan = __builtin_nanf("");
+        return round(f32x2{v.x == v.x ? v.x : kNan, v.y == v.y ? v.y : kNan});
+    }
+    __device__ static uint32_t add(uint32_t a, uint32_t b) { return round(widen(a) + widen(b)); }
+    __device__ static uint32_t mul(uint32_t a, uint32_t b) { return round(widen(a) * widen(b)); }
+};
+
+}  // namespace
+}  // namespace rocm_fp8

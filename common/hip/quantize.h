@@ -1,0 +1,85 @@
+// fp8(y / scale), eight elements a lane, to the byte what a rounded float32 division followed by a saturating
+// conversion gives.
+//
+// The chips' conversion (two numbers an instruction, in the chip's own format) rounds to nearest even and keeps NaN,
+// but does not saturate: what is beyond the largest number becomes NaN too.
+//
+// A division is some ten instructions. Here: y times the reciprocal, corrected by the remainder, which fma gives
+// exactly (Markstein): three, packed. That needs numbers far from float32's limits, so scales outside
+// [2^-60, 2^60] take the division, in a branch of their own; and the eight numbers are looked at together: only
+// where one of them reaches the largest FP8 number are they clamped one by one.
+#pragma once
+
+#include "../fp8.h"
+#include "half_pairs.h"
+
+namespace rocm_fp8 {
+namespace {
+
+#if defined(__gfx942__)
+constexpr DType kNativeFp8 = DType::e4m3fnuz;
+#else
+constexpr DType kNativeFp8 = DType::e4m3fn;
+#endif
+
+struct QuantizationScale {
+    float scale = 1, reciprocal = 1;
+    bool usual = true;
+    __device__ QuantizationScale() {}
+    __device__ explicit QuantizationScale(const float* p)
+        : scale(load_scalar(p)), reciprocal(1.0f / scale), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {}
+};
+
+// |v| at most the largest number; NaN stays.
+__device__ inline float saturate(float v) {
+    constexpr float kMax = Fp8Format<kNativeFp8>::max;
+    const float clamped = __builtin_amdgcn_fmed3f(v, -kMax, kMax);
+    return v == v ? clamped : v;
+}
+
+__device__ inline uint32_t four_to_fp8(f32x2 a, f32x2 b) {
+    constexpr bool kLowHalf = false, kHighHalf = true;
+    const int low = __builtin_amdgcn_cvt_pk_fp8_f32(a.x, a.y, 0, kLowHalf);
+    return uint32_t(__builtin_amdgcn_cvt_pk_fp8_f32(b.x, b.y, low, kHighHalf));
+}
+
+// fp8(y / scale) of eight numbers, as the bytes of two registers.
+__device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s) {
+    f32x2 q[4];
+    if (__builtin_expect(s.usual, 1)) {
+        float largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            q[i] = y[i] * s.reciprocal;
+            largest = __builtin_fmaxf(__builtin_fmaxf(largest, __builtin_fabsf(q[i].x)), __builtin_fabsf(q[i].y));
+        }
+        // The remainder with this sign keeps a quotient of -0.
+        auto correct = [&](int i) { q[i] = fma(-fma(q[i], both(s.scale), -y[i]), both(s.reciprocal), q[i]); };
+        // NaN is not seen by fmaxf, and needs nothing.
+        if (__builtin_expect(largest >= Fp8Format<kNativeFp8>::max, 0)) {
+            for (int i = 0; i < 4; ++i) {
+                // A finite estimate for an infinite y, or the correction would be NaN.
+                constexpr float kHuge = 0x1p100f;
+                const f32x2 estimate = q[i];
+                q[i] = f32x2{__builtin_amdgcn_fmed3f(estimate.x, -kHuge, kHuge),
+                             __builtin_amdgcn_fmed3f(estimate.y, -kHuge, kHuge)};
+                correct(i);
+                q[i] = f32x2{saturate(q[i].x), saturate(q[i].y)};
+            }
+        } else {
+            for (int i = 0; i < 4; ++i) correct(i);
+        }
+    } else {
+        for (int i = 0; i < 4; ++i) q[i] = f32x2{saturate(y[i].x / s.scale), saturate(y[i].y / s.scale)};
+    }
+    return u32x2{four_to_fp8(q[0], q[1]), four_to_fp8(q[2], q[3])};
+}
+
+// One number to either format, in software: for the format that is not the chip's.
+__device__ inline uint8_t quantize_one(float y, float scale, bool fnuz) {
+    const float q = y / scale;
+    return fnuz ? fp8_encode<DType::e4m3fnuz>(q) : fp8_encode<DType::e4m3fn>(q);
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,64 @@
+// Registers of several elements, and 128-bit accesses to global memory.
+//
+// Pointers are cast to the global address space here: through generic pointers the compiler may use flat
+// instructions, which also count as LDS accesses and so are waited for with them.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include <cstdint>
+
+namespace rocm_fp8 {
+namespace {
+
+using u32x2 = uint32_t __attribute__((ext_vector_type(2)));
+using u32x4 = uint32_t __attribute__((ext_vector_type(4)));
+using f32x2 = float __attribute__((ext_vector_type(2)));
+using f32x4 = float __attribute__((ext_vector_type(4)));
+
+constexpr int kWave = 64;
+
+template <class T>
+using Global = __attribute__((address_space(1))) T;
+
+template <class T>
+__device__ inline Global<const T>* global(const void* p) {
+    return (Global<const T>*)(p);
+}
+template <class T>
+__device__ inline Global<T>* global(void* p) {
+    return (Global<T>*)(p);
+}
+
+// Bytes beyond p, in 64 bits.
+__device__ inline const void* offset(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+__device__ inline void* offset(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+template <class T>
+__device__ inline T load(const void* base, uint32_t byte) {
+    return *global<T>(static_cast<const char*>(base) + byte);
+}
+// For what is read once: it does not push anything else out of the caches.
+template <class T>
+__device__ inline T load_once(const void* base, uint32_t byte) {
+    return __builtin_nontemporal_load(global<T>(static_cast<const char*>(base) + byte));
+}
+template <class T>
+__device__ inline void store(void* base, uint32_t byte, T value) {
+    *global<T>(static_cast<char*>(base) + byte) = value;
+}
+
+// One number that all lanes need and that no kernel writes: through the scalar cache, into a scalar register.
+__device__ inline float load_scalar(const float* p) { return *(__attribute__((address_space(4))) const float*)(p); }
+
+// Makes the compiler have a scalar value here, and not load it where it is used, at the end of a chain.
+template <class T>
+__device__ inline void have_now(T& v) {
+    asm volatile("" : "+s"(v));
+}
+
+// A value that is the same in all lanes of the wave, as the compiler cannot know: into a scalar register.
+__device__ inline int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,68 @@
+// Sums and exchanges between the lanes of a wave, by DPP: an operand comes from another lane within the ALU, with no
+// trip through LDS.
+#pragma once
+
+#include "vector.h"
+
+namespace rocm_fp8 {
+namespace {
+
+// DPP controls (LLVM's AMDGPU guide, "DPP16"). A row is 16 lanes.
+enum Dpp : int {
+    kSwapNeighbours = 0xB1,   // quad_perm:[1,0,3,2]
+    kRowShiftRight1 = 0x111,  // lane i takes lane i - 1 of its row
+    kRowShiftRight2 = 0x112,
+    kRowShiftRight4 = 0x114,
+    kRowShiftRight8 = 0x118,
+    kLastOfRow = 0x15F,         // row_newbcast:15: lane 15 of a row to all of it
+    kLastOfRowToNext = 0x142,   // row_bcast:15: lane 15 of a row to all of the next one
+    kLane31ToUpperHalf = 0x143  // row_bcast:31
+};
+constexpr int kAllRows = 0xF, kAllBanks = 0xF, kRows1And3 = 0xA, kRows2And3 = 0xC;
+
+// Lanes without a source, or outside `rows`, get 0.
+template <Dpp control, int rows = kAllRows>
+__device__ inline uint32_t dpp(uint32_t v) {
+    return uint32_t(__builtin_amdgcn_update_dpp(0, int(v), control, rows, kAllBanks, rows == kAllRows));
+}
+template <Dpp control, int rows = kAllRows>
+__device__ inline float dpp(float v) {
+    return __builtin_bit_cast(float, dpp<control, rows>(__builtin_bit_cast(uint32_t, v)));
+}
+
+// Sums in a fixed tree: neighbours, then neighbours of pairs, and so on. One tree serves 16 and 64 lanes: absent lanes
+// are zeros and change nothing.
+
+// The last lane of each row of 16 has the row's sum.
+__device__ inline float sum_to_last_of_row(float v) {
+    v += dpp<kRowShiftRight1>(v);
+    v += dpp<kRowShiftRight2>(v);
+    v += dpp<kRowShiftRight4>(v);
+    return v + dpp<kRowShiftRight8>(v);
+}
+// Every lane has the sum of its row of 16.
+__device__ inline float sum_of_row(float v) { return dpp<kLastOfRow>(sum_to_last_of_row(v)); }
+
+// Lane 63 has the wave's sum.
+__device__ inline float sum_to_last_lane(float v) {
+    v = sum_to_last_of_row(v);
+    v += dpp<kLastOfRowToNext, kRows1And3>(v);
+    return v + dpp<kLane31ToUpperHalf, kRows2And3>(v);
+}
+// Every lane has lane 63's value.
+__device__ inline float of_last_lane(float v) {
+    return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
+}
+
+// Two 8-byte halves a lane -> one 16-byte store a lane. On entry a lane holds its part of two blocks, `first` and
+// `second`; on exit an even lane holds first of itself and of its neighbour, an odd lane second of its neighbour and
+// of itself.
+__device__ inline u32x4 pair_up(u32x2 first, u32x2 second) {
+    const bool odd = threadIdx.x & 1;
+    const u32x2 mine = odd ? second : first, other = odd ? first : second;
+    const u32x2 received{dpp<kSwapNeighbours>(other.x), dpp<kSwapNeighbours>(other.y)};
+    return odd ? u32x4{received.x, received.y, mine.x, mine.y} : u32x4{mine.x, mine.y, received.x, received.y};
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,343 @@
+// RMSNorm + FP8 for MI300X (gfx942) and MI350 (gfx950).
+//
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
+// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
+// between the sum and the normalisation.
+//
+//     workgroup    row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
+//                          | vector T | ...                         |  thread t holds vectors t, t + T, ...
+//     wave         the same with T = 64, four rows a workgroup, no LDS
+//     quarter      T = 16, sixteen rows a workgroup
+//
+//   1 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
+//   2 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree by DPP over 64 vectors
+//   3 exchange   the sums of 64 vectors through LDS, one barrier; every wave adds them in the same tree
+//   4 normalise  registers * r * weight / scale -> FP8, two numbers an instruction; lanes swap halves for 128-bit stores
+//
+// The sum's tree depends on d alone: not on the number of rows, on T, or on the layout in memory (the careful kernel
+// below adds in the same order).
+//
+// Estimates (not measurements) for [rows, 16384] float16 with a residual on an MI300X, 304 compute units at 2.1 GHz,
+// 4.2 TB/s achievable; the disassembly's counts are in tests/machine_code/gates.json:
+//   2048 rows   235 MB: 56 us at 4.2 TB/s. VALU some 14 instructions an element = 11 us, hidden. Four workgroups of 512
+//               threads fit a compute unit, 64 KiB of loads each; bandwidth x latency asks for some 14 KiB. One round
+//               of barriers a row costs nothing while three other workgroups load.
+//   1 row       one compute unit takes 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), then
+//               0.2 us of sum and exchange, 0.3 us of normalisation and stores; launch 1.5: 3.9 us.
+//   bfloat16    no packed arithmetic: some 24 instructions an element, 20 us at 2048 rows, hidden as well.
+//
+// Versions (what each changes; their gains are to be measured):
+//   1  rms_norm_any: two passes over memory, element by element. The fallback, and the comparison
+//   2  rms_norm_fast: 128-bit accesses, the row in registers, one exchange
+//   3  packed arithmetic, the division by the scale from its reciprocal, 128-bit FP8 stores
+#include "../common/hip/device.h"
+#include "../common/hip/quantize.h"
+#include "../common/hip/wave.h"
+#include "rmsnorm_fp8.h"
+#include "rmsnorm_fp8_config.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kVector = kRmsNormVector;
+constexpr int kSlots = 2 * kWave;  // of LDS: sums of 64 vectors each
+
+// h^2 summed over a vector, in the one order that all kernels use.
+__device__ inline float sum_of_squares(const f32x2 (&h)[kVector / 2]) {
+    f32x2 s = h[0] * h[0];
+    for (int i = 1; i < kVector / 2; ++i) s = fma(h[i], h[i], s);
+    return s.x + s.y;
+}
+
+// The sum over a row from the sums of its groups of 64 vectors, in every lane.
+__device__ inline float sum_of_slots(const float* slots, int used) {
+    const int lane = threadIdx.x % kWave;
+    float v = lane < used ? slots[lane] : 0.0f;
+    if (used > kWave) v += kWave + lane < used ? slots[kWave + lane] : 0.0f;
+    return of_last_lane(sum_to_last_lane(v));
+}
+
+// 1 / sqrt(sum / d + epsilon) within an ulp or two: the chip's estimate and one step of Newton's method, seven
+// instructions that all waves of a row wait for. A division and a square root rounded to the last bit are forty.
+__device__ inline float reciprocal_rms(float sum, float reciprocal_d, float epsilon) {
+    const float v = sum * reciprocal_d + epsilon;
+    if (__builtin_expect(!(v >= 0x1p-100f && v <= 0x1p100f), 0)) return 1.0f / __builtin_sqrtf(v);
+    const float estimate = __builtin_amdgcn_rsqf(v);
+    const float error = __builtin_fmaf(-v * estimate, estimate, 1.0f);
+    return __builtin_fmaf(0.5f * estimate, error, estimate);
+}
+
+// A vector of the weight as it lies in memory.
+template <DType weight_type>
+struct WeightVector {
+    u32x4 bits[weight_type == DType::f32 ? 2 : 1];
+    __device__ void load_from(const void* weight, uint32_t vector) {
+        constexpr uint32_t kLoads = sizeof(bits) / 16;
+#pragma unroll
+        for (uint32_t i = 0; i < kLoads; ++i) bits[i] = load<u32x4>(weight, (vector * kLoads + i) * 16);
+    }
+};
+
+// Two elements: round(round(h * r) * weight).
+template <DType in, DType weight_type>
+__device__ inline uint32_t normalize(uint32_t h, float r, const WeightVector<weight_type>& weight, int pair) {
+    const uint32_t n = Pairs<in>::round(Pairs<in>::widen(h) * r);
+    if constexpr (weight_type == DType::f32) {
+        const u32x4 w = weight.bits[pair / 2];
+        const f32x2 two = __builtin_bit_cast(f32x2, pair % 2 ? u32x2{w.z, w.w} : u32x2{w.x, w.y});
+        return Pairs<in>::round_any_nan(Pairs<in>::widen(n) * two);
+    } else {
+        return Pairs<in>::mul(n, weight.bits[0][pair]);
+    }
+}
+
+// kHeld vectors a thread.
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
+__global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads : 256) void rms_norm_fast(RmsNormFp8Args a) {
+    constexpr bool whole_group = owner == RowOwner::workgroup, quarter = owner == RowOwner::quarter_wave;
+    // Weights are loaded with the row where there is room for them, so that one latency covers both.
+    // Else before the exchange, which hides it; those of eight vectors do not fit and are loaded at their use.
+    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld == 8;
+    const int lanes = whole_group ? int(blockDim.x) : quarter ? 16 : kWave;
+    const int t = whole_group ? int(threadIdx.x) : int(threadIdx.x) % lanes;
+    int64_t row = blockIdx.x;
+    if constexpr (owner == RowOwner::wave) row = row * 4 + uniform(threadIdx.x / kWave);
+    if constexpr (quarter) row = row * 16 + threadIdx.x / 16;
+    // Only whole waves, or rows of 16 lanes, are without work: nothing is exchanged between those.
+    if (!whole_group && row >= a.rows) return;
+
+    const void* x = offset(a.x, row * a.x_stride * 2);
+    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
+    const uint32_t vectors = uint32_t(a.d) / kVector;
+    const auto index = [&](int v) { return uint32_t(v * lanes + t); };
+    // Threads beyond the row's end load its last vector and do not count it: a branch around loads would keep them from
+    // being in flight together.
+    const auto loaded = [&](int v) { return index(v) < vectors ? index(v) : vectors - 1; };
+
+    u32x4 h[kHeld], added[kHeld];
+    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        h[v] = load<u32x4>(x, loaded(v) * 16);
+        if constexpr (with_residual) added[v] = load<u32x4>(residual, loaded(v) * 16);
+    }
+    // In this order: the first sum waits for the row alone.
+    __builtin_amdgcn_sched_barrier(0);
+    const auto load_weights = [&] {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) weight[v].load_from(a.weight, loaded(v));
+    };
+    if constexpr (weights_first) load_weights();
+    const float reciprocal_d = 1.0f / float(int(a.d));
+    QuantizationScale scale;
+    if constexpr (to_fp8) scale = QuantizationScale(a.scale);
+    have_now(a.epsilon);
+    have_now(a.out);
+    // What is above does not wait for the row, and what is below does.
+    __builtin_amdgcn_sched_barrier(0);
+
+    float sums[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        f32x2 wide[kVector / 2];
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+            if constexpr (with_residual) h[v][i] = Pairs<in>::add(h[v][i], added[v][i]);
+            wide[i] = Pairs<in>::widen(h[v][i]);
+        }
+        const float squares = sum_of_squares(wide);
+        sums[v] = index(v) < vectors ? squares : 0.0f;
+    }
+    // Loads before stores, and no load's wait behind a store: vmcnt counts both, in order.
+    if constexpr (!weights_first && !weights_last) load_weights();
+    __builtin_amdgcn_sched_barrier(0);
+    if constexpr (with_residual) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            if (index(v) < vectors) store(residual, index(v) * 16, h[v]);
+        }
+    }
+
+    float sum;
+    if constexpr (quarter) {
+        sum = sum_of_row(sums[0]);
+    } else {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) sums[v] = sum_to_last_lane(sums[v]);
+        if constexpr (whole_group) {
+            __shared__ float slots[kSlots];
+            const int waves = lanes / kWave, wave = uniform(t / kWave);
+            if (t % kWave == kWave - 1) {
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) slots[v * waves + wave] = sums[v];
+            }
+            // Closes: the slots are read below by waves that did not write them.
+            __syncthreads();
+            sum = sum_of_slots(slots, kHeld * waves);
+        } else {
+            // What sum_of_slots would give.
+            sum = of_last_lane(sums[0]);
+            if constexpr (kHeld >= 2) sum = of_last_lane(sums[1]) + sum;
+            if constexpr (kHeld == 4) sum = (of_last_lane(sums[3]) + of_last_lane(sums[2])) + sum;
+        }
+    }
+    const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon);
+    const auto weight_of = [&](int v) {
+        if constexpr (!weights_last) return weight[v];
+        weight[0].load_from(a.weight, loaded(v));
+        return weight[0];
+    };
+
+    if constexpr (to_fp8) {
+        u32x2 q[kHeld];
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            f32x2 y[kVector / 2];
+            const WeightVector<weight_type> w = weight_of(v);
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w, i));
+            q[v] = quantize(y, scale);
+        }
+        void* out = offset(a.out, row * a.out_stride);
+        if constexpr (kHeld == 1) {
+            if (index(0) < vectors) store(out, index(0) * 8, q[0]);
+        }
+#pragma unroll
+        for (int v = 0; v + 1 < kHeld; v += 2) {
+            const u32x4 two = pair_up(q[v], q[v + 1]);
+            const uint32_t first = t & 1 ? index(v + 1) - 1 : index(v);
+            if (first < vectors) store(out, first * 8, two);
+        }
+    } else {
+        void* out = offset(a.out, row * a.out_stride * 2);
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            u32x4 y;
+            const WeightVector<weight_type> w = weight_of(v);
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) y[i] = normalize<in>(h[v][i], r, w, i);
+            if (index(v) < vectors) store(out, index(v) * 16, y);
+        }
+    }
+}
+
+constexpr int kAnyThreads = 256;
+
+// Any d, strides and alignment of the element's own, either FP8 format; h is read again from memory.
+template <DType in>
+__global__ __launch_bounds__(kAnyThreads) void rms_norm_any(RmsNormFp8Args a) {
+    const int64_t row = blockIdx.x;
+    const auto* x = global<uint16_t>(offset(a.x, row * a.x_stride * 2));
+    auto* residual = global<uint16_t>(a.residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr);
+    __shared__ float slots[kSlots];
+    for (int i = threadIdx.x; i < kSlots; i += kAnyThreads) slots[i] = 0;
+    // Closes: the zeros are added to below, by lanes that did not write them.
+    __syncthreads();
+
+    const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
+    constexpr int kWaves = kAnyThreads / kWave, kGroup = kWave * kVector;
+    const int64_t groups = (a.d + kGroup - 1) / kGroup;
+    for (int64_t group = wave; group < groups; group += kWaves) {
+        const int64_t first = group * kGroup + lane * kVector;
+        f32x2 wide[kVector / 2];
+        for (int i = 0; i < kVector / 2; ++i) {
+            uint32_t two = 0;
+            for (int k = 0; k < 2; ++k) {
+                const int64_t at = first + 2 * i + k;
+                if (at >= a.d) continue;
+                uint32_t h = x[at];
+                if (a.residual) {
+                    h = Pairs<in>::add(h, residual[at]) & 0xFFFFu;
+                    residual[at] = uint16_t(h);
+                }
+                two |= h << (16 * k);
+            }
+            wide[i] = Pairs<in>::widen(two);
+        }
+        const float sum = sum_to_last_lane(sum_of_squares(wide));
+        // A slot belongs to one wave: kSlots is a multiple of the number of waves.
+        if (lane == kWave - 1) slots[group % kSlots] += sum;
+    }
+    // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
+    __syncthreads();
+    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon);
+
+    const float scale = a.out_dtype == in ? 1.0f : *global<float>(a.scale);
+    for (int64_t i = threadIdx.x; i < a.d; i += kAnyThreads) {
+        const uint32_t h = a.residual ? residual[i] : x[i];
+        uint32_t y;
+        if (a.weight_dtype == DType::f32) {
+            WeightVector<DType::f32> weight{};
+            weight.bits[0].x = __builtin_bit_cast(uint32_t, global<float>(a.weight)[i]);
+            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
+        } else {
+            WeightVector<in> weight{};
+            weight.bits[0].x = global<uint16_t>(a.weight)[i];
+            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
+        }
+        if (a.out_dtype == in) {
+            global<uint16_t>(a.out)[row * a.out_stride + i] = uint16_t(y);
+        } else {
+            global<uint8_t>(a.out)[row * a.out_stride + i] =
+                quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
+        }
+    }
+}
+
+// Every instantiation, chosen by the arguments' types and the configuration.
+using Kernel = void (*)(RmsNormFp8Args);
+
+template <DType in, DType weight, bool to_fp8, bool with_residual>
+Kernel kernel_by_config(const RmsNormConfig& c) {
+    switch (c.owner) {
+        case RowOwner::quarter_wave: return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::quarter_wave, 1>;
+        case RowOwner::wave:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 2>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 4>;
+        case RowOwner::workgroup:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 2>
+                   : c.vectors == 4 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 4>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 8>;
+        case RowOwner::any: return rms_norm_any<in>;
+    }
+    return nullptr;
+}
+
+template <DType in, DType weight>
+Kernel kernel_by_out(const RmsNormFp8Args& a, const RmsNormConfig& c) {
+    if (!is_fp8(a.out_dtype)) return kernel_by_config<in, weight, false, false>(c);
+    return a.residual ? kernel_by_config<in, weight, true, true>(c) : kernel_by_config<in, weight, true, false>(c);
+}
+
+template <DType in>
+Kernel kernel_by_weight(const RmsNormFp8Args& a, const RmsNormConfig& c) {
+    return a.weight_dtype == DType::f32 ? kernel_by_out<in, DType::f32>(a, c) : kernel_by_out<in, in>(a, c);
+}
+
+// Whether the fast kernels can take it: see pick_rms_norm_config.
+bool aligned(const RmsNormFp8Args& a) {
+    const int64_t out_size = is_fp8(a.out_dtype) ? 1 : 2;
+    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride * out_size) &&
+           rows_aligned(a.weight, 0) && (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+}
+
+}  // namespace
+
+Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
+    if (args.rows == 0 || args.d == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
+    if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
+    const RmsNormConfig config = pick_rms_norm_config(args.rows, args.d, aligned(args) && !foreign);
+    const int64_t groups = (args.rows + config.rows - 1) / config.rows;
+    if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
+    const Kernel kernel = args.dtype == DType::f16 ? kernel_by_weight<DType::f16>(args, config)
+                                                   : kernel_by_weight<DType::bf16>(args, config);
+    kernel<<<dim3(uint32_t(groups)), dim3(config.threads), 0, static_cast<hipStream_t>(on.stream)>>>(args);
+    return launch_status();
+}
+
+}  // namespace rocm_fp8

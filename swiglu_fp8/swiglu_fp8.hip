@@ -1,0 +1,161 @@
+// SwiGLU + FP8 for MI300X (gfx942) and MI350 (gfx950).
+//
+// Bytes: 4 (gate, up) + 1 (out) = 5 an output element, each moved once.
+//
+//     all vectors of 8 elements, row after row:  | 0 | 1 | ... |      thread t of workgroup g takes vector
+//     2 a thread:  g * 512 + t  and  g * 512 + 256 + t                 (row, column) by a multiplication, not a division
+//
+//   1 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
+//   2 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected; two numbers an instruction otherwise
+//   3 quantise   packed product, division by the scale from its reciprocal, two numbers a conversion
+//   4 store      lanes swap halves, so that a store is 128 bits as well
+//
+// Estimates (not measurements) for x [rows, 16384] float16 (8192 results a row) on an MI300X, 304 compute units at
+// 2.1 GHz, 4.2 TB/s achievable; the disassembly's counts are in tests/machine_code/gates.json:
+//   2048 rows   84 MB: 20 us at 4.2 TB/s. VALU some 25 issue slots an element (exp2 and rcp are four each): 10 us, hidden
+//               behind the loads of 8 waves a SIMD (64 KiB in flight a compute unit; bandwidth x latency is 14 KiB).
+//   128 rows    5.2 MB: 1.3 us, of which the caches (256 MB) may hold most; one latency (0.4 us), launch: 2.3 us.
+//   1 row       16 workgroups of one wave: launch and one latency, 1.9 us.
+//   bfloat16    no packed product, rounding by hand: some 30 slots, 12 us at 2048 rows.
+//
+// Versions (what each changes; their gains are to be measured):
+//   1  swiglu_any: element by element. The fallback, and the comparison
+//   2  swiglu_fast: 128-bit accesses, numbered through
+//   3  packed arithmetic, one check of range for eight gates, the quotient corrected instead of divided
+#include "../common/hip/device.h"
+#include "../common/hip/quantize.h"
+#include "../common/hip/wave.h"
+#include "silu.h"
+#include "swiglu_fp8.h"
+#include "swiglu_fp8_config.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kVector = kSwigluVector;
+
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+    __device__ static f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
+    __device__ static f32x2 fma(f32x2 a, float b, f32x2 c) { return fma(a, both(b), c); }
+    __device__ static float exp2(float v) { return __builtin_amdgcn_exp2f(v); }
+    __device__ static float rcp(float v) { return __builtin_amdgcn_rcpf(v); }
+    __device__ static f32x2 exp2(f32x2 v) { return f32x2{exp2(v.x), exp2(v.y)}; }
+    __device__ static f32x2 rcp(f32x2 v) { return f32x2{rcp(v.x), rcp(v.y)}; }
+};
+
+// round(round(silu(gate)) * up), widened.
+template <DType in>
+__device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
+    f32x2 v[kVector / 2];
+    float low = 0, high = 0;
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        v[i] = Pairs<in>::widen(gate[i]);
+        low = __builtin_fminf(__builtin_fminf(low, v[i].x), v[i].y);
+        high = __builtin_fmaxf(__builtin_fmaxf(high, v[i].x), v[i].y);
+    }
+    if (__builtin_expect(low < kSiluLow || high > kSiluHigh, 0)) {
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) v[i] = f32x2{silu_any(v[i].x, Machine()), silu_any(v[i].y, Machine())};
+    } else {
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) v[i] = silu_usual(v[i], Machine());
+    }
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i]), up[i]));
+}
+
+constexpr int kFastThreads = 256;
+
+// kHeld vectors a thread; `row_of` divides by the vectors of a row.
+template <DType in, int kHeld>
+__global__ __launch_bounds__(kFastThreads) void swiglu_fast(SwigluFp8Args a, Divider row_of, uint32_t count) {
+    const uint32_t threads = blockDim.x, t = threadIdx.x;
+    u32x4 gate[kHeld], up[kHeld];
+    uint32_t index[kHeld];
+    const int64_t up_bytes = a.d * 2;
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        index[v] = (blockIdx.x * kHeld + v) * threads + t;
+        // Threads beyond the end load the last vector: a branch around loads would keep them from being in flight together.
+        const uint32_t n = index[v] < count ? index[v] : count - 1, row = divide(n, row_of);
+        const void* x = offset(a.x, row * a.x_stride * 2 + (n - row * row_of.divisor) * 16);
+        gate[v] = load_once<u32x4>(x, 0);
+        up[v] = load_once<u32x4>(offset(x, up_bytes), 0);
+    }
+    const QuantizationScale scale(a.scale);
+    __builtin_amdgcn_sched_barrier(0);
+
+    u32x2 q[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        f32x2 y[kVector / 2];
+        gated<in>(gate[v], up[v], y);
+        q[v] = quantize(y, scale);
+    }
+    const auto out = [&](uint32_t n) {
+        const uint32_t row = divide(n, row_of);
+        return offset(a.out, row * a.out_stride + (n - row * row_of.divisor) * 8);
+    };
+    if constexpr (kHeld == 1) {
+        if (index[0] < count) store(out(index[0]), 0, q[0]);
+    } else {
+        // Neighbours are of one row: a row has an even number of vectors.
+        const u32x4 two = pair_up(q[0], q[1]);
+        const uint32_t first = t & 1 ? index[1] - 1 : index[0];
+        if (first < count) store(out(first), 0, two);
+    }
+}
+
+constexpr int kAnyThreads = 256;
+
+// Any d, strides and alignment of the element's own, either FP8 format.
+template <DType in>
+__global__ __launch_bounds__(kAnyThreads) void swiglu_any(SwigluFp8Args a) {
+    const float scale = load_scalar(a.scale);
+    const int64_t count = a.rows * a.d, step = int64_t(gridDim.x) * kAnyThreads;
+    for (int64_t n = int64_t(blockIdx.x) * kAnyThreads + threadIdx.x; n < count; n += step) {
+        const int64_t row = n / a.d, column = n % a.d;
+        const auto* x = global<uint16_t>(a.x) + row * a.x_stride + column;
+        const float g = silu_any(Pairs<in>::widen(x[0]).x, Machine());
+        const uint32_t y = Pairs<in>::mul(Pairs<in>::round(both(g)), x[a.d]);
+        global<uint8_t>(a.out)[row * a.out_stride + column] =
+            quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
+    }
+}
+
+template <DType in>
+void launch(const SwigluFp8Args& a, const SwigluConfig& c, hipStream_t stream) {
+    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    const dim3 threads(c.threads);
+    if (!c.fast) {
+        constexpr int64_t kMostGroups = 1 << 20;  // the kernel's loop takes the rest
+        swiglu_any<in><<<dim3(uint32_t(c.groups < kMostGroups ? c.groups : kMostGroups)), threads, 0, stream>>>(a);
+    } else if (c.vectors == 1) {
+        swiglu_fast<in, 1><<<dim3(uint32_t(c.groups)), threads, 0, stream>>>(a, divider_by(a_row), count);
+    } else {
+        swiglu_fast<in, 2><<<dim3(uint32_t(c.groups)), threads, 0, stream>>>(a, divider_by(a_row), count);
+    }
+}
+
+// Whether the fast kernel can take it: see pick_swiglu_config.
+bool aligned(const SwigluFp8Args& a) {
+    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride);
+}
+
+}  // namespace
+
+Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on) {
+    if (args.rows == 0 || args.d == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    const bool native = args.out_dtype == native_fp8(chip.arch);
+    const SwigluConfig config = pick_swiglu_config(args.rows, args.d, aligned(args) && native);
+    const auto stream = static_cast<hipStream_t>(on.stream);
+    if (args.dtype == DType::f16) launch<DType::f16>(args, config, stream);
+    else launch<DType::bf16>(args, config, stream);
+    return launch_status();
+}
+
+}  // namespace rocm_fp8
