@@ -16,12 +16,14 @@ namespace {
 constexpr int kDirectWaves = 8, kDirectUnroll = 4;
 
 // 16 bytes of a row from k on, zeros beyond K.
-template <bool aligned>
-__device__ inline u32x4 load_chunk(const uint8_t* row, int64_t k, int64_t end, bool once) {
+template <bool aligned, bool once>
+__device__ inline u32x4 load_chunk(const uint8_t* row, int64_t k, int64_t end) {
     if constexpr (aligned) {
         // A chunk is inside or outside as a whole. Outside, the row's first one is loaded in its place: no branch.
         const void* p = offset(row, k < end ? k : 0);
-        const u32x4 v = once ? load_once<u32x4>(p, 0) : load<u32x4>(p, 0);
+        u32x4 v;
+        if constexpr (once) v = load_once<u32x4>(p, 0);
+        else v = load<u32x4>(p, 0);
         return k < end ? v : u32x4(0);
     } else {
         u32x4 v = 0;
@@ -56,9 +58,9 @@ __global__ __launch_bounds__(kDirectWaves* kWave) void skinny_gemm_direct(Skinny
 #pragma unroll
         for (int u = 0; u < kDirectUnroll; ++u) {
             const int64_t step = first + u * kDirectWaves, k = step * kStep + g * kChunk, limit = step < end ? a.k : 0;
-            b[u] = load_chunk<aligned>(column, k, limit, true);
+            b[u] = load_chunk<aligned, true>(column, k, limit);
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t) rows[u][t] = load_chunk<aligned>(row[t], k, limit, false);
+            for (int t = 0; t < kTiles; ++t) rows[u][t] = load_chunk<aligned, false>(row[t], k, limit);
         }
 #pragma unroll
         for (int u = 0; u < kDirectUnroll; ++u) {

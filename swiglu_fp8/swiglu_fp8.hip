@@ -55,7 +55,7 @@ __device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
         low = __builtin_fminf(__builtin_fminf(low, v[i].x), v[i].y);
         high = __builtin_fmaxf(__builtin_fmaxf(high, v[i].x), v[i].y);
     }
-    if (__builtin_expect(low < kSiluLow || high > kSiluHigh, 0)) {
+    if (any_lane(low < kSiluLow || high > kSiluHigh)) {
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) v[i] = f32x2{silu_any(v[i].x, Machine()), silu_any(v[i].y, Machine())};
     } else {

@@ -159,8 +159,11 @@ def test_it_needs_the_systems_libraries_and_one_of_torchs(library, metadata):
     # An entry that `import torch` has satisfied: without it Python, which opens modules with RTLD_LOCAL, finds none
     # of the stable ABI's functions. Any other library of torch or Python would tie the build to one version.
     runtime = {"cpu": set(), "rocm": {"libamdhip64.so.7"}, "cuda": {"libcudart.so.13"}}
-    assert "libtorch_cpu.so" in needed
-    assert needed <= system | {"libtorch_cpu.so"} | runtime[metadata["backend"]["type"]]
+    backend = metadata["backend"]["type"]
+    # libtorch.so brings libtorch_hip.so or libtorch_cuda.so, and with it the stream functions.
+    torchs = {"libtorch_cpu.so"} if backend == "cpu" else {"libtorch.so"}
+    assert torchs <= needed
+    assert needed <= system | torchs | runtime[backend]
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic), "a path of the machine that built it"
 
 

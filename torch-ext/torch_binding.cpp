@@ -3,6 +3,9 @@
 // Operators write into `out` and return nothing: no operator allocates, torch.compile sees every write in
 // the schema, and the Python wrappers decide what is allocated.
 
+#if defined(ROCM_KERNEL) && !defined(USE_CUDA)
+#define USE_CUDA 1  // declares the stable ABI's stream functions, which are CUDA's by name on ROCm as well
+#endif
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>

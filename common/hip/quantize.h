@@ -7,7 +7,7 @@
 // A division is some ten instructions. Here: y times the reciprocal, corrected by the remainder, which fma gives
 // exactly (Markstein): three, packed. That needs numbers far from float32's limits, so scales outside
 // [2^-60, 2^60] take the division, in a branch of their own; and the eight numbers are looked at together: only
-// where one of them reaches the largest FP8 number are they clamped one by one.
+// where one of the wave's reaches the largest FP8 number are they clamped one by one.
 #pragma once
 
 #include "../fp8.h"
@@ -56,7 +56,7 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
         // The remainder with this sign keeps a quotient of -0.
         auto correct = [&](int i) { q[i] = fma(-fma(q[i], both(s.scale), -y[i]), both(s.reciprocal), q[i]); };
         // NaN is not seen by fmaxf, and needs nothing.
-        if (__builtin_expect(largest >= Fp8Format<kNativeFp8>::max, 0)) {
+        if (any_lane(largest >= Fp8Format<kNativeFp8>::max)) {
             for (int i = 0; i < 4; ++i) {
                 // A finite estimate for an infinite y, or the correction would be NaN.
                 constexpr float kHuge = 0x1p100f;

@@ -57,6 +57,9 @@ __device__ inline void have_now(T& v) {
     asm volatile("" : "+s"(v));
 }
 
+// Whether any lane of the wave has it: for a branch to rare code that the whole wave takes or passes by.
+__device__ inline bool any_lane(bool v) { return __builtin_expect(__builtin_amdgcn_ballot_w64(v) != 0, 0); }
+
 // A value that is the same in all lanes of the wave, as the compiler cannot know: into a scalar register.
 __device__ inline int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 

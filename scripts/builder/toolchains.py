@@ -115,8 +115,8 @@ class RocmToolchain:
     Cross-compilation: neither a GPU nor torch's ROCm build is needed.
     """
 
-    # The dispatch key and the stable ABI's stream functions are CUDA's on ROCm too.
-    defines = ["-DROCM_KERNEL", "-DUSE_CUDA=1"]
+    # As kernel-builder defines them.
+    defines = ["-DROCM_KERNEL", "-DUSE_ROCM=1"]
 
     def __init__(self, config: BuildConfig):
         self.prefix_map = prefix_map(config)

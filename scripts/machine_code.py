@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""What the compiler made of the ROCm kernels: figures of the shipped library's own code objects, and gates on them.
+
+    python scripts/machine_code.py               # the figures and the gates' verdict
+    python scripts/machine_code.py --update      # also writes the table
+    python scripts/machine_code.py --check       # exit code 1 where a gate is missed or a figure differs from the table
+
+The table (tests/machine_code.json) is checked in: a change of a kernel, or of its flags, that moves a figure must
+update it, so that it is seen in review. Figures hold for the compiler that is named in it; the gates hold for any.
+
+No GPU is needed. What is counted is code as it lies in the file: of a kernel's hot path (see Kernel.hot_path) and of
+its loops.
+"""
+
+import argparse
+import collections
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "tests" / "machine_code.json"
+BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+WAVE_BYTES = 64 * 16  # of a 128-bit access by all lanes
+
+
+def tool(name: str, *arguments: str, text: str | None = None) -> str:
+    run = subprocess.run([f"{name}-22", *arguments], input=text, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"machine_code.py: {name}-22 failed: {run.stderr.strip()}")
+    return run.stdout
+
+
+def code_objects(library: Path) -> dict[str, list[bytes]]:
+    """Architecture -> the code objects of a shared library, one a .hip source."""
+    found: dict[str, list[bytes]] = {}
+    data = library.read_bytes()
+    for match in re.finditer(re.escape(BUNDLE_MAGIC), data):
+        start = match.start()
+        count, at = int.from_bytes(data[start + 24 : start + 32], "little"), start + 32
+        for _ in range(count):
+            offset, size, length = (int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little") for i in range(3))
+            target = data[at + 24 : at + 24 + length].decode()
+            at += 24 + length
+            if arch := re.search(r"--(gfx\w+)", target):
+                found.setdefault(arch[1], []).append(data[start + offset : start + offset + size])
+    return found
+
+
+@dataclass
+class Instruction:
+    address: int
+    name: str
+    operands: str
+    target: int | None = None  # of a branch
+
+    def count(self, counter: str) -> int | None:
+        """N of an s_waitcnt's counter(N)."""
+        match = re.search(rf"{counter}\((\d+)\)", self.operands) if self.name == "s_waitcnt" else None
+        return int(match[1]) if match else None
+
+    @property
+    def is_load(self) -> bool:
+        return re.match(r"(global|buffer)_load", self.name) is not None
+
+    @property
+    def is_store(self) -> bool:
+        return re.match(r"(global|buffer)_store", self.name) is not None
+
+
+@dataclass
+class Kernel:
+    name: str
+    metadata: dict[str, int]
+    code: list[Instruction] = field(default_factory=list)
+
+    @property
+    def edges(self) -> list[list[int]]:
+        """What can follow each instruction, as indices into the code."""
+        at = {instruction.address: i for i, instruction in enumerate(self.code)}
+        following = []
+        for i, instruction in enumerate(self.code):
+            after = [at[instruction.target]] if instruction.target is not None else []
+            if instruction.name not in ("s_branch", "s_endpgm") and i + 1 < len(self.code):
+                after.append(i + 1)
+            following.append(after)
+        return following
+
+    @property
+    def hot_path(self) -> list[Instruction]:
+        """What runs when nothing is rare: the shortest way from the entry over a store to the end. Rare code is longer
+        than what it stands in for. Only branches on all lanes alike are choices: code under a lane mask is never
+        passed by."""
+        edges = self.edges
+        for i, instruction in enumerate(self.code):
+            if instruction.name == "s_cbranch_execz":
+                edges[i] = [i + 1]
+            elif instruction.name == "s_cbranch_execnz":
+                edges[i] = edges[i][:1]
+        # Breadth first over (instruction, whether a store lies behind it).
+        start = (0, False)
+        came_from, queue = {start: None}, collections.deque([start])
+        while queue:
+            i, stored = state = queue.popleft()
+            if stored and self.code[i].name == "s_endpgm":
+                path = []
+                while state is not None:
+                    path.append(self.code[state[0]])
+                    state = came_from[state]
+                return path[::-1]
+            for j in edges[i]:
+                following = (j, stored or self.code[j].is_store)
+                if following not in came_from:
+                    came_from[following] = state
+                    queue.append(following)
+        return []
+
+    @property
+    def loops(self) -> list[list[Instruction]]:
+        """Outermost loops that load or multiply: the strongly connected parts of the code."""
+        edges = self.edges
+        backwards: list[list[int]] = [[] for _ in edges]
+        for i, after in enumerate(edges):
+            for j in after:
+                backwards[j].append(i)
+        # Kosaraju: in reverse order of leaving, whatever reaches back is of the same part.
+        order, seen = [], set()
+        for root in range(len(edges)):
+            stack = [(root, iter(edges[root]))] if root not in seen else []
+            seen.add(root)
+            while stack:
+                i, after = stack[-1]
+                j = next((j for j in after if j not in seen), None)
+                if j is None:
+                    order.append(i)
+                    stack.pop()
+                else:
+                    seen.add(j)
+                    stack.append((j, iter(edges[j])))
+        bodies, placed = [], set()
+        for root in reversed(order):
+            part, stack = [], [root] if root not in placed else []
+            placed.add(root)
+            while stack:
+                i = stack.pop()
+                part.append(i)
+                fresh = [j for j in backwards[i] if j not in placed]
+                placed.update(fresh)
+                stack += fresh
+            body = [self.code[i] for i in sorted(part)]
+            if len(body) > 1 and any(i.is_load or "mf" in i.name for i in body):
+                bodies.append(body)
+        return sorted(bodies, key=lambda body: body[0].address)
+
+
+def readable(name: str) -> str:
+    """rms_norm_fast<f16, f32, true, true, workgroup, 4>: a demangled name without namespaces and parameters."""
+    name = re.sub(r"rocm_fp8::|\(anonymous namespace\)::|^void ", "", name)
+    name = re.sub(r"\((?:\w+Args|SwigluFp8Args, Divider, unsigned int|SkinnyGemmArgs, SplitK)\)$", "", name)
+    types = ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"]
+    owners = ["quarter_wave", "wave", "workgroup", "any"]
+    name = re.sub(r"\(DType\)(\d)", lambda m: types[int(m[1])], name)
+    return re.sub(r"\(RowOwner\)(\d)", lambda m: owners[int(m[1])], name)
+
+
+def kernels_of(code_object: bytes) -> list[Kernel]:
+    with tempfile.NamedTemporaryFile(suffix=".co") as file:
+        file.write(code_object)
+        file.flush()
+        notes = tool("llvm-readelf", "--notes", file.name)
+        listing = tool("llvm-objdump", "-d", "--no-show-raw-insn", file.name)
+    metadata = {}
+    for block in re.split(r"\n  - (?=\.agpr_count)", notes)[1:]:
+        symbol = re.search(r"\.name:\s+(\S+)", block)[1]
+        metadata[symbol] = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)\n", block)}
+    kernels = {}
+    current = None
+    for line in listing.splitlines():
+        if header := re.match(r"([0-9a-f]+) <(\S+)>:", line):
+            current = kernels[header[2]] = Kernel(header[2], metadata[header[2]]) if header[2] in metadata else None
+        elif current and (match := re.match(r"\s+(\S+)\s*(.*?)\s*// ([0-9A-F]+):(.*)", line)):
+            name, operands, address, rest = match[1], match[2], int(match[3], 16), match[4]
+            target = re.search(r"<\S+?\+?(0x[0-9a-f]+)?>", rest) if "branch" in name else None
+            offset = int(target[1], 16) if target and target[1] else 0
+            current.code.append(
+                Instruction(address, name, operands, start_of(current, address) + offset if target else None)
+            )
+    found = [kernel for kernel in kernels.values() if kernel]
+    names = tool("llvm-cxxfilt", text="\n".join(kernel.name for kernel in found)).splitlines()
+    for kernel, name in zip(found, names):
+        kernel.name = readable(name)
+    return found
+
+
+def start_of(kernel: Kernel, address: int) -> int:
+    return kernel.code[0].address if kernel.code else address
+
+
+def allocated_vgprs(metadata: dict[str, int]) -> int:
+    return max(8, -(-metadata["vgpr_count"] // 8) * 8)
+
+
+def waves_per_simd(metadata: dict[str, int]) -> int:
+    """By registers alone; a SIMD has 512 a lane and room for 8 waves."""
+    return min(8, 512 // allocated_vgprs(metadata))
+
+
+def loads_before_a_wait(code: list[Instruction]) -> int:
+    """Vector loads issued before the first wait for one of them."""
+    loads = 0
+    for instruction in code:
+        loads += instruction.is_load
+        waited = instruction.count("vmcnt")
+        if waited is not None and loads and waited < loads:
+            return loads
+    return loads
+
+
+def count(code: list[Instruction], pattern: str) -> int:
+    return sum(re.match(pattern, instruction.name) is not None for instruction in code)
+
+
+def loop_figures(body: list[Instruction]) -> dict:
+    loads, mfma = count(body, "(global|buffer)_load"), count(body, r"v_s?mf")
+    waits = [n for i in body if (n := i.count("vmcnt")) is not None]
+    # A consumer's weights are what it reads and multiplies; a loader's what it loads.
+    moved = loads or count(body, "ds_read_b128")
+    return {
+        "instructions": len(body),
+        "loads": loads,
+        "nt": sum(i.is_load and " nt" in i.operands for i in body),
+        "ds_read": count(body, "ds_read"),
+        "ds_write": count(body, "ds_write"),
+        "mfma": mfma,
+        "least_vmcnt": min(waits, default=None),
+        "per_KiB": round(len(body) * 1024 / (moved * WAVE_BYTES), 1) if moved else None,
+    }
+
+
+def figures(kernel: Kernel) -> dict:
+    found = {
+        "vgprs": kernel.metadata["vgpr_count"],
+        "agprs": kernel.metadata["agpr_count"],
+        "sgprs": kernel.metadata["sgpr_count"],
+        "lds": kernel.metadata["group_segment_fixed_size"],
+        "waves_per_simd": waves_per_simd(kernel.metadata),
+        "instructions": len(kernel.code),
+    }
+    if loops := kernel.loops:
+        return found | {"loops": [loop_figures(body) for body in loops]}
+    hot = kernel.hot_path
+    memory = [i for i in hot if i.is_load or i.is_store]
+    moved = sum({"x4": 16, "x3": 12, "x2": 8}.get(i.name[-2:], 4) * 64 for i in memory)
+    return found | {
+        "hot": len(hot),
+        "hot_per_KiB": round(len(hot) * 1024 / moved, 1),
+        "loads_before_wait": loads_before_a_wait(hot),
+        "loads": count(hot, "(global|buffer)_load"),
+        "stores": count(hot, "(global|buffer)_store"),
+        "cvt_pk_fp8": count(hot, "v_cvt_pk_fp8_f32"),
+        "pk": count(hot, "v_pk_"),
+        "exp": count(hot, "v_exp_f32"),
+        "rcp": count(hot, "v_rcp_f32"),
+    }
+
+
+def all_kernels(library: Path) -> dict[str, dict[str, Kernel]]:
+    found = {
+        arch: {kernel.name: kernel for code in objects for kernel in kernels_of(code)}
+        for arch, objects in code_objects(library).items()
+    }
+    return {arch: dict(sorted(kernels.items())) for arch, kernels in sorted(found.items())}
+
+
+def compiler() -> str:
+    return tool("clang++", "--version").splitlines()[0]
+
+
+def render(table: dict) -> str:
+    """JSON with a line a kernel, which is what a change shows in review."""
+    lines = ["{", f'  "compiler": {json.dumps(table["compiler"])},', '  "archs": {']
+    for i, (arch, kernels) in enumerate(table["archs"].items()):
+        lines.append(f'    "{arch}": {{')
+        rows = [f"      {json.dumps(name)}: {json.dumps(values)}" for name, values in kernels.items()]
+        lines.append(",\n".join(rows))
+        lines.append("    }" + ("," if i + 1 < len(table["archs"]) else ""))
+    return "\n".join([*lines, "  }", "}"]) + "\n"
+
+
+def differences(old: dict, new: dict) -> list[str]:
+    found = []
+    for arch in sorted(old["archs"].keys() | new["archs"].keys()):
+        before, after = old["archs"].get(arch, {}), new["archs"].get(arch, {})
+        for name in sorted(before.keys() | after.keys()):
+            a, b = before.get(name), after.get(name)
+            if a is None or b is None:
+                found.append(f"{arch} {name}: {'new' if a is None else 'gone'}")
+            elif a != b:
+                keys = [f"{key} {a.get(key)} -> {b.get(key)}" for key in b if a.get(key) != b[key]]
+                found.append(f"{arch} {name}: {'; '.join(keys)}")
+    return found
+
+
+def main() -> int:
+    from machine_code_gates import missed_gates
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", type=Path, default=None, help="default: the one in build/torch-*-rocm*")
+    parser.add_argument("--update", action="store_true", help="write the table")
+    parser.add_argument("--check", action="store_true", help="compare with the table")
+    args = parser.parse_args()
+    library = args.library or next(ROOT.glob("build/torch-*-rocm*/*.so"), None)
+    if library is None:
+        print("machine_code.py: no ROCm variant; run: python scripts/build.py --backend rocm", file=sys.stderr)
+        return 1
+    kernels = all_kernels(library)
+    table = {
+        "compiler": compiler(),
+        "archs": {arch: {name: figures(k) for name, k in found.items()} for arch, found in kernels.items()},
+    }
+    if args.update:
+        TABLE.write_text(render(table))
+    missed = missed_gates(kernels, table)
+    changed = []
+    if args.check:
+        old = json.loads(TABLE.read_text())
+        if old["compiler"] == table["compiler"]:
+            changed = differences(old, table)
+        else:
+            print(f"another compiler than the table's ({old['compiler']}): figures not compared", file=sys.stderr)
+    else:
+        print(render(table), end="")
+    for line in [*missed, *changed]:
+        print(line, file=sys.stderr)
+    count_all = sum(len(found) for found in kernels.values())
+    print(f"{count_all} kernels, {len(missed)} gates missed, {len(changed)} figures changed", file=sys.stderr)
+    return 1 if missed or changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

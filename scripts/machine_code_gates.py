@@ -1,0 +1,141 @@
+"""The gates of machine_code.py: what must hold of every kernel's code, and why."""
+
+import re
+from pathlib import Path
+
+LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
+SIMDS = 4
+CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "skinny_gemm_config.h"
+
+
+def ring_shapes() -> list[dict[str, int]]:
+    """kRingShapes of skinny_gemm_config.h."""
+    text = CONFIG.read_text()
+    fields = re.findall(r"^\s+int ([\w, ]+);", text[text.index("struct RingShape") : text.index("constexpr int waves")], re.M)
+    names = [name for line in fields for name in line.split(", ")]
+    table = text[text.index("kRingShapes[] = {") : text.index("kRingShapeCount")]
+    rows = re.findall(r"\{(\d[\d, ]+)\}", table)
+    return [dict(zip(names, map(int, row.split(",")), strict=True)) for row in rows]
+
+
+def missed_gates(kernels: dict, table: dict) -> list[str]:
+    """One line for each gate that a kernel misses."""
+    missed = []
+    for arch, found in kernels.items():
+        for name, kernel in found.items():
+            figures = table["archs"][arch][name]
+            rules = [*always(kernel, figures), *of_family(arch, name, kernel, figures)]
+            missed += [f"{arch} {name}: {what}" for what, holds in rules if not holds]
+    return missed
+
+
+def always(kernel, figures) -> list[tuple[str, bool]]:
+    meta = kernel.metadata
+    names = {i.name for i in kernel.code}
+    return [
+        ("scratch memory", meta["private_segment_fixed_size"] == 0),
+        ("spilled registers", meta["vgpr_spill_count"] == meta["sgpr_spill_count"] == 0),
+        # Flat instructions count as LDS accesses too, and drain loads in flight.
+        ("flat or scratch accesses", not any(n.startswith(("flat_", "scratch_")) for n in names)),
+        ("accumulation registers without need", figures["agprs"] == 0),
+        # A workgroup must fit: 4 SIMDs.
+        ("a workgroup's waves do not fit", meta["max_flat_workgroup_size"] <= 64 * SIMDS * figures["waves_per_simd"]),
+    ]
+
+
+def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
+    family, _, parameters = name.partition("<")
+    values = parameters.rstrip(">").split(", ")
+    if family == "rms_norm_fast":
+        return rms_norm(kernel, figures, *values)
+    if family == "swiglu_fast":
+        return swiglu(kernel, figures, *values)
+    if family == "skinny_gemm_ring":
+        return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
+    if family == "skinny_gemm_direct" and values[1] == "true":
+        return direct(kernel, figures, int(values[0]))
+    return []
+
+
+def wide(kernel, held: int, to_fp8: bool) -> list[tuple[str, bool]]:
+    """All vector accesses 128 bits, but the FP8 bytes of a single vector, which are 64."""
+    loads = {i.name for i in kernel.hot_path if i.is_load}
+    stores = {i.name for i in kernel.hot_path if i.is_store}
+    allowed = {"global_store_dwordx4"} | ({"global_store_dwordx2"} if held == 1 and to_fp8 else set())
+    return [("loads of less than 128 bits", loads == {"global_load_dwordx4"}), ("narrow stores", stores <= allowed)]
+
+
+def rms_norm(kernel, f, dtype, weight, to_fp8, residual, owner, held) -> list[tuple[str, bool]]:
+    held, row = int(held), int(held) * (2 if residual == "true" else 1)
+    return [
+        *wide(kernel, held, to_fp8 == "true"),
+        ("the row is not asked for at once", f["loads_before_wait"] >= row),
+        ("FP8 conversions one by one", f["cvt_pk_fp8"] == (4 * held if to_fp8 == "true" else 0)),
+        ("no packed float32", f["pk"] >= (8 if to_fp8 == "true" else 4) * held),
+        ("float16 added in float32", dtype != "f16" or residual != "true" or named(kernel, "v_pk_add_f16") >= 4 * held),
+        ("float16 multiplied in float32", (dtype, weight) != ("f16", "f16") or named(kernel, "v_pk_mul_f16") >= 4 * held),
+        ("a division a number", f["rcp"] <= 4),
+        ("more than half of the waves that a unit can hold do not fit", held == 8 or f["waves_per_simd"] >= 5),
+    ]
+
+
+def swiglu(kernel, f, dtype, held) -> list[tuple[str, bool]]:
+    held = int(held)
+    return [
+        *wide(kernel, held, True),
+        ("gate and up are not asked for at once", f["loads_before_wait"] == 2 * held),
+        ("FP8 conversions one by one", f["cvt_pk_fp8"] == 4 * held),
+        ("other than one exponential a number", f["exp"] == 8 * held),
+        ("other than one reciprocal a number and one of the scale", f["rcp"] == 8 * held + 1),
+        ("no packed float32", f["pk"] >= 40 * held),
+        ("float16 multiplied in float32", dtype != "f16" or named(kernel, "v_pk_mul_f16") >= 4 * held),
+        ("fewer than 7 waves a SIMD", f["waves_per_simd"] >= 7),
+    ]
+
+
+def ring(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
+    loaders = [loop for loop in f["loops"] if loop["loads"] and loop["ds_write"]]
+    weights = [loop for loop in loaders if loop["nt"]]
+    rows = [loop for loop in loaders if not loop["nt"]]
+    multipliers = [loop for loop in f["loops"] if loop["mfma"] and not loop["loads"]]
+    sparse = shape["rows"] == 8
+    row_loads = shape["rows"] // 4
+    buffers = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
+    waves = shape["weight_producers"] + shape["row_producers"] + shape["consumers"]
+    per_simd = -(-waves * shape["per_unit"] // SIMDS)
+    # Four 64-k steps a unit: one sparse instruction each, or two dense ones for each 16 rows.
+    instructions = 4 if sparse else 8 * (shape["rows"] // 16)
+    return [
+        ("not one loop for each role", (len(weights), len(rows), len(multipliers)) == (1, 1, 1)),
+        ("weights or rows loaded by less than 128 bits", buffers == {"buffer_load_dwordx4"}),
+        ("weights without the non-temporal hint", all(loop["nt"] == loop["loads"] for loop in weights)),
+        # While the oldest unit is waited for, the others stay in flight.
+        ("weights drained in the loop", all(loop["least_vmcnt"] == 4 * (shape["depth"] - 1) for loop in weights)),
+        ("rows drained in the loop", all(loop["least_vmcnt"] == row_loads * (shape["row_depth"] - 1) for loop in rows)),
+        ("loads of a loop", all(loop["loads"] == 4 * shape["depth"] for loop in weights)),
+        ("multiplications of a loop", all(loop["mfma"] % instructions == 0 for loop in multipliers)),
+        ("wrong matrix instruction", (named(kernel, "v_smfmac_f32_16x16x64_fp8_fp8") > 0) == sparse),
+        ("wrong matrix instruction", (named(kernel, "v_mfma_f32_16x16x32_fp8_fp8") > 0) == (not sparse)),
+        ("more than 40 instructions a KiB of weights loaded", all(loop["per_KiB"] <= 40 for loop in weights)),
+        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def direct(kernel, f, rows: int) -> list[tuple[str, bool]]:
+    loops = [loop for loop in f["loops"] if loop["mfma"]]
+    wanted = 4 * (1 + max(1, rows // 16))
+    return [
+        ("not one loop", len(loops) == 1),
+        ("less than 128 bits", all(i.name.endswith("x4") for i in loop_loads(kernel))),
+        ("the unrolled steps are not asked for at once", all(loop["loads"] == wanted for loop in loops)),
+        ("weights without the non-temporal hint", all(loop["nt"] == 4 for loop in loops)),
+    ]
+
+
+def loop_loads(kernel) -> list:
+    return [i for body in kernel.loops if any("mf" in i.name for i in body) for i in body if i.is_load]
+
+
+def named(kernel, name: str) -> int:
+    return sum(i.name == name for i in kernel.code)

@@ -1,0 +1,43 @@
+// The configuration functions of the GPU backends with C names, for test_rocm_configs.py.
+#include "../../rmsnorm_fp8/rmsnorm_fp8_config.h"
+#include "../../skinny_gemm/skinny_gemm_config.h"
+#include "../../swiglu_fp8/swiglu_fp8_config.h"
+
+using namespace rocm_fp8;
+
+extern "C" {
+
+void rms_norm_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
+    const RmsNormConfig c = pick_rms_norm_config(rows, d, aligned);
+    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+void swiglu_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
+    const SwigluConfig c = pick_swiglu_config(rows, d, aligned);
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.groups};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+// The first n of numbers that divide() gets wrong, or -1.
+int64_t wrong_division(const uint32_t* numbers, int64_t count, uint32_t divisor) {
+    const Divider by = divider_by(divisor);
+    for (int64_t i = 0; i < count; ++i) {
+        if (divide(numbers[i], by) != numbers[i] / divisor) return numbers[i];
+    }
+    return -1;
+}
+
+void gemm_config(int64_t m, int64_t n, int64_t k, int arch, int aligned, int64_t out[2]) {
+    const SkinnyGemmConfig c = pick_config(m, n, k, arch, aligned);
+    out[0] = c.shape;
+    out[1] = c.splits;
+}
+
+double gemm_estimate(int arch, int shape, int splits, int64_t m, int64_t n, int64_t k) {
+    return estimated_us(kChipModels[arch], kRingShapes[shape], splits, m, n, k);
+}
+
+int64_t gemm_row_class(int64_t m) { return row_class(m); }
+
+}  // extern "C"
