@@ -190,6 +190,9 @@ def kernels_of(code_object: bytes) -> list[Kernel]:
                 Instruction(address, name, operands, start_of(current, address) + offset if target else None)
             )
     found = [kernel for kernel in kernels.values() if kernel]
+    for kernel in found:
+        while kernel.code[-1].name in ("s_nop", "s_code_end"):  # up to the next kernel's alignment
+            kernel.code.pop()
     names = tool("llvm-cxxfilt", text="\n".join(kernel.name for kernel in found)).splitlines()
     for kernel, name in zip(found, names):
         kernel.name = readable(name)
@@ -257,7 +260,7 @@ def figures(kernel: Kernel) -> dict:
     moved = sum({"x4": 16, "x3": 12, "x2": 8}.get(i.name[-2:], 4) * 64 for i in memory)
     return found | {
         "hot": len(hot),
-        "hot_per_KiB": round(len(hot) * 1024 / moved, 1),
+        "hot_per_KiB": round(len(hot) * 1024 / moved, 1) if moved else None,
         "loads_before_wait": loads_before_a_wait(hot),
         "loads": count(hot, "(global|buffer)_load"),
         "stores": count(hot, "(global|buffer)_store"),

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import shutil
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -58,3 +60,25 @@ def variant(kernel) -> Path:
 def device(variant) -> torch.device:
     backend = json.loads((variant / "metadata.json").read_text())["backend"]["type"]
     return torch.device("cpu" if backend == "cpu" else "cuda")
+
+
+ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"
+needs_rocm_toolchain = pytest.mark.skipif(
+    not (ROCM_HEADERS / "hip" / "hip_version.h").is_file() or not shutil.which("clang++-22"),
+    reason="python scripts/rocm_toolchain.py has not been run (.ci/run does)",
+)
+
+
+@pytest.fixture(scope="session")
+def rocm_variant() -> Path:
+    """This repository's ROCm variant, cross-built (or found up to date). For tests marked needs_rocm_toolchain."""
+    command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", "rocm"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return Path(run.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def rocm_library(rocm_variant) -> Path:
+    (library,) = rocm_variant.glob("*.so")
+    return library

@@ -4,16 +4,15 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import needs_rocm_toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ["gfx942", "gfx950"]
-FETCHED = ROOT / "build" / ".rocm" / "usr" / "include" / "hip" / "hip_version.h"
 
 SOURCES = {
     "build.toml": """\
@@ -51,12 +50,6 @@ extern "C" int launch_twice(float* x, int blocks, void* stream) {
     "torch-ext/one_kernel/__init__.py": '"""Nothing."""\n',
 }
 
-needs_toolchain = pytest.mark.skipif(
-    not FETCHED.is_file() or not shutil.which("clang++-22"),
-    reason="python scripts/rocm_toolchain.py has not been run (.ci/run does)",
-)
-
-
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     for name, text in SOURCES.items():
@@ -81,7 +74,7 @@ def bundled_archs(library: Path) -> list[str]:
     return sorted(set(re.findall(rb"amdgcn-amd-amdhsa--(gfx\w+)", data[start : start + 4096])))
 
 
-@needs_toolchain
+@needs_rocm_toolchain
 def test_a_variant_with_a_fat_binary(package):
     run = build(package)
     assert run.returncode == 0, run.stderr
@@ -99,7 +92,7 @@ def test_a_variant_with_a_fat_binary(package):
     assert not any(name.startswith(("libpython", "libstdc++", "libtorch_")) for name in needed)
 
 
-@needs_toolchain
+@needs_rocm_toolchain
 def test_the_library_loads_with_an_old_glibc(package):
     from kernel_abi_check import ObjectFile
 
@@ -108,7 +101,7 @@ def test_the_library_loads_with_an_old_glibc(package):
     assert ObjectFile(str(library)).check_manylinux("manylinux_2_28") == []
 
 
-@needs_toolchain
+@needs_rocm_toolchain
 def test_a_failing_kernel_shows_the_compilers_words(package):
     (package / "twice.hip").write_text('#error "no such luck"\n')
     run = build(package)
