@@ -14,6 +14,7 @@ from .faults import UnsupportedError
 
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED_MAGIC = b"CCOB"
+EM_AMDGPU = 224
 PT_LOAD, PT_NOTE = 1, 4
 SHT_SYMTAB, SHT_RELA, SHT_DYNSYM = 2, 4, 11
 NT_AMDGPU_METADATA = 32
@@ -119,7 +120,7 @@ class CodeObject:
 
 def parse(data: bytes) -> CodeObject:
     """Reads a bare code object (an ELF of machine EM_AMDGPU)."""
-    if data[:4] != b"\x7fELF" or struct.unpack_from("<H", data, 18)[0] != 224:
+    if data[:4] != b"\x7fELF" or struct.unpack_from("<H", data, 18)[0] != EM_AMDGPU:
         raise UnsupportedError("not an AMDGPU ELF")
     phoff, shoff = struct.unpack_from("<QQ", data, 32)
     phsize, phcount, shsize, shcount = struct.unpack_from("<4H", data, 54)
@@ -172,9 +173,9 @@ def parse(data: bytes) -> CodeObject:
     return CodeObject(data, arch, image, kernels, relocations, text)
 
 
-def unbundle(data: bytes) -> dict[str, bytes]:
-    """{"gfx942": ELF, …} of a clang offload bundle (or several of them in a row, as linked objects have)."""
-    found = {}
+def unbundle(data: bytes) -> list[bytes]:
+    """The ELFs of a clang offload bundle (or of several in a row, as libraries linked of several objects have)."""
+    found = []
     at = data.find(BUNDLE_MAGIC)
     while at >= 0:
         count = struct.unpack_from("<Q", data, at + 24)[0]
@@ -185,13 +186,12 @@ def unbundle(data: bytes) -> dict[str, bytes]:
             cursor += 24 + length
             end = max(end, at + offset + size)
             if target.startswith("hip") and size:
-                arch = target.rpartition("--")[2].partition(":")[0]
-                found[arch] = bytes(data[at + offset : at + offset + size])
+                found.append(bytes(data[at + offset : at + offset + size]))
         at = data.find(BUNDLE_MAGIC, end)
     return found
 
 
-def _decompress(data: bytes, bundler: str = "clang-offload-bundler-22") -> dict[str, bytes]:
+def _decompress(data: bytes, bundler: str = "clang-offload-bundler-22") -> list[bytes]:
     """What `unbundle` gives, of a compressed bundle, with LLVM's tool."""
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder) / "packed"
@@ -199,7 +199,7 @@ def _decompress(data: bytes, bundler: str = "clang-offload-bundler-22") -> dict[
         listing = subprocess.run(
             [bundler, "--list", "--type=o", f"--input={packed}"], capture_output=True, text=True, check=True
         ).stdout
-        found = {}
+        found = []
         for target in (line for line in listing.split() if line.startswith("hip")):
             out = Path(folder) / "out"
             subprocess.run(
@@ -207,7 +207,7 @@ def _decompress(data: bytes, bundler: str = "clang-offload-bundler-22") -> dict[
                 check=True,
             )
             if out.stat().st_size:
-                found[target.rpartition("--")[2].partition(":")[0]] = out.read_bytes()
+                found.append(out.read_bytes())
         return found
 
 
@@ -221,23 +221,31 @@ def fat_binary_sections(library: bytes) -> list[bytes]:
     return [library[s[4] : s[4] + s[5]] for name, s in named if name == b".hip_fatbin"]
 
 
-def bundle_objects(bundle: bytes) -> dict[str, bytes]:
-    """{architecture: ELF} of one bundle, compressed or not."""
+def bundle_objects(bundle: bytes) -> list[bytes]:
+    """Every ELF of a bundle, compressed or not."""
     return _decompress(bundle) if bundle.startswith(COMPRESSED_MAGIC) else unbundle(bundle)
 
 
-def load(source: str | Path | bytes, arch: str) -> CodeObject:
-    """The code object for `arch` from a host shared library, an offload bundle or a bare code object."""
+def load_all(source: str | Path | bytes, arch: str) -> list[CodeObject]:
+    """The code objects for `arch` (one for each source that was compiled) from a host shared library, an offload
+    bundle or a bare code object."""
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
-    if data[:4] == b"\x7fELF":
-        if struct.unpack_from("<H", data, 18)[0] == 224:
-            return parse(data)
-        bundles = fat_binary_sections(data)
+    if data[:4] == b"\x7fELF" and struct.unpack_from("<H", data, 18)[0] == EM_AMDGPU:
+        elves = [data]
     else:
-        bundles = [data]
-    objects = {}
-    for bundle in bundles:
-        objects.update(bundle_objects(bundle))
-    if arch not in objects:
-        raise UnsupportedError(f"no code object for {arch}; there are: {', '.join(sorted(objects)) or 'none'}")
-    return parse(objects[arch])
+        bundles = fat_binary_sections(data) if data[:4] == b"\x7fELF" else [data]
+        elves = [elf for bundle in bundles for elf in bundle_objects(bundle)]
+    objects = [parse(elf) for elf in elves]
+    found = [each for each in objects if each.arch == arch]
+    if not found:
+        present = ", ".join(sorted({each.arch for each in objects}))
+        raise UnsupportedError(f"no code object for {arch}; there are: {present or 'none'}")
+    return found
+
+
+def load(source: str | Path | bytes, arch: str) -> CodeObject:
+    """`load_all` where there is one."""
+    found = load_all(source, arch)
+    if len(found) > 1:
+        raise UnsupportedError(f"{len(found)} code objects for {arch}; one was expected")
+    return found[0]

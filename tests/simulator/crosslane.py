@@ -134,7 +134,7 @@ def extract(words: np.ndarray, part: Part, signed: bool) -> np.ndarray:
 def read_part(words, part: Part, kind: str, signed: bool):
     """A reader of that part of a word as a value of a type; halves of a 32-bit type are extended."""
     if kind in ("u32", "i32"):
-        dtype = np.dtype(kind)
+        dtype = np.uint32 if kind == "u32" else np.int32
         return lambda wave: extract(words(wave), part, signed).view(dtype)
     if kind == "f32":
         raise UnsupportedError("a part of a word as a 32-bit float")

@@ -30,14 +30,12 @@ class Simulator:
     """
 
     def __init__(
-        self, source: str | Path | bytes, arch: str, *, memory: Memory | None = None, seed: int = 0,
+        self, source: str | Path | bytes | CodeObject, arch: str, *, memory: Memory | None = None, seed: int = 0,
         resident: int = 4, checks: Checks | None = None, max_idle: int = 4_000_000,
     ):  # fmt: skip
         if arch not in ARCHITECTURES:
             raise UnsupportedError(f"architecture {arch}; there are {', '.join(ARCHITECTURES)}")
-        self.code: CodeObject = load(source, arch)
-        if self.code.arch != arch:
-            raise UnsupportedError(f"the code object is for {self.code.arch}, not {arch}")
+        self.code = source if isinstance(source, CodeObject) else load(source, arch)
         self.memory = memory or Memory()
         self.seed, self.resident, self.checks = seed, resident, checks or Checks()
         self.max_idle = max_idle

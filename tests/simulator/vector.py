@@ -271,6 +271,9 @@ OPERATIONS = {
     "v_cvt_pk_u16_u32": ("u32", ["u32"] * 2, lambda a, b: np.minimum(a, U32(0xFFFF)) | np.minimum(b, U32(0xFFFF)) << U32(16)),
     "v_cvt_pknorm_i16_f32": ("u32", ["f32"] * 2, _pack_normalised(32767.0, np.int16)),
     "v_pack_b32_f16": ("u32", ["f16"] * 2, _pack_halves),
+    "v_cvt_pk_f16_f32": (
+        "u32", ["f32"] * 2, lambda a, b: _pack_halves(convert.f32_to_f16(a), convert.f32_to_f16(b)),
+    ),
     **{
         f"v_cvt_f32_ubyte{n}": ("f32", ["u32"], lambda a, n=n: (a >> U32(8 * n) & U32(0xFF)).astype(np.float32))
         for n in range(4)
@@ -278,7 +281,7 @@ OPERATIONS = {
 }  # fmt: skip
 
 # gfx950 has these besides.
-ONLY_GFX950 = {"v_minimum3_f32", "v_maximum3_f32", "v_cvt_pk_bf16_f32", "v_bitop3_b32"}
+ONLY_GFX950 = {"v_minimum3_f32", "v_maximum3_f32", "v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b32"}
 OPERATIONS["v_cvt_pk_bf16_f32"] = (
     "u32", ["f32"] * 2, lambda a, b: convert.f32_to_bf16(a) | convert.f32_to_bf16(b) << U32(16),
 )  # fmt: skip
