@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from .floats import quiet
+
 
 def fp8_values(fnuz: bool) -> np.ndarray:
     """The 256 values of an e4m3 byte: FNUZ (gfx942: bias 8, one NaN) or OCP (gfx950: bias 7)."""
@@ -56,7 +58,7 @@ def encode8(value: np.ndarray, name: str, fnuz: bool, clamp: bool) -> np.ndarray
     field = np.maximum(exponent - 1, lowest)
     digits = np.ldexp(rounded, mantissa_bits - field).astype(np.int64)
     # A normal number's leading one carries into the exponent field.
-    code = np.where(over, 0, digits + ((field - lowest) << mantissa_bits)).astype(np.uint32)
+    code = np.where(over | (digits == 0), 0, digits + ((field - lowest) << mantissa_bits)).astype(np.uint32)
     sign = np.signbit(value).astype(np.uint32) << np.uint32(7)
     nan = np.isnan(value)
     if fnuz:
@@ -78,10 +80,12 @@ def f32_to_bf16(value: np.ndarray) -> np.ndarray:
     return np.where(nan, bits >> np.uint32(16) | np.uint32(0x40), rounded) if nan.any() else rounded
 
 
+@quiet
 def f32_to_f16(value: np.ndarray) -> np.ndarray:
     return value.astype(np.float16)
 
 
+@quiet
 def f32_to_f16_towards_zero(value: np.ndarray) -> np.ndarray:
     nearest = value.astype(np.float16)
     bits = nearest.view(np.uint16)
@@ -90,10 +94,15 @@ def f32_to_f16_towards_zero(value: np.ndarray) -> np.ndarray:
     return np.where(grew, bits - np.uint16(1), bits).view(np.float16)
 
 
+@quiet
+def _widen(value: np.ndarray) -> np.ndarray:
+    return value.astype(np.float64)
+
+
 def to_integer(value: np.ndarray, dtype) -> np.ndarray:
     """Towards zero, saturating; NaN gives 0."""
     limits = np.iinfo(dtype)
-    wide = np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
+    wide = np.nan_to_num(_widen(value), nan=0.0, posinf=2.0**70, neginf=-(2.0**70))
     return np.clip(np.trunc(wide), limits.min, limits.max).astype(dtype)
 
 

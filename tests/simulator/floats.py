@@ -192,32 +192,46 @@ def exponent_field(a) -> np.ndarray:
     return (a.view(np.uint32) >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
 
 
+# A division x / y is v_div_scale twice, v_rcp, five v_fma, v_div_fmas and v_div_fixup. AMD's pseudocode of these is
+# loose (it scales back by 2**32 where it scaled by 2**64, and up where only down helps), so what is modelled is what
+# makes the sequence give the correctly rounded quotient, as the hardware's conformance demands.
+SCALE = 64
+
+
 def division_scale(s0, s1, s2):
-    """v_div_scale_f32: (result, lanes whose VCC bit is set); s1 the denominator, s2 the numerator."""
-    with np.errstate(all="ignore"):
-        denominator, numerator = s1.astype(np.float64), s2.astype(np.float64)
-        quotient = np.abs((numerator / denominator).astype(np.float32))
-        tiny_quotient = (quotient < np.float32(F32_TINY)) & (quotient > 0)
-        reciprocal_tiny = np.abs(1 / denominator)
-        # A float32 denominator at or above 2**126 has a reciprocal that is denormal as a float32.
-        reciprocal_tiny = (reciprocal_tiny < F32_TINY) & (reciprocal_tiny > 0)
-    denormal = (np.abs(s1) < np.float32(F32_TINY)) & (s1 != 0)
-    up, down = np.ldexp(s0, 64), np.ldexp(s0, -64)
+    """v_div_scale_f32: (result, lanes whose VCC bit is set); s1 the denominator, s2 the numerator, s0 one of them."""
+    denominator, numerator = np.abs(s1.astype(np.float64)), np.abs(s2.astype(np.float64))
+    quotient, reciprocal = numerator / denominator, 1 / denominator
+    tiny_quotient = (quotient < F32_TINY) & (quotient > 0)
+    tiny_reciprocal = (reciprocal < F32_TINY) & (reciprocal > 0)
+    denormal = (denominator < F32_TINY) & (denominator > 0)
+    up, down = np.ldexp(s0, SCALE), np.ldexp(s0, -SCALE)
     is_denominator, is_numerator = s0 == s1, s0 == s2
-    zero = (s2 == 0) | (s1 == 0)
-    far = exponent_field(s2) - exponent_field(s1) >= 96
+    # (which lanes, result, VCC): the first that holds counts.
     cases = [
-        (zero, np.full_like(s0, np.nan), False),
-        (far, np.where(is_denominator, up, s0), True),
+        ((s2 == 0) | (s1 == 0), np.full_like(s0, np.nan), False),
+        (exponent_field(s2) - exponent_field(s1) >= 96, np.where(is_denominator, up, s0), True),
         (denormal, up, False),
-        (reciprocal_tiny & tiny_quotient, np.where(is_denominator, up, s0), True),
-        (reciprocal_tiny, down, False),
+        (tiny_reciprocal & tiny_quotient, np.where(is_denominator, down, s0), True),
+        (tiny_reciprocal, down, False),
         (tiny_quotient, np.where(is_numerator, up, s0), True),
         (exponent_field(s2) <= 23, up, False),
     ]
-    result = np.select([case[0] for case in cases], [case[1] for case in cases], s0)
-    flagged = np.select([case[0] for case in cases], [np.full(s0.shape, case[2]) for case in cases], False)
-    return result.astype(np.float32), flagged.astype(bool)
+    holds = [case[0] for case in cases]
+    result = np.select(holds, [case[1] for case in cases], s0).astype(np.float32)
+    return result, np.select(holds, [np.full(s0.shape, case[2]) for case in cases], False)
+
+
+def division_fmas(a, b, c, scaled):
+    """v_div_fmas_f32: an fma whose result is scaled back, before its rounding, in the lanes whose VCC bit is set."""
+    with np.errstate(invalid="ignore"):
+        product = np.multiply(a, b, dtype=np.float64)
+        total = product + c
+        part = total - product
+        error = (product - (total - part)) + (c - part)
+        total = np.where(np.isfinite(total), round_to_odd(total, error), total)
+        back = np.where(exponent_field(c) > 127, 2.0**SCALE, 2.0**-SCALE)
+        return (total * np.where(scaled, back, 1.0)).astype(np.float32)
 
 
 def division_fixup(s0, s1, s2):
@@ -233,8 +247,10 @@ def division_fixup(s0, s1, s2):
         (zero1 & zero2 | infinite1 & infinite2, np.full(s0.shape, 0xFFC00000, np.uint32)),
         (zero1 | infinite2, sign | infinity),
         (infinite1 | zero2, sign),
-        # Underflow rounds to nothing or to the smallest denormal; nearest even gives 0 this far down.
+        # This far below the smallest denormal the nearest number is 0.
         (exponent_field(s2) - exponent_field(s1) < -150, sign),
+        # The steps before overflowed, and so does the quotient.
+        (np.isnan(s0), sign | infinity),
     ]
     other = s0.view(np.uint32) & largest | sign
     return np.select([c[0] for c in cases], [c[1] for c in cases], other).view(np.float32)

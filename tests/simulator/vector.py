@@ -219,13 +219,13 @@ OPERATIONS = {
     "v_rcp_iflag_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rsq_f32": ("f32", ["f32"], floats.reciprocal_square_root),
     "v_sqrt_f32": ("f32", ["f32"], floats.square_root),
-    "v_floor_f32": ("f32", ["f32"], np.floor),
-    "v_ceil_f32": ("f32", ["f32"], np.ceil),
-    "v_trunc_f32": ("f32", ["f32"], np.trunc),
-    "v_rndne_f32": ("f32", ["f32"], np.rint),
-    "v_fract_f32": ("f32", ["f32"], floats.fract32),
-    "v_ldexp_f32": ("f32", ["f32", "i32"], floats.ldexp),
-    "v_frexp_mant_f32": ("f32", ["f32"], _frexp_mantissa),
+    "v_floor_f32": ("f32", ["f32"], floats.quiet(np.floor)),
+    "v_ceil_f32": ("f32", ["f32"], floats.quiet(np.ceil)),
+    "v_trunc_f32": ("f32", ["f32"], floats.quiet(np.trunc)),
+    "v_rndne_f32": ("f32", ["f32"], floats.quiet(np.rint)),
+    "v_fract_f32": ("f32", ["f32"], floats.quiet(floats.fract32)),
+    "v_ldexp_f32": ("f32", ["f32", "i32"], floats.quiet(floats.ldexp)),
+    "v_frexp_mant_f32": ("f32", ["f32"], floats.quiet(_frexp_mantissa)),
     "v_frexp_exp_i32_f32": ("i32", ["f32"], _frexp_exponent),
     "v_div_fixup_f32": ("f32", ["f32"] * 3, floats.division_fixup),
     # Double precision, where it has one rounding in NumPy too.
@@ -248,7 +248,7 @@ OPERATIONS = {
     "v_exp_f16": ("f16", ["f16"], floats.half_unary(np.exp2)),
     "v_log_f16": ("f16", ["f16"], floats.half_unary(np.log2)),
     # Conversions.
-    "v_cvt_f32_f16": ("f32", ["f16"], lambda a: a.astype(np.float32)),
+    "v_cvt_f32_f16": ("f32", ["f16"], floats.quiet(lambda a: a.astype(np.float32))),
     "v_cvt_f16_f32": ("f16", ["f32"], convert.f32_to_f16),
     "v_cvt_f32_u32": ("f32", ["u32"], lambda a: a.astype(np.float32)),
     "v_cvt_f32_i32": ("f32", ["i32"], lambda a: a.astype(np.float32)),
@@ -256,8 +256,8 @@ OPERATIONS = {
     "v_cvt_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(a, I32)),
     "v_cvt_rpi_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(np.floor(a.astype(np.float64) + 0.5), I32)),
     "v_cvt_flr_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(np.floor(a), I32)),
-    "v_cvt_f64_f32": ("f64", ["f32"], lambda a: a.astype(np.float64)),
-    "v_cvt_f32_f64": ("f32", ["f64"], lambda a: a.astype(np.float32)),
+    "v_cvt_f64_f32": ("f64", ["f32"], floats.quiet(lambda a: a.astype(np.float64))),
+    "v_cvt_f32_f64": ("f32", ["f64"], floats.quiet(lambda a: a.astype(np.float32))),
     "v_cvt_f64_i32": ("f64", ["i32"], lambda a: a.astype(np.float64)),
     "v_cvt_f64_u32": ("f64", ["u32"], lambda a: a.astype(np.float64)),
     "v_cvt_f16_u16": ("f16", ["u16"], lambda a: a.astype(np.float16)),
@@ -438,9 +438,7 @@ def _division_fmas(ins: Instruction, name: str):
     ins.reads |= 3 << VCC
 
     def run(wave):
-        value = floats.fma32(a(wave), b(wave), c(wave))
-        scaled = lanes_of(wave.pair(VCC))
-        put(wave, np.where(scaled, value * np.float32(2.0**32), value))
+        put(wave, floats.division_fmas(a(wave), b(wave), c(wave), lanes_of(wave.pair(VCC))))
 
     return run
 
