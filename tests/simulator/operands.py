@@ -35,6 +35,9 @@ def constant_bits(text: str, kind: str) -> int | None:
     A floating-point inline constant in an integer instruction has its 32-bit (or 64-bit) encoding.
     """
     width = BITS[kind]
+    # Literals that an inline constant could have said.
+    if text.startswith("lit("):
+        text = text[4:-1]
     if FLOAT.match(text):
         value = float(text)
         if text.startswith("0.15915"):
