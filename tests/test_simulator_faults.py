@@ -7,6 +7,7 @@ from simulator import (
     DeadlockFault,
     LdsFault,
     MemoryFault,
+    RaceFault,
     Simulator,
     UninitialisedFault,
     UnsupportedError,
@@ -168,3 +169,72 @@ def test_what_is_not_known_is_refused(arch):
 def test_inactive_lanes_touch_nothing(arch):
     out = run("s_mov_b64 exec, 0\n global_store_dword v0, v10, s[0:1]\n v_mov_b32 v30, 1", arch)
     assert (out[0] == 0x5A5A5A5A).all() and out.shape[1] == LANES
+
+
+# Each wave writes its lanes' words and reads those of the other wave.
+EXCHANGE = """
+  v_lshlrev_b32 v1, 2, v0
+  v_xor_b32 v2, 0x100, v1
+  ds_write_b32 v1, v0
+  {between}
+  ds_read_b32 v3, v2
+  s_waitcnt lgkmcnt(0)
+"""
+
+
+def test_lds_race(arch):
+    launch(EXCHANGE.format(between="s_waitcnt lgkmcnt(0)\n s_barrier"), arch, 128, lds=512)
+    for seed in range(3):
+        with pytest.raises((RaceFault, LdsFault)) as caught:
+            launch(EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512, seed=seed)
+        assert "wave" in str(caught.value)
+    # Even where the schedule happens to have the other wave's words there.
+    with pytest.raises(RaceFault, match="the write of wave|a read of wave"):
+        launch(
+            EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512,
+            checks=Checks(uninitialised_lds=False),
+        )  # fmt: skip
+
+
+FLAG = """
+  v_mov_b32 v4, 0
+  v_mov_b32 v5, 0
+  v_readfirstlane_b32 s20, v0
+  v_and_b32 v1, 63, v0
+  v_lshlrev_b32 v1, 2, v1
+  ds_write_b32 v4, v5 offset:256
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  s_cmp_lg_u32 s20, 0
+  s_cbranch_scc1 consumer
+  ds_write_b32 v1, v0
+  v_mov_b32 v5, 1
+  s_waitcnt lgkmcnt(0)
+  {publish}
+  s_endpgm
+consumer:
+  s_sleep 1
+  ds_read_b32 v3, v4 offset:256
+  s_waitcnt lgkmcnt(0)
+  v_readfirstlane_b32 s21, v3
+  s_cmp_eq_u32 s21, 0
+  s_cbranch_scc1 consumer
+  ds_read_b32 v6, v1
+  s_waitcnt lgkmcnt(0)
+  {after}
+"""
+
+
+def test_a_flag_orders_waves(arch):
+    published = "ds_write_b32 v4, v5 offset:256"
+    for seed in range(5):
+        launch(FLAG.format(publish=published, after=""), arch, 128, lds=512, seed=seed)
+    # Words written behind the flag are not covered by it.
+    late = published + "\n ds_write_b32 v1, v0"
+    found = 0
+    for seed in range(5):
+        try:
+            launch(FLAG.format(publish=late, after=""), arch, 128, lds=512, seed=seed)
+        except RaceFault:
+            found += 1
+    assert found == 5

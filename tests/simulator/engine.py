@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +11,13 @@ from .code_object import CodeObject, Kernel
 from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
 from .lds import Lds
 from .program import program
+from .races import WORD, Races
 from .wave import ACCUMULATION, ALL_LANES, LANES, VECTOR_BIT, RegisterFile, Wave
 
 # A wave that slept this often with no store, atomic, barrier or end anywhere in the launch waits for ever, if all do.
 SLEEPS_OF_A_DEADLOCK = 300
 LONGEST_SLICE = 9  # 2 to this power, in instructions
+SMALL_LDS = re.compile(r"^ds_(read|write)_[a-z]*(8|16)(_|$)")
 LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 
 
@@ -25,6 +28,7 @@ class Checks:
     alignment: bool = False
     uninitialised_lds: bool = True
     uninitialised_registers: bool = False
+    races: bool = True
 
 
 @dataclass
@@ -50,7 +54,11 @@ class Workgroup:
         self.index = index
         x, y, _ = launch.grid
         self.position = index % x, index // x % y, index // (x * y)
-        self.lds = Lds(launch.lds_size, launch.garbage, launch.checks)
+        waves = -(-launch.threads // LANES)
+        races = None
+        if launch.checks.races and waves > 1 and launch.lds_size:
+            races = Races(launch.lds_size, waves, 1 if launch.has_small_lds_accesses else WORD)
+        self.lds = Lds(launch.lds_size, launch.garbage, launch.checks, races)
         self.waves: list[Wave] = []
 
 
@@ -66,6 +74,7 @@ class Launch:
         self.code, self.kernel, self.memory, self.image_base = code, kernel, memory, image_base
         self.kernarg, self.kernarg_address = kernarg, kernarg_address
         self.grid, self.block = grid, block
+        self.threads = block[0] * block[1] * block[2]
         self.lds_size = kernel.lds_size + dynamic_lds
         self.random = random.Random(seed)
         self.garbage = np.random.default_rng(seed)
@@ -75,10 +84,10 @@ class Launch:
         self._check_supported()
         self.program, self.entry = program(code, kernel)
         self.counts = [0] * len(self.program)
+        self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
 
     def _check_supported(self) -> None:
-        kernel = self.kernel
-        threads = self.block[0] * self.block[1] * self.block[2]
+        kernel, threads = self.kernel, self.threads
         limit = kernel.metadata.get(".max_flat_workgroup_size", 1024)
         problems = {
             "scratch memory": kernel.scratch_size,
@@ -113,8 +122,8 @@ class Launch:
         wave.pc = self.entry
         wave.mode = kernel.bits("rsrc1", 12, 8)
         wave.fp16_overflow_clamps = bool(kernel.bits("rsrc1", 26))
-        x, y, z = self.block
-        threads = x * y * z
+        x, y, _ = self.block
+        threads = self.threads
         work_item = np.arange(LANES) + index * LANES
         wave.set_exec(ALL_LANES if threads >= (index + 1) * LANES else (1 << threads - index * LANES) - 1)
         packed = work_item % x
@@ -145,8 +154,7 @@ class Launch:
 
     def _start_workgroup(self, index: int) -> Workgroup:
         workgroup = Workgroup(self, index)
-        threads = self.block[0] * self.block[1] * self.block[2]
-        workgroup.waves = [self._start_wave(workgroup, i) for i in range(-(-threads // LANES))]
+        workgroup.waves = [self._start_wave(workgroup, i) for i in range(-(-self.threads // LANES))]
         return workgroup
 
     # Running them.
@@ -200,6 +208,8 @@ class Launch:
             spare += [each.registers for each in workgroup.waves]
         elif all(each.at_barrier for each in alive):
             self.progress += 1
+            if workgroup.lds.races:
+                workgroup.lds.races.barrier()
             for each in alive:
                 each.at_barrier = False
             runnable += alive

@@ -5,6 +5,7 @@ import numpy as np
 from .faults import LdsFault, MemoryFault, UnsupportedError
 from .memory import byte_views
 from .operands import Instruction
+from .races import Races
 from .transfers import ATOMICS, DS_READS, DS_WRITES, Move, load_words, store_words
 from .wave import LANES
 
@@ -12,9 +13,10 @@ LANE = np.arange(LANES)
 
 
 class Lds:
-    """`size` bytes, and for each whether it has been written."""
+    """`size` bytes, and for each whether it has been written; `races` or None watches the order of accesses."""
 
-    def __init__(self, size: int, garbage: np.random.Generator, checks):
+    def __init__(self, size: int, garbage: np.random.Generator, checks, races: Races | None):
+        self.races = races
         self.size = size
         self.data = garbage.integers(0, 256, size, np.uint8)
         self.views = byte_views(self.data)
@@ -38,9 +40,22 @@ class Lds:
             if not written.all():
                 bad = int(np.flatnonzero(written == 0)[0]) // move.size
                 raise LdsFault(f"lane {lanes[bad]}: LDS bytes {int(addresses[bad])} to +{move.size} were never written")
+        if self.races:
+            self.races.read(wave.index, addresses, move.size)
         return self.views[move.size][addresses]
 
+    def begin_atomic(self, addresses: np.ndarray, move: Move, lanes, wave) -> np.ndarray:
+        """The values before it, as a fresh array."""
+        races, self.races = self.races, None
+        old = self.read(addresses, move, lanes, wave).copy()
+        self.races = races
+        if races:
+            races.atomic(wave.index, addresses, move.size)
+        return old
+
     def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave) -> None:
+        if self.races:
+            self.races.write(wave.index, addresses, move.size)
         self.views[move.size][addresses] = values
         ones = np.ones(move.size, np.uint8).view(self.views[move.size].dtype)
         self.written_views[move.size][addresses] = ones[0]
@@ -153,7 +168,7 @@ def _atomic(ins: Instruction, name: str):
         lds.check_range(addresses, size, lanes)
         if (addresses & (size - 1)).any():
             raise MemoryFault(f"LDS atomic at an address that is not a multiple of {size}")
-        old = lds.read(addresses, move, lanes, wave).copy()
+        old = lds.begin_atomic(addresses, move, lanes, wave)
         given = [load_words(wave, operand.row, move, lanes) for operand in data]
         view = lds.views[size]
         for position, where in enumerate(addresses.tolist()):
