@@ -55,7 +55,13 @@ class Lds:
 
     def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave) -> None:
         if self.races:
-            self.races.write(wave.index, addresses, move.size)
+
+            def unchanged():
+                old = np.ascontiguousarray(self.views[move.size][addresses]).view(np.uint8).reshape(-1, move.size)
+                new = np.ascontiguousarray(values).view(np.uint8).reshape(-1, move.size)
+                return (old == new).all(axis=1)
+
+            self.races.write(wave.index, addresses, move.size, unchanged)
         self.views[move.size][addresses] = values
         ones = np.ones(move.size, np.uint8).view(self.views[move.size].dtype)
         self.written_views[move.size][addresses] = ones[0]

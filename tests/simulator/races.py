@@ -3,7 +3,8 @@
 What orders waves: s_barrier; LDS atomics; and flags. Machine code does not say which words are flags, so a dword that
 all active lanes write at one address counts as a release, and a dword read at one address of such a word as an
 acquire. (Data written like that by one lane, and read so by others, is therefore taken for a flag: a race on it is
-found only as a read of unwritten LDS or as results that differ between schedules.)
+found only as a read of unwritten LDS or as results that differ between schedules.) Waves that write the same values to
+a word do not race with each other.
 """
 
 import numpy as np
@@ -47,9 +48,13 @@ class Races:
                 " access by a barrier or a flag"
             )
 
-    def _check_writes(self, wave: int, cells: np.ndarray) -> None:
+    def _check_writes(self, wave: int, cells: np.ndarray, harmless=None) -> None:
+        """`harmless()`: which cells are being written with what they hold already."""
         writers = self.writer[cells]
-        self._check(wave, cells, self.write_epoch[cells] > self.clocks[wave][writers], writers, "the write of")
+        unordered = self.write_epoch[cells] > self.clocks[wave][writers]
+        if harmless is not None and unordered.any():
+            unordered &= ~harmless()
+        self._check(wave, cells, unordered, writers, "the write of")
 
     def read(self, wave: int, addresses: np.ndarray, size: int) -> None:
         if self._one_word(addresses, size):
@@ -63,12 +68,14 @@ class Races:
         self._check_writes(wave, cells)
         epochs[wave, cells] = self.clocks[wave, wave]
 
-    def write(self, wave: int, addresses: np.ndarray, size: int) -> None:
+    def write(self, wave: int, addresses: np.ndarray, size: int, unchanged) -> None:
+        """`unchanged()`: for each address whether the write leaves its bytes as they are."""
         clock = self.clocks[wave]
         one_word = self._one_word(addresses, size)
         cells = self.cells(addresses[:1] if one_word else addresses, size)
         if not (one_word and int(addresses[0]) in self.released):
-            self._check_writes(wave, cells)
+            per_address = len(cells) // (1 if one_word else len(addresses))
+            self._check_writes(wave, cells, lambda: np.repeat(unchanged()[:1] if one_word else unchanged(), per_address))
             for epochs in (self.read_epoch,) if one_word else (self.read_epoch, self.look_epoch):
                 unordered = epochs[:, cells] > clock[:, None]
                 if unordered.any():
