@@ -1,0 +1,21 @@
+"""A simulator of gfx942 and gfx950 code objects: waves of 64 lanes on NumPy, strict about what it does not know."""
+
+from .engine import Checks, Counters
+from .faults import (
+    DeadlockFault,
+    Fault,
+    LdsFault,
+    MemoryFault,
+    RaceFault,
+    SimulationError,
+    UninitialisedFault,
+    UnsupportedError,
+    WaitFault,
+)
+from .memory import Memory
+from .simulator import Simulator
+
+__all__ = [
+    "Checks", "Counters", "DeadlockFault", "Fault", "LdsFault", "Memory", "MemoryFault", "RaceFault",
+    "SimulationError", "Simulator", "UninitialisedFault", "UnsupportedError", "WaitFault",
+]  # fmt: skip

@@ -1,0 +1,86 @@
+"""llvm-objdump's text as a list of instructions: mnemonic, operands, modifiers, branch target."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+
+from .code_object import CodeObject
+from .faults import UnsupportedError
+
+LINE = re.compile(r"^\t(?P<text>.*?)\s*// (?P<address>[0-9A-F]{12}): (?P<words>[0-9A-F ]+?)(?: <(?P<target>.*)>)?$")
+# A modifier stands after the operands: a word, or word:value. Operands are separated by commas, modifiers are not.
+MODIFIER = re.compile(r"^(?P<name>[a-z_0-9]+)(?::(?P<value>.+))?$")
+
+_cache: dict[str, dict[int, "Text"]] = {}
+
+
+@dataclass
+class Text:
+    """One instruction as LLVM prints it."""
+
+    address: int
+    size: int
+    mnemonic: str
+    operands: list[str]
+    modifiers: dict[str, str | bool] = field(default_factory=dict)
+    words: list[int] = field(default_factory=list)
+    line: str = ""
+
+
+def objdump() -> str:
+    """LLVM's disassembler: $LLVM_OBJDUMP, or the newest that knows both architectures."""
+    names = [os.environ.get("LLVM_OBJDUMP"), "llvm-objdump-22", "llvm-objdump"]
+    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    if path is None:
+        raise UnsupportedError("llvm-objdump-22 is missing (set LLVM_OBJDUMP)")
+    return path
+
+
+def split_operands(text: str) -> tuple[list[str], dict[str, str | bool]]:
+    """Splits "v0, |v1|, s[0:1] offset:16 sc0" at the commas outside brackets, and the tail into modifiers."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if character == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        elif character != " " or depth == 0:
+            current += character
+    if current.strip():
+        parts.append(current.strip())
+    if not parts:
+        return [], {}
+    last, *tail = parts[-1].split(" ")
+    operands, modifiers = [*parts[:-1], last], {}
+    for word in tail:
+        match = MODIFIER.match(word)
+        if match is None:
+            raise UnsupportedError(f"modifier {word!r} in {text!r}")
+        modifiers[match["name"]] = match["value"] if match["value"] is not None else True
+    return operands, modifiers
+
+
+def parse_line(line: str) -> Text | None:
+    match = LINE.match(line)
+    if match is None:
+        return None
+    words = [int(word, 16) for word in match["words"].split()]
+    mnemonic, _, rest = match["text"].strip().partition(" ")
+    # The counters of s_waitcnt are read from its encoding: its text has no commas.
+    operands, modifiers = split_operands(rest.strip()) if mnemonic != "s_waitcnt" else ([], {})
+    return Text(int(match["address"], 16), 4 * len(words), mnemonic, operands, modifiers, words, match["text"].strip())
+
+
+def disassemble(code: CodeObject) -> dict[int, Text]:
+    """{address: instruction} of the whole object, computed once for each content."""
+    if code.digest not in _cache:
+        with tempfile.NamedTemporaryFile(suffix=".co") as file:
+            file.write(code.data)
+            file.flush()
+            text = subprocess.run([objdump(), "-d", file.name], capture_output=True, text=True, check=True).stdout
+        found = (parse_line(line) for line in text.splitlines() if line.startswith("\t"))
+        _cache[code.digest] = {text.address: text for text in found if text}
+    return _cache[code.digest]

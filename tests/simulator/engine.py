@@ -1,0 +1,288 @@
+"""One launch: workgroups of waves in flight, a seeded scheduler, deadlock detection."""
+
+import itertools
+import random
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .code_object import CodeObject, Kernel
+from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
+from .lds import Lds
+from .program import program
+from .races import WORD, Races
+from .wave import ACCUMULATION, ALL_LANES, LANES, VECTOR_BIT, RegisterFile, Wave
+
+# A wave that slept this often with no store, atomic, barrier or end anywhere in the launch waits for ever, if all do.
+SLEEPS_OF_A_DEADLOCK = 300
+LONGEST_SLICE = 9  # 2 to this power, in instructions
+SMALL_LDS = re.compile(r"^ds_(read|write)_[a-z]*(8|16)(_|$)")
+LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
+
+
+@dataclass
+class Checks:
+    """What is checked besides bounds and waits."""
+
+    alignment: bool = False
+    uninitialised_lds: bool = True
+    uninitialised_registers: bool = False
+    races: bool = True
+
+
+@dataclass
+class Counters:
+    """What a launch did. `instructions` is by class; bytes are those that active lanes asked for."""
+
+    instructions: dict[str, int] = field(default_factory=dict)
+    mnemonics: dict[str, int] = field(default_factory=dict)
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    lds_bytes_read: int = 0
+    lds_bytes_written: int = 0
+    most_in_flight: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.instructions.values())
+
+
+class Workgroup:
+    def __init__(self, launch: "Launch", index: int):
+        self.launch = launch
+        self.index = index
+        x, y, _ = launch.grid
+        self.position = index % x, index // x % y, index // (x * y)
+        waves = -(-launch.threads // LANES)
+        races = None
+        if launch.checks.races and waves > 1 and launch.lds_size:
+            races = Races(launch.lds_size, waves, 1 if launch.has_small_lds_accesses else WORD)
+        self.lds = Lds(launch.lds_size, launch.garbage, launch.checks, races)
+        self.waves: list[Wave] = []
+
+
+class Launch:
+    """A kernel on a grid. `kernarg` is the filled kernarg segment, `kernarg_address` where it lies in memory."""
+
+    _spare_registers: dict[tuple[int, int], list[RegisterFile]] = {}
+
+    def __init__(
+        self, code: CodeObject, kernel: Kernel, memory, image_base: int, kernarg: bytes, kernarg_address: int,
+        grid: tuple, block: tuple, dynamic_lds: int, seed: int, resident: int, checks: Checks, max_idle: int,
+    ):  # fmt: skip
+        self.code, self.kernel, self.memory, self.image_base = code, kernel, memory, image_base
+        self.kernarg, self.kernarg_address = kernarg, kernarg_address
+        self.grid, self.block = grid, block
+        self.threads = block[0] * block[1] * block[2]
+        self.lds_size = kernel.lds_size + dynamic_lds
+        self.random = random.Random(seed)
+        self.garbage = np.random.default_rng(seed)
+        self.resident, self.checks, self.max_idle = resident, checks, max_idle
+        self.counters = Counters()
+        self.progress = self.executed = 0
+        self._check_supported()
+        self.program, self.entry = program(code, kernel)
+        self.counts = [0] * len(self.program)
+        self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
+
+    def _check_supported(self) -> None:
+        kernel, threads = self.kernel, self.threads
+        limit = kernel.metadata.get(".max_flat_workgroup_size", 1024)
+        problems = {
+            "scratch memory": kernel.scratch_size,
+            "a rounding mode other than to nearest even": kernel.bits("rsrc1", 12, 4),
+            "flushed denormals": kernel.bits("rsrc1", 16, 4) != 15,
+            "IEEE mode off": not kernel.bits("rsrc1", 23),
+            "DX10_CLAMP off": not kernel.bits("rsrc1", 21),
+            "a user SGPR other than the kernarg pointer": kernel.properties & 0x7F & ~0x8,
+            f"{threads} threads in a workgroup, {limit} at most": threads > limit or threads == 0,
+            f"{self.lds_size} bytes of LDS": self.lds_size > LDS_LIMIT[self.code.arch],
+            "wave32": kernel.metadata[".wavefront_size"] != LANES,
+        }
+        for what, present in problems.items():
+            if present:
+                raise UnsupportedError(f"kernel {kernel.name}: {what}")
+
+    # Setting up waves.
+
+    def _registers(self) -> RegisterFile:
+        arch = self.kernel.accum_offset
+        key = arch, max(0, self.kernel.vgprs - arch)
+        spare = self._spare_registers.setdefault(key, [])
+        registers = spare.pop() if spare else RegisterFile(*key)
+        # Registers hold anything at the start; a kernel that depends on it differs between seeds.
+        words = registers.words
+        words[:arch] = self.garbage.integers(0, 1 << 32, (arch, LANES), np.uint32)
+        return registers
+
+    def _start_wave(self, workgroup: Workgroup, index: int) -> Wave:
+        kernel = self.kernel
+        wave = Wave(workgroup, index, self._registers())
+        wave.pc = self.entry
+        wave.mode = kernel.bits("rsrc1", 12, 8)
+        wave.fp16_overflow_clamps = bool(kernel.bits("rsrc1", 26))
+        x, y, _ = self.block
+        threads = self.threads
+        work_item = np.arange(LANES) + index * LANES
+        wave.set_exec(ALL_LANES if threads >= (index + 1) * LANES else (1 << threads - index * LANES) - 1)
+        packed = work_item % x
+        dimensions = kernel.bits("rsrc2", 11, 2)
+        if dimensions >= 1:
+            packed = packed | work_item // x % y << 10
+        if dimensions >= 2:
+            packed = packed | work_item // (x * y) << 20
+        wave.u32[0][:] = packed
+
+        wave.s = [self.random.getrandbits(32) for _ in range(106)] + [0] * 22
+        user = []
+        if kernel.properties & 8:
+            user += [self.kernarg_address & 0xFFFFFFFF, self.kernarg_address >> 32]
+        first, count = kernel.preload_dwords
+        words = np.frombuffer(self.kernarg[: len(self.kernarg) // 4 * 4], np.uint32)
+        user += words[first : first + count].tolist()
+        wave.s[: len(user)] = user
+        at = kernel.user_sgprs
+        initial = len(user)
+        for dimension, enabled in enumerate(kernel.bits("rsrc2", 7 + i) for i in range(3)):
+            if enabled:
+                wave.s[at] = workgroup.position[dimension]
+                at += 1
+        written = (1 << initial) - 1 | ((1 << at) - 1) ^ ((1 << kernel.user_sgprs) - 1) | 3 << 126 | 1 << VECTOR_BIT
+        wave.uninitialised = ((1 << VECTOR_BIT + 2 * ACCUMULATION) - 1) & ~written
+        return wave
+
+    def _start_workgroup(self, index: int) -> Workgroup:
+        workgroup = Workgroup(self, index)
+        workgroup.waves = [self._start_wave(workgroup, i) for i in range(-(-self.threads // LANES))]
+        return workgroup
+
+    # Running them.
+
+    def run(self) -> Counters:
+        """Runs the whole grid; some workgroups are in flight at a time, started in an order that the seed decides."""
+        waiting = list(range(self.grid[0] * self.grid[1] * self.grid[2]))
+        self.random.shuffle(waiting)
+        runnable: list[Wave] = []
+        in_flight: list[Workgroup] = []
+        idle_since, progress = 0, -1
+        with np.errstate(invalid="raise", divide="ignore", over="ignore", under="ignore"):
+            while waiting or in_flight:
+                while waiting and len(in_flight) < self.resident:
+                    workgroup = self._start_workgroup(waiting.pop())
+                    in_flight.append(workgroup)
+                    runnable += workgroup.waves
+                if not runnable:
+                    raise DeadlockFault(f"no wave can run: {self._positions(in_flight)}")
+                at = self.random.randrange(len(runnable))
+                wave = runnable[at]
+                self._slice(wave, 1 << self.random.randrange(LONGEST_SLICE + 1))
+                if wave.ended or wave.at_barrier:
+                    runnable[at] = runnable[-1]
+                    runnable.pop()
+                    self._after_stop(wave, runnable, in_flight)
+                if self.progress != progress:
+                    progress, idle_since = self.progress, self.executed
+                elif self._hangs(runnable, self.executed - idle_since):
+                    raise DeadlockFault(f"no progress: {self._positions(in_flight)}")
+        for ins, count in zip(self.program, self.counts):
+            if count:
+                by_class, by_name = self.counters.instructions, self.counters.mnemonics
+                by_class[ins.kind] = by_class.get(ins.kind, 0) + count
+                by_name[ins.mnemonic] = by_name.get(ins.mnemonic, 0) + count
+        return self.counters
+
+    def _after_stop(self, wave: Wave, runnable: list[Wave], in_flight: list[Workgroup]) -> None:
+        """A wave has ended or come to a barrier: opens the barrier, or retires the workgroup."""
+        workgroup = wave.workgroup
+        if wave.ended:
+            self.progress += 1
+            # Stores and loads to LDS that nobody waited for still happen.
+            for _, _, deferred in wave.vm:
+                if deferred:
+                    deferred()
+        alive = [each for each in workgroup.waves if not each.ended]
+        if not alive:
+            in_flight.remove(workgroup)
+            spare = self._spare_registers[self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)]
+            spare += [each.registers for each in workgroup.waves]
+        elif all(each.at_barrier for each in alive):
+            self.progress += 1
+            if workgroup.lds.races:
+                workgroup.lds.races.barrier()
+            for each in alive:
+                each.at_barrier = False
+            runnable += alive
+
+    def _hangs(self, runnable: list[Wave], idle: int) -> bool:
+        if idle > self.max_idle:
+            return True
+        return bool(runnable) and all(
+            wave.sleeps >= SLEEPS_OF_A_DEADLOCK and wave.progress_seen == self.progress for wave in runnable
+        )
+
+    def _slice(self, wave: Wave, budget: int) -> None:
+        """Runs a wave for at most `budget` instructions, or until it waits for others."""
+        instructions, counts = self.program, self.counts
+        strict = self.checks.uninitialised_registers
+        pc, start = wave.pc, budget
+        try:
+            while budget:
+                budget -= 1
+                ins = instructions[pc]
+                if wave.pending & ins.touched:
+                    raise WaitFault(f"{names(wave.pending & ins.touched)} touched before the wait that covers its load")
+                if strict:
+                    if wave.uninitialised & ins.reads:
+                        raise UninitialisedFault(f"{names(wave.uninitialised & ins.reads)} read, never written")
+                    wave.uninitialised &= ~ins.writes
+                counts[pc] += 1
+                following = ins.run(wave)
+                if following is None:
+                    pc += 1
+                elif following >= 0:
+                    pc = following
+                else:
+                    pc += 1
+                    break
+        except SimulationError as error:
+            error.where = error.where or self._where(wave, ins)
+            raise
+        except FloatingPointError as error:
+            failure = UnsupportedError(f"{error} (a NaN that {ins.mnemonic} is not modelled for)")
+            failure.where = self._where(wave, ins)
+            raise failure from error
+        wave.pc = pc
+        self.executed += start - budget
+
+    def _where(self, wave: Wave, ins) -> str:
+        position = ", ".join(map(str, wave.workgroup.position))
+        return (
+            f"\n  kernel {self.kernel.name}, workgroup ({position}), wave {wave.index}, "
+            f"{ins.address:#x}: `{ins.text.line}`"
+        )
+
+    def _positions(self, in_flight: list[Workgroup]) -> str:
+        lines = []
+        for wave in itertools.chain.from_iterable(workgroup.waves for workgroup in in_flight):
+            ins = self.program[min(wave.pc, len(self.program) - 1)]
+            state = "ended" if wave.ended else "at a barrier, before" if wave.at_barrier else "at"
+            position = ", ".join(map(str, wave.workgroup.position))
+            where = "" if wave.ended else f" {ins.address:#x} `{ins.text.line}`"
+            lines.append(f"  workgroup ({position}), wave {wave.index}: {state}{where}")
+        return f"kernel {self.kernel.name}\n" + "\n".join(lines)
+
+
+def names(bits: int) -> str:
+    """The registers of a set, as the assembler calls them."""
+    found = []
+    while bits:
+        bit = (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+        if bit < VECTOR_BIT:
+            found.append({106: "vcc_lo", 107: "vcc_hi", 124: "m0"}.get(bit, f"s{bit}"))
+        elif bit < VECTOR_BIT + ACCUMULATION:
+            found.append(f"v{bit - VECTOR_BIT}")
+        else:
+            found.append(f"a{bit - VECTOR_BIT - ACCUMULATION}")
+    return ", ".join(found)

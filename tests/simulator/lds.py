@@ -1,0 +1,275 @@
+"""The LDS of a workgroup, and ds_ instructions."""
+
+import numpy as np
+
+from .faults import LdsFault, MemoryFault, UnsupportedError
+from .memory import byte_views
+from .operands import Instruction
+from .races import Races
+from .transfers import ATOMICS, DS_READS, DS_WRITES, Move, load_words, store_words
+from .wave import LANES
+
+LANE = np.arange(LANES)
+
+
+class Lds:
+    """`size` bytes, and for each whether it has been written; `races` or None watches the order of accesses."""
+
+    def __init__(self, size: int, garbage: np.random.Generator, checks, races: Races | None):
+        self.races = races
+        self.size = size
+        self.data = garbage.integers(0, 256, size, np.uint8)
+        self.views = byte_views(self.data)
+        self.written = np.zeros(size, np.uint8)
+        self.written_views = byte_views(self.written)
+        self.checks = checks
+
+    def check_range(self, addresses: np.ndarray, size: int, lanes) -> None:
+        if addresses.size and (int(addresses.max()) + size > self.size or int(addresses.min()) < 0):
+            bad = int(np.flatnonzero((addresses + size > self.size) | (addresses < 0))[0])
+            raise LdsFault(f"lane {lanes[bad]}: LDS bytes {int(addresses[bad])} to +{size} of {self.size} allocated")
+        if self.checks.alignment:
+            unit = size & -size
+            if (addresses & (unit - 1)).any():
+                bad = int(np.flatnonzero(addresses & (unit - 1))[0])
+                raise MemoryFault(f"lane {lanes[bad]}: LDS address {int(addresses[bad])} is not a multiple of {unit}")
+
+    def read(self, addresses: np.ndarray, move: Move, lanes, wave) -> np.ndarray:
+        if self.checks.uninitialised_lds:
+            written = np.ascontiguousarray(self.written_views[move.size][addresses]).view(np.uint8)
+            if not written.all():
+                bad = int(np.flatnonzero(written == 0)[0]) // move.size
+                raise LdsFault(f"lane {lanes[bad]}: LDS bytes {int(addresses[bad])} to +{move.size} were never written")
+        if self.races:
+            self.races.read(wave.index, addresses, move.size)
+        return self.views[move.size][addresses]
+
+    def begin_atomic(self, addresses: np.ndarray, move: Move, lanes, wave) -> np.ndarray:
+        """The values before it, as a fresh array."""
+        races, self.races = self.races, None
+        old = self.read(addresses, move, lanes, wave).copy()
+        self.races = races
+        if races:
+            races.atomic(wave.index, addresses, move.size)
+        return old
+
+    def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave) -> None:
+        if self.races:
+
+            def unchanged():
+                old = np.ascontiguousarray(self.views[move.size][addresses]).view(np.uint8).reshape(-1, move.size)
+                new = np.ascontiguousarray(values).view(np.uint8).reshape(-1, move.size)
+                return (old == new).all(axis=1)
+
+            self.races.write(wave.index, addresses, move.size, unchanged)
+        self.views[move.size][addresses] = values
+        ones = np.ones(move.size, np.uint8).view(self.views[move.size].dtype)
+        self.written_views[move.size][addresses] = ones[0]
+        wave.workgroup.launch.progress += 1
+
+
+def _active(wave):
+    """(lanes or None for all, their numbers)."""
+    return (None, LANE) if wave.full else ((lanes := wave.active_lanes()), lanes)
+
+
+class LdsAddress:
+    def __init__(self, ins: Instruction, position: int):
+        ins.note(ins.operands[position], 1, read=True)
+        self.vector = ins.words(position)
+
+    def at(self, wave, lanes, offset: int) -> np.ndarray:
+        vector = self.vector(wave)
+        return (vector if lanes is None else vector[lanes]).astype(np.int64) + offset
+
+
+def issue(wave, bits: int) -> None:
+    wave.pending |= bits
+    wave.lgkm.append(("lds", bits, None))
+
+
+def _offsets(ins: Instruction, pairs: bool, unit: int, stride: int) -> list[int]:
+    if not pairs:
+        return [ins.number("offset")]
+    return [ins.number(name) * unit * stride for name in ("offset0", "offset1")]
+
+
+def _read(ins: Instruction, move: Move, offsets: list[int]):
+    destination = ins.operands[0]
+    count = move.registers
+    ins.note(destination, count * len(offsets), read=False)
+    if move.half is not None:
+        ins.note(destination, 1, read=True)
+    address = LdsAddress(ins, 1)
+    row, bits = destination.row, ins.writes
+
+    def run(wave):
+        lanes, numbers = _active(wave)
+        if numbers.size:
+            lds = wave.workgroup.lds
+            found = []
+            for offset in offsets:
+                addresses = address.at(wave, lanes, offset)
+                lds.check_range(addresses, move.size, numbers)
+                found.append(lds.read(addresses, move, numbers, wave))
+            for index, values in enumerate(found):
+                store_words(wave, row + count * index, move, values, lanes)
+            wave.workgroup.launch.counters.lds_bytes_read += numbers.size * move.size * len(offsets)
+        issue(wave, bits)
+
+    return run
+
+
+def _write(ins: Instruction, move: Move, offsets: list[int]):
+    address = LdsAddress(ins, 0)
+    rows = []
+    for position in range(len(offsets)):
+        ins.note(ins.operands[1 + position], move.registers, read=True)
+        rows.append(ins.operands[1 + position].row)
+
+    def run(wave):
+        lanes, numbers = _active(wave)
+        if numbers.size:
+            lds = wave.workgroup.lds
+            for offset, row in zip(offsets, rows):
+                addresses = address.at(wave, lanes, offset)
+                lds.check_range(addresses, move.size, numbers)
+                lds.write(addresses, move, load_words(wave, row, move, lanes), numbers, wave)
+            wave.workgroup.launch.counters.lds_bytes_written += numbers.size * move.size * len(offsets)
+        issue(wave, 0)
+
+    return run
+
+
+# LDS names of what global atomics call differently.
+DS_ATOMICS = {"add_u32": "add", "sub_u32": "sub", "rsub_u32": "rsub", "and_b32": "and", "or_b32": "or"}
+DS_ATOMICS |= {"xor_b32": "xor", "min_u32": "umin", "max_u32": "umax", "min_i32": "smin", "max_i32": "smax"}
+DS_ATOMICS |= {"inc_u32": "inc", "dec_u32": "dec", "wrxchg_b32": "swap", "add_f32": "add_f32"}
+DS_ATOMICS |= {name[:-2] + "64": operation for name, operation in DS_ATOMICS.items() if "f32" not in name}
+
+
+def _atomic(ins: Instruction, name: str):
+    returns = "_rtn" in name
+    operation = name.replace("_rtn", "")
+    compares = operation.startswith("cmpst_b")
+    if not compares and operation not in DS_ATOMICS:
+        return None
+    size = 8 if operation.endswith("64") else 4
+    offset, mask, move = ins.number("offset"), (1 << 8 * size) - 1, Move(size)
+    at = 1 if returns else 0
+    address = LdsAddress(ins, at)
+    # ds_cmpst's first datum is the comparison value, the second what is stored.
+    data = [operand for operand in ins.operands[at + 1 :]]
+    for operand in data:
+        ins.note(operand, size // 4, read=True)
+    if returns:
+        ins.note(ins.operands[0], size // 4, read=False)
+    destination, bits = ins.operands[0].row, ins.writes
+    compute = None if compares else ATOMICS[DS_ATOMICS[operation]]
+
+    def run(wave):
+        lanes = wave.active_lanes()
+        lds = wave.workgroup.lds
+        addresses = address.at(wave, lanes, offset)
+        lds.check_range(addresses, size, lanes)
+        if (addresses & (size - 1)).any():
+            raise MemoryFault(f"LDS atomic at an address that is not a multiple of {size}")
+        old = lds.begin_atomic(addresses, move, lanes, wave)
+        given = [load_words(wave, operand.row, move, lanes) for operand in data]
+        view = lds.views[size]
+        for position, where in enumerate(addresses.tolist()):
+            before = int(view[where])
+            old[position] = before
+            if compute:
+                view[where] = compute(before, int(given[0][position]), mask)
+            elif before == int(given[0][position]):
+                view[where] = given[1][position]
+        wave.workgroup.launch.progress += 1
+        if returns and lanes.size:
+            store_words(wave, destination, move, old, lanes)
+        issue(wave, bits)
+
+    return run
+
+
+def _permute(ins: Instruction, name: str):
+    """ds_bpermute_b32 (each lane says where it reads) and ds_permute_b32 (where it writes); no memory involved."""
+    offset = ins.number("offset")
+    for position in (1, 2):
+        ins.note(ins.operands[position], 1, read=True)
+    ins.note(ins.operands[0], 1, read=False)
+    address, data = ins.words(1), ins.words(2)
+    row, bits = ins.operands[0].row, ins.writes
+    backward = name == "bpermute_b32"
+
+    def run(wave):
+        other = ((address(wave).astype(np.int64) + offset) // 4) % LANES
+        values = np.where(wave.mask, data(wave), np.uint32(0))
+        if backward:
+            result = values[other]
+        else:
+            result = np.zeros(LANES, np.uint32)
+            active = wave.active_lanes()
+            result[other[active]] = values[active]
+        np.copyto(wave.u32[row], result, where=wave.mask)
+        issue(wave, bits)
+
+    return run
+
+
+def swizzle_sources(text: str) -> np.ndarray:
+    """The lane that each lane reads, from LLVM's spelling of ds_swizzle's offset."""
+    kind, *arguments = text.removeprefix("swizzle(").rstrip(")").split(",")
+    within, base = LANE % 32, LANE // 32 * 32
+    if kind == "QUAD_PERM":
+        return LANE // 4 * 4 + np.array([int(each) for each in arguments])[LANE % 4]
+    if kind == "BITMASK_PERM":
+        result = np.zeros(LANES, np.int64)
+        for character, bit in zip(arguments[0].strip('"'), (16, 8, 4, 2, 1)):
+            own = within & bit
+            result |= {"0": 0 * own, "1": 0 * own + bit, "p": own, "i": own ^ bit}[character]
+        return base + result
+    size = int(arguments[0])
+    if kind == "SWAP":
+        return LANE ^ size
+    if kind == "REVERSE":
+        return LANE // size * size + size - 1 - LANE % size
+    if kind == "BROADCAST":
+        return LANE // size * size + int(arguments[1])
+    raise UnsupportedError(f"ds_swizzle {text}")
+
+
+def _swizzle(ins: Instruction, name: str):
+    sources = swizzle_sources(ins.modifiers.pop("offset", 'swizzle(BITMASK_PERM,"00000")'))
+    ins.note(ins.operands[1], 1, read=True)
+    ins.note(ins.operands[0], 1, read=False)
+    data = ins.words(1)
+    row, bits = ins.operands[0].row, ins.writes
+
+    def run(wave):
+        # Inactive lanes give 0.
+        result = np.where(wave.mask, data(wave), np.uint32(0))[sources]
+        np.copyto(wave.u32[row], result, where=wave.mask)
+        issue(wave, bits)
+
+    return run
+
+
+def build(ins: Instruction, mnemonic: str):
+    """The closure for a ds_ instruction, or None."""
+    if not mnemonic.startswith("ds_"):
+        return None
+    ins.kind = "lds"
+    name = mnemonic[3:]
+    if name in ("bpermute_b32", "permute_b32"):
+        return _permute(ins, name)
+    if name == "swizzle_b32":
+        return _swizzle(ins, name)
+    if name == "nop":
+        return lambda wave: None
+    for verb, moves, handler in (("read", DS_READS, _read), ("write", DS_WRITES, _write)):
+        for prefix, pairs, stride in ((f"{verb}2st64_", True, 64), (f"{verb}2_", True, 1), (f"{verb}_", False, 1)):
+            form = name.removeprefix(prefix)
+            if form != name and form in moves:
+                return handler(ins, moves[form], _offsets(ins, pairs, moves[form].size, stride))
+    return _atomic(ins, name)

@@ -1,0 +1,162 @@
+"""Runs a shipped library's host code as it is: its HIP calls go to a test double, its kernels to the simulator.
+
+    runtime = Runtime(Path("…/include of HIP"))
+    library = runtime.open("…/_kernels_rocm.abi3.so")
+    runtime.memory.register(array)
+    with runtime.on("gfx942"):
+        runtime.call(library._Z6launch…, arguments…)
+
+One Runtime a process: the double is a shared library with the real one's name (libamdhip64.so.7), which libraries that
+are opened later bind to.
+"""
+
+import contextlib
+import ctypes
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
+from .engine import Checks, Counters
+from .faults import SimulationError, UnsupportedError
+from .memory import Memory
+from .simulator import ARCHITECTURES, Simulator
+
+SONAME = "libamdhip64.so.7"
+# Symbol versions as the real library has them; what is not listed has hip_4.2.
+VERSIONS = {
+    "hip_4.3": ["hipStreamIsCapturing"],
+    "hip_4.5": ["hipStreamGetCaptureInfo", "hipStreamGetCaptureInfo_v2"],
+    "hip_5.0": ["hipThreadExchangeStreamCaptureMode"],
+    "hip_6.0": ["hipGetDevicePropertiesR0600"],
+}
+LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
+
+LAUNCH_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_uint32),
+    ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p),
+)  # fmt: skip
+MEMORY_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
+
+
+def build_double(hip_include: Path, folder: Path) -> Path:
+    """Compiles hip_double.cpp with g++ or clang++, against HIP's headers."""
+    compiler = next((path for name in ("g++", "clang++", "clang++-22") if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise UnsupportedError("no C++ compiler for the HIP test double")
+    listed = [f"{version} {{ global: {'; '.join(names)}; }};" for version, names in VERSIONS.items()]
+    version_script = folder / "double.map"
+    version_script.write_text("hip_4.2 { global: __hip*; hip[A-Z]*; simulator_*; local: *; };\n" + "\n".join(listed))
+    library = folder / SONAME
+    source = Path(__file__).with_name("hip_double.cpp")
+    command = [
+        compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-D__HIP_PLATFORM_AMD__=1", f"-isystem{hip_include}",
+        str(source), "-o", str(library), f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={version_script}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UnsupportedError(f"the HIP test double does not compile:\n{done.stderr}")
+    return library
+
+
+def bundle_at(address: int) -> bytes:
+    """The offload bundle at an address of this process; its header tells its size."""
+    magic = ctypes.string_at(address, len(BUNDLE_MAGIC))
+    if magic.startswith(COMPRESSED_MAGIC):
+        version, _ = struct.unpack("<HH", ctypes.string_at(address + 4, 4))
+        if version < 2:
+            raise UnsupportedError(f"compressed offload bundle of version {version}")
+        code, width = ("<I", 4) if version == 2 else ("<Q", 8)
+        return ctypes.string_at(address, struct.unpack(code, ctypes.string_at(address + 8, width))[0])
+    if magic != BUNDLE_MAGIC:
+        raise UnsupportedError(f"no offload bundle at {address:#x}")
+    count = struct.unpack("<Q", ctypes.string_at(address + 24, 8))[0]
+    at, size = address + 32, 32
+    for _ in range(count):
+        offset, length, name = struct.unpack("<QQQ", ctypes.string_at(at, 24))
+        at += 24 + name
+        size = max(size, offset + length, at - address)
+    return ctypes.string_at(address, size)
+
+
+class Runtime:
+    """The double in this process, and the simulators of the code objects that libraries registered.
+
+    `launches` lists (kernel, grid, block, dynamic LDS, counters) of what was run. The options are Simulator's.
+    """
+
+    def __init__(self, hip_include: Path, *, checks: Checks | None = None, seed: int = 0, resident: int = 4):
+        self.memory = Memory()
+        self.checks, self.seed, self.resident = checks or Checks(), seed, resident
+        self.launches: list[tuple[str, tuple, tuple, int, Counters]] = []
+        self._error: BaseException | None = None
+        self._simulators: dict[tuple[int, str], list[Simulator]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            self.double = ctypes.CDLL(str(build_double(Path(hip_include), Path(folder))), ctypes.RTLD_GLOBAL)
+        self._callbacks = LAUNCH_CALLBACK(self._on_launch), MEMORY_CALLBACK(self._on_memory)
+        self.double.simulator_set_callbacks(*self._callbacks)
+
+    def open(self, path: str | Path) -> ctypes.CDLL:
+        """Loads a library that was linked against HIP."""
+        return ctypes.CDLL(str(path))
+
+    @contextlib.contextmanager
+    def on(self, arch: str):
+        """Makes the device of that architecture the current one."""
+        before = ctypes.c_int()
+        self.double.hipGetDevice(ctypes.byref(before))
+        self.double.hipSetDevice(ARCHITECTURES.index(arch))
+        try:
+            yield
+        finally:
+            self.double.hipSetDevice(before)
+
+    def call(self, function, *arguments):
+        """Calls a C function; what went wrong in the simulation of its launches is raised here."""
+        self._error = None
+        result = function(*arguments)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return result
+
+    def simulators(self, bundle: int, arch: str) -> list[Simulator]:
+        """One simulator for each of the bundle's code objects of that architecture."""
+        key = bundle, arch
+        if key not in self._simulators:
+            self._simulators[key] = [
+                Simulator(code, arch, memory=self.memory) for code in load_all(bundle_at(bundle), arch)
+            ]
+        return self._simulators[key]
+
+    def _on_launch(self, bundle, kernel, device, grid, block, lds, arguments) -> int:
+        try:
+            self._launch(bundle, kernel.decode(), ARCHITECTURES[device], tuple(grid[:3]), tuple(block[:3]), lds, arguments)
+        except BaseException as error:  # nothing may pass through the C++ frames above
+            self._error = self._error or error
+            return LAUNCH_FAILURE
+        return 0
+
+    def _launch(self, bundle: int, name: str, arch: str, grid, block, lds: int, arguments) -> None:
+        simulator = next((each for each in self.simulators(bundle, arch) if name in each.kernels), None)
+        if simulator is None:
+            raise SimulationError(f"the bundle has no kernel {name} for {arch}")
+        simulator.seed, simulator.resident, simulator.checks = self.seed, self.resident, self.checks
+        explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
+        values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]
+        counters = simulator.launch(name, grid, block, values, lds)
+        self.launches.append((name, grid, block, lds, counters))
+
+    def _on_memory(self, address: int, size: int) -> None:
+        if size:
+            self.memory.register_address(address, size, "hipMalloc")
+        else:
+            self.memory.unregister(address)
+
+    def register(self, *arrays: np.ndarray) -> None:
+        for index, array in enumerate(arrays):
+            self.memory.register(array, f"buffer {index}")

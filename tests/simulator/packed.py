@@ -1,0 +1,215 @@
+"""VOP3P: packed halves, packed single precision, dot products."""
+
+import numpy as np
+
+from . import floats
+from .faults import UnsupportedError
+from .operands import DTYPES, FLOAT, Instruction, constant_bits
+from .wave import LANES
+
+U16 = np.uint16
+
+# name: (element type, number of sources, function)
+PACKED = {
+    "v_pk_add_f16": ("f16", 2, floats.add),
+    "v_pk_mul_f16": ("f16", 2, floats.multiply),
+    "v_pk_fma_f16": ("f16", 3, floats.fma16),
+    "v_pk_min_f16": ("f16", 2, floats.minimum),
+    "v_pk_max_f16": ("f16", 2, floats.maximum),
+    "v_pk_minimum3_f16": ("f16", 3, lambda a, b, c: floats.minimum_nan(floats.minimum_nan(a, b), c)),
+    "v_pk_maximum3_f16": ("f16", 3, lambda a, b, c: floats.maximum_nan(floats.maximum_nan(a, b), c)),
+    "v_pk_add_u16": ("u16", 2, np.add),
+    "v_pk_add_i16": ("i16", 2, np.add),
+    "v_pk_sub_u16": ("u16", 2, np.subtract),
+    "v_pk_sub_i16": ("i16", 2, np.subtract),
+    "v_pk_mul_lo_u16": ("u16", 2, np.multiply),
+    "v_pk_mad_u16": ("u16", 3, lambda a, b, c: a * b + c),
+    "v_pk_mad_i16": ("i16", 3, lambda a, b, c: a * b + c),
+    "v_pk_min_u16": ("u16", 2, np.minimum),
+    "v_pk_max_u16": ("u16", 2, np.maximum),
+    "v_pk_min_i16": ("i16", 2, np.minimum),
+    "v_pk_max_i16": ("i16", 2, np.maximum),
+    "v_pk_lshlrev_b16": ("u16", 2, lambda a, b: b << (a & U16(15))),
+    "v_pk_lshrrev_b16": ("u16", 2, lambda a, b: b >> (a & U16(15))),
+    "v_pk_ashrrev_i16": ("i16", 2, lambda a, b: b >> (a & np.int16(15))),
+    "v_pk_add_f32": ("f32", 2, floats.add),
+    "v_pk_mul_f32": ("f32", 2, floats.multiply),
+    "v_pk_fma_f32": ("f32", 3, floats.fma32),
+}
+ONLY_GFX950 = {"v_pk_minimum3_f16", "v_pk_maximum3_f16", "v_dot2_f32_bf16", "v_dot2c_f32_bf16"}
+
+
+class Halves:
+    """The modifiers of a packed instruction: which half of each source feeds each half of the result, and its sign."""
+
+    def __init__(self, ins: Instruction, count: int):
+        self.low = (ins.op_sel or [0] * count)[:count]
+        self.high = (ins.op_sel_hi or [1] * count)[:count]
+        self.negate_low = (ins.bits("neg_lo") or [0] * count)[:count]
+        self.negate_high = (ins.bits("neg_hi") or [0] * count)[:count]
+        ins.op_sel = ins.op_sel_hi = None
+
+    def plain(self, index: int) -> bool:
+        chosen = self.low[index], self.high[index], self.negate_low[index], self.negate_high[index]
+        return chosen == (0, 1, 0, 0)
+
+    def sides(self, index: int):
+        """(half, negate) for the low and for the high result."""
+        return (self.low[index], self.negate_low[index]), (self.high[index], self.negate_high[index])
+
+
+def packed_word(ins: Instruction, position: int, kind: str):
+    """A reader of an operand's dword as 64 × 2 halves, interleaved, before op_sel."""
+    operand = ins.operands[position]
+    ins.note(operand, 1, read=True)
+    dtype = DTYPES[kind]
+    if operand.kind == "constant":
+        # A constant stands in the low half; floating-point ones leave the high half 0, integers are sign-extended.
+        if FLOAT.match(operand.body):
+            bits = constant_bits(operand.body, "f16" if kind == "f16" else "f32")
+        else:
+            bits = constant_bits(operand.body, "u32")
+        if bits is None:
+            raise UnsupportedError(f"operand {operand.text}")
+        value = np.full(LANES, bits, np.uint32).view(dtype)
+        return lambda wave: value
+    words = ins.words(position)
+    return lambda wave: words(wave).view(dtype)
+
+
+def _source16(ins: Instruction, position: int, kind: str, halves: Halves):
+    read = packed_word(ins, position, kind)
+    index = position - 1
+    if halves.plain(index):
+        return read
+    (low, negate_low), (high, negate_high) = halves.sides(index)
+    if kind != "f16" and (negate_low or negate_high):
+        raise UnsupportedError(f"sign modifier in {ins.text.line}")
+    signs = np.array([negate_low << 15, negate_high << 15], U16)
+
+    def chosen(wave):
+        pairs = read(wave).view(U16).reshape(LANES, 2)[:, [low, high]]
+        return (pairs ^ signs).reshape(-1).view(DTYPES[kind])
+
+    return chosen
+
+
+def _packed16(ins: Instruction, name: str):
+    kind, count, function = PACKED[name]
+    halves = Halves(ins, count)
+    sources = [_source16(ins, position + 1, kind, halves) for position in range(count)]
+    finish = ins.output_modifier(kind)
+    put = ins.put_vector(0, "u32")
+
+    def run(wave):
+        value = function(*[source(wave) for source in sources])
+        if finish:
+            value = finish(value)
+        put(wave, value.view(np.uint32))
+
+    return run
+
+
+def _word_of_pair(ins: Instruction, position: int, half: int, negate: int):
+    operand = ins.operands[position]
+    if operand.kind == "constant" and half:
+        raise UnsupportedError(f"the upper half of constant {operand.text} in {ins.text.line}")
+    ins.note(operand, 2, read=True)
+    words = ins.words(position, half)
+    if negate:
+        return lambda wave: (words(wave) ^ np.uint32(1 << 31)).view(np.float32)
+    return lambda wave: words(wave).view(np.float32)
+
+
+def _packed32(ins: Instruction, name: str):
+    kind, count, function = PACKED[name]
+    halves = Halves(ins, count)
+    sides = [
+        [_word_of_pair(ins, position + 1, *halves.sides(position)[side]) for position in range(count)]
+        for side in (0, 1)
+    ]
+    finish = ins.output_modifier(kind)
+    operand = ins.operands[0]
+    ins.note(operand, 2, read=False)
+    row = operand.row
+
+    def run(wave):
+        # Both results before either is written: the destination may be a source.
+        low, high = (function(*[source(wave) for source in side]) for side in sides)
+        if finish:
+            low, high = finish(low), finish(high)
+        np.copyto(wave.f32[row], low, where=wave.mask)
+        np.copyto(wave.f32[row + 1], high, where=wave.mask)
+
+    return run
+
+
+def _packed_move(ins: Instruction, name: str):
+    """v_pk_mov_b32: op_sel[0] chooses the low result's word in source 0, op_sel[1] the high one's in source 1."""
+    low, high = (ins.op_sel or [0, 0])[:2]
+    ins.op_sel = ins.op_sel_hi = None
+    for position in (1, 2):
+        ins.note(ins.operands[position], 2, read=True)
+    a, b = ins.words(1, low), ins.words(2, high)
+    operand = ins.operands[0]
+    ins.note(operand, 2, read=False)
+    row = operand.row
+
+    def run(wave):
+        first, second = a(wave).copy(), b(wave).copy()
+        np.copyto(wave.u32[row], first, where=wave.mask)
+        np.copyto(wave.u32[row + 1], second, where=wave.mask)
+
+    return run
+
+
+def bf16_pairs(words: np.ndarray) -> np.ndarray:
+    """64 × 2 float32 of 64 dwords holding bfloat16 pairs."""
+    return (words.view(U16).astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(LANES, 2)
+
+
+def _dot2(ins: Instruction, name: str):
+    """c + a0·b0 + a1·b1 in float32, rounded once: how many roundings the hardware makes is not documented."""
+    accumulates = name.startswith("v_dot2c_")
+    kind = name.rsplit("_", 1)[1]
+    halves = Halves(ins, 3)
+    if not all(halves.plain(index) for index in range(2)):
+        raise UnsupportedError(ins.text.line)
+    for position in (1, 2):
+        ins.note(ins.operands[position], 1, read=True)
+    a, b = ins.words(1), ins.words(2)
+    if accumulates:
+        ins.operands.append(ins.operands[0])
+    c = ins.source(3, "f32")
+    if accumulates:
+        ins.operands.pop()
+    put = ins.put_vector(0, "f32")
+
+    def pairs(words):
+        if kind == "bf16":
+            return bf16_pairs(words).astype(np.float64)
+        return words.view(np.float16).reshape(LANES, 2).astype(np.float64)
+
+    @floats.quiet
+    def total(products, addend):
+        return (products.sum(axis=1) + addend).astype(np.float32)[:, None]
+
+    def run(wave):
+        put(wave, total(pairs(a(wave)) * pairs(b(wave)), c(wave))[:, 0])
+
+    return run
+
+
+def build(ins: Instruction, name: str):
+    """The closure for a packed instruction, or None if it is not one of this file's."""
+    ins.kind = "valu"
+    name = name.removesuffix("_e32").removesuffix("_e64")
+    if name in ONLY_GFX950 and ins.arch != "gfx950":
+        raise UnsupportedError(f"{name} on {ins.arch}")
+    if name in PACKED:
+        return (_packed32 if PACKED[name][0] == "f32" else _packed16)(ins, name)
+    if name == "v_pk_mov_b32":
+        return _packed_move(ins, name)
+    if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16", "v_dot2c_f32_f16", "v_dot2c_f32_bf16"):
+        return _dot2(ins, name)
+    return None

@@ -1,0 +1,97 @@
+"""A kernel's instructions, decoded once: the closures that the engine runs."""
+
+from . import lds, matrix, packed, scalar, vector, vmem, waits
+from .code_object import CodeObject, Kernel
+from .disassembly import disassemble
+from .faults import UnsupportedError
+from .operands import Instruction
+from .wave import ACCUMULATION, VECTOR_BIT
+
+_programs: dict[tuple[str, str], list[Instruction]] = {}
+
+
+def _builders(mnemonic: str):
+    if mnemonic == "s_waitcnt":
+        return (waits.build,)
+    if mnemonic.startswith(("s_load_", "s_buffer_", "global_", "flat_", "buffer_")):
+        return (vmem.build,)
+    if mnemonic.startswith("s_"):
+        return (scalar.build,)
+    if mnemonic.startswith("ds_"):
+        return (lds.build,)
+    return matrix.build, packed.build, vector.build
+
+
+def decode(text, arch: str) -> Instruction:
+    """One instruction's closure; anything not understood is an UnsupportedError."""
+    ins = Instruction(text, arch)
+    try:
+        for build in _builders(text.mnemonic):
+            ins.run = build(ins, text.mnemonic)
+            if ins.run is not None:
+                break
+        else:
+            raise UnsupportedError(f"instruction {text.mnemonic}")
+        left = [name for name in ins.modifiers]
+        if left or (ins.op_sel_hi and text.mnemonic.startswith("v_pk_")):
+            raise UnsupportedError(f"modifier {', '.join(left)} of {text.mnemonic}")
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error.args[0]}: `{text.line}`") from None
+    except (KeyError, IndexError, ValueError) as error:
+        raise UnsupportedError(f"operands of `{text.line}` ({error!r})") from error
+    return ins
+
+
+def _check_registers(ins: Instruction, kernel: Kernel) -> None:
+    """Vector registers beyond the kernel's allocation would belong to another wave."""
+    touched = (ins.reads | ins.writes) >> VECTOR_BIT
+    arch, accumulation = touched & ((1 << ACCUMULATION) - 1), touched >> ACCUMULATION
+    if arch.bit_length() > kernel.accum_offset or accumulation.bit_length() > kernel.vgprs - kernel.accum_offset:
+        raise UnsupportedError(f"`{ins.text.line}` uses a vector register beyond the kernel's {kernel.vgprs}")
+
+
+def reachable(code: CodeObject, kernel: Kernel, entry: int) -> list[Instruction]:
+    """The kernel's instructions from its entry on, in address order, branch targets resolved to positions."""
+    texts = disassemble(code)
+    found: dict[int, Instruction] = {}
+    open_addresses = [entry]
+    while open_addresses:
+        address = open_addresses.pop()
+        while address not in found:
+            if address not in texts:
+                raise UnsupportedError(f"no instruction at {address:#x} in {kernel.name}")
+            try:
+                ins = decode(texts[address], code.arch)
+                _check_registers(ins, kernel)
+            except UnsupportedError as error:
+                error.where = f" at {address:#x} in {kernel.name}"
+                raise
+            found[address] = ins
+            target = getattr(ins, "target", None)
+            if target is not None:
+                open_addresses.append(target)
+            if ins.mnemonic in ("s_endpgm", "s_branch"):
+                break
+            address += ins.text.size
+    order = sorted(found)
+    position = {address: index for index, address in enumerate(order)}
+    for index, address in enumerate(order):
+        ins = found[address]
+        ins.touched = ins.reads | ins.writes
+        if getattr(ins, "target", None) is not None:
+            ins.target_index = position[ins.target]
+        follows = index + 1 < len(order) and order[index + 1] == address + ins.text.size
+        if not follows and ins.mnemonic not in ("s_endpgm", "s_branch"):
+            raise UnsupportedError(f"execution runs past `{ins.text.line}` at {address:#x} in {kernel.name}")
+    return [found[address] for address in order]
+
+
+def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
+    """(instructions, index of the first one)."""
+    # With kernarg preload the first 256 bytes load what the hardware has put into registers already.
+    entry = kernel.entry + (256 if kernel.preload_dwords[1] else 0)
+    key = code.digest, kernel.name
+    if key not in _programs:
+        _programs[key] = reachable(code, kernel, entry)
+    instructions = _programs[key]
+    return instructions, next(i for i, ins in enumerate(instructions) if ins.address == entry)

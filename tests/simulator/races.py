@@ -1,0 +1,117 @@
+"""LDS races by happens-before: vector clocks of the waves of a workgroup, a shadow of who touched each LDS word when.
+
+What orders waves: s_barrier; LDS atomics; and flags. Machine code does not say which words are flags, so a dword that
+all active lanes write at one address counts as a release, and a dword read at one address of such a word as an
+acquire. (Data written like that by one lane, and read so by others, is therefore taken for a flag: a race on it is
+found only as a read of unwritten LDS or as results that differ between schedules.) Waves that write the same values to
+a word do not race with each other.
+"""
+
+import numpy as np
+
+from .faults import RaceFault
+
+WORD = 4
+
+
+class Races:
+    """`unit` is the size of a shadow cell in bytes: 4, or 1 where a kernel has smaller accesses."""
+
+    def __init__(self, size: int, waves: int, unit: int):
+        cells = -(-size // unit) + WORD
+        self.unit = unit
+        self.clocks = np.eye(waves, dtype=np.int32)
+        self.writer = np.zeros(cells, np.int16)
+        self.write_epoch = np.zeros(cells, np.int32)
+        # Of reads lane by lane, and of reads that may have been a look at a flag.
+        self.read_epoch = np.zeros((waves, cells), np.int32)
+        self.look_epoch = np.zeros((waves, cells), np.int32)
+        self.released: dict[int, np.ndarray] = {}
+        self.is_flag = np.zeros(cells, bool)
+
+    def cells(self, addresses: np.ndarray, size: int) -> np.ndarray:
+        first = addresses // self.unit
+        count = -(-size // self.unit)
+        if (addresses % self.unit).any():
+            count += 1
+        return first if count == 1 else (first[:, None] + np.arange(count)).ravel()
+
+    @staticmethod
+    def _one_word(addresses: np.ndarray, size: int) -> bool:
+        return size == WORD and bool((addresses == addresses[0]).all())
+
+    def _check(self, wave: int, cells: np.ndarray, unordered: np.ndarray, others: np.ndarray, what: str) -> None:
+        if unordered.any():
+            at = int(np.flatnonzero(unordered)[0])
+            raise RaceFault(
+                f"LDS bytes from {int(cells[at]) * self.unit} on: {what} wave {int(others[at])} is not ordered with this"
+                " access by a barrier or a flag"
+            )
+
+    def _check_writes(self, wave: int, cells: np.ndarray, harmless=None) -> None:
+        """`harmless()`: which cells are being written with what they hold already."""
+        writers = self.writer[cells]
+        unordered = self.write_epoch[cells] > self.clocks[wave][writers]
+        if harmless is not None and unordered.any():
+            unordered &= ~harmless()
+        self._check(wave, cells, unordered, writers, "the write of")
+
+    def read(self, wave: int, addresses: np.ndarray, size: int) -> None:
+        if self._one_word(addresses, size):
+            flag = int(addresses[0])
+            if flag in self.released:
+                np.maximum(self.clocks[wave], self.released[flag], out=self.clocks[wave])
+                return
+            cells, epochs = self.cells(addresses[:1], size), self.look_epoch
+        else:
+            cells, epochs = self.cells(addresses, size), self.read_epoch
+        self._check_writes(wave, cells)
+        epochs[wave, cells] = self.clocks[wave, wave]
+
+    def write(self, wave: int, addresses: np.ndarray, size: int, unchanged) -> None:
+        """`unchanged()`: for each address whether the write leaves its bytes as they are."""
+        clock = self.clocks[wave]
+        one_word = self._one_word(addresses, size)
+        cells = self.cells(addresses[:1] if one_word else addresses, size)
+        if not (one_word and int(addresses[0]) in self.released):
+            per_address = len(cells) // (1 if one_word else len(addresses))
+            self._check_writes(wave, cells, lambda: np.repeat(unchanged()[:1] if one_word else unchanged(), per_address))
+            for epochs in (self.read_epoch,) if one_word else (self.read_epoch, self.look_epoch):
+                unordered = epochs[:, cells] > clock[:, None]
+                if unordered.any():
+                    self._check(wave, cells, unordered.any(axis=0), unordered.argmax(axis=0), "a read of")
+        self.writer[cells] = wave
+        self.write_epoch[cells] = clock[wave]
+        if one_word:
+            self._release(wave, int(addresses[0]), cells)
+        elif self.is_flag[cells].any():
+            # Overwritten as data: no flag any more.
+            for address in [each for each in self.released if self.is_flag[self.cells(np.array([each]), WORD)[0]]]:
+                own = self.cells(np.array([address]), WORD)
+                if np.isin(own, cells).any():
+                    del self.released[address]
+                    self.is_flag[own] = False
+
+    def atomic(self, wave: int, addresses: np.ndarray, size: int) -> None:
+        """Acquires from and releases to each address, in one step."""
+        for address in set(addresses.tolist()):
+            cells = self.cells(np.array([address]), size)
+            if address in self.released:
+                np.maximum(self.clocks[wave], self.released[address], out=self.clocks[wave])
+            else:
+                self._check_writes(wave, cells)
+            self.writer[cells] = wave
+            self.write_epoch[cells] = self.clocks[wave, wave]
+            self.released[address] = self.clocks[wave].copy()
+            self.is_flag[cells] = True
+        self.clocks[wave, wave] += 1
+
+    def _release(self, wave: int, address: int, cells: np.ndarray) -> None:
+        self.released[address] = self.clocks[wave].copy()
+        self.is_flag[cells] = True
+        self.clocks[wave, wave] += 1
+
+    def barrier(self) -> None:
+        """All waves have come to it."""
+        self.clocks[:] = self.clocks.max(axis=0)
+        self.clocks[np.diag_indices_from(self.clocks)] += 1

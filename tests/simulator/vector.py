@@ -1,0 +1,336 @@
+"""VOP1, VOP2, VOP3 and VOPC: vector arithmetic, mostly from vector_tables.py; here what needs more than a function."""
+
+import numpy as np
+
+from . import conversions as convert
+from . import floats
+from .faults import UnsupportedError
+from .operands import Instruction
+from .vector_tables import I64, KEEPS_HIGH_HALF, LANE, ONLY_GFX950, OPERATIONS, RELATIONS, U32, U64
+from .wave import LANES, VCC, lanes_of, mask_of
+
+
+def base_name(mnemonic: str) -> str:
+    for suffix in ("_e32", "_e64", "_dpp", "_sdwa"):
+        mnemonic = mnemonic.removesuffix(suffix)
+    return mnemonic
+
+
+def closure(function, sources, put):
+    """wave -> None, applying `function` to the sources; written out by arity for speed."""
+    if len(sources) == 1:
+        (a,) = sources
+        return lambda wave: put(wave, function(a(wave)))
+    if len(sources) == 2:
+        a, b = sources
+        return lambda wave: put(wave, function(a(wave), b(wave)))
+    a, b, c = sources
+    return lambda wave: put(wave, function(a(wave), b(wave), c(wave)))
+
+
+def _from_table(ins: Instruction, name: str):
+    result, kinds, function = OPERATIONS[name]
+    sources = [ins.source(position + 1, kind) for position, kind in enumerate(kinds)]
+    return closure(function, sources, ins.put_vector(0, result, name in KEEPS_HIGH_HALF))
+
+
+def _compare(ins: Instruction, name: str):
+    writes_exec = name.startswith("v_cmpx_")
+    _, _, relation, kind = name.split("_")
+    holds = RELATIONS[relation]
+    if relation == "class":
+        a, b = ins.source(1, kind), ins.source(2, "u32")
+    else:
+        a, b = ins.source(1, kind), ins.source(2, kind)
+    put = ins.put_lanes(0)
+
+    def run(wave):
+        lanes = holds(a(wave), b(wave))
+        put(wave, lanes)
+        if writes_exec:
+            wave.set_exec(wave.exec & mask_of(lanes))
+
+    return run
+
+
+def _multiply_add(ins: Instruction, name: str):
+    """fmac/mac-like: the destination is the addend. fmaak and fmamk carry a literal."""
+    kind = name[-3:]
+    function = floats.fma32 if kind == "f32" else floats.fma16
+    if name.startswith("v_fmac_"):
+        ins.operands.append(ins.operands[0])
+    sources = [ins.source(position, kind) for position in (1, 2, 3)]
+    if name.startswith("v_fmac_"):
+        ins.operands.pop()
+    return closure(function, sources, ins.put_vector(0, kind))
+
+
+def _select(ins: Instruction, name: str):
+    kind = "u32" if name.endswith("b32") else "u16"
+    # With a sign modifier its sources are floats.
+    modified = any(each.negative or each.absolute for each in ins.operands[1:3])
+    source_kind = "f32" if modified and kind == "u32" else kind
+    a, b = ins.source(1, source_kind), ins.source(2, source_kind)
+    condition = ins.scalar(3, 64)
+    put = ins.put_vector(0, kind)
+    def run(wave):
+        value = np.where(lanes_of(condition(wave)), b(wave), a(wave))
+        put(wave, value.view(U32) if source_kind == "f32" else value)
+
+    return run
+
+
+CARRY = {
+    "v_add_co_u32": (lambda a, b, c: a + b, False),
+    "v_sub_co_u32": (lambda a, b, c: a - b, False),
+    "v_subrev_co_u32": (lambda a, b, c: b - a, False),
+    "v_addc_co_u32": (lambda a, b, c: a + b + c, True),
+    "v_subb_co_u32": (lambda a, b, c: a - b - c, True),
+    "v_subbrev_co_u32": (lambda a, b, c: b - a - c, True),
+}
+
+
+def _carry(ins: Instruction, name: str):
+    """dst, carry out, a, b[, carry in]; computed in 64 bits, whose upper half tells the carry or borrow."""
+    compute, takes_carry = CARRY[name]
+    if ins.sdwa or ins.dpp:
+        raise UnsupportedError(f"{ins.mnemonic}: DPP and SDWA of carry instructions")
+    a, b = ins.source(2, "u32"), ins.source(3, "u32")
+    carry_in = ins.scalar(4, 64) if takes_carry else None
+    put, put_carry = ins.put_vector(0, "u32"), ins.put_lanes(1)
+
+    def run(wave):
+        carry = lanes_of(carry_in(wave)).astype(I64) if carry_in else 0
+        value = compute(a(wave).astype(I64), b(wave).astype(I64), carry)
+        put(wave, value.astype(U32))
+        put_carry(wave, value >> 32 != 0)
+
+    return run
+
+
+def _mad_64(ins: Instruction, name: str):
+    """v_mad_u64_u32 / v_mad_i64_i32: dst pair, carry out, a, b, c pair."""
+    unsigned = name == "v_mad_u64_u32"
+    a, b = (ins.source(position, "u32" if unsigned else "i32") for position in (2, 3))
+    c = ins.source(4, "u64" if unsigned else "i64")
+    put, put_carry = ins.put_vector(0, "u64" if unsigned else "i64"), ins.put_lanes(1)
+
+    def run(wave):
+        addend = c(wave).copy()
+        product = a(wave).astype(addend.dtype) * b(wave).astype(addend.dtype)
+        total = product + addend
+        put(wave, total)
+        if unsigned:
+            put_carry(wave, total < product)
+        else:
+            put_carry(wave, ((product ^ total) & (addend ^ total)) < 0)
+
+    return run
+
+
+def _division_scale(ins: Instruction, name: str):
+    sources = [ins.source(position, "f32") for position in (2, 3, 4)]
+    put, put_flag = ins.put_vector(0, "f32"), ins.put_lanes(1)
+
+    def run(wave):
+        with np.errstate(all="ignore"):
+            value, flag = floats.division_scale(*(source(wave) for source in sources))
+        put(wave, value)
+        put_flag(wave, flag)
+
+    return run
+
+
+def _division_fmas(ins: Instruction, name: str):
+    a, b, c = (ins.source(position, "f32") for position in (1, 2, 3))
+    put = ins.put_vector(0, "f32")
+    ins.reads |= 3 << VCC
+
+    def run(wave):
+        put(wave, floats.division_fmas(a(wave), b(wave), c(wave), lanes_of(wave.pair(VCC))))
+
+    return run
+
+
+def _pack_bytes(ins: Instruction, name: str):
+    """v_cvt_pk_fp8_f32 and its e5m2 twin: two bytes into the half that op_sel names."""
+    format_name, fnuz = name.split("_")[3], ins.arch == "gfx942"
+    half = ins.op_sel[-1] if ins.op_sel else 0
+    ins.op_sel = [0, 0, half] if ins.op_sel else None
+    a, b = ins.source(1, "f32"), ins.source(2, "f32")
+    ins.op_sel = None
+    operand = ins.operands[0]
+    ins.note(operand, 1, read=True)
+    ins.note(operand, 1, read=False)
+    row = operand.row
+
+    def run(wave):
+        clamp = wave.fp16_overflow_clamps
+        low, high = (convert.f32_to_byte(np.ascontiguousarray(v(wave)), format_name, fnuz, clamp) for v in (a, b))
+        np.copyto(wave.u16[row][half::2], (low | high << U32(8)).astype(np.uint16), where=wave.mask)
+
+    return run
+
+
+def _unpack_bytes(ins: Instruction, name: str):
+    """v_cvt_f32_fp8 (the byte by SDWA or op_sel) and v_cvt_pk_f32_fp8 (two bytes into a register pair)."""
+    table = convert.DECODE[name.rsplit("_", 1)[1], ins.arch == "gfx942"]
+    packed = name.startswith("v_cvt_pk_")
+    part = ins.sdwa.sources[0] if ins.sdwa else None
+    shift = part.shift if part else 0
+    if ins.op_sel:
+        shift = 16 * ins.op_sel[0] + (8 * ins.op_sel[1] if not packed and len(ins.op_sel) > 1 else 0)
+    if ins.sdwa and ins.sdwa.destination or ins.dpp:
+        raise UnsupportedError(ins.text.line)
+    ins.sdwa = ins.op_sel = None
+    a = ins.source(1, "u32")
+    shift = U32(shift)
+    if not packed:
+        put = ins.put_vector(0, "f32")
+        return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
+    put = ins.put_vector(0, "u64")
+
+    def run(wave):
+        bits = (a(wave) >> shift).astype(np.uint16).view(np.uint8)
+        put(wave, table[bits].view(U64))
+
+    return run
+
+
+def _mix(ins: Instruction, name: str):
+    """v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: each source a float or (op_sel_hi) a half."""
+    is_half = ins.op_sel_hi or [0, 0, 0]
+    ins.op_sel_hi = None
+    sources = [ins.source(position + 1, "f16" if is_half[position] else "f32") for position in range(3)]
+    high = name == "v_fma_mixhi_f16"
+    ins.op_sel = [0, 0, 0, int(high)] if name != "v_fma_mix_f32" else None
+    put = ins.put_vector(0, "f32" if name == "v_fma_mix_f32" else "f16", keep_high=True)
+
+    def run(wave):
+        a, b, c = (source(wave).astype(np.float32) for source in sources)
+        if name == "v_fma_mix_f32":
+            put(wave, floats.fma32(a, b, c))
+            return
+        # To a half in one rounding: the float64 sum first made odd where it is not exact.
+        product = a.astype(np.float64) * b
+        total = product + c
+        part = total - product
+        with np.errstate(invalid="ignore"):
+            error = (product - (total - part)) + (c - part)
+            exact = np.isfinite(total)
+            put(wave, np.where(exact, floats.round_to_odd(total, error), total).astype(np.float16))
+
+    return run
+
+
+def _lane_access(ins: Instruction, name: str):
+    if name == "v_writelane_b32":
+        value, lane = ins.scalar(1), ins.scalar(2)
+        operand = ins.operands[0]
+        ins.note(operand, 1, read=True)
+        ins.note(operand, 1, read=False)
+        row = operand.row
+
+        def write(wave):
+            wave.u32[row][lane(wave) & 63] = value(wave)
+
+        return write
+    a, put = ins.source(1, "u32"), ins.put_scalar(0)
+    if name == "v_readlane_b32":
+        lane = ins.scalar(2)
+        return lambda wave: put(wave, int(a(wave)[lane(wave) & 63]))
+
+    def first(wave):
+        # With no lane active, lane 0.
+        lane = (wave.exec & -wave.exec).bit_length() - 1 if wave.exec else 0
+        put(wave, int(a(wave)[lane]))
+
+    return first
+
+
+def _bit_operation(ins: Instruction, name: str):
+    """gfx950's v_bitop3_b32: any function of three bits, by its truth table."""
+    table = ins.number("bitop3")
+    sources = [ins.source(position, "u32") for position in (1, 2, 3)]
+    put = ins.put_vector(0, "u32")
+
+    def run(wave):
+        values = [source(wave) for source in sources]
+        result = np.zeros(LANES, U32)
+        for index in range(8):
+            if table >> index & 1:
+                a, b, c = (value if index >> 2 - i & 1 else ~value for i, value in enumerate(values))
+                result |= a & b & c
+        put(wave, result)
+
+    return run
+
+
+def _lane_swap(ins: Instruction, name: str):
+    """gfx950's v_permlane{16,32}_swap: odd groups of the destination change places with even ones of the source."""
+    size = int(name.removeprefix("v_permlane").split("_")[0])
+    ins.flag("bound_ctrl"), ins.flag("fi")
+    for operand in ins.operands:
+        ins.note(operand, 1, read=True)
+        ins.note(operand, 1, read=False)
+    destination, source = (operand.row for operand in ins.operands)
+    even = np.flatnonzero(LANE // size % 2 == 0)
+
+    def run(wave):
+        if not wave.full:
+            raise UnsupportedError(f"{name} with inactive lanes")
+        kept = wave.u32[source][even].copy()
+        wave.u32[source][even] = wave.u32[destination][even + size]
+        wave.u32[destination][even + size] = kept
+
+    return run
+
+
+def _swap(ins: Instruction, name: str):
+    for operand in ins.operands:
+        ins.note(operand, 1, read=True)
+        ins.note(operand, 1, read=False)
+    first, second = (operand.row for operand in ins.operands)
+
+    def run(wave):
+        kept = wave.u32[first].copy()
+        np.copyto(wave.u32[first], wave.u32[second], where=wave.mask)
+        np.copyto(wave.u32[second], kept, where=wave.mask)
+
+    return run
+
+
+SPECIAL = {
+    **dict.fromkeys(CARRY, _carry),
+    **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32"], _mad_64),
+    **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32", "v_fmac_f16", "v_fmaak_f16", "v_fmamk_f16"], _multiply_add),
+    **dict.fromkeys(["v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32"], _pack_bytes),
+    **dict.fromkeys(["v_cvt_f32_fp8", "v_cvt_f32_bf8", "v_cvt_pk_f32_fp8", "v_cvt_pk_f32_bf8"], _unpack_bytes),
+    **dict.fromkeys(["v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"], _mix),
+    **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
+    **dict.fromkeys(["v_permlane16_swap_b32", "v_permlane32_swap_b32"], _lane_swap),
+    "v_cndmask_b32": _select,
+    "v_div_scale_f32": _division_scale,
+    "v_div_fmas_f32": _division_fmas,
+    "v_bitop3_b32": _bit_operation,
+    "v_swap_b32": _swap,
+}  # fmt: skip
+
+
+def build(ins: Instruction, mnemonic: str):
+    """The closure for a vector instruction, or None if it is not one of this file's."""
+    ins.kind = "valu"
+    name = base_name(mnemonic)
+    if name in ONLY_GFX950 and ins.arch != "gfx950":
+        raise UnsupportedError(f"{name} on {ins.arch}")
+    if name == "v_nop":
+        return lambda wave: None
+    if name in SPECIAL:
+        return SPECIAL[name](ins, name)
+    if name in OPERATIONS:
+        return _from_table(ins, name)
+    if name.startswith(("v_cmp_", "v_cmpx_")) and name.split("_")[2] in ("f", "t", "tru"):
+        raise UnsupportedError(name)
+    if name.startswith(("v_cmp_", "v_cmpx_")):
+        return _compare(ins, name)
+    return None
