@@ -20,6 +20,14 @@ SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
 SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--simulate",
+        choices=["gfx942", "gfx950"],
+        help="run the operator tests on the ROCm variant, its kernels in the simulator, on that chip",
+    )
+
+
 def pytest_report_header() -> str:
     return f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"
 
@@ -39,15 +47,20 @@ def generator(request) -> torch.Generator:
 
 
 @pytest.fixture(scope="session")
-def kernel():
-    """The package as a user gets it: through kernels.get_kernel, from this repository's build/."""
+def kernel(request):
+    """The package as a user gets it: through kernels.get_kernel, from this repository's build/. Or the simulated one."""
+    if arch := request.config.getoption("--simulate"):
+        with request.getfixturevalue("simulated_rocm").on(arch, seed=SEED) as module:
+            yield module
+        return
     from scripts.load import load_kernel
 
     try:
-        return load_kernel()
+        loaded = load_kernel()
     except FileNotFoundError as error:
         why = str(error).split("\n")[0]
-    pytest.fail(f"no build to test ({why}) run: python scripts/build.py --backend cpu", pytrace=False)
+        pytest.fail(f"no build to test ({why}) run: python scripts/build.py --backend cpu", pytrace=False)
+    yield loaded
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +70,15 @@ def variant(kernel) -> Path:
 
 
 @pytest.fixture(scope="session")
-def device(variant) -> torch.device:
-    backend = json.loads((variant / "metadata.json").read_text())["backend"]["type"]
-    return torch.device("cpu" if backend == "cpu" else "cuda")
+def backend(variant) -> str:
+    """ "cpu", "rocm" or "cuda"."""
+    return json.loads((variant / "metadata.json").read_text())["backend"]["type"]
+
+
+@pytest.fixture(scope="session")
+def device(request, backend) -> torch.device:
+    simulated = request.config.getoption("--simulate")
+    return torch.device("cpu" if backend == "cpu" or simulated else "cuda")
 
 
 ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"
@@ -82,3 +101,10 @@ def rocm_variant() -> Path:
 def rocm_library(rocm_variant) -> Path:
     (library,) = rocm_variant.glob("*.so")
     return library
+
+
+@pytest.fixture(scope="session")
+def simulated_rocm(rocm_variant):
+    from simulated_rocm import SimulatedRocm
+
+    return SimulatedRocm(rocm_variant, ROCM_HEADERS)
