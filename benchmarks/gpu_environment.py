@@ -11,6 +11,10 @@ import torch
 from scripts.load import ROOT, load_kernel
 
 
+# `kernels` takes no other minor version of ROCm than that of torch.
+MAKES_ONE = "; python scripts/build.py --backend rocm makes one, ROCM_PATH naming a ROCm of that version"
+
+
 class Missing(Exception):
     """One line that says what is not there."""
 
@@ -45,7 +49,7 @@ def find_gpu() -> Gpu:
         # By name: the CPU's variant, `kernels`' last resort, is none of this GPU's.
         kernel = load_kernel("rocm" if torch.version.hip else "cuda")
     except (FileNotFoundError, ImportError, ValueError) as error:
-        command = "" if torch.version.hip is None else "; python scripts/build.py --backend rocm makes one"
+        command = "" if torch.version.hip is None else MAKES_ONE
         why = " ".join(str(error).split())
         raise Missing(f"no build of this package for torch {torch.__version__} ({runtime}){command}: {why}") from None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
