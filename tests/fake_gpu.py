@@ -38,7 +38,7 @@ class FakeGpu:
 
         self.Event, self.CUDAGraph = Event, CUDAGraph
 
-    def Stream(self):  # noqa: N802: torch's name
+    def Stream(self):
         self.streams += 1
         return types.SimpleNamespace(wait_stream=lambda other: None)
 

@@ -52,6 +52,13 @@ def test_wrong_rows_are_found(cpu, generator, operator, spoil, share):
     case.verify(lambda *arguments: another(case.reference(*arguments)), "compiled", share=1)
 
 
+def test_nan_is_no_neighbour_of_the_largest_number():
+    largest = torch.full((4,), 448.0).to(torch.float8_e4m3fn)
+    gpu_cases.check_fp8(largest, largest, 1, "the same")
+    with pytest.raises(gpu_cases.Wrong, match="NaN"):
+        gpu_cases.check_fp8(another(largest), largest, 1, "spoiled")
+
+
 def test_a_residual_that_is_not_updated_is_found(cpu, generator):
     case = gpu_cases.RowCase(cpu.kernel, "add_rms_norm_fp8", 2, generator)
     with pytest.raises(gpu_cases.Wrong, match="residual"):

@@ -8,12 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from builder.toolchains import cxx_compiler
 
 from benchmarks import gpu_timing, shapes, tune_skinny_gemm
 from benchmarks import tuned_header as header
 from benchmarks.gpu_cases import GEMM_VARIABLE
-from benchmarks.tuned_header import Entry, HeaderError
+from benchmarks.tuned_header import Entry, HeaderError, cxx_compiler
 
 pytest_plugins = ["fake_gpu"]
 
@@ -195,6 +194,8 @@ def test_a_dry_run_writes_nothing(tuned, flow, capsys):
 
 
 def test_within_the_spread_the_models_choice_stays(tuned, flow):
+    # The model's own, not what an earlier run has put in its place.
+    tuned.write_text(header.render(TUNED, [Entry(0, rows, *SIZE, *BEST[rows], "yesterday") for rows in BEST]))
     model = header.picks(header.render(TUNED, []), [(0, rows, *SIZE) for rows in header.ROW_CLASSES])
     assert all(picked != best for picked, best in zip(model, BEST.values(), strict=True))
     turn = itertools.count()
