@@ -91,7 +91,7 @@ def record(launch: Callable[[int], object], count: int) -> Recorded:
 
 
 def measure(cases: dict[str, Recorded], effort: Effort) -> dict[str, Times]:
-    """Every case, in turn, in an order that rotates. Waits for the device at the end only: in between it never idles."""
+    """Every case in turn, in an order that rotates. Waits for the device at the end alone, so that it never idles."""
     names = list(cases)
     repeats = {name: -(-effort.iterations // (SAMPLES * case.launches)) for name, case in cases.items()}
     for case in cases.values():

@@ -87,7 +87,7 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
 def parse_ring_table(text: str) -> RingTable:
     """From the text of skinny_gemm_config.h."""
     begin, end = _between(text, "struct RingShape {", CONFIG.name)
-    names = [name for names in re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE) for name in names.split(", ")]
+    names = ", ".join(re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE)).split(", ")
     begin, end = _between(text, "kRingShapes[] = {", CONFIG.name)
     rows = [[int(value) for value in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", text[begin:end])]
     if not rows or any(len(row) != len(names) for row in rows):
