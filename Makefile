@@ -8,13 +8,16 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build test demo ratios clean
+.PHONY: help build test demo ratios bench-rocm clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests"
 	@echo "make build   compile the CPU variant into build/"
 	@echo "make ratios  the CPU operators against torch and memory, checked against their bounds (on an idle machine)"
+	@echo "make bench-rocm VENV=ENV ARGS=..."
+	@echo "             on an MI300X or MI350: build the ROCm variant, time it beside published figures. ENV is an"
+	@echo "             environment of yours with torch for ROCm, kernels and ninja; nothing is installed into it"
 	@echo "make clean   remove what the build made"
 
 # The stamp is written last: an interrupted installation goes on at the next call.
@@ -37,6 +40,15 @@ demo: build
 
 ratios: build
 	@$(RUN) benchmarks/cpu_ratios.py --check
+
+# Not $(READY): requirements.txt would put a CUDA build of torch in the place of the environment's own.
+bench-rocm: export ROCM_PATH ?= $(wildcard /opt/rocm)
+bench-rocm:
+	@test -x $(RUN) || { echo "no $(RUN): make bench-rocm VENV=ENV, with torch for ROCm in ENV" >&2; exit 1; }
+	@$(RUN) -c 'import sys, torch; sys.exit(torch.version.hip is None and "$(RUN): its torch is no build for ROCm")'
+	@$(RUN) scripts/rocm_toolchain.py >&2
+	@$(RUN) scripts/build.py --backend rocm >&2
+	@$(RUN) benchmarks/rocm.py $(ARGS)
 
 clean:
 	rm -rf build demo-output examples/increment/build

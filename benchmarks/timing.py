@@ -13,6 +13,12 @@ import torch
 ROTATED_BYTES = 256 << 20
 
 
+def rotated(names: list[str], round_: int) -> list[str]:
+    """The order of a round: over the rounds no case always follows the same other one."""
+    start = round_ % len(names)
+    return names[start:] + names[:start]
+
+
 def in_turn(
     cases: dict[str, Callable[[int], object]],
     rounds: int = 15,
@@ -21,14 +27,12 @@ def in_turn(
 ) -> dict[str, float]:
     """Median seconds of each case. A case is called with a running number, by which it picks its buffers.
 
-    The order rotates from round to round, so that no case always follows the same other one. `synchronize` waits
-    for a GPU; such times hold the launch's latency.
+    `synchronize` waits for a GPU; such times hold the launch's latency, which gpu_timing.py's do not.
     """
     names = list(cases)
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(warm_up + rounds):
-        start = round_ % len(names)
-        for name in names[start:] + names[:start]:
+        for name in rotated(names, round_):
             begin = time.perf_counter()
             cases[name](round_)
             if synchronize:
@@ -39,9 +43,9 @@ def in_turn(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def copies(bytes_each: int) -> int:
-    """How many rotated copies of a buffer to make."""
-    return max(2, -(-ROTATED_BYTES // bytes_each))
+def copies(bytes_each: int, together: int | None = None) -> int:
+    """How many rotated copies of a buffer to make; `together` is what they come to at least."""
+    return max(2, -(-(together or ROTATED_BYTES) // bytes_each))
 
 
 def ceiling_cases(

@@ -1,0 +1,73 @@
+"""What a GPU benchmark runs on: the package's variant for this GPU, and what has to stand beside a figure."""
+
+import datetime
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from scripts.load import ROOT, load_kernel
+
+
+# `kernels` takes no other minor version of ROCm than that of torch.
+MAKES_ONE = "; python scripts/build.py --backend rocm makes one, ROCM_PATH naming a ROCm of that version"
+
+
+class Missing(Exception):
+    """One line that says what is not there."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    kernel: ModuleType
+    device: torch.device
+    arch: str  # gfx942, gfx950, sm_90
+    environment: dict[str, str]
+
+    @property
+    def backend(self) -> str:
+        return self.kernel.ops.backend()
+
+
+def commit() -> str:
+    """Of this repository, with "-dirty" where files differ from it."""
+    try:
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def find_gpu() -> Gpu:
+    """The current GPU and the variant that `kernels` picks for it; Missing without either."""
+    runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    if not torch.cuda.is_available():
+        raise Missing(f"no GPU: torch {torch.__version__} ({runtime}) finds none")
+    try:
+        # By name: the CPU's variant, `kernels`' last resort, is none of this GPU's.
+        kernel = load_kernel("rocm" if torch.version.hip else "cuda")
+    except (FileNotFoundError, ImportError, ValueError) as error:
+        command = "" if torch.version.hip is None else MAKES_ONE
+        why = " ".join(str(error).split())
+        raise Missing(f"no build of this package for torch {torch.__version__} ({runtime}){command}: {why}") from None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    name = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+    environment = {
+        "GPU": properties.name,
+        "architecture": name,
+        "torch": torch.__version__,
+        "runtime": runtime,
+        "variant": Path(kernel.__file__).parent.name,
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+    return Gpu(kernel, torch.device("cuda"), name.split(":")[0], environment)
+
+
+def random_numbers(device: torch.device, seed: int | None) -> torch.Generator:
+    """A generator on the device, of a new seed for None; `initial_seed()` repeats it."""
+    generator = torch.Generator(device)
+    generator.manual_seed(generator.seed() % 2**32 if seed is None else seed)
+    return generator

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Times every allowed configuration of skinny_gemm on this GPU and writes the best ones to skinny_gemm_tuned.h.
+
+    python benchmarks/tune_skinny_gemm.py                                  # the layers of benchmarks/shapes.py
+    python benchmarks/tune_skinny_gemm.py --size 2304x16384 --dry-run
+    python scripts/build.py --backend rocm                                 # then: the next build has them
+
+A configuration is verified before it is timed. What the model of skinny_gemm_config.h chooses stays where nothing is
+faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import gpu_timing, tuned_header  # noqa: E402
+from benchmarks.gpu_cases import GemmCase, Wrong, gemm_config  # noqa: E402
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
+from benchmarks.shapes import MODELS  # noqa: E402
+from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError  # noqa: E402
+
+Config = tuple[int, int]
+
+
+def size(text: str) -> tuple[int, int]:
+    """NxK, as --size has it."""
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NxK")
+    return int(match[1]), int(match[2])
+
+
+def shown(config: Config) -> str:
+    return f"{config[0]},{config[1]}"
+
+
+def sweep(case: GemmCase, configs: list[Config], effort: gpu_timing.Effort) -> dict[Config, gpu_timing.Times]:
+    """Times of the configurations that are right; a wrong or failing one is named on stderr and left out."""
+    recorded = {}
+    for config in configs:
+        with gemm_config(config):
+            try:
+                case.verify_ours(f"configuration {shown(config)}")
+                recorded[shown(config)] = gpu_timing.record(case.ours, case.count)
+            except (Wrong, RuntimeError) as error:
+                print(f"left out: {case.name}, {shown(config)}: {str(error).splitlines()[0]}", file=sys.stderr)
+    times = gpu_timing.measure(recorded, effort) if recorded else {}
+    return {config: times[shown(config)] for config in configs if shown(config) in times}
+
+
+def winner(times: dict[Config, gpu_timing.Times], model: Config) -> Config:
+    """The fastest; the model's own choice where the difference is within the spread."""
+    best = min(times, key=lambda config: times[config].median_us)
+    if model not in times:
+        return best
+    gain = times[model].median_us - times[best].median_us
+    return best if gain > times[model].spread_us + times[best].spread_us else model
+
+
+def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed: int | None) -> tuple[str, bool]:
+    """The new text of skinny_gemm_tuned.h, and whether every configuration was right."""
+    table = tuned_header.parse_ring_table(tuned_header.CONFIG.read_text())
+    text = tuned_header.TUNED.read_text()
+    old = tuned_header.parse_entries(text)
+    for n, k in sizes:
+        if not table.takes(k):
+            least = f"a multiple of 16, at least {table.enough_for_a_ring}"
+            raise HeaderError(f"{n}x{k}: K must be {least}, for a tuned entry to count")
+    generator = random_numbers(gpu.device, seed)
+    facts = gpu.environment
+    measured = f"{facts['GPU']} ({gpu.arch}), {facts['date']}, commit {facts['commit']}"
+    print(f"{measured}, torch {facts['torch']}, {facts['runtime']}, seed {generator.initial_seed()}\n")
+    print("| rows | N x K | best | us | ± | model's | us | gain |\n|" + " --- |" * 8)
+    keys = [(ARCHS.index(gpu.arch), rows, n, k) for n, k in sizes for rows in ROW_CLASSES]
+    models = tuned_header.picks(tuned_header.render(text, []), keys)
+    new, all_right = [], True
+    for key, model in zip(keys, models, strict=True):
+        _, rows, n, k = key
+        configs = table.allowed(rows, n, k)
+        times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), configs, effort)
+        all_right &= len(times) == len(configs)
+        if not times:
+            continue
+        best = winner(times, model)
+        own = times[model].median_us if model in times else float("nan")
+        took = times[best]
+        cells = [rows, f"{n} x {k}", shown(best), f"{took.median_us:.2f}", f"{took.spread_us:.2f}"]
+        cells += [shown(model), f"{own:.2f}", f"{own / took.median_us - 1:.1%}"]
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        new.append(Entry(*key, *best, measured))
+    return tuned_header.render(text, tuned_header.merged(old, new)), all_right
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    parser.add_argument("--dry-run", action="store_true", help="print the header instead of writing it")
+    parser.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
+    parser.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
+    args = parser.parse_args(argv)
+    sizes = args.size or list(dict.fromkeys(s for model in MODELS for s in model.linears.values()))
+    try:
+        gpu = find_gpu()
+        if gpu.backend != "rocm" or gpu.arch not in ARCHS:
+            raise Missing(f"no ROCm variant on one of {', '.join(ARCHS)}: this is {gpu.backend} on {gpu.arch}")
+        text, all_right = tune(gpu, sizes, gpu_timing.QUICK if args.quick else gpu_timing.Effort(), args.seed)
+        if args.dry_run:
+            print(f"\n{text}", end="")
+        else:
+            tuned_header.write(tuned_header.TUNED, text)
+            print(f"\n{tuned_header.TUNED.name} is written; python scripts/build.py --backend rocm builds with it")
+    except (HeaderError, Missing) as error:
+        print(f"tune_skinny_gemm.py: {error}", file=sys.stderr)
+        return 1
+    return 0 if all_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

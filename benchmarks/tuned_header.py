@@ -1,0 +1,185 @@
+"""skinny_gemm/skinny_gemm_tuned.h and the table of skinny_gemm_config.h, read and written; no GPU in here."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))  # scripts/builder imports its neighbour as a script does
+
+from builder import BuildError  # noqa: E402
+from builder.toolchains import cxx_compiler  # noqa: E402
+
+CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_config.h"
+TUNED = ROOT / "skinny_gemm" / "skinny_gemm_tuned.h"
+ARCHS = ("gfx942", "gfx950")  # an entry holds the index
+ROW_CLASSES = (8, 16, 32)
+SPLITS = (1, 2, 4, 8, 16)
+
+
+class HeaderError(Exception):
+    """A header is not as it should be, or cannot be checked."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of kTunedConfigs, and the comment above it: where and when it was measured."""
+
+    arch: int
+    rows: int
+    n: int
+    k: int
+    shape: int
+    splits: int
+    measured: str = ""
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self.arch, self.rows, self.n, self.k
+
+    @property
+    def config(self) -> tuple[int, int]:
+        return self.shape, self.splits
+
+
+@dataclass(frozen=True)
+class RingTable:
+    """kRingShapes, and what limits a launch: the names are the header's."""
+
+    shapes: list[dict[str, int]]
+    tile_columns: int
+    max_splits: int
+    max_split_tiles: int
+    enough_for_a_ring: int
+
+    def takes(self, k: int) -> bool:
+        """Whether the ring is considered at all for this k, and with it the tuned entries."""
+        return k >= self.enough_for_a_ring and k % 16 == 0
+
+    def allowed(self, rows: int, n: int, k: int) -> list[tuple[int, int]]:
+        """Every (shape, splits) of a class of rows, by the rules of pick_config."""
+        found = []
+        for index, shape in enumerate(self.shapes):
+            if shape["rows"] != rows:
+                continue
+            tiles = -(-n // (shape["tiles"] * self.tile_columns))
+            for splits in SPLITS:
+                small = tiles <= self.max_split_tiles and k // splits >= self.enough_for_a_ring
+                if splits == 1 or (splits <= self.max_splits and small):
+                    found.append((index, splits))
+        return found
+
+
+def _between(text: str, begin: str, what: str) -> tuple[int, int]:
+    """Where a braced body lies, without its braces."""
+    start = text.find(begin)
+    end = text.find("\n}", start)
+    if start < 0 or end < 0:
+        raise HeaderError(f"{what}: holds no {begin!r}")
+    return start + len(begin), end
+
+
+def parse_ring_table(text: str) -> RingTable:
+    """From the text of skinny_gemm_config.h."""
+    begin, end = _between(text, "struct RingShape {", CONFIG.name)
+    names = ", ".join(re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE)).split(", ")
+    begin, end = _between(text, "kRingShapes[] = {", CONFIG.name)
+    rows = [[int(value) for value in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", text[begin:end])]
+    if not rows or any(len(row) != len(names) for row in rows):
+        raise HeaderError(f"{CONFIG.name}: kRingShapes does not hold {len(names)} numbers a shape")
+
+    def constant(name: str) -> int:
+        found = re.search(rf"\b{name} = (\d+);", text)
+        if not found:
+            raise HeaderError(f"{CONFIG.name}: holds no {name}")
+        return int(found[1])
+
+    limits = ("kGemmTileColumns", "kMaxSplits", "kMaxSplitTiles", "kEnoughForARing")
+    return RingTable([dict(zip(names, row, strict=True)) for row in rows], *map(constant, limits))
+
+
+TABLE = "kTunedConfigs[] = {\n    {-1, 0, 0, 0, 0, 0},"
+
+
+def parse_entries(text: str) -> list[Entry]:
+    """From the text of skinny_gemm_tuned.h, the first entry, which matches nothing, left out."""
+    begin, end = _between(text, TABLE, TUNED.name)
+    entries, comment = [], ""
+    for line in filter(None, map(str.strip, text[begin:end].splitlines())):
+        numbers = re.fullmatch(r"\{(-?\d+(?:, -?\d+){5})\},", line)
+        if numbers:
+            entries.append(Entry(*map(int, numbers[1].split(", ")), comment))
+        elif line.startswith("// "):
+            comment = line.removeprefix("// ")
+        else:
+            raise HeaderError(f"{TUNED.name}: neither an entry nor a comment: {line}")
+    return entries
+
+
+def render(text: str, entries: Iterable[Entry]) -> str:
+    """The text with these entries in place of its own, sorted, those measured together under one comment; first what
+    has none, as nothing ends a comment's reach but the next."""
+    begin, end = _between(text, TABLE, TUNED.name)
+    lines: list[str] = []
+    comment = ""
+    for entry in sorted(entries, key=lambda e: (e.measured, e.key)):
+        if entry.measured != comment:
+            comment = entry.measured
+            lines.append(f"// {comment}")
+        lines.append(f"{{{', '.join(map(str, (*entry.key, *entry.config)))}}},")
+    return text[:begin] + "".join(f"\n    {line}" for line in lines) + text[end:]
+
+
+def merged(old: Iterable[Entry], new: Iterable[Entry]) -> list[Entry]:
+    """The new entries, and the old ones of other sizes, classes of rows and architectures."""
+    return list(({e.key: e for e in old} | {e.key: e for e in new}).values())
+
+
+PROGRAM = """\
+#include "skinny_gemm_config.h"
+#include <cstdio>
+int main() {{
+    constexpr long long sizes[][4] = {{{sizes}}};
+    for (const auto& s : sizes) {{
+        const rocm_fp8::SkinnyGemmConfig c = rocm_fp8::pick_config(s[1], s[2], s[3], int(s[0]));
+        std::printf("%d %d\\n", c.shape, c.splits);
+    }}
+}}
+"""
+
+
+def picks(tuned: str, sizes: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+    """(shape, splits) that pick_config answers with this text as its tuned header, for each (arch, rows, n, k): the
+    C++ itself is asked. HeaderError in the compiler's words where it does not compile."""
+    try:
+        compiler = cxx_compiler()
+    except BuildError as error:
+        raise HeaderError(str(error)) from None
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        (folder / CONFIG.name).write_text(CONFIG.read_text())
+        (folder / TUNED.name).write_text(tuned)
+        listed = ", ".join(f"{{{', '.join(map(str, size))}}}" for size in sizes)
+        (folder / "picks.cpp").write_text(PROGRAM.format(sizes=listed))
+        command = [compiler, "-std=c++20", "picks.cpp", "-o", "picks"]
+        compiled = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if compiled.returncode != 0:
+            raise HeaderError(f"{TUNED.name} does not compile:\n{compiled.stderr}")
+        output = subprocess.run([folder / "picks"], capture_output=True, text=True, check=True).stdout
+    return [(int(shape), int(splits)) for shape, splits in map(str.split, output.splitlines())]
+
+
+def write(path: Path, text: str) -> None:
+    """The file appears whole or keeps its old text, and only with entries that pick_config then answers with."""
+    entries = parse_entries(text)
+    for entry, picked in zip(entries, picks(text, [e.key for e in entries]) if entries else [], strict=True):
+        if picked != entry.config:
+            raise HeaderError(f"{path.name}: pick_config answers {picked} for {entry}")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
