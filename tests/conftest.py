@@ -26,6 +26,18 @@ def pytest_addoption(parser) -> None:
         choices=["gfx942", "gfx950"],
         help="run the operator tests on the ROCm variant, its kernels in the simulator, on that chip",
     )
+    parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
+
+
+def pytest_configure(config) -> None:
+    config.addinivalue_line("markers", "slow: takes a minute or more; runs with --slow")
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes a minute or more; --slow runs it"))
 
 
 def pytest_report_header() -> str:
