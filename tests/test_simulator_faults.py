@@ -196,6 +196,11 @@ def test_lds_race(arch):
         )  # fmt: skip
 
 
+def test_equal_values_do_not_race(arch):
+    clear = "v_mov_b32 v1, 0\n v_mov_b32 v2, 0\n v_mov_b32 v3, 0\n ds_write_b64 v1, v[2:3]"
+    launch(clear, arch, 128)
+
+
 FLAG = """
   v_mov_b32 v4, 0
   v_mov_b32 v5, 0
