@@ -86,24 +86,42 @@ def multiply(a: float, b: float, kind: str = "f32"):
     return _settle(lambda: Fraction(a) * Fraction(b), a * b, [a, b], kind)
 
 
-def minimum(a: float, b: float) -> float:
-    """IEEE-mode v_min: a NaN loses, -0 is below +0."""
-    if math.isnan(a) or math.isnan(b):
-        return b if math.isnan(a) else a
-    if a == b == 0:
-        return a if math.copysign(1, a) < 0 else b
-    return min(a, b)
+def signalling(bits: int) -> bool:
+    return bits & 0x7F800000 == 0x7F800000 and bits & 0x7FFFFF != 0 and not bits & 0x400000
 
 
-def maximum(a: float, b: float) -> float:
-    return -minimum(-a, -b)
+def is_nan(bits: int) -> bool:
+    return math.isnan(f32(bits))
 
 
-def median(a: float, b: float, c: float) -> float:
-    if any(math.isnan(x) for x in (a, b, c)):
+def extreme(a: int, b: int, largest: bool) -> int:
+    """IEEE-mode v_min_f32 and v_max_f32 on bits: a quiet NaN loses, a signalling one wins and becomes quiet; -0 is
+    below +0."""
+    for bits in (a, b):
+        if signalling(bits):
+            return bits | 0x400000
+    if is_nan(a) or is_nan(b):
+        return b if is_nan(a) else a
+    if f32(a) == f32(b) == 0:
+        first_wins = (a >> 31 == 0) == largest
+    else:
+        first_wins = f32(a) >= f32(b) if largest else f32(a) < f32(b)
+    return a if first_wins else b
+
+
+def minimum(a: int, b: int) -> int:
+    return extreme(a, b, False)
+
+
+def maximum(a: int, b: int) -> int:
+    return extreme(a, b, True)
+
+
+def median(a: int, b: int, c: int) -> int:
+    if any(map(is_nan, (a, b, c))):
         return minimum(minimum(a, b), c)
-    top = maximum(maximum(a, b), c)
-    return maximum(b, c) if top == a else maximum(a, c) if top == b else maximum(a, b)
+    top = f32(maximum(maximum(a, b), c))
+    return maximum(b, c) if top == f32(a) else maximum(a, c) if top == f32(b) else maximum(a, b)
 
 
 def flushed(a: float) -> float:
