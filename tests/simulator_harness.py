@@ -159,6 +159,8 @@ def patterns(kind: str, rng: np.random.Generator) -> np.ndarray:
         halves[:LANES] = rng.choice(np.array(SPECIAL_F16, np.uint16), LANES)
         halves[LANES : LANES + 32] = (rng.standard_normal(32) * 2).astype(np.float16).view(np.uint16)
     elif kind == "int":
-        bits[: LANES // 4] = rng.choice(np.array([0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32), LANES // 4)
+        bits[: LANES // 4] = rng.choice(
+            np.array([0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32), LANES // 4
+        )
         bits[LANES // 4 : LANES // 2] = rng.integers(0, 300, LANES // 4)
     return rng.permutation(bits)

@@ -68,7 +68,7 @@ class Launchers:
     """The three operators. Tensors live in buffers of `tensor`, which a kernel may touch to the byte and no further."""
 
     def __init__(self, **options):
-        self.runtime = Runtime(hip_toolchain().root / "include", **options)
+        self.runtime = Runtime.shared(hip_toolchain().root / "include", **options)
         self.library = self.runtime.open(shipped_library())
         self._kept: list[np.ndarray] = []
         self._scratch = SCRATCH(self._allocate)

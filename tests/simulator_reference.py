@@ -72,7 +72,13 @@ def fma(a: float, b: float, c: float, kind: str = "f32"):
     else:
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         # Of a sum that is exactly 0 only the sign is taken from here.
-        approximate = math.copysign(1.0, exact) if exact else a * b + c if a and b and c else math.copysign(0, a) * math.copysign(1, b) + c
+        approximate = (
+            math.copysign(1.0, exact)
+            if exact
+            else a * b + c
+            if a and b and c
+            else math.copysign(0, a) * math.copysign(1, b) + c
+        )
         if a and b and c and not exact:
             approximate = 0.0
     return _settle(lambda: Fraction(a) * Fraction(b) + Fraction(c), approximate, [a, b, c], kind)
@@ -154,7 +160,11 @@ def fp8_code(value: float, fnuz: bool, clamp: bool = False) -> int:
     over = abs(value) > edge or abs(value) == edge and greatest & 1
     if over and not clamp:
         return 0x80 if fnuz else 0xFF if negative else 0x7F
-    code = greatest if over else min(finite, key=lambda each: (abs(Fraction(fp8_value(each, fnuz)) - abs(Fraction(value))), each & 1))
+    code = (
+        greatest
+        if over
+        else min(finite, key=lambda each: (abs(Fraction(fp8_value(each, fnuz)) - abs(Fraction(value))), each & 1))
+    )
     if fnuz and code == 0:
         return 0
     return code | (0x80 if negative else 0)

@@ -63,7 +63,12 @@ def ldexp(a: int, b: int):
     value = f32(a)
     if not math.isfinite(value) or value == 0:
         return float_result(value)
-    return ref.bits_of(math.copysign(ref.round_exact(ref.Fraction(value) * ref.Fraction(2) ** max(-400, min(400, s32(b))), "f32"), value), "f32")
+    return ref.bits_of(
+        math.copysign(
+            ref.round_exact(ref.Fraction(value) * ref.Fraction(2) ** max(-400, min(400, s32(b))), "f32"), value
+        ),
+        "f32",
+    )
 
 
 def bfe_signed(a: int, b: int, c: int) -> int:
@@ -112,7 +117,9 @@ def half_bits(bits: int):
     value = f32(bits)
     if math.isnan(value):
         return "nan"
-    return ref.bits_of(math.copysign(ref.round_exact(ref.Fraction(value), "f16"), value) if math.isfinite(value) else value, "f16")
+    return ref.bits_of(
+        math.copysign(ref.round_exact(ref.Fraction(value), "f16"), value) if math.isfinite(value) else value, "f16"
+    )
 
 
 I1, I2, I3 = ["int"], ["int"] * 2, ["int"] * 3
@@ -369,7 +376,14 @@ def test_packed_single_precision(arch):
     for lane in range(LANES):
         a, b, c, d, e, g = (f32(int(each[lane])) for each in inputs)
         s = [f32(each) for each in scalars]
-        expected = [ref.fma(a, c, e), ref.fma(b, d, g), ref.multiply(a, c), ref.multiply(b, d), ref.add(a, c), ref.add(b, d)]
+        expected = [
+            ref.fma(a, c, e),
+            ref.fma(b, d, g),
+            ref.multiply(a, c),
+            ref.multiply(b, d),
+            ref.add(a, c),
+            ref.add(b, d),
+        ]
         for row, bits in enumerate(expected):
             assert_bits(int(plain[row][lane]), bits, f"row {row}")
         expected = [ref.multiply(a, s[1]), ref.multiply(b, s[0]), ref.fma(a, c, -e), ref.fma(-a, d, g)]

@@ -60,7 +60,8 @@ def test_skinny_gemm(launchers, generator, arch, shape, seed):
 def test_rms_norm_fp8(launchers, generator, arch, dtype):
     for rows, d in ((3, 1024), (2, 100)):
         x, residual, weight = (
-            launchers.tensor(torch.randn(*shape, generator=generator).to(dtype)) for shape in ((rows, d), (rows, d), (d,))
+            launchers.tensor(torch.randn(*shape, generator=generator).to(dtype))
+            for shape in ((rows, d), (rows, d), (d,))
         )
         scale = launchers.tensor(torch.tensor([0.02]))
         out = launchers.tensor(torch.zeros(rows, d, dtype=NATIVE_FP8[arch]))

@@ -55,7 +55,10 @@ def test_dpp(arch):
                 value = int(a[at]) if valid else 0
                 enabled = rows >> lane // 16 & 1 and banks >> lane % 16 // 4 & 1
                 assert moved[lane] == (value if written and enabled else 0x5A5A5A5A), (snippets[name], lane)
-                assert added[lane] == (value + int(b[lane]) & 0xFFFFFFFF if written else 0x5A5A5A5A), (snippets[name], lane)
+                assert added[lane] == (value + int(b[lane]) & 0xFFFFFFFF if written else 0x5A5A5A5A), (
+                    snippets[name],
+                    lane,
+                )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -134,7 +137,9 @@ def test_lds(arch):
         assert got[5][lane] == ((words[0] >> 24 ^ 0x80) - 0x80) & 0xFFFFFFFF
         assert got[7][lane] == 0x5A5A | (words[0] & 0xFFFF) << 16
     # Lane 1's first word, with what the lanes before have added.
-    assert [int(each) for each in got[6]] == [(int(data[0][1]) + int(data[4][:lane].sum(dtype=np.uint64))) % 2**32 for lane in range(LANES)]
+    assert [int(each) for each in got[6]] == [
+        (int(data[0][1]) + int(data[4][:lane].sum(dtype=np.uint64))) % 2**32 for lane in range(LANES)
+    ]
 
 
 GLOBAL = """

@@ -207,7 +207,9 @@ class Launch:
         alive = [each for each in workgroup.waves if not each.ended]
         if not alive:
             in_flight.remove(workgroup)
-            spare = self._spare_registers[self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)]
+            spare = self._spare_registers[
+                self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)
+            ]
             spare += [each.registers for each in workgroup.waves]
         elif all(each.at_barrier for each in alive):
             self.progress += 1
