@@ -4,7 +4,7 @@ import numpy as np
 
 from .faults import MemoryFault, UnsupportedError
 from .operands import Instruction
-from .scalar import signed
+from .scalar_tables import signed
 from .transfers import ATOMICS, LOADS, STORES, Move, load_words, store_words
 from .wave import LANES, LOW32
 
