@@ -141,6 +141,7 @@ def compile_hip(source: str, folder: Path, *flags: str) -> Path:
 
 SPECIAL_F32 = [
     0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x00000001,
+    0x7F800001, 0xFFBFFFFF,
     0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F000000, 0x40490FDB, 0x4B800000, 0xCB000001,
 ]  # fmt: skip
 SPECIAL_F16 = [0x0000, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF]
@@ -158,6 +159,8 @@ def patterns(kind: str, rng: np.random.Generator) -> np.ndarray:
         halves[:LANES] = rng.choice(np.array(SPECIAL_F16, np.uint16), LANES)
         halves[LANES : LANES + 32] = (rng.standard_normal(32) * 2).astype(np.float16).view(np.uint16)
     elif kind == "int":
-        bits[: LANES // 4] = rng.choice(np.array([0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32), LANES // 4)
+        bits[: LANES // 4] = rng.choice(
+            np.array([0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32), LANES // 4
+        )
         bits[LANES // 4 : LANES // 2] = rng.integers(0, 300, LANES // 4)
     return rng.permutation(bits)

@@ -72,7 +72,13 @@ def fma(a: float, b: float, c: float, kind: str = "f32"):
     else:
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         # Of a sum that is exactly 0 only the sign is taken from here.
-        approximate = math.copysign(1.0, exact) if exact else a * b + c if a and b and c else math.copysign(0, a) * math.copysign(1, b) + c
+        approximate = (
+            math.copysign(1.0, exact)
+            if exact
+            else a * b + c
+            if a and b and c
+            else math.copysign(0, a) * math.copysign(1, b) + c
+        )
         if a and b and c and not exact:
             approximate = 0.0
     return _settle(lambda: Fraction(a) * Fraction(b) + Fraction(c), approximate, [a, b, c], kind)
@@ -86,24 +92,42 @@ def multiply(a: float, b: float, kind: str = "f32"):
     return _settle(lambda: Fraction(a) * Fraction(b), a * b, [a, b], kind)
 
 
-def minimum(a: float, b: float) -> float:
-    """IEEE-mode v_min: a NaN loses, -0 is below +0."""
-    if math.isnan(a) or math.isnan(b):
-        return b if math.isnan(a) else a
-    if a == b == 0:
-        return a if math.copysign(1, a) < 0 else b
-    return min(a, b)
+def signalling(bits: int) -> bool:
+    return bits & 0x7F800000 == 0x7F800000 and bits & 0x7FFFFF != 0 and not bits & 0x400000
 
 
-def maximum(a: float, b: float) -> float:
-    return -minimum(-a, -b)
+def is_nan(bits: int) -> bool:
+    return math.isnan(f32(bits))
 
 
-def median(a: float, b: float, c: float) -> float:
-    if any(math.isnan(x) for x in (a, b, c)):
+def extreme(a: int, b: int, largest: bool) -> int:
+    """IEEE-mode v_min_f32 and v_max_f32 on bits: a quiet NaN loses, a signalling one wins and becomes quiet; -0 is
+    below +0."""
+    for bits in (a, b):
+        if signalling(bits):
+            return bits | 0x400000
+    if is_nan(a) or is_nan(b):
+        return b if is_nan(a) else a
+    if f32(a) == f32(b) == 0:
+        first_wins = (a >> 31 == 0) == largest
+    else:
+        first_wins = f32(a) >= f32(b) if largest else f32(a) < f32(b)
+    return a if first_wins else b
+
+
+def minimum(a: int, b: int) -> int:
+    return extreme(a, b, False)
+
+
+def maximum(a: int, b: int) -> int:
+    return extreme(a, b, True)
+
+
+def median(a: int, b: int, c: int) -> int:
+    if any(map(is_nan, (a, b, c))):
         return minimum(minimum(a, b), c)
-    top = maximum(maximum(a, b), c)
-    return maximum(b, c) if top == a else maximum(a, c) if top == b else maximum(a, b)
+    top = f32(maximum(maximum(a, b), c))
+    return maximum(b, c) if top == f32(a) else maximum(a, c) if top == f32(b) else maximum(a, b)
 
 
 def flushed(a: float) -> float:
@@ -136,7 +160,11 @@ def fp8_code(value: float, fnuz: bool, clamp: bool = False) -> int:
     over = abs(value) > edge or abs(value) == edge and greatest & 1
     if over and not clamp:
         return 0x80 if fnuz else 0xFF if negative else 0x7F
-    code = greatest if over else min(finite, key=lambda each: (abs(Fraction(fp8_value(each, fnuz)) - abs(Fraction(value))), each & 1))
+    code = (
+        greatest
+        if over
+        else min(finite, key=lambda each: (abs(Fraction(fp8_value(each, fnuz)) - abs(Fraction(value))), each & 1))
+    )
     if fnuz and code == 0:
         return 0
     return code | (0x80 if negative else 0)

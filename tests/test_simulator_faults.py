@@ -46,7 +46,9 @@ def test_a_pending_register_may_not_be_overwritten(arch):
 
 
 def test_scalar_loads_come_back_in_any_order(arch):
-    loads = "s_load_dword s20, s[0:1], 0x10\n s_load_dword s21, s[0:1], 0x14\n s_waitcnt lgkmcnt({})\n s_mov_b32 s22, s20"
+    loads = (
+        "s_load_dword s20, s[0:1], 0x10\n s_load_dword s21, s[0:1], 0x14\n s_waitcnt lgkmcnt({})\n s_mov_b32 s22, s20"
+    )
     run(loads.format(0), arch)
     fails(WaitFault, loads.format(1), arch, "s20")
 
@@ -194,6 +196,11 @@ def test_lds_race(arch):
             EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512,
             checks=Checks(uninitialised_lds=False),
         )  # fmt: skip
+
+
+def test_equal_values_do_not_race(arch):
+    clear = "v_mov_b32 v1, 0\n v_mov_b32 v2, 0\n v_mov_b32 v3, 0\n ds_write_b64 v1, v[2:3]"
+    launch(clear, arch, 128)
 
 
 FLAG = """

@@ -20,11 +20,6 @@ def f32_unary(function):
     return lambda a: float_result(function(f32(a)))
 
 
-def pick(function):
-    """For functions that return one of their operands."""
-    return lambda *bits: float_result(function(*map(f32, bits)))
-
-
 def transcendental(function, flush_result=True):
     def compute(a):
         value = f32(a)
@@ -68,7 +63,12 @@ def ldexp(a: int, b: int):
     value = f32(a)
     if not math.isfinite(value) or value == 0:
         return float_result(value)
-    return ref.bits_of(math.copysign(ref.round_exact(ref.Fraction(value) * ref.Fraction(2) ** max(-400, min(400, s32(b))), "f32"), value), "f32")
+    return ref.bits_of(
+        math.copysign(
+            ref.round_exact(ref.Fraction(value) * ref.Fraction(2) ** max(-400, min(400, s32(b))), "f32"), value
+        ),
+        "f32",
+    )
 
 
 def bfe_signed(a: int, b: int, c: int) -> int:
@@ -117,7 +117,9 @@ def half_bits(bits: int):
     value = f32(bits)
     if math.isnan(value):
         return "nan"
-    return ref.bits_of(math.copysign(ref.round_exact(ref.Fraction(value), "f16"), value) if math.isfinite(value) else value, "f16")
+    return ref.bits_of(
+        math.copysign(ref.round_exact(ref.Fraction(value), "f16"), value) if math.isfinite(value) else value, "f16"
+    )
 
 
 I1, I2, I3 = ["int"], ["int"] * 2, ["int"] * 3
@@ -193,11 +195,11 @@ CASES = {
     "fmac_f32": ("v_mov_b32 v30, v12\n v_fmac_f32 v30, v10, v11", F3, lambda a, b, c: ref.fma(f32(a), f32(b), f32(c))),
     "fmamk_f32": ("v_fmamk_f32 v30, v10, 0x40490fdb, v11", F2, lambda a, b: ref.fma(f32(a), f32(0x40490FDB), f32(b))),
     "fmaak_f32": ("v_fmaak_f32 v30, v10, v11, 0x40490fdb", F2, lambda a, b: ref.fma(f32(a), f32(b), f32(0x40490FDB))),
-    "min_f32": ("v_min_f32 v30, v10, v11", F2, pick(ref.minimum)),
-    "max_f32": ("v_max_f32 v30, v10, v11", F2, pick(ref.maximum)),
-    "min3_f32": ("v_min3_f32 v30, v10, v11, v12", F3, pick(lambda a, b, c: ref.minimum(ref.minimum(a, b), c))),
-    "max3_f32": ("v_max3_f32 v30, v10, v11, v12", F3, pick(lambda a, b, c: ref.maximum(ref.maximum(a, b), c))),
-    "med3_f32": ("v_med3_f32 v30, v10, v11, v12", F3, pick(ref.median)),
+    "min_f32": ("v_min_f32 v30, v10, v11", F2, ref.minimum),
+    "max_f32": ("v_max_f32 v30, v10, v11", F2, ref.maximum),
+    "min3_f32": ("v_min3_f32 v30, v10, v11, v12", F3, lambda a, b, c: ref.minimum(ref.minimum(a, b), c)),
+    "max3_f32": ("v_max3_f32 v30, v10, v11, v12", F3, lambda a, b, c: ref.maximum(ref.maximum(a, b), c)),
+    "med3_f32": ("v_med3_f32 v30, v10, v11, v12", F3, ref.median),
     "exp_f32": ("v_exp_f32 v30, v10", F1, transcendental(exp2)),
     "log_f32": ("v_log_f32 v30, v10", F1, transcendental(log2, flush_result=False)),
     "rcp_f32": ("v_rcp_f32 v30, v10", F1, transcendental(reciprocal)),
@@ -240,7 +242,7 @@ ONLY_GFX950 = {
     "bitop3": ("v_bitop3_b32 v30, v10, v11, v12 bitop3:0x6c", I3,
                lambda a, b, c: sum((0x6C >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))),
     "minimum3": ("v_minimum3_f32 v30, v10, v11, v12", F3,
-                 pick(lambda *x: math.nan if any(map(math.isnan, x)) else ref.minimum(ref.minimum(x[0], x[1]), x[2]))),
+                 lambda a, b, c: "nan" if any(map(ref.is_nan, (a, b, c))) else ref.minimum(ref.minimum(a, b), c)),
 }  # fmt: skip
 
 
@@ -374,7 +376,14 @@ def test_packed_single_precision(arch):
     for lane in range(LANES):
         a, b, c, d, e, g = (f32(int(each[lane])) for each in inputs)
         s = [f32(each) for each in scalars]
-        expected = [ref.fma(a, c, e), ref.fma(b, d, g), ref.multiply(a, c), ref.multiply(b, d), ref.add(a, c), ref.add(b, d)]
+        expected = [
+            ref.fma(a, c, e),
+            ref.fma(b, d, g),
+            ref.multiply(a, c),
+            ref.multiply(b, d),
+            ref.add(a, c),
+            ref.add(b, d),
+        ]
         for row, bits in enumerate(expected):
             assert_bits(int(plain[row][lane]), bits, f"row {row}")
         expected = [ref.multiply(a, s[1]), ref.multiply(b, s[0]), ref.fma(a, c, -e), ref.fma(-a, d, g)]

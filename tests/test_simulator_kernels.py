@@ -4,7 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from simulator import MemoryFault, Simulator, SimulationError
+from simulator import MemoryFault, SimulationError, Simulator
 from simulator.library import Runtime
 from simulator_harness import ARCHS, compile_hip, hip_toolchain, needs_clang
 
@@ -126,7 +126,7 @@ int describe(char* name) {
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory):
-    found = Runtime(hip_toolchain().root / "include")
+    found = Runtime.shared(hip_toolchain().root / "include")
     found.library_path = compile_hip(SOURCE, tmp_path_factory.mktemp("kernels"))
     found.library = found.open(found.library_path)
     return found

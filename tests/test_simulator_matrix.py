@@ -56,7 +56,11 @@ def run(arch: str, instruction: str, body: str, a_regs, b_regs, c_regs, index=No
 def test_dense(arch, instruction):
     size, depth, kind = DENSE[instruction]
     rng = np.random.default_rng(7)
-    make = (lambda shape: fp8_codes(shape, rng, arch == "gfx942")) if kind == "fp8" else (lambda shape: element_codes(kind, shape, rng))
+    make = (
+        (lambda shape: fp8_codes(shape, rng, arch == "gfx942"))
+        if kind == "fp8"
+        else (lambda shape: element_codes(kind, shape, rng))
+    )
     (a, a_values), (b, b_values) = make((size, depth)), make((depth, size))
     width = depth * size // LANES
     registers = width * a.itemsize // 4
@@ -106,7 +110,11 @@ def test_sparse(arch, instruction, second_set):
             for which in range(2):
                 dense[row, 4 * group + places[row, group, which]] = values[row, 2 * group + which]
     width = depth * size // LANES
-    a_regs, b_regs, index = np.zeros((LANES, width // 2), np.uint8), np.zeros((LANES, width), np.uint8), np.zeros(LANES, np.uint32)
+    a_regs, b_regs, index = (
+        np.zeros((LANES, width // 2), np.uint8),
+        np.zeros((LANES, width), np.uint8),
+        np.zeros(LANES, np.uint32),
+    )
     for lane in range(LANES):
         start, row = width * (lane // size), lane % size
         a_regs[lane] = stored[row, start // 2 : (start + width) // 2]
@@ -117,7 +125,9 @@ def test_sparse(arch, instruction, second_set):
     a_regs, b_regs = (np.ascontiguousarray(each.view(np.uint32).T) for each in (a_regs, b_regs))
     index ^= rng.integers(0, 1 << 16, LANES, np.uint32) << np.uint32(16 * (1 - second_set))
     count = size * size // LANES
-    body = "".join(f"v_mov_b32 v{40 + i}, {float(i)}\n" if i in (0, 1, 2, 4) else f"v_mov_b32 v{40 + i}, 0\n" for i in range(count))
+    body = "".join(
+        f"v_mov_b32 v{40 + i}, {float(i)}\n" if i in (0, 1, 2, 4) else f"v_mov_b32 v{40 + i}, 0\n" for i in range(count)
+    )
     body += f"{instruction} v[40:{39 + count}], v[10:11], v[12:15], v16{' abid:1' if second_set else ''}\n"
     expected = dense @ b_values
     for part in range(0, count, 8):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from simulator import Checks, Simulator
+from simulator import Checks, MemoryFault, Simulator, WaitFault
 from simulator_harness import ARCHS, LANES, Snippets, assemble, needs_clang
 
 pytestmark = needs_clang
@@ -55,7 +55,10 @@ def test_dpp(arch):
                 value = int(a[at]) if valid else 0
                 enabled = rows >> lane // 16 & 1 and banks >> lane % 16 // 4 & 1
                 assert moved[lane] == (value if written and enabled else 0x5A5A5A5A), (snippets[name], lane)
-                assert added[lane] == (value + int(b[lane]) & 0xFFFFFFFF if written else 0x5A5A5A5A), (snippets[name], lane)
+                assert added[lane] == (value + int(b[lane]) & 0xFFFFFFFF if written else 0x5A5A5A5A), (
+                    snippets[name],
+                    lane,
+                )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -134,7 +137,9 @@ def test_lds(arch):
         assert got[5][lane] == ((words[0] >> 24 ^ 0x80) - 0x80) & 0xFFFFFFFF
         assert got[7][lane] == 0x5A5A | (words[0] & 0xFFFF) << 16
     # Lane 1's first word, with what the lanes before have added.
-    assert [int(each) for each in got[6]] == [(int(data[0][1]) + int(data[4][:lane].sum(dtype=np.uint64))) % 2**32 for lane in range(LANES)]
+    assert [int(each) for each in got[6]] == [
+        (int(data[0][1]) + int(data[4][:lane].sum(dtype=np.uint64))) % 2**32 for lane in range(LANES)
+    ]
 
 
 GLOBAL = """
@@ -195,6 +200,44 @@ def test_global_memory(arch):
         assert (words[at : at + 64] == np.where(inside, dwords[:, column], 0)).all()
     assert counters.bytes_loaded == LANES * (16 + 1 + 2 + 2) + 1000 // 4 * 4
     assert counters.bytes_stored == LANES * (16 + 4 * 2 + 2 + 1 + 4 * 3)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_flat_access_reaches_global_memory_only(arch):
+    body = """
+      v_mov_b32 v20, s4
+      v_mov_b32 v21, s5
+      v_add_co_u32 v20, vcc, v20, v0
+      v_addc_co_u32 v21, vcc, 0, v21, vcc
+      flat_load_dword v22, v[20:21] offset:256
+      s_waitcnt {}
+      v_mov_b32 v30, v22"""
+    bodies = {"both": body.format("vmcnt(0) lgkmcnt(0)"), "one": body.format("vmcnt(0)")}
+    bodies["null"] = "v_mov_b32 v20, 0\n v_mov_b32 v21, 0\n flat_load_dword v22, v[20:21]"
+    bench = Snippets(bodies, arch)
+    data = np.random.default_rng(5).integers(0, 1 << 32, (2, LANES), np.uint32)
+    assert (bench.run("both", data)[0] == data[1]).all()
+    with pytest.raises(WaitFault):
+        bench.run("one", data)
+    with pytest.raises(MemoryFault):
+        bench.run("null", data)
+
+
+def counted(arch: str, offset: str) -> tuple[int, int]:
+    """(bytes, 128-byte lines) of one load of 4 bytes a lane."""
+    body = f"s_load_dwordx2 s[4:5], s[0:1], 0x0\n {offset}\n s_waitcnt lgkmcnt(0)\n global_load_dword v2, v1, s[4:5]"
+    simulator = Simulator(assemble({"load": body}, arch, raw=True), arch)
+    memory = np.zeros(64 * 1024 + 128, np.uint8)
+    aligned = memory[-memory.ctypes.data % 128 :]
+    counters = simulator.launch("load", 1, LANES, [aligned, aligned, bytes(32)])
+    return counters.bytes_loaded, counters.lines_loaded
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_lines_counted(arch):
+    assert counted(arch, "v_lshlrev_b32 v1, 2, v0") == (256, 2)
+    assert counted(arch, "v_lshlrev_b32 v1, 9, v0") == (256, 64)
+    assert counted(arch, "v_lshlrev_b32 v1, 2, v0\n v_add_u32 v1, 2, v1") == (256, 3)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -10,7 +10,9 @@ def fp8_values(fnuz: bool) -> np.ndarray:
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     bias = 8 if fnuz else 7
-    magnitude = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias - 3), (8 + mantissa) * 2.0 ** (exponent - 3.0 - bias))
+    magnitude = np.where(
+        exponent == 0, mantissa * 2.0 ** (1 - bias - 3), (8 + mantissa) * 2.0 ** (exponent - 3.0 - bias)
+    )
     value = np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
     nan = code == 0x80 if fnuz else code & 0x7F == 0x7F
     value[nan] = np.nan
@@ -22,7 +24,9 @@ def bf8_values(fnuz: bool) -> np.ndarray:
     code = np.arange(256)
     exponent, mantissa = code >> 2 & 31, code & 3
     bias = 16 if fnuz else 15
-    magnitude = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias - 2), (4 + mantissa) * 2.0 ** (exponent - 2.0 - bias))
+    magnitude = np.where(
+        exponent == 0, mantissa * 2.0 ** (1 - bias - 2), (4 + mantissa) * 2.0 ** (exponent - 2.0 - bias)
+    )
     value = np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
     if fnuz:
         value[0x80] = np.nan
@@ -39,7 +43,9 @@ FORMATS = {
     ("bf8", True): (2, -15, 57344.0),
     ("bf8", False): (2, -14, 57344.0),
 }
-DECODE = {(name, fnuz): table(fnuz) for name, table in (("fp8", fp8_values), ("bf8", bf8_values)) for fnuz in (True, False)}
+DECODE = {
+    (name, fnuz): table(fnuz) for name, table in (("fp8", fp8_values), ("bf8", bf8_values)) for fnuz in (True, False)
+}
 
 
 def encode8(value: np.ndarray, name: str, fnuz: bool, clamp: bool) -> np.ndarray:

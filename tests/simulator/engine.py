@@ -33,12 +33,15 @@ class Checks:
 
 @dataclass
 class Counters:
-    """What a launch did. `instructions` is by class; bytes are those that active lanes asked for."""
+    """What a launch did. `instructions` is by class (matrix instructions are "mfma"); bytes are those that active lanes
+    asked for; lines the 128-byte lines of each access, summed over the accesses."""
 
     instructions: dict[str, int] = field(default_factory=dict)
     mnemonics: dict[str, int] = field(default_factory=dict)
     bytes_loaded: int = 0
     bytes_stored: int = 0
+    lines_loaded: int = 0
+    lines_stored: int = 0
     lds_bytes_read: int = 0
     lds_bytes_written: int = 0
     most_in_flight: int = 0
@@ -204,7 +207,9 @@ class Launch:
         alive = [each for each in workgroup.waves if not each.ended]
         if not alive:
             in_flight.remove(workgroup)
-            spare = self._spare_registers[self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)]
+            spare = self._spare_registers[
+                self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)
+            ]
             spare += [each.registers for each in workgroup.waves]
         elif all(each.at_barrier for each in alive):
             self.progress += 1

@@ -83,11 +83,14 @@ def _with_signed_zeros(result, a, b, zero_from):
 
 
 def _quiet_signalling(operation):
+    """A signalling NaN gives itself made quiet, the first one if both sources are."""
+
     def guarded(a, b):
         try:
+            # Comparing makes no noise, adding does (of inf - inf too: nothing is found to put right then).
+            np.add(a, b)
             return operation(a, b)
         except FloatingPointError:
-            # A signalling NaN: the result is that NaN made quiet, the first one's if both are.
             with np.errstate(invalid="ignore"):
                 result = operation(a, b)
                 width = result.itemsize
@@ -103,13 +106,13 @@ def _quiet_signalling(operation):
 
 @_quiet_signalling
 def maximum(a, b):
-    """IEEE-mode v_max: a NaN loses against a number."""
-    return _with_signed_zeros(np.fmax(a, b), a, b, np.bitwise_and)
+    """IEEE-mode v_max: a NaN loses against a number, the first source's against the second's."""
+    return _with_signed_zeros(np.fmax(b, a), a, b, np.bitwise_and)
 
 
 @_quiet_signalling
 def minimum(a, b):
-    return _with_signed_zeros(np.fmin(a, b), a, b, np.bitwise_or)
+    return _with_signed_zeros(np.fmin(b, a), a, b, np.bitwise_or)
 
 
 @_quiet_signalling

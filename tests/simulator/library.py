@@ -1,6 +1,6 @@
 """Runs a shipped library's host code as it is: its HIP calls go to a test double, its kernels to the simulator.
 
-    runtime = Runtime(Path("…/include of HIP"))
+    runtime = Runtime.shared(Path("…/include of HIP"))
     library = runtime.open("…/_kernels_rocm.abi3.so")
     runtime.memory.register(array)
     with runtime.on("gfx942"):
@@ -17,8 +17,6 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
-
-import numpy as np
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
 from .engine import Checks, Counters
@@ -86,12 +84,29 @@ def bundle_at(address: int) -> bytes:
 class Runtime:
     """The double in this process, and the simulators of the code objects that libraries registered.
 
-    `launches` lists (kernel, grid, block, dynamic LDS, counters) of what was run. The options are Simulator's.
+    `launches` lists (kernel, grid, block, dynamic LDS, counters) of what was run. There can be one only, as libraries
+    bind to the first double and keep memory from it: `shared` makes it or gives it again.
     """
 
-    def __init__(self, hip_include: Path, *, checks: Checks | None = None, seed: int = 0, resident: int = 4):
-        self.memory = Memory()
+    _shared: "Runtime | None" = None
+
+    @classmethod
+    def shared(cls, hip_include: Path, **options) -> "Runtime":
+        """The runtime of this process, with `configure`'s options."""
+        if cls._shared is None:
+            cls._shared = cls(hip_include)
+        cls._shared.configure(**options)
+        return cls._shared
+
+    def configure(self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4) -> None:
+        """Sets Simulator's options for the launches that follow."""
         self.checks, self.seed, self.resident = checks or Checks(), seed, resident
+
+    def __init__(self, hip_include: Path):
+        if Runtime._shared is not None:
+            raise RuntimeError("this process has its Runtime already: Runtime.shared")
+        self.memory = Memory()
+        self.configure()
         self.launches: list[tuple[str, tuple, tuple, int, Counters]] = []
         self._error: BaseException | None = None
         self._simulators: dict[tuple[int, str], list[Simulator]] = {}
@@ -135,7 +150,9 @@ class Runtime:
 
     def _on_launch(self, bundle, kernel, device, grid, block, lds, arguments) -> int:
         try:
-            self._launch(bundle, kernel.decode(), ARCHITECTURES[device], tuple(grid[:3]), tuple(block[:3]), lds, arguments)
+            self._launch(
+                bundle, kernel.decode(), ARCHITECTURES[device], tuple(grid[:3]), tuple(block[:3]), lds, arguments
+            )
         except BaseException as error:  # nothing may pass through the C++ frames above
             self._error = self._error or error
             return LAUNCH_FAILURE
@@ -156,7 +173,3 @@ class Runtime:
             self.memory.register_address(address, size, "hipMalloc")
         else:
             self.memory.unregister(address)
-
-    def register(self, *arrays: np.ndarray) -> None:
-        for index, array in enumerate(arrays):
-            self.memory.register(array, f"buffer {index}")

@@ -113,7 +113,9 @@ class Memory:
             region = self.find(address)
             if region is None or address + size > region.end:
                 verb = "store" if write else "load"
-                raise MemoryFault(f"lane {lanes[position]}: {verb} of {size} bytes at {address:#x}: {self.describe(address)}")
+                raise MemoryFault(
+                    f"lane {lanes[position]}: {verb} of {size} bytes at {address:#x}: {self.describe(address)}"
+                )
             self._check_writable(region, write, lanes, position)
             by_region.setdefault(region.address, []).append(position)
         found = []

@@ -12,6 +12,7 @@ import numpy as np
 from . import crosslane
 from .disassembly import Text
 from .faults import UnsupportedError
+from .registers import BITS, DTYPES, half_writer, pair_writer, sign_modified, word_writer
 from .wave import ACCUMULATION, EXEC, LANES, LOW32, M0, VCC, mask_of, register_bits
 
 REGISTER = re.compile(r"^(?P<kind>[sva])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])$")
@@ -20,13 +21,6 @@ NAMED |= {"exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1)}
 NAMED |= {"flat_scratch": (102, 2), "xnack_mask": (104, 2)}
 FLOAT = re.compile(r"^-?\d+\.\d+(e[-+]?\d+)?$")
 INVERSE_TWO_PI = {"f16": 0x3118, "f32": 0x3E22F983, "f64": 0x3FC45F306DC9C882}
-
-DTYPES = {
-    "u32": np.uint32, "i32": np.int32, "f32": np.float32, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
-    "u16": np.uint16, "i16": np.int16, "f16": np.float16,
-}  # fmt: skip
-BITS = {name: np.dtype(kind).itemsize * 8 for name, kind in DTYPES.items()}
-SIGN_BITS = {"f16": 0x8000, "f32": 0x80000000, "f64": 1 << 63}
 
 
 def constant_bits(text: str, kind: str) -> int | None:
@@ -341,66 +335,3 @@ class Instruction:
             return value
 
         return finish
-
-
-def sign_modified(read, kind: str, operand: Operand):
-    if kind not in SIGN_BITS:
-        raise UnsupportedError(f"operand {operand.text} of an integer instruction")
-    unsigned = np.dtype(f"u{BITS[kind] // 8}").type
-    sign, dtype = unsigned(SIGN_BITS[kind]), DTYPES[kind]
-    clear, flip = operand.absolute, operand.negative
-
-    def modified(wave):
-        bits = read(wave).view(unsigned)
-        if clear:
-            bits = bits & ~sign
-        if flip:
-            bits = bits ^ sign
-        return bits.view(dtype)
-
-    return modified
-
-
-def word_writer(row: int, kind: str):
-    if kind == "f32":
-
-        def put(wave, value):
-            if wave.full:
-                wave.f32[row][:] = value
-            else:
-                np.copyto(wave.f32[row], value, where=wave.mask)
-
-    elif kind == "u32":
-
-        def put(wave, value):
-            if wave.full:
-                wave.u32[row][:] = value
-            else:
-                np.copyto(wave.u32[row], value, where=wave.mask)
-
-    else:
-
-        def put(wave, value):
-            np.copyto(wave.i32[row], value, where=wave.mask)
-
-    return put
-
-
-def pair_writer(row: int):
-    def put(wave, value):
-        halves = np.ascontiguousarray(value).view(np.uint32)
-        np.copyto(wave.u32[row], halves[0::2], where=wave.mask)
-        np.copyto(wave.u32[row + 1], halves[1::2], where=wave.mask)
-
-    return put
-
-
-def half_writer(row: int, high: int, keep: bool):
-    def put(wave, value):
-        bits = value.view(np.uint16)
-        if keep:
-            np.copyto(wave.u16[row][high::2], bits, where=wave.mask)
-        else:
-            np.copyto(wave.u32[row], bits, where=wave.mask)
-
-    return put

@@ -4,7 +4,8 @@ import numpy as np
 
 from . import floats
 from .faults import UnsupportedError
-from .operands import DTYPES, FLOAT, Instruction, constant_bits
+from .operands import FLOAT, Instruction, constant_bits
+from .registers import DTYPES
 from .wave import LANES
 
 U16 = np.uint16

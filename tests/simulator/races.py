@@ -75,7 +75,9 @@ class Races:
         cells = self.cells(addresses[:1] if one_word else addresses, size)
         if not (one_word and int(addresses[0]) in self.released):
             per_address = len(cells) // (1 if one_word else len(addresses))
-            self._check_writes(wave, cells, lambda: np.repeat(unchanged()[:1] if one_word else unchanged(), per_address))
+            self._check_writes(
+                wave, cells, lambda: np.repeat(unchanged()[:1] if one_word else unchanged(), per_address)
+            )
             for epochs in (self.read_epoch,) if one_word else (self.read_epoch, self.look_epoch):
                 unordered = epochs[:, cells] > clock[:, None]
                 if unordered.any():

@@ -99,7 +99,10 @@ class Simulator:
         return temporary
 
     def _fill_hidden(self, kernel: Kernel, kernarg: np.ndarray, grid, block, lds: int) -> None:
-        values = {"hidden_dynamic_lds_size": lds, "hidden_grid_dims": max(i + 1 for i in range(3) if i == 0 or grid[i] > 1 or block[i] > 1)}
+        values = {
+            "hidden_dynamic_lds_size": lds,
+            "hidden_grid_dims": max(i + 1 for i in range(3) if i == 0 or grid[i] > 1 or block[i] > 1),
+        }
         for index, axis in enumerate("xyz"):
             values[f"hidden_block_count_{axis}"] = grid[index]
             values[f"hidden_group_size_{axis}"] = block[index]

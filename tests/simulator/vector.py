@@ -73,6 +73,7 @@ def _select(ins: Instruction, name: str):
     a, b = ins.source(1, source_kind), ins.source(2, source_kind)
     condition = ins.scalar(3, 64)
     put = ins.put_vector(0, kind)
+
     def run(wave):
         value = np.where(lanes_of(condition(wave)), b(wave), a(wave))
         put(wave, value.view(U32) if source_kind == "f32" else value)

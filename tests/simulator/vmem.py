@@ -4,12 +4,13 @@ import numpy as np
 
 from .faults import MemoryFault, UnsupportedError
 from .operands import Instruction
-from .scalar import signed
+from .scalar_tables import signed
 from .transfers import ATOMICS, LOADS, STORES, Move, load_words, store_words
 from .wave import LANES, LOW32
 
 U32, U64 = np.uint32, np.uint64
 SCALAR_LOADS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
+LINE_SHIFT = U64(7)  # 128 bytes, of L1 and of L2
 CACHE_BITS = ("sc0", "sc1", "nt")
 # Waves see one coherent memory here, so writing back and invalidating caches does nothing but count.
 CACHE_CONTROL = {"buffer_wbl2": True, "buffer_inv": False}
@@ -128,11 +129,19 @@ def _aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
             raise MemoryFault(f"lane {lane}: address {int(addresses[at]):#x} is not a multiple of {unit}")
 
 
+def lines(addresses: np.ndarray, size: int) -> int:
+    """How many cache lines an access touches."""
+    first, last = addresses >> LINE_SHIFT, addresses + U64(size - 1) >> LINE_SHIFT
+    return len(set(first.tolist()) | set(last.tolist()))
+
+
 def read_lanes(wave, addresses: np.ndarray, move: Move, lanes) -> np.ndarray:
     """The values at the addresses, one a lane."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
+    launch.counters.bytes_loaded += addresses.size * move.size
+    launch.counters.lines_loaded += lines(addresses, move.size)
     numbers = lanes if lanes is not None else range(LANES)
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
     if len(groups) == 1:
@@ -149,6 +158,8 @@ def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lan
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
+    launch.counters.bytes_stored += addresses.size * move.size
+    launch.counters.lines_stored += lines(addresses, move.size)
     numbers = lanes if lanes is not None else range(LANES)
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
         region.views[move.size][offsets] = values[positions]
@@ -180,7 +191,6 @@ def _load(ins: Instruction, move: Move, flat: bool):
         addresses = where.addresses(wave, lanes)
         if addresses.size:
             store_words(wave, row, move, read_lanes(wave, addresses, move, lanes), lanes)
-            wave.workgroup.launch.counters.bytes_loaded += addresses.size * move.size
         issue(wave, bits, flat=flat)
 
     return run
@@ -198,7 +208,6 @@ def _store(ins: Instruction, move: Move, flat: bool):
         addresses = where.addresses(wave, lanes)
         if addresses.size:
             write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes)
-            wave.workgroup.launch.counters.bytes_stored += addresses.size * move.size
         issue(wave, 0, flat=flat)
 
     return run
@@ -227,7 +236,6 @@ def _load_to_lds(ins: Instruction, size: int):
             if values is not None:
                 lds.write(targets, move, values, numbers, wave)
 
-        wave.workgroup.launch.counters.bytes_loaded += addresses.size * size
         issue(wave, 0, arrive)
 
     return run
@@ -293,7 +301,14 @@ def _buffer(ins: Instruction, name: str):
     def run(wave):
         lanes = _lanes(wave)
         base, offsets, limit = where.locate(wave, lanes)
-        counters = wave.workgroup.launch.counters
+        if offsets.size and int(offsets.max()) + move.size <= limit:
+            addresses = (offsets + base).astype(U64)
+            if kind == "load":
+                store_words(wave, row, move, read_lanes(wave, addresses, move, lanes), lanes)
+            else:
+                write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes)
+            issue(wave, bits)
+            return
         numbers = np.arange(LANES) if lanes is None else lanes
         for part in range(move.size // unit):
             inside = np.flatnonzero(offsets + unit * (part + 1) <= limit)
@@ -305,10 +320,8 @@ def _buffer(ins: Instruction, name: str):
                 if chosen.size:
                     values[inside] = read_lanes(wave, addresses, piece, chosen)
                 store_words(wave, row + part, piece, values, numbers)
-                counters.bytes_loaded += unit * chosen.size
             elif chosen.size:
                 write_lanes(wave, addresses, piece, load_words(wave, row + part, piece, chosen), chosen)
-                counters.bytes_stored += unit * chosen.size
         issue(wave, bits)
 
     return run
