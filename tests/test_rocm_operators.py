@@ -4,10 +4,12 @@ The problems are those of the CPU's tests scaled to what a simulator can do; `py
 runs a whole file of them. Every compiled kernel runs at least once.
 """
 
+import contextlib
 import ctypes
 import itertools
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 import test_rms_norm as rms
@@ -127,17 +129,24 @@ def rms_norm_kernels() -> list[str]:
     ]
 
 
-class RmsNormFp8Args(ctypes.Structure):
-    """As rmsnorm_fp8.h has it."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "residual", "weight", "scale", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "d", "x_stride", "residual_stride", "out_stride")),
-        *((name, ctypes.c_int32) for name in ("dtype", "weight_dtype", "out_dtype")),
-        ("epsilon", ctypes.c_float),
+def arguments(pointers: str, sizes: str, types: str, more=()) -> type[ctypes.Structure]:
+    """An operator's arguments as its header has them."""
+    fields = [
+        *((name, ctypes.c_void_p) for name in pointers.split()),
+        *((name, ctypes.c_int64) for name in sizes.split()),
+        *((name, ctypes.c_int32) for name in types.split()),
     ]
+    return type("Args", (ctypes.Structure,), {"_fields_": [*fields, *more]})
 
 
+RmsNormFp8Args = arguments(
+    "x residual weight scale out",
+    "rows d x_stride residual_stride out_stride",
+    "dtype weight_dtype out_dtype",
+    [("epsilon", ctypes.c_float)],
+)
+SwigluFp8Args = arguments("x scale out", "rows d x_stride out_stride", "dtype out_dtype")
+Divider = arguments("", "", "divisor factor shift")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}
 
@@ -162,6 +171,17 @@ def simulators(code_objects) -> dict[str, dict]:
     return found
 
 
+@contextlib.contextmanager
+def known_to(memory, tensors: list[torch.Tensor]) -> Iterator[None]:
+    for tensor in tensors:
+        memory.register_address(tensor.data_ptr(), tensor.nbytes, "tensor")
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            memory.unregister(tensor.data_ptr())
+
+
 @pytest.mark.parametrize("name", rms_norm_kernels())
 def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
     """Each compiled form by itself, whatever pick_rms_norm_config takes it for: lanes without work, a group not full."""
@@ -177,18 +197,11 @@ def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
     out.view(torch.uint8).fill_(0x80)
     h = inputs.x + inputs.residual if residual else inputs.x
     tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
-    for tensor in tensors:
-        simulator.memory.register_address(tensor.data_ptr(), tensor.nbytes, "tensor")
-    try:
-        arguments = RmsNormFp8Args(
-            *(t.data_ptr() for t in tensors), rows, d, d, d, d,
-            *(DTYPES.index(t) for t in (dtype, weight_dtype, out.dtype)), 1e-6,
-        )  # fmt: skip
+    with known_to(simulator.memory, tensors):
+        types = (DTYPES.index(t) for t in (dtype, weight_dtype, out.dtype))
+        args = RmsNormFp8Args(*(t.data_ptr() for t in tensors), rows, d, d, d, d, *types, 1e-6)
         groups = -(-rows // (1 if owner == "workgroup" else threads // lanes))
-        simulator.launch(symbol, groups, threads, [bytes(arguments)], seed=SEED)
-    finally:
-        for tensor in tensors:
-            simulator.memory.unregister(tensor.data_ptr())
+        simulator.launch(symbol, groups, threads, [bytes(args)], seed=SEED)
     rms.assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
     if residual:
         assert same_bytes(inputs.residual, h)
@@ -221,13 +234,26 @@ def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
     swiglu.test_every_gate_as_in_torch(kernel, CPU, generator, dtype, fp8)
 
 
-def test_swiglu_in_pairs(simulated_rocm, kernel, fp8, generator):
-    # The kernel of two vectors a thread, which many rows take.
-    rows, d = 39, 64 * 1024
-    x, scale = normal((rows, 2 * d), torch.float16, generator, 3.0), positive((1,), generator)
-    got = kernel.swiglu_fp8(x, scale)
-    assert "swiglu_fastILNS_5DTypeE1ELi2E" in simulated_rocm.runtime.launches[-1][0]
-    swiglu.assert_rounded_alike(got, kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8), "pairs")
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("held", [1, 2])
+def test_every_swiglu_kernel(simulators, kernel, arch, fp8, generator, held, dtype):
+    """By itself: pick_swiglu_config gives pairs of vectors to many rows only."""
+    simulator, symbol = simulators[arch][f"swiglu_fast<{short(dtype)}, {held}>"]
+    rows, d = 7, 272
+    x, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
+    out = torch.empty((rows, d), dtype=fp8)
+    out.view(torch.uint8).fill_(0x80)
+    tensors = [x, scale, out]
+    with known_to(simulator.memory, tensors):
+        types = DTYPES.index(dtype), DTYPES.index(fp8)
+        args = SwigluFp8Args(*(t.data_ptr() for t in tensors), rows, d, 2 * d, d, *types)
+        # d / 8 = 34 vectors a row: ceil(2^(31 + 6) / 34), 6 bits.
+        divider = Divider(d // 8, -(-(2**37) // (d // 8)), 6)
+        count = rows * d // 8
+        groups = -(-count // (64 * held))
+        simulator.launch(symbol, groups, 64, [bytes(args), bytes(divider), count], seed=SEED)
+    wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
+    swiglu.assert_rounded_alike(out, wanted, "pairs")
 
 
 # --- skinny_gemm ---

@@ -1,6 +1,6 @@
 // A test double of libamdhip64.so.7: what HIP-clang's host code and launchers call, on host memory.
 //
-// "Device" memory is host memory. Two devices: 0 is a gfx942, 1 a gfx950. A launch goes to the callback that the tests
+// "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100. A launch goes to the callback that the tests
 // set, with what the real library would send to the GPU. Streams run at once, captures never are active.
 #include <hip/hip_runtime.h>
 
@@ -19,8 +19,9 @@ using LaunchCallback = int (*)(const void* bundle, const char* kernel, int devic
 // size 0: freed.
 using MemoryCallback = void (*)(void* address, uint64_t size);
 
-constexpr const char* kArchNames[] = {"gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-"};
-constexpr int kDevices = 2;
+// The last is for tests of what is said to an unsupported GPU: launches on it fail.
+constexpr const char* kArchNames[] = {"gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-", "gfx1100"};
+constexpr int kDevices = 3;
 constexpr size_t kAlignment = 256;
 
 struct Function {
