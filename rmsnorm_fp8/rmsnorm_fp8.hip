@@ -18,13 +18,13 @@
 // below adds in the same order).
 //
 // Estimates (not measurements) for [rows, 16384] float16 with a residual on an MI300X, 304 compute units at 2.1 GHz,
-// 4.2 TB/s achievable; the disassembly's counts are in tests/machine_code/gates.json:
-//   2048 rows   235 MB: 56 us at 4.2 TB/s. VALU some 14 instructions an element = 11 us, hidden. Four workgroups of 512
-//               threads fit a compute unit, 64 KiB of loads each; bandwidth x latency asks for some 14 KiB. One round
-//               of barriers a row costs nothing while three other workgroups load.
+// 4.2 TB/s achievable; the counts are those of tests/machine_code.json:
+//   2048 rows   235 MB: 56 us at 4.2 TB/s. 18 instructions an element = 15 us of issue, hidden. Four workgroups of 512
+//               threads fit a compute unit (57 registers), 64 KiB of loads each; bandwidth x latency asks for some
+//               14 KiB. One barrier a row costs nothing while three other workgroups load.
 //   1 row       one compute unit takes 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), then
 //               0.2 us of sum and exchange, 0.3 us of normalisation and stores; launch 1.5: 3.9 us.
-//   bfloat16    no packed arithmetic: some 24 instructions an element, 20 us at 2048 rows, hidden as well.
+//   bfloat16    no packed arithmetic: 29 instructions an element (gfx950: 22), 24 us at 2048 rows, hidden as well.
 //
 // Versions (what each changes; their gains are to be measured):
 //   1  rms_norm_any: two passes over memory, element by element. The fallback, and the comparison

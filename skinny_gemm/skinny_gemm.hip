@@ -11,18 +11,24 @@
 //   skinny_gemm_direct.h    the simple kernel: fallback and comparison
 //   skinny_gemm_config.h    which of them, with how many splits of K
 //
-// Estimates (not measurements) on an MI300X, 304 compute units at 2.1 GHz, 4.2 TB/s = 6.6 bytes a clock and unit:
-//   in flight     bandwidth x latency (0.9 us under load) is 3.8 MB, 12 KiB a unit. 48 KiB a workgroup, one or two a unit.
+// Estimates (not measurements) on an MI300X, 304 compute units at 2.1 GHz, 4.2 TB/s = 6.6 bytes a clock and unit; the
+// instruction counts are those of tests/machine_code.json:
+//   in flight     bandwidth x latency (0.9 us under load) is 3.8 MB, 12 KiB a unit. 48 or 64 KiB a workgroup, one or two a
+//                 unit.
 //   MFMA          m <= 8: 16 cycles a KiB of weights; four SIMDs take 256 bytes a clock, 39 times what comes. m = 32: 64
 //                 cycles a KiB, 10 times. Matrix instructions limit nothing: the sparse form saves LDS reads and issue
-//                 slots (half the fragments of A), not time at the matrix unit.
+//                 slots (half the fragments of A), not time at the matrix unit. For the same reason gfx950's wider ones
+//                 (16x16x128) would gain nothing here.
 //   LDS           a byte of weights is written once and read once; a tile of rows is read once by each tile of columns:
-//                 m = 32: 6.6 x (1 + 1 + 2) + A's writes = 28 of 128 bytes a clock.
-//   issue         a KiB of weights: 1 load, 1 write, 1 read, 1 to 4 MFMA and 2 to 5 others; one of the four SIMDs would do.
-//   A             n / 16 tiles x m k from the L2 caches, 15.4 TB/s: for m = 32 one workgroup takes 2 or 4 tiles of columns.
-//   13312 x 16384  218 MB: 51.9 us + one latency + launch: 54 us for every m <= 32.
-//   16384 x 6656   109 MB: 26.0 us + ...: 28 us.
-//   2304 x 16384   37.7 MB: 9.0 us + ...: 11 us where 144 workgroups do without split K (m <= 8), 12 to 13 us with it.
+//                 m = 32: 6.6 x (1 + 1 + 2) + A's writes = 28 of 128 bytes a clock. No bank conflicts, see ring.h.
+//   issue         10 instructions a KiB of weights loaded and written, 4 to 8 a KiB read and multiplied: a SIMD issues one in
+//                 4 cycles, four of them 155 in the time that a KiB takes to come.
+//   A             n / 16 tiles x m k from the L2 caches, 15.4 TB/s: m = 32 reads half as much again as the weights at two
+//                 tiles a workgroup, which hides behind them.
+//   13312 x 16384  218 MB: 51.9 us + one latency + launch (1.5): 54 us for every m <= 32.
+//   16384 x 6656   109 MB: 26.0 us: 28 us.
+//   2304 x 16384   37.7 MB: 9.0 us: 11 us. 144 workgroups of one tile do without split K: less than half of the units, at
+//                  14 bytes a clock each of the 32 that one can draw, instead of another 1.6 us to add parts.
 //
 // Versions (what each changes; their gains are to be measured):
 //   1  direct: a wave loads what it multiplies; waves of a workgroup split K, and so do workgroups

@@ -11,12 +11,12 @@
 //   4 store      lanes swap halves, so that a store is 128 bits as well
 //
 // Estimates (not measurements) for x [rows, 16384] float16 (8192 results a row) on an MI300X, 304 compute units at
-// 2.1 GHz, 4.2 TB/s achievable; the disassembly's counts are in tests/machine_code/gates.json:
-//   2048 rows   84 MB: 20 us at 4.2 TB/s. VALU some 25 issue slots an element (exp2 and rcp are four each): 10 us, hidden
-//               behind the loads of 8 waves a SIMD (64 KiB in flight a compute unit; bandwidth x latency is 14 KiB).
+// 2.1 GHz, 4.2 TB/s achievable; the counts are those of tests/machine_code.json:
+//   2048 rows   84 MB: 20 us at 4.2 TB/s. 24 instructions an element, exp2 and rcp counting fourfold: 12 us of issue, hidden
+//               behind the loads of 7 waves a SIMD (112 KiB in flight a compute unit; bandwidth x latency is 14 KiB).
 //   128 rows    5.2 MB: 1.3 us, of which the caches (256 MB) may hold most; one latency (0.4 us), launch: 2.3 us.
 //   1 row       16 workgroups of one wave: launch and one latency, 1.9 us.
-//   bfloat16    no packed product, rounding by hand: some 30 slots, 12 us at 2048 rows.
+//   bfloat16    no packed product, rounding by hand: 30 instructions, 15 us at 2048 rows (gfx950 has a conversion).
 //
 // Versions (what each changes; their gains are to be measured):
 //   1  swiglu_any: element by element. The fallback, and the comparison

@@ -1,7 +1,7 @@
 // A test double of libamdhip64.so.7: what HIP-clang's host code and launchers call, on host memory.
 //
 // "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100. A launch goes to the callback that the tests
-// set, with what the real library would send to the GPU. Streams run at once, captures never are active.
+// set, with what the real library would send to the GPU. Streams run at once; captures only are said to be active.
 #include <hip/hip_runtime.h>
 
 #include <cstdio>
@@ -47,6 +47,7 @@ thread_local int current_device = 0;
 thread_local hipError_t last_error = hipSuccess;
 thread_local PendingCall pending;
 thread_local hipStreamCaptureMode capture_mode = hipStreamCaptureModeGlobal;
+unsigned long long capture = 0;  // of every stream; 0: none is active
 
 hipError_t remember(hipError_t code) {
     if (code != hipSuccess) last_error = code;
@@ -70,6 +71,9 @@ void simulator_set_callbacks(LaunchCallback launch, MemoryCallback memory) {
     on_launch = launch;
     on_memory = memory;
 }
+
+// From now on streams say that they are in this capture; 0 for none. Nothing is recorded: launches run at once.
+void simulator_set_capture(unsigned long long id) { capture = id; }
 
 // Registration, from static constructors.
 
@@ -231,8 +235,8 @@ hipError_t hipStreamIsCapturing(hipStream_t, hipStreamCaptureStatus* status) {
     return hipSuccess;
 }
 hipError_t hipStreamGetCaptureInfo(hipStream_t, hipStreamCaptureStatus* status, unsigned long long* id) {
-    *status = hipStreamCaptureStatusNone;
-    if (id) *id = 0;
+    *status = capture ? hipStreamCaptureStatusActive : hipStreamCaptureStatusNone;
+    if (id) *id = capture;
     return hipSuccess;
 }
 hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, hipStreamCaptureStatus* status, unsigned long long* id, hipGraph_t*,

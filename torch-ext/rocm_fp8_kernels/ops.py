@@ -161,10 +161,11 @@ def skinny_gemm(
 ) -> torch.Tensor:
     """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
 
-    A row's bits depend neither on the other rows nor on M.
+    A row's bits do not depend on the other rows; nor on M, on a GPU within 1 to 8, 9 to 16 and 17 to 32.
 
     Args:
-        a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely.
+        a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely. On a GPU
+            the device's own format (`fp8_dtype`), on a CPU either.
         b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
         scale_a: float32, one element or [M, 1].
         scale_b: float32, one element or [1, N].

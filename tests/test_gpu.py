@@ -1,0 +1,80 @@
+"""What only a GPU shows: graphs, streams, and launches behind one another. Runs on any GPU that the variant at hand serves."""
+
+import itertools
+
+import pytest
+import test_skinny_gemm as gemm
+import torch
+from helpers import normal, same_bytes, weights
+
+
+@pytest.fixture(autouse=True)
+def gpu(device):
+    if device.type == "cpu":
+        pytest.skip("needs a GPU; the kernels' logic is tested in the simulator (test_rocm_operators.py)")
+    return device
+
+
+# Sizes with and without split K, aligned and not.
+SIZES = [(1, 64, 16384), (4, 2304, 4096), (16, 100, 8192), (32, 512, 16384), (8, 33, 1001)]
+
+
+def problem(kernel, device, generator, m, n, k) -> gemm.Inputs:
+    return gemm.draw(gemm.Problem(m, n, k, kernel.fp8_dtype(device)), generator).to(device)
+
+
+@pytest.mark.parametrize("m, n, k", SIZES)
+def test_the_same_bits_again_and_again(kernel, device, generator, m, n, k):
+    inputs = problem(kernel, device, generator, m, n, k)
+    first = gemm.run(kernel, inputs, out_dtype=torch.float32)
+    inputs.assert_right(first, f"{m}x{n}x{k}")
+    for _ in range(50):
+        assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)
+
+
+def test_graphs_replay_with_new_inputs(kernel, device, generator):
+    rows, d = 5, 4096
+    x, residual = (normal((rows, d), torch.bfloat16, generator).to(device) for _ in range(2))
+    weight, scale = weights((d,), torch.bfloat16, generator).to(device), torch.tensor(0.02, device=device)
+    one = torch.ones((), device=device)
+    matrix = gemm.random_fp8((2 * d, d), kernel.fp8_dtype(device), generator).to(device)
+
+    def step(x, residual):
+        q = kernel.add_rms_norm_fp8(x, residual, weight, scale)
+        return kernel.swiglu_fp8(kernel.skinny_gemm(q, matrix, scale, one * 1e-3), scale)
+
+    step(x, residual.clone())  # what a first launch loads may not happen during a capture
+    static = [x.clone(), residual.clone()]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step(*static)
+    for _ in range(3):
+        fresh = [normal((rows, d), torch.bfloat16, generator).to(device) for _ in range(2)]
+        for target, value in zip(static, fresh):
+            target.copy_(value)
+        result.view(torch.uint8).fill_(0x80)
+        graph.replay()
+        assert same_bytes(result, step(*fresh))
+
+
+def test_streams_and_graphs_side_by_side(kernel, device, generator):
+    """Launches with split K at the same time on two streams, and in two graphs captured on one stream and replayed on two."""
+    problems = [problem(kernel, device, generator, 8, 64, 16384) for _ in range(2)]
+    wanted = [gemm.run(kernel, p, out_dtype=torch.float32) for p in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    graphs, results = [], []
+    for p in problems:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            results.append([gemm.run(kernel, p, out_dtype=torch.float32) for _ in range(20)])
+    torch.cuda.synchronize()
+    got: list[list[torch.Tensor]] = [[], []]
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                got[i].append(gemm.run(kernel, problems[i], out_dtype=torch.float32))
+                graphs[i].replay()
+    torch.cuda.synchronize()
+    for i, alone in enumerate(wanted):
+        assert all(same_bytes(one, alone) for one in itertools.chain(got[i], results[i]))
