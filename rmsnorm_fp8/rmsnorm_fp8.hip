@@ -336,8 +336,7 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
     if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
     const Kernel kernel = args.dtype == DType::f16 ? kernel_by_weight<DType::f16>(args, config)
                                                    : kernel_by_weight<DType::bf16>(args, config);
-    kernel<<<dim3(uint32_t(groups)), dim3(config.threads), 0, static_cast<hipStream_t>(on.stream)>>>(args);
-    return launch_status();
+    return launch(kernel, groups, config.threads, on, args);
 }
 
 }  // namespace rocm_fp8

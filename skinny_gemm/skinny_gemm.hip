@@ -177,8 +177,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     const Kernel kernel = ring      ? ring_kernel<>(config.shape)
                           : aligned ? direct_kernel<true>(args.m)
                                     : direct_kernel<false>(args.m);
-    kernel<<<dim3(uint32_t(tiles * config.splits)), dim3(threads), 0, static_cast<hipStream_t>(on.stream)>>>(args, split);
-    return launch_status();
+    return launch(kernel, tiles * config.splits, threads, on, args, split);
 }
 
 }  // namespace rocm_fp8

@@ -126,17 +126,13 @@ __global__ __launch_bounds__(kAnyThreads) void swiglu_any(SwigluFp8Args a) {
 }
 
 template <DType in>
-void launch(const SwigluFp8Args& a, const SwigluConfig& c, hipStream_t stream) {
-    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
-    const dim3 threads(c.threads);
+Status launch_as(const SwigluFp8Args& a, const SwigluConfig& c, const Executor& on) {
     if (!c.fast) {
         constexpr int64_t kMostGroups = 1 << 20;  // the kernel's loop takes the rest
-        swiglu_any<in><<<dim3(uint32_t(c.groups < kMostGroups ? c.groups : kMostGroups)), threads, 0, stream>>>(a);
-    } else if (c.vectors == 1) {
-        swiglu_fast<in, 1><<<dim3(uint32_t(c.groups)), threads, 0, stream>>>(a, divider_by(a_row), count);
-    } else {
-        swiglu_fast<in, 2><<<dim3(uint32_t(c.groups)), threads, 0, stream>>>(a, divider_by(a_row), count);
+        return launch(swiglu_any<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
     }
+    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    return launch(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a, divider_by(a_row), count);
 }
 
 // Whether the fast kernel can take it: see pick_swiglu_config.
@@ -152,10 +148,7 @@ Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool native = args.out_dtype == native_fp8(chip.arch);
     const SwigluConfig config = pick_swiglu_config(args.rows, args.d, aligned(args) && native);
-    const auto stream = static_cast<hipStream_t>(on.stream);
-    if (args.dtype == DType::f16) launch<DType::f16>(args, config, stream);
-    else launch<DType::bf16>(args, config, stream);
-    return launch_status();
+    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on) : launch_as<DType::bf16>(args, config, on);
 }
 
 }  // namespace rocm_fp8

@@ -40,7 +40,13 @@ CountersResult counters_for(void* stream) {
     hipStreamCaptureStatus capturing = hipStreamCaptureStatusNone;
     unsigned long long capture = 0;
     const hipError_t code = hipStreamGetCaptureInfo(static_cast<hipStream_t>(stream), &capturing, &capture);
-    if (code != hipSuccess) return fail(code);
+    if (code == hipErrorStreamCaptureImplicit) {
+        // The legacy stream, while another one is captured: it cannot be captured itself.
+        (void)hipGetLastError();
+        capturing = hipStreamCaptureStatusNone;
+    } else if (code != hipSuccess) {
+        return fail(code);
+    }
     if (capturing != hipStreamCaptureStatusActive) capture = 0;
 
     static std::mutex mutex;

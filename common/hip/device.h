@@ -1,5 +1,7 @@
-// Host side: which chip a launch goes to, and what HIP says of it.
+// Host side: which chip a launch goes to, and the launch.
 #pragma once
+
+#include <hip/hip_runtime.h>
 
 #include "../launch.h"
 
@@ -26,7 +28,14 @@ inline bool rows_aligned(const void* base, int64_t stride_bytes) {
     return reinterpret_cast<uintptr_t>(base) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
-// What the launch before it ended with, as HIP words it.
-Status launch_status();
+// Launches `kernel`; an error is this launch's own, in HIP's words. (What <<< >>> leaves in hipGetLastError may be of any
+// call before it, and a query that says "not ready" counts as one.)
+Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments);
+
+template <class... Parameters>
+Status launch(void (*kernel)(Parameters...), int64_t groups, int threads, const Executor& on, Parameters... arguments) {
+    void* pointers[] = {&arguments...};
+    return launch_any(reinterpret_cast<const void*>(kernel), dim3(uint32_t(groups)), dim3(threads), on.stream, pointers);
+}
 
 }  // namespace rocm_fp8

@@ -1,7 +1,5 @@
 #include "device.h"
 
-#include <hip/hip_runtime.h>
-
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -50,9 +48,11 @@ ArchResult current_arch() {
     return result;
 }
 
-Status launch_status() {
-    const hipError_t code = hipGetLastError();
-    return code == hipSuccess ? Status{} : error_of(code);
+Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments) {
+    const hipError_t code = hipLaunchKernel(kernel, grid, block, arguments, 0, static_cast<hipStream_t>(stream));
+    if (code == hipSuccess) return {};
+    (void)hipGetLastError();  // it is reported here: nobody else is to find it
+    return error_of(code);
 }
 
 }  // namespace rocm_fp8
