@@ -1,11 +1,12 @@
 """torch.compile without graph breaks, torch's own checks of the registrations, and equality with eager."""
 
 import shutil
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import FP8, normal, positive, random_fp8, same_bytes, weights
+from helpers import normal, positive, random_fp8, same_bytes, weights
 
 # Inductor needs a C++ compiler for what it generates around the operators; tracing and functionalisation do not.
 BACKEND = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
@@ -16,6 +17,14 @@ def fresh_graphs():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+NATIVE = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def native_format(kernel, device, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NATIVE", kernel.fp8_dtype(device))
 
 
 def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor, ...]:
@@ -31,8 +40,8 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
         "add_rms_norm_fp8": lambda: (half(rows, 40), half(rows, 40), weight, scale),
         "swiglu_fp8": lambda: (half(rows, 80), scale),
         "skinny_gemm": lambda: (
-            random_fp8((rows, 64), FP8[0], generator),
-            random_fp8((40, 64), FP8[0], generator),
+            random_fp8((rows, 64), NATIVE, generator),
+            random_fp8((40, 64), NATIVE, generator),
             positive((rows, 1), generator),
             positive((1, 40), generator),
             half(40),
@@ -131,14 +140,14 @@ def test_a_decoder_layer_in_one_graph(kernel, device, generator):
     hidden, inner = 40, 48
     x, residual = (normal((4, hidden), torch.bfloat16, generator).to(device) for _ in range(2))
     weight = weights((hidden,), torch.bfloat16, generator).to(device)
-    gate_up = random_fp8((2 * inner, hidden), FP8[0], generator).to(device)
-    down = random_fp8((hidden, inner), FP8[0], generator).to(device)
+    gate_up = random_fp8((2 * inner, hidden), NATIVE, generator).to(device)
+    down = random_fp8((hidden, inner), NATIVE, generator).to(device)
     one = torch.ones((), device=device)
 
     def function(x, residual, weight, gate_up, down, one):
-        q = kernel.add_rms_norm_fp8(x, residual, weight, one, out_dtype=FP8[0])
+        q = kernel.add_rms_norm_fp8(x, residual, weight, one, out_dtype=NATIVE)
         h = kernel.skinny_gemm(q, gate_up, one, one * 0.02)
-        return kernel.skinny_gemm(kernel.swiglu_fp8(h, one, out_dtype=FP8[0]), down, one, one)
+        return kernel.skinny_gemm(kernel.swiglu_fp8(h, one, out_dtype=NATIVE), down, one, one)
 
     args = (x, residual, weight, gate_up, down, one)
     got = both_ways(function, args, torch.compile(function, fullgraph=True, backend=BACKEND))
@@ -147,7 +156,7 @@ def test_a_decoder_layer_in_one_graph(kernel, device, generator):
 
 def registered_samples(operator: str, device, generator):
     """Arguments of the registered operator: dense, without rows, and as columns of wider tensors."""
-    dtype = torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else FP8[0]
+    dtype = torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else NATIVE
     rest = (1e-6,) if "rms_norm" in operator else ()
     for rows in (0, 4):
         args = arguments(operator, rows, device, generator)

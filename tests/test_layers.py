@@ -347,9 +347,9 @@ def fresh_graphs():
 
 
 # Inductor keeps float32 where eager rounds to bfloat16 between elementwise steps, unless told to round as well.
-BACKENDS = {"traced": dict(backend="aot_eager"), "inductor": dict(options={"emulate_precision_casts": True})}
-every_backend = pytest.mark.parametrize(
-    "backend",
+COMPILERS = {"traced": dict(backend="aot_eager"), "inductor": dict(options={"emulate_precision_casts": True})}
+every_compiler = pytest.mark.parametrize(
+    "compiler",
     [
         "traced",
         pytest.param(
@@ -362,11 +362,11 @@ every_backend = pytest.mark.parametrize(
 )
 
 
-@every_backend
-def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, backend):
+@every_compiler
+def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
     model = quantized(kernel, generator, device)[0]
     kernelized(kernel, model, INFERENCE | COMPILED)
-    compiled = torch.compile(model.model.layers[0], fullgraph=True, **BACKENDS[backend])
+    compiled = torch.compile(model.model.layers[0], fullgraph=True, **COMPILERS[compiler])
     for length in (24, 40):  # one skinny_gemm a linear, and two
         hidden, arguments = layer_arguments(model, length, generator, device)
         before = hidden.clone()
@@ -375,10 +375,10 @@ def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, 
         assert same_bytes(hidden, before)
 
 
-@every_backend
-def test_a_compiled_rms_norm_gives_eagers_bytes(kernel, device, generator, fresh_graphs, backend):
+@every_compiler
+def test_a_compiled_rms_norm_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
     model = kernelized(kernel, llama(generator, device=device), INFERENCE | COMPILED)
-    compiled = torch.compile(model.model.norm, fullgraph=True, **BACKENDS[backend])
+    compiled = torch.compile(model.model.norm, fullgraph=True, **COMPILERS[compiler])
     x = normal((3, 7, 64), torch.bfloat16, generator).to(device)
     assert same_bytes(compiled(x), model.model.norm(x))
 
