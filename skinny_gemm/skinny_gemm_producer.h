@@ -38,21 +38,21 @@ struct Rows {
 template <int kLoads>
 struct UnitLoader {
     Rows rows;
-    uint32_t row_offset[kLoads], k, end;
-    u32x4 v[kLoads];
+    uint32_t row_offset[kLoads];
+    uint32_t k, end;  // this lane's chunk of step 0; of the rows
 
-    // Of `count` rows; k from `first_k` on in strides given to next(), below `end_k`.
-    __device__ UnitLoader(Rows from, int64_t count, int64_t stride, int64_t first_k, int64_t end_k)
-        : rows(from), k(uint32_t(first_k) + threadIdx.x % kChunks * kChunk), end(uint32_t(end_k)) {
+    __device__ UnitLoader(Rows from, int64_t count, int64_t stride, int64_t end_k)
+        : rows(from), k(threadIdx.x % kChunks * kChunk), end(uint32_t(end_k)) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             const int row = threadIdx.x % kWave / kChunks + 4 * i;
             row_offset[i] = row < count ? uint32_t(row * stride) : kNowhere;
         }
     }
+    // The chunks from `first` on, this lane's own k.
     template <int policy>
-    __device__ void request(u32x4 (&into)[kLoads], uint32_t at_step_k) const {
-        const uint32_t at = at_step_k < end ? at_step_k : kNowhere;
+    __device__ void request(u32x4 (&into)[kLoads], uint32_t first) const {
+        const uint32_t at = first < end ? first : kNowhere;
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) into[i] = rows.template load<policy>(at + row_offset[i]);
     }
@@ -70,7 +70,7 @@ __device__ inline void produce_weights(const SkinnyGemmArgs& a, Ring<Shape>& rin
     // A tile wholly beyond the last column is all zeros.
     const int64_t base = columns > 0 ? column : 0;
     const UnitLoader<kUnitLoads> loader(Rows(a.b + base * a.b_stride, columns > 0 ? columns : 1, a.b_stride, a.k), columns,
-                                        a.b_stride, 0, a.k);
+                                        a.b_stride, a.k);
     const auto k_of = [&](int unit) {
         const int step = first + unit * kEvery;
         return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere;
@@ -101,7 +101,7 @@ __device__ inline void produce_weights(const SkinnyGemmArgs& a, Ring<Shape>& rin
 template <class Shape>
 __device__ inline void produce_rows(const SkinnyGemmArgs& a, Ring<Shape>& ring, int q, int begin, int real_steps, int steps) {
     constexpr int kLoads = Shape::rows * kRingStep / (kWave * 16), kEvery = Shape::row_producers, kDepth = Shape::row_depth;
-    const UnitLoader<kLoads> loader(Rows(a.a, a.m, a.a_stride, a.k), a.m, a.a_stride, 0, a.k);
+    const UnitLoader<kLoads> loader(Rows(a.a, a.m, a.a_stride, a.k), a.m, a.a_stride, a.k);
     const auto k_of = [&](int step) { return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere; };
     u32x4 flying[kDepth][kLoads];
 #pragma unroll
