@@ -189,12 +189,12 @@ def test_no_other_choice_is_better_by_the_model(library, n, k):
 
 def test_the_estimates_are_near_the_floor(library):
     """The model's own time for the sizes of Llama 3.1 405B on eight MI300X, after the launch: within 5 % of the bytes at
-    4.2 TB/s, or half a microsecond."""
+    4.2 TB/s, or a microsecond and a half."""
     for n, k in SIZES[:3]:
         floor = n * k / 4.2e6
         for rows in (8, 16, 32):
             us = library.gemm_estimate(GFX942, *gemm(library, rows, n, k), rows, n, k)
-            assert floor < us < max(1.05 * floor, floor + 0.5), (n, k, rows, us)
+            assert floor < us < max(1.05 * floor, floor + 1.5), (n, k, rows, us)
 
 
 def test_unaligned_and_small_go_to_the_simple_kernel(library):

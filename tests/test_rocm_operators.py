@@ -343,7 +343,7 @@ def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
         gemm.run(kernel, inputs)
 
 
-@pytest.mark.parametrize("text", ["5", "x", "9,1", "-2,1", "0,0", "0,17", "0,1,"])
+@pytest.mark.parametrize("text", ["5", "x", "12,1", "-2,1", "0,0", "0,17", "0,1,"])
 def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, monkeypatch, text):
     monkeypatch.setenv(GEMM_CONFIG, text)
     inputs = gemm.draw(gemm.Problem(1, 16, 1024, fp8), generator)

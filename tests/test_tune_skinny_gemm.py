@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import random
 import re
 import subprocess
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_pick_config_answers_the_entries():
 
 
 def test_foreign_entries_stay():
-    new = [Entry(0, 8, 2304, 16384, 0, 1, "today"), Entry(0, 16, 4096, 4096, 3, 1, "today")]
+    new = [Entry(0, 8, 2304, 16384, 0, 1, "today"), Entry(0, 16, 4096, 4096, 5, 1, "today")]
     assert sorted(header.merged(ENTRIES, new), key=lambda e: e.key) == [new[0], new[1], ENTRIES[1], ENTRIES[2]]
 
 
@@ -164,7 +165,7 @@ def tune(*options: str) -> int:
 
 
 # Of the table's shapes each class's second, with two splits.
-BEST = {8: (1, 2), 16: (4, 2), 32: (7, 2)}
+BEST = {8: (1, 2), 16: (5, 2), 32: (9, 2)}
 
 
 def best_is_fastest(kind, config, launch) -> float:
@@ -202,7 +203,7 @@ def test_within_the_spread_the_models_choice_stays(tuned, flow):
 
     def noisy(kind, config, launch):
         offset = best_is_fastest(kind, config, launch) / 10  # 0.5 or 1.0, in noise of about 4
-        return lambda: offset + 9.5 + (next(turn) // gpu_timing.FEWEST * 7 % 11) / 2.5
+        return lambda: offset + 9.5 + 4.4 * random.Random(next(turn) // gpu_timing.FEWEST).random()
 
     flow.us = noisy
     assert tune() == 0
@@ -216,14 +217,14 @@ def test_a_wrong_configuration_is_named_and_not_taken(tuned, flow, cpu, capsys):
 
     def wrong_at_the_best(*args, **kwargs):
         out = original(*args, **kwargs)
-        return out.mul_(1.02) if os.environ[GEMM_VARIABLE] == "4,2" else out
+        return out.mul_(1.02) if os.environ[GEMM_VARIABLE] == "5,2" else out
 
     cpu.kernel.skinny_gemm = wrong_at_the_best
     assert tune() == 1
     found = {e.rows: e.config for e in header.parse_entries(tuned.read_text()) if (e.n, e.k) == SIZE}
     assert found[8] == BEST[8] and found[32] == BEST[32] and found[16] != BEST[16]
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "4,2" in error and "M=16 64x4096" in error
+    assert error.count("\n") == 1 and "5,2" in error and "M=16 64x4096" in error
 
 
 @pytest.mark.parametrize("size", ["64x512", "64x4100"])
