@@ -104,6 +104,7 @@ def test_registers_that_were_never_written(arch):
 
 
 def launch(body: str, arch: str, threads: int, grid: int = 1, lds: int = 256, **options):
+    options = {"checks": Checks(hazards=False), **options}
     simulator = Simulator(assemble({"planted": body}, arch, lds, raw=True), arch, **options)
     out = np.zeros(1024, np.uint32)
     simulator.launch("planted", grid, threads, [out, out, bytes(32)])
@@ -194,7 +195,7 @@ def test_lds_race(arch):
     with pytest.raises(RaceFault, match="the write of wave|a read of wave"):
         launch(
             EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512,
-            checks=Checks(uninitialised_lds=False),
+            checks=Checks(uninitialised_lds=False, hazards=False),
         )  # fmt: skip
 
 

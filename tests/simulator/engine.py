@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from . import hazards
 from .code_object import CodeObject, Kernel
 from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
 from .lds import Lds
@@ -29,6 +30,8 @@ class Checks:
     uninitialised_lds: bool = True
     uninitialised_registers: bool = False
     races: bool = True
+    hazards: bool = True
+    coherence: bool = True
 
 
 @dataclass
@@ -86,6 +89,8 @@ class Launch:
         self.progress = self.executed = 0
         self._check_supported()
         self.program, self.entry = program(code, kernel)
+        if checks.hazards:
+            hazards.check(code, kernel, self.program)
         self.counts = [0] * len(self.program)
         self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
 
