@@ -180,7 +180,7 @@ GLOBAL = """
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_global_memory(arch):
-    simulator = Simulator(assemble({"copy": GLOBAL}, arch, raw=True), arch)
+    simulator = Simulator(assemble({"copy": GLOBAL}, arch, raw=True), arch, checks=Checks(hazards=False))
     rng = np.random.default_rng(3)
     source = rng.integers(0, 256, 1024).astype(np.uint8)
     out = np.zeros(3072, np.uint8)

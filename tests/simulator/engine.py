@@ -9,10 +9,12 @@ import numpy as np
 
 from . import hazards
 from .code_object import CodeObject, Kernel
+from .coherence import Coherence
 from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
 from .lds import Lds
 from .program import program
 from .races import WORD, Races
+from .waits import lds_outstanding
 from .wave import ACCUMULATION, ALL_LANES, LANES, VECTOR_BIT, RegisterFile, Wave
 
 # A wave that slept this often with no store, atomic, barrier or end anywhere in the launch waits for ever, if all do.
@@ -92,6 +94,7 @@ class Launch:
         if checks.hazards:
             hazards.check(code, kernel, self.program)
         self.counts = [0] * len(self.program)
+        self.coherence = Coherence() if checks.coherence else None
         self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
 
     def _check_supported(self) -> None:
@@ -163,6 +166,8 @@ class Launch:
     def _start_workgroup(self, index: int) -> Workgroup:
         workgroup = Workgroup(self, index)
         workgroup.waves = [self._start_wave(workgroup, i) for i in range(-(-self.threads // LANES))]
+        if workgroup.lds.races:
+            workgroup.lds.races.knowledge = [wave.knowledge for wave in workgroup.waves]
         return workgroup
 
     # Running them.
@@ -219,7 +224,9 @@ class Launch:
         elif all(each.at_barrier for each in alive):
             self.progress += 1
             if workgroup.lds.races:
-                workgroup.lds.races.barrier()
+                workgroup.lds.races.barrier([each.index for each in alive if lds_outstanding(each)])
+            if self.coherence:
+                self.coherence.barrier(workgroup.waves)
             for each in alive:
                 each.at_barrier = False
             runnable += alive
