@@ -14,6 +14,7 @@ from .faults import DeadlockFault, SimulationError, UninitialisedFault, Unsuppor
 from .lds import Lds
 from .program import program
 from .races import WORD, Races
+from .source_lines import at_source_line
 from .waits import lds_outstanding
 from .wave import ACCUMULATION, ALL_LANES, LANES, VECTOR_BIT, RegisterFile, Wave
 
@@ -276,7 +277,7 @@ class Launch:
         position = ", ".join(map(str, wave.workgroup.position))
         return (
             f"\n  kernel {self.kernel.name}, workgroup ({position}), wave {wave.index}, "
-            f"{ins.address:#x}: `{ins.text.line}`"
+            f"{ins.address:#x}: `{ins.text.line}`{at_source_line(self.code, ins.address)}"
         )
 
     def _positions(self, in_flight: list[Workgroup]) -> str:
@@ -285,7 +286,8 @@ class Launch:
             ins = self.program[min(wave.pc, len(self.program) - 1)]
             state = "ended" if wave.ended else "at a barrier, before" if wave.at_barrier else "at"
             position = ", ".join(map(str, wave.workgroup.position))
-            where = "" if wave.ended else f" {ins.address:#x} `{ins.text.line}`"
+            where = f" {ins.address:#x} `{ins.text.line}`{at_source_line(self.code, ins.address)}"
+            where = "" if wave.ended else where
             lines.append(f"  workgroup ({position}), wave {wave.index}: {state}{where}")
         return f"kernel {self.kernel.name}\n" + "\n".join(lines)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .faults import HazardFault
 from .operands import Instruction
+from .source_lines import at_source_line
 from .wave import EXEC, M0, VCC, VECTOR_BIT
 
 SCALARS = (1 << VECTOR_BIT) - 1
@@ -220,6 +221,7 @@ def check(code, kernel, program: list[Instruction]) -> None:
         return
     for found in violations(program, code.arch):
         fault = HazardFault(str(found))
-        fault.where = f"\n  kernel {kernel.name}, {found.second.address:#x}: `{found.second.text.line}`"
+        places = [f"`{each.text.line}`{at_source_line(code, each.address)}" for each in (found.first, found.second)]
+        fault.where = f"\n  kernel {kernel.name}: {', '.join(places)}"
         raise fault
     _clean.add(key)
