@@ -59,7 +59,7 @@ class SimulatedRocm:
     """One a process: the double, the loaded variant, and its module."""
 
     def __init__(self, variant: Path, hip_include: Path):
-        self.runtime = Runtime(hip_include)
+        self.runtime = Runtime.shared(hip_include)
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "torch_double.so"
             compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))))
@@ -132,8 +132,7 @@ class SimulatedRocm:
     @contextlib.contextmanager
     def on(self, arch: str, *, seed: int = 0, resident: int = 4, checks: Checks | None = None) -> Iterator[ModuleType]:
         """The package's module, on a device of that architecture."""
-        self.runtime.seed, self.runtime.resident = seed, resident
-        self.runtime.checks = checks or Checks()
+        self.runtime.configure(seed=seed, resident=resident, checks=checks)
         ops = self.kernel.ops
         own = ops._fp8_dtype_of
         ops._fp8_dtype_of = lambda device_type, index: FORMATS[arch]

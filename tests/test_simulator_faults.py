@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from simulator import (
     Checks,
     DeadlockFault,
@@ -156,7 +157,7 @@ def test_a_loop_that_works_is_no_deadlock(arch):
 def test_what_is_not_known_is_refused(arch):
     for body, mention in {
         "scratch_load_dword v20, v0, off": "scratch_load_dword",
-        "v_cvt_f32_bf8_dpp v30, v10 row_shr:1 row_mask:0xf bank_mask:0xf": "v_cvt_f32_bf8_dpp",
+        "v_cvt_f32_fp8_dpp v30, v10 row_shr:1 row_mask:0xf bank_mask:0xf": "v_cvt_f32_fp8_dpp",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 3": "FP16_OVFL",
         "v_mov_b32 v30, v90": "beyond the kernel's",
         "v_mqsad_pk_u16_u8 v[30:31], v[10:11], v12, v[14:15]": "v_mqsad_pk_u16_u8",

@@ -49,7 +49,7 @@ __global__ void last_arriver(const int* x, int* partial, int* out, unsigned* arr
     extern __shared__ int values[];
     values[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
     __syncthreads();
-    __shared__ bool last;
+    __shared__ unsigned last;
     if (threadIdx.x == 0) {
         int all = 0;
         for (unsigned i = 0; i < blockDim.x; ++i) all += values[i];

@@ -48,7 +48,7 @@ def fault(library, arch: str, kernel: str, kind) -> str:
 def test_a_fault_names_its_line(arch, libraries, flag):
     assert f"source.hip:{line_of('beyond')})" in fault(libraries[flag], arch, "beyond", MemoryFault)
     deadlock = fault(libraries[flag], arch, "spins", DeadlockFault)
-    assert f"wave 0: at 0x" in deadlock and f"source.hip:{line_of('spins')})" in deadlock
+    assert "wave 0: at 0x" in deadlock and f"source.hip:{line_of('spins')})" in deadlock
     # Inline assembly has the line where it begins.
     assert f"source.hip:{line_of('too early') - 1})" in fault(libraries[flag], arch, "too_early", HazardFault)
 

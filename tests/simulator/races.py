@@ -1,6 +1,6 @@
 """LDS races by happens-before: vector clocks of the waves of a workgroup, a shadow of who touched each LDS word when.
 
-What orders waves: s_barrier; LDS atomics; and flags. Machine code does not say which words are flags, so a dword that
+What orders waves: s_barrier, and flags. Machine code does not say which words are flags, so a dword that
 all active lanes write at one address counts as a release, and a dword read at one address of such a word as an
 acquire. (Data written like that by one lane, and read so by others, is therefore taken for a flag: a race on it is
 found only as a read of unwritten LDS or as results that differ between schedules.) Waves that write the same values to
@@ -108,31 +108,15 @@ class Races:
                     del self.released[address]
                     self.is_flag[own] = False
 
-    def atomic(self, wave: int, addresses: np.ndarray, size: int) -> None:
-        """Acquires from and releases to each address, in one step."""
-        for address in set(addresses.tolist()):
-            cells = self.cells(np.array([address]), size)
-            if address in self.released:
-                self._acquire(wave, address)
-            else:
-                self._check_writes(wave, cells)
-            self.writer[cells] = wave
-            self.write_epoch[cells] = self.clocks[wave, wave]
-            self._leave(wave, address, cells)
-        self.clocks[wave, wave] += 1
-
     def _acquire(self, wave: int, address: int) -> None:
         np.maximum(self.clocks[wave], self.released[address], out=self.clocks[wave])
         self.knowledge[wave].join(self.carried[address])
 
-    def _leave(self, wave: int, address: int, cells: np.ndarray) -> None:
+    def _release(self, wave: int, address: int, cells: np.ndarray) -> None:
         self.released[address] = self.clocks[wave].copy()
         self.carried[address] = Knowledge()
         self.carried[address].join(self.knowledge[wave])
         self.is_flag[cells] = True
-
-    def _release(self, wave: int, address: int, cells: np.ndarray) -> None:
-        self._leave(wave, address, cells)
         self.clocks[wave, wave] += 1
 
     def waited(self, wave: int) -> None:

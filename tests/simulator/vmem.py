@@ -5,7 +5,7 @@ import numpy as np
 from .faults import MemoryFault, UnsupportedError
 from .operands import Instruction
 from .scalar_tables import signed
-from .transfers import ATOMICS, LOADS, STORES, Move, load_words, store_words
+from .transfers import LOADS, STORES, Move, load_words, store_words
 from .wave import LANES, LOW32
 
 U32, U64 = np.uint32, np.uint64
@@ -253,44 +253,32 @@ def _load_to_lds(ins: Instruction, size: int):
     return run
 
 
-def _atomic(ins: Instruction, operation: str, flat: bool):
-    size = 8 if operation.endswith("_x2") else 4
-    operation = operation.removesuffix("_x2")
-    caches = _take_cache_bits(ins)
-    returns = caches["sc0"]
+def _atomic_add(ins: Instruction, flat: bool):
+    returns = _take_cache_bits(ins)["sc0"]
     at = 1 if returns else 0
     where = Addressing(ins, at, flat)
-    compares = operation == "cmpswap"
-    data = ins.operands[at + 1]
-    ins.note(data, size // 4 * (2 if compares else 1), read=True)
-    if not compares and operation not in ATOMICS:
-        raise UnsupportedError(ins.mnemonic)
-    move, mask = Move(size), (1 << 8 * size) - 1
+    data, move = ins.operands[at + 1], Move(4)
+    ins.note(data, 1, read=True)
     if returns:
-        ins.note(ins.operands[0], size // 4, read=False)
+        ins.note(ins.operands[0], 1, read=False)
     destination, source, bits = ins.operands[0].row, data.row, ins.writes
 
     def run(wave):
         lanes = wave.active_lanes()
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            _aligned(wave, addresses, size, lanes)
+            _aligned(wave, addresses, move.size, lanes)
             given = load_words(wave, source, move, lanes)
-            compared = load_words(wave, source + size // 4, move, lanes) if compares else None
-            old = np.zeros(len(lanes), f"u{size}")
+            old = np.zeros(len(lanes), U32)
             launch = wave.workgroup.launch
             # One lane after the other, as they may share an address.
-            for region, positions, offsets in launch.memory.groups(addresses, size, lanes, write=True):
+            for region, positions, offsets in launch.memory.groups(addresses, move.size, lanes, write=True):
                 if launch.coherence:
-                    launch.coherence.atomic(wave, region, offsets, size)
-                view = region.views[size]
+                    launch.coherence.atomic(wave, region, offsets, move.size)
+                view = region.views[move.size]
                 for position, offset in zip(np.arange(len(lanes))[positions].tolist(), offsets.tolist()):
-                    before = int(view[offset])
-                    old[position] = before
-                    if not compares:
-                        view[offset] = ATOMICS[operation](before, int(given[position]), mask)
-                    elif before == int(compared[position]):
-                        view[offset] = given[position]
+                    old[position] = view[offset]
+                    view[offset] = int(old[position]) + int(given[position]) & LOW32
             launch.progress += 1
             if returns:
                 store_words(wave, destination, move, old, lanes)
@@ -379,6 +367,6 @@ def build(ins: Instruction, mnemonic: str):
         return _load(ins, LOADS[name[5:]], flat)
     if name.startswith("store_") and name[6:] in STORES:
         return _store(ins, STORES[name[6:]], flat)
-    if name.startswith("atomic_"):
-        return _atomic(ins, name[7:], flat)
+    if name == "atomic_add":
+        return _atomic_add(ins, flat)
     return None
