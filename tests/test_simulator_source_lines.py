@@ -34,7 +34,8 @@ def line_of(comment: str) -> int:
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     return {
-        flag: compile_hip(SOURCE, tmp_path_factory.mktemp("lines"), flag) for flag in ("-gline-tables-only", "-g", "-g0")
+        flag: compile_hip(SOURCE, tmp_path_factory.mktemp("lines"), flag)
+        for flag in ("-gline-tables-only", "-g", "-g0")
     }
 
 

@@ -127,7 +127,9 @@ class Coherence:
     def write_back(wave) -> None:
         """buffer_wbl2 sc1: this workgroup's stores so far."""
         knowledge, group = wave.knowledge, wave.workgroup.index
-        covered = {(*key[:2], WRITTEN_BACK): n for key, n in knowledge.known.items() if key[0] == group and key[2] == IN_L2}
+        covered = {
+            (*key[:2], WRITTEN_BACK): n for key, n in knowledge.known.items() if key[0] == group and key[2] == IN_L2
+        }
         # This wave's own are ahead of it on the same way.
         covered[group, wave.index, WRITTEN_BACK] = knowledge.issued[IN_L2]
         knowledge.arrivals.append(lambda: join(knowledge.known, covered))
@@ -164,5 +166,7 @@ class Coherence:
             if known.get((group, other, kind), 0) < number:
                 return "it may be in its chiplet's L2 alone (a store with sc1, or buffer_wbl2 sc1, writes it to memory)"
         if not everywhere and fresh.get((group, other, kind), 0) < number:
-            return "this chiplet's caches may hold older bytes (a load with sc1, or buffer_inv sc1 before it, passes them)"
+            return (
+                "this chiplet's caches may hold older bytes (a load with sc1, or buffer_inv sc1 before it, passes them)"
+            )
         return None
