@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from simulator import (
     Checks,
     DeadlockFault,
@@ -104,6 +105,7 @@ def test_registers_that_were_never_written(arch):
 
 
 def launch(body: str, arch: str, threads: int, grid: int = 1, lds: int = 256, **options):
+    options = {"checks": Checks(hazards=False), **options}
     simulator = Simulator(assemble({"planted": body}, arch, lds, raw=True), arch, **options)
     out = np.zeros(1024, np.uint32)
     simulator.launch("planted", grid, threads, [out, out, bytes(32)])
@@ -155,7 +157,7 @@ def test_a_loop_that_works_is_no_deadlock(arch):
 def test_what_is_not_known_is_refused(arch):
     for body, mention in {
         "scratch_load_dword v20, v0, off": "scratch_load_dword",
-        "v_cvt_f32_bf8_dpp v30, v10 row_shr:1 row_mask:0xf bank_mask:0xf": "v_cvt_f32_bf8_dpp",
+        "v_cvt_f32_fp8_dpp v30, v10 row_shr:1 row_mask:0xf bank_mask:0xf": "v_cvt_f32_fp8_dpp",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 3": "FP16_OVFL",
         "v_mov_b32 v30, v90": "beyond the kernel's",
         "v_mqsad_pk_u16_u8 v[30:31], v[10:11], v12, v[14:15]": "v_mqsad_pk_u16_u8",
@@ -194,7 +196,7 @@ def test_lds_race(arch):
     with pytest.raises(RaceFault, match="the write of wave|a read of wave"):
         launch(
             EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512,
-            checks=Checks(uninitialised_lds=False),
+            checks=Checks(uninitialised_lds=False, hazards=False),
         )  # fmt: skip
 
 
@@ -245,3 +247,104 @@ def test_a_flag_orders_waves(arch):
         except RaceFault:
             found += 1
     assert found == 5
+
+
+# Wave 0 reads a slot and frees it; wave 1 waits for that and fills it anew.
+SLOT = """
+  v_readfirstlane_b32 s20, v0
+  v_and_b32 v1, 63, v0
+  v_lshlrev_b32 v1, 2, v1
+  v_mov_b32 v4, 0
+  v_mov_b32 v5, 0
+  s_cmp_lg_u32 s20, 0
+  s_cbranch_scc1 begin
+  ds_write_b32 v1, v0
+  ds_write_b32 v4, v5 offset:256
+  s_waitcnt lgkmcnt(0)
+begin:
+  s_barrier
+  v_mov_b32 v5, 1
+  s_cmp_lg_u32 s20, 0
+  s_cbranch_scc1 producer
+  {consume}
+  s_waitcnt lgkmcnt(0)
+  s_endpgm
+producer:
+  s_sleep 1
+  ds_read_b32 v3, v4 offset:256
+  s_waitcnt lgkmcnt(0)
+  v_readfirstlane_b32 s21, v3
+  s_cmp_eq_u32 s21, 0
+  s_cbranch_scc1 producer
+  ds_write_b32 v1, v0
+  s_waitcnt lgkmcnt(0)
+"""
+READ, FREE = "ds_read_b32 v6, v1\n", "ds_write_b32 v4, v5 offset:256\n"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slot_freed_before_it_is_read(arch, seed):
+    launch(SLOT.format(consume=READ + "s_waitcnt lgkmcnt(0)\n" + FREE), arch, 128, lds=512, seed=seed)
+    # One wave's LDS operations execute in order: the flag cannot be there before the read.
+    launch(SLOT.format(consume=READ + FREE), arch, 128, lds=512, seed=seed)
+    with pytest.raises(RaceFault):
+        launch(SLOT.format(consume=FREE + READ), arch, 128, lds=512, seed=seed)
+
+
+# Wave 0 announces what wave 1 reads.
+ANNOUNCED = """
+  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_readfirstlane_b32 s20, v0
+  v_and_b32 v1, 63, v0
+  v_lshlrev_b32 v1, 2, v1
+  v_mov_b32 v4, 0
+  v_mov_b32 v5, 0
+  s_mov_b32 m0, 0
+  ds_write_b32 v4, v5 offset:256
+  ds_write_b32 v1, v5
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  v_mov_b32 v5, 1
+  s_cmp_lg_u32 s20, 0
+  s_cbranch_scc1 consumer
+  {produce}
+  ds_write_b32 v4, v5 offset:256
+  s_waitcnt vmcnt(0) lgkmcnt(0)
+  s_endpgm
+consumer:
+  s_sleep 1
+  {before}
+  ds_read_b32 v3, v4 offset:256
+  s_waitcnt lgkmcnt(0)
+  v_readfirstlane_b32 s21, v3
+  s_cmp_eq_u32 s21, 0
+  s_cbranch_scc1 consumer
+  {behind}
+"""
+TO_LDS = "global_load_lds_dword v1, s[4:5]\n"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_data_that_is_not_there_when_its_flag_is(arch, seed):
+    def announced(produce, before="", behind=READ):
+        body = ANNOUNCED.format(produce=produce, before=before, behind=behind)
+        launch(body, arch, 128, lds=512, seed=seed)
+
+    announced("ds_write_b32 v1, v0")
+    announced(TO_LDS + "s_waitcnt vmcnt(0)")
+    with pytest.raises(RaceFault):
+        announced(TO_LDS)
+    # Read ahead of the look that finds the flag set.
+    with pytest.raises(RaceFault):
+        announced("ds_write_b32 v1, v0", before=READ, behind="")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_barrier_does_not_wait_for_lds(arch, seed):
+    for missing in ("", "ds_read_b32 v4, v1\n s_waitcnt lgkmcnt(1)"):
+        with pytest.raises(RaceFault):
+            launch(
+                EXCHANGE.format(between=missing + "\n s_barrier"), arch, 128, lds=512, seed=seed,
+                checks=Checks(uninitialised_lds=False, hazards=False),
+            )  # fmt: skip
+    launch(EXCHANGE.format(between="ds_read_b32 v4, v1\n s_waitcnt lgkmcnt(0)\n s_barrier"), arch, 128, lds=512, seed=seed)

@@ -49,7 +49,7 @@ __global__ void last_arriver(const int* x, int* partial, int* out, unsigned* arr
     extern __shared__ int values[];
     values[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
     __syncthreads();
-    __shared__ bool last;
+    __shared__ unsigned last;
     if (threadIdx.x == 0) {
         int all = 0;
         for (unsigned i = 0; i < blockDim.x; ++i) all += values[i];
@@ -204,7 +204,7 @@ def test_workgroups_under_schedules(runtime, buffers, arch, seed):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_errors_reach_the_caller(runtime, buffers, arch):
-    a, b, c = np.ones((3, 100), np.float32)
+    a, b, c = (np.ones(100, np.float32) for _ in range(3))
     with runtime.on(arch):
         with pytest.raises(MemoryFault, match="100 bytes|buffer"):
             runtime.call(runtime.library.run_add, *buffers(a, b, c), 101, ctypes.c_float(1))

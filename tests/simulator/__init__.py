@@ -2,8 +2,10 @@
 
 from .engine import Checks, Counters
 from .faults import (
+    CoherenceFault,
     DeadlockFault,
     Fault,
+    HazardFault,
     LdsFault,
     MemoryFault,
     RaceFault,
@@ -16,6 +18,6 @@ from .memory import Memory
 from .simulator import Simulator
 
 __all__ = [
-    "Checks", "Counters", "DeadlockFault", "Fault", "LdsFault", "Memory", "MemoryFault", "RaceFault",
-    "SimulationError", "Simulator", "UninitialisedFault", "UnsupportedError", "WaitFault",
+    "Checks", "CoherenceFault", "Counters", "DeadlockFault", "Fault", "HazardFault", "LdsFault", "Memory", "MemoryFault",
+    "RaceFault", "SimulationError", "Simulator", "UninitialisedFault", "UnsupportedError", "WaitFault",
 ]  # fmt: skip

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from . import hazards
 from .code_object import CodeObject, Kernel
+from .coherence import Coherence
 from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
 from .lds import Lds
 from .program import program
 from .races import WORD, Races
+from .source_lines import at_source_line
+from .waits import lds_outstanding
 from .wave import ACCUMULATION, ALL_LANES, LANES, VECTOR_BIT, RegisterFile, Wave
 
 # A wave that slept this often with no store, atomic, barrier or end anywhere in the launch waits for ever, if all do.
@@ -29,6 +33,8 @@ class Checks:
     uninitialised_lds: bool = True
     uninitialised_registers: bool = False
     races: bool = True
+    hazards: bool = True
+    coherence: bool = True
 
 
 @dataclass
@@ -86,7 +92,10 @@ class Launch:
         self.progress = self.executed = 0
         self._check_supported()
         self.program, self.entry = program(code, kernel)
+        if checks.hazards:
+            hazards.check(code, kernel, self.program)
         self.counts = [0] * len(self.program)
+        self.coherence = Coherence() if checks.coherence else None
         self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
 
     def _check_supported(self) -> None:
@@ -158,6 +167,8 @@ class Launch:
     def _start_workgroup(self, index: int) -> Workgroup:
         workgroup = Workgroup(self, index)
         workgroup.waves = [self._start_wave(workgroup, i) for i in range(-(-self.threads // LANES))]
+        if workgroup.lds.races:
+            workgroup.lds.races.knowledge = [wave.knowledge for wave in workgroup.waves]
         return workgroup
 
     # Running them.
@@ -214,7 +225,9 @@ class Launch:
         elif all(each.at_barrier for each in alive):
             self.progress += 1
             if workgroup.lds.races:
-                workgroup.lds.races.barrier()
+                workgroup.lds.races.barrier([each.index for each in alive if lds_outstanding(each)])
+            if self.coherence:
+                self.coherence.barrier(workgroup.waves)
             for each in alive:
                 each.at_barrier = False
             runnable += alive
@@ -264,7 +277,7 @@ class Launch:
         position = ", ".join(map(str, wave.workgroup.position))
         return (
             f"\n  kernel {self.kernel.name}, workgroup ({position}), wave {wave.index}, "
-            f"{ins.address:#x}: `{ins.text.line}`"
+            f"{ins.address:#x}: `{ins.text.line}`{at_source_line(self.code, ins.address)}"
         )
 
     def _positions(self, in_flight: list[Workgroup]) -> str:
@@ -273,7 +286,8 @@ class Launch:
             ins = self.program[min(wave.pc, len(self.program) - 1)]
             state = "ended" if wave.ended else "at a barrier, before" if wave.at_barrier else "at"
             position = ", ".join(map(str, wave.workgroup.position))
-            where = "" if wave.ended else f" {ins.address:#x} `{ins.text.line}`"
+            where = f" {ins.address:#x} `{ins.text.line}`{at_source_line(self.code, ins.address)}"
+            where = "" if wave.ended else where
             lines.append(f"  workgroup ({position}), wave {wave.index}: {state}{where}")
         return f"kernel {self.kernel.name}\n" + "\n".join(lines)
 

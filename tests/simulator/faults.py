@@ -40,3 +40,11 @@ class DeadlockFault(Fault):
 
 class RaceFault(Fault):
     """Two waves touched the same LDS bytes, one of them writing, with nothing that orders them."""
+
+
+class HazardFault(Fault):
+    """An instruction that follows another with fewer wait states between them than the hardware needs."""
+
+
+class CoherenceFault(Fault):
+    """A load of what another wave stored to global memory, with nothing that makes it visible to this one."""

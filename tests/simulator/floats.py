@@ -115,17 +115,6 @@ def minimum(a, b):
     return _with_signed_zeros(np.fmin(b, a), a, b, np.bitwise_or)
 
 
-@_quiet_signalling
-def maximum_nan(a, b):
-    """gfx950's v_maximum: a NaN wins."""
-    return _with_signed_zeros(np.maximum(a, b), a, b, np.bitwise_and)
-
-
-@_quiet_signalling
-def minimum_nan(a, b):
-    return _with_signed_zeros(np.minimum(a, b), a, b, np.bitwise_or)
-
-
 def minimum3(a, b, c):
     return minimum(minimum(a, b), c)
 
@@ -175,16 +164,6 @@ def reciprocal_square_root(a):
 @quiet
 def square_root(a):
     return np.sqrt(flush(a).astype(np.float64)).astype(np.float32)
-
-
-def half_unary(operation):
-    """The same for halves, which keep their denormals."""
-    return quiet(lambda a: operation(a.astype(np.float64)).astype(np.float16))
-
-
-def fract32(a):
-    """a - floor(a), below 1."""
-    return np.minimum(subtract(a, np.floor(a)), np.float32(1 - 2.0**-24))
 
 
 def ldexp(a, b):

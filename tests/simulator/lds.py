@@ -6,7 +6,7 @@ from .faults import LdsFault, MemoryFault, UnsupportedError
 from .memory import byte_views
 from .operands import Instruction
 from .races import Races
-from .transfers import ATOMICS, DS_READS, DS_WRITES, Move, load_words, store_words
+from .transfers import DS_READS, DS_WRITES, Move, load_words, store_words
 from .wave import LANES
 
 LANE = np.arange(LANES)
@@ -43,15 +43,6 @@ class Lds:
         if self.races:
             self.races.read(wave.index, addresses, move.size)
         return self.views[move.size][addresses]
-
-    def begin_atomic(self, addresses: np.ndarray, move: Move, lanes, wave) -> np.ndarray:
-        """The values before it, as a fresh array."""
-        races, self.races = self.races, None
-        old = self.read(addresses, move, lanes, wave).copy()
-        self.races = races
-        if races:
-            races.atomic(wave.index, addresses, move.size)
-        return old
 
     def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave) -> None:
         if self.races:
@@ -141,57 +132,6 @@ def _write(ins: Instruction, move: Move, offsets: list[int]):
     return run
 
 
-# LDS names of what global atomics call differently.
-DS_ATOMICS = {"add_u32": "add", "sub_u32": "sub", "rsub_u32": "rsub", "and_b32": "and", "or_b32": "or"}
-DS_ATOMICS |= {"xor_b32": "xor", "min_u32": "umin", "max_u32": "umax", "min_i32": "smin", "max_i32": "smax"}
-DS_ATOMICS |= {"inc_u32": "inc", "dec_u32": "dec", "wrxchg_b32": "swap", "add_f32": "add_f32"}
-DS_ATOMICS |= {name[:-2] + "64": operation for name, operation in DS_ATOMICS.items() if "f32" not in name}
-
-
-def _atomic(ins: Instruction, name: str):
-    returns = "_rtn" in name
-    operation = name.replace("_rtn", "")
-    compares = operation.startswith("cmpst_b")
-    if not compares and operation not in DS_ATOMICS:
-        return None
-    size = 8 if operation.endswith("64") else 4
-    offset, mask, move = ins.number("offset"), (1 << 8 * size) - 1, Move(size)
-    at = 1 if returns else 0
-    address = LdsAddress(ins, at)
-    # ds_cmpst's first datum is the comparison value, the second what is stored.
-    data = [operand for operand in ins.operands[at + 1 :]]
-    for operand in data:
-        ins.note(operand, size // 4, read=True)
-    if returns:
-        ins.note(ins.operands[0], size // 4, read=False)
-    destination, bits = ins.operands[0].row, ins.writes
-    compute = None if compares else ATOMICS[DS_ATOMICS[operation]]
-
-    def run(wave):
-        lanes = wave.active_lanes()
-        lds = wave.workgroup.lds
-        addresses = address.at(wave, lanes, offset)
-        lds.check_range(addresses, size, lanes)
-        if (addresses & (size - 1)).any():
-            raise MemoryFault(f"LDS atomic at an address that is not a multiple of {size}")
-        old = lds.begin_atomic(addresses, move, lanes, wave)
-        given = [load_words(wave, operand.row, move, lanes) for operand in data]
-        view = lds.views[size]
-        for position, where in enumerate(addresses.tolist()):
-            before = int(view[where])
-            old[position] = before
-            if compute:
-                view[where] = compute(before, int(given[0][position]), mask)
-            elif before == int(given[0][position]):
-                view[where] = given[1][position]
-        wave.workgroup.launch.progress += 1
-        if returns and lanes.size:
-            store_words(wave, destination, move, old, lanes)
-        issue(wave, bits)
-
-    return run
-
-
 def _permute(ins: Instruction, name: str):
     """ds_bpermute_b32 (each lane says where it reads) and ds_permute_b32 (where it writes); no memory involved."""
     offset = ins.number("offset")
@@ -272,4 +212,4 @@ def build(ins: Instruction, mnemonic: str):
             form = name.removeprefix(prefix)
             if form != name and form in moves:
                 return handler(ins, moves[form], _offsets(ins, pairs, moves[form].size, stride))
-    return _atomic(ins, name)
+    return None

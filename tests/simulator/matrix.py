@@ -19,13 +19,10 @@ from .wave import LANES
 
 NAME = re.compile(r"^v_(?P<op>mfma|smfmac)_(?P<result>f32|i32)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<types>\w+)$")
 SUPPORTED = {
-    "mfma_16x16x32_fp8_fp8", "mfma_32x32x16_fp8_fp8", "mfma_16x16x32_bf8_bf8", "mfma_16x16x32_fp8_bf8",
-    "mfma_16x16x32_bf8_fp8", "mfma_32x32x16_bf8_bf8", "mfma_16x16x16_bf16", "mfma_32x32x8_bf16",
-    "mfma_16x16x16_f16", "mfma_32x32x8_f16", "mfma_16x16x32_i8", "mfma_32x32x16_i8",
-    "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
+    "mfma_16x16x32_fp8_fp8", "mfma_32x32x16_fp8_fp8", "mfma_16x16x16_bf16", "mfma_32x32x8_bf16", "mfma_16x16x16_f16",
+    "mfma_16x16x32_i8", "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
 }  # fmt: skip
-ONLY_GFX950 = {"mfma_16x16x32_bf16", "mfma_32x32x16_bf16", "mfma_16x16x32_f16", "mfma_32x32x16_f16"}
-BITS = {"fp8": 8, "bf8": 8, "i8": 8, "bf16": 16, "f16": 16}
+BITS = {"fp8": 8, "i8": 8, "bf16": 16, "f16": 16}
 LANE = np.arange(LANES)
 
 
@@ -41,8 +38,8 @@ def output_positions(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def decoder(kind: str, arch: str):
     """A function from an array of dwords, [lane, register], to its elements, [lane, element]."""
-    if kind in ("fp8", "bf8"):
-        table = DECODE[kind, arch == "gfx942"].astype(np.float64)
+    if kind == "fp8":
+        table = DECODE[arch == "gfx942"].astype(np.float64)
         return lambda words: table[words.view(np.uint8)]
     if kind == "i8":
         return lambda words: words.view(np.int8).astype(np.int64)
@@ -90,7 +87,7 @@ def build(ins: Instruction, name: str):
     ins.kind = "mfma"
     m, n, k = (int(match[each]) for each in "mnk")
     stem = f"{match['op']}_{m}x{n}x{k}_{match['types']}"
-    if stem not in SUPPORTED and not (stem in ONLY_GFX950 and ins.arch == "gfx950"):
+    if stem not in SUPPORTED:
         raise UnsupportedError(f"{name} on {ins.arch}")
     kinds = match["types"].split("_") * 2
     sparse = match["op"] == "smfmac"

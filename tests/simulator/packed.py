@@ -1,4 +1,4 @@
-"""VOP3P: packed halves, packed single precision, dot products."""
+"""VOP3P: packed halves and packed single precision."""
 
 import numpy as np
 
@@ -15,29 +15,10 @@ PACKED = {
     "v_pk_add_f16": ("f16", 2, floats.add),
     "v_pk_mul_f16": ("f16", 2, floats.multiply),
     "v_pk_fma_f16": ("f16", 3, floats.fma16),
-    "v_pk_min_f16": ("f16", 2, floats.minimum),
-    "v_pk_max_f16": ("f16", 2, floats.maximum),
-    "v_pk_minimum3_f16": ("f16", 3, lambda a, b, c: floats.minimum_nan(floats.minimum_nan(a, b), c)),
-    "v_pk_maximum3_f16": ("f16", 3, lambda a, b, c: floats.maximum_nan(floats.maximum_nan(a, b), c)),
-    "v_pk_add_u16": ("u16", 2, np.add),
-    "v_pk_add_i16": ("i16", 2, np.add),
-    "v_pk_sub_u16": ("u16", 2, np.subtract),
-    "v_pk_sub_i16": ("i16", 2, np.subtract),
-    "v_pk_mul_lo_u16": ("u16", 2, np.multiply),
-    "v_pk_mad_u16": ("u16", 3, lambda a, b, c: a * b + c),
-    "v_pk_mad_i16": ("i16", 3, lambda a, b, c: a * b + c),
-    "v_pk_min_u16": ("u16", 2, np.minimum),
-    "v_pk_max_u16": ("u16", 2, np.maximum),
-    "v_pk_min_i16": ("i16", 2, np.minimum),
-    "v_pk_max_i16": ("i16", 2, np.maximum),
-    "v_pk_lshlrev_b16": ("u16", 2, lambda a, b: b << (a & U16(15))),
-    "v_pk_lshrrev_b16": ("u16", 2, lambda a, b: b >> (a & U16(15))),
-    "v_pk_ashrrev_i16": ("i16", 2, lambda a, b: b >> (a & np.int16(15))),
     "v_pk_add_f32": ("f32", 2, floats.add),
     "v_pk_mul_f32": ("f32", 2, floats.multiply),
     "v_pk_fma_f32": ("f32", 3, floats.fma32),
 }
-ONLY_GFX950 = {"v_pk_minimum3_f16", "v_pk_maximum3_f16", "v_dot2_f32_bf16", "v_dot2c_f32_bf16"}
 
 
 class Halves:
@@ -164,53 +145,12 @@ def _packed_move(ins: Instruction, name: str):
     return run
 
 
-def bf16_pairs(words: np.ndarray) -> np.ndarray:
-    """64 × 2 float32 of 64 dwords holding bfloat16 pairs."""
-    return (words.view(U16).astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(LANES, 2)
-
-
-def _dot2(ins: Instruction, name: str):
-    """c + a0·b0 + a1·b1 in float32, rounded once: how many roundings the hardware makes is not documented."""
-    accumulates = name.startswith("v_dot2c_")
-    kind = name.rsplit("_", 1)[1]
-    halves = Halves(ins, 3)
-    if not all(halves.plain(index) for index in range(2)):
-        raise UnsupportedError(ins.text.line)
-    for position in (1, 2):
-        ins.note(ins.operands[position], 1, read=True)
-    a, b = ins.words(1), ins.words(2)
-    if accumulates:
-        ins.operands.append(ins.operands[0])
-    c = ins.source(3, "f32")
-    if accumulates:
-        ins.operands.pop()
-    put = ins.put_vector(0, "f32")
-
-    def pairs(words):
-        if kind == "bf16":
-            return bf16_pairs(words).astype(np.float64)
-        return words.view(np.float16).reshape(LANES, 2).astype(np.float64)
-
-    @floats.quiet
-    def total(products, addend):
-        return (products.sum(axis=1) + addend).astype(np.float32)[:, None]
-
-    def run(wave):
-        put(wave, total(pairs(a(wave)) * pairs(b(wave)), c(wave))[:, 0])
-
-    return run
-
-
 def build(ins: Instruction, name: str):
     """The closure for a packed instruction, or None if it is not one of this file's."""
     ins.kind = "valu"
     name = name.removesuffix("_e32").removesuffix("_e64")
-    if name in ONLY_GFX950 and ins.arch != "gfx950":
-        raise UnsupportedError(f"{name} on {ins.arch}")
     if name in PACKED:
         return (_packed32 if PACKED[name][0] == "f32" else _packed16)(ins, name)
     if name == "v_pk_mov_b32":
         return _packed_move(ins, name)
-    if name in ("v_dot2_f32_f16", "v_dot2_f32_bf16", "v_dot2c_f32_f16", "v_dot2c_f32_bf16"):
-        return _dot2(ins, name)
     return None

@@ -1,14 +1,23 @@
 """LDS races by happens-before: vector clocks of the waves of a workgroup, a shadow of who touched each LDS word when.
 
-What orders waves: s_barrier; LDS atomics; and flags. Machine code does not say which words are flags, so a dword that
+What orders waves: s_barrier, and flags. Machine code does not say which words are flags, so a dword that
 all active lanes write at one address counts as a release, and a dword read at one address of such a word as an
 acquire. (Data written like that by one lane, and read so by others, is therefore taken for a flag: a race on it is
 found only as a read of unwritten LDS or as results that differ between schedules.) Waves that write the same values to
 a word do not race with each other.
+
+The LDS executes the operations of one wave in their order. So a flag that a wave writes behind its reads and writes of
+data is set after them, waited for or not; what is not safe, and found:
+
+  a flag written before the reads of the slot that it frees are issued, or before the data that it announces
+  data read before the flag that announces it, even if the flag, once it is there, says that it had been set
+  loads from memory to LDS (vmcnt) that nobody waited for when the flag is set: they land at any time
+  s_barrier with LDS operations that were not waited for (lgkmcnt): between waves nothing keeps these in order
 """
 
 import numpy as np
 
+from .coherence import Knowledge
 from .faults import RaceFault
 
 WORD = 4
@@ -26,7 +35,12 @@ class Races:
         # Of reads lane by lane, and of reads that may have been a look at a flag.
         self.read_epoch = np.zeros((waves, cells), np.int32)
         self.look_epoch = np.zeros((waves, cells), np.int32)
+        # The epoch up to which all operations of a wave have been waited for.
+        self.complete = np.zeros(waves, np.int32)
         self.released: dict[int, np.ndarray] = {}
+        # What the waves know of global memory goes with what orders LDS (coherence.py); by wave, and by flag.
+        self.knowledge: list[Knowledge] = [Knowledge() for _ in range(waves)]
+        self.carried: dict[int, Knowledge] = {}
         self.is_flag = np.zeros(cells, bool)
 
     def cells(self, addresses: np.ndarray, size: int) -> np.ndarray:
@@ -60,7 +74,7 @@ class Races:
         if self._one_word(addresses, size):
             flag = int(addresses[0])
             if flag in self.released:
-                np.maximum(self.clocks[wave], self.released[flag], out=self.clocks[wave])
+                self._acquire(wave, flag)
                 return
             cells, epochs = self.cells(addresses[:1], size), self.look_epoch
         else:
@@ -94,26 +108,25 @@ class Races:
                     del self.released[address]
                     self.is_flag[own] = False
 
-    def atomic(self, wave: int, addresses: np.ndarray, size: int) -> None:
-        """Acquires from and releases to each address, in one step."""
-        for address in set(addresses.tolist()):
-            cells = self.cells(np.array([address]), size)
-            if address in self.released:
-                np.maximum(self.clocks[wave], self.released[address], out=self.clocks[wave])
-            else:
-                self._check_writes(wave, cells)
-            self.writer[cells] = wave
-            self.write_epoch[cells] = self.clocks[wave, wave]
-            self.released[address] = self.clocks[wave].copy()
-            self.is_flag[cells] = True
-        self.clocks[wave, wave] += 1
+    def _acquire(self, wave: int, address: int) -> None:
+        np.maximum(self.clocks[wave], self.released[address], out=self.clocks[wave])
+        self.knowledge[wave].join(self.carried[address])
 
     def _release(self, wave: int, address: int, cells: np.ndarray) -> None:
         self.released[address] = self.clocks[wave].copy()
+        self.carried[address] = Knowledge()
+        self.carried[address].join(self.knowledge[wave])
         self.is_flag[cells] = True
         self.clocks[wave, wave] += 1
 
-    def barrier(self) -> None:
-        """All waves have come to it."""
+    def waited(self, wave: int) -> None:
+        """None of the wave's LDS operations is outstanding."""
+        self.complete[wave] = self.clocks[wave, wave]
+        self.clocks[wave, wave] += 1
+
+    def barrier(self, unfinished: list[int]) -> None:
+        """All waves have come to it, `unfinished` ones with LDS operations outstanding."""
+        own = self.clocks.diagonal().copy()
+        self.clocks[unfinished, unfinished] = self.complete[unfinished]
         self.clocks[:] = self.clocks.max(axis=0)
-        self.clocks[np.diag_indices_from(self.clocks)] += 1
+        np.fill_diagonal(self.clocks, own + 1)

@@ -1,4 +1,4 @@
-"""What vector memory and LDS instructions move: sizes, where in a register the bytes go, atomics' arithmetic."""
+"""What vector memory and LDS instructions move: sizes, where in a register the bytes go."""
 
 from dataclasses import dataclass
 
@@ -22,25 +22,18 @@ class Move:
 
 
 LOADS = {
-    "ubyte": Move(1), "sbyte": Move(1, True), "ushort": Move(2), "sshort": Move(2, True),
-    "ubyte_d16": Move(1, False, 0), "ubyte_d16_hi": Move(1, False, 1), "sbyte_d16": Move(1, True, 0),
-    "sbyte_d16_hi": Move(1, True, 1), "short_d16": Move(2, False, 0), "short_d16_hi": Move(2, False, 1),
-    "dword": Move(4), "dwordx2": Move(8), "dwordx3": Move(12), "dwordx4": Move(16),
+    "ubyte": Move(1), "sbyte": Move(1, True), "ushort": Move(2),
+    "short_d16_hi": Move(2, False, 1), "dword": Move(4), "dwordx2": Move(8), "dwordx4": Move(16),
 }  # fmt: skip
 STORES = {
-    "byte": Move(1), "byte_d16_hi": Move(1, False, 1), "short": Move(2), "short_d16_hi": Move(2, False, 1),
-    "dword": Move(4), "dwordx2": Move(8), "dwordx3": Move(12), "dwordx4": Move(16),
+    "byte": Move(1), "short": Move(2), "short_d16_hi": Move(2, False, 1),
+    "dword": Move(4), "dwordx2": Move(8), "dwordx4": Move(16),
 }  # fmt: skip
 DS_READS = {
-    "u8": Move(1), "i8": Move(1, True), "u16": Move(2), "i16": Move(2, True),
-    "u8_d16": Move(1, False, 0), "u8_d16_hi": Move(1, False, 1), "i8_d16": Move(1, True, 0),
-    "i8_d16_hi": Move(1, True, 1), "u16_d16": Move(2, False, 0), "u16_d16_hi": Move(2, False, 1),
-    "b32": Move(4), "b64": Move(8), "b96": Move(12), "b128": Move(16),
+    "i8": Move(1, True), "u16": Move(2), "u16_d16_hi": Move(2, False, 1), "b32": Move(4), "b64": Move(8),
+    "b128": Move(16),
 }  # fmt: skip
-DS_WRITES = {
-    "b8": Move(1), "b8_d16_hi": Move(1, False, 1), "b16": Move(2), "b16_d16_hi": Move(2, False, 1),
-    "b32": Move(4), "b64": Move(8), "b96": Move(12), "b128": Move(16),
-}  # fmt: skip
+DS_WRITES = {"b32": Move(4), "b64": Move(8), "b128": Move(16)}
 
 
 def store_words(wave, row: int, move: Move, values: np.ndarray, lanes) -> None:
@@ -74,42 +67,3 @@ def load_words(wave, row: int, move: Move, lanes) -> np.ndarray:
         return words.astype(f"u{move.size}")
     words = np.ascontiguousarray(wave.registers.words[row : row + move.registers].T)[at]
     return words.view(f"V{move.size}" if move.size > 8 else np.uint64)[:, 0]
-
-
-def _wrap_increment(old, data, mask):
-    return 0 if old >= data else old + 1
-
-
-def _wrap_decrement(old, data, mask):
-    return data if old == 0 or old > data else old - 1
-
-
-def _signed(value: int, mask: int) -> int:
-    return value - mask - 1 if value > mask >> 1 else value
-
-
-# (old, data, mask of the width) -> new; all unsigned.
-ATOMICS = {
-    "add": lambda old, data, mask: old + data & mask,
-    "sub": lambda old, data, mask: old - data & mask,
-    "rsub": lambda old, data, mask: data - old & mask,
-    "and": lambda old, data, mask: old & data,
-    "or": lambda old, data, mask: old | data,
-    "xor": lambda old, data, mask: old ^ data,
-    "swap": lambda old, data, mask: data,
-    "umin": lambda old, data, mask: min(old, data),
-    "umax": lambda old, data, mask: max(old, data),
-    "smin": lambda old, data, mask: data if _signed(data, mask) < _signed(old, mask) else old,
-    "smax": lambda old, data, mask: data if _signed(data, mask) > _signed(old, mask) else old,
-    "inc": _wrap_increment,
-    "dec": _wrap_decrement,
-}
-
-
-def add_f32(old: int, data: int, mask: int) -> int:
-    with np.errstate(invalid="ignore"):
-        total = np.uint32(old).view(np.float32) + np.uint32(data).view(np.float32)
-    return int(np.float32(total).view(np.uint32))
-
-
-ATOMICS["add_f32"] = add_f32

@@ -6,7 +6,7 @@ from . import conversions as convert
 from . import floats
 from .faults import UnsupportedError
 from .operands import Instruction
-from .vector_tables import I64, KEEPS_HIGH_HALF, LANE, ONLY_GFX950, OPERATIONS, RELATIONS, U32, U64
+from .vector_tables import I64, ONLY_GFX950, OPERATIONS, RELATIONS, U32
 from .wave import LANES, VCC, lanes_of, mask_of
 
 
@@ -31,7 +31,7 @@ def closure(function, sources, put):
 def _from_table(ins: Instruction, name: str):
     result, kinds, function = OPERATIONS[name]
     sources = [ins.source(position + 1, kind) for position, kind in enumerate(kinds)]
-    return closure(function, sources, ins.put_vector(0, result, name in KEEPS_HIGH_HALF))
+    return closure(function, sources, ins.put_vector(0, result))
 
 
 def _compare(ins: Instruction, name: str):
@@ -54,15 +54,13 @@ def _compare(ins: Instruction, name: str):
 
 
 def _multiply_add(ins: Instruction, name: str):
-    """fmac/mac-like: the destination is the addend. fmaak and fmamk carry a literal."""
-    kind = name[-3:]
-    function = floats.fma32 if kind == "f32" else floats.fma16
-    if name.startswith("v_fmac_"):
+    """v_fmac_f32: the destination is the addend. v_fmaak_f32 and v_fmamk_f32 carry a literal."""
+    if name == "v_fmac_f32":
         ins.operands.append(ins.operands[0])
-    sources = [ins.source(position, kind) for position in (1, 2, 3)]
-    if name.startswith("v_fmac_"):
+    sources = [ins.source(position, "f32") for position in (1, 2, 3)]
+    if name == "v_fmac_f32":
         ins.operands.pop()
-    return closure(function, sources, ins.put_vector(0, kind))
+    return closure(floats.fma32, sources, ins.put_vector(0, "f32"))
 
 
 def _select(ins: Instruction, name: str):
@@ -154,8 +152,8 @@ def _division_fmas(ins: Instruction, name: str):
 
 
 def _pack_bytes(ins: Instruction, name: str):
-    """v_cvt_pk_fp8_f32 and its e5m2 twin: two bytes into the half that op_sel names."""
-    format_name, fnuz = name.split("_")[3], ins.arch == "gfx942"
+    """v_cvt_pk_fp8_f32: two bytes into the half that op_sel names."""
+    fnuz = ins.arch == "gfx942"
     half = ins.op_sel[-1] if ins.op_sel else 0
     ins.op_sel = [0, 0, half] if ins.op_sel else None
     a, b = ins.source(1, "f32"), ins.source(2, "f32")
@@ -167,61 +165,34 @@ def _pack_bytes(ins: Instruction, name: str):
 
     def run(wave):
         clamp = wave.fp16_overflow_clamps
-        low, high = (convert.f32_to_byte(np.ascontiguousarray(v(wave)), format_name, fnuz, clamp) for v in (a, b))
+        low, high = (convert.f32_to_byte(np.ascontiguousarray(v(wave)), fnuz, clamp) for v in (a, b))
         np.copyto(wave.u16[row][half::2], (low | high << U32(8)).astype(np.uint16), where=wave.mask)
 
     return run
 
 
-def _unpack_bytes(ins: Instruction, name: str):
-    """v_cvt_f32_fp8 (the byte by SDWA or op_sel) and v_cvt_pk_f32_fp8 (two bytes into a register pair)."""
-    table = convert.DECODE[name.rsplit("_", 1)[1], ins.arch == "gfx942"]
-    packed = name.startswith("v_cvt_pk_")
+def _unpack_byte(ins: Instruction, name: str):
+    """v_cvt_f32_fp8: the byte by SDWA or op_sel."""
+    table = convert.DECODE[ins.arch == "gfx942"]
     part = ins.sdwa.sources[0] if ins.sdwa else None
     shift = part.shift if part else 0
     if ins.op_sel:
-        shift = 16 * ins.op_sel[0] + (8 * ins.op_sel[1] if not packed and len(ins.op_sel) > 1 else 0)
+        shift = 16 * ins.op_sel[0] + (8 * ins.op_sel[1] if len(ins.op_sel) > 1 else 0)
     if ins.sdwa and ins.sdwa.destination or ins.dpp:
         raise UnsupportedError(ins.text.line)
     ins.sdwa = ins.op_sel = None
-    a = ins.source(1, "u32")
-    shift = U32(shift)
-    if not packed:
-        put = ins.put_vector(0, "f32")
-        return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
-    put = ins.put_vector(0, "u64")
-
-    def run(wave):
-        bits = (a(wave) >> shift).astype(np.uint16).view(np.uint8)
-        put(wave, table[bits].view(U64))
-
-    return run
+    a, put, shift = ins.source(1, "u32"), ins.put_vector(0, "f32"), U32(shift)
+    return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
 
 
 def _mix(ins: Instruction, name: str):
-    """v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: each source a float or (op_sel_hi) a half."""
+    """v_fma_mix_f32: each source a float or (op_sel_hi) a half."""
     is_half = ins.op_sel_hi or [0, 0, 0]
     ins.op_sel_hi = None
-    sources = [ins.source(position + 1, "f16" if is_half[position] else "f32") for position in range(3)]
-    high = name == "v_fma_mixhi_f16"
-    ins.op_sel = [0, 0, 0, int(high)] if name != "v_fma_mix_f32" else None
-    put = ins.put_vector(0, "f32" if name == "v_fma_mix_f32" else "f16", keep_high=True)
-
-    def run(wave):
-        a, b, c = (source(wave).astype(np.float32) for source in sources)
-        if name == "v_fma_mix_f32":
-            put(wave, floats.fma32(a, b, c))
-            return
-        # To a half in one rounding: the float64 sum first made odd where it is not exact.
-        product = a.astype(np.float64) * b
-        total = product + c
-        part = total - product
-        with np.errstate(invalid="ignore"):
-            error = (product - (total - part)) + (c - part)
-            exact = np.isfinite(total)
-            put(wave, np.where(exact, floats.round_to_odd(total, error), total).astype(np.float16))
-
-    return run
+    a, b, c = (ins.source(position + 1, "f16" if is_half[position] else "f32") for position in range(3))
+    ins.op_sel = None
+    put = ins.put_vector(0, "f32")
+    return lambda wave: put(wave, floats.fma32(*(source(wave).astype(np.float32) for source in (a, b, c))))
 
 
 def _lane_access(ins: Instruction, name: str):
@@ -267,54 +238,18 @@ def _bit_operation(ins: Instruction, name: str):
     return run
 
 
-def _lane_swap(ins: Instruction, name: str):
-    """gfx950's v_permlane{16,32}_swap: odd groups of the destination change places with even ones of the source."""
-    size = int(name.removeprefix("v_permlane").split("_")[0])
-    ins.flag("bound_ctrl"), ins.flag("fi")
-    for operand in ins.operands:
-        ins.note(operand, 1, read=True)
-        ins.note(operand, 1, read=False)
-    destination, source = (operand.row for operand in ins.operands)
-    even = np.flatnonzero(LANE // size % 2 == 0)
-
-    def run(wave):
-        if not wave.full:
-            raise UnsupportedError(f"{name} with inactive lanes")
-        kept = wave.u32[source][even].copy()
-        wave.u32[source][even] = wave.u32[destination][even + size]
-        wave.u32[destination][even + size] = kept
-
-    return run
-
-
-def _swap(ins: Instruction, name: str):
-    for operand in ins.operands:
-        ins.note(operand, 1, read=True)
-        ins.note(operand, 1, read=False)
-    first, second = (operand.row for operand in ins.operands)
-
-    def run(wave):
-        kept = wave.u32[first].copy()
-        np.copyto(wave.u32[first], wave.u32[second], where=wave.mask)
-        np.copyto(wave.u32[second], kept, where=wave.mask)
-
-    return run
-
-
 SPECIAL = {
     **dict.fromkeys(CARRY, _carry),
     **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32"], _mad_64),
-    **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32", "v_fmac_f16", "v_fmaak_f16", "v_fmamk_f16"], _multiply_add),
-    **dict.fromkeys(["v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32"], _pack_bytes),
-    **dict.fromkeys(["v_cvt_f32_fp8", "v_cvt_f32_bf8", "v_cvt_pk_f32_fp8", "v_cvt_pk_f32_bf8"], _unpack_bytes),
-    **dict.fromkeys(["v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"], _mix),
+    **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
     **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
-    **dict.fromkeys(["v_permlane16_swap_b32", "v_permlane32_swap_b32"], _lane_swap),
+    "v_cvt_pk_fp8_f32": _pack_bytes,
+    "v_cvt_f32_fp8": _unpack_byte,
+    "v_fma_mix_f32": _mix,
     "v_cndmask_b32": _select,
     "v_div_scale_f32": _division_scale,
     "v_div_fmas_f32": _division_fmas,
     "v_bitop3_b32": _bit_operation,
-    "v_swap_b32": _swap,
 }  # fmt: skip
 
 

@@ -40,10 +40,6 @@ def _perm(a, b, select):
     return np.ascontiguousarray(result.astype(np.uint8)).view(U32)[:, 0]
 
 
-def _mad64(a, b, c):
-    return a.astype(c.dtype) * b.astype(c.dtype) + c
-
-
 def _high(a, b):
     wide = U64 if a.dtype == U32 else I64
     return (a.astype(wide) * b.astype(wide) >> wide(32)).astype(a.dtype)
@@ -89,38 +85,11 @@ def _align(unit: int):
     return align
 
 
-def _frexp_mantissa(a):
-    mantissa, _ = np.frexp(a)
-    return mantissa.astype(a.dtype)
-
-
-def _frexp_exponent(a):
-    _, exponent = np.frexp(a)
-    return np.where(np.isfinite(a), exponent, 0).astype(I32)
-
-
 def _pack_halves(low, high):
     return low.view(np.uint16).astype(U32) | high.view(np.uint16).astype(U32) << U32(16)
 
 
-def _normalised(scale: float, dtype):
-    return lambda a: convert.to_integer(np.rint(np.clip(np.nan_to_num(a.astype(np.float64)), -1, 1) * scale), dtype)
-
-
-def _pack_normalised(scale: float, dtype):
-    one = _normalised(scale, dtype)
-    return lambda a, b: _pack_halves(one(a), one(b))
-
-
-def _dtype_max3(a, b, c):
-    return np.maximum(np.maximum(a, b), c)
-
-
-def _dtype_min3(a, b, c):
-    return np.minimum(np.minimum(a, b), c)
-
-
-def _dtype_med3(a, b, c):
+def _median(a, b, c):
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
@@ -132,23 +101,15 @@ OPERATIONS = {
     "v_ffbl_b32": ("u32", ["u32"], _first_bit_low),
     "v_ffbh_u32": ("u32", ["u32"], _first_bit_high),
     "v_mov_b64": ("u64", ["u64"], lambda a: a),
-    "v_accvgpr_read_b32": ("u32", ["u32"], lambda a: a),
-    "v_accvgpr_write_b32": ("u32", ["u32"], lambda a: a),
-    "v_accvgpr_mov_b32": ("u32", ["u32"], lambda a: a),
     # Integers.
     "v_add_u32": ("u32", ["u32"] * 2, np.add),
     "v_sub_u32": ("u32", ["u32"] * 2, np.subtract),
     "v_subrev_u32": ("u32", ["u32"] * 2, lambda a, b: b - a),
-    "v_add_i32": ("i32", ["i32"] * 2, np.add),
-    "v_sub_i32": ("i32", ["i32"] * 2, np.subtract),
     "v_and_b32": ("u32", ["u32"] * 2, np.bitwise_and),
     "v_or_b32": ("u32", ["u32"] * 2, np.bitwise_or),
     "v_xor_b32": ("u32", ["u32"] * 2, np.bitwise_xor),
-    "v_xnor_b32": ("u32", ["u32"] * 2, lambda a, b: ~(a ^ b)),
-    "v_min_u32": ("u32", ["u32"] * 2, np.minimum),
     "v_max_u32": ("u32", ["u32"] * 2, np.maximum),
     "v_min_i32": ("i32", ["i32"] * 2, np.minimum),
-    "v_max_i32": ("i32", ["i32"] * 2, np.maximum),
     "v_lshlrev_b32": ("u32", ["u32"] * 2, lambda a, b: b << (a & U32(31))),
     "v_lshrrev_b32": ("u32", ["u32"] * 2, lambda a, b: b >> (a & U32(31))),
     "v_ashrrev_i32": ("i32", ["u32", "i32"], lambda a, b: b >> (a & U32(31)).view(I32)),
@@ -161,8 +122,6 @@ OPERATIONS = {
     "v_mul_hi_u32": ("u32", ["u32"] * 2, _high),
     "v_mul_hi_i32": ("i32", ["i32"] * 2, _high),
     "v_mul_u32_u24": ("u32", ["u32"] * 2, _mul24),
-    "v_mul_i32_i24": ("i32", ["i32"] * 2, _mul24),
-    "v_mad_u32_u24": ("u32", ["u32"] * 3, lambda a, b, c: _mul24(a, b) + c),
     "v_mad_i32_i24": ("i32", ["i32"] * 3, lambda a, b, c: _mul24(a, b) + c),
     "v_add3_u32": ("u32", ["u32"] * 3, lambda a, b, c: a + b + c),
     "v_add_lshl_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a + b) << (c & U32(31))),
@@ -181,27 +140,16 @@ OPERATIONS = {
     "v_lshl_add_u64": ("u64", ["u64", "u32", "u64"], lambda a, b, c: (a << (b & U32(7)).astype(U64)) + c),
     "v_mbcnt_lo_u32_b32": ("u32", ["u32"] * 2, _mbcnt(0)),
     "v_mbcnt_hi_u32_b32": ("u32", ["u32"] * 2, _mbcnt(1)),
-    **{
-        f"v_{name}3_{kind}": (kind, [kind] * 3, function)
-        for name, function in (("min", _dtype_min3), ("max", _dtype_max3), ("med", _dtype_med3))
-        for kind in ("u32", "i32", "u16", "i16")
-    },
+    "v_med3_i32": ("i32", ["i32"] * 3, _median),
     # 16-bit integers.
     "v_add_u16": ("u16", ["u16"] * 2, np.add),
     "v_sub_u16": ("u16", ["u16"] * 2, np.subtract),
-    "v_subrev_u16": ("u16", ["u16"] * 2, lambda a, b: b - a),
-    "v_mul_lo_u16": ("u16", ["u16"] * 2, np.multiply),
-    "v_min_u16": ("u16", ["u16"] * 2, np.minimum),
-    "v_max_u16": ("u16", ["u16"] * 2, np.maximum),
-    "v_min_i16": ("i16", ["i16"] * 2, np.minimum),
     "v_max_i16": ("i16", ["i16"] * 2, np.maximum),
-    "v_lshlrev_b16": ("u16", ["u16"] * 2, lambda a, b: b << (a & np.uint16(15))),
     "v_lshrrev_b16": ("u16", ["u16"] * 2, lambda a, b: b >> (a & np.uint16(15))),
     "v_ashrrev_i16": ("i16", ["u16", "i16"], lambda a, b: b >> (a & np.uint16(15)).view(np.int16)),
     # Single precision.
     "v_add_f32": ("f32", ["f32"] * 2, floats.add),
     "v_sub_f32": ("f32", ["f32"] * 2, floats.subtract),
-    "v_subrev_f32": ("f32", ["f32"] * 2, lambda a, b: floats.subtract(b, a)),
     "v_mul_f32": ("f32", ["f32"] * 2, floats.multiply),
     "v_min_f32": ("f32", ["f32"] * 2, floats.minimum),
     "v_max_f32": ("f32", ["f32"] * 2, floats.maximum),
@@ -209,8 +157,6 @@ OPERATIONS = {
     "v_min3_f32": ("f32", ["f32"] * 3, floats.minimum3),
     "v_max3_f32": ("f32", ["f32"] * 3, floats.maximum3),
     "v_med3_f32": ("f32", ["f32"] * 3, floats.median3),
-    "v_minimum3_f32": ("f32", ["f32"] * 3, lambda a, b, c: floats.minimum_nan(floats.minimum_nan(a, b), c)),
-    "v_maximum3_f32": ("f32", ["f32"] * 3, lambda a, b, c: floats.maximum_nan(floats.maximum_nan(a, b), c)),
     "v_exp_f32": ("f32", ["f32"], floats.exp2),
     "v_log_f32": ("f32", ["f32"], floats.log2),
     "v_rcp_f32": ("f32", ["f32"], floats.reciprocal),
@@ -218,33 +164,13 @@ OPERATIONS = {
     "v_rsq_f32": ("f32", ["f32"], floats.reciprocal_square_root),
     "v_sqrt_f32": ("f32", ["f32"], floats.square_root),
     "v_floor_f32": ("f32", ["f32"], floats.quiet(np.floor)),
-    "v_ceil_f32": ("f32", ["f32"], floats.quiet(np.ceil)),
     "v_trunc_f32": ("f32", ["f32"], floats.quiet(np.trunc)),
     "v_rndne_f32": ("f32", ["f32"], floats.quiet(np.rint)),
-    "v_fract_f32": ("f32", ["f32"], floats.quiet(floats.fract32)),
     "v_ldexp_f32": ("f32", ["f32", "i32"], floats.quiet(floats.ldexp)),
-    "v_frexp_mant_f32": ("f32", ["f32"], floats.quiet(_frexp_mantissa)),
-    "v_frexp_exp_i32_f32": ("i32", ["f32"], _frexp_exponent),
     "v_div_fixup_f32": ("f32", ["f32"] * 3, floats.division_fixup),
-    # Double precision, where it has one rounding in NumPy too.
-    "v_add_f64": ("f64", ["f64"] * 2, floats.add),
-    "v_mul_f64": ("f64", ["f64"] * 2, floats.multiply),
     # Half precision.
     "v_add_f16": ("f16", ["f16"] * 2, floats.add),
-    "v_sub_f16": ("f16", ["f16"] * 2, floats.subtract),
-    "v_subrev_f16": ("f16", ["f16"] * 2, lambda a, b: floats.subtract(b, a)),
     "v_mul_f16": ("f16", ["f16"] * 2, floats.multiply),
-    "v_min_f16": ("f16", ["f16"] * 2, floats.minimum),
-    "v_max_f16": ("f16", ["f16"] * 2, floats.maximum),
-    "v_fma_f16": ("f16", ["f16"] * 3, floats.fma16),
-    "v_min3_f16": ("f16", ["f16"] * 3, floats.minimum3),
-    "v_max3_f16": ("f16", ["f16"] * 3, floats.maximum3),
-    "v_med3_f16": ("f16", ["f16"] * 3, floats.median3),
-    "v_rcp_f16": ("f16", ["f16"], floats.half_unary(np.reciprocal)),
-    "v_sqrt_f16": ("f16", ["f16"], floats.half_unary(np.sqrt)),
-    "v_rsq_f16": ("f16", ["f16"], floats.half_unary(lambda a: np.reciprocal(np.sqrt(a)))),
-    "v_exp_f16": ("f16", ["f16"], floats.half_unary(np.exp2)),
-    "v_log_f16": ("f16", ["f16"], floats.half_unary(np.log2)),
     # Conversions.
     "v_cvt_f32_f16": ("f32", ["f16"], floats.quiet(lambda a: a.astype(np.float32))),
     "v_cvt_f16_f32": ("f16", ["f32"], convert.f32_to_f16),
@@ -252,22 +178,6 @@ OPERATIONS = {
     "v_cvt_f32_i32": ("f32", ["i32"], lambda a: a.astype(np.float32)),
     "v_cvt_u32_f32": ("u32", ["f32"], lambda a: convert.to_integer(a, U32)),
     "v_cvt_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(a, I32)),
-    "v_cvt_rpi_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(np.floor(a.astype(np.float64) + 0.5), I32)),
-    "v_cvt_flr_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(np.floor(a), I32)),
-    "v_cvt_f64_f32": ("f64", ["f32"], floats.quiet(lambda a: a.astype(np.float64))),
-    "v_cvt_f32_f64": ("f32", ["f64"], floats.quiet(lambda a: a.astype(np.float32))),
-    "v_cvt_f64_i32": ("f64", ["i32"], lambda a: a.astype(np.float64)),
-    "v_cvt_f64_u32": ("f64", ["u32"], lambda a: a.astype(np.float64)),
-    "v_cvt_f16_u16": ("f16", ["u16"], lambda a: a.astype(np.float16)),
-    "v_cvt_f16_i16": ("f16", ["i16"], lambda a: a.astype(np.float16)),
-    "v_cvt_u16_f16": ("u16", ["f16"], lambda a: convert.to_integer(a, np.uint16)),
-    "v_cvt_i16_f16": ("i16", ["f16"], lambda a: convert.to_integer(a, np.int16)),
-    "v_cvt_pkrtz_f16_f32": (
-        "u32", ["f32"] * 2,
-        lambda a, b: _pack_halves(convert.f32_to_f16_towards_zero(a), convert.f32_to_f16_towards_zero(b)),
-    ),
-    "v_cvt_pk_u16_u32": ("u32", ["u32"] * 2, lambda a, b: np.minimum(a, U32(0xFFFF)) | np.minimum(b, U32(0xFFFF)) << U32(16)),
-    "v_cvt_pknorm_i16_f32": ("u32", ["f32"] * 2, _pack_normalised(32767.0, np.int16)),
     "v_pack_b32_f16": ("u32", ["f16"] * 2, _pack_halves),
     "v_cvt_pk_f16_f32": (
         "u32", ["f32"] * 2, lambda a, b: _pack_halves(convert.f32_to_f16(a), convert.f32_to_f16(b)),
@@ -279,22 +189,17 @@ OPERATIONS = {
 }  # fmt: skip
 
 # gfx950 has these besides.
-ONLY_GFX950 = {"v_permlane16_swap_b32", "v_permlane32_swap_b32"}
-ONLY_GFX950 |= {"v_minimum3_f32", "v_maximum3_f32", "v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b32"}
+ONLY_GFX950 = {"v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b32"}
 OPERATIONS["v_cvt_pk_bf16_f32"] = (
     "u32", ["f32"] * 2, lambda a, b: convert.f32_to_bf16(a) | convert.f32_to_bf16(b) << U32(16),
 )  # fmt: skip
 
-# 16-bit results that leave the other half of the register alone (the rest clear it on GFX9).
-KEEPS_HIGH_HALF = {"v_fma_f16", "v_min3_f16", "v_max3_f16", "v_med3_f16"}
-KEEPS_HIGH_HALF |= {f"v_{name}3_{kind}" for name in ("min", "max", "med") for kind in ("u16", "i16")}
-
 RELATIONS = {
     "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater, "ne": np.not_equal, "ge": np.greater_equal,
-    "lg": lambda a, b: (a < b) | (a > b),
+    "lg": lambda a, b: (a < b) | (a > b), "nlg": lambda a, b: ~((a < b) | (a > b)),
     "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
-    "u": lambda a, b: np.isnan(a) | np.isnan(b),
-    "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)), "ngt": lambda a, b: ~(a > b),
-    "nle": lambda a, b: ~(a <= b), "neq": lambda a, b: ~(a == b), "nlt": lambda a, b: ~(a < b),
+    "u": lambda a, b: np.isnan(a) | np.isnan(b), "neq": lambda a, b: ~(a == b),
+    "nge": lambda a, b: ~(a >= b), "ngt": lambda a, b: ~(a > b),
+    "nle": lambda a, b: ~(a <= b), "nlt": lambda a, b: ~(a < b),
     "class": floats.classify,
 }  # fmt: skip

@@ -5,15 +5,15 @@ import numpy as np
 from .faults import MemoryFault, UnsupportedError
 from .operands import Instruction
 from .scalar_tables import signed
-from .transfers import ATOMICS, LOADS, STORES, Move, load_words, store_words
+from .transfers import LOADS, STORES, Move, load_words, store_words
 from .wave import LANES, LOW32
 
 U32, U64 = np.uint32, np.uint64
+LANE = np.arange(LANES)
 SCALAR_LOADS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
 LINE_SHIFT = U64(7)  # 128 bytes, of L1 and of L2
 CACHE_BITS = ("sc0", "sc1", "nt")
-# Waves see one coherent memory here, so writing back and invalidating caches does nothing but count.
-CACHE_CONTROL = {"buffer_wbl2": True, "buffer_inv": False}
+CACHE_CONTROL = ("buffer_wbl2", "buffer_inv")
 
 
 def scalar_load(ins: Instruction, words: int, buffer: bool):
@@ -38,7 +38,11 @@ def scalar_load(ins: Instruction, words: int, buffer: bool):
         address = base(wave) + fixed + (register(wave) if register else 0)
         if address & 3:
             raise MemoryFault(f"scalar load at {address:#x}, not a multiple of 4")
-        data = wave.workgroup.launch.memory.read_scalar(address, 4 * words)
+        launch = wave.workgroup.launch
+        data = launch.memory.read_scalar(address, 4 * words)
+        if launch.coherence:
+            region = launch.memory.find(address)
+            launch.coherence.scalar_load(region, address - region.address, 4 * words)
         wave.s[first : first + words] = np.frombuffer(data, U32).tolist()
         wave.pending |= bits
         wave.lgkm.append(("smem", bits, None))
@@ -135,15 +139,18 @@ def lines(addresses: np.ndarray, size: int) -> int:
     return len(set(first.tolist()) | set(last.tolist()))
 
 
-def read_lanes(wave, addresses: np.ndarray, move: Move, lanes) -> np.ndarray:
+def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, sc1: bool) -> np.ndarray:
     """The values at the addresses, one a lane."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
     launch.counters.bytes_loaded += addresses.size * move.size
     launch.counters.lines_loaded += lines(addresses, move.size)
-    numbers = lanes if lanes is not None else range(LANES)
+    numbers = lanes if lanes is not None else LANE
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
+    if launch.coherence:
+        for region, positions, offsets in groups:
+            launch.coherence.load(wave, region, offsets, move.size, sc1, numbers[positions])
     if len(groups) == 1:
         region, _, offsets = groups[0]
         return region.views[move.size][offsets]
@@ -154,21 +161,26 @@ def read_lanes(wave, addresses: np.ndarray, move: Move, lanes) -> np.ndarray:
     return values
 
 
-def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lanes) -> None:
+def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, sc1: bool) -> None:
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
     launch.counters.bytes_stored += addresses.size * move.size
     launch.counters.lines_stored += lines(addresses, move.size)
-    numbers = lanes if lanes is not None else range(LANES)
+    numbers = lanes if lanes is not None else LANE
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
         region.views[move.size][offsets] = values[positions]
+        if launch.coherence:
+            launch.coherence.store(wave, region, offsets, move.size, sc1)
     launch.progress += 1
 
 
 def issue(wave, bits: int, deferred=None, flat: bool = False) -> None:
     """Enters a vector memory operation into vmcnt (and lgkmcnt for flat_)."""
     wave.pending |= bits
+    if wave.knowledge.arrivals:
+        told = wave.knowledge.take_arrivals() + ([deferred] if deferred else [])
+        deferred = lambda: [tell() for tell in told]  # noqa: E731
     wave.vm.append(("vmem", bits, deferred))
     launch = wave.workgroup.launch
     if len(wave.vm) > launch.counters.most_in_flight:
@@ -183,14 +195,14 @@ def _load(ins: Instruction, move: Move, flat: bool):
     if move.half is not None:
         ins.note(destination, 1, read=True)
     where = Addressing(ins, 1, flat)
-    _take_cache_bits(ins)
+    sc1 = _take_cache_bits(ins)["sc1"]
     row, bits = destination.row, ins.writes
 
     def run(wave):
         lanes = _lanes(wave)
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            store_words(wave, row, move, read_lanes(wave, addresses, move, lanes), lanes)
+            store_words(wave, row, move, read_lanes(wave, addresses, move, lanes, sc1), lanes)
         issue(wave, bits, flat=flat)
 
     return run
@@ -200,14 +212,14 @@ def _store(ins: Instruction, move: Move, flat: bool):
     source = ins.operands[1]
     ins.note(source, move.registers, read=True)
     where = Addressing(ins, 0, flat)
-    _take_cache_bits(ins)
+    sc1 = _take_cache_bits(ins)["sc1"]
     row = source.row
 
     def run(wave):
         lanes = _lanes(wave)
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes)
+            write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, sc1)
         issue(wave, 0, flat=flat)
 
     return run
@@ -218,7 +230,7 @@ def _load_to_lds(ins: Instruction, size: int):
     if size > 4 and ins.arch != "gfx950":
         raise UnsupportedError(f"{ins.mnemonic} on {ins.arch}")
     where = Addressing(ins, 0, flat=False)
-    _take_cache_bits(ins)
+    sc1 = _take_cache_bits(ins)["sc1"]
     ins.reads |= 1 << 124
     move, offset = Move(size), where.offset
     m0_mask = 0xFFFF if ins.arch == "gfx942" else LOW32
@@ -226,7 +238,7 @@ def _load_to_lds(ins: Instruction, size: int):
     def run(wave):
         lanes = _lanes(wave)
         addresses = where.addresses(wave, lanes)
-        values = read_lanes(wave, addresses, move, lanes) if addresses.size else None
+        values = read_lanes(wave, addresses, move, lanes, sc1) if addresses.size else None
         numbers = np.arange(LANES) if lanes is None else lanes
         targets = (wave.s[124] & m0_mask) + offset + numbers * size
         lds = wave.workgroup.lds
@@ -241,43 +253,33 @@ def _load_to_lds(ins: Instruction, size: int):
     return run
 
 
-def _atomic(ins: Instruction, operation: str, flat: bool):
-    size = 8 if operation.endswith("_x2") else 4
-    operation = operation.removesuffix("_x2")
-    caches = _take_cache_bits(ins)
-    returns = caches["sc0"]
+def _atomic_add(ins: Instruction, flat: bool):
+    returns = _take_cache_bits(ins)["sc0"]
     at = 1 if returns else 0
     where = Addressing(ins, at, flat)
-    compares = operation == "cmpswap"
-    data = ins.operands[at + 1]
-    ins.note(data, size // 4 * (2 if compares else 1), read=True)
-    if not compares and operation not in ATOMICS:
-        raise UnsupportedError(ins.mnemonic)
-    move, mask = Move(size), (1 << 8 * size) - 1
+    data, move = ins.operands[at + 1], Move(4)
+    ins.note(data, 1, read=True)
     if returns:
-        ins.note(ins.operands[0], size // 4, read=False)
+        ins.note(ins.operands[0], 1, read=False)
     destination, source, bits = ins.operands[0].row, data.row, ins.writes
 
     def run(wave):
         lanes = wave.active_lanes()
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            _aligned(wave, addresses, size, lanes)
+            _aligned(wave, addresses, move.size, lanes)
             given = load_words(wave, source, move, lanes)
-            compared = load_words(wave, source + size // 4, move, lanes) if compares else None
-            old = np.zeros(len(lanes), f"u{size}")
-            memory = wave.workgroup.launch.memory
+            old = np.zeros(len(lanes), U32)
+            launch = wave.workgroup.launch
             # One lane after the other, as they may share an address.
-            for region, positions, offsets in memory.groups(addresses, size, lanes, write=True):
-                view = region.views[size]
+            for region, positions, offsets in launch.memory.groups(addresses, move.size, lanes, write=True):
+                if launch.coherence:
+                    launch.coherence.atomic(wave, region, offsets, move.size)
+                view = region.views[move.size]
                 for position, offset in zip(np.arange(len(lanes))[positions].tolist(), offsets.tolist()):
-                    before = int(view[offset])
-                    old[position] = before
-                    if not compares:
-                        view[offset] = ATOMICS[operation](before, int(given[position]), mask)
-                    elif before == int(compared[position]):
-                        view[offset] = given[position]
-            wave.workgroup.launch.progress += 1
+                    old[position] = view[offset]
+                    view[offset] = int(old[position]) + int(given[position]) & LOW32
+            launch.progress += 1
             if returns:
                 store_words(wave, destination, move, old, lanes)
         issue(wave, bits, flat=flat)
@@ -294,7 +296,7 @@ def _buffer(ins: Instruction, name: str):
     data = ins.operands[0]
     ins.note(data, move.registers, read=kind == "store")
     where = BufferAddressing(ins, 1)
-    _take_cache_bits(ins)
+    sc1 = _take_cache_bits(ins)["sc1"]
     row, bits = data.row, ins.writes
     unit = min(4, move.size)
 
@@ -304,9 +306,9 @@ def _buffer(ins: Instruction, name: str):
         if offsets.size and int(offsets.max()) + move.size <= limit:
             addresses = (offsets + base).astype(U64)
             if kind == "load":
-                store_words(wave, row, move, read_lanes(wave, addresses, move, lanes), lanes)
+                store_words(wave, row, move, read_lanes(wave, addresses, move, lanes, sc1), lanes)
             else:
-                write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes)
+                write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, sc1)
             issue(wave, bits)
             return
         numbers = np.arange(LANES) if lanes is None else lanes
@@ -318,19 +320,30 @@ def _buffer(ins: Instruction, name: str):
             if kind == "load":
                 values = np.zeros(len(numbers), f"u{unit}")
                 if chosen.size:
-                    values[inside] = read_lanes(wave, addresses, piece, chosen)
+                    values[inside] = read_lanes(wave, addresses, piece, chosen, sc1)
                 store_words(wave, row + part, piece, values, numbers)
             elif chosen.size:
-                write_lanes(wave, addresses, piece, load_words(wave, row + part, piece, chosen), chosen)
+                write_lanes(wave, addresses, piece, load_words(wave, row + part, piece, chosen), chosen, sc1)
         issue(wave, bits)
 
     return run
 
 
 def _cache_control(ins: Instruction, name: str):
+    everywhere = "sc1" in ins.text.line.split()
     ins.operands, ins.modifiers = [], {}
-    counts = CACHE_CONTROL[name]
-    return lambda wave: issue(wave, 0) if counts else None
+    writes_back = name == "buffer_wbl2"
+
+    def run(wave):
+        coherence = wave.workgroup.launch.coherence if everywhere else None
+        if writes_back:
+            if coherence:
+                coherence.write_back(wave)
+            issue(wave, 0)
+        elif coherence:
+            coherence.invalidate(wave)
+
+    return run
 
 
 def build(ins: Instruction, mnemonic: str):
@@ -354,6 +367,6 @@ def build(ins: Instruction, mnemonic: str):
         return _load(ins, LOADS[name[5:]], flat)
     if name.startswith("store_") and name[6:] in STORES:
         return _store(ins, STORES[name[6:]], flat)
-    if name.startswith("atomic_"):
-        return _atomic(ins, name[7:], flat)
+    if name == "atomic_add":
+        return _atomic_add(ins, flat)
     return None

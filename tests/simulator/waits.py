@@ -21,6 +21,10 @@ def _finish(wave, done: list[tuple]) -> None:
     wave.pending = pending
 
 
+def lds_outstanding(wave) -> bool:
+    return any(entry[0] == "lds" for entry in wave.lgkm)
+
+
 def wait_vm(wave, count: int) -> None:
     if len(wave.vm) > count:
         cut = len(wave.vm) - count
@@ -39,6 +43,9 @@ def wait_lgkm(wave, count: int) -> None:
         done = [wave.lgkm[at] for at in finished]
         wave.lgkm = [entry for at, entry in enumerate(wave.lgkm) if at not in finished]
     _finish(wave, done)
+    races = wave.workgroup.lds.races
+    if races and not lds_outstanding(wave):
+        races.waited(wave.index)
 
 
 def build(ins: Instruction, mnemonic: str):

@@ -4,6 +4,8 @@ import functools
 
 import numpy as np
 
+from .coherence import Knowledge
+
 LANES = 64
 VCC, M0, EXEC = 106, 124, 126
 ALL_LANES = (1 << LANES) - 1
@@ -65,6 +67,7 @@ class Wave:
         self.uninitialised = 0
         self.vm: list[tuple] = []
         self.lgkm: list[tuple] = []
+        self.knowledge = Knowledge()
         self.fp16_overflow_clamps = False
         self.mode = 0
         self.at_barrier = False
