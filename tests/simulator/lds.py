@@ -106,15 +106,15 @@ def _read(ins: Instruction, move: Move, offsets: list[int]):
     def run(wave):
         lanes, numbers = _active(wave)
         if numbers.size:
-            lds = wave.workgroup.lds
+            lds, counters = wave.workgroup.lds, wave.workgroup.launch.counters
             found = []
             for offset in offsets:
                 addresses = address.at(wave, lanes, offset)
                 lds.check_range(addresses, move.size, numbers)
+                counters.lds_access(addresses, move.size, numbers, write=False)
                 found.append(lds.read(addresses, move, numbers, wave))
             for index, values in enumerate(found):
                 store_words(wave, row + count * index, move, values, lanes)
-            wave.workgroup.launch.counters.lds_bytes_read += numbers.size * move.size * len(offsets)
         issue(wave, bits)
 
     return run
@@ -130,12 +130,12 @@ def _write(ins: Instruction, move: Move, offsets: list[int]):
     def run(wave):
         lanes, numbers = _active(wave)
         if numbers.size:
-            lds = wave.workgroup.lds
+            lds, counters = wave.workgroup.lds, wave.workgroup.launch.counters
             for offset, row in zip(offsets, rows):
                 addresses = address.at(wave, lanes, offset)
                 lds.check_range(addresses, move.size, numbers)
+                counters.lds_access(addresses, move.size, numbers, write=True)
                 lds.write(addresses, move, load_words(wave, row, move, lanes), numbers, wave)
-            wave.workgroup.launch.counters.lds_bytes_written += numbers.size * move.size * len(offsets)
         issue(wave, 0)
 
     return run
@@ -174,6 +174,8 @@ def _atomic(ins: Instruction, name: str):
         lds.check_range(addresses, size, lanes)
         if (addresses & (size - 1)).any():
             raise MemoryFault(f"LDS atomic at an address that is not a multiple of {size}")
+        if lanes.size:
+            wave.workgroup.launch.counters.lds_access(addresses, size, lanes, write=True)
         old = lds.begin_atomic(addresses, move, lanes, wave)
         given = [load_words(wave, operand.row, move, lanes) for operand in data]
         view = lds.views[size]

@@ -10,7 +10,6 @@ from .wave import LANES, LOW32
 
 U32, U64 = np.uint32, np.uint64
 SCALAR_LOADS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
-LINE_SHIFT = U64(7)  # 128 bytes, of L1 and of L2
 CACHE_BITS = ("sc0", "sc1", "nt")
 # Waves see one coherent memory here, so writing back and invalidating caches does nothing but count.
 CACHE_CONTROL = {"buffer_wbl2": True, "buffer_inv": False}
@@ -129,19 +128,12 @@ def _aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
             raise MemoryFault(f"lane {lane}: address {int(addresses[at]):#x} is not a multiple of {unit}")
 
 
-def lines(addresses: np.ndarray, size: int) -> int:
-    """How many cache lines an access touches."""
-    first, last = addresses >> LINE_SHIFT, addresses + U64(size - 1) >> LINE_SHIFT
-    return len(set(first.tolist()) | set(last.tolist()))
-
-
 def read_lanes(wave, addresses: np.ndarray, move: Move, lanes) -> np.ndarray:
     """The values at the addresses, one a lane."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
-    launch.counters.bytes_loaded += addresses.size * move.size
-    launch.counters.lines_loaded += lines(addresses, move.size)
+    launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=False)
     numbers = lanes if lanes is not None else range(LANES)
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
     if len(groups) == 1:
@@ -158,8 +150,7 @@ def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lan
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
-    launch.counters.bytes_stored += addresses.size * move.size
-    launch.counters.lines_stored += lines(addresses, move.size)
+    launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
     numbers = lanes if lanes is not None else range(LANES)
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
         region.views[move.size][offsets] = values[positions]
@@ -263,6 +254,7 @@ def _atomic(ins: Instruction, operation: str, flat: bool):
         addresses = where.addresses(wave, lanes)
         if addresses.size:
             _aligned(wave, addresses, size, lanes)
+            wave.workgroup.launch.counters.global_access(wave.workgroup.index, addresses, size, write=True)
             given = load_words(wave, source, move, lanes)
             compared = load_words(wave, source + size // 4, move, lanes) if compares else None
             old = np.zeros(len(lanes), f"u{size}")
