@@ -67,25 +67,25 @@ def test_names_of_classes():
     assert {name: matrix_cycles(name) for name in cycles} == cycles
 
 
-# How a load of 4 bytes a lane is addressed: (bytes, 128-byte lines, 64-byte lines)
+# How a load of 4 bytes a lane is addressed: (bytes, different bytes, 128-byte lines, 64-byte lines)
 STRIDES = {
-    "v_lshlrev_b32 v1, 2, v0": (256, 2, 4),  # contiguous
-    "v_lshlrev_b32 v1, 2, v0\n v_add_u32 v1, 2, v1": (256, 3, 5),  # the last lane's word lies across a line's end
-    "v_lshlrev_b32 v1, 3, v0": (256, 4, 8),
-    "v_lshlrev_b32 v1, 7, v0": (256, 64, 64),
-    "v_lshlrev_b32 v1, 9, v0": (256, 64, 64),
-    "v_mov_b32 v1, 64": (256, 1, 1),
-    "v_lshlrev_b32 v1, 2, v0\n s_mov_b64 exec, 0xff": (32, 1, 1),
+    "v_lshlrev_b32 v1, 2, v0": (256, 256, 2, 4),  # contiguous
+    "v_lshlrev_b32 v1, 2, v0\n v_add_u32 v1, 2, v1": (256, 256, 3, 5),  # the last lane's word lies across a line's end
+    "v_lshlrev_b32 v1, 3, v0": (256, 256, 4, 8),
+    "v_lshlrev_b32 v1, 7, v0": (256, 256, 64, 64),
+    "v_lshlrev_b32 v1, 9, v0": (256, 256, 64, 64),
+    "v_mov_b32 v1, 64": (256, 4, 1, 1),
+    "v_lshlrev_b32 v1, 2, v0\n s_mov_b64 exec, 0xff": (32, 32, 1, 1),
 }
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_lines_of_an_access(arch):
-    for address, (size, lines, half_lines) in STRIDES.items():
+    for address, (size, different, lines, half_lines) in STRIDES.items():
         counters = counted(arch, f"{address}\n global_load_dword v2, v1, s[4:5]\n s_waitcnt vmcnt(0)")
         found = counters.bytes_loaded, counters.lines_loaded, counters.half_lines_loaded
         assert found == (size, lines, half_lines), address
-        assert counters.coalescing == size / (128 * lines)
+        assert counters.coalescing == different / (128 * lines)
         assert counters.distinct_lines == lines and counters.bytes_distinct == 64 * half_lines
 
 
@@ -167,7 +167,10 @@ def test_bank_conflicts_of_reads(number, arch):
 
 
 def test_occupancy():
-    of = {vgprs: occupancy("gfx942", vgprs, 64, 0).limits["registers"] // 4 for vgprs in (64, 72, 80, 96, 128, 168, 256, 512)}
+    of = {
+        vgprs: occupancy("gfx942", vgprs, 64, 0).limits["registers"] // 4
+        for vgprs in (64, 72, 80, 96, 128, 168, 256, 512)
+    }
     assert of == {64: 8, 72: 7, 80: 6, 96: 5, 128: 4, 168: 3, 256: 2, 512: 1}
     ring = occupancy("gfx942", 64, 896, 40000)  # 14 waves, one workgroup's LDS fits
     assert (ring.waves, ring.workgroups, ring.waves_per_simd, ring.limited_by) == (14, 1, 3.5, "LDS")

@@ -199,7 +199,7 @@ def test_global_memory(arch):
         inside = np.arange(LANES) * 16 + 4 * column + 4 <= 1000
         assert (words[at : at + 64] == np.where(inside, dwords[:, column], 0)).all()
     assert counters.bytes_loaded == LANES * (16 + 1 + 2 + 2) + 1000 // 4 * 4
-    assert counters.bytes_stored == LANES * (16 + 4 * 2 + 2 + 1 + 4 * 3)
+    assert counters.bytes_stored == LANES * (16 + 4 * 2 + 2 + 1 + 4 * 3 + 4)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

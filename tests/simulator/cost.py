@@ -43,8 +43,8 @@ class Chip:
 
 # MI350X: L2's bandwidth is not published; scaled by units and clock.
 CHIPS = {
-    "gfx942": Chip("MI300X", 304, 2.1e9, 4.2e12, 15.4e12, 1.2e-6),
-    "gfx950": Chip("MI350X", 256, 2.4e9, 6.9e12, 14.8e12, 1.2e-6),
+    "gfx942": Chip("MI300X", 304, 2.1e9, 4.2e12, 15.4e12, 0.8e-6),
+    "gfx950": Chip("MI350X", 256, 2.4e9, 6.9e12, 14.8e12, 0.8e-6),
 }
 LATENCY_BOUND = 0.5  # of the time: where no part takes that much, nothing is busy enough to be the bound
 

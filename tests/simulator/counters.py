@@ -155,6 +155,7 @@ class Pattern:
 
     number: int
     bytes: int
+    different_bytes: int  # lanes that ask for the same ones count once
     lines: int
     half_lines: np.ndarray  # their numbers relative to the first line, each once
 
@@ -188,6 +189,7 @@ class Counters:
     program: list = field(default_factory=list, repr=False)
     counts: list[int] = field(default_factory=list, repr=False)
     accesses: int = 0
+    different_bytes: int = 0  # of each access, summed
     bytes_loaded: int = 0
     bytes_stored: int = 0
     lines_loaded: int = 0
@@ -222,9 +224,9 @@ class Counters:
 
     @property
     def coalescing(self) -> float:
-        """Bytes asked for, as a share of the bytes of the 128-byte lines that the accesses touched."""
+        """Different bytes that an access asked for, as a share of the bytes of the 128-byte lines that it touched."""
         touched = LINE * (self.lines_loaded + self.lines_stored)
-        return (self.bytes_loaded + self.bytes_stored) / touched if touched else 1.0
+        return self.different_bytes / touched if touched else 1.0
 
     def global_access(self, workgroup: int, addresses: np.ndarray, size: int, write: bool) -> None:
         first = int(addresses[0]) & -LINE
@@ -234,6 +236,7 @@ class Counters:
         if pattern is None:
             pattern = self._new_pattern(key, relative.view(np.int64), size)
         self.accesses += 1
+        self.different_bytes += pattern.different_bytes
         if write:
             self.bytes_stored += pattern.bytes
             self.lines_stored += pattern.lines
@@ -258,9 +261,11 @@ class Counters:
         # No access is longer than a half line: its first and last byte tell its lines.
         ends = np.concatenate([relative, relative + size - 1])
         _new_pattern_number[0] += 1
+        different = len(np.unique(relative[:, None] + np.arange(size)))
         pattern = _patterns[key] = Pattern(
-            _new_pattern_number[0], size * len(relative), len(np.unique(ends // LINE)), np.unique(ends // HALF_LINE)
-        )
+            _new_pattern_number[0], size * len(relative), different, len(np.unique(ends // LINE)),
+            np.unique(ends // HALF_LINE),
+        )  # fmt: skip
         return pattern
 
     def lds_access(self, addresses: np.ndarray, size: int, lanes: np.ndarray, write: bool) -> None:

@@ -13,7 +13,7 @@ from .wave import LANES
 
 # Steps of a course: a tuple of one of these and what is written beside it.
 VECTOR, SCALAR, MATRIX, LDS = range(4)  # cycles
-CONSTANT = 4  # a scalar load
+CONSTANT = 4  # a scalar load: whether its 64 bytes are new to the workgroup
 MEMORY = 5  # half lines, whether they are new to the launch, "load", "store" or "atomic"
 WAIT = 6  # vmcnt, lgkmcnt: how many may be outstanding
 BARRIER = 7
@@ -31,7 +31,7 @@ class Site:
     """What one instruction of the program did, beyond how often it ran."""
 
     accesses: int = 0
-    bytes: int = 0
+    different_bytes: int = 0
     lines: int = 0
     lds_cycles: int = 0
     lds_conflict_cycles: int = 0
@@ -52,7 +52,8 @@ class Course:
     steps: list[tuple] = field(default_factory=list)
     vm: list[str] = field(default_factory=list)
     lgkm: list[str] = field(default_factory=list)
-    polled_at: int = 0  # the step at which the flag was last looked at
+    looked_at: int = 0  # the step at which LDS was last read
+    slept_at: int | None = None  # the step at which it went to sleep, with nothing done since
 
 
 class Profile:
@@ -70,7 +71,8 @@ class Profile:
         self.waits: dict[tuple[str, str], Waits] = {}
         self.courses: dict[int, list[Course]] = {}
         self._releases: dict[tuple[int, int], int] = {}
-        self._traced = 0
+        self._constants: set[tuple[int, int]] = set()
+        self.traced = 0
         return [self._watched(ins, site) for ins, site in zip(launch.program, self.sites)]
 
     def _watched(self, ins, site: Site):
@@ -104,7 +106,7 @@ class Profile:
         if kind == "lds":
             return self._lds(site, ins)
         if kind == "smem":
-            return self._constant
+            return self._constant(ins)
         if kind == "wait":
             return self._wait(ins)
         if kind == "barrier":
@@ -131,18 +133,37 @@ class Profile:
 
         return note
 
-    @staticmethod
-    def _constant(course, group, wave, inner):
-        course.steps.append((CONSTANT,))
-        course.lgkm.append("scalar load")
-        return inner(wave)
+    def _constant(self, ins):
+        base = ins.operands[1].index
+
+        def note(course, group, wave, inner):
+            line = group, wave.pair(base) // 64
+            course.steps.append((CONSTANT, line not in self._constants))
+            self._constants.add(line)
+            course.lgkm.append("scalar load")
+            return inner(wave)
+
+        return note
+
+    # A wave that polls: how often it looks at its flag depends on the schedule. Only the look that succeeds is kept.
 
     @staticmethod
-    def _sleep(course, group, wave, inner):
-        # It looked at a flag in vain. How often it does depends on the schedule: only the look that succeeds is kept.
-        if not any(step[0] in WORK for step in course.steps[course.polled_at :]):
-            del course.steps[course.polled_at :]
+    def _forget(course: Course, since: int) -> bool:
+        """Takes back the steps of a look in vain, if they are no more than that."""
+        if any(step[0] in WORK for step in course.steps[since:]):
+            return False
+        del course.steps[since:]
+        return True
+
+    def _sleep(self, course, group, wave, inner):
+        course.slept_at = len(course.steps) if self._forget(course, course.looked_at) else None
         return inner(wave)
+
+    def _look(self, course: Course) -> None:
+        if course.slept_at is not None:
+            self._forget(course, course.slept_at)
+            course.slept_at = None
+        course.looked_at = len(course.steps)
 
     def _memory(self, what: str, site: Site, ins):
         flat = ins.mnemonic.startswith("flat_")
@@ -150,13 +171,13 @@ class Profile:
         def note(course, group, wave, inner):
             counters = self.counters
             half_lines = counters.half_lines_loaded + counters.half_lines_stored
-            lines, size = counters.lines_loaded + counters.lines_stored, counters.bytes_loaded + counters.bytes_stored
+            lines, size = counters.lines_loaded + counters.lines_stored, counters.different_bytes
             counters.latest_is_new = False
             following = inner(wave)
             half_lines = counters.half_lines_loaded + counters.half_lines_stored - half_lines
             site.accesses += 1
             site.lines += counters.lines_loaded + counters.lines_stored - lines
-            site.bytes += counters.bytes_loaded + counters.bytes_stored - size
+            site.different_bytes += counters.different_bytes - size
             course.steps.append((MEMORY, half_lines, counters.latest_is_new, what, flat))
             name = f"{what} ({'first touch' if counters.latest_is_new else 'cached'})" if what == "load" else what
             course.vm.append(name)
@@ -179,11 +200,10 @@ class Profile:
             site.lds_cycles += cycles
             site.lds_conflict_cycles += counters.lds_conflict_cycles - conflicts
             written = self._releases.get((group, word), 0) if word is not None else 0
-            if word is not None and reads and written:
-                course.polled_at = len(course.steps)
-                course.steps.append((ACQUIRE, word, written))
-            elif reads:
-                course.polled_at = len(course.steps)
+            if reads:
+                self._look(course)
+                if written:
+                    course.steps.append((ACQUIRE, word, written))
             course.steps.append((LDS, cycles))
             course.lgkm.append("LDS")
             if word is not None and not reads:
@@ -213,9 +233,9 @@ class Profile:
     # Tracing one wave.
 
     def _traced_state(self, wave):
-        if (wave.workgroup.index, wave.index) != self.trace or self._traced >= self.trace_limit:
+        if (wave.workgroup.index, wave.index) != self.trace or self.traced >= self.trace_limit:
             return None
-        self._traced += 1
+        self.traced += 1
         return wave.registers.words.copy(), list(wave.s), wave.scc, wave.exec
 
     def _show_changes(self, ins, wave, before) -> None:

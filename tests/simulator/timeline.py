@@ -52,7 +52,6 @@ class _Wave:
         self.at = 0
         self.vm: deque[tuple[float, str]] = deque()
         self.lgkm: deque[tuple[float, str]] = deque()
-        self.read_constants = False
 
 
 class _Unit:
@@ -135,9 +134,7 @@ class _Unit:
             wave.lgkm.append((max(back, wave.lgkm[-1][0]) if wave.lgkm else back, "LDS"))
             wave.clock = begin + SCALAR_CYCLES
         elif kind == CONSTANT:
-            # A wave's first one finds nothing in the scalar cache.
-            latency = rates.scalar_latency if wave.read_constants else rates.l2_latency
-            wave.read_constants = True
+            latency = rates.l2_latency if rest[0] else rates.scalar_latency
             wave.clock += SCALAR_CYCLES
             wave.lgkm.append((wave.clock + latency, "scalar load"))
         elif kind == BARRIER:
