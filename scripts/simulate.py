@@ -4,11 +4,11 @@
     python scripts/simulate.py skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config 0,1
     python scripts/simulate.py add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
     python scripts/simulate.py swiglu_fp8 --rows 1 --d 256 --trace 0:0
-    python scripts/simulate.py skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four of the workgroups; not verified
+    python scripts/simulate.py skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four workgroups; not verified
     python scripts/simulate.py published       # estimates beside the times that others published for an MI300X
 
-Needs what builds the variant (scripts/rocm_toolchain.py) and the variant (scripts/build.py --backend rocm). The estimate
-ranks versions of a kernel and is no measurement: tests/simulator/README.md.
+Needs the variant (scripts/build.py --backend rocm) and what builds it (scripts/rocm_toolchain.py). The estimate ranks
+versions of a kernel and is no measurement: tests/simulator/README.md.
 """
 
 import argparse
@@ -67,13 +67,8 @@ def rms_norm(kernel, fp8: torch.dtype, args, generator):
 
     shape, dtype = (args.rows, args.d), DTYPES[args.dtype]
     if args.sample:
-        x, residual, weight, scale, check = (
-            empty(shape, dtype),
-            empty(shape, dtype),
-            empty(shape[1:], dtype),
-            torch.ones(1),
-            None,
-        )
+        x, residual, weight = empty(shape, dtype), empty(shape, dtype), empty(shape[1:], dtype)
+        scale, check = torch.ones(1), None
     else:
         inputs = rms.draw(shape, dtype, generator)
         x, residual, weight, scale = (aligned(t) for t in (inputs.x, inputs.residual, inputs.weight, inputs.scale))
@@ -89,7 +84,7 @@ def rms_norm(kernel, fp8: torch.dtype, args, generator):
 
 
 def swiglu_fp8(kernel, fp8: torch.dtype, args, generator):
-    from helpers import assert_between, assert_rounded_alike, normal
+    from helpers import assert_rounded_alike, normal
 
     shape, dtype = (args.rows, 2 * args.d), DTYPES[args.dtype]
     scale = torch.full((1,), 0.05)
@@ -103,9 +98,8 @@ def swiglu_fp8(kernel, fp8: torch.dtype, args, generator):
 
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-ROW_OPERATORS = {name: rms_norm for name in ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")} | {
-    "swiglu_fp8": swiglu_fp8
-}
+RMS_NORMS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")
+ROW_OPERATORS = {name: rms_norm for name in RMS_NORMS} | {"swiglu_fp8": swiglu_fp8}
 OPERATORS = {"skinny_gemm": skinny_gemm} | ROW_OPERATORS
 
 

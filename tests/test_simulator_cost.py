@@ -187,7 +187,8 @@ def test_no_more_lines_than_a_buffer_has():
 
 BOUNDS = {
     "issue": "v_exp_f32 v1, v1\n" * 400,
-    "matrix": "v_mov_b32 v8, 0\n v_mov_b32 v9, 0\n" + "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[8:9], v[8:9], a[0:15]\n" * 200,
+    "matrix": "v_mov_b32 v8, 0\n v_mov_b32 v9, 0\n"
+    + "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[8:9], v[8:9], a[0:15]\n" * 200,
     "LDS": "v_lshlrev_b32 v1, 7, v0\n" + "ds_write_b32 v1, v1\n" * 60 + "s_waitcnt lgkmcnt(0)\n",
     "latency": "".join(
         f"global_load_dword v2, v1, s[4:5] offset:{128 * i}\n s_waitcnt vmcnt(0)\n" for i in range(20)

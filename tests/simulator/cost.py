@@ -1,5 +1,5 @@
-"""Counters of a launch, and a table of the chip, as an estimated time. It ranks versions of a kernel and names what binds
-them; it is no measurement.
+"""Counters of a launch, and a table of the chip, as an estimated time. It ranks versions of a kernel and names what
+binds them; it is no measurement.
 
     estimate = launch + max(one compute unit's course, each chip-wide part alone)
 
@@ -30,7 +30,7 @@ from .timeline import Played, UnitRates, play
 
 @dataclass(frozen=True)
 class Chip:
-    """Bandwidths are what programs reach, in bytes a second, of the whole chip; `unit_hbm` in bytes a clock of one unit."""
+    """Bandwidths are what programs reach of the whole chip, in bytes a second; `unit_hbm` of one unit, in bytes a clock."""
 
     name: str
     units: int
@@ -135,7 +135,7 @@ def describe(result: Estimate) -> str:
     lines.append(f"estimate {1e6 * result.seconds:9.2f} us, bound by {result.bound}; no measurement")
     lines.append(
         f"bytes    {result.bytes / 1e6:9.2f} MB of different lines: {1e6 * result.bytes_floor:.2f} us at the chip's "
-        f"bandwidth; {result.rounds:.2f} rounds of workgroups; {result.played.loads_in_flight:.1f} loads of a wave in flight"
+        f"bandwidth; {result.rounds:.2f} rounds of workgroups; {result.played.loads_in_flight:.1f} loads a wave in flight"
     )
     stalls = sorted(result.played.stalls.items(), key=lambda each: -each[1])
     whole = sum(result.played.stalls.values()) or 1.0

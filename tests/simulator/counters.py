@@ -176,8 +176,8 @@ class Footprint:
 
 @dataclass
 class Counters:
-    """`instructions` is by class, see CLASSES; `counts` by position in `program`. Bytes are those that active lanes asked
-    for; lines the 128-byte lines of each access, half lines the 64-byte ones, summed over the accesses (so that one line
+    """`instructions` is by class, see CLASSES; `counts` by position in `program`. Bytes are those that active lanes
+    asked for; lines the 128-byte lines of each access, half lines the 64-byte ones, summed over the accesses (a line
     touched by two instructions counts twice; `footprints` has each once)."""
 
     arch: str = "gfx942"

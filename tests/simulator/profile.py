@@ -1,5 +1,5 @@
-"""What costs time to watch, and so is asked for: each instruction's accesses, what waits waited for, a wave's trace, and
-the course of each wave (`courses`), which timeline.py plays back against a clock.
+"""What costs time to watch, and so is asked for: each instruction's accesses, what waits waited for, a wave's trace,
+and the course of each wave (`courses`), which timeline.py plays back against a clock.
 
     profile = Profile()
     counters = simulator.launch(..., profile=profile)
