@@ -30,7 +30,7 @@ from .timeline import Played, UnitRates, play
 
 @dataclass(frozen=True)
 class Chip:
-    """Bandwidths are what programs reach of the whole chip, in bytes a second; `unit_hbm` of one unit, in bytes a clock."""
+    """Bandwidths that programs reach: of the whole chip in bytes a second, `unit_hbm` of one unit in bytes a clock."""
 
     name: str
     units: int
@@ -135,8 +135,9 @@ def describe(result: Estimate) -> str:
     lines.append(f"estimate {1e6 * result.seconds:9.2f} us, bound by {result.bound}; no measurement")
     lines.append(
         f"bytes    {result.bytes / 1e6:9.2f} MB of different lines: {1e6 * result.bytes_floor:.2f} us at the chip's "
-        f"bandwidth; {result.rounds:.2f} rounds of workgroups; {result.played.loads_in_flight:.1f} loads a wave in flight"
+        f"bandwidth; {result.rounds:.2f} rounds of workgroups"
     )
+    lines.append(f"loads    {result.played.loads_in_flight:9.2f} in flight, of a wave, on average")
     stalls = sorted(result.played.stalls.items(), key=lambda each: -each[1])
     whole = sum(result.played.stalls.values()) or 1.0
     lines.append("stalls   " + ", ".join(f"{what} {100 * cycles / whole:.0f} %" for what, cycles in stalls))

@@ -2,8 +2,8 @@
 
 Waves of a SIMD take turns for its vector and its matrix instructions; the unit's waves share LDS, L1 and the unit's
 part of L2's and HBM's bandwidth; a load comes back after its latency, a wait lasts until then, a barrier until all have
-come, a look at an LDS flag until it was written. Not modelled: instruction fetch, banks of DRAM, how scalar instructions
-of different waves get in each other's way, wait states, and that one wave gets half of the LDS's bandwidth at most.
+come, a look at an LDS flag until it was written. Not modelled: instruction fetch, banks of DRAM, scalar instructions of
+different waves in each other's way, wait states, and that one wave gets half of the LDS's bandwidth at most.
 """
 
 import heapq
