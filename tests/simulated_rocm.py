@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from simulator import Checks
 from simulator.library import Runtime
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -130,9 +129,9 @@ class SimulatedRocm:
         return merged
 
     @contextlib.contextmanager
-    def on(self, arch: str, *, seed: int = 0, resident: int = 4, checks: Checks | None = None) -> Iterator[ModuleType]:
-        """The package's module, on a device of that architecture."""
-        self.runtime.configure(checks=checks, seed=seed, resident=resident)
+    def on(self, arch: str, **options) -> Iterator[ModuleType]:
+        """The package's module, on a device of that architecture. `options`: those of Runtime.configure."""
+        self.runtime.configure(**options)
         ops = self.kernel.ops
         own = ops._fp8_dtype_of
         ops._fp8_dtype_of = lambda device_type, index: FORMATS[arch]

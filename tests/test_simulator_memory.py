@@ -191,7 +191,7 @@ def test_global_memory(arch):
         inside = np.arange(LANES) * 16 + 4 * column + 4 <= 1000
         assert (words[at : at + 64] == np.where(inside, dwords[:, column], 0)).all()
     assert counters.bytes_loaded == LANES * (16 + 1 + 2 + 2) + 1000 // 4 * 4
-    assert counters.bytes_stored == LANES * (16 + 4 * 2 + 2 + 1 + 4 * 3)
+    assert counters.bytes_stored == LANES * (16 + 4 * 2 + 2 + 1 + 4 * 3 + 4)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -213,23 +213,6 @@ def test_flat_access_reaches_global_memory_only(arch):
         bench.run("one", data)
     with pytest.raises(MemoryFault):
         bench.run("null", data)
-
-
-def counted(arch: str, offset: str) -> tuple[int, int]:
-    """(bytes, 128-byte lines) of one load of 4 bytes a lane."""
-    body = f"s_load_dwordx2 s[4:5], s[0:1], 0x0\n {offset}\n s_waitcnt lgkmcnt(0)\n global_load_dword v2, v1, s[4:5]"
-    simulator = Simulator(assemble({"load": body}, arch, raw=True), arch)
-    memory = np.zeros(64 * 1024 + 128, np.uint8)
-    aligned = memory[-memory.ctypes.data % 128 :]
-    counters = simulator.launch("load", 1, LANES, [aligned, aligned, bytes(32)])
-    return counters.bytes_loaded, counters.lines_loaded
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_lines_counted(arch):
-    assert counted(arch, "v_lshlrev_b32 v1, 2, v0") == (256, 2)
-    assert counted(arch, "v_lshlrev_b32 v1, 9, v0") == (256, 64)
-    assert counted(arch, "v_lshlrev_b32 v1, 2, v0\n v_add_u32 v1, 2, v1") == (256, 3)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

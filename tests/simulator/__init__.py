@@ -1,6 +1,7 @@
 """A simulator of gfx942 and gfx950 code objects: waves of 64 lanes on NumPy, strict about what it does not know."""
 
-from .engine import Checks, Counters
+from .counters import Counters
+from .engine import Checks
 from .faults import (
     CoherenceFault,
     DeadlockFault,

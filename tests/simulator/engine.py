@@ -3,13 +3,14 @@
 import itertools
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from . import hazards
 from .code_object import CodeObject, Kernel
 from .coherence import Coherence
+from .counters import Counters, occupancy
 from .faults import DeadlockFault, SimulationError, UninitialisedFault, UnsupportedError, WaitFault
 from .lds import Lds
 from .program import program
@@ -37,26 +38,6 @@ class Checks:
     coherence: bool = True
 
 
-@dataclass
-class Counters:
-    """What a launch did. `instructions` is by class (matrix instructions are "mfma"); bytes are those that active lanes
-    asked for; lines the 128-byte lines of each access, summed over the accesses."""
-
-    instructions: dict[str, int] = field(default_factory=dict)
-    mnemonics: dict[str, int] = field(default_factory=dict)
-    bytes_loaded: int = 0
-    bytes_stored: int = 0
-    lines_loaded: int = 0
-    lines_stored: int = 0
-    lds_bytes_read: int = 0
-    lds_bytes_written: int = 0
-    most_in_flight: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self.instructions.values())
-
-
 class Workgroup:
     def __init__(self, launch: "Launch", index: int):
         self.launch = launch
@@ -72,13 +53,15 @@ class Workgroup:
 
 
 class Launch:
-    """A kernel on a grid. `kernarg` is the filled kernarg segment, `kernarg_address` where it lies in memory."""
+    """A kernel on a grid. `kernarg` is the filled kernarg segment, `kernarg_address` where it lies in memory; `groups`
+    are the workgroups to run (None: all), `profile` is a Profile or None."""
 
     _spare_registers: dict[tuple[int, int], list[RegisterFile]] = {}
 
     def __init__(
         self, code: CodeObject, kernel: Kernel, memory, image_base: int, kernarg: bytes, kernarg_address: int,
         grid: tuple, block: tuple, dynamic_lds: int, seed: int, resident: int, checks: Checks, max_idle: int,
+        groups=None, profile=None,
     ):  # fmt: skip
         self.code, self.kernel, self.memory, self.image_base = code, kernel, memory, image_base
         self.kernarg, self.kernarg_address = kernarg, kernarg_address
@@ -88,7 +71,6 @@ class Launch:
         self.random = random.Random(seed)
         self.garbage = np.random.default_rng(seed)
         self.resident, self.checks, self.max_idle = resident, checks, max_idle
-        self.counters = Counters()
         self.progress = self.executed = 0
         self._check_supported()
         self.program, self.entry = program(code, kernel)
@@ -96,6 +78,12 @@ class Launch:
             hazards.check(code, kernel, self.program)
         self.counts = [0] * len(self.program)
         self.coherence = Coherence() if checks.coherence else None
+        total = grid[0] * grid[1] * grid[2]
+        self.groups = range(total) if groups is None else groups
+        self.counters = Counters(code.arch, len(self.groups), total)
+        self.counters.occupancy = occupancy(code.arch, kernel.vgprs, self.threads, self.lds_size)
+        if profile is not None:
+            self.program = profile.start(self)
         self.has_small_lds_accesses = any(SMALL_LDS.match(ins.mnemonic) for ins in self.program)
 
     def _check_supported(self) -> None:
@@ -174,8 +162,8 @@ class Launch:
     # Running them.
 
     def run(self) -> Counters:
-        """Runs the whole grid; some workgroups are in flight at a time, started in an order that the seed decides."""
-        waiting = list(range(self.grid[0] * self.grid[1] * self.grid[2]))
+        """Runs the workgroups; some of them are in flight at a time, started in an order that the seed decides."""
+        waiting = list(self.groups)
         self.random.shuffle(waiting)
         runnable: list[Wave] = []
         in_flight: list[Workgroup] = []
@@ -199,11 +187,7 @@ class Launch:
                     progress, idle_since = self.progress, self.executed
                 elif self._hangs(runnable, self.executed - idle_since):
                     raise DeadlockFault(f"no progress: {self._positions(in_flight)}")
-        for ins, count in zip(self.program, self.counts):
-            if count:
-                by_class, by_name = self.counters.instructions, self.counters.mnemonics
-                by_class[ins.kind] = by_class.get(ins.kind, 0) + count
-                by_name[ins.mnemonic] = by_name.get(ins.mnemonic, 0) + count
+        self.counters.finish(self.memory, self.program, self.counts)
         return self.counters
 
     def _after_stop(self, wave: Wave, runnable: list[Wave], in_flight: list[Workgroup]) -> None:

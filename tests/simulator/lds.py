@@ -97,15 +97,15 @@ def _read(ins: Instruction, move: Move, offsets: list[int]):
     def run(wave):
         lanes, numbers = _active(wave)
         if numbers.size:
-            lds = wave.workgroup.lds
+            lds, counters = wave.workgroup.lds, wave.workgroup.launch.counters
             found = []
             for offset in offsets:
                 addresses = address.at(wave, lanes, offset)
                 lds.check_range(addresses, move.size, numbers)
+                counters.lds_access(addresses, move.size, numbers, write=False)
                 found.append(lds.read(addresses, move, numbers, wave))
             for index, values in enumerate(found):
                 store_words(wave, row + count * index, move, values, lanes)
-            wave.workgroup.launch.counters.lds_bytes_read += numbers.size * move.size * len(offsets)
         issue(wave, bits)
 
     return run
@@ -121,12 +121,12 @@ def _write(ins: Instruction, move: Move, offsets: list[int]):
     def run(wave):
         lanes, numbers = _active(wave)
         if numbers.size:
-            lds = wave.workgroup.lds
+            lds, counters = wave.workgroup.lds, wave.workgroup.launch.counters
             for offset, row in zip(offsets, rows):
                 addresses = address.at(wave, lanes, offset)
                 lds.check_range(addresses, move.size, numbers)
+                counters.lds_access(addresses, move.size, numbers, write=True)
                 lds.write(addresses, move, load_words(wave, row, move, lanes), numbers, wave)
-            wave.workgroup.launch.counters.lds_bytes_written += numbers.size * move.size * len(offsets)
         issue(wave, 0)
 
     return run

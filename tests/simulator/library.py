@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
-from .engine import Checks, Counters
+from .counters import Counters
+from .engine import Checks
 from .faults import SimulationError, UnsupportedError
 from .memory import Memory
 from .simulator import ARCHITECTURES, Simulator
@@ -98,9 +99,12 @@ class Runtime:
         cls._shared.configure(**options)
         return cls._shared
 
-    def configure(self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4) -> None:
-        """Sets Simulator's options for the launches that follow."""
+    def configure(
+        self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4, sample=None, profile=None
+    ) -> None:
+        """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it."""
         self.checks, self.seed, self.resident = checks or Checks(), seed, resident
+        self.sample, self.profile = sample, profile
 
     def __init__(self, hip_include: Path):
         if Runtime._shared is not None:
@@ -165,7 +169,8 @@ class Runtime:
         simulator.seed, simulator.resident, simulator.checks = self.seed, self.resident, self.checks
         explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
         values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]
-        counters = simulator.launch(name, grid, block, values, lds)
+        groups = self.sample(grid) if self.sample else None
+        counters = simulator.launch(name, grid, block, values, lds, groups=groups, profile=self.profile)
         self.launches.append((name, grid, block, lds, counters))
 
     def _on_memory(self, address: int, size: int) -> None:

@@ -64,6 +64,11 @@ class Memory:
         del self._starts[at], self._regions[at]
         self._last = None
 
+    @property
+    def regions(self) -> list[Region]:
+        """By address."""
+        return self._regions
+
     def find(self, address: int) -> Region | None:
         """The buffer that an address lies in."""
         last = self._last

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from .code_object import CodeObject, Kernel, load
-from .engine import Checks, Counters, Launch
+from .counters import Counters
+from .engine import Checks, Launch
 from .faults import UnsupportedError
 from .memory import Memory
 
@@ -48,11 +49,14 @@ class Simulator:
     def kernels(self) -> dict[str, Kernel]:
         return self.code.kernels
 
-    def launch(self, kernel: str, grid, block, args=(), lds: int = 0, seed: int | None = None) -> Counters:
+    def launch(
+        self, kernel: str, grid, block, args=(), lds: int = 0, seed: int | None = None, groups=None, profile=None
+    ) -> Counters:
         """Runs `kernel` on `grid` workgroups of `block` threads (integers or up to three of them).
 
         `args`: the explicit arguments' bytes in the kernarg layout, or one value an argument: an integer, a float
         (float32 or float64 by size), bytes (a struct), or a NumPy array (its address; registered if it is not yet).
+        `groups`: the workgroups to run, by index; all by default. `profile`: a Profile that watches the launch.
         """
         entry = self.kernels[kernel]
         grid, block = triple(grid), triple(block)
@@ -64,6 +68,7 @@ class Simulator:
             run = Launch(
                 self.code, entry, self.memory, self.image_base, kernarg.tobytes(), address, grid, block, lds,
                 self.seed if seed is None else seed, self.resident, self.checks, self.max_idle,
+                groups, profile,
             )  # fmt: skip
             return run.run()
         finally:

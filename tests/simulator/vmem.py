@@ -11,7 +11,6 @@ from .wave import LANES, LOW32
 U32, U64 = np.uint32, np.uint64
 LANE = np.arange(LANES)
 SCALAR_LOADS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
-LINE_SHIFT = U64(7)  # 128 bytes, of L1 and of L2
 CACHE_BITS = ("sc0", "sc1", "nt")
 CACHE_CONTROL = ("buffer_wbl2", "buffer_inv")
 
@@ -133,19 +132,12 @@ def _aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
             raise MemoryFault(f"lane {lane}: address {int(addresses[at]):#x} is not a multiple of {unit}")
 
 
-def lines(addresses: np.ndarray, size: int) -> int:
-    """How many cache lines an access touches."""
-    first, last = addresses >> LINE_SHIFT, addresses + U64(size - 1) >> LINE_SHIFT
-    return len(set(first.tolist()) | set(last.tolist()))
-
-
 def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, sc1: bool) -> np.ndarray:
     """The values at the addresses, one a lane."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
-    launch.counters.bytes_loaded += addresses.size * move.size
-    launch.counters.lines_loaded += lines(addresses, move.size)
+    launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=False)
     numbers = lanes if lanes is not None else LANE
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
     if launch.coherence:
@@ -165,8 +157,7 @@ def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lan
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         _aligned(wave, addresses, move.size, lanes)
-    launch.counters.bytes_stored += addresses.size * move.size
-    launch.counters.lines_stored += lines(addresses, move.size)
+    launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
     numbers = lanes if lanes is not None else LANE
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
         region.views[move.size][offsets] = values[positions]
@@ -268,6 +259,7 @@ def _atomic_add(ins: Instruction, flat: bool):
         addresses = where.addresses(wave, lanes)
         if addresses.size:
             _aligned(wave, addresses, move.size, lanes)
+            wave.workgroup.launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
             given = load_words(wave, source, move, lanes)
             old = np.zeros(len(lanes), U32)
             launch = wave.workgroup.launch
