@@ -22,8 +22,9 @@
 //   2048 rows   235 MB: 56 us at 4.2 TB/s. 18 instructions an element = 15 us of issue, hidden. Four workgroups of 512
 //               threads fit a compute unit (57 registers), 64 KiB of loads each; bandwidth x latency asks for some
 //               14 KiB. One barrier a row costs nothing while three other workgroups load.
-//   1 row       one compute unit takes 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), then
-//               0.2 us of sum and exchange, 0.3 us of normalisation and stores; launch 1.5: 3.9 us.
+//   1 row       one compute unit does it all: 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), and 16
+//               waves on four SIMDs, whose 340 instructions each take 2.0 us, in part at the same time: 4.4 us by the
+//               simulator's clock. Below that, the row would have to be spread over units.
 //   bfloat16    no packed arithmetic: 29 instructions an element (gfx950: 22), 24 us at 2048 rows, hidden as well.
 //
 // Versions (what each changes; their gains are to be measured):

@@ -166,9 +166,10 @@ _banks: dict[tuple, tuple[int, int, bool]] = {}
 
 @dataclass
 class Footprint:
-    """What the launch touched of one registered buffer."""
+    """What the launch read of one registered buffer, or what it wrote: a line that is read and written moves twice."""
 
     name: str
+    written: bool
     size: int  # of the buffer
     half_lines: int  # different 64-byte lines
     shared: int  # of those, that several workgroups touched
@@ -206,7 +207,8 @@ class Counters:
     most_in_flight: int = 0
 
     def __post_init__(self):
-        self._touched: dict[tuple[int, int], set[int]] = {}
+        # Written or not -> (first line, pattern) -> workgroups.
+        self._touched: dict[bool, dict[tuple[int, int], set[int]]] = {False: {}, True: {}}
         self._by_number: dict[int, Pattern] = {}
         # Of the latest access, for the profile: whether it was the launch's first to its lines; the LDS dword that all
         # lanes read or wrote, or None.
@@ -219,7 +221,7 @@ class Counters:
 
     @property
     def bytes_distinct(self) -> int:
-        """Bytes of all lines touched, each once: what HBM moves if caches are cold and keep everything."""
+        """Bytes of all lines read, each once, and of all written: what HBM moves if caches are cold and keep everything."""
         return HALF_LINE * sum(each.half_lines for each in self.footprints)
 
     @property
@@ -246,10 +248,10 @@ class Counters:
             self.lines_loaded += pattern.lines
             self.half_lines_loaded += len(pattern.half_lines)
         place = first, pattern.number
-        owners = self._touched.get(place)
+        owners = self._touched[write].get(place)
         self.latest_is_new = owners is None
         if owners is None:
-            self._touched[place] = {workgroup}
+            self._touched[write][place] = {workgroup}
             self._by_number[pattern.number] = pattern
         else:
             owners.add(workgroup)
@@ -297,27 +299,28 @@ class Counters:
                 self.instructions[name] = self.instructions.get(name, 0) + count
                 self.mnemonics[ins.mnemonic] = self.mnemonics.get(ins.mnemonic, 0) + count
                 self.matrix_cycles += matrix_cycles(ins.mnemonic) * count
-        parts = [self._by_number[number].half_lines + first // HALF_LINE for first, number in self._touched]
-        if parts:
-            groups = [next(iter(owners)) if len(owners) == 1 else -1 for owners in self._touched.values()]
-            self._sum_up(memory, np.concatenate(parts), np.repeat(groups, [len(part) for part in parts]))
-        self._touched, self._by_number = {}, {}
+        for write, touched in self._touched.items():
+            parts = [self._by_number[number].half_lines + first // HALF_LINE for first, number in touched]
+            if parts:
+                groups = [next(iter(owners)) if len(owners) == 1 else -1 for owners in touched.values()]
+                self._sum_up(memory, write, np.concatenate(parts), np.repeat(groups, [len(part) for part in parts]))
+        self._touched, self._by_number = {False: {}, True: {}}, {}
 
-    def _sum_up(self, memory, lines: np.ndarray, owners: np.ndarray) -> None:
+    def _sum_up(self, memory, write: bool, lines: np.ndarray, owners: np.ndarray) -> None:
         """`owners`: the one workgroup of each access's lines, or -1 for several."""
         order = np.argsort(lines, kind="stable")
         lines, owners = lines[order], owners[order]
         starts = np.flatnonzero(np.r_[True, lines[1:] != lines[:-1]])
         low, high = np.minimum.reduceat(owners, starts), np.maximum.reduceat(owners, starts)
         lines, shared = lines[starts], (low < 0) | (low != high)
-        self.distinct_lines = len(np.unique(lines // (LINE // HALF_LINE)))
+        self.distinct_lines += len(np.unique(lines // (LINE // HALF_LINE)))
         for region in memory.regions:
             inside = slice(
                 np.searchsorted(lines, region.address // HALF_LINE),
                 np.searchsorted(lines, -(-region.end // HALF_LINE)),
             )
             if count := inside.stop - inside.start:
-                self.footprints.append(Footprint(region.name, region.size, int(count), int(shared[inside].sum())))
+                self.footprints.append(Footprint(region.name, write, region.size, int(count), int(shared[inside].sum())))
 
 
 _new_pattern_number = [0]
