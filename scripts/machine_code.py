@@ -181,14 +181,13 @@ def kernels_of(code_object: bytes) -> list[Kernel]:
     current = None
     for line in listing.splitlines():
         if header := re.match(r"([0-9a-f]+) <(\S+)>:", line):
+            entry = int(header[1], 16)
             current = kernels[header[2]] = Kernel(header[2], metadata[header[2]]) if header[2] in metadata else None
         elif current and (match := re.match(r"\s+(\S+)\s*(.*?)\s*// ([0-9A-F]+):(.*)", line)):
             name, operands, address, rest = match[1], match[2], int(match[3], 16), match[4]
             target = re.search(r"<\S+?\+?(0x[0-9a-f]+)?>", rest) if "branch" in name else None
             offset = int(target[1], 16) if target and target[1] else 0
-            current.code.append(
-                Instruction(address, name, operands, start_of(current, address) + offset if target else None)
-            )
+            current.code.append(Instruction(address, name, operands, entry + offset if target else None))
     found = [kernel for kernel in kernels.values() if kernel]
     for kernel in found:
         while kernel.code[-1].name in ("s_nop", "s_code_end"):  # up to the next kernel's alignment
@@ -197,10 +196,6 @@ def kernels_of(code_object: bytes) -> list[Kernel]:
     for kernel, name in zip(found, names):
         kernel.name = readable(name)
     return found
-
-
-def start_of(kernel: Kernel, address: int) -> int:
-    return kernel.code[0].address if kernel.code else address
 
 
 def allocated_vgprs(metadata: dict[str, int]) -> int:

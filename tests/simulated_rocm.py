@@ -31,10 +31,11 @@ def intervals(tensor: torch.Tensor) -> list[tuple[int, int]]:
     size, begin = tensor.element_size(), tensor.data_ptr()
     if tensor.is_contiguous():
         return [(begin, begin + tensor.numel() * size)]
-    width = tensor.shape[-1] if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else 1
-    outer = tensor[..., 0].reshape(-1) if width > 1 or tensor.shape[-1] == 1 else tensor
+    # Rows in one piece, or elements one by one.
+    dense = tensor.stride(-1) == 1
+    width = tensor.shape[-1] if dense else 1
     offsets = torch.zeros((), dtype=torch.int64)
-    for length, stride in zip(tensor.shape[:-1] if outer is not tensor else tensor.shape, tensor.stride()):
+    for length, stride in list(zip(tensor.shape, tensor.stride()))[: -1 if dense else None]:
         offsets = offsets[..., None] + torch.arange(length) * stride
     return [(begin + o * size, begin + (o + width) * size) for o in set(offsets.reshape(-1).tolist())]
 
