@@ -8,7 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build test demo ratios bench-rocm clean
+.PHONY: help build test demo ratios bench-rocm cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
@@ -49,6 +49,10 @@ bench-rocm:
 	@$(RUN) scripts/rocm_toolchain.py >&2
 	@$(RUN) scripts/build.py --backend rocm >&2
 	@$(RUN) benchmarks/rocm.py $(ARGS)
+
+# nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.
+cuda-toolchain: $(READY)
+	@$(RUN) scripts/cuda_toolchain.py
 
 clean:
 	rm -rf build demo-output examples/increment/build

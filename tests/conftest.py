@@ -98,6 +98,10 @@ needs_rocm_toolchain = pytest.mark.skipif(
     not (ROCM_HEADERS / "hip" / "hip_version.h").is_file() or not shutil.which("clang++-22"),
     reason="python scripts/rocm_toolchain.py has not been run (.ci/run does)",
 )
+CUDA_TOOLKIT = ROOT / "build" / ".cuda" / "nvidia" / "cu13"
+needs_cuda_toolchain = pytest.mark.skipif(
+    not CUDA_TOOLKIT.is_dir(), reason="python scripts/cuda_toolchain.py has not been run (.ci/run does)"
+)
 
 
 @pytest.fixture(scope="session")

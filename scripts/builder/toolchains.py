@@ -1,6 +1,6 @@
 """What differs between backends: compilers, flags, the variant's name, the architectures in its metadata.
 
-A toolchain has `env_name` (the middle of the variant's name: cpu, rocm72), `archs(config)`, and the commands
+A toolchain has `env_name` (the middle of the variant's name: cpu, rocm72, cu130), `archs(config)`, and the commands
 `compile_command(section, source)` and `link_command()`.
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import cuda_toolchain
 from rocm_toolchain import PREFIX as FETCHED_ROCM
 
 from .config import BuildConfig, BuildError, KernelSection
@@ -57,6 +58,11 @@ def cxx_compiler() -> str:
     )
 
 
+def not_unique(compiler: str) -> list[str]:
+    """Two versions of the kernel in one process must not share static data, which GCC alone would make them do."""
+    return [flag for flag in ["-fno-gnu-unique"] if probe(compiler, flag).returncode == 0]
+
+
 CXX_ENDINGS = (".cpp", ".cc", ".cxx")
 
 COMMON_FLAGS = ["-std=c++20", "-fPIC", "-DNDEBUG", "-fvisibility-inlines-hidden", "-Wall", "-Wextra"]
@@ -89,8 +95,7 @@ class CpuToolchain:
     def __init__(self, config: BuildConfig):
         self.cxx = cxx_compiler()
         self.prefix_map = prefix_map(config)
-        # Two versions of the kernel in one process must not share static data, which GCC alone would make them do.
-        self.unique = [flag for flag in ["-fno-gnu-unique"] if probe(self.cxx, flag).returncode == 0]
+        self.unique = not_unique(self.cxx)
 
     def archs(self, config: BuildConfig) -> list[str] | None:
         return None
@@ -107,6 +112,10 @@ class CpuToolchain:
 
     def link_command(self) -> list[str]:
         return [self.cxx, *shared_library_flags("libtorch_cpu.so")]
+
+
+def all_archs(config: BuildConfig, backend: str) -> list[str]:
+    return sorted({arch for section in config.sections(backend) for arch in section.archs})
 
 
 class RocmToolchain:
@@ -141,7 +150,7 @@ class RocmToolchain:
         raise BuildError(f"{self.root}: holds no {name}")
 
     def archs(self, config: BuildConfig) -> list[str]:
-        return sorted({arch for section in config.sections("rocm") for arch in section.archs})
+        return all_archs(config, "rocm")
 
     def compile_command(self, section: KernelSection | None, source: str) -> list[str]:
         host = [self.clang, *COMMON_FLAGS, *self.defines, self.prefix_map]
@@ -166,4 +175,75 @@ class RocmToolchain:
         return [self.clang, "-fuse-ld=lld", *shared_library_flags("libtorch.so"), *hip]
 
 
-TOOLCHAINS = {"cpu": CpuToolchain, "rocm": RocmToolchain}
+class CudaToolchain:
+    """nvcc for each section's `cuda-capabilities`, from CUDA_HOME or scripts/cuda_toolchain.py; the host's compiler
+    for the rest.
+
+    Cross-compilation: neither a GPU nor its driver is needed.
+    """
+
+    # As kernel-builder defines them.
+    defines = ["-DCUDA_KERNEL", "-DUSE_CUDA=1"]
+
+    def __init__(self, config: BuildConfig):
+        installed = os.environ.get("CUDA_HOME")
+        self.root = Path(installed) if installed else cuda_toolchain.PREFIX / cuda_toolchain.TOOLKIT
+        header, self.nvcc = self.root / "include" / "cuda_runtime_api.h", self.root / "bin" / "nvcc"
+        for needed in (header, self.nvcc):
+            if not needed.is_file():
+                raise BuildError(
+                    f"{needed}: no such file; python scripts/cuda_toolchain.py fetches what CUDA builds need"
+                )
+        version = int(re.search(r"#define CUDART_VERSION +(\d+)", header.read_text())[1])
+        self.major = version // 1000
+        self.env_name = f"cu{self.major}{version % 1000 // 10}"
+        runtime = f"libcudart.so.{self.major}"
+        folders = [self.root / name for name in ("lib", "lib64", "targets/x86_64-linux/lib")]
+        self.library = next((folder for folder in folders if (folder / runtime).is_file()), None)
+        if self.library is None:
+            raise BuildError(f"{self.root}: holds no {runtime}")
+        self.cxx = cxx_compiler()
+        self.host = [*COMMON_FLAGS, *not_unique(self.cxx), *self.defines, prefix_map(config)]
+        # ninja runs a compiler a processor. Where there are more processors than sources, nvcc takes several
+        # architectures at once.
+        sources = sum(source.endswith(".cu") for section in config.sections("cuda") for source in section.src)
+        self.threads = -(-len(os.sched_getaffinity(0)) // max(sources, 1))
+
+    def archs(self, config: BuildConfig) -> list[str]:
+        return all_archs(config, "cuda")
+
+    def compile_command(self, section: KernelSection | None, source: str) -> list[str]:
+        flags = section.flags if section else {}
+        if source.endswith(CXX_ENDINGS):
+            return [self.cxx, *self.host, f"-isystem{self.root / 'include'}", *flags.get("cxx-flags", ["-O2"])]
+        if not source.endswith(".cu"):
+            raise BuildError(f"build.toml: {source}: the cuda backend compiles .cu and .cpp files")
+        if not section.archs:
+            raise BuildError(f"build.toml: [kernel.{section.name}] needs cuda-capabilities")
+        # nvcc has no flags of its own for these; it knows the standard and the macros.
+        own = [flag for flag in self.host if flag.startswith(("-std=", "-D"))]
+        return [
+            *(str(self.nvcc), "-ccbin", self.cxx, *own),
+            *(f"-Xcompiler={flag}" for flag in self.host if flag not in own),
+            *(f"-gencode={target}" for arch in section.archs for target in code_of(arch)),
+            *(f"--threads={min(self.threads, len(section.archs))}", *flags.get("cuda-flags", ["-O3"])),
+        ]
+
+    def link_command(self) -> list[str]:
+        # The runtime is the one that torch has loaded; libtorch.so brings torch's libraries, as for ROCm.
+        return [
+            *(self.cxx, *shared_library_flags("libtorch.so")),
+            # Before the objects that need it, where GNU ld would drop a library as not needed.
+            *("-Wl,--no-as-needed", f"-L{self.library}", f"-l:libcudart.so.{self.major}", "-Wl,--as-needed"),
+        ]
+
+
+def code_of(capability: str) -> list[str]:
+    """nvcc's code generation for one of `cuda-capabilities`: 9.0a is machine code, 9.0+PTX that and PTX, which
+    drivers compile for later GPUs."""
+    number = capability.removesuffix("+PTX").replace(".", "")
+    targets = ["sm", "compute"] if capability.endswith("+PTX") else ["sm"]
+    return [f"arch=compute_{number},code={target}_{number}" for target in targets]
+
+
+TOOLCHAINS = {"cpu": CpuToolchain, "rocm": RocmToolchain, "cuda": CudaToolchain}
