@@ -8,7 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build test demo ratios bench-rocm cuda-toolchain clean
+.PHONY: help build test demo ratios bench-rocm bench-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
@@ -18,6 +18,8 @@ help:
 	@echo "make bench-rocm VENV=ENV ARGS=..."
 	@echo "             on an MI300X or MI350: build the ROCm variant, time it beside published figures. ENV is an"
 	@echo "             environment of yours with torch for ROCm, kernels and ninja; nothing is installed into it"
+	@echo "make bench-cuda ARGS=..."
+	@echo "             on an NVIDIA GPU: build the CUDA variant, time it beside torch; ARGS=--check holds it to its bounds"
 	@echo "make clean   remove what the build made"
 
 # The stamp is written last: an interrupted installation goes on at the next call.
@@ -50,9 +52,13 @@ bench-rocm:
 	@$(RUN) scripts/build.py --backend rocm >&2
 	@$(RUN) benchmarks/rocm.py $(ARGS)
 
+bench-cuda: cuda-toolchain
+	@$(RUN) scripts/build.py --backend cuda >&2
+	@$(RUN) benchmarks/cuda.py $(ARGS)
+
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.
 cuda-toolchain: $(READY)
-	@$(RUN) scripts/cuda_toolchain.py
+	@$(RUN) scripts/cuda_toolchain.py >&2
 
 clean:
 	rm -rf build demo-output examples/increment/build

@@ -13,6 +13,7 @@ from benchmarks.gpu_timing import copies
 WIDTH = 16384
 EPSILON = 1e-5
 GEMM_VARIABLE = "ROCM_FP8_KERNELS_GEMM"
+OVERLAP_VARIABLE = "ROCM_FP8_KERNELS_PDL"
 
 
 class Wrong(Exception):
@@ -20,17 +21,27 @@ class Wrong(Exception):
 
 
 @contextlib.contextmanager
-def gemm_config(config: tuple[int, int] | None) -> Iterator[None]:
-    """skinny_gemm launches (and recordings) take this (shape, splits); None: its own choice."""
-    before = os.environ.pop(GEMM_VARIABLE, None)
-    if config:
-        os.environ[GEMM_VARIABLE] = f"{config[0]},{config[1]}"
+def variable(name: str, value: str | None) -> Iterator[None]:
+    """An environment variable that launches (and recordings) read is `value`, or absent."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
     try:
         yield
     finally:
-        os.environ.pop(GEMM_VARIABLE, None)
+        os.environ.pop(name, None)
         if before is not None:
-            os.environ[GEMM_VARIABLE] = before
+            os.environ[name] = before
+
+
+def gemm_config(config: tuple[int, int] | None) -> contextlib.AbstractContextManager[None]:
+    """skinny_gemm launches (and recordings) take this (shape, splits); None: its own choice."""
+    return variable(GEMM_VARIABLE, config and f"{config[0]},{config[1]}")
+
+
+def without_overlap() -> contextlib.AbstractContextManager[None]:
+    """CUDA launches (and recordings) begin only after the one before them has ended."""
+    return variable(OVERLAP_VARIABLE, "0")
 
 
 def order(fp8: torch.Tensor) -> torch.Tensor:
@@ -47,6 +58,18 @@ def check_fp8(got: torch.Tensor, want: torch.Tensor, share: float, what: str) ->
     differing = (steps != 0).float().mean().item()
     if differing > share or int(steps.max()) > 1:
         raise Wrong(f"{what}: {differing:.2%} of the values differ from the reference's, by up to {int(steps.max())}")
+
+
+@functools.cache
+def by_flashinfer() -> Callable:
+    """flashinfer's fused addition, RMSNorm and quantisation, with add_rms_norm_fp8's signature."""
+    from flashinfer.norm import fused_add_rmsnorm_quant
+
+    def add_rms_norm_fp8(x, residual, weight, scale, epsilon, *, out):
+        fused_add_rmsnorm_quant(out, x, residual, weight, scale.view(1), epsilon)
+        return out
+
+    return add_rms_norm_fp8
 
 
 class RowCase:
@@ -90,6 +113,9 @@ class RowCase:
     def compiled(self, i: int) -> torch.Tensor:
         return self.by_inductor(*self.arguments(i))
 
+    def flashinfer(self, i: int) -> torch.Tensor:
+        return by_flashinfer()(*self.arguments(i), out=self.out[i])
+
     @functools.cached_property
     def by_inductor(self) -> Callable:
         torch._dynamo.reset()  # sizes are compiled in, and torch stops compiling a function after a few
@@ -112,6 +138,10 @@ class RowCase:
 
     def verify_ours(self, what: str = "ours") -> None:
         self.verify(lambda *arguments: self.function(*arguments, out=self.out[0]), what)
+
+    def verify_flashinfer(self) -> None:
+        # It keeps float32 where the reference rounds to float16 twice: as torch.compile.
+        self.verify(lambda *arguments: by_flashinfer()(*arguments, out=self.out[0]), "flashinfer", share=1)
 
 
 class GemmCase:

@@ -11,8 +11,12 @@ import torch
 from scripts.load import ROOT, load_kernel
 
 
-# `kernels` takes no other minor version of ROCm than that of torch.
-MAKES_ONE = "; python scripts/build.py --backend rocm makes one, ROCM_PATH naming a ROCm of that version"
+# `kernels` takes no other minor version of ROCm or CUDA than that of torch.
+MAKES_ONE = {
+    "rocm": "python scripts/build.py --backend rocm makes one, ROCM_PATH naming a ROCm of that version",
+    "cuda": "python scripts/build.py --backend cuda makes one, with what python scripts/cuda_toolchain.py brings or"
+    " CUDA_HOME naming a CUDA of that version",
+}
 
 
 class Missing(Exception):
@@ -45,13 +49,14 @@ def find_gpu() -> Gpu:
     runtime = f"HIP {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
     if not torch.cuda.is_available():
         raise Missing(f"no GPU: torch {torch.__version__} ({runtime}) finds none")
+    backend = "rocm" if torch.version.hip else "cuda"
     try:
         # By name: the CPU's variant, `kernels`' last resort, is none of this GPU's.
-        kernel = load_kernel("rocm" if torch.version.hip else "cuda")
+        kernel = load_kernel(backend)
     except (FileNotFoundError, ImportError, ValueError) as error:
-        command = "" if torch.version.hip is None else MAKES_ONE
         why = " ".join(str(error).split())
-        raise Missing(f"no build of this package for torch {torch.__version__} ({runtime}){command}: {why}") from None
+        lacks = f"no build of this package for torch {torch.__version__} ({runtime})"
+        raise Missing(f"{lacks}; {MAKES_ONE[backend]}: {why}") from None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     name = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     environment = {

@@ -9,19 +9,17 @@ is the bytes that must be moved at the rate at which this GPU reads memory, meas
 what gfx942 reaches of its 5.3 TB/s; it leaves out the launch, whose own floor stands above the tables.
 """
 
-import argparse
-import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_timing, published_mi300x  # noqa: E402
-from benchmarks.gpu_cases import GemmCase, RowCase, Wrong, gemm_config  # noqa: E402
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
+from benchmarks import gpu_report, gpu_timing, published_mi300x  # noqa: E402
+from benchmarks.gpu_cases import GemmCase, RowCase, gemm_config  # noqa: E402
+from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
+from benchmarks.gpu_report import Cases, attempt, cell, table_header, table_row  # noqa: E402
 from benchmarks.gpu_timing import Recorded, Times, record  # noqa: E402
 
 PUBLISHED = {
@@ -32,34 +30,15 @@ PUBLISHED = {
 # Bytes a microsecond that a GPU's memory reaches at best, where that is known.
 NOMINAL_RATES = {"gfx942": 4.2e6}
 DIRECT_KERNEL = (-1, 1)
-TITLES = {"direct": "direct kernel", "compiled": "torch.compile"}
+TITLES = gpu_report.TITLES | {"direct": "direct kernel"}
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def attempt(what: str, make: Callable[[], Recorded | None]) -> Recorded | None:
-    """A competitor, or None: one that is wrong, or fails, must not take the other figures with it."""
-    try:
-        return make()
-    except Exception as error:
-        note(f"left out: {what}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-        return None
-
-
-def record_rows(case: RowCase, compiled: bool) -> dict[str, Recorded | None]:
+def record_rows(case: RowCase, compiled: bool) -> Cases:
     case.verify_ours()
-
-    def inductor() -> Recorded:
-        case.verify(case.by_inductor, "torch.compile", share=1)
-        return record(case.compiled, case.count)
-
-    cases = {"ours": record(case.ours, case.count), "torch": record(case.eager, case.count)}
-    return cases | ({"compiled": attempt(f"torch.compile, {case.name}", inductor)} if compiled else {})
+    return {"ours": record(case.ours, case.count)} | gpu_report.torchs_rows(case, compiled)
 
 
-def record_gemm(case: GemmCase, backend: str) -> dict[str, Recorded | None]:
+def record_gemm(case: GemmCase, backend: str) -> Cases:
     with gemm_config(None):
         case.verify_ours()
         cases = {"ours": record(case.ours, case.count)}
@@ -71,12 +50,7 @@ def record_gemm(case: GemmCase, backend: str) -> dict[str, Recorded | None]:
                 return record(case.ours, case.count)
 
         cases["direct"] = attempt(f"the direct kernel, {case.name}", direct)
-
-    def library() -> Recorded | None:
-        launch = case.library()
-        return record(launch, case.count) if launch else None
-
-    return cases | {"torch": attempt(f"torch._scaled_mm, {case.name}", library)}
+    return cases | gpu_report.torchs_gemm(case)
 
 
 def floors_us(moved: int, read_rate: float, arch: str) -> tuple[float, float | None]:
@@ -85,14 +59,10 @@ def floors_us(moved: int, read_rate: float, arch: str) -> tuple[float, float | N
     return moved / read_rate, moved / nominal if nominal else None
 
 
-def cell(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def header(size: str, competitors: list[str]) -> str:
     columns = [size, "floor, measured rate", "floor, 4.2 TB/s", "ours", "±", "GB/s"]
     columns += [TITLES.get(name, name) for name in competitors if name != "ours"] + ["published", "ours / published"]
-    return f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}"
+    return table_header(columns)
 
 
 def line(size: str, moved: int, times: dict[str, Times | None], floors: tuple, published_us: float, same: bool) -> str:
@@ -107,28 +77,23 @@ def line(size: str, moved: int, times: dict[str, Times | None], floors: tuple, p
     ]
     cells += [cell(other and other.median_us) for name, other in times.items() if name != "ours"]
     cells += [cell(published_us), cell(ours.median_us / published_us if same else None)]
-    return f"| {' | '.join(cells)} |"
+    return table_row(cells)
 
 
 def table(gpu: Gpu, operator: str, args, generator: torch.Generator, read_rate: float) -> list[dict]:
     """Times an operator at every published size; prints each row as it comes. Returns the raw figures."""
-    gemm = operator == "skinny_gemm"
     results = []
-    print(f"\n### {operator}{'' if gemm else ' of float16 [rows, 16384]'}: microseconds\n")
+    print(f"\n### {gpu_report.title(operator)}\n")
     for size, published in PUBLISHED[operator].items():
-        if gemm:
-            case = GemmCase(gpu.kernel, *size, generator)
-            cases = record_gemm(case, gpu.backend)
-        else:
-            case = RowCase(gpu.kernel, operator, size, generator)
-            cases = record_rows(case, args.compile)
-        measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, args.effort)
+        case = gpu_report.make_case(gpu, operator, size, generator)
+        cases = record_gemm(case, gpu.backend) if operator == "skinny_gemm" else record_rows(case, args.compile)
+        measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
         times = {name: measured.get(name) for name in cases}
         if not results:
-            print(header("M, N x K" if gemm else "rows", list(times)))
-        shown = f"{size[0]}, {size[1]} x {size[2]}" if gemm else str(size)
+            print(header(gpu_report.size_title(operator), list(times)))
         floors = floors_us(case.bytes, read_rate, gpu.arch)
-        print(line(shown, case.bytes, times, floors, published.kernel_us, gpu.arch == "gfx942"), flush=True)
+        same = gpu.arch == "gfx942"
+        print(line(gpu_report.shown(size), case.bytes, times, floors, published.kernel_us, same), flush=True)
         results.append(
             {
                 "operator": operator,
@@ -143,51 +108,19 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, read_rate: 
 
 
 def run(gpu: Gpu, args) -> dict:
-    generator = random_numbers(gpu.device, args.seed)
-    environment = gpu.environment | {
-        "seed": generator.initial_seed(),
-        "launches": f"{args.effort.warm_up} to warm up, {args.effort.iterations} timed",
-    }
-    for name, value in environment.items():
-        print(f"- {name}: {value}")
-    read_rate, floor = gpu_timing.read_rate(args.effort), gpu_timing.launch_floor(args.effort)
-    print(f"- memory reads (torch.sum): {read_rate / 1e6:.2f} TB/s; a kernel that does nothing: {floor:.2f} us")
+    generator, figures = gpu_report.begin(gpu, args)
     print(f"- published: {published_mi300x.SOURCE}, on an MI300X")
-    print("- ±: half of what lies between the first and the last tenth of the samples")
     results = []
     for operator in args.only or PUBLISHED:
-        results += table(gpu, operator, args, generator, read_rate)
-    return {
-        "environment": environment,
-        "read_bytes_per_us": read_rate,
-        "launch_floor_us": floor,
-        "published": published_mi300x.SOURCE,
-        "results": results,
-    }
+        results += table(gpu, operator, args, generator, figures["read_bytes_per_us"])
+    return figures | {"published": published_mi300x.SOURCE, "results": results}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", action="append", choices=list(PUBLISHED), metavar="OPERATOR", help=", ".join(PUBLISHED)
-    )
+    parser = gpu_report.parser(__doc__, list(PUBLISHED))
     parser.add_argument("--compile", action="store_true", help="time torch.compile's row operators too (slow to start)")
-    parser.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
-    parser.add_argument("--warm-up", type=int, help="launches before the timed ones (default: 500)")
-    parser.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")
-    parser.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all samples, with the environment")
     args = parser.parse_args(argv)
-    effort = gpu_timing.QUICK if args.quick else gpu_timing.Effort()
-    args.effort = gpu_timing.Effort(args.warm_up or effort.warm_up, args.iterations or effort.iterations)
-    try:
-        figures = run(find_gpu(), args)
-    except (Missing, Wrong) as error:
-        print(f"rocm.py: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0
+    return 1 if gpu_report.figures_of("rocm.py", lambda: run(find_gpu(), args), args) is None else 0
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def test_nothing_wrong_is_timed(small_tables, cpu, capsys):
         assert len(tables(captured.out)) == 0 and re.fullmatch(r"rocm.py: ours, .*differ.*\n", captured.err)
 
 
-@pytest.mark.parametrize("script", ["rocm.py", "tune_skinny_gemm.py"])
+@pytest.mark.parametrize("script", ["cuda.py", "rocm.py", "tune_skinny_gemm.py"])
 def test_without_a_gpu_one_line_says_so(script):
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "benchmarks" / script)]

@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""The GPU operators beside what else computes the same on an NVIDIA GPU, as markdown.
+
+    make bench-cuda
+    python benchmarks/cuda.py --json figures.json --plot figures.png     # with a build of the variant at hand
+
+Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
+floor is the bytes that must be moved at the rate at which this GPU reads memory, measured here; the share is that of
+the rate which ours reaches. The ratio is the fastest competitor's time by ours. A launch of ours may begin while the
+one before it ends; "alone" is ours with that switched off.
+"""
+
+import math
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import bars, gpu_report, gpu_timing  # noqa: E402
+from benchmarks.gpu_cases import GemmCase, RowCase, by_flashinfer, without_overlap  # noqa: E402
+from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
+from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row  # noqa: E402
+from benchmarks.gpu_timing import Recorded, Times, record  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What --check asks for, at least: the fastest competitor's time by ours, and our share of the read rate."""
+
+    ratio: float
+    share: float = 0.0
+
+
+Size = int | tuple[int, int, int]
+
+# What is timed, and what it must reach.
+BOUNDS: dict[str, dict[Size, Bound]] = {
+    "add_rms_norm_fp8": {
+        1: Bound(1.6),
+        8: Bound(1.6),
+        32: Bound(1.4),
+        128: Bound(1.3),
+        512: Bound(1.1, 0.90),
+        2048: Bound(1.1, 0.90),
+    },
+    "swiglu_fp8": {1: Bound(1.0), 32: Bound(1.0), 128: Bound(1.2), 512: Bound(1.2), 2048: Bound(1.2, 0.85)},
+    "skinny_gemm": {
+        (m, n, k): bound
+        for (n, k), bound in {
+            (2304, 16384): Bound(1.35),
+            (4096, 4096): Bound(1.35),
+            (13312, 16384): Bound(1.05, 0.92),
+            (16384, 6656): Bound(1.05, 0.92),
+            (28672, 4096): Bound(1.05, 0.92),
+        }.items()
+        for m in (1, 8, 16, 32)
+    },
+}
+# Of all of an operator's ratios, the geometric mean.
+LEAST_MEANS = {"skinny_gemm": 1.2}
+# Columns of ours; every other is a competitor.
+OURS = ("ours", "alone")
+TITLES = gpu_report.TITLES | {"scaled_mm": "torch._scaled_mm"}
+COLORS = {
+    "ours": "tab:red",
+    "alone": "salmon",
+    "torch": "tab:gray",
+    "compiled": "tab:blue",
+    "flashinfer": "tab:green",
+    "scaled_mm": "tab:blue",
+}
+
+
+def record_ours(case: RowCase | GemmCase) -> Cases:
+    case.verify_ours()
+    together = record(case.ours, case.count)
+    with without_overlap():
+        case.verify_ours("ours, alone")
+        return {"ours": together, "alone": record(case.ours, case.count)}
+
+
+def record_rows(case: RowCase, flashinfer: bool) -> Cases:
+    cases = record_ours(case) | gpu_report.torchs_rows(case, compiled=True)
+
+    def others() -> Recorded:
+        case.verify_flashinfer()
+        return record(case.flashinfer, case.count)
+
+    if case.adds:
+        cases["flashinfer"] = attempt(f"flashinfer, {case.name}", others) if flashinfer else None
+    return cases
+
+
+def record_gemm(case: GemmCase) -> Cases:
+    return record_ours(case) | {"scaled_mm": gpu_report.torchs_gemm(case)["torch"]}
+
+
+def flashinfer_there() -> bool:
+    try:
+        by_flashinfer()
+    except Exception as error:
+        note(f"left out: flashinfer: {type(error).__name__}: {error}".splitlines()[0])
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: the medians of one operator at one size."""
+
+    operator: str
+    size: Size
+    moved: int  # bytes
+    times: dict[str, Times | None]
+    read_rate: float  # bytes a microsecond
+
+    def us(self, name: str) -> float | None:
+        times = self.times[name]
+        return times and times.median_us
+
+    @property
+    def floor_us(self) -> float:
+        return self.moved / self.read_rate
+
+    @property
+    def share(self) -> float:
+        return self.floor_us / self.us("ours")
+
+    @cached_property
+    def ratio(self) -> float | None:
+        """None: there is nobody to compare with."""
+        others = [self.us(name) for name in self.times if name not in OURS and self.times[name]]
+        return min(others) / self.us("ours") if others else None
+
+    @property
+    def cells(self) -> list[str]:
+        times = [cell(self.us(name)) for name in self.times if name != "ours"]
+        ours = [cell(self.us("ours")), cell(self.times["ours"].spread_us)]
+        return [gpu_report.shown(self.size), cell(self.floor_us), *ours, *times, cell(self.share), cell(self.ratio)]
+
+    @property
+    def columns(self) -> list[str]:
+        names = [TITLES.get(name, name) for name in self.times if name != "ours"]
+        return [gpu_report.size_title(self.operator), "floor", "ours", "±", *names, "share of read rate", "ratio"]
+
+    def missed(self, bound: Bound) -> list[str]:
+        what = f"{self.operator} {gpu_report.shown(self.size)}"
+        lines = []
+        if self.ratio is None or self.ratio < bound.ratio:
+            lines.append(f"{what}: ratio {cell(self.ratio)}, bound {bound.ratio:.2f}")
+        if self.share < bound.share:
+            lines.append(f"{what}: share of the read rate {self.share:.2f}, bound {bound.share:.2f}")
+        return lines
+
+    def raw(self) -> dict:
+        return {
+            "operator": self.operator,
+            "size": self.size,
+            "bytes": self.moved,
+            "times": {name: times and times.raw() for name, times in self.times.items()},
+            "share": self.share,
+            "ratio": self.ratio,
+        }
+
+
+def mean(lines: list[Line]) -> float | None:
+    """The geometric mean of the ratios that there are."""
+    logs = [math.log(line.ratio) for line in lines if line.ratio is not None]
+    return math.exp(statistics.fmean(logs)) if logs else None
+
+
+def missed(lines: list[Line]) -> list[str]:
+    """Every bound that is not met."""
+    found = [text for line in lines for text in line.missed(BOUNDS[line.operator][line.size])]
+    for operator, least in LEAST_MEANS.items():
+        of_it = [line for line in lines if line.operator == operator]
+        if of_it and (mean(of_it) or 0.0) < least:
+            found.append(f"{operator}: geometric mean of the ratios {cell(mean(of_it))}, bound {least:.2f}")
+    return found
+
+
+def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
+    """The tables, each row as it comes, with progress on stderr; their lines, and the figures for --json."""
+    began = time.monotonic()
+    generator, figures = gpu_report.begin(gpu, args)
+    operators = args.only or list(BOUNDS)
+    count = sum(len(BOUNDS[operator]) for operator in operators)
+    flashinfer = "add_rms_norm_fp8" in operators and flashinfer_there()
+    lines: list[Line] = []
+    for operator in operators:
+        print(f"\n### {gpu_report.title(operator)}\n")
+        begun = len(lines)
+        for size in BOUNDS[operator]:
+            case = gpu_report.make_case(gpu, operator, size, generator)
+            note(f"[{len(lines) + 1}/{count}, {time.monotonic() - began:.0f} s] {case.name}")
+            cases = record_gemm(case) if operator == "skinny_gemm" else record_rows(case, flashinfer)
+            measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
+            times = {name: measured.get(name) for name in cases}
+            lines.append(Line(operator, size, case.bytes, times, figures["read_bytes_per_us"]))
+            if len(lines) == begun + 1:
+                print(table_header(lines[-1].columns))
+            print(table_row(lines[-1].cells), flush=True)
+        print(f"\nGeometric mean of the ratios: {cell(mean(lines[begun:]))}", flush=True)
+    return lines, figures | {"results": [line.raw() for line in lines]}
+
+
+def draw(lines: list[Line], subtitle: str, path: Path) -> None:
+    panels = []
+    for operator in dict.fromkeys(line.operator for line in lines):
+        rows = [line for line in lines if line.operator == operator]
+        series = [
+            *(bars.Bars(TITLES.get(name, name), COLORS[name], [r.us(name) for r in rows]) for name in rows[0].times),
+            bars.Bars("memory floor", "black", [r.floor_us for r in rows]),
+        ]
+        panels.append(bars.Panel(operator, "microseconds", [gpu_report.shown(r.size) for r in rows], series))
+    bars.draw(panels, subtitle, path, stacked=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = gpu_report.parser(__doc__, list(BOUNDS))
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the tables")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
+    args = parser.parse_args(argv)
+    lines: list[Line] = []
+
+    def measure() -> dict:
+        found, figures = run(find_gpu(), args)
+        lines.extend(found)
+        return figures
+
+    figures = gpu_report.figures_of("cuda.py", measure, args)
+    if figures is None:
+        return 1
+    if args.plot:
+        facts = figures["environment"]
+        draw(lines, ", ".join([facts["GPU"], f"torch {facts['torch']}", facts["date"], facts["commit"]]), args.plot)
+    if not args.check:
+        return 0
+    failures = missed(lines)
+    for text in failures:
+        note(f"missed: {text}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

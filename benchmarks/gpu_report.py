@@ -1,0 +1,125 @@
+"""What the GPU benchmarks share: a case's competitors, the lines of their tables, the command line."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import gpu_timing
+from benchmarks.gpu_cases import GemmCase, RowCase, Wrong
+from benchmarks.gpu_environment import Gpu, Missing, random_numbers
+from benchmarks.gpu_timing import Recorded, record
+
+Cases = dict[str, Recorded | None]
+TITLES = {"compiled": "torch.compile"}
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def attempt(what: str, make: Callable[[], Recorded | None]) -> Recorded | None:
+    """A competitor, or None: one that is wrong, or fails, must not take the other figures with it."""
+    try:
+        return make()
+    except Exception as error:
+        reason = (str(error).strip() or "without a word").splitlines()[0]
+        note(f"left out: {what}: {type(error).__name__}: {reason}")
+        return None
+
+
+def make_case(gpu: Gpu, operator: str, size: int | tuple[int, int, int], generator: torch.Generator):
+    """`size`: rows, or (M, N, K)."""
+    if operator == "skinny_gemm":
+        return GemmCase(gpu.kernel, *size, generator)
+    return RowCase(gpu.kernel, operator, size, generator)
+
+
+def title(operator: str) -> str:
+    return f"{operator}{'' if operator == 'skinny_gemm' else ' of float16 [rows, 16384]'}: microseconds"
+
+
+def size_title(operator: str) -> str:
+    return "M, N x K" if operator == "skinny_gemm" else "rows"
+
+
+def shown(size: int | tuple[int, int, int]) -> str:
+    return f"{size[0]}, {size[1]} x {size[2]}" if isinstance(size, tuple) else str(size)
+
+
+def torchs_rows(case: RowCase, compiled: bool) -> Cases:
+    """The reference, and what torch.compile makes of it."""
+
+    def inductor() -> Recorded:
+        case.verify(case.by_inductor, "torch.compile", share=1)
+        return record(case.compiled, case.count)
+
+    cases = {"torch": record(case.eager, case.count)}
+    return cases | ({"compiled": attempt(f"torch.compile, {case.name}", inductor)} if compiled else {})
+
+
+def torchs_gemm(case: GemmCase) -> Cases:
+    def library() -> Recorded | None:
+        launch = case.library()
+        return record(launch, case.count) if launch else None
+
+    return {"torch": attempt(f"torch._scaled_mm, {case.name}", library)}
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def table_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table_header(columns: list[str]) -> str:
+    return f"{table_row(columns)}\n|{' --- |' * len(columns)}"
+
+
+def parser(description: str, operators: list[str]) -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--only", action="append", choices=operators, metavar="OPERATOR", help=", ".join(operators))
+    result.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
+    result.add_argument("--warm-up", type=int, help="launches before the timed ones (default: 500)")
+    result.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")
+    result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
+    result.add_argument("--json", type=Path, metavar="FILE", help="all samples, with the environment")
+    return result
+
+
+def effort(args: argparse.Namespace) -> gpu_timing.Effort:
+    usual = gpu_timing.QUICK if args.quick else gpu_timing.Effort()
+    return gpu_timing.Effort(args.warm_up or usual.warm_up, args.iterations or usual.iterations)
+
+
+def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
+    """Prints what the figures were taken on and this GPU's own limits. Returns the operands' generator and both."""
+    generator, launches = random_numbers(gpu.device, args.seed), effort(args)
+    environment = gpu.environment | {
+        "seed": generator.initial_seed(),
+        "launches": f"{launches.warm_up} to warm up, {launches.iterations} timed",
+    }
+    for name, value in environment.items():
+        print(f"- {name}: {value}")
+    read_rate, floor = gpu_timing.read_rate(launches), gpu_timing.launch_floor(launches)
+    print(f"- memory reads (torch.sum): {read_rate / 1e6:.2f} TB/s; a kernel that does nothing: {floor:.2f} us")
+    print("- ±: half of what lies between the first and the last tenth of the samples", flush=True)
+    return generator, {"environment": environment, "read_bytes_per_us": read_rate, "launch_floor_us": floor}
+
+
+def figures_of(script: str, measure: Callable[[], dict], args: argparse.Namespace) -> dict | None:
+    """What `measure` returns, written where --json says; None, and one line on stderr, where there is nothing to
+    measure or ours is wrong."""
+    try:
+        figures = measure()
+    except (Missing, Wrong) as error:
+        note(f"{script}: {error}")
+        return None
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return figures
