@@ -8,12 +8,13 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build test demo ratios bench-rocm bench-cuda cuda-toolchain clean
+.PHONY: help build build-cuda test demo ratios bench-rocm bench-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests"
-	@echo "make build   compile the CPU variant into build/"
+	@echo "make build   compile the CPU variant into build/; on an NVIDIA GPU the CUDA variant too"
+	@echo "make build-cuda   compile the CUDA variant, on any machine"
 	@echo "make ratios  the CPU operators against torch and memory, checked against their bounds (on an idle machine)"
 	@echo "make bench-rocm VENV=ENV ARGS=..."
 	@echo "             on an MI300X or MI350: build the ROCm variant, time it beside published figures. ENV is an"
@@ -31,11 +32,21 @@ $(READY): requirements.txt
 	$(RUN) -m pip install --disable-pip-version-check -q -r requirements.txt
 	@touch $@
 
+# cuda where torch sees an NVIDIA GPU. For recipes alone: torch is there once the environment is. Importing it takes
+# seconds, so it is asked only where the driver's device is (/dev/dxg on WSL).
+BACKEND = $(if $(wildcard /dev/nvidiactl /dev/dxg),$(shell $(RUN) scripts/load.py),cpu)
+
 build: $(READY)
 	@$(RUN) scripts/build.py --backend cpu
+	@if [ "$(BACKEND)" = cuda ]; then $(MAKE) --no-print-directory build-cuda; fi
 
+build-cuda: cuda-toolchain
+	@$(RUN) scripts/build.py --backend cuda
+
+# On a GPU the package's own tests run twice: on its variant, with all others, and on the CPU's.
 test: build
 	@$(RUN) -m pytest tests
+	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest tests --backend cpu; fi
 
 demo: build
 	@$(RUN) examples/demo.py $(ARGS)
@@ -52,8 +63,8 @@ bench-rocm:
 	@$(RUN) scripts/build.py --backend rocm >&2
 	@$(RUN) benchmarks/rocm.py $(ARGS)
 
-bench-cuda: cuda-toolchain
-	@$(RUN) scripts/build.py --backend cuda >&2
+bench-cuda: $(READY)
+	@$(MAKE) --no-print-directory build-cuda >&2
 	@$(RUN) benchmarks/cuda.py $(ARGS)
 
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.

@@ -34,7 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=160, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--windows", type=int, default=16, help="held-out windows to score (default: %(default)s)")
     parser.add_argument("--granularity", choices=["channel", "tensor"], default="channel", help="of the weight scales")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="cuda means any GPU (default: a GPU that torch sees, else cpu)"
+    )
     parser.add_argument("--skip-operators", action="store_true", help="no times of single operators, no plot")
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="folder of the plot (default: %(default)s)"
@@ -70,12 +72,15 @@ def run(args: argparse.Namespace) -> None:
 
     from benchmarks.shapes import LLAMA_8B, LLAMA_405B_TP8
     from llama_fp8 import decoding, operator_times, plot, text
-    from scripts.load import load_kernel
+    from scripts.load import default_backend, load_kernel
 
-    if args.device != "cpu" and not torch.cuda.is_available():
+    backend = "cpu" if args.device == "cpu" else default_backend()
+    if args.device == "cuda" and backend == "cpu":
         raise DemoError(f"--device {args.device}: torch sees no GPU here")
+    device = "cpu" if backend == "cpu" else "cuda"
+    where = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name()
     try:
-        kernel = load_kernel("cpu" if args.device == "cpu" else None)
+        kernel = load_kernel(backend)
     except Exception as error:
         raise DemoError(
             f"no build of the kernels for this machine (make build makes one): {first_line(error)}"
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         return tqdm(total=total, desc=what, unit="", leave=False, disable=None, dynamic_ncols=True)
 
     try:
-        loaded = text.load(args.model, args.device)
+        loaded = text.load(args.model, device)
     except Exception as error:
         raise DemoError(f"--model {args.model or '(default)'}: {first_line(error)}") from error
     length = min(1024, loaded.context)
@@ -96,9 +101,7 @@ def run(args: argparse.Namespace) -> None:
     if len(ids) > room:
         print(f"The prompt has {len(ids)} tokens; the last {room} fit beside {args.tokens} new ones.")
         ids = ids[-room:]
-    print(
-        f"Model: {loaded.name}, bfloat16. Kernels: {kernel.__name__}, on {args.device}, {torch.get_num_threads()} threads."
-    )
+    print(f"Model: {loaded.name}, bfloat16. Kernels: {kernel.__name__}, on {device}, {where}.")
 
     with bar(1, "quantising"):
         quantized = copy.deepcopy(loaded.model)
@@ -135,13 +138,13 @@ def run(args: argparse.Namespace) -> None:
     times = []
     for shapes in (LLAMA_8B, LLAMA_405B_TP8):
         with bar(6, f"operators, {shapes.name}") as progress:
-            for time in operator_times.measure(kernel, shapes, args.device):
+            for time in operator_times.measure(kernel, shapes, device):
                 times.append(time)
                 progress.update(1)
         print(f"{shapes.name}, one row; torch in bfloat16; the floor at this machine's memory read rate:")
         print(operator_times.table([t for t in times if t.model == shapes.name]) + "\n")
     path = args.output / "operators.png"
-    plot.draw(times, f"torch {torch.__version__}, {args.device}, {torch.get_num_threads()} threads", path)
+    plot.draw(times, f"torch {torch.__version__}, {device}, {where}", path)
     print(f"Plot: {path}")
 
 

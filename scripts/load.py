@@ -1,4 +1,5 @@
-"""Loads this repository's own build through `kernels.get_kernel`, as a user loads it from the Hub."""
+"""Loads this repository's own build through `kernels.get_kernel`, as a user loads it from the Hub. As a script: prints
+which backend that is by default."""
 
 import os
 from pathlib import Path
@@ -16,12 +17,14 @@ def use_local_build() -> None:
         os.environ["LOCAL_KERNELS"] = ":".join([*entries, f"{REPO_ID}={ROOT}"])
 
 
-def default_backend() -> str | None:
-    """`cpu` where torch finds no GPU: a CUDA or ROCm build of torch alone would make `kernels` look for a GPU
-    variant. None, `kernels`' own choice, otherwise."""
+def default_backend() -> str:
+    """Of the GPU that torch finds, else `cpu`. `kernels` would choose by torch's build alone, with a GPU or without,
+    and take the CPU's variant for a GPU whose own is missing."""
     import torch
 
-    return None if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "rocm" if torch.version.hip else "cuda"
 
 
 def load_kernel(backend: str | None = None) -> ModuleType:
@@ -30,3 +33,7 @@ def load_kernel(backend: str | None = None) -> ModuleType:
 
     use_local_build()
     return get_kernel(REPO_ID, version=VERSION, backend=backend or default_backend())
+
+
+if __name__ == "__main__":
+    print(default_backend())

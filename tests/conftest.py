@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import FP8
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -26,6 +27,12 @@ def pytest_addoption(parser) -> None:
         choices=["gfx942", "gfx950"],
         help="run the operator tests on the ROCm variant, its kernels in the simulator, on that chip",
     )
+    parser.addoption(
+        "--backend",
+        choices=["cpu", "cuda", "rocm"],
+        help="run the tests that load the package, and no others, on this variant (default: all tests, on the variant"
+        " of the GPU that torch sees, else the CPU's)",
+    )
     parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
 
 
@@ -34,6 +41,10 @@ def pytest_configure(config) -> None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
+    if config.getoption("--backend"):
+        others = [item for item in items if "kernel" not in item.fixturenames]
+        items[:] = [item for item in items if "kernel" in item.fixturenames]
+        config.hook.pytest_deselected(items=others)
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -65,13 +76,14 @@ def kernel(request):
         with request.getfixturevalue("simulated_rocm").on(arch, seed=SEED) as module:
             yield module
         return
-    from scripts.load import load_kernel
+    from scripts.load import default_backend, load_kernel
 
+    backend = request.config.getoption("--backend") or default_backend()
     try:
-        loaded = load_kernel()
-    except FileNotFoundError as error:
+        loaded = load_kernel(backend)
+    except (FileNotFoundError, ImportError, ValueError) as error:
         why = str(error).split("\n")[0]
-        pytest.fail(f"no build to test ({why}) run: python scripts/build.py --backend cpu", pytrace=False)
+        pytest.fail(f"no build to test ({why}) run: python scripts/build.py --backend {backend}", pytrace=False)
     yield loaded
 
 
@@ -91,6 +103,12 @@ def backend(variant) -> str:
 def device(request, backend) -> torch.device:
     simulated = request.config.getoption("--simulate")
     return torch.device("cpu" if backend == "cpu" or simulated else "cuda")
+
+
+@pytest.fixture(scope="session")
+def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
+    """The FP8 formats that skinny_gemm multiplies: a GPU's own, a CPU's both. Whatever only writes FP8 writes both."""
+    return FP8 if backend == "cpu" else (kernel.fp8_dtype(device),)
 
 
 ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"

@@ -16,10 +16,10 @@ def without_gradients():
 
 
 @pytest.fixture
-def quantized(kernel, generator):
+def quantized(kernel, device, generator):
     """A model with a checkpoint's every part, and token ids."""
-    model = llama(generator, **VARIANTS["biases"])
-    ids = tokens(generator, 2, 16)
+    model = llama(generator, device=device, **VARIANTS["biases"])
+    ids = tokens(generator, 2, 16, device)
     return kernel.quantization.quantize_llama(model, [ids], fp8_dtype=FP8[0]), ids
 
 
@@ -35,9 +35,9 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
         high_freq_factor=4.0,
         original_max_position_embeddings=64,
     )
-    model = llama(generator, dtype, tie_word_embeddings=tied, rope_parameters=rope, **VARIANTS["biases"])
+    model = llama(generator, dtype, device, tie_word_embeddings=tied, rope_parameters=rope, **VARIANTS["biases"])
     model.generation_config.eos_token_id, model.generation_config.max_new_tokens = [2, 3], 77
-    ids = tokens(generator, 2, 32)
+    ids = tokens(generator, 2, 32, device)
     kernel.quantization.quantize_llama(model, [ids], granularity=granularity, fp8_dtype=FP8[0])
     wanted = logits(model, ids)
     kernel.quantization.save_quantized(model, tmp_path / "deep" / "fp8")
@@ -49,7 +49,7 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["fp8"]
     assert same_bytes(logits(model, ids), wanted)
 
-    loaded = kernel.quantization.load_quantized(str(tmp_path / "deep" / "fp8"))
+    loaded = kernel.quantization.load_quantized(str(tmp_path / "deep" / "fp8"), device)
     shutil.rmtree(tmp_path / "deep")  # it holds its numbers itself
     assert not loaded.training and loaded.dtype == dtype
     assert (loaded.generation_config.eos_token_id, loaded.generation_config.max_new_tokens) == ([2, 3], 77)
@@ -61,22 +61,22 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
     assert same_bytes(logits(kernelized(kernel, loaded), ids), logits(kernelized(kernel, model), ids))
 
 
-def test_a_model_without_generation_settings(kernel, quantized, tmp_path):
+def test_a_model_without_generation_settings(kernel, device, quantized, tmp_path):
     model, ids = quantized
     model.generation_config = None
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     assert sorted(path.name for path in (tmp_path / "fp8").iterdir()) == ["config.json", "fp8.safetensors"]
-    assert same_bytes(logits(kernel.quantization.load_quantized(tmp_path / "fp8"), ids), logits(model, ids))
+    assert same_bytes(logits(kernel.quantization.load_quantized(tmp_path / "fp8", device), ids), logits(model, ids))
 
 
-def test_on_a_device_of_the_other_format(kernel, quantized, tmp_path, monkeypatch):
+def test_on_a_device_of_the_other_format(kernel, device, formats, quantized, tmp_path, monkeypatch):
     model, ids = quantized
     for module in model.modules():
         if isinstance(module, kernel.quantization.Fp8Linear):
             module.input_scale *= 2  # room: calibration saw the model before its linears were rounded
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     monkeypatch.setattr(kernel.quantization, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
-    loaded = kernel.quantization.load_quantized(tmp_path / "fp8")
+    loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     pairs = [
         (one, other)
         for one, other in zip(model.modules(), loaded.modules())
@@ -90,7 +90,8 @@ def test_on_a_device_of_the_other_format(kernel, quantized, tmp_path, monkeypatc
         assert torch.equal(*dequantized)
     # Nothing exceeds the largest number, where the formats differ: all else is a factor of 2.
     assert same_bytes(logits(loaded, ids), logits(model, ids))
-    assert same_bytes(logits(kernelized(kernel, loaded), ids), logits(kernelized(kernel, model), ids))
+    if torch.float8_e4m3fnuz in formats:
+        assert same_bytes(logits(kernelized(kernel, loaded), ids), logits(kernelized(kernel, model), ids))
     with pytest.raises(ValueError, match="format is torch.float8_e4m3fnuz; checkpoints hold float8_e4m3fn"):
         kernel.quantization.save_quantized(loaded, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["fp8"]

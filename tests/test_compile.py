@@ -195,8 +195,8 @@ def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, genera
 
 
 @every_operator
-def test_meta_tensors_give_shapes(kernel, generator, operator):
-    args = arguments(operator, 4, "cpu", generator)
+def test_meta_tensors_give_shapes(kernel, device, generator, operator):
+    args = arguments(operator, 4, device, generator)
     wanted = getattr(kernel, operator)(*args)
     got = getattr(kernel, operator)(*(a.to("meta") for a in args))
     assert got.is_meta and (got.shape, got.dtype) == (wanted.shape, wanted.dtype)

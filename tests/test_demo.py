@@ -91,8 +91,8 @@ def figures(output: str) -> tuple[dict[str, tuple[float, float]], float]:
     return rows, float(equal.split()[3].rstrip("%")) / 100
 
 
-def test_the_byte_level_llama(kernel, tmp_path):
-    result = demo(*SHORT, "--prompt", "import os\nimport sy", folder=tmp_path)
+def test_the_byte_level_llama(kernel, device, tmp_path):
+    result = demo(*SHORT, "--device", device.type, "--prompt", "import os\nimport sy", folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Prompt:\nimport os\nimport sy\n" in result.stdout and kernel.__name__ in result.stdout
     before, fp8 = (result.stdout.split(f"--- {name}:\n")[1].splitlines()[0] for name in ("bfloat16", "FP8"))

@@ -204,7 +204,7 @@ def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str):
 @pytest.mark.parametrize("shapes", VARIANTS)
 @every_format
 @every_granularity
-def test_a_quantised_model_computes_what_it_should(kernel, device, generator, shapes, fp8_dtype, granularity):
+def test_a_quantised_model_computes_what_it_should(kernel, device, generator, formats, shapes, fp8_dtype, granularity):
     model = llama(generator, device=device, **VARIANTS[shapes])
     inputs = [tokens(generator, 2, 16, device), tokens(generator, 1, 9, device)]
     original = logits(model, inputs[0])
@@ -216,7 +216,8 @@ def test_a_quantised_model_computes_what_it_should(kernel, device, generator, sh
     assert len(linears) == 8 and all(linear.weight.dtype == fp8_dtype for linear in linears)
     assert not any(isinstance(m, torch.nn.Linear) and m is not model.lm_head for m in model.modules())
     assert distance(logits(model, inputs[0]), wanted) <= NEAR
-    assert distance(logits(kernelized(kernel, model), inputs[0]), wanted) <= NEAR
+    if fp8_dtype in formats:
+        assert distance(logits(kernelized(kernel, model), inputs[0]), wanted) <= NEAR
     # FP8 rounds to a 2^-5 of an operand's size, root mean square: about 0.1 after eight products of two. A scale
     # that is wrong by 2 in one linear alone is more.
     assert 0 < distance(wanted, original) < 0.2

@@ -226,7 +226,8 @@ def test_nan_and_infinity_stay_in_their_row(kernel, device, generator, operator,
         torch.testing.assert_close(got[[3, 5]], wanted[[3, 5]], rtol=0, atol=0, equal_nan=True)
         assert got[3].isnan().sum() == got[5].isnan().sum() == 1
     got = inputs.call(kernel, operator, device, FP8[0])[0]
-    assert same_bytes(got[::2][[0, 1, 3]], clean[::2][[0, 1, 3]])
+    for row in (0, 2, 6):
+        assert same_bytes(got[row], clean[row])
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

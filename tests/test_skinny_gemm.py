@@ -42,12 +42,6 @@ N = (1, 3, 5, 12, 13, 64, 130)
 K = (1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 255, 256, 257, 576, 4096)
 
 
-@pytest.fixture
-def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
-    """What the device multiplies: a GPU its own format, a CPU both."""
-    return FP8 if backend == "cpu" else (kernel.fp8_dtype(device),)
-
-
 @pytest.fixture(params=FP8, ids=short)
 def format(request, formats) -> torch.dtype:
     if request.param not in formats:
@@ -74,7 +68,8 @@ class Inputs:
     def rows(self, rows: slice | list[int]) -> "Inputs":
         """The call of some rows alone."""
         scale_a = self.scale_a if self.scale_a.numel() == 1 else self.scale_a[rows]
-        return Inputs(self.a[rows], self.b, scale_a, self.scale_b, self.bias)
+        a = self.a.view(torch.uint8)[rows].view(self.a.dtype)  # a list of rows: not every torch indexes FP8 on a GPU
+        return Inputs(a, self.b, scale_a, self.scale_b, self.bias)
 
     def assert_right(self, out: torch.Tensor, what: str) -> None:
         assert_gemm_close(out, self.a, self.b, self.scale_a, self.scale_b, self.bias, what)

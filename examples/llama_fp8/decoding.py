@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from .text import LoadedModel, Tokenizer
 
@@ -18,22 +18,86 @@ class Continuation:
     tokens_per_second: float  # of the decoding steps, without the prompt's
 
 
+def growing_tokens(model: torch.nn.Module, prompt: list[int]) -> Iterator[int]:
+    """The likeliest tokens after `prompt`, with a cache that grows."""
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([prompt], device=model.device)
+    while True:
+        token = int(model(input_ids=ids, past_key_values=cache).logits[0, -1].argmax())
+        yield token
+        ids = torch.tensor([[token]], device=model.device)
+
+
+class StaticStep:
+    """A decoding step that can be recorded: it reads and writes the same memory each time, and where it stands is told
+    by numbers on the device.
+
+    `token` int64 [1, 1] is the last one found. A call finds the next.
+    """
+
+    def __init__(self, model: torch.nn.Module, prompt: list[int], count: int):
+        """Computes the prompt; there is room for `count` tokens after it."""
+        self.model, self.cache = model, StaticCache(config=model.config, max_cache_len=len(prompt) + count)
+        ids = torch.tensor([prompt], device=model.device)
+        self.token = model(input_ids=ids, past_key_values=self.cache).logits[:, -1:].argmax(-1)
+        self._standing = [self.token, *(layer.cumulative_length for layer in self.cache.layers)]
+
+    def __call__(self) -> None:
+        logits = self.model(input_ids=self.token, past_key_values=self.cache).logits
+        self.token.copy_(logits[:, -1:].argmax(-1))
+
+    def rehearse(self) -> None:
+        """A call that leaves no trace: keys and values that it wrote lie where the next call writes its own."""
+        before = [part.clone() for part in self._standing]
+        self()
+        for part, value in zip(self._standing, before):
+            part.copy_(value)
+
+
+def captured(step: StaticStep) -> Callable[[], None]:
+    """The step as a CUDA graph; a call of the result replays it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    # What first calls load, allocate or choose must not happen while recording.
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step.rehearse()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def static_tokens(
+    model: torch.nn.Module,
+    prompt: list[int],
+    count: int,
+    prepare: Callable[[StaticStep], Callable[[], None]] = captured,
+) -> Iterator[int]:
+    """The `count` likeliest tokens after `prompt`, one by one: what `prepare` makes of one step, over and over."""
+    step = StaticStep(model, prompt, count)
+    go_on = prepare(step)
+    yield int(step.token)
+    for _ in range(count - 1):
+        go_on()
+        yield int(step.token)
+
+
 @torch.no_grad()
 def continue_text(
     loaded: LoadedModel, model: torch.nn.Module, prompt: list[int], count: int, advance: Callable[[int], object]
 ) -> Continuation:
-    """At most `count` tokens after `prompt`, each the likeliest; `advance(1)` is called for each."""
-    cache = DynamicCache(config=model.config)
-    logits = model(input_ids=torch.tensor([prompt], device=model.device), past_key_values=cache).logits[0, -1]
-    ids: list[int] = []
+    """At most `count` tokens after `prompt`, each the likeliest; `advance(1)` is called for each. On a GPU a step is
+    one graph: its hundreds of launches from Python would take longer than they compute."""
+    on_gpu = model.device.type == "cuda"
+    tokens = static_tokens(model, prompt, count) if on_gpu else growing_tokens(model, prompt)
+    ids = [next(tokens)]
+    advance(1)
     began = time.perf_counter()
-    while True:
-        ids.append(int(logits.argmax()))
+    while len(ids) < count and ids[-1] not in loaded.end:
+        ids.append(next(tokens))
         advance(1)
-        if len(ids) == count or ids[-1] in loaded.end:
-            break
-        step = torch.tensor([[ids[-1]]], device=model.device)
-        logits = model(input_ids=step, past_key_values=cache).logits[0, -1]
     steps = len(ids) - 1
     rate = steps / (time.perf_counter() - began) if steps else float("nan")
     return Continuation(ids, rate)

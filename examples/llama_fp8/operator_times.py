@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+from benchmarks import gpu_timing
 from benchmarks.shapes import LlamaShapes
 from benchmarks.timing import ceiling_cases, copies, in_turn
 
@@ -31,6 +32,7 @@ class _Case:
     bytes_moved: int
     kernel: Callable[[int], object]
     torch: Callable[[int], object]
+    count: int = 1  # of the operands in rotation
 
 
 def _linear_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: torch.dtype) -> Iterator[_Case]:
@@ -41,7 +43,9 @@ def _linear_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: tor
         base = torch.randn(1 << 20, device=device).to(fp8).view(torch.uint8)
         fill = base.repeat(-(-n * k // base.numel()))[: n * k].view(n, k)
         weights = [fill.roll(i).view(fp8) for i in range(count)]
-        wide = [(fill.roll(-i).view(fp8)).to(torch.bfloat16) for i in range(2)]
+        # On a CPU two are larger than its caches.
+        wides = 2 if device == "cpu" else copies(2 * n * k)
+        wide = [(fill.roll(-i).view(fp8)).to(torch.bfloat16) for i in range(wides)]
         a = torch.randn(1, k, device=device).to(fp8)
         a_wide = a.to(torch.bfloat16)
         yield _Case(
@@ -49,7 +53,8 @@ def _linear_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: tor
             f"{n}x{k}",
             n * k,
             lambda i: kernel.skinny_gemm(a, weights[i % count], one, one),
-            lambda i: F.linear(a_wide, wide[i % 2]),
+            lambda i: F.linear(a_wide, wide[i % wides]),
+            count,
         )
 
 
@@ -88,18 +93,31 @@ def _row_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: torch.
     )
 
 
+def _read_rate(device: str) -> float:
+    """Bytes a second."""
+    if device != "cpu":
+        return gpu_timing.read_rate(gpu_timing.QUICK) * 1e6
+    ceilings, moved = ceiling_cases(torch.Generator().manual_seed(0))
+    return moved["read"] / in_turn({"read": ceilings["read"]}, rounds=ROUNDS)["read"]
+
+
+def _in_turn(case: _Case, device: str, rounds: int) -> dict[str, float]:
+    """Seconds. On a GPU in graphs, as decoding launches them."""
+    functions = {"kernel": case.kernel, "torch": case.torch}
+    if device == "cpu":
+        return in_turn(functions, rounds)
+    graphs = {name: gpu_timing.record(function, case.count) for name, function in functions.items()}
+    return {name: times.median_us / 1e6 for name, times in gpu_timing.measure(graphs, gpu_timing.QUICK).items()}
+
+
 def measure(kernel: ModuleType, shapes: LlamaShapes, device: str) -> Iterator[OperatorTime]:
     """One row of activations through each operator of a layer. Weights rotate through memory; a row of
     activations stays in the caches, as it does in decoding."""
-    fp8 = kernel.fp8_dtype(device)
-    synchronize = torch.cuda.synchronize if device != "cpu" else None
-    ceilings, moved = ceiling_cases(torch.Generator(device).manual_seed(0), device)
-    read = in_turn({"read": ceilings["read"]}, rounds=ROUNDS, synchronize=synchronize)["read"]
-    del ceilings
+    fp8, read = kernel.fp8_dtype(device), _read_rate(device)
     for make, rounds in ((_row_cases, 20 * ROUNDS), (_linear_cases, ROUNDS)):
         for case in make(kernel, shapes, device, fp8):
-            times = in_turn({"kernel": case.kernel, "torch": case.torch}, rounds, synchronize=synchronize)
-            floor = case.bytes_moved * read / moved["read"]
+            times = _in_turn(case, device, rounds)
+            floor = case.bytes_moved / read
             yield OperatorTime(shapes.name, case.operator, case.shape, times["kernel"], times["torch"], floor)
 
 
