@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import CUDA_TOOLKIT, needs_cuda_toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,6 +119,33 @@ def test_the_library_loads_with_an_old_glibc(package):
     (library,) = variant.glob("*.abi3.so")
     assert ObjectFile(str(library)).check_manylinux("manylinux_2_28") == []
     assert ObjectFile(str(library)).check_python_abi("3.9") == []
+
+
+# Loaded as _ops.py does it; the launch is the GPU's, where there is one.
+LOAD = """
+import ctypes, sys, torch
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+
+path = sys.argv[1]
+name = path.rsplit("/", 1)[1].removesuffix(".abi3.so")
+module = module_from_spec(spec_from_loader(name, ExtensionFileLoader(name, path)))
+assert module.__name__ == name
+runtimes = {line.split()[-1] for line in open("/proc/self/maps") if "libcudart" in line}
+assert len(runtimes) == 1, runtimes
+if torch.cuda.is_available():
+    x = torch.arange(512, dtype=torch.float32, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    assert ctypes.CDLL(path).launch_twice(ctypes.c_void_p(x.data_ptr()), 2, ctypes.c_void_p(stream)) == 0
+    assert torch.equal(x.cpu(), 2 * torch.arange(512, dtype=torch.float32))
+"""
+
+
+@needs_cuda_toolchain
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is no build for CUDA: it brings no runtime")
+def test_it_loads_with_the_runtime_that_torch_brings(package):
+    (library,) = Path(build(package).stdout.strip()).glob("*.abi3.so")
+    output(sys.executable, "-c", LOAD, str(library))
 
 
 @needs_cuda_toolchain
