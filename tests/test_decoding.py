@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_llama import NEAR, VARIANTS, kernelized, llama, logits, tokens
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "examples"))
@@ -79,6 +80,39 @@ def test_a_step_moves_nothing_and_a_rehearsal_leaves_no_trace(device, generator)
     now = [step.token, *(part for layer in step.cache.layers for part in (layer.keys, layer.values))]
     assert [part.data_ptr() for part in now] == places
     assert all(int(layer.cumulative_length) == 8 for layer in step.cache.layers)
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+# What reads a number back to the host, has a size that numbers decide, or brings numbers of the host's to the device:
+# none of it can be recorded.
+NEVER_RECORDED = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "lift_fresh"}
+
+
+@pytest.mark.parametrize("shapes", MODELS)
+def test_a_step_is_all_the_devices_own(kernel, device, generator, shapes):
+    model = llama(generator, device=device, **MODELS[shapes])
+    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
+    for one in (llama(generator, device=device, **MODELS[shapes]), kernelized(kernel, model)):
+        step = decoding.StaticStep(one, tokens(generator, 1, 20)[0].tolist(), 4)
+        with Seen() as seen:
+            step.rehearse()
+        assert "index_copy_" in seen.names and NEVER_RECORDED.isdisjoint(seen.names)
+    assert "skinny_gemm" in seen.names
+    with Seen() as seen:  # the check is alive
+        int(step.token)
+        torch.tensor([1], device=device)
+    assert {"_local_scalar_dense", "lift_fresh"} <= set(seen.names)
 
 
 def test_there_is_room_for_one_token_alone(device, generator):
