@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bars, gpu_report, gpu_timing  # noqa: E402
+from benchmarks import bars, gpu_cases, gpu_report, gpu_timing  # noqa: E402
 from benchmarks.gpu_cases import GemmCase, RowCase, by_flashinfer, without_overlap  # noqa: E402
 from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
 from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row  # noqa: E402
@@ -99,9 +101,12 @@ def record_gemm(case: GemmCase) -> Cases:
     return record_ours(case) | {"scaled_mm": gpu_report.torchs_gemm(case)["torch"]}
 
 
-def flashinfer_there() -> bool:
+def flashinfer_there(gpu: Gpu) -> bool:
+    """It can be imported, and its kernels compile, which it does on first use: tried once, not at each size."""
     try:
-        by_flashinfer()
+        x = torch.zeros((1, gpu_cases.WIDTH), dtype=torch.float16, device=gpu.device)
+        out = x.to(gpu.kernel.fp8_dtype(gpu.device))
+        by_flashinfer()(x, x.clone(), x[0], torch.ones((), device=gpu.device), gpu_cases.EPSILON, out=out)
     except Exception as error:
         note(f"left out: flashinfer: {type(error).__name__}: {error}".splitlines()[0])
         return False
@@ -189,7 +194,7 @@ def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
     generator, figures = gpu_report.begin(gpu, args)
     operators = args.only or list(BOUNDS)
     count = sum(len(BOUNDS[operator]) for operator in operators)
-    flashinfer = "add_rms_norm_fp8" in operators and flashinfer_there()
+    flashinfer = "add_rms_norm_fp8" in operators and flashinfer_there(gpu)
     lines: list[Line] = []
     for operator in operators:
         print(f"\n### {gpu_report.title(operator)}\n")

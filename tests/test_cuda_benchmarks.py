@@ -184,8 +184,14 @@ def test_competitors_that_are_wrong_or_fail_are_left_out(script, monkeypatch, ca
     assert len(notes) == 4
 
 
-def test_without_flashinfer_one_line_says_so(script, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "flashinfer.norm", None)  # as where it is not installed
+@pytest.mark.parametrize("why", ["not installed", "does not compile"])
+def test_without_flashinfer_one_line_says_so(script, monkeypatch, capsys, why):
+    def broken(*args):
+        raise RuntimeError("ninja: build stopped\nand many more words")
+
+    if why == "not installed":
+        monkeypatch.setitem(sys.modules, "flashinfer.norm", None)
+    script.norm.fused_add_rmsnorm_quant = broken
     gpu_cases.by_flashinfer.cache_clear()
     assert cuda.main(["--quick", "--only", "add_rms_norm_fp8"]) == 0
     captured = capsys.readouterr()
