@@ -185,6 +185,9 @@ class CudaToolchain:
     # As kernel-builder defines them.
     defines = ["-DCUDA_KERNEL", "-DUSE_CUDA=1"]
 
+    # -Wno-restrict: GCC 12 sees an overlap in std::string's own operator+.
+    quiet = ["-Wno-restrict", "-Wno-unknown-warning-option"]
+
     def __init__(self, config: BuildConfig):
         installed = os.environ.get("CUDA_HOME")
         self.root = Path(installed) if installed else cuda_toolchain.PREFIX / cuda_toolchain.TOOLKIT
@@ -203,7 +206,7 @@ class CudaToolchain:
         if self.library is None:
             raise BuildError(f"{self.root}: holds no {runtime}")
         self.cxx = cxx_compiler()
-        self.host = [*COMMON_FLAGS, *not_unique(self.cxx), *self.defines, prefix_map(config)]
+        self.host = [*COMMON_FLAGS, *self.quiet, *not_unique(self.cxx), *self.defines, prefix_map(config)]
         # ninja runs a compiler a processor. Where there are more processors than sources, nvcc takes several
         # architectures at once.
         sources = sum(source.endswith(".cu") for section in config.sections("cuda") for source in section.src)
