@@ -167,8 +167,12 @@ class GemmCase:
         shape, device = (rows, self.k), self.generator.device
         return torch.randint(-2, 3, shape, generator=self.generator, device=device).to(torch.bfloat16).to(self.fp8)
 
-    def ours(self, i: int) -> torch.Tensor:
-        return self.kernel.skinny_gemm(self.a, self.b[i], self.one, self.one, out=self.out[i])
+    def ours(self, i: int, constant_b: bool = True) -> torch.Tensor:
+        """As a layer calls it: its weights do not change."""
+        return self.kernel.skinny_gemm(self.a, self.b[i], self.one, self.one, out=self.out[i], constant_b=constant_b)
+
+    def ours_changing(self, i: int) -> torch.Tensor:
+        return self.ours(i, constant_b=False)
 
     def library(self) -> Callable[[int], torch.Tensor] | None:
         """torch._scaled_mm on these operands, its rows padded to a multiple of 16 where it wants that; None where it
@@ -201,5 +205,12 @@ class GemmCase:
             raise Wrong(f"{what}, {self.name}: {differing:.2%} of the results differ from the reference's")
 
     def verify_ours(self, what: str = "ours") -> None:
-        out = torch.full((self.m, self.n), float("nan"), dtype=torch.bfloat16, device=self.generator.device)
-        self.verify(lambda a, b: self.kernel.skinny_gemm(a, b, self.one, self.one, out=out), what)
+        for constant in (False, True):
+            out = torch.full((self.m, self.n), float("nan"), dtype=torch.bfloat16, device=self.generator.device)
+
+            def product(a: torch.Tensor, b: torch.Tensor, out=out, constant=constant) -> torch.Tensor:
+                if constant and b.is_cuda:
+                    torch.cuda.synchronize()  # b has just been made
+                return self.kernel.skinny_gemm(a, b, self.one, self.one, out=out, constant_b=constant)
+
+            self.verify(product, what)

@@ -44,4 +44,9 @@ struct Executor {
     void* context = nullptr;  // of `scratch`
 };
 
+// Whether all rows start at a multiple of that many bytes: 16 for 128-bit accesses.
+inline bool rows_aligned(const void* base, int64_t stride_bytes, int bytes = 16) {
+    return reinterpret_cast<uintptr_t>(base) % bytes == 0 && stride_bytes % bytes == 0;
+}
+
 }  // namespace rocm_fp8

@@ -34,11 +34,18 @@
 #include "../common/hip/device.h"
 #include "../common/hip/quantize.h"
 #include "../common/hip/wave.h"
+#include "reciprocal_rms.h"
 #include "rmsnorm_fp8.h"
 #include "rmsnorm_fp8_config.h"
 
 namespace rocm_fp8 {
 namespace {
+
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+    __device__ static float rsqrt(float v) { return __builtin_amdgcn_rsqf(v); }
+    __device__ static float sqrt(float v) { return __builtin_sqrtf(v); }
+};
 
 constexpr int kVector = kRmsNormVector;
 constexpr int kSlots = 2 * kWave;  // of LDS: sums of 64 vectors each
@@ -56,16 +63,6 @@ __device__ inline float sum_of_slots(const float* slots, int used) {
     float v = lane < used ? slots[lane] : 0.0f;
     if (used > kWave) v += kWave + lane < used ? slots[kWave + lane] : 0.0f;
     return of_last_lane(sum_to_last_lane(v));
-}
-
-// 1 / sqrt(sum / d + epsilon) within an ulp or two: the chip's estimate and one step of Newton's method, seven
-// instructions that all waves of a row wait for. A division and a square root rounded to the last bit are forty.
-__device__ inline float reciprocal_rms(float sum, float reciprocal_d, float epsilon) {
-    const float v = sum * reciprocal_d + epsilon;
-    if (__builtin_expect(!(v >= 0x1p-100f && v <= 0x1p100f), 0)) return 1.0f / __builtin_sqrtf(v);
-    const float estimate = __builtin_amdgcn_rsqf(v);
-    const float error = __builtin_fmaf(-v * estimate, estimate, 1.0f);
-    return __builtin_fmaf(0.5f * estimate, error, estimate);
 }
 
 // A vector of the weight as it lies in memory.
@@ -182,7 +179,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads :
             if constexpr (kHeld == 4) sum = (of_last_lane(sums[3]) + of_last_lane(sums[2])) + sum;
         }
     }
-    const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon);
+    const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon, Machine());
     const auto weight_of = [&](int v) {
         if constexpr (!weights_last) return weight[v];
         weight[0].load_from(a.weight, loaded(v));
@@ -261,7 +258,7 @@ __global__ __launch_bounds__(kAnyThreads) void rms_norm_any(RmsNormFp8Args a) {
     }
     // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
     __syncthreads();
-    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon);
+    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, Machine());
 
     const float scale = a.out_dtype == in ? 1.0f : *global<float>(a.scale);
     for (int64_t i = threadIdx.x; i < a.d; i += kAnyThreads) {

@@ -37,13 +37,12 @@
 //   4  buffer bounds instead of branches, so that waits stay partial at the ends too
 //   5  two row producers, and slots for as many steps as there are consumers, where a workgroup is alone on its unit
 //      (simulated: 15.9 -> 12.5 us for 32 x 2304 x 16384, 56.6 -> 55.0 us for 32 x 13312 x 16384)
-#include <cstdlib>
-
 #include "../common/hip/counters.h"
 #include "../common/hip/device.h"
 #include "skinny_gemm_config.h"
 #include "skinny_gemm_consumer.h"
 #include "skinny_gemm_direct.h"
+#include "skinny_gemm_forced.h"
 #include "skinny_gemm_producer.h"
 
 namespace rocm_fp8 {
@@ -124,21 +123,15 @@ Kernel direct_kernel(int64_t m) {
                         : skinny_gemm_direct<32, aligned>;
 }
 
-// ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS takes that entry of the table (-1: the direct kernel) instead of what pick_config
-// says: for tuning and tests. Where the arguments do not allow it, an error.
+// Where the arguments do not allow what is asked for, an error.
 Status forced_config(const SkinnyGemmArgs& a, bool ring_allowed, SkinnyGemmConfig* config) {
-    const char* text = std::getenv("ROCM_FP8_KERNELS_GEMM");
-    if (!text || !*text) return {};
-    char* rest = nullptr;
-    const long shape = std::strtol(text, &rest, 10);
-    const long splits = *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;
-    if (*rest || shape < kDirect || shape >= kRingShapeCount || splits < 1 || splits > kMaxSplits) {
-        return {"ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 to 11 and SPLITS 1 to 16"};
-    }
-    if (shape != kDirect && (!ring_allowed || kRingShapes[shape].rows < a.m)) {
+    SkinnyGemmConfig wanted = *config;
+    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, &wanted.shape, &wanted.splits); !s.ok()) return s;
+    const bool changed = wanted.shape != config->shape || wanted.splits != config->splits;
+    if (changed && wanted.shape != kDirect && (!ring_allowed || kRingShapes[wanted.shape].rows < a.m)) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     }
-    *config = {int(shape), int(splits)};
+    *config = wanted;
     return {};
 }
 

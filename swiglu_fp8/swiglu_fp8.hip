@@ -22,6 +22,7 @@
 //   1  swiglu_any: element by element. The fallback, and the comparison
 //   2  swiglu_fast: 128-bit accesses, numbered through
 //   3  packed arithmetic, one check of range for eight gates, the quotient corrected instead of divided
+#include "../common/divider.h"
 #include "../common/hip/device.h"
 #include "../common/hip/quantize.h"
 #include "../common/hip/wave.h"

@@ -78,3 +78,72 @@ def test_streams_and_graphs_side_by_side(kernel, device, generator):
     torch.cuda.synchronize()
     for i, alone in enumerate(wanted):
         assert all(same_bytes(one, alone) for one in itertools.chain(got[i], results[i]))
+
+
+@pytest.fixture
+def cuda(backend):
+    if backend != "cuda":
+        pytest.skip("of the CUDA variant alone")
+
+
+def layers(kernel, device, generator, rows: int, d: int, count: int):
+    """A function that runs `count` layers' operators behind one another on fresh copies of random inputs: its results."""
+    fp8, bf16 = kernel.fp8_dtype(device), torch.bfloat16
+    x, residual = (normal((rows, d), bf16, generator).to(device) for _ in range(2))
+    weight, scale = weights((d,), bf16, generator).to(device), torch.tensor(0.02, device=device)
+    small = torch.tensor(1e-3, device=device)
+    up = [gemm.random_fp8((2 * d, d), fp8, generator).to(device) for _ in range(count)]
+    down = [gemm.random_fp8((d, d), fp8, generator).to(device) for _ in range(count)]
+    torch.cuda.synchronize()  # the weights are constants from here on
+
+    def run() -> list[torch.Tensor]:
+        h, results = x.clone(), [residual.clone()]
+        for i in range(count):
+            q = kernel.add_rms_norm_fp8(h, results[0], weight, scale)
+            wide = kernel.skinny_gemm(q, up[i], scale, small, constant_b=True)
+            q = kernel.swiglu_fp8(wide, scale)
+            h = kernel.skinny_gemm(q, down[i], scale, small, constant_b=True)
+            results += [wide, h]
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize("rows, d", [(1, 4096), (3, 2880), (32, 1536), (17, 8192)])
+def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda, monkeypatch, rows, d):
+    run = layers(kernel, device, generator, rows, d, count=6)
+    monkeypatch.setenv("ROCM_FP8_KERNELS_PDL", "0")
+    wanted = run()
+    assert all(t.isfinite().all() for t in wanted)
+    monkeypatch.delenv("ROCM_FP8_KERNELS_PDL")
+    graph = torch.cuda.CUDAGraph()
+    run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        replayed = run()
+    for _ in range(30):
+        for got, want in zip(run(), wanted):
+            assert same_bytes(got, want)
+        graph.replay()
+        for got, want in zip(replayed, wanted):
+            assert same_bytes(got, want)
+
+
+@pytest.mark.parametrize("shape", [-1, 0, 1])
+@pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
+def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, shape, splits):
+    """Each compiled kernel, its last tile cut off, with splits that are longer and shorter than its ring."""
+    monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", f"{shape},{splits}")
+    for k in (1040, 4112, 20000):
+        whole = problem(kernel, device, generator, 32, 201, k)
+        for m in (1, 8, 9, 16, 17, 32):
+            inputs = whole.rows(slice(0, m))
+            inputs.assert_right(gemm.run(kernel, inputs, out_dtype=torch.float32), f"{m}x201x{k}")
+
+
+def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
+    inputs = problem(kernel, device, generator, 2, 16, 1001)
+    for text, why in (("0,1", "cannot take"), ("2,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
+        monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
+        with pytest.raises(RuntimeError, match=why):
+            gemm.run(kernel, inputs)

@@ -4,12 +4,12 @@ import ctypes
 import itertools
 import math
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import SEED
+from host_configs import Configs, compile_host
 
 ROOT = Path(__file__).resolve().parents[1]
 QUARTER_WAVE, WAVE, WORKGROUP, ANY = range(4)
@@ -17,50 +17,9 @@ DIRECT = -1
 GFX942, GFX950 = 0, 1
 
 
-def compile_host(source: str, target: Path, *flags: str) -> Path:
-    """A test's C++ source, with the machine's compiler."""
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))))
-    command = [compiler, "-std=c++20", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", *flags]
-    subprocess.run([*command, str(ROOT / "tests" / "host" / source), "-o", str(target)], check=True)
-    return target
-
-
-I, L, D = ctypes.c_int, ctypes.c_int64, ctypes.c_double
-# name of configs.cpp: (result, arguments, how many numbers it returns through a last pointer)
-FUNCTIONS = {
-    "rms_norm_config": (None, (L, L, I), 4),
-    "swiglu_config": (None, (L, L, I), 4),
-    "wrong_division": (L, (ctypes.c_void_p, L, ctypes.c_uint32), 0),
-    "gemm_config": (None, (L, L, L, I, I), 2),
-    "gemm_estimate": (D, (I, I, I, L, L, L), 0),
-    "gemm_row_class": (L, (L,), 0),
-}
-
-
-class Configs:
-    """configs.cpp as Python functions."""
-
-    def __init__(self, path: Path):
-        loaded = ctypes.CDLL(str(path))
-        for name, (result, arguments, returned) in FUNCTIONS.items():
-            function = getattr(loaded, name)
-            function.restype = result
-            function.argtypes = [*arguments, *([ctypes.POINTER(L)] if returned else [])]
-            setattr(self, name, self._returning(function, returned) if returned else function)
-
-    @staticmethod
-    def _returning(function, count: int):
-        def call(*arguments: int) -> tuple[int, ...]:
-            out = (L * count)()
-            function(*arguments, out)
-            return tuple(out)
-
-        return call
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Configs:
-    return Configs(compile_host("configs.cpp", tmp_path_factory.mktemp("host") / "configs.so", "-shared", "-fPIC"))
+    return Configs.compiled(tmp_path_factory.mktemp("host"))
 
 
 WIDTHS = sorted({16, 128, 144, 512, 528, 1024, 2048, 2880, 4096, 5120, 8192, 14336, 16384, 28672, 32768, 53248, 65536})

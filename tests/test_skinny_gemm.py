@@ -51,7 +51,7 @@ def format(request, formats) -> torch.dtype:
 
 # The numbers of rows for which one configuration serves, so that a row's bits are the same.
 def row_classes(backend: str) -> tuple[range, ...]:
-    return (range(1, 33),) if backend == "cpu" else (range(1, 9), range(9, 17), range(17, 33))
+    return (range(1, 9), range(9, 17), range(17, 33)) if backend == "rocm" else (range(1, 33),)
 
 
 @dataclass

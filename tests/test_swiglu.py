@@ -127,6 +127,23 @@ def test_every_gate_as_in_torch(kernel, device, generator, dtype, fp8):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_every_quotient(kernel, device, generator, dtype):
+    """Every 16-bit number divided by scales around the powers of two, and others: the GPUs do not divide."""
+    gate = 32.0  # silu(32) = 32
+    up = every_gate(dtype)
+    up = up[up.abs() <= torch.finfo(dtype).max / gate]
+    below, above = (torch.nextafter(torch.ones(()), torch.tensor(end)) for end in (0.0, 2.0))
+    scales = torch.cat([torch.stack([below, above, below / 2, above * 4]), torch.tensor([1.0, 3.0, 1 / 3, 448.0, 1e-3])])
+    x = torch.cat([torch.full_like(up, gate), up])[None]
+    for scale in (*scales, *positive((4,), generator)):
+        for fp8 in FP8:
+            wanted = definition.encode((gate * up.float()) / scale, fp8)
+            got = raw(kernel.swiglu_fp8(x.to(device), scale.to(device), out_dtype=fp8)[0].cpu())
+            wrong = up[got != wanted]
+            assert not len(wrong), f"{gate * wrong[0].item()!r} / {scale.item()!r}: {len(wrong)} wrong"
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_gates_at_the_edge(kernel, device, dtype):
     largest = torch.finfo(dtype).max
     # Around exp's overflow (88.72) and underflow (-103.97); infinities; signed zeros.

@@ -3,7 +3,7 @@
 // Operators write into `out` and return nothing: no operator allocates, torch.compile sees every write in
 // the schema, and the Python wrappers decide what is allocated.
 
-#if defined(ROCM_KERNEL) && !defined(USE_CUDA)
+#if !defined(CPU_KERNEL) && !defined(USE_CUDA)
 #define USE_CUDA 1  // declares the stable ABI's stream functions, which are CUDA's by name on ROCm as well
 #endif
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -158,9 +158,10 @@ const float* gemm_scale(const Arg& scale, const Arg& a, int64_t count, const cha
 }
 
 void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t, const Tensor& scale_b_t,
-                 const std::optional<Tensor>& bias_t) {
+                 const std::optional<Tensor>& bias_t, bool constant_b) {
     const Arg out("out", out_t), a("a", a_t), b("b", b_t), scale_a("scale_a", scale_a_t), scale_b("scale_b", scale_b_t);
     SkinnyGemmArgs args{};
+    args.constant_b = constant_b;
     args.format = a.dtype({DType::e4m3fn, DType::e4m3fnuz});
     b.dtype({args.format});
     a.check_dim(2);
@@ -208,7 +209,9 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
         "add_rms_norm_fp8(Tensor(a!) out, Tensor x, Tensor(b!) residual, Tensor weight, Tensor scale, float epsilon) "
         "-> ()");
     ops.def("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
-    ops.def("skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias) -> ()");
+    ops.def(
+        "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+        "bool constant_b=False) -> ()");
 }
 
 #if defined(CPU_KERNEL)

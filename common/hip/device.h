@@ -23,11 +23,6 @@ struct ArchResult {
 // Of the current device. An error names the architectures that the binary holds.
 ArchResult current_arch();
 
-// Whether all rows start at a multiple of 16 bytes, what 128-bit accesses need.
-inline bool rows_aligned(const void* base, int64_t stride_bytes) {
-    return reinterpret_cast<uintptr_t>(base) % 16 == 0 && stride_bytes % 16 == 0;
-}
-
 // Launches `kernel`; an error is this launch's own, in HIP's words. (What <<< >>> leaves in hipGetLastError may be of any
 // call before it, and a query that says "not ready" counts as one.)
 Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments);

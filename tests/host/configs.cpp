@@ -1,7 +1,11 @@
-// The configuration functions of the GPU backends with C names, for test_rocm_configs.py.
+// The configuration functions of the GPU backends with C names, for test_rocm_configs.py and test_cuda_configs.py.
+#include "../../common/divider.h"
 #include "../../rmsnorm_fp8/rmsnorm_fp8_config.h"
+#include "../../rmsnorm_fp8/rmsnorm_fp8_cuda_config.h"
 #include "../../skinny_gemm/skinny_gemm_config.h"
+#include "../../skinny_gemm/skinny_gemm_cuda_config.h"
 #include "../../swiglu_fp8/swiglu_fp8_config.h"
+#include "../../swiglu_fp8/swiglu_fp8_cuda_config.h"
 
 using namespace rocm_fp8;
 
@@ -39,5 +43,25 @@ double gemm_estimate(int arch, int shape, int splits, int64_t m, int64_t n, int6
 }
 
 int64_t gemm_row_class(int64_t m) { return row_class(m); }
+
+void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned, int64_t out[5]) {
+    const RmsNormCudaConfig c = pick_rms_norm_cuda_config(rows, d, multiprocessors, clusters, aligned);
+    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows, c.cluster};
+    for (int i = 0; i < 5; ++i) out[i] = values[i];
+}
+
+void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligned, int64_t out[4]) {
+    const SwigluCudaConfig c = pick_swiglu_cuda_config(rows, d, multiprocessors, aligned);
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.blocks};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+void cuda_gemm_config(int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[2]) {
+    const SkinnyGemmCudaConfig c = pick_cuda_config(n, k, multiprocessors, bulk);
+    out[0] = c.shape;
+    out[1] = c.splits;
+}
+
+int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
 
 }  // extern "C"

@@ -51,6 +51,7 @@ class Fp8Linear(torch.nn.Module):
     ):
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        self._seen_weight: tuple[int, int] | None = None
 
         def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=kind, device=device)
@@ -106,7 +107,21 @@ class Fp8Linear(torch.nn.Module):
         return out.reshape(*x.shape[:-1], self.out_features)
 
     def _few_rows(self, rows: torch.Tensor, ops: ModuleType) -> torch.Tensor:
-        return ops.skinny_gemm(rows, self.weight, self.input_scale, self.weight_scale, self.bias, out_dtype=self.dtype)
+        scales = self.input_scale, self.weight_scale
+        constant = self._weight_is_constant()
+        return ops.skinny_gemm(rows, self.weight, *scales, self.bias, out_dtype=self.dtype, constant_b=constant)
+
+    def _weight_is_constant(self) -> bool:
+        """Whether nothing that may still run writes the weight: it is what an earlier call of this layer used, and that
+        one's kernel has waited for whatever wrote it before it let others start. A compiled or captured step is
+        recorded once and writes no weight."""
+        if torch.compiler.is_compiling():
+            return True
+        if self.weight.is_inference():  # it does not count its changes
+            return False
+        seen = (self.weight.data_ptr(), self.weight._version)
+        constant, self._seen_weight = seen == self._seen_weight, seen
+        return constant
 
     def _library_takes(self, rows: torch.Tensor) -> bool:
         # On a CPU torch._scaled_mm takes 40 times as long as the same rows through skinny_gemm in parts. On a

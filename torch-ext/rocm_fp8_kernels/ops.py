@@ -158,10 +158,11 @@ def skinny_gemm(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    constant_b: bool = False,
 ) -> torch.Tensor:
     """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
 
-    A row's bits do not depend on the other rows; nor on M, on a GPU within 1 to 8, 9 to 16 and 17 to 32.
+    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32.
 
     Args:
         a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely. On a GPU
@@ -172,6 +173,8 @@ def skinny_gemm(
         bias: float16, bfloat16 or float32 [N], or None.
         out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
         out_dtype: dtype of the allocated result.
+        constant_b: promises that nothing launched earlier on this stream and not known to have ended writes b, as with
+            weights that were loaded before. On a Hopper GPU the kernel then reads b while the kernel before it ends.
 
     Returns: out.
     Raises: RuntimeError naming the argument, before anything is written.
@@ -181,5 +184,5 @@ def skinny_gemm(
         check_dims("b", b, 2, "[N, K]")
         check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16, torch.float32))
         out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
-    ops.skinny_gemm(out, a, b, scale_a, scale_b, bias)
+    ops.skinny_gemm(out, a, b, scale_a, scale_b, bias, constant_b)
     return out

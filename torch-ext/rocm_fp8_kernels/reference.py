@@ -53,7 +53,7 @@ def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
     return _into(out, quantize_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
-def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=torch.bfloat16):
+def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=torch.bfloat16, constant_b=False):
     c = a.float() @ b.float().t() * scale_a.reshape(-1, 1) * scale_b.reshape(1, -1)
     if bias is not None:
         c = c + bias.float()

@@ -1,0 +1,40 @@
+// Thread-block clusters (Hopper and later): blocks that run at the same time and reach into each other's shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper.h"
+
+namespace rocm_fp8 {
+namespace {
+
+__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+__device__ inline uint32_t rank_in_cluster() {
+    uint32_t rank = 0;
+    ROCM_FP8_HOPPER("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline uint32_t blocks_in_cluster() {
+    uint32_t blocks = 1;
+    ROCM_FP8_HOPPER("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+// The cluster's barrier in two halves. What was written to shared memory before one arrives is seen by those that have
+// waited.
+__device__ inline void arrive_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void wait_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The address of the same variable in another block's shared memory.
+__device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {
+    uint32_t address = 0;
+    ROCM_FP8_HOPPER("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+    return address;
+}
+__device__ inline void store_in_cluster(uint32_t address, float v) {
+    ROCM_FP8_HOPPER("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,97 @@
+#include "device.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace rocm_fp8 {
+namespace {
+
+// As build.toml lists them. Machine code serves later minor versions of its major one, "a" code its own chip alone.
+constexpr int kCapabilities[] = {89, 90, 100};
+
+Status error_of(cudaError_t code) { return {cudaGetErrorString(code)}; }
+
+bool served(int capability) {
+    for (int known : kCapabilities) {
+        if (capability == known || (known % 10 == 0 && known != 90 && capability / 10 == known / 10)) return true;
+    }
+    return false;
+}
+
+Status query(int device, Chip* chip) {
+    int major = 0, minor = 0;
+    for (auto [value, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
+                                    std::pair{&minor, cudaDevAttrComputeCapabilityMinor},
+                                    std::pair{&chip->multiprocessors, cudaDevAttrMultiProcessorCount}}) {
+        if (const cudaError_t code = cudaDeviceGetAttribute(value, attribute, device); code != cudaSuccess) return error_of(code);
+    }
+    chip->capability = 10 * major + minor;
+    if (served(chip->capability)) return {};
+    const auto name = [](int capability) { return "sm_" + std::to_string(capability); };
+    static std::mutex mutex;
+    static std::string message;  // one kind of foreign device is enough to be told about
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (message.empty()) {
+        message = "this GPU is of architecture " + name(chip->capability) + "; the binary holds kernels for";
+        for (int known : kCapabilities) message += " " + name(known);
+    }
+    return {message.c_str()};
+}
+
+// Read at every launch: it may be another for the next recording of a graph.
+bool overlap_wanted() {
+    const char* text = std::getenv("ROCM_FP8_KERNELS_PDL");
+    return !text || std::strcmp(text, "0") != 0;
+}
+
+}  // namespace
+
+ChipResult current_chip() {
+    int device = 0;
+    if (const cudaError_t code = cudaGetDevice(&device); code != cudaSuccess) return {{}, error_of(code)};
+    // A device does not change. 0: not asked yet.
+    constexpr int kDevices = 64;
+    static std::atomic<uint64_t> known[kDevices];
+    if (device < kDevices) {
+        if (const uint64_t seen = known[device].load(std::memory_order_relaxed)) {
+            return {{int(seen >> 32), int(seen & 0xFFFFFFFFu)}, {}};
+        }
+    }
+    ChipResult result{};
+    result.status = query(device, &result.chip);
+    if (result.status.ok() && device < kDevices) {
+        known[device].store(uint64_t(result.chip.capability) << 32 | uint32_t(result.chip.multiprocessors),
+                            std::memory_order_relaxed);
+    }
+    return result;
+}
+
+Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments) {
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(uint32_t(grid.blocks));
+    config.blockDim = dim3(uint32_t(grid.threads));
+    config.dynamicSmemBytes = size_t(grid.shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    if (grid.cluster > 1) {
+        cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim = {uint32_t(grid.cluster), 1, 1};
+    }
+    if (chip.hopper() && overlap_wanted()) {
+        cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+    }
+    const cudaError_t code = cudaLaunchKernelExC(&config, kernel, arguments);
+    if (code == cudaSuccess) return {};
+    (void)cudaGetLastError();  // it is reported here: nobody else is to find it
+    return error_of(code);
+}
+
+}  // namespace rocm_fp8

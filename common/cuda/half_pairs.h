@@ -1,0 +1,50 @@
+// Arithmetic on pairs of 16-bit floats, rounded as the same operation in float32 and then to 16 bits.
+//
+// The packed instructions round once. That gives the same: for + and * a result rounded to 24 bits and then to 11 (or 8)
+// is the result rounded to 11 (or 8), because 24 >= 2 * 11 + 2.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "../launch.h"
+
+namespace rocm_fp8 {
+namespace {
+
+// CUDA's pair types are not trivially copyable.
+template <class Pair>
+__device__ inline Pair pair(uint32_t bits) {
+    return *reinterpret_cast<const Pair*>(&bits);
+}
+template <class Pair>
+__device__ inline uint32_t bits(const Pair& pair) {
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Pair: __half2 or __nv_bfloat162.
+template <class Pair>
+struct PackedPairs {
+    static __device__ uint32_t add(uint32_t a, uint32_t b) { return bits(__hadd2_rn(pair<Pair>(a), pair<Pair>(b))); }
+    static __device__ uint32_t mul(uint32_t a, uint32_t b) { return bits(__hmul2_rn(pair<Pair>(a), pair<Pair>(b))); }
+};
+
+template <DType>
+struct Pairs;
+
+template <>
+struct Pairs<DType::f16> : PackedPairs<__half2> {
+    static __device__ float2 widen(uint32_t v) { return __half22float2(pair<__half2>(v)); }
+    static __device__ uint32_t round(float a, float b) { return bits(__floats2half2_rn(a, b)); }
+};
+
+template <>
+struct Pairs<DType::bf16> : PackedPairs<__nv_bfloat162> {
+    static __device__ float2 widen(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u)}; }
+    static __device__ uint32_t round(float a, float b) { return bits(__floats2bfloat162_rn(a, b)); }
+};
+
+}  // namespace
+}  // namespace rocm_fp8

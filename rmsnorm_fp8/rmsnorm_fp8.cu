@@ -1,0 +1,316 @@
+// RMSNorm + FP8 for NVIDIA GPUs.
+#include "../common/cuda/cluster.h"
+#include "../common/cuda/device.h"
+#include "../common/cuda/half_pairs.h"
+#include "../common/cuda/overlap.h"
+#include "../common/cuda/quantize.h"
+#include "../common/cuda/vector.h"
+#include "reciprocal_rms.h"
+#include "rmsnorm_fp8.h"
+#include "rmsnorm_fp8_cuda_config.h"
+
+namespace rocm_fp8 {
+namespace {
+
+struct Machine {
+    static __device__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    static __device__ float rsqrt(float v) { return rsqrtf(v); }
+    static __device__ float sqrt(float v) { return sqrtf(v); }
+};
+
+constexpr int kVector = kRmsNormCudaVector;
+constexpr int kSlots = 256;  // sums of 32 vectors each: 65536 elements
+
+// h^2 summed over a vector, in the one order that all kernels use.
+__device__ inline float sum_of_squares(const float2 (&h)[kVector / 2]) {
+    float even = h[0].x * h[0].x, odd = h[0].y * h[0].y;
+#pragma unroll
+    for (int i = 1; i < kVector / 2; ++i) {
+        even = __fmaf_rn(h[i].x, h[i].x, even);
+        odd = __fmaf_rn(h[i].y, h[i].y, odd);
+    }
+    return even + odd;
+}
+
+// The sum over a row from the sums of its groups of 32 vectors, in every lane.
+__device__ inline float sum_of_slots(const float* slots, int used) {
+    const int lane = threadIdx.x % kWarp;
+    float v[1] = {0};
+    for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
+    sum_over_warp(v);
+    return v[0];
+}
+
+// A vector of the weight as it lies in memory.
+template <DType weight_type>
+struct WeightVector {
+    static constexpr int kLoads = weight_type == DType::f32 ? 2 : 1;
+    uint4 bits[kLoads];
+    __device__ void load_from(const void* weight, int64_t vector) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) bits[i] = load_constant(offset(weight, (vector * kLoads + i) * 16));
+    }
+};
+
+// Two elements: round(round(h * r) * weight).
+template <DType in, DType weight_type>
+__device__ inline uint32_t normalize(uint32_t h, float r, const WeightVector<weight_type>& weight, int pair) {
+    const float2 wide = Pairs<in>::widen(h);
+    const uint32_t n = Pairs<in>::round(wide.x * r, wide.y * r);
+    if constexpr (weight_type == DType::f32) {
+        const float2 m = Pairs<in>::widen(n);
+        const uint4& w = weight.bits[pair / 2];
+        return Pairs<in>::round(m.x * __uint_as_float(word(w, pair % 2 * 2)), m.y * __uint_as_float(word(w, pair % 2 * 2 + 1)));
+    } else {
+        return Pairs<in>::mul(n, word(weight.bits[0], pair));
+    }
+}
+
+// kHeld vectors a thread.
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld>
+__global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBlock : kRmsNormCudaMaxThreads) void rms_norm_fast(
+    RmsNormFp8Args a) {
+    constexpr bool by_warp = owner == CudaRowOwner::warp, by_cluster = owner == CudaRowOwner::cluster;
+    const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
+    const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
+    const int t = by_warp ? lane : int(threadIdx.x);
+    const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
+    let_next_kernel_start();
+    if (by_warp && row >= a.rows) return;
+
+    const void* x = offset(a.x, row * a.x_stride * 2);
+    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
+    const int vectors = int(a.d / kVector);
+    const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
+    if constexpr (!by_warp) {
+        if (t < kHeld) {
+            const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
+            if (first < end) {
+                const uint32_t bytes = (end - first) * 16;
+                fetch_to_l2(offset(x, first * 16), bytes);
+                if (with_residual) fetch_to_l2(offset(residual, first * 16), bytes);
+                constexpr int kLoads = WeightVector<weight_type>::kLoads;
+                fetch_to_l2(offset(a.weight, first * 16 * kLoads), bytes * kLoads);
+            }
+        }
+    }
+    // Closes: a block of the cluster may not be written to before it runs.
+    if constexpr (by_cluster) arrive_at_cluster_barrier();
+    wait_for_previous_kernel();
+
+    uint4 h[kHeld], added[kHeld];
+    // Weights are loaded with the row where there is room for them, so that one latency covers both; else before the
+    // exchange, which hides it; those that do not fit are loaded at their use.
+    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld * WeightVector<weight_type>::kLoads > 4;
+    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        // Threads beyond the row's end load its last vector and do not count it.
+        const int loaded = index(v) < vectors ? index(v) : vectors - 1;
+        h[v] = load(offset(x, loaded * 16));
+        if constexpr (with_residual) added[v] = load(offset(residual, loaded * 16));
+    }
+    const auto load_weight = [&](int v, WeightVector<weight_type>& w) {
+        w.load_from(a.weight, index(v) < vectors ? index(v) : vectors - 1);
+    };
+    if constexpr (weights_first) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) load_weight(v, weight[v]);
+    }
+    const QuantizationScale scale = to_fp8 ? QuantizationScale(a.scale) : QuantizationScale();
+
+    float sums[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        float2 wide[kVector / 2];
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+            if constexpr (with_residual) word(h[v], i) = Pairs<in>::add(word(h[v], i), word(added[v], i));
+            wide[i] = Pairs<in>::widen(word(h[v], i));
+        }
+        sums[v] = index(v) < vectors ? sum_of_squares(wide) : 0.0f;
+    }
+    if constexpr (with_residual) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            if (index(v) < vectors) store(offset(residual, index(v) * 16), h[v]);
+        }
+    }
+    if constexpr (!weights_first && !weights_last) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) load_weight(v, weight[v]);
+    }
+
+    sum_over_warp(sums);
+    float sum;
+    if constexpr (by_warp) {
+        // What sum_of_slots would give.
+        sum = sums[0];
+        if constexpr (kHeld >= 2) sum += sums[1];
+        if constexpr (kHeld == 4) sum += sums[2] + sums[3];
+    } else {
+        __shared__ float slots[kSlots];
+        const int warps = lanes / kWarp, warp = t / kWarp;
+        const auto slot = [&](int v) { return (v * blocks + rank) * warps + warp; };
+        if constexpr (by_cluster) {
+            wait_at_cluster_barrier();
+            if (lane < blocks) {
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) store_in_cluster(address_in_block(slots + slot(v), lane), sums[v]);
+            }
+            // Closes: the slots are read below by warps and blocks that did not write them.
+            arrive_at_cluster_barrier();
+            wait_at_cluster_barrier();
+        } else {
+            if (lane == 0) {
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) slots[slot(v)] = sums[v];
+            }
+            // Closes: the slots are read below by warps that did not write them.
+            __syncthreads();
+        }
+        sum = sum_of_slots(slots, kHeld * blocks * warps);
+    }
+    const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
+
+    void* out = offset(a.out, row * a.out_stride * (to_fp8 ? 1 : 2));
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        uint4 y;
+        WeightVector<weight_type>& w = weight[weights_last ? 0 : v];
+        if constexpr (weights_last) load_weight(v, w);
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w, i);
+        if constexpr (to_fp8) {
+            float2 wide[kVector / 2];
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) wide[i] = Pairs<in>::widen(word(y, i));
+            const uint2 q = quantize(wide, scale);
+            if (index(v) < vectors) store(offset(out, index(v) * 8), q);
+        } else {
+            if (index(v) < vectors) store(offset(out, index(v) * 16), y);
+        }
+    }
+}
+
+// Any d, strides and alignment of the element's own, either FP8 format; h is read again from memory.
+template <DType in>
+__global__ __launch_bounds__(kRmsNormCudaSmallBlock) void rms_norm_any(RmsNormFp8Args a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int64_t row = blockIdx.x;
+    const auto* x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+    auto* residual = a.residual ? static_cast<uint16_t*>(a.residual) + row * a.residual_stride : nullptr;
+    __shared__ float slots[kSlots];
+    for (int i = threadIdx.x; i < kSlots; i += blockDim.x) slots[i] = 0;
+    // Closes: the zeros are added to below, by lanes that did not write them.
+    __syncthreads();
+
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+    constexpr int kGroup = kWarp * kVector;
+    const int64_t groups = (a.d + kGroup - 1) / kGroup;
+    for (int64_t group = warp; group < groups; group += warps) {
+        const int64_t first = group * kGroup + lane * kVector;
+        float2 wide[kVector / 2];
+        for (int i = 0; i < kVector / 2; ++i) {
+            uint32_t two = 0;
+            for (int k = 0; k < 2; ++k) {
+                const int64_t at = first + 2 * i + k;
+                if (at >= a.d) continue;
+                uint32_t h = x[at];
+                if (residual) {
+                    h = Pairs<in>::add(h, residual[at]) & 0xFFFFu;
+                    residual[at] = uint16_t(h);
+                }
+                two |= h << (16 * k);
+            }
+            wide[i] = Pairs<in>::widen(two);
+        }
+        float sum[1] = {sum_of_squares(wide)};
+        sum_over_warp(sum);
+        // A slot belongs to one warp: kSlots is a multiple of the number of warps.
+        if (lane == 0) slots[group % kSlots] += sum[0];
+    }
+    // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
+    __syncthreads();
+    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, Machine());
+
+    const float scale = a.out_dtype == in ? 1.0f : *a.scale;
+    for (int64_t i = threadIdx.x; i < a.d; i += blockDim.x) {
+        const uint32_t h = residual ? residual[i] : x[i];
+        uint32_t y;
+        if (a.weight_dtype == DType::f32) {
+            WeightVector<DType::f32> weight{};
+            weight.bits[0].x = __float_as_uint(static_cast<const float*>(a.weight)[i]);
+            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
+        } else {
+            WeightVector<in> weight{};
+            weight.bits[0].x = static_cast<const uint16_t*>(a.weight)[i];
+            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
+        }
+        if (a.out_dtype == in) {
+            static_cast<uint16_t*>(a.out)[row * a.out_stride + i] = uint16_t(y);
+        } else {
+            static_cast<uint8_t*>(a.out)[row * a.out_stride + i] =
+                quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
+        }
+    }
+}
+
+// Every instantiation, chosen by the arguments' types and the configuration.
+using Kernel = void (*)(RmsNormFp8Args);
+
+template <DType in, DType weight, bool to_fp8, bool with_residual>
+Kernel kernel_by_config(const RmsNormCudaConfig& c) {
+    const auto by = [&]<CudaRowOwner owner>(auto... held) {
+        Kernel kernel = nullptr;
+        ((c.vectors == held() ? void(kernel = rms_norm_fast<in, weight, to_fp8, with_residual, owner, held()>) : void()), ...);
+        return kernel;
+    };
+    constexpr std::integral_constant<int, 1> one;
+    constexpr std::integral_constant<int, 2> two;
+    constexpr std::integral_constant<int, 4> four;
+    switch (c.owner) {
+        case CudaRowOwner::warp: return by.template operator()<CudaRowOwner::warp>(one, two, four);
+        case CudaRowOwner::block: return by.template operator()<CudaRowOwner::block>(one, two, four);
+        case CudaRowOwner::cluster: return by.template operator()<CudaRowOwner::cluster>(one, two, four);
+        case CudaRowOwner::any: return rms_norm_any<in>;
+    }
+    return nullptr;
+}
+
+template <DType in, DType weight>
+Kernel kernel_by_out(const RmsNormFp8Args& a, const RmsNormCudaConfig& c) {
+    if (!is_fp8(a.out_dtype)) return kernel_by_config<in, weight, false, false>(c);
+    return a.residual ? kernel_by_config<in, weight, true, true>(c) : kernel_by_config<in, weight, true, false>(c);
+}
+
+template <DType in>
+Kernel kernel_by_weight(const RmsNormFp8Args& a, const RmsNormCudaConfig& c) {
+    return a.weight_dtype == DType::f32 ? kernel_by_out<in, DType::f32>(a, c) : kernel_by_out<in, in>(a, c);
+}
+
+// Whether the fast kernels can take it: see pick_rms_norm_cuda_config.
+bool aligned(const RmsNormFp8Args& a) {
+    const bool out = is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, 8) : rows_aligned(a.out, a.out_stride * 2);
+    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && out && rows_aligned(a.weight, 0) &&
+           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+}
+
+}  // namespace
+
+Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
+    if (args.rows == 0 || args.d == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
+    const RmsNormCudaConfig config = pick_rms_norm_cuda_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
+                                                               aligned(args) && args.out_dtype != DType::e4m3fnuz);
+    const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
+    if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
+    const Kernel kernel = args.dtype == DType::f16 ? kernel_by_weight<DType::f16>(args, config)
+                                                   : kernel_by_weight<DType::bf16>(args, config);
+    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args);
+}
+
+}  // namespace rocm_fp8

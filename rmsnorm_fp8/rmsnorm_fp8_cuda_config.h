@@ -1,0 +1,61 @@
+// How a launch of rmsnorm_fp8.cu is cut into blocks: a function of the sizes alone, with no CUDA in it, so that it can be
+// tested anywhere.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_fp8 {
+
+// Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes).
+enum class CudaRowOwner : int {
+    warp,     // 8 rows a block
+    block,    // up to 1024 threads
+    cluster,  // 2, 4 or 8 blocks
+    any       // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
+};
+
+struct RmsNormCudaConfig {
+    CudaRowOwner owner;
+    int vectors;  // a thread holds
+    int threads;  // a block
+    int rows;     // a block
+    int cluster;  // blocks a row
+};
+
+constexpr int kRmsNormCudaVector = 8;  // elements
+constexpr int kRmsNormCudaMaxThreads = 1024, kRmsNormCudaSmallBlock = 256;
+
+// aligned: rows of all tensors start at multiples of 16 bytes (those of an FP8 result of 8), d is a multiple of 8.
+// clusters: whether the chip has them.
+constexpr RmsNormCudaConfig pick_rms_norm_cuda_config(int64_t rows, int64_t d, int multiprocessors, bool clusters, bool aligned) {
+    constexpr int kWarpLanes = 32, kMaxHeld = 4, kMaxCluster = 8;
+    const int64_t vectors = d / kRmsNormCudaVector;
+    if (!aligned || vectors > 2 * kMaxHeld * kRmsNormCudaMaxThreads) {
+        return {CudaRowOwner::any, 0, kRmsNormCudaSmallBlock, 1, 1};
+    }
+    if (vectors <= 4 * kWarpLanes) {
+        const int held = vectors <= kWarpLanes ? 1 : vectors <= 2 * kWarpLanes ? 2 : 4;
+        return {CudaRowOwner::warp, held, kRmsNormCudaSmallBlock, kRmsNormCudaSmallBlock / kWarpLanes, 1};
+    }
+    const auto threads = [&](int64_t held, int64_t blocks) {
+        return int((vectors + held * blocks * kWarpLanes - 1) / (held * blocks * kWarpLanes)) * kWarpLanes;
+    };
+    // Few rows: a row is spread over as many multiprocessors as there are for it, but no block is smaller than it is worth.
+    if (clusters && rows * kMaxCluster <= multiprocessors) {
+        for (int cluster = kMaxCluster; cluster > 1; cluster /= 2) {
+            if (vectors >= cluster * kRmsNormCudaSmallBlock / 2 && threads(1, cluster) <= kRmsNormCudaMaxThreads) {
+                return {CudaRowOwner::cluster, 1, threads(1, cluster), 1, cluster};
+            }
+        }
+    }
+    // As many threads a row as there may be, until every multiprocessor has two rows; then fewer, with more loads each.
+    for (int held : {2, 4}) {
+        if (held < kMaxHeld && rows > 2 * multiprocessors) continue;
+        if (threads(held, 1) <= kRmsNormCudaMaxThreads) return {CudaRowOwner::block, held, threads(held, 1), 1, 1};
+    }
+    // Too long for a block.
+    if (clusters) return {CudaRowOwner::cluster, kMaxHeld, threads(kMaxHeld, 2), 1, 2};
+    return {CudaRowOwner::any, 0, kRmsNormCudaSmallBlock, 1, 1};
+}
+
+}  // namespace rocm_fp8

@@ -1,0 +1,38 @@
+// From a sum over all of K to the result, on CUDA.
+#pragma once
+
+#include "../common/cuda/half_pairs.h"
+#include "skinny_gemm.h"
+
+namespace rocm_fp8 {
+namespace {
+
+__device__ inline float load_as_float(const void* p, int64_t i, DType type) {
+    if (type == DType::f32) return static_cast<const float*>(p)[i];
+    const uint32_t bits = static_cast<const uint16_t*>(p)[i];
+    return type == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
+}
+
+// What the results of one column need beside their sums.
+struct Column {
+    int64_t n;
+    float scale, bias;
+    __device__ Column(const SkinnyGemmArgs& a, int64_t n)
+        : n(n), scale(a.scale_b[n * a.scale_b_stride]), bias(a.bias ? load_as_float(a.bias, n * a.bias_stride, a.bias_dtype) : 0) {}
+};
+
+// out[m, n] from the sum c.
+__device__ inline void finish(const SkinnyGemmArgs& a, int64_t m, const Column& column, float c) {
+    float v = c * a.scale_a[m * a.scale_a_stride] * column.scale;
+    if (a.bias) v += column.bias;
+    const int64_t at = m * a.out_stride + column.n;
+    if (a.out_dtype == DType::f32) {
+        static_cast<float*>(a.out)[at] = v;
+    } else {
+        static_cast<uint16_t*>(a.out)[at] =
+            uint16_t(a.out_dtype == DType::f16 ? Pairs<DType::f16>::round(v, v) : Pairs<DType::bf16>::round(v, v));
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,64 @@
+// Matrix instructions of the CUDA kernels: sums of 16 columns (rows of B, the weights) by 8 rows of A.
+//
+// FP8 is widened to float16, which holds every number of it exactly, and multiplied there (m16n8k16, float32 sums). The
+// FP8 instructions of these chips keep fewer bits of their sums than float32 has (on Hopper 14), and memory, not
+// arithmetic, is what limits this operator.
+//
+// The instruction spreads k over lanes and registers in an order of its own; a dot product has none. So lane 4 g + t
+// takes the 16 bytes k = 16 t ... 16 t + 15 of column g, of column g + 8 and of row g, and a word of each is one
+// instruction's k:
+//
+//     columns (A of the instruction)   a0: bytes 0, 1 of column g   a1: of g + 8   a2: bytes 2, 3 of g   a3: of g + 8
+//     rows (B of the instruction)      b0: bytes 0, 1 of row g      b1: bytes 2, 3
+//     sums                             d0, d1: column g, rows 2t and 2t + 1        d2, d3: column g + 8
+#pragma once
+
+#include <cstdint>
+
+#include "../common/cuda/vector.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kMmaColumns = 16, kMmaRows = 8, kChunk = 16;  // kChunk: k (bytes) of a lane's load
+
+// Four FP8 numbers as two pairs of float16.
+struct Wide {
+    uint32_t low, high;
+};
+__device__ inline Wide widen(uint32_t four) {
+    Wide w;
+    asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;\n}"
+        : "=r"(w.low), "=r"(w.high)
+        : "r"(four));
+    return w;
+}
+
+using Sums = float[4];
+
+__device__ inline void multiply(Sums& d, Wide column, Wide column8, Wide row) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(column.low), "r"(column8.low), "r"(column.high), "r"(column8.high), "r"(row.low), "r"(row.high));
+}
+
+// kTiles tiles of columns by kRowTiles tiles of rows, 64 k: 16 a lane.
+template <int kTiles, int kRowTiles>
+__device__ inline void multiply_chunks(Sums (&sums)[kTiles][kRowTiles], const uint4 (&columns)[kTiles][2],
+                                       const uint4 (&rows)[kRowTiles]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        Wide row[kRowTiles];
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) row[r] = widen(word(rows[r], i));
+#pragma unroll
+        for (int c = 0; c < kTiles; ++c) {
+            const Wide low = widen(word(columns[c][0], i)), high = widen(word(columns[c][1], i));
+#pragma unroll
+            for (int r = 0; r < kRowTiles; ++r) multiply(sums[c][r], low, high, row[r]);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,137 @@
+// SwiGLU + FP8 for NVIDIA GPUs.
+#include "../common/cuda/device.h"
+#include "../common/cuda/half_pairs.h"
+#include "../common/cuda/overlap.h"
+#include "../common/cuda/quantize.h"
+#include "../common/cuda/vector.h"
+#include "../common/divider.h"
+#include "silu.h"
+#include "swiglu_fp8.h"
+#include "swiglu_fp8_cuda_config.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kVector = kSwigluCudaVector;
+
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    __device__ static float exp2(float v) {
+        float e;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
+        return e;
+    }
+    __device__ static float rcp(float v) {
+        float r;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+        return r;
+    }
+};
+
+// round(round(silu(gate)) * up), widened.
+template <DType in>
+__device__ inline void gated(const uint4& gate, const uint4& up, float2 (&y)[kVector / 2]) {
+    float2 v[kVector / 2];
+    float low = 0, high = 0;
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        v[i] = Pairs<in>::widen(word(gate, i));
+        low = fminf(fminf(low, v[i].x), v[i].y);
+        high = fmaxf(fmaxf(high, v[i].x), v[i].y);
+    }
+    if (__builtin_expect(low < kSiluLow || high > kSiluHigh, 0)) {
+#pragma unroll
+        for (float2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
+    } else {
+#pragma unroll
+        for (float2& two : v) two = {silu_usual(two.x, Machine()), silu_usual(two.y, Machine())};
+    }
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i].x, v[i].y), word(up, i)));
+    }
+}
+
+constexpr int kThreadsALine = 8;  // 128 bytes
+
+// kHeld vectors a thread; `row_of` divides by the vectors of a row.
+template <DType in, int kHeld>
+__global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_fast(SwigluFp8Args a, Divider row_of, uint32_t count) {
+    const uint32_t threads = blockDim.x, t = threadIdx.x;
+    let_next_kernel_start();
+    const void* gates[kHeld];
+    void* results[kHeld];
+    uint4 gate[kHeld], up[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        const uint32_t index = (blockIdx.x * kHeld + v) * threads + t, n = index < count ? index : count - 1;
+        const uint32_t row = divide(n, row_of), column = n - row * row_of.divisor;
+        gates[v] = offset(a.x, row * a.x_stride * 2 + column * 16);
+        results[v] = index < count ? offset(a.out, row * a.out_stride + column * 8) : nullptr;
+        if (t % kThreadsALine == 0) {
+            fetch_line_to_l2(gates[v]);
+            fetch_line_to_l2(offset(gates[v], a.d * 2));
+        }
+    }
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        gate[v] = load(gates[v]);
+        up[v] = load(offset(gates[v], a.d * 2));
+    }
+    const QuantizationScale scale(a.scale);
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        float2 y[kVector / 2];
+        gated<in>(gate[v], up[v], y);
+        const uint2 q = quantize(y, scale);
+        if (results[v]) store(results[v], q);
+    }
+}
+
+// Any d, strides and alignment of the element's own, either FP8 format.
+template <DType in>
+__global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_any(SwigluFp8Args a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const float scale = *a.scale;
+    const int64_t count = a.rows * a.d, step = int64_t(gridDim.x) * blockDim.x;
+    for (int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; n < count; n += step) {
+        const int64_t row = n / a.d, column = n % a.d;
+        const auto* x = static_cast<const uint16_t*>(a.x) + row * a.x_stride + column;
+        const float g = silu_any(Pairs<in>::widen(x[0]).x, Machine());
+        const uint32_t y = Pairs<in>::mul(Pairs<in>::round(g, g), x[a.d]);
+        static_cast<uint8_t*>(a.out)[row * a.out_stride + column] =
+            quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
+    }
+}
+
+template <DType in>
+Status launch_as(const SwigluFp8Args& a, const Chip& chip, const SwigluCudaConfig& c, const Executor& on) {
+    if (!c.fast) {
+        constexpr int64_t kMostBlocks = 1 << 20;  // the kernel's loop takes the rest
+        return launch(swiglu_any<in>, chip, {c.blocks < kMostBlocks ? c.blocks : kMostBlocks, c.threads}, on, a);
+    }
+    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    return launch(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.blocks, c.threads}, on, a,
+                  divider_by(a_row), count);
+}
+
+// Whether the fast kernel can take it: see pick_swiglu_cuda_config.
+bool aligned(const SwigluFp8Args& a) {
+    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2, 16) && rows_aligned(a.out, a.out_stride, 8);
+}
+
+}  // namespace
+
+Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on) {
+    if (args.rows == 0 || args.d == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    const bool native = args.out_dtype == DType::e4m3fn;
+    const SwigluCudaConfig config = pick_swiglu_cuda_config(args.rows, args.d, chip.multiprocessors, aligned(args) && native);
+    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, chip, config, on)
+                                    : launch_as<DType::bf16>(args, chip, config, on);
+}
+
+}  // namespace rocm_fp8

@@ -1,0 +1,57 @@
+"""The GPU launchers' configuration functions, compiled for the host."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def compile_host(source: str, target: Path, *flags: str) -> Path:
+    """A test's C++ source, with the machine's compiler."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))))
+    command = [compiler, "-std=c++20", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, str(ROOT / "tests" / "host" / source), "-o", str(target)], check=True)
+    return target
+
+
+I, L, D = ctypes.c_int, ctypes.c_int64, ctypes.c_double
+# name of configs.cpp: (result, arguments, how many numbers it returns through a last pointer)
+FUNCTIONS = {
+    "rms_norm_config": (None, (L, L, I), 4),
+    "swiglu_config": (None, (L, L, I), 4),
+    "wrong_division": (L, (ctypes.c_void_p, L, ctypes.c_uint32), 0),
+    "gemm_config": (None, (L, L, L, I, I), 2),
+    "gemm_estimate": (D, (I, I, I, L, L, L), 0),
+    "gemm_row_class": (L, (L,), 0),
+    "cuda_rms_norm_config": (None, (L, L, I, I, I), 5),
+    "cuda_swiglu_config": (None, (L, L, I, I), 4),
+    "cuda_gemm_config": (None, (L, L, I, I), 2),
+    "cuda_gemm_columns": (L, (I,), 0),
+}
+
+
+class Configs:
+    """configs.cpp as Python functions."""
+
+    def __init__(self, path: Path):
+        loaded = ctypes.CDLL(str(path))
+        for name, (result, arguments, returned) in FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype = result
+            function.argtypes = [*arguments, *([ctypes.POINTER(L)] if returned else [])]
+            setattr(self, name, self._returning(function, returned) if returned else function)
+
+    @classmethod
+    def compiled(cls, folder: Path) -> "Configs":
+        return cls(compile_host("configs.cpp", folder / "configs.so", "-shared", "-fPIC"))
+
+    @staticmethod
+    def _returning(function, count: int):
+        def call(*arguments: int) -> tuple[int, ...]:
+            out = (L * count)()
+            function(*arguments, out)
+            return tuple(out)
+
+        return call

@@ -1,0 +1,96 @@
+"""How the CUDA launchers cut their work: pure functions, tested without a GPU."""
+
+import pytest
+from host_configs import Configs
+
+WARP, BLOCK, CLUSTER, ANY = range(4)
+PLAIN = -1
+H200, L40S = 132, 142  # multiprocessors
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Configs:
+    return Configs.compiled(tmp_path_factory.mktemp("host"))
+
+
+WIDTHS = (8, 128, 256, 264, 1024, 1032, 1152, 2048, 2880, 4096, 5120, 8192, 14336, 16384, 28672, 32768, 53248, 65536)
+ROWS = (1, 2, 8, 16, 17, 32, 128, 264, 265, 2048, 10**6)
+
+
+@pytest.mark.parametrize("d", WIDTHS)
+@pytest.mark.parametrize("clusters", [0, 1])
+def test_rms_norm_holds_the_whole_row(library, d, clusters):
+    for rows in ROWS:
+        owner, vectors, threads, per_block, cluster = library.cuda_rms_norm_config(rows, d, H200, clusters, 1)
+        if owner == ANY:  # without clusters a row may be too long for a block
+            assert not clusters and d > 32768
+            continue
+        lanes = 32 if owner == WARP else threads * cluster
+        assert threads % 32 == 0 and 32 <= threads <= 1024 and lanes * vectors * 8 >= d
+        # What is compiled, and what a chip takes.
+        assert vectors in {WARP: (1, 2, 4), BLOCK: (1, 2, 4), CLUSTER: (1, 2, 4)}[owner]
+        assert cluster in ((2, 4, 8) if owner == CLUSTER else (1,)) and (clusters or owner != CLUSTER)
+        assert per_block == (threads // 32 if owner == WARP else 1)
+        # The sums of 32 vectors each have 256 places; fewer than a warp of each block is idle.
+        assert owner == WARP or (vectors * lanes // 32 <= 256 and vectors * lanes - d // 8 < 32 * vectors * cluster)
+
+
+def test_rms_norm_spreads_few_rows_and_stacks_many(library):
+    assert library.cuda_rms_norm_config(1, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
+    assert library.cuda_rms_norm_config(16, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
+    assert library.cuda_rms_norm_config(17, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
+    assert library.cuda_rms_norm_config(2048, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
+    assert library.cuda_rms_norm_config(1, 16384, L40S, 0, 1) == (BLOCK, 2, 1024, 1, 1)
+
+
+def test_rms_norm_falls_back(library):
+    for rows in ROWS:
+        for d, aligned in ((16384, 0), (65544, 1), (131072, 1), (1, 0)):
+            assert library.cuda_rms_norm_config(rows, d, H200, 1, aligned) == (ANY, 0, 256, 1, 1)
+
+
+@pytest.mark.parametrize("d", WIDTHS)
+def test_swiglu_covers_every_vector_once(library, d):
+    for rows in (1, 3, 32, 128, 512, 2048, 10**5):
+        fast, vectors, threads, blocks = library.cuda_swiglu_config(rows, d, H200, 1)
+        needed = rows * d // 8
+        assert fast and vectors in (1, 2) and threads in (32, 128)
+        assert blocks * threads * vectors >= needed > (blocks - 1) * threads * vectors
+
+
+def test_swiglu_falls_back(library):
+    assert library.cuda_swiglu_config(3, 33, H200, 0) == (0, 1, 128, 1)
+    # 2^31 vectors: indices are 32 bits.
+    assert library.cuda_swiglu_config(2**20, 2**14, H200, 1)[0] == 0
+
+
+SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
+
+
+@pytest.mark.parametrize("n, k", SIZES)
+def test_every_gemm_choice_can_run(library, n, k):
+    for multiprocessors in (H200, 78, 16):
+        shape, splits = library.cuda_gemm_config(n, k, multiprocessors, 1)
+        assert shape in (0, 1) and 1 <= splits <= 8
+        assert splits == 1 or k // splits >= 1024
+        blocks = -(-n // library.cuda_gemm_columns(shape)) * splits
+        assert splits == 1 or blocks <= 1.7 * multiprocessors
+
+
+def test_gemm_choices_are_those_measured(library):
+    """On an H200, the fastest of those tried: see pick_cuda_config."""
+    chosen = {(n, k): library.cuda_gemm_config(n, k, H200, 1) for n, k in SIZES[:5]}
+    wide, narrow = 0, 1
+    assert chosen == {
+        (2304, 16384): (narrow, 3),
+        (13312, 16384): (narrow, 1),
+        (16384, 6656): (wide, 1),
+        (4096, 4096): (narrow, 1),
+        (28672, 4096): (wide, 1),
+    }
+
+
+def test_unaligned_and_small_go_to_the_plain_kernel(library):
+    for n, k in SIZES:
+        assert library.cuda_gemm_config(n, k, H200, 0) == (PLAIN, 1)
+    assert library.cuda_gemm_config(4096, 1008, H200, 1) == (PLAIN, 1)
