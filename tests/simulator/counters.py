@@ -320,7 +320,9 @@ class Counters:
                 np.searchsorted(lines, -(-region.end // HALF_LINE)),
             )
             if count := inside.stop - inside.start:
-                self.footprints.append(Footprint(region.name, write, region.size, int(count), int(shared[inside].sum())))
+                self.footprints.append(
+                    Footprint(region.name, write, region.size, int(count), int(shared[inside].sum()))
+                )
 
 
 _new_pattern_number = [0]
