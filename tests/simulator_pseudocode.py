@@ -8,7 +8,6 @@ items. Integers wrap at their width, operations on floats round once, to nearest
 import functools
 import math
 import re
-import textwrap
 from fractions import Fraction
 
 from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
@@ -288,7 +287,9 @@ REWRITES = [
     (rf"\b(\d+)'({NUMBER})([UI]?)", lambda m: f"V('{m[3].lower() or 'b'}', {m[1]}, {m[2]})"),
     (r"\b(\d+)'([A-Z]+)\(", lambda m: f"cast('{m[2].lower()}', {m[1]})("),
     (r"\b\d+\.\d+F?", r"literal('\g<0>')"),
-    (rf"\b({NUMBER})(ULL|LL|U)\b", lambda m: f"V('{'u' if 'U' in m[2] else 'i'}', {64 if 'LL' in m[2] else 32}, {m[1]})"),
+    (rf"\b({NUMBER})ULL\b", r"V('u', 64, \1)"),
+    (rf"\b({NUMBER})LL\b", r"V('i', 64, \1)"),
+    (rf"\b({NUMBER})U\b", r"V('u', 32, \1)"),
     (r"&&", " and "),
     (r"\|\|", " or "),
     (r"!(?!=)", " not "),

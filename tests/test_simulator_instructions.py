@@ -45,7 +45,9 @@ MODIFIED = {
     "v_mul_f32_e64 v30, -|v10|, v12": (lambda a, b, c, s: (low(a) | SIGN, low(b)), PLAIN),
     "v_fma_f32 v30, v10, -v12, |v14|": (lambda a, b, c, s: (low(a), low(b) ^ SIGN, low(c) & ~SIGN), PLAIN),
     "v_add_f32_e64 v30, v10, v12 clamp": (lambda a, b, c, s: (low(a), low(b)), lambda r, old: clamped(r)),
-    "v_mul_f16_e64 v30, -v10, |v12|": (lambda a, b, c, s: (low(a) ^ HALF_SIGN, low(b) & ~HALF_SIGN), lambda r, old: r & 0xFFFF),
+    "v_mul_f16_e64 v30, -v10, |v12|": (
+        lambda a, b, c, s: (low(a) ^ HALF_SIGN, low(b) & ~HALF_SIGN), lambda r, old: r & 0xFFFF,
+    ),
     "v_pk_add_f16 v30, v10, v12 op_sel:[1,0] op_sel_hi:[0,1] neg_hi:[0,1]": (
         lambda a, b, c, s: (swapped(low(a)), low(b) ^ SIGN), PLAIN,
     ),
@@ -64,7 +66,8 @@ MODIFIED = {
         lambda a, b, c, s: (low(a) >> 16, b >> 16 & 0xFF), PLAIN,
     ),
     "v_add_u32_sdwa v30, sext(v10), v12 dst_sel:BYTE_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_3 src1_sel:WORD_1": (
-        lambda a, b, c, s: (sign_extended_byte(a >> 24), low(b) >> 16), lambda r, old: low(old) & ~0xFF00 | (r & 0xFF) << 8,
+        lambda a, b, c, s: (sign_extended_byte(a >> 24), low(b) >> 16),
+        lambda r, old: low(old) & ~0xFF00 | (r & 0xFF) << 8,
     ),
     "v_ashrrev_i16_sdwa v30, v10, v12 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:WORD_1": (
         lambda a, b, c, s: (a & 0xFF, low(b) >> 16), lambda r, old: (r & 0xFFFF) << 16,
@@ -133,3 +136,29 @@ def test_division_sequence_gives_the_rounded_quotient(arch):
         nan = np.isnan(expected)
         assert np.isnan(result.view(np.float32)[nan]).all()
         assert (result[~nan] == expected.view(np.uint32)[~nan]).all()
+
+
+# (low, high) of v_cvt_pk_fp8_f32: the two bytes by the formats' definitions, and with MODE.FP16_OVFL, which makes the
+# largest number (240 is 0x7f on gfx942, 448 is 0x7e on gfx950) of all that lies beyond, infinities too.
+BEYOND = {
+    "gfx942": [
+        (1e9, -1e9, 0x8080, 0xFF7F), (np.inf, -np.inf, 0x8080, 0xFF7F), (250.0, -1.0, 0xC080, 0xC07F),
+        (np.nan, 240.0, 0x7F80, 0x7F80),
+    ],
+    "gfx950": [
+        (1e9, -1e9, 0xFF7F, 0xFE7E), (np.inf, -np.inf, 0xFF7F, 0xFE7E), (465.0, -1.0, 0xB87F, 0xB87E),
+        (np.nan, 448.0, 0x7E7F, 0x7E7F),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_fp8_beyond_its_range(arch):
+    convert = "v_cvt_pk_fp8_f32 {}, v10, v11\n"
+    text = convert.format("v30") + "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n" + convert.format("v31")
+    text += "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 0\n" + convert.format("v32")
+    snippets = Snippets({"beyond": text}, arch)
+    for low_source, high_source, plain, limited in BEYOND[arch]:
+        words = np.array([low_source, high_source], np.float32).view(np.uint32)
+        result = snippets.run("beyond", words[:, None])[:3, 0] & 0xFFFF
+        assert [hex(int(each)) for each in result] == [hex(plain), hex(limited), hex(plain)], (low_source, high_source)

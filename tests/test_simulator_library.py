@@ -1,4 +1,4 @@
-"""The shipped ROCm library, unmodified: every kernel in it is understood, and the simulator knows no more than it has to.
+"""The shipped ROCm library, unmodified: every kernel in it is understood, and the simulator knows no more than it must.
 
 What its operators compute is in test_rocm_operators.py.
 """
@@ -61,7 +61,8 @@ def test_no_instruction_is_known_in_vain(shipped):
     used = {vector.base_name(name) for names in shipped.values() for name in names} | written - LIKELY
     matrices = {f"v_{name.replace('fmac_', 'fmac_f32_').replace('mfma_', 'mfma_f32_')}" for name in matrix.SUPPORTED}
     memory = {
-        *(f"s_load_{form}" for form in vmem.SCALAR_LOADS), *vmem.CACHE_CONTROL, *(f"ds_{name}" for name in lds.ACROSS_LANES),
+        *(f"s_load_{form}" for form in vmem.SCALAR_LOADS), *vmem.CACHE_CONTROL,
+        *(f"ds_{name}" for name in lds.ACROSS_LANES),
     }  # fmt: skip
     tables = {
         *vector_tables.OPERATIONS, *vector.SPECIAL, *packed.HANDLERS, *scalar.HANDLERS, *memory,

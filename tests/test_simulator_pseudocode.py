@@ -119,7 +119,7 @@ def fp8_functions(arch: str) -> dict:
     dtype = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
     table = decode_table(dtype)
     largest, nan = max(v for v in table if not math.isnan(v)), 0x80 if arch == "gfx942" else 0x7F
-    # From half a step (16 of the largest numbers' 32, 8 of 16) above the largest number on; that tie goes to an even code.
+    # Half a step (16 of the largest numbers' 32, 8 of 16) above the largest number; the tie goes to an even code.
     edge = 464.0 if arch == "gfx950" else 248.0
 
     def to_fp8(value: Value) -> Value:
@@ -148,9 +148,11 @@ def lane_names(arch: str, name: str, variant: int, lane: int, words, vcc: int) -
     registers[lane][0] = Value("b", 32, old)
     return {
         **sources, **fp8_functions(arch), "D0": Value("b", 32 * destination, old), "D1": Value("b", 1, 0),
-        "VCC": Value("u", 64, vcc), "EXEC": Value("u", 64, 0), "laneId": Value("u", 32, lane), "SIMM32": Value("b", 32, LITERAL),
+        "VCC": Value("u", 64, vcc), "EXEC": Value("u", 64, 0), "laneId": Value("u", 32, lane),
+        "SIMM32": Value("b", 32, LITERAL),
         "OPSEL": Value("b", 4, chosen), "VGPR": registers, "VDST": Value("u", 32, 0),
-        "OMOD": Value("b", 2, TABLE_OF_BITS >> 6), "ABS": Value("b", 3, TABLE_OF_BITS >> 3), "NEG": Value("b", 3, TABLE_OF_BITS),
+        "OMOD": Value("b", 2, TABLE_OF_BITS >> 6), "ABS": Value("b", 3, TABLE_OF_BITS >> 3),
+        "NEG": Value("b", 3, TABLE_OF_BITS),
         "SDWA_SRC0_SEL": Value("b", 3, variant), **{f"BYTE{i}": Value("b", 3, i) for i in range(4)},
     }  # fmt: skip
 
@@ -242,7 +244,7 @@ LANE_ACCESSES = {
     "v_readlane_b32": "v_readlane_b32 s20, v10, s12\n s_mov_b64 exec, -1\n v_mov_b32 v30, s20",
     "v_readfirstlane_b32": "v_readfirstlane_b32 s20, v10\n s_mov_b64 exec, -1\n v_mov_b32 v30, s20",
     "v_writelane_b32": "v_mov_b32 v30, v14\n s_mov_b32 m0, s12\n v_writelane_b32 v30, s13, m0",
-    "ds_bpermute_b32": "v_mov_b32 v30, v14\n s_mov_b64 exec, s[10:11]\n ds_bpermute_b32 v30, v10, v11 offset:8\n s_waitcnt lgkmcnt(0)",
+    "ds_bpermute_b32": "v_mov_b32 v30, v14\n ds_bpermute_b32 v30, v10, v11 offset:8\n s_waitcnt lgkmcnt(0)",
 }
 
 
@@ -260,8 +262,9 @@ def test_accesses_to_other_lanes(arch):
             registers = [[Value("b", 32, int(words[i][at])) for i in (0, 1, 4)] for at in range(LANES)]
             index = {"ADDR": 0, "SRC0": 0, "DATA0": 1, "VDST": 2}
             after = execute(name, {
-                "VGPR": registers, **{key: Value("u", 32, at) for key, at in index.items()}, "OFFSET": Value("u", 16, 8),
-                "EXEC": Value("u", 64, active), "S1": Value("b", 32, lane), "S0": Value("b", 32, value), "D0": Value("b", 32, 0),
+                "VGPR": registers, **{key: Value("u", 32, at) for key, at in index.items()},
+                "OFFSET": Value("u", 16, 8), "EXEC": Value("u", 64, active), "S1": Value("b", 32, lane),
+                "S0": Value("b", 32, value), "D0": Value("b", 32, 0),
             })  # fmt: skip
             reads = name.startswith("v_read")
             for at in range(LANES):

@@ -4,9 +4,9 @@ Workgroups may run on different chiplets, whose L2 caches are not coherent (eigh
 together is not promised by anything, so any two count as far apart. What has to happen between a store and a load:
 
   another wave of the workgroup  the storing wave waits for the store (vmcnt), then a barrier or an LDS flag
-  another workgroup              the storing wave waits; with sc1 the store is then in memory, otherwise in the L2 of its
-                                 chiplet, until a buffer_wbl2 sc1 of that workgroup has been waited for. Then an atomic
-                                 (or a flag) tells, which the loading wave waits for. It loads with sc1, or executes
+  another workgroup              the storing wave waits; with sc1 the store is then in memory, otherwise in the L2 of
+                                 its chiplet, until a buffer_wbl2 sc1 of that workgroup has been waited for. Then an
+                                 atomic (or a flag) tells, which the loading wave waits for. It loads with sc1, or executes
                                  buffer_inv sc1 first.
 
 `known` of a wave: how far the stores of which waves are done, as {(workgroup, wave, kind): number of the newest}.
@@ -99,8 +99,8 @@ class Coherence:
                 group, other, _, _ = self._stores[stamp]
                 lane = int(lanes[position])
                 raise CoherenceFault(
-                    f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} of "
-                    f"workgroup {group} stored in this launch: {problem}"
+                    f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} "
+                    f"of workgroup {group} stored in this launch: {problem}"
                 )
 
     def scalar_load(self, region, offset: int, size: int) -> None:

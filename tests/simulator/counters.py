@@ -221,7 +221,7 @@ class Counters:
 
     @property
     def bytes_distinct(self) -> int:
-        """Bytes of all lines read, each once, and of all written: what HBM moves if caches are cold and keep everything."""
+        """Bytes of all lines read, each once, and of all written: what HBM moves if caches are cold and keep all."""
         return HALF_LINE * sum(each.half_lines for each in self.footprints)
 
     @property

@@ -42,8 +42,8 @@ def objdump() -> str:
 
 @functools.cache
 def split_operands(text: str) -> tuple[list[str], dict[str, str | bool]]:
-    """Splits "v0, |v1|, s[0:1] offset:16 sc0" at the commas outside brackets, and the tail into modifiers. Callers share
-    what it returns."""
+    """Splits "v0, |v1|, s[0:1] offset:16 sc0" at the commas outside brackets, and the tail into modifiers.
+    Callers share what it returns."""
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character in "[(") - (character in "])")

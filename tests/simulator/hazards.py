@@ -177,14 +177,14 @@ class Violation:
     def __str__(self) -> str:
         return (
             f"`{self.second.text.line}` at {self.second.address:#x} comes {self.states} wait states after "
-            f"`{self.first.text.line}` at {self.first.address:#x}; {self.hazard.states} are needed ({self.hazard.what}; "
-            f"{self.hazard.view})"
+            f"`{self.first.text.line}` at {self.first.address:#x}; {self.hazard.states} are needed ({self.hazard.what}"
+            f"; {self.hazard.view})"
         )
 
 
 def violations(program: list[Instruction], arch: str, slack: int = 0):
-    """Every pair of instructions that is too close on some path, as an iterator; with `slack` also those that have up to
-    so many wait states more than they need."""
+    """Every pair of instructions that is too close on some path, as an iterator; with `slack` also those that have up
+    to so many wait states more than they need."""
     seen = [views(ins) for ins in program]
     states_of = [wait_states(ins) for ins in program]
     for start, first in enumerate(program):

@@ -169,13 +169,6 @@ def swizzle_sources(text: str) -> np.ndarray:
             own = within & bit
             result |= {"0": 0 * own, "1": 0 * own + bit, "p": own, "i": own ^ bit}[character]
         return base + result
-    size = int(arguments[0])
-    if kind == "SWAP":
-        return LANE ^ size
-    if kind == "REVERSE":
-        return LANE // size * size + size - 1 - LANE % size
-    if kind == "BROADCAST":
-        return LANE // size * size + int(arguments[1])
     raise UnsupportedError(f"ds_swizzle {text}")
 
 

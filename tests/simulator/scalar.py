@@ -191,7 +191,10 @@ HANDLERS = {
     **dict.fromkeys(ARITHMETIC, _arithmetic),
     **dict.fromkeys(BITS, _bits),
     **dict.fromkeys(UNARY, _unary),
-    **dict.fromkeys((f"s_{cmp}_{each}_{kind}" for cmp in ("cmp", "cmpk") for each in RELATIONS for kind in ("i32", "u32")), _compare),
+    **{
+        f"s_{compare}_{each}_{kind}": _compare
+        for compare in ("cmp", "cmpk") for each in RELATIONS for kind in ("i32", "u32")
+    },
     **dict.fromkeys(["s_cmp_eq_u64", "s_cmp_lg_u64"], _compare),
     **dict.fromkeys((f"s_bitcmp{bit}_b{width}" for bit in (0, 1) for width in (32, 64)), _bit_compare),
     **dict.fromkeys(SAVEEXEC, _saveexec),
