@@ -196,17 +196,42 @@ def vector_snippets(arch: str) -> Snippets:
 
 @pytest.mark.parametrize("arch, key", [(arch, key) for arch in ARCHS for key in vector_cases(arch)])
 def test_a_vector_instruction(arch, key):
-    snippets, (name, variant) = vector_snippets(arch), vector_cases(arch)[key]
+    name = vector_cases(arch)[key][0]
     rng = seeded(key)
     kinds = [kind_of(name, i) for i in range(len(widths(name)[0]))]
-    words = [patterns(kind, rng) for kind in kinds for _ in (0, 1)] + [
-        patterns("int", rng) for _ in range(12 - 2 * len(kinds))
-    ]
-    words[10] = patterns(kinds[0], rng)
+    check_vector(arch, key, random_words(kinds, rng), int(rng.integers(0, 1 << 63)), rng)
+    check_vector(arch, key, special_words(kinds, rng), (1 << 64) - 1, rng)
+
+
+def random_words(kinds: list[str], rng: np.random.Generator) -> list[np.ndarray]:
+    """What v10 to v21 hold: two registers a source, and the old destination at the end."""
+    words = [patterns(kind, rng) for kind in kinds for _ in (0, 1)]
+    words += [patterns(kinds[0], rng) for _ in range(12 - len(words))]
     # Comparisons want equal sources too.
     if len(kinds) > 1 and kinds[0] == kinds[1]:
         words[2][::3], words[3][::2] = words[0][::3], words[1][::2]
-    vcc, active = (int(each) for each in rng.integers(0, 1 << 63, 2, np.uint64))
+    return words
+
+
+# Zeros, signalling and quiet NaN, infinities, the least denormal, one; of halves one in each half.
+SPECIAL = {
+    "f32": [0x00000000, 0x80000000, 0x7F800001, 0x7FC00001, 0x7F800000, 0xFF800000, 0x00000001, 0x3F800000],
+    "f16": [0x80000000, 0x00008000, 0x7C017E01, 0x7E017C00, 0x7C00FC00, 0xFC000001, 0x00013C00, 0x3C007C01],
+    "int": [0, 1, 5, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF],
+}
+
+
+def special_words(kinds: list[str], rng: np.random.Generator) -> list[np.ndarray]:
+    """Every special value of the first source with every one of the second, and all of the third."""
+    words, lanes = random_words(kinds, rng), np.arange(LANES)
+    for i, (kind, index) in enumerate(zip(kinds, (lanes % 8, lanes // 8, (lanes + lanes // 8) % 8))):
+        words[2 * i] = words[2 * i + 1] = np.array(SPECIAL[kind], np.uint32)[index]
+    return words
+
+
+def check_vector(arch: str, key: str, words: list[np.ndarray], active: int, rng: np.random.Generator) -> None:
+    snippets, (name, variant) = vector_snippets(arch), vector_cases(arch)[key]
+    vcc = int(rng.integers(0, 1 << 63))
     scalars = [vcc & 0xFFFFFFFF, vcc >> 32, active & 0xFFFFFFFF, active >> 32]
     result = snippets.run(key, words, scalars)
     writes_lanes = name.startswith("v_cmp")
