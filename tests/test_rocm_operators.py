@@ -57,11 +57,12 @@ LAYOUTS = {"dense": {}, "strided": dict(pad=48), "padded": dict(pad=37, shift=3)
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_rms_norm(kernel, fp8, generator, dtype, d):
     weight_dtype = torch.float32 if d % 3 else dtype
-    inputs = rms.draw((3, d), dtype, generator, weight_dtype)
+    rows = 3 if d < 10**4 else 1
+    inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
     results = []
     for name, layout in LAYOUTS.items():
         x, residual = (guarded(t, CPU, **layout) for t in (inputs.x, inputs.residual))
-        out, plain = Guarded((3, d), fp8, CPU, **layout), Guarded((3, d), dtype, CPU, **layout)
+        out, plain = Guarded((rows, d), fp8, CPU, **layout), Guarded((rows, d), dtype, CPU, **layout)
         kernel.add_rms_norm_fp8(x.t, residual.t, inputs.weight, inputs.scale, out=out.t)
         h = inputs.x + inputs.residual
         assert same_bytes(residual.t, h), name
@@ -218,7 +219,9 @@ SWIGLU_SIZES = [(0, 16), (1, 1), (3, 33), (2, 16), (7, 144), (1, 2880)]
 
 
 # The last size is the first that goes to workgroups of four waves; which type it has makes no difference to that.
-@pytest.mark.parametrize("dtype, rows, d", [*((t, *size) for t in HALF for size in SWIGLU_SIZES), (HALF[0], 90, 8192)])
+@pytest.mark.parametrize(
+    "dtype, rows, d", [*((t, *size) for t in HALF for size in SWIGLU_SIZES), (HALF[0], 90, 8192)], ids=short
+)
 def test_swiglu(kernel, fp8, generator, dtype, rows, d):
     values, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
     wanted = kernel.reference.swiglu_fp8(values, scale, out_dtype=fp8)

@@ -69,7 +69,8 @@ def test_no_instruction_is_known_in_vain(shipped):
         *(name.replace("f32", "i32") if name.endswith("i8") else name for name in matrices),
     }  # fmt: skip
     families = {family(name) for name in used}
-    assert {name for name in tables if family(name) not in families} == LIKELY
+    assert not sorted(name for name in tables if family(name) not in families and name not in LIKELY)
+    assert tables >= LIKELY
     for verbs, moves in {
         ("global_load", "flat_load", "buffer_load"): transfers.LOADS,
         ("global_store", "flat_store", "buffer_store"): transfers.STORES,

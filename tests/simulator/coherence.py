@@ -6,8 +6,8 @@ together is not promised by anything, so any two count as far apart. What has to
   another wave of the workgroup  the storing wave waits for the store (vmcnt), then a barrier or an LDS flag
   another workgroup              the storing wave waits; with sc1 the store is then in memory, otherwise in the L2 of
                                  its chiplet, until a buffer_wbl2 sc1 of that workgroup has been waited for. Then an
-                                 atomic (or a flag) tells, which the loading wave waits for. It loads with sc1, or executes
-                                 buffer_inv sc1 first.
+                                 atomic (or a flag) tells, which the loading wave waits for. It loads with sc1, or
+                                 executes buffer_inv sc1 first.
 
 `known` of a wave: how far the stores of which waves are done, as {(workgroup, wave, kind): number of the newest}.
 Kinds: stores with sc1 (IN_MEMORY), others that have reached the L2 (IN_L2), and these written back (WRITTEN_BACK).
