@@ -53,15 +53,16 @@ LAYOUTS = {"dense": {}, "strided": dict(pad=48), "padded": dict(pad=37, shift=3)
 # --- rmsnorm_fp8 ---
 
 
-@pytest.mark.parametrize("d", [1, 16, 33, 112, 128, 144, 576, 1024, 2880, 16384])
+@pytest.mark.parametrize("d", [1, 33, 128, 144, 1024, 2880, 16384])
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_rms_norm(kernel, fp8, generator, dtype, d):
     weight_dtype = torch.float32 if d % 3 else dtype
-    inputs = rms.draw((3, d), dtype, generator, weight_dtype)
+    rows = 3 if d < 10**4 else 1
+    inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
     results = []
     for name, layout in LAYOUTS.items():
         x, residual = (guarded(t, CPU, **layout) for t in (inputs.x, inputs.residual))
-        out, plain = Guarded((3, d), fp8, CPU, **layout), Guarded((3, d), dtype, CPU, **layout)
+        out, plain = Guarded((rows, d), fp8, CPU, **layout), Guarded((rows, d), dtype, CPU, **layout)
         kernel.add_rms_norm_fp8(x.t, residual.t, inputs.weight, inputs.scale, out=out.t)
         h = inputs.x + inputs.residual
         assert same_bytes(residual.t, h), name
@@ -214,8 +215,13 @@ def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
 # --- swiglu_fp8 ---
 
 
-@pytest.mark.parametrize("rows, d", [(0, 16), (1, 1), (3, 33), (2, 16), (7, 144), (1, 2880), (90, 8192)])
-@pytest.mark.parametrize("dtype", HALF, ids=short)
+SWIGLU_SIZES = [(0, 16), (1, 1), (3, 33), (2, 16), (7, 144), (1, 2880)]
+
+
+# The last size is the first that goes to workgroups of four waves; which type it has makes no difference to that.
+@pytest.mark.parametrize(
+    "dtype, rows, d", [*((t, *size) for t in HALF for size in SWIGLU_SIZES), (HALF[0], 90, 8192)], ids=short
+)
 def test_swiglu(kernel, fp8, generator, dtype, rows, d):
     values, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
     wanted = kernel.reference.swiglu_fp8(values, scale, out_dtype=fp8)
@@ -231,7 +237,6 @@ def test_swiglu(kernel, fp8, generator, dtype, rows, d):
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
     swiglu.test_every_gate_is_within_two_ulps(kernel, CPU, generator, dtype, fp8)
-    swiglu.test_every_gate_as_in_torch(kernel, CPU, generator, dtype, fp8)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
@@ -277,7 +282,8 @@ def rows_of(shape: int) -> tuple[int, int]:
 def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits):
     """Columns and k beyond the last, in every form of the kernel; all kinds of scales, biases and results."""
     config(shape, splits)
-    for m, n, k in ((rows_of(shape)[0], 37, 1040), (rows_of(shape)[1], 130, 2320)):
+    # A split is a workgroup of its own, which fills its slots however little k is left to it.
+    for m, n, k in ((rows_of(shape)[0], 37, 1040), (rows_of(shape)[1], 130 if splits == 1 else 66, 2320)):
         bias, dtype = gemm.BIASES[(m + splits) % 7], gemm.FLOATS[(m + n + splits) % 3]
         scale = gemm.SCALES[(m + shape) % 5], gemm.SCALES[(n + splits) % 5]
         inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scale, bias, random_fp8 if m % 2 else random_codes)
@@ -330,7 +336,7 @@ def test_the_counters_are_left_at_zero(simulated_rocm, kernel, fp8, generator, c
     """One stream's launches follow one another with the same counters: each finds them as the first did."""
     for shape, splits in ((0, 4), (-1, 2), (8, 2), (0, 4)):
         config(shape, splits)
-        inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 100, 1040 * splits, fp8), generator)
+        inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 36, 528 * splits, fp8), generator)
         first = gemm.run(kernel, inputs, out_dtype=torch.float32)
         inputs.assert_right(first, f"{shape},{splits}")
         assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)

@@ -19,7 +19,8 @@ __device__ inline void store(float* p, float v, Access how) {
     if (how == kAgent) __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
     else *p = v;
 }
-__device__ inline float load(const float* p, Access how) {
+template <typename T>
+__device__ inline T load(const T* p, Access how) {
     return how == kAgent ? __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) : *p;
 }
 
@@ -69,6 +70,20 @@ __device__ inline void reversed(const int* x, int* y, int* out) {
 }
 extern "C" __global__ void reversed_right(const int* x, int* y, int* out) { reversed<true>(x, y, out); }
 extern "C" __global__ void reversed_no_wait(const int* x, int* y, int* out) { reversed<false>(x, y, out); }
+
+// One lane's store looks like a flag; it is data to a load that is no look at one (of other caches, or of more).
+template <bool kAgentLoad>
+__device__ inline void lonely(int* data, int* out) {
+    if (blockIdx.x == 0) {
+        if (threadIdx.x == 0) __hip_atomic_store(data, 7, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    } else {
+        for (int i = 0; i < 20; ++i) __builtin_amdgcn_s_sleep(1);
+        const int* p = data + (kAgentLoad ? threadIdx.x : 0);
+        out[threadIdx.x] = load(p, kAgentLoad ? kAgent : kPlain);
+    }
+}
+extern "C" __global__ void lonely_plain(int* data, int* out) { lonely<false>(data, out); }
+extern "C" __global__ void lonely_among_others(int* data, int* out) { lonely<true>(data, out); }
 
 // A flag in memory, by a store; workgroup 0 tells workgroup 1.
 template <bool kRelease>
@@ -153,3 +168,17 @@ def test_a_flag_in_memory(library, arch):
         flag[:] = 0
         with pytest.raises(CoherenceFault, match=NOT_DONE):
             Simulator(library, arch, seed=seed).launch("flag_early", 2, 64, [x, data, flag, out])
+
+
+@pytest.mark.parametrize("kernel", ["lonely_plain", "lonely_among_others"])
+def test_a_store_by_one_lane_is_data_too(library, arch, kernel):
+    # Only a load that comes behind the store shows it.
+    caught = 0
+    for seed in range(8):
+        data, out = np.zeros(64, np.int32), np.zeros(64, np.int32)
+        try:
+            Simulator(library, arch, seed=seed).launch(kernel, 2, 64, [data, out])
+        except CoherenceFault as fault:
+            assert NOT_DONE in str(fault)
+            caught += 1
+    assert caught

@@ -237,3 +237,30 @@ def test_compressed_bundles(tmp_path):
     assert b"CCOB" in library.read_bytes()
     for arch in ARCHS:
         assert len(Simulator(library, arch).kernels) == 5
+
+
+PRELOADED = r"""
+#include <hip/hip_runtime.h>
+
+extern "C" __global__ void scaled(const float* x, float* out, int n, float scale, float more) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[blockIdx.y * 256 + i] = x[i] * scale + more;
+}
+"""
+
+
+def test_arguments_that_the_hardware_preloads(tmp_path):
+    """Two pointers and an integer arrive in SGPRs, before the workgroup's place; the others are loaded."""
+    library = compile_hip(PRELOADED, tmp_path, "-mllvm", "-amdgpu-kernarg-preload-count=3")
+    for arch in ARCHS:
+        simulator = Simulator(library, arch)
+        kernel = simulator.kernels["scaled"]
+        # The kernarg pointer's two SGPRs, then five dwords from the segment's start.
+        assert kernel.preload_dwords == (0, 5) and kernel.user_sgprs >= 7
+        x, out = np.arange(200, dtype=np.float32), np.zeros((3, 256), np.float32)
+        counters = simulator.launch("scaled", (4, 3), 64, [x, out, 199, 0.5, 3.0])
+        assert (out[:, :199] == x[:199] * 0.5 + 3).all() and not out[:, 199:].any()
+        # From the entry on they would be loaded by the instructions for firmware that preloads nothing.
+        assert not [ins for ins in counters.program if ins.address < kernel.entry + 256]
+        loaded = {int(ins.text.operands[2], 0) for ins in counters.program if ins.kind == "smem"}
+        assert 0x14 in loaded and min(loaded) >= 0x14

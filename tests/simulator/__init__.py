@@ -19,6 +19,7 @@ from .memory import Memory
 from .simulator import Simulator
 
 __all__ = [
-    "Checks", "CoherenceFault", "Counters", "DeadlockFault", "Fault", "HazardFault", "LdsFault", "Memory", "MemoryFault",
+    "Checks", "CoherenceFault", "Counters", "DeadlockFault", "Fault", "HazardFault", "LdsFault", "Memory",
+    "MemoryFault",
     "RaceFault", "SimulationError", "Simulator", "UninitialisedFault", "UnsupportedError", "WaitFault",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ import hashlib
 import struct
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .faults import UnsupportedError
@@ -18,7 +18,6 @@ EM_AMDGPU = 224
 PT_LOAD, PT_NOTE = 1, 4
 SHT_SYMTAB, SHT_RELA, SHT_DYNSYM = 2, 4, 11
 NT_AMDGPU_METADATA = 32
-R_AMDGPU_RELATIVE64 = 13
 
 
 def unpack_msgpack(data: bytes):
@@ -110,8 +109,6 @@ class CodeObject:
     arch: str
     image: bytearray
     kernels: dict[str, Kernel]
-    relative_relocations: list[tuple[int, int]] = field(default_factory=list)
-    text_ranges: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -128,12 +125,9 @@ def parse(data: bytes) -> CodeObject:
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, shoff + i * shsize) for i in range(shcount)]
 
     image = bytearray(max(s[3] + s[6] for s in segments if s[0] == PT_LOAD))
-    text = []
-    for kind, flags, offset, address, _, filesize, memsize, _ in segments:
+    for kind, _, offset, address, _, filesize, _, _ in segments:
         if kind == PT_LOAD:
             image[address : address + filesize] = data[offset : offset + filesize]
-            if flags & 1:
-                text.append((address, address + memsize))
 
     metadata = {}
     for kind, _, offset, _, _, filesize, _, _ in segments:
@@ -145,7 +139,7 @@ def parse(data: bytes) -> CodeObject:
                 metadata = unpack_msgpack(data[start : start + size])
             at = start + (size + 3 & ~3)
 
-    symbols, relocations = {}, []
+    symbols = {}
     for _, kind, _, _, offset, size, link, _, _, entry_size in sections:
         if kind in (SHT_DYNSYM, SHT_SYMTAB):
             strings = sections[link][4]
@@ -153,12 +147,8 @@ def parse(data: bytes) -> CodeObject:
                 name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)
                 start = strings + name
                 symbols[data[start : data.index(b"\0", start)].decode()] = value
-        elif kind == SHT_RELA:
-            for at in range(offset, offset + size, entry_size):
-                where, info, addend = struct.unpack_from("<QQq", data, at)
-                if info & 0xFFFFFFFF != R_AMDGPU_RELATIVE64:
-                    raise UnsupportedError(f"relocation type {info & 0xFFFFFFFF} at {where:#x}")
-                relocations.append((where, addend))
+        elif kind == SHT_RELA and size:
+            raise UnsupportedError("relocations")
 
     kernels = {}
     for entry in metadata.get("amdhsa.kernels", []):
@@ -170,7 +160,7 @@ def parse(data: bytes) -> CodeObject:
             kernarg_size=kernarg, rsrc1=rsrc1, rsrc2=rsrc2, rsrc3=rsrc3, properties=properties, preload=preload,
         )  # fmt: skip
     arch = metadata.get("amdhsa.target", "").rpartition("--")[2].partition(":")[0]
-    return CodeObject(data, arch, image, kernels, relocations, text)
+    return CodeObject(data, arch, image, kernels)
 
 
 def unbundle(data: bytes) -> list[bytes]:

@@ -4,15 +4,17 @@ Workgroups may run on different chiplets, whose L2 caches are not coherent (eigh
 together is not promised by anything, so any two count as far apart. What has to happen between a store and a load:
 
   another wave of the workgroup  the storing wave waits for the store (vmcnt), then a barrier or an LDS flag
-  another workgroup              the storing wave waits; with sc1 the store is then in memory, otherwise in the L2 of its
-                                 chiplet, until a buffer_wbl2 sc1 of that workgroup has been waited for. Then an atomic
-                                 (or a flag) tells, which the loading wave waits for. It loads with sc1, or executes
-                                 buffer_inv sc1 first.
+  another workgroup              the storing wave waits; with sc1 the store is then in memory, otherwise in the L2 of
+                                 its chiplet, until a buffer_wbl2 sc1 of that workgroup has been waited for. Then an
+                                 atomic (or a flag) tells, which the loading wave waits for. It loads with sc1, or
+                                 executes buffer_inv sc1 first.
 
 `known` of a wave: how far the stores of which waves are done, as {(workgroup, wave, kind): number of the newest}.
 Kinds: stores with sc1 (IN_MEMORY), others that have reached the L2 (IN_L2), and these written back (WRITTEN_BACK).
 Barriers join what the waves of a workgroup know; atomics leave it at their address and take what is there, once they
-are waited for. So do a store with sc1 by one lane (a flag) and a load with sc1 of one address that has been such a flag.
+are waited for. So do a store of a dword with sc1 by one lane (a flag) and a load of one such dword, with sc1, by all
+lanes alike. Machine code does not say which stores are flags: data that one lane stores and all lanes load like that
+passes for one, and is not looked at. Any other load of it is.
 `fresh` is what the wave knew when it last invalidated its caches.
 
 Not checked: stores that overwrite each other, or what others still read; atomics on data that stores wrote.
@@ -66,7 +68,6 @@ class Coherence:
         knowledge = wave.knowledge
         if everywhere and offsets.size == 1 and size == 4:
             self._leave(wave, region, int(offsets[0]), size)
-            return
         kind = IN_MEMORY if everywhere else IN_L2
         stamps = self._stamps.get(region.address)
         if stamps is None:
@@ -84,6 +85,7 @@ class Coherence:
             if left is not None:
                 # Flags are replaced, not changed: this is what the loaded value tells.
                 wave.knowledge.arrivals.append(lambda: join(wave.knowledge.known, left))
+                return
         stamps = self._stamps.get(region.address)
         if stamps is None:
             return
@@ -97,8 +99,8 @@ class Coherence:
                 group, other, _, _ = self._stores[stamp]
                 lane = int(lanes[position])
                 raise CoherenceFault(
-                    f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} of "
-                    f"workgroup {group} stored in this launch: {problem}"
+                    f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} "
+                    f"of workgroup {group} stored in this launch: {problem}"
                 )
 
     def scalar_load(self, region, offset: int, size: int) -> None:

@@ -58,9 +58,21 @@ def f32_to_bf16(value: np.ndarray) -> np.ndarray:
     return np.where(nan, bits >> np.uint32(16) | np.uint32(0x40), rounded) if nan.any() else rounded
 
 
-@quiet
-def f32_to_f16(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float16)
+def _to_float(dtype, quiet_bit):
+    @quiet
+    def convert(value: np.ndarray) -> np.ndarray:
+        result = value.astype(dtype)
+        nan = np.isnan(result)
+        if nan.any():
+            # NumPy keeps a signalling NaN one.
+            result.view(quiet_bit.dtype)[nan] |= quiet_bit
+        return result
+
+    return convert
+
+
+f32_to_f16 = _to_float(np.float16, np.uint16(0x200))
+f16_to_f32 = _to_float(np.float32, np.uint32(0x400000))
 
 
 @quiet

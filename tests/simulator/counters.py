@@ -221,7 +221,7 @@ class Counters:
 
     @property
     def bytes_distinct(self) -> int:
-        """Bytes of all lines read, each once, and of all written: what HBM moves if caches are cold and keep everything."""
+        """Bytes of all lines read, each once, and of all written: what HBM moves if caches are cold and keep all."""
         return HALF_LINE * sum(each.half_lines for each in self.footprints)
 
     @property
@@ -320,7 +320,9 @@ class Counters:
                 np.searchsorted(lines, -(-region.end // HALF_LINE)),
             )
             if count := inside.stop - inside.start:
-                self.footprints.append(Footprint(region.name, write, region.size, int(count), int(shared[inside].sum())))
+                self.footprints.append(
+                    Footprint(region.name, write, region.size, int(count), int(shared[inside].sum()))
+                )
 
 
 _new_pattern_number = [0]

@@ -1,5 +1,6 @@
 """llvm-objdump's text as a list of instructions: mnemonic, operands, modifiers, branch target."""
 
+import functools
 import os
 import re
 import shutil
@@ -39,8 +40,10 @@ def objdump() -> str:
     return path
 
 
+@functools.cache
 def split_operands(text: str) -> tuple[list[str], dict[str, str | bool]]:
-    """Splits "v0, |v1|, s[0:1] offset:16 sc0" at the commas outside brackets, and the tail into modifiers."""
+    """Splits "v0, |v1|, s[0:1] offset:16 sc0" at the commas outside brackets, and the tail into modifiers.
+    Callers share what it returns."""
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character in "[(") - (character in "])")

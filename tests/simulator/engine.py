@@ -98,6 +98,7 @@ class Launch:
             "a user SGPR other than the kernarg pointer": kernel.properties & 0x7F & ~0x8,
             f"{threads} threads in a workgroup, {limit} at most": threads > limit or threads == 0,
             f"{self.lds_size} bytes of LDS": self.lds_size > LDS_LIMIT[self.code.arch],
+            "threads in more than one dimension": kernel.bits("rsrc2", 11, 2) or self.block[1:] != (1, 1),
             "wave32": kernel.metadata[".wavefront_size"] != LANES,
         }
         for what, present in problems.items():
@@ -120,19 +121,10 @@ class Launch:
         kernel = self.kernel
         wave = Wave(workgroup, index, self._registers())
         wave.pc = self.entry
-        wave.mode = kernel.bits("rsrc1", 12, 8)
         wave.fp16_overflow_clamps = bool(kernel.bits("rsrc1", 26))
-        x, y, _ = self.block
         threads = self.threads
-        work_item = np.arange(LANES) + index * LANES
         wave.set_exec(ALL_LANES if threads >= (index + 1) * LANES else (1 << threads - index * LANES) - 1)
-        packed = work_item % x
-        dimensions = kernel.bits("rsrc2", 11, 2)
-        if dimensions >= 1:
-            packed = packed | work_item // x % y << 10
-        if dimensions >= 2:
-            packed = packed | work_item // (x * y) << 20
-        wave.u32[0][:] = packed
+        wave.u32[0][:] = np.arange(LANES) + index * LANES
 
         wave.s = [self.random.getrandbits(32) for _ in range(106)] + [0] * 22
         user = []

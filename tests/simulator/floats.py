@@ -60,12 +60,6 @@ def fma32(a, b, c):
     return sum_to_f32(np.multiply(a, b, dtype=np.float64), c)
 
 
-@quiet
-def fma16(a, b, c):
-    # Exact in float64: 22 bits of product and 11 of the addend never span more than 53 where a half can result.
-    return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float16)
-
-
 add = quiet(np.add)
 subtract = quiet(np.subtract)
 multiply = quiet(np.multiply)
@@ -144,11 +138,6 @@ def flush(value: np.ndarray) -> np.ndarray:
 @quiet
 def exp2(a):
     return flush(np.exp2(flush(a).astype(np.float64)).astype(np.float32))
-
-
-@quiet
-def log2(a):
-    return np.log2(flush(a).astype(np.float64)).astype(np.float32)
 
 
 @quiet
@@ -242,19 +231,13 @@ def division_fixup(s0, s1, s2):
 # from +0 up.
 def classify(a, mask):
     """Is each value in one of the classes that its mask names."""
-    if a.dtype == np.float16:
-        bits = np.ascontiguousarray(a).view(np.uint16).astype(np.uint32)
-        sign, exponent, mantissa = bits >> 15, bits >> 10 & 31, bits & 0x3FF
-        top, quiet_bit = 31, 0x200
-    else:
-        bits = a.view(np.uint32)
-        sign, exponent, mantissa = bits >> 31, bits >> 23 & 255, bits & 0x7FFFFF
-        top, quiet_bit = 255, 0x400000
+    bits = a.view(np.uint32)
+    sign, exponent, mantissa = bits >> 31, bits >> 23 & 255, bits & 0x7FFFFF
     kind = np.select(
-        [exponent == top, exponent > 0, mantissa > 0],
+        [exponent == 255, exponent > 0, mantissa > 0],
         [np.where(sign == 1, 2, 9), np.where(sign == 1, 3, 8), np.where(sign == 1, 4, 7)],
         np.where(sign == 1, 5, 6),
     )
-    nan = (exponent == top) & (mantissa != 0)
-    kind = np.where(nan, np.where(mantissa & quiet_bit != 0, 1, 0), kind)
+    nan = (exponent == 255) & (mantissa != 0)
+    kind = np.where(nan, np.where(mantissa & 0x400000 != 0, 1, 0), kind)
     return (mask.astype(np.int64) >> kind & 1).astype(bool)

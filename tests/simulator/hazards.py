@@ -17,6 +17,7 @@ from .wave import EXEC, M0, VCC, VECTOR_BIT
 
 SCALARS = (1 << VECTOR_BIT) - 1
 EXEC_BITS, VCC_BITS, M0_BIT = 3 << EXEC, 3 << VCC, 1 << M0
+MODE_BIT = 1 << 125  # a number that no register has
 TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_")
 # Packed instructions have no bit in op_sel for their destination.
 NO_DESTINATION_IN_OP_SEL = ("v_pk_", "v_dot", "v_fma_mix", "v_mfma", "v_smfmac")
@@ -89,6 +90,8 @@ def views(ins: Instruction) -> dict[str, int]:
             found["scalar read by VMEM"] = ins.reads & SCALARS
             if "_load_lds_" in ins.mnemonic:
                 found["M0 of a load to LDS"] = M0_BIT
+    elif ins.mnemonic.startswith("s_setreg"):
+        found["MODE set again"] = MODE_BIT
     return found
 
 
@@ -144,6 +147,8 @@ def left_by(ins: Instruction, arch: str) -> list[Hazard]:
         if buffer and ins.operands[3].kind == "s":
             return []
         return [Hazard(_operand_bits(ins, 0 if buffer else 1), "write by VALU", 2, "data of a wide store")]
+    if ins.mnemonic.startswith("s_setreg"):
+        return [Hazard(MODE_BIT, "MODE set again", 2, "the same hardware register")]
     if ins.writes & M0_BIT:
         return [Hazard(M0_BIT, "M0 of a load to LDS", 1, "M0 written by a scalar instruction")]
     return []
@@ -172,14 +177,14 @@ class Violation:
     def __str__(self) -> str:
         return (
             f"`{self.second.text.line}` at {self.second.address:#x} comes {self.states} wait states after "
-            f"`{self.first.text.line}` at {self.first.address:#x}; {self.hazard.states} are needed ({self.hazard.what}; "
-            f"{self.hazard.view})"
+            f"`{self.first.text.line}` at {self.first.address:#x}; {self.hazard.states} are needed ({self.hazard.what}"
+            f"; {self.hazard.view})"
         )
 
 
 def violations(program: list[Instruction], arch: str, slack: int = 0):
-    """Every pair of instructions that is too close on some path, as an iterator; with `slack` also those that have up to
-    so many wait states more than they need."""
+    """Every pair of instructions that is too close on some path, as an iterator; with `slack` also those that have up
+    to so many wait states more than they need."""
     seen = [views(ins) for ins in program]
     states_of = [wait_states(ins) for ins in program]
     for start, first in enumerate(program):

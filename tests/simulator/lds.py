@@ -169,13 +169,6 @@ def swizzle_sources(text: str) -> np.ndarray:
             own = within & bit
             result |= {"0": 0 * own, "1": 0 * own + bit, "p": own, "i": own ^ bit}[character]
         return base + result
-    size = int(arguments[0])
-    if kind == "SWAP":
-        return LANE ^ size
-    if kind == "REVERSE":
-        return LANE // size * size + size - 1 - LANE % size
-    if kind == "BROADCAST":
-        return LANE // size * size + int(arguments[1])
     raise UnsupportedError(f"ds_swizzle {text}")
 
 
@@ -195,18 +188,17 @@ def _swizzle(ins: Instruction, name: str):
     return run
 
 
+ACROSS_LANES = {"bpermute_b32": _permute, "permute_b32": _permute, "swizzle_b32": _swizzle}
+
+
 def build(ins: Instruction, mnemonic: str):
     """The closure for a ds_ instruction, or None."""
     if not mnemonic.startswith("ds_"):
         return None
     ins.kind = "lds"
     name = mnemonic[3:]
-    if name in ("bpermute_b32", "permute_b32"):
-        return _permute(ins, name)
-    if name == "swizzle_b32":
-        return _swizzle(ins, name)
-    if name == "nop":
-        return lambda wave: None
+    if name in ACROSS_LANES:
+        return ACROSS_LANES[name](ins, name)
     for verb, moves, handler in (("read", DS_READS, _read), ("write", DS_WRITES, _write)):
         for prefix, pairs, stride in ((f"{verb}2st64_", True, 64), (f"{verb}2_", True, 1), (f"{verb}_", False, 1)):
             form = name.removeprefix(prefix)

@@ -14,7 +14,6 @@ U16 = np.uint16
 PACKED = {
     "v_pk_add_f16": ("f16", 2, floats.add),
     "v_pk_mul_f16": ("f16", 2, floats.multiply),
-    "v_pk_fma_f16": ("f16", 3, floats.fma16),
     "v_pk_add_f32": ("f32", 2, floats.add),
     "v_pk_mul_f32": ("f32", 2, floats.multiply),
     "v_pk_fma_f32": ("f32", 3, floats.fma32),
@@ -145,12 +144,13 @@ def _packed_move(ins: Instruction, name: str):
     return run
 
 
+HANDLERS = {
+    **{name: _packed32 if kind == "f32" else _packed16 for name, (kind, _, _) in PACKED.items()},
+    "v_pk_mov_b32": _packed_move,
+}
+
+
 def build(ins: Instruction, name: str):
     """The closure for a packed instruction, or None if it is not one of this file's."""
     ins.kind = "valu"
-    name = name.removesuffix("_e32").removesuffix("_e64")
-    if name in PACKED:
-        return (_packed32 if PACKED[name][0] == "f32" else _packed16)(ins, name)
-    if name == "v_pk_mov_b32":
-        return _packed_move(ins, name)
-    return None
+    return HANDLERS[name](ins, name) if name in HANDLERS else None

@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass, field
 
 from .counters import class_of, matrix_cycles
+from .waits import allowed
 from .wave import LANES
 
 # Steps of a course: a tuple of one of these and what is written beside it.
@@ -214,13 +215,12 @@ class Profile:
         return note
 
     def _wait(self, ins):
-        immediate = ins.text.words[0] & 0xFFFF
-        vm, lgkm = immediate & 15 | immediate >> 14 << 4, immediate >> 8 & 15
+        vm, lgkm = allowed(ins)
 
         def note(course, group, wave, inner):
-            for name, queue, allowed in (("vmcnt", course.vm, vm), ("lgkmcnt", course.lgkm, lgkm)):
-                if len(queue) > allowed:
-                    cut = len(queue) - allowed
+            for name, queue, count in (("vmcnt", course.vm, vm), ("lgkmcnt", course.lgkm, lgkm)):
+                if len(queue) > count:
+                    cut = len(queue) - count
                     waits = self.waits.setdefault((name, queue[cut - 1]), Waits())
                     waits.times += 1
                     waits.outstanding += len(queue)

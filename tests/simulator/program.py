@@ -1,5 +1,7 @@
 """A kernel's instructions, decoded once: the closures that the engine runs."""
 
+import copy
+
 from . import lds, matrix, packed, scalar, vector, vmem, waits
 from .code_object import CodeObject, Kernel
 from .disassembly import disassemble
@@ -8,6 +10,9 @@ from .operands import Instruction
 from .wave import ACCUMULATION, VECTOR_BIT
 
 _programs: dict[tuple[str, str], list[Instruction]] = {}
+# Kernels are much alike: seven of ten instructions stand somewhere else too, with the same words.
+_decoded: dict[tuple, Instruction] = {}
+OF_THEIR_ADDRESS = ("s_branch", "s_cbranch_", "s_getpc_")
 
 
 def _builders(mnemonic: str):
@@ -24,6 +29,17 @@ def _builders(mnemonic: str):
 
 def decode(text, arch: str) -> Instruction:
     """One instruction's closure; anything not understood is an UnsupportedError."""
+    if text.mnemonic.startswith(OF_THEIR_ADDRESS):
+        return _decode(text, arch)
+    key = arch, text.line, *text.words
+    if key not in _decoded:
+        _decoded[key] = _decode(text, arch)
+    ins = copy.copy(_decoded[key])
+    ins.text, ins.address = text, text.address
+    return ins
+
+
+def _decode(text, arch: str) -> Instruction:
     ins = Instruction(text, arch)
     try:
         for build in _builders(text.mnemonic):

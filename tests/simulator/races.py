@@ -58,8 +58,8 @@ class Races:
         if unordered.any():
             at = int(np.flatnonzero(unordered)[0])
             raise RaceFault(
-                f"LDS bytes from {int(cells[at]) * self.unit} on: {what} wave {int(others[at])} is not ordered with this"
-                " access by a barrier or a flag"
+                f"LDS bytes from {int(cells[at]) * self.unit} on: {what} wave {int(others[at])} is not ordered with "
+                "this access by a barrier or a flag"
             )
 
     def _check_writes(self, wave: int, cells: np.ndarray, harmless=None) -> None:

@@ -1,63 +1,42 @@
-"""SOP1, SOP2, SOPC, SOPK, SOPP: scalar arithmetic, branches, waits. Values are Python integers, unsigned."""
+"""SOP1, SOP2, SOPC, SOPK, SOPP: scalar arithmetic, branches, state. Values are Python integers, unsigned."""
 
 from .faults import UnsupportedError
 from .operands import Instruction
-from .scalar_tables import ARITHMETIC, BRANCHES, COMPARE, LOGIC, SAVEEXEC, SHIFTS, UNARY, overflow, signed
+from .scalar_tables import ARITHMETIC, BITS, BRANCHES, RELATIONS, SAVEEXEC, UNARY, overflow, signed
 from .wave import ALL_LANES, LOW32
 
 # What `run` returns when the scheduler must look at the wave again.
 YIELD = -1
-
-HARDWARE_REGISTERS = {"HW_REG_MODE", "HW_REG_XCC_ID", "HW_REG_HW_ID"}
 FP16_OVERFLOW_BIT = 23
-
-# Nothing that the simulated state shows; s_waitcnt and the like have their own handlers. Cache maintenance is
-# nothing here because memory is always coherent in the simulation.
-NOTHING = {"s_nop", "s_setprio", "s_icache_inv", "s_dcache_inv", "s_dcache_wb"}
 
 
 def _width(name: str) -> int:
     return 64 if name.endswith("64") else 32
 
 
-def binary(ins: Instruction, width: int, compute, second_width: int | None = None):
-    """compute(a, b, scc) -> (result, new scc or None)."""
-    a, b = ins.scalar(1, width), ins.scalar(2, second_width or width)
-    put, cut = ins.put_scalar(0, width), (1 << width) - 1
+def _arithmetic(ins: Instruction, name: str):
+    compute = ARITHMETIC[name]
+    a, b, put = ins.scalar(1), ins.scalar(2), ins.put_scalar(0)
 
     def run(wave):
         value, scc = compute(a(wave), b(wave), wave.scc)
-        value &= cut
-        put(wave, value)
+        put(wave, value & LOW32)
         if scc is not None:
             wave.scc = scc
 
     return run
 
 
-def _binary_from_tables(ins: Instruction, name: str):
-    stem = name[: -len("_b32")] if name.endswith(("_b32", "_b64")) else name
-    if name in ARITHMETIC:
-        return binary(ins, 32, ARITHMETIC[name])
-    if name in SHIFTS:
-        width, compute = SHIFTS[name]
-        cut = (1 << width) - 1
+def _bits(ins: Instruction, name: str):
+    width, second, compute = BITS[name]
+    a, b, put, cut = ins.scalar(1, width), ins.scalar(2, second), ins.put_scalar(0, width), (1 << width) - 1
 
-        def shifted(a, b, c):
-            value = compute(a, b) & cut
-            return value, int(value != 0)
+    def run(wave):
+        value = compute(a(wave), b(wave)) & cut
+        put(wave, value)
+        wave.scc = int(value != 0)
 
-        return binary(ins, width, shifted, 32)
-    if stem in LOGIC and stem != name:
-        width, compute = _width(name), LOGIC[stem]
-        cut = (1 << width) - 1
-
-        def logic(a, b, c):
-            value = compute(a, b, width) & cut
-            return value, int(value != 0)
-
-        return binary(ins, width, logic)
-    return None
+    return run
 
 
 def _unary(ins: Instruction, name: str):
@@ -73,21 +52,6 @@ def _unary(ins: Instruction, name: str):
     return run
 
 
-def _move(ins: Instruction, name: str):
-    width = _width(name)
-    a, put = ins.scalar(1, width), ins.put_scalar(0, width)
-    if name.startswith("s_cmov"):
-        # The destination keeps its value when SCC is 0, so it is a source too.
-        ins.reads |= ins.writes
-
-        def conditional(wave):
-            if wave.scc:
-                put(wave, a(wave))
-
-        return conditional
-    return lambda wave: put(wave, a(wave))
-
-
 def _select(ins: Instruction, name: str):
     width = _width(name)
     a, b, put = ins.scalar(1, width), ins.scalar(2, width), ins.put_scalar(0, width)
@@ -95,10 +59,15 @@ def _select(ins: Instruction, name: str):
 
 
 def _compare(ins: Instruction, name: str):
-    _, _, relation, kind = name.split("_")
-    width = int(kind[1:])
-    a, b, holds = ins.scalar(0, width), ins.scalar(1, width), COMPARE[relation]
-    is_signed = kind[0] == "i"
+    """s_cmp, and s_cmpk with a 16-bit constant."""
+    first, relation, kind = name.removeprefix("s_").split("_")
+    width, is_signed, holds = int(kind[1:]), kind[0] == "i", RELATIONS[relation]
+    a = ins.scalar(0, width)
+    if first == "cmpk":
+        constant = _immediate(ins) & (LOW32 if is_signed else 0xFFFF)
+        b = lambda wave: constant  # noqa: E731
+    else:
+        b = ins.scalar(1, width)
 
     def run(wave):
         left, right = a(wave), b(wave)
@@ -119,19 +88,8 @@ def _bit_compare(ins: Instruction, name: str):
     return run
 
 
-def _bit_set(ins: Instruction, name: str):
-    value, width = int(name[len("s_bitset")]), _width(name)
-    old, a, put = ins.scalar(0, width), ins.scalar(1, 32), ins.put_scalar(0, width)
-
-    def run(wave):
-        bit = 1 << (a(wave) & (width - 1))
-        put(wave, old(wave) | bit if value else old(wave) & ~bit)
-
-    return run
-
-
 def _saveexec(ins: Instruction, name: str):
-    compute = SAVEEXEC[name.removesuffix("_saveexec_b64")]
+    compute = SAVEEXEC[name]
     a, put = ins.scalar(1, 64), ins.put_scalar(0, 64)
 
     def run(wave):
@@ -144,27 +102,15 @@ def _saveexec(ins: Instruction, name: str):
 
 
 def _immediate(ins: Instruction) -> int:
-    """SOPK's 16-bit constant, sign-extended."""
+    """SOPK's and SOPP's 16-bit constant, sign-extended."""
     return signed(ins.text.words[0] & 0xFFFF, 16)
 
 
-def _sopk(ins: Instruction, name: str):
-    value = _immediate(ins)
-    if name.startswith("s_cmpk_"):
-        relation, kind = name.removeprefix("s_cmpk_").split("_")
-        a, holds = ins.scalar(0), COMPARE[relation]
-        constant = value if kind == "i32" else value & 0xFFFF
-
-        def compare(wave):
-            wave.scc = int(holds(signed(a(wave)) if kind == "i32" else a(wave), constant))
-
-        return compare
-    put = ins.put_scalar(0)
+def _with_constant(ins: Instruction, name: str):
+    value, put = _immediate(ins), ins.put_scalar(0)
     if name == "s_movk_i32":
         return lambda wave: put(wave, value & LOW32)
     old = ins.scalar(0)
-    if name == "s_cmovk_i32":
-        return lambda wave: put(wave, value & LOW32) if wave.scc else None
 
     def run(wave):
         a = signed(old(wave))
@@ -179,12 +125,11 @@ def _sopk(ins: Instruction, name: str):
 
 def _branch(ins: Instruction, name: str):
     ins.kind = "branch"
-    target = ins.address + 4 + 4 * signed(ins.text.words[0] & 0xFFFF, 16)
     if "vcc" in name:
         ins.reads |= 3 << 106
     holds = BRANCHES[name]
     # Addresses become positions in the list of instructions once all are decoded (see program.py).
-    ins.target = target
+    ins.target = ins.address + 4 + 4 * _immediate(ins)
 
     def run(wave):
         return ins.target_index if holds(wave) else None
@@ -193,34 +138,12 @@ def _branch(ins: Instruction, name: str):
 
 
 def _setreg(ins: Instruction, name: str):
-    register, *field = ins.operands[0].body.removeprefix("hwreg(").rstrip(")").split(",")
-    low, count = (int(each) for each in field) if field else (0, 32)
-    if register != "HW_REG_MODE" or (low, count) != (FP16_OVERFLOW_BIT, 1):
+    if ins.operands[0].body != f"hwreg(HW_REG_MODE,{FP16_OVERFLOW_BIT},1)":
         raise UnsupportedError(f"{ins.text.line}: only MODE's FP16_OVFL can be set")
     value = ins.scalar(1)
 
     def run(wave):
         wave.fp16_overflow_clamps = bool(value(wave) & 1)
-
-    return run
-
-
-def _getreg(ins: Instruction, name: str):
-    register, *field = ins.operands[1].body.removeprefix("hwreg(").rstrip(")").split(",")
-    if register not in HARDWARE_REGISTERS:
-        raise UnsupportedError(ins.text.line)
-    low, count = (int(each) for each in field) if field else (0, 32)
-    put, cut = ins.put_scalar(0), (1 << count) - 1
-
-    def run(wave):
-        if register == "HW_REG_MODE":
-            value = wave.mode | wave.fp16_overflow_clamps << FP16_OVERFLOW_BIT
-        elif register == "HW_REG_XCC_ID":
-            value = wave.workgroup.index % 8
-        else:
-            # WAVE_ID and SIMD_ID: waves go to the four SIMDs in turn.
-            value = wave.index // 4 & 15 | (wave.index & 3) << 4
-        put(wave, value >> low & cut)
 
     return run
 
@@ -258,36 +181,33 @@ def _end(ins: Instruction, name: str):
     return run
 
 
-def _clock(ins: Instruction, name: str):
-    put = ins.put_scalar(0, 64)
-    return lambda wave: put(wave, wave.workgroup.launch.executed)
+def _nothing(ins: Instruction, name: str):
+    """What the simulated state does not show; s_nop counts in hazards.py."""
+    ins.operands = []
+    return lambda wave: None
 
 
-def _special(name: str):
-    exact = {
-        "s_setreg_imm32_b32": _setreg, "s_setreg_b32": _setreg, "s_getreg_b32": _getreg,
-        "s_getpc_b64": _program_counter, "s_barrier": _barrier, "s_sleep": _sleep, "s_endpgm": _end,
-        "s_memtime": _clock, "s_memrealtime": _clock, "s_cselect_b32": _select, "s_cselect_b64": _select,
-        "s_mov_b32": _move, "s_mov_b64": _move, "s_cmov_b32": _move, "s_cmov_b64": _move,
-        "s_movk_i32": _sopk, "s_addk_i32": _sopk, "s_mulk_i32": _sopk, "s_cmovk_i32": _sopk,
-    }  # fmt: skip
-    if name in exact:
-        return exact[name]
-    prefixes = {"s_cmpk_": _sopk, "s_cmp_": _compare, "s_bitcmp": _bit_compare, "s_bitset": _bit_set}
-    return next((handler for prefix, handler in prefixes.items() if name.startswith(prefix)), None)
+HANDLERS = {
+    **dict.fromkeys(ARITHMETIC, _arithmetic),
+    **dict.fromkeys(BITS, _bits),
+    **dict.fromkeys(UNARY, _unary),
+    **{
+        f"s_{compare}_{each}_{kind}": _compare
+        for compare in ("cmp", "cmpk") for each in RELATIONS for kind in ("i32", "u32")
+    },
+    **dict.fromkeys(["s_cmp_eq_u64", "s_cmp_lg_u64"], _compare),
+    **dict.fromkeys((f"s_bitcmp{bit}_b{width}" for bit in (0, 1) for width in (32, 64)), _bit_compare),
+    **dict.fromkeys(SAVEEXEC, _saveexec),
+    **dict.fromkeys(BRANCHES, _branch),
+    **dict.fromkeys(["s_cselect_b32", "s_cselect_b64"], _select),
+    **dict.fromkeys(["s_movk_i32", "s_addk_i32", "s_mulk_i32"], _with_constant),
+    **dict.fromkeys(["s_nop", "s_setprio"], _nothing),
+    "s_setreg_imm32_b32": _setreg, "s_getpc_b64": _program_counter, "s_barrier": _barrier, "s_sleep": _sleep,
+    "s_endpgm": _end,
+}  # fmt: skip
 
 
 def build(ins: Instruction, name: str):
     """The closure for a scalar instruction, or None if it is not one of this file's."""
     ins.kind = "salu"
-    if name in NOTHING:
-        ins.operands = []
-        return lambda wave: None
-    if name in BRANCHES:
-        return _branch(ins, name)
-    if name in UNARY:
-        return _unary(ins, name)
-    if name.endswith("_saveexec_b64"):
-        return _saveexec(ins, name)
-    special = _special(name)
-    return special(ins, name) if special else _binary_from_tables(ins, name)
+    return HANDLERS[name](ins, name) if name in HANDLERS else None

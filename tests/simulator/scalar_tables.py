@@ -1,61 +1,33 @@
 """What scalar instructions compute, on Python integers."""
 
-from .wave import ALL_LANES, LOW32
+from .wave import LOW32
 
 
 def signed(value: int, bits: int = 32) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def _bit_reverse(value: int, width: int) -> int:
-    return int(f"{value:0{width}b}"[::-1], 2)
-
-
-def _find_low(value: int, width: int) -> int:
+def _find_low(value: int) -> int:
     return (value & -value).bit_length() - 1 if value else -1
 
 
-def _count_sign(value: int, width: int) -> int:
-    """How many bits equal the sign bit, from the top; -1 if all do (S_FLBIT_I32)."""
-    value = value ^ ((1 << width) - 1) if value >> (width - 1) else value
-    return width - value.bit_length() if value else -1
+def _count_sign(value: int) -> int:
+    """How many of 32 bits equal the sign bit, from the top; -1 if all do."""
+    value = value ^ LOW32 if value >> 31 else value
+    return 32 - value.bit_length() if value else -1
 
 
 def _bfe(value: int, control: int, width: int, is_signed: bool) -> int:
+    """A field by its offset and its number of bits; one that passes the top is filled as a shift fills it."""
     offset, count = control & (width - 1), control >> 16 & 0x7F
-    field = value >> offset & ((1 << count) - 1)
-    if is_signed and count and offset + count <= width and field >> (count - 1):
-        field -= 1 << count
-    return field
+    field = (signed(value, width) if is_signed else value) >> offset & ((1 << count) - 1)
+    return signed(field, count) if is_signed and 0 < count < width else field
 
 
 def overflow(value: int) -> int:
     return int(not -(1 << 31) <= value < 1 << 31)
 
 
-# SCC says whether the result, cut to the width, is not zero.
-LOGIC = {
-    "s_and": lambda a, b, w: a & b,
-    "s_or": lambda a, b, w: a | b,
-    "s_xor": lambda a, b, w: a ^ b,
-    "s_andn2": lambda a, b, w: a & ~b,
-    "s_orn2": lambda a, b, w: a | ~b,
-    "s_nand": lambda a, b, w: ~(a & b),
-    "s_nor": lambda a, b, w: ~(a | b),
-    "s_xnor": lambda a, b, w: ~(a ^ b),
-}
-SHIFTS = {
-    "s_lshl_b32": (32, lambda a, b: a << (b & 31)),
-    "s_lshr_b32": (32, lambda a, b: a >> (b & 31)),
-    "s_ashr_i32": (32, lambda a, b: signed(a) >> (b & 31)),
-    "s_lshl_b64": (64, lambda a, b: a << (b & 63)),
-    "s_lshr_b64": (64, lambda a, b: a >> (b & 63)),
-    "s_ashr_i64": (64, lambda a, b: signed(a, 64) >> (b & 63)),
-    "s_bfe_u32": (32, lambda a, b: _bfe(a, b, 32, False)),
-    "s_bfe_i32": (32, lambda a, b: _bfe(a, b, 32, True)),
-    "s_bfe_u64": (64, lambda a, b: _bfe(a, b, 64, False)),
-    "s_bfe_i64": (64, lambda a, b: _bfe(a, b, 64, True)),
-}
 # name: (a, b, scc in) -> (result, scc out or None for unchanged)
 ARITHMETIC = {
     "s_add_u32": lambda a, b, c: (a + b, a + b >> 32),
@@ -71,8 +43,6 @@ ARITHMETIC = {
     "s_max_i32": lambda a, b, c: (max(signed(a), signed(b)), int(signed(a) >= signed(b))),
     "s_min_u32": lambda a, b, c: (min(a, b), int(a < b)),
     "s_max_u32": lambda a, b, c: (max(a, b), int(a >= b)),
-    "s_bfm_b32": lambda a, b, c: (((1 << (a & 31)) - 1) << (b & 31), None),
-    "s_absdiff_i32": lambda a, b, c: (abs(signed(a - b & LOW32)), int(a != b)),
     "s_pack_ll_b32_b16": lambda a, b, c: (a & 0xFFFF | b << 16, None),
     "s_pack_lh_b32_b16": lambda a, b, c: (a & 0xFFFF | b & 0xFFFF0000, None),
     "s_pack_hh_b32_b16": lambda a, b, c: (a >> 16 | b & 0xFFFF0000, None),
@@ -81,47 +51,55 @@ ARITHMETIC = {
         for n in (1, 2, 3, 4)
     },
 }  # fmt: skip
-# name: (source width, result width, function, does SCC say that the result is not zero)
+_LOGIC = {
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "andn2": lambda a, b: a & ~b,
+}
+# name: (width of the result, of the second source, function); SCC says whether the result, cut to its width, is not 0.
+BITS = {
+    **{f"s_{name}_b{width}": (width, width, compute) for name, compute in _LOGIC.items() for width in (32, 64)},
+    "s_lshl_b32": (32, 32, lambda a, b: a << (b & 31)),
+    "s_lshr_b32": (32, 32, lambda a, b: a >> (b & 31)),
+    "s_ashr_i32": (32, 32, lambda a, b: signed(a) >> (b & 31)),
+    "s_lshl_b64": (64, 32, lambda a, b: a << (b & 63)),
+    "s_lshr_b64": (64, 32, lambda a, b: a >> (b & 63)),
+    "s_ashr_i64": (64, 32, lambda a, b: signed(a, 64) >> (b & 63)),
+    "s_bfe_u32": (32, 32, lambda a, b: _bfe(a, b, 32, False)),
+    "s_bfe_i32": (32, 32, lambda a, b: _bfe(a, b, 32, True)),
+    "s_bfe_i64": (64, 32, lambda a, b: _bfe(a, b, 64, True)),
+}
+# name: (width of the source, of the result, function, does SCC say that the result is not 0)
 UNARY = {
+    "s_mov_b32": (32, 32, lambda a: a, False),
+    "s_mov_b64": (64, 64, lambda a: a, False),
     "s_not_b32": (32, 32, lambda a: ~a, True),
     "s_not_b64": (64, 64, lambda a: ~a, True),
-    "s_brev_b32": (32, 32, lambda a: _bit_reverse(a, 32), False),
-    "s_brev_b64": (64, 64, lambda a: _bit_reverse(a, 64), False),
-    "s_bcnt0_i32_b32": (32, 32, lambda a: 32 - a.bit_count(), True),
-    "s_bcnt0_i32_b64": (64, 32, lambda a: 64 - a.bit_count(), True),
+    "s_brev_b32": (32, 32, lambda a: int(f"{a:032b}"[::-1], 2), False),
     "s_bcnt1_i32_b32": (32, 32, lambda a: a.bit_count(), True),
     "s_bcnt1_i32_b64": (64, 32, lambda a: a.bit_count(), True),
-    "s_ff1_i32_b32": (32, 32, lambda a: _find_low(a, 32), False),
-    "s_ff1_i32_b64": (64, 32, lambda a: _find_low(a, 64), False),
-    "s_ff0_i32_b32": (32, 32, lambda a: _find_low(a ^ LOW32, 32), False),
-    "s_ff0_i32_b64": (64, 32, lambda a: _find_low(a ^ ALL_LANES, 64), False),
+    "s_ff1_i32_b32": (32, 32, _find_low, False),
+    "s_ff1_i32_b64": (64, 32, _find_low, False),
     "s_flbit_i32_b32": (32, 32, lambda a: 32 - a.bit_length() if a else -1, False),
-    "s_flbit_i32_b64": (64, 32, lambda a: 64 - a.bit_length() if a else -1, False),
-    "s_flbit_i32": (32, 32, lambda a: _count_sign(a, 32), False),
+    "s_flbit_i32": (32, 32, _count_sign, False),
     "s_sext_i32_i8": (32, 32, lambda a: signed(a & 0xFF, 8), False),
     "s_sext_i32_i16": (32, 32, lambda a: signed(a & 0xFFFF, 16), False),
     "s_abs_i32": (32, 32, lambda a: abs(signed(a)), True),
 }
-COMPARE = {
+RELATIONS = {
     "eq": lambda a, b: a == b,
     "lg": lambda a, b: a != b,
-    "ne": lambda a, b: a != b,
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
 }
+# name: (source, EXEC) -> EXEC
 SAVEEXEC = {
-    "s_and": lambda s, e: s & e,
-    "s_or": lambda s, e: s | e,
-    "s_xor": lambda s, e: s ^ e,
-    "s_andn2": lambda s, e: s & ~e,
-    "s_orn2": lambda s, e: s | ~e,
-    "s_andn1": lambda s, e: ~s & e,
-    "s_orn1": lambda s, e: ~s | e,
-    "s_nand": lambda s, e: ~(s & e),
-    "s_nor": lambda s, e: ~(s | e),
-    "s_xnor": lambda s, e: ~(s ^ e),
+    "s_and_saveexec_b64": lambda s, e: s & e,
+    "s_or_saveexec_b64": lambda s, e: s | e,
+    "s_andn2_saveexec_b64": lambda s, e: s & ~e,
 }
 BRANCHES = {
     "s_branch": lambda wave: True,

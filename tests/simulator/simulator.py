@@ -42,8 +42,6 @@ class Simulator:
         self.max_idle = max_idle
         self._image = np.frombuffer(bytes(self.code.image), np.uint8).copy()
         self.image_base = self.memory.register(self._image, f"{arch} code object")
-        for where, addend in self.code.relative_relocations:
-            self._image[where : where + 8] = np.frombuffer(struct.pack("<Q", self.image_base + addend), np.uint8)
 
     @property
     def kernels(self) -> dict[str, Kernel]:

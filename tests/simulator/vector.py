@@ -39,6 +39,8 @@ def _compare(ins: Instruction, name: str):
     _, _, relation, kind = name.split("_")
     holds = RELATIONS[relation]
     if relation == "class":
+        if kind != "f32":
+            raise UnsupportedError(name)
         a, b = ins.source(1, kind), ins.source(2, "u32")
     else:
         a, b = ins.source(1, kind), ins.source(2, kind)
@@ -108,21 +110,15 @@ def _carry(ins: Instruction, name: str):
 
 
 def _mad_64(ins: Instruction, name: str):
-    """v_mad_u64_u32 / v_mad_i64_i32: dst pair, carry out, a, b, c pair."""
-    unsigned = name == "v_mad_u64_u32"
-    a, b = (ins.source(position, "u32" if unsigned else "i32") for position in (2, 3))
-    c = ins.source(4, "u64" if unsigned else "i64")
-    put, put_carry = ins.put_vector(0, "u64" if unsigned else "i64"), ins.put_lanes(1)
+    """v_mad_u64_u32: dst pair, carry out, a, b, c pair."""
+    a, b, c = ins.source(2, "u32"), ins.source(3, "u32"), ins.source(4, "u64")
+    put, put_carry = ins.put_vector(0, "u64"), ins.put_lanes(1)
 
     def run(wave):
-        addend = c(wave).copy()
-        product = a(wave).astype(addend.dtype) * b(wave).astype(addend.dtype)
-        total = product + addend
+        product = a(wave).astype(np.uint64) * b(wave)
+        total = product + c(wave)
         put(wave, total)
-        if unsigned:
-            put_carry(wave, total < product)
-        else:
-            put_carry(wave, ((product ^ total) & (addend ^ total)) < 0)
+        put_carry(wave, total < product)
 
     return run
 
@@ -185,16 +181,6 @@ def _unpack_byte(ins: Instruction, name: str):
     return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
 
 
-def _mix(ins: Instruction, name: str):
-    """v_fma_mix_f32: each source a float or (op_sel_hi) a half."""
-    is_half = ins.op_sel_hi or [0, 0, 0]
-    ins.op_sel_hi = None
-    a, b, c = (ins.source(position + 1, "f16" if is_half[position] else "f32") for position in range(3))
-    ins.op_sel = None
-    put = ins.put_vector(0, "f32")
-    return lambda wave: put(wave, floats.fma32(*(source(wave).astype(np.float32) for source in (a, b, c))))
-
-
 def _lane_access(ins: Instruction, name: str):
     if name == "v_writelane_b32":
         value, lane = ins.scalar(1), ins.scalar(2)
@@ -240,12 +226,11 @@ def _bit_operation(ins: Instruction, name: str):
 
 SPECIAL = {
     **dict.fromkeys(CARRY, _carry),
-    **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32"], _mad_64),
+    "v_mad_u64_u32": _mad_64,
     **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
     **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
     "v_cvt_pk_fp8_f32": _pack_bytes,
     "v_cvt_f32_fp8": _unpack_byte,
-    "v_fma_mix_f32": _mix,
     "v_cndmask_b32": _select,
     "v_div_scale_f32": _division_scale,
     "v_div_fmas_f32": _division_fmas,

@@ -41,16 +41,7 @@ def _perm(a, b, select):
 
 
 def _high(a, b):
-    wide = U64 if a.dtype == U32 else I64
-    return (a.astype(wide) * b.astype(wide) >> wide(32)).astype(a.dtype)
-
-
-def _low24(a):
-    return a & U32(0xFFFFFF) if a.dtype == U32 else a << I32(8) >> I32(8)
-
-
-def _mul24(a, b):
-    return _low24(a) * _low24(b)
+    return (a.astype(U64) * b.astype(U64) >> U64(32)).astype(U32)
 
 
 def _mbcnt(half: int):
@@ -58,48 +49,18 @@ def _mbcnt(half: int):
     return lambda mask, base: base + np.bitwise_count(mask & below)
 
 
-def _sad(a, b, c):
-    return c + np.where(a > b, a - b, b - a)
-
-
-def _first_bit_low(a):
-    lowest = a & (~a + U32(1))
-    return np.where(a == 0, U32(0xFFFFFFFF), np.bitwise_count(lowest - U32(1)).astype(U32))
-
-
-def _first_bit_high(a):
-    _, exponent = np.frexp(a.astype(np.float64))
-    return np.where(a == 0, U32(0xFFFFFFFF), (32 - exponent).astype(U32))
-
-
-def _reverse(a):
-    bits = np.unpackbits(a.view(np.uint8).reshape(LANES, 4), axis=1)
-    return np.packbits(bits, axis=1, bitorder="little")[:, ::-1].copy().view(U32)[:, 0]
-
-
-def _align(unit: int):
-    def align(a, b, count):
-        amount = (count & U32(31 if unit == 1 else 3)).astype(U64) * U64(unit)
-        return ((a.astype(U64) << U64(32) | b) >> amount).astype(U32)
-
-    return align
+def _align(a, b, count):
+    return ((a.astype(U64) << U64(32) | b) >> (count & U32(31)).astype(U64)).astype(U32)
 
 
 def _pack_halves(low, high):
     return low.view(np.uint16).astype(U32) | high.view(np.uint16).astype(U32) << U32(16)
 
 
-def _median(a, b, c):
-    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
-
-
 # name (without its type suffixes' repetition): (result type, source types, function).
 OPERATIONS = {
     "v_mov_b32": ("u32", ["u32"], lambda a: a),
     "v_not_b32": ("u32", ["u32"], lambda a: ~a),
-    "v_bfrev_b32": ("u32", ["u32"], _reverse),
-    "v_ffbl_b32": ("u32", ["u32"], _first_bit_low),
-    "v_ffbh_u32": ("u32", ["u32"], _first_bit_high),
     "v_mov_b64": ("u64", ["u64"], lambda a: a),
     # Integers.
     "v_add_u32": ("u32", ["u32"] * 2, np.add),
@@ -115,14 +76,8 @@ OPERATIONS = {
     "v_ashrrev_i32": ("i32", ["u32", "i32"], lambda a, b: b >> (a & U32(31)).view(I32)),
     "v_lshlrev_b64": ("u64", ["u32", "u64"], lambda a, b: b << _shift(a, 64, U64)),
     "v_lshrrev_b64": ("u64", ["u32", "u64"], lambda a, b: b >> _shift(a, 64, U64)),
-    "v_ashrrev_i64": ("i64", ["u32", "i64"], lambda a, b: b >> _shift(a, 64, I64)),
-    "v_bfm_b32": ("u32", ["u32"] * 2, lambda a, b: ((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31))),
-    "v_bcnt_u32_b32": ("u32", ["u32"] * 2, lambda a, b: b + np.bitwise_count(a)),
     "v_mul_lo_u32": ("u32", ["u32"] * 2, np.multiply),
     "v_mul_hi_u32": ("u32", ["u32"] * 2, _high),
-    "v_mul_hi_i32": ("i32", ["i32"] * 2, _high),
-    "v_mul_u32_u24": ("u32", ["u32"] * 2, _mul24),
-    "v_mad_i32_i24": ("i32", ["i32"] * 3, lambda a, b, c: _mul24(a, b) + c),
     "v_add3_u32": ("u32", ["u32"] * 3, lambda a, b, c: a + b + c),
     "v_add_lshl_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a + b) << (c & U32(31))),
     "v_lshl_add_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a << (b & U32(31))) + c),
@@ -134,17 +89,13 @@ OPERATIONS = {
     "v_bfe_u32": ("u32", ["u32"] * 3, _bfe),
     "v_bfe_i32": ("i32", ["i32", "u32", "u32"], _bfe_signed),
     "v_perm_b32": ("u32", ["u32"] * 3, _perm),
-    "v_alignbit_b32": ("u32", ["u32"] * 3, _align(1)),
-    "v_alignbyte_b32": ("u32", ["u32"] * 3, _align(8)),
-    "v_sad_u32": ("u32", ["u32"] * 3, _sad),
+    "v_alignbit_b32": ("u32", ["u32"] * 3, _align),
     "v_lshl_add_u64": ("u64", ["u64", "u32", "u64"], lambda a, b, c: (a << (b & U32(7)).astype(U64)) + c),
     "v_mbcnt_lo_u32_b32": ("u32", ["u32"] * 2, _mbcnt(0)),
     "v_mbcnt_hi_u32_b32": ("u32", ["u32"] * 2, _mbcnt(1)),
-    "v_med3_i32": ("i32", ["i32"] * 3, _median),
     # 16-bit integers.
     "v_add_u16": ("u16", ["u16"] * 2, np.add),
     "v_sub_u16": ("u16", ["u16"] * 2, np.subtract),
-    "v_max_i16": ("i16", ["i16"] * 2, np.maximum),
     "v_lshrrev_b16": ("u16", ["u16"] * 2, lambda a, b: b >> (a & np.uint16(15))),
     "v_ashrrev_i16": ("i16", ["u16", "i16"], lambda a, b: b >> (a & np.uint16(15)).view(np.int16)),
     # Single precision.
@@ -158,21 +109,18 @@ OPERATIONS = {
     "v_max3_f32": ("f32", ["f32"] * 3, floats.maximum3),
     "v_med3_f32": ("f32", ["f32"] * 3, floats.median3),
     "v_exp_f32": ("f32", ["f32"], floats.exp2),
-    "v_log_f32": ("f32", ["f32"], floats.log2),
     "v_rcp_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rcp_iflag_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rsq_f32": ("f32", ["f32"], floats.reciprocal_square_root),
     "v_sqrt_f32": ("f32", ["f32"], floats.square_root),
-    "v_floor_f32": ("f32", ["f32"], floats.quiet(np.floor)),
     "v_trunc_f32": ("f32", ["f32"], floats.quiet(np.trunc)),
-    "v_rndne_f32": ("f32", ["f32"], floats.quiet(np.rint)),
     "v_ldexp_f32": ("f32", ["f32", "i32"], floats.quiet(floats.ldexp)),
     "v_div_fixup_f32": ("f32", ["f32"] * 3, floats.division_fixup),
     # Half precision.
     "v_add_f16": ("f16", ["f16"] * 2, floats.add),
     "v_mul_f16": ("f16", ["f16"] * 2, floats.multiply),
     # Conversions.
-    "v_cvt_f32_f16": ("f32", ["f16"], floats.quiet(lambda a: a.astype(np.float32))),
+    "v_cvt_f32_f16": ("f32", ["f16"], convert.f16_to_f32),
     "v_cvt_f16_f32": ("f16", ["f32"], convert.f32_to_f16),
     "v_cvt_f32_u32": ("f32", ["u32"], lambda a: a.astype(np.float32)),
     "v_cvt_f32_i32": ("f32", ["i32"], lambda a: a.astype(np.float32)),
@@ -182,10 +130,6 @@ OPERATIONS = {
     "v_cvt_pk_f16_f32": (
         "u32", ["f32"] * 2, lambda a, b: _pack_halves(convert.f32_to_f16(a), convert.f32_to_f16(b)),
     ),
-    **{
-        f"v_cvt_f32_ubyte{n}": ("f32", ["u32"], lambda a, n=n: (a >> U32(8 * n) & U32(0xFF)).astype(np.float32))
-        for n in range(4)
-    },
 }  # fmt: skip
 
 # gfx950 has these besides.

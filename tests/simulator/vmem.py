@@ -15,10 +15,8 @@ CACHE_BITS = ("sc0", "sc1", "nt")
 CACHE_CONTROL = ("buffer_wbl2", "buffer_inv")
 
 
-def scalar_load(ins: Instruction, words: int, buffer: bool):
+def scalar_load(ins: Instruction, words: int):
     ins.kind = "smem"
-    if buffer:
-        raise UnsupportedError(ins.mnemonic)
     destination = ins.operands[0]
     ins.note(destination, words, read=False)
     base = ins.scalar(1, 64)
@@ -341,9 +339,7 @@ def _cache_control(ins: Instruction, name: str):
 def build(ins: Instruction, mnemonic: str):
     """The closure for a scalar, global, flat or buffer memory instruction, or None."""
     if mnemonic.startswith("s_load_"):
-        return scalar_load(ins, SCALAR_LOADS[mnemonic.removeprefix("s_load_")], False)
-    if mnemonic.startswith("s_buffer_load_"):
-        return scalar_load(ins, 1, True)
+        return scalar_load(ins, SCALAR_LOADS[mnemonic.removeprefix("s_load_")])
     ins.kind = "vmem"
     if mnemonic in CACHE_CONTROL:
         return _cache_control(ins, mnemonic)

@@ -48,11 +48,15 @@ def wait_lgkm(wave, count: int) -> None:
         races.waited(wave.index)
 
 
+def allowed(ins: Instruction) -> tuple[int, int]:
+    """How many operations may be outstanding: (vmcnt, lgkmcnt)."""
+    immediate = ins.text.words[0] & 0xFFFF
+    return immediate & 15 | immediate >> 14 << 4, immediate >> 8 & 15
+
+
 def build(ins: Instruction, mnemonic: str):
     ins.kind = "wait"
-    immediate = ins.text.words[0] & 0xFFFF
-    vm = immediate & 15 | immediate >> 14 << 4
-    lgkm = immediate >> 8 & 15
+    vm, lgkm = allowed(ins)
 
     def run(wave):
         if vm != NO_WAIT_VM:

@@ -69,7 +69,6 @@ class Wave:
         self.lgkm: list[tuple] = []
         self.knowledge = Knowledge()
         self.fp16_overflow_clamps = False
-        self.mode = 0
         self.at_barrier = False
         self.ended = False
         # How often it slept since the launch last made progress (see engine.py).
@@ -85,10 +84,6 @@ class Wave:
     def pair(self, index: int) -> int:
         """A 64-bit scalar."""
         return self.s[index] | self.s[index + 1] << 32
-
-    def set_pair(self, index: int, value: int) -> None:
-        self.s[index] = value & LOW32
-        self.s[index + 1] = value >> 32 & LOW32
 
     def active_lanes(self) -> np.ndarray:
         return np.flatnonzero(self.mask)
