@@ -8,7 +8,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build build-cuda test demo ratios bench-rocm bench-cuda cuda-toolchain clean
+.PHONY: help build build-cuda test demo ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
@@ -21,6 +21,7 @@ help:
 	@echo "             environment of yours with torch for ROCm, kernels and ninja; nothing is installed into it"
 	@echo "make bench-cuda ARGS=..."
 	@echo "             on an NVIDIA GPU: build the CUDA variant, time it beside torch; ARGS=--check holds it to its bounds"
+	@echo "make sanitize-cuda   on an NVIDIA GPU: the CUDA kernels under compute-sanitizer's four tools"
 	@echo "make clean   remove what the build made"
 
 # The stamp is written last: an interrupted installation goes on at the next call.
@@ -66,6 +67,13 @@ bench-rocm:
 bench-cuda: $(READY)
 	@$(MAKE) --no-print-directory build-cuda >&2
 	@$(RUN) benchmarks/cuda.py $(ARGS)
+
+# The tools need compute-sanitizer, which comes with an installed CUDA.
+sanitize-cuda: build-cuda
+	@for tool in memcheck racecheck initcheck synccheck; do \
+		echo $$tool; compute-sanitizer --tool $$tool --kernel-regex kernel_substring=rocm_fp8 --error-exitcode 9 \
+			$(RUN) tests/cuda_sanitizer_cases.py || exit 1; \
+	done
 
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.
 cuda-toolchain: $(READY)

@@ -32,14 +32,15 @@ struct Machine {
 template <DType in>
 __device__ inline void gated(const uint4& gate, const uint4& up, float2 (&y)[kVector / 2]) {
     float2 v[kVector / 2];
-    float low = 0, high = 0;
+    uint32_t smallest = word(gate, 0), largest = word(gate, 0);
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
         v[i] = Pairs<in>::widen(word(gate, i));
-        low = fminf(fminf(low, v[i].x), v[i].y);
-        high = fmaxf(fmaxf(high, v[i].x), v[i].y);
+        smallest = Pairs<in>::min(smallest, word(gate, i));
+        largest = Pairs<in>::max(largest, word(gate, i));
     }
-    if (__builtin_expect(low < kSiluLow || high > kSiluHigh, 0)) {
+    const float2 low = Pairs<in>::widen(smallest), high = Pairs<in>::widen(largest);
+    if (__builtin_expect(fminf(low.x, low.y) < kSiluLow || fmaxf(high.x, high.y) > kSiluHigh, 0)) {
 #pragma unroll
         for (float2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
     } else {
@@ -68,7 +69,8 @@ __global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_fast(SwigluFp8Args 
         const uint32_t row = divide(n, row_of), column = n - row * row_of.divisor;
         gates[v] = offset(a.x, row * a.x_stride * 2 + column * 16);
         results[v] = index < count ? offset(a.out, row * a.out_stride + column * 8) : nullptr;
-        if (t % kThreadsALine == 0) {
+        // Where there are rounds of blocks, most of them start when there is nothing to wait for.
+        if (kHeld == 1 && t % kThreadsALine == 0) {
             fetch_line_to_l2(gates[v]);
             fetch_line_to_l2(offset(gates[v], a.d * 2));
         }

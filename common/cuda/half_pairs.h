@@ -29,6 +29,9 @@ template <class Pair>
 struct PackedPairs {
     static __device__ uint32_t add(uint32_t a, uint32_t b) { return bits(__hadd2_rn(pair<Pair>(a), pair<Pair>(b))); }
     static __device__ uint32_t mul(uint32_t a, uint32_t b) { return bits(__hmul2_rn(pair<Pair>(a), pair<Pair>(b))); }
+    // Of a NaN and a number, the number.
+    static __device__ uint32_t min(uint32_t a, uint32_t b) { return bits(__hmin2(pair<Pair>(a), pair<Pair>(b))); }
+    static __device__ uint32_t max(uint32_t a, uint32_t b) { return bits(__hmax2(pair<Pair>(a), pair<Pair>(b))); }
 };
 
 template <DType>
