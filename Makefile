@@ -68,11 +68,13 @@ bench-cuda: $(READY)
 	@$(MAKE) --no-print-directory build-cuda >&2
 	@$(RUN) benchmarks/cuda.py $(ARGS)
 
-# The tools need compute-sanitizer, which comes with an installed CUDA.
+# compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
+# watches those as well.
+OURS := --kernel-regex kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
-	@for tool in memcheck racecheck initcheck synccheck; do \
-		echo $$tool; compute-sanitizer --tool $$tool --kernel-regex kernel_substring=rocm_fp8 --error-exitcode 9 \
-			$(RUN) tests/cuda_sanitizer_cases.py || exit 1; \
+	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \
+		echo $$options; \
+		compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) tests/cuda_sanitizer_cases.py || exit 1; \
 	done
 
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.

@@ -1,4 +1,32 @@
 // RMSNorm + FP8 for NVIDIA GPUs.
+//
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
+// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
+// between the sum and the normalisation.
+//
+//     block      row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
+//                        | vector T | ...                         |  thread t holds vectors t, t + T, ...
+//     cluster    the same with T the threads of 2, 4 or 8 blocks, whose sums meet in shared memory across the blocks
+//     warp       the same with T = 32, eight rows a block, no shared memory
+//
+//   1 fetch      the row and its weights into L2, while the kernel before this one ends
+//   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
+//   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
+//   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
+//   5 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
+//
+// The sum's tree depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory (the careful
+// kernel below adds in the same order).
+//
+// H200, [rows, 16384] float16 with a residual, microseconds a launch in a graph (2026-11-21; floor: bytes at 4.47 TB/s):
+//   rows                                              1     8     32    128    512    2048
+//   floor                                             0.03  0.21  0.82  3.28   13.13  52.5
+//   1  a block a row, 8 or 16 bytes x 4 a thread      2.81  2.84  2.96  5.47   18.17  62.8
+//   2  few rows: a cluster of eight blocks a row      1.75  2.26  4.44
+//   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
+//   as shipped (benchmarks/cuda.py)                   1.76  2.29  2.98  5.43   16.92  59.4
+//   each row's launch alone, nothing overlapping      3.11  3.25  4.27  6.60   19.04  61.2
+// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more.
 #include "../common/cuda/cluster.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/half_pairs.h"

@@ -1,4 +1,36 @@
 // C = A B^T for up to 32 rows on NVIDIA GPUs: the launcher.
+//
+// Bytes: n k of weights, read once; A (m k at most 512 KiB at k = 16384) comes from L2.
+//
+//   skinny_gemm_bulk.h          Hopper and later: the copy engine fills a ring in shared memory
+//   skinny_gemm_plain.h         the simple kernel: other chips, odd strides, small k
+//   skinny_gemm_mma.h           matrix instructions and layouts;  skinny_gemm_finish.h: scales, bias, the result
+//   skinny_gemm_cuda_config.h   which of them, with how many splits of K
+//
+// A decoding step is kernel after kernel, and each has to fill the memory's queues again: a launch, a ring's set-up and
+// one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
+// a block happen while the kernel before ends.
+//
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; as shipped, benchmarks/cuda.py):
+//   n x k           floor   as shipped, b constant     b may change               torch._scaled_mm
+//   2304 x 16384     8.4    11.3  11.5  12.0  13.2     12.4  12.3  12.9  14.4     15.3  15.4  15.6  15.4
+//   4096 x 4096      3.8     6.0   6.0   6.1   6.5      5.9   5.8   6.1   7.1      7.3   7.1   7.2   7.3
+//   13312 x 16384   48.8    54.2  53.4  54.6  63.2     54.2  53.5  55.0  64.5     56.1  52.9  53.7  54.9
+//   16384 x 6656    24.4    24.6  25.0  25.8  29.6     26.3  26.7  27.6  31.9     27.4  27.5  27.8  28.3
+//   28672 x 4096    26.3    27.6  28.2  29.1  36.3     30.2  30.3  32.0  37.7     29.5  29.6  29.9  30.5
+//
+// Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on):
+//   1  four warps, 128 columns a block, K split over a cluster                27.0   34.2
+//   2  eight warps of 32 columns and 64 k each; two blocks a multiprocessor   26.5   31.9
+//   3  the first round of weights before the wait for the kernel before       24.7   29.4
+//   4  the next kernel may start in the tail instead of at once               24.3   31.2 (4096 x 4096: 8.3 -> 6.6)
+// Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
+// wgmma with the rows widened once a block (25.3, 35.6: more shared memory, so less in flight); blocks starting at
+// different k (25.1, 32.7); fetching to L2 before the wait without the promise (no change).
+//
+// What is left at m = 32: with all kernels overlapping (a test without the wait, not a right kernel) m = 1 runs at 4.7 TB/s
+// and m = 32 at 3.1 to 4.2: the multiplying warps, not memory, set the pace; 80 % of a multiprocessor's time is used
+// because blocks end at different times.
 #include <cudaTypedefs.h>
 
 #include "../common/cuda/device.h"

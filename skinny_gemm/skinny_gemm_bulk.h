@@ -144,15 +144,16 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
     }
     // Closes: barriers are used below by threads that did not make them.
     __syncthreads();
-    // Closes: a block of the cluster may not be written to before it runs.
-    arrive_at_cluster_barrier();
+    // Closes: a block of the cluster may not be written to before it runs. (Where a block is alone there is no cluster,
+    // and its barriers would be those of the block, which the two roles pass at different places.)
+    if (splits > 1) arrive_at_cluster_barrier();
     wait_for_previous_kernel();
 
     if (warp == kConsumers) {
         if (produces) produce<B>(shared, &weights, &rows, first_column, steps, a.constant_b);
         __syncwarp();
-        wait_at_cluster_barrier();
         if (splits > 1) {
+            wait_at_cluster_barrier();
             arrive_at_cluster_barrier();
             wait_at_cluster_barrier();
         }
@@ -193,13 +194,13 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
         for (int p = 1; p < B::kParts; ++p) c += shared.parts[p][m][column];
         return c;
     };
-    wait_at_cluster_barrier();
     if (splits == 1) {
         if (finishes) {
             for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, of_block(m, own));
         }
         return;
     }
+    wait_at_cluster_barrier();
     const int column = threadIdx.x % kColumns, owner = column / share;
     const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
     for (int m = threadIdx.x / kColumns; m < int(a.m); m += kConsumers * kWarp / kColumns) {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import FP8, HALF, assert_rounded_alike, normal, positive, random_fp8, same_bytes, short, weights
 from kernels.layer.layer import _validate_layer
-from tiny_llama import NEAR, VARIANTS, decided, distance, kernelized, llama, logits, tokens
+from tiny_llama import NEAR, VARIANTS, decided, distance, kernelized, llama, logits, near, tokens
 from transformers.models.llama import modeling_llama
 
 INFERENCE, COMPILED, TRAINING = kernels.Mode.INFERENCE, kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING
@@ -212,7 +212,7 @@ def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes):
     assert calls == []
     got = logits(fast, ids)
     assert len(calls) > 0
-    assert distance(got, wanted) <= NEAR
+    assert distance(got, wanted) <= near(device)
     # A lead of a quarter of a standard deviation is eight times what NEAR leaves for an average logit.
     clear = decided(wanted, 8 * NEAR)
     assert clear.float().mean() > 0.25
@@ -230,7 +230,7 @@ def test_dtypes_and_granularities_agree_too(kernel, device, generator, formats, 
     kernel.quantization.quantize_llama(reference, [ids], granularity=granularity, fp8_dtype=fp8_dtype)
     fast = kernelized(kernel, copy.deepcopy(reference))
     got, wanted = logits(fast, ids), logits(reference, ids)
-    assert got.dtype == dtype and distance(got, wanted) <= NEAR
+    assert got.dtype == dtype and distance(got, wanted) <= near(device)
 
 
 def layer_arguments(model: torch.nn.Module, length: int, generator, device) -> tuple[torch.Tensor, dict]:
