@@ -28,15 +28,17 @@ def draw(panels: list[Panel], title: str, path: Path, *, stacked: bool = False) 
     from matplotlib import pyplot
 
     rows, columns = (len(panels), 1) if stacked else (1, len(panels))
-    size = (14, 4.5 * rows) if stacked else (7 * columns, 4.5)
+    size = (14.0, 4.5 * rows) if stacked else (7.0 * columns, 4.5)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
     for axis, panel in zip(axes.flat, panels):
-        step = 0.81 / len(panel.bars)
-        for i, bars in enumerate(panel.bars):
-            where = [group + (i - (len(panel.bars) - 1) / 2) * step for group in range(len(panel.groups))]
+        seen = [bars for bars in panel.bars if any(height is not None for height in bars.heights)]
+        step = 0.81 / max(len(seen), 1)
+        for i, bars in enumerate(seen):
+            where = [group + (i - (len(seen) - 1) / 2) * step for group in range(len(panel.groups))]
             shown = [float("nan") if height is None else height for height in bars.heights]
             axis.bar(where, shown, width=0.93 * step, label=bars.label, color=bars.color)
-        axis.set_xticks(range(len(panel.groups)), panel.groups, fontsize=8)
+        crowded = sum(map(len, panel.groups)) > 20 * size[0]
+        axis.set_xticks(range(len(panel.groups)), panel.groups, fontsize=8, rotation=90 if crowded else 0)
         axis.set_yscale("log")
         axis.set_ylabel(panel.unit)
         axis.set_title(panel.title)

@@ -29,7 +29,7 @@ struct SkinnyGemmArgs {
     DType format;             // e4m3fn or e4m3fnuz, of a and b
     DType out_dtype;          // f16, bf16 or f32
     DType bias_dtype;         // f16, bf16 or f32
-    bool constant_b;          // no kernel before this one in the stream that may still run writes b (see docs/numerics.md)
+    bool constant_b;          // whatever wrote b has ended (see docs/numerics.md): it may be read at once
 };
 
 // The arguments must be valid as above; m <= kSkinnyGemmMaxRows; out overlaps nothing.

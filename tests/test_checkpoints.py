@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 from helpers import FP8, HALF, same_bytes, short
-from tiny_llama import VARIANTS, kernelized, llama, logits, tokens
+from tiny_llama import LLAMA3_ROPE, VARIANTS, kernelized, llama, logits, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,7 @@ def quantized(kernel, device, generator):
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, tied, dtype, granularity):
-    rope = dict(
-        rope_type="llama3",
-        rope_theta=5000.0,
-        factor=4.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=64,
-    )
-    model = llama(generator, dtype, device, tie_word_embeddings=tied, rope_parameters=rope, **VARIANTS["biases"])
+    model = llama(generator, dtype, device, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE, **VARIANTS["biases"])
     model.generation_config.eos_token_id, model.generation_config.max_new_tokens = [2, 3], 77
     ids = tokens(generator, 2, 32, device)
     kernel.quantization.quantize_llama(model, [ids], granularity=granularity, fp8_dtype=FP8[0])

@@ -11,35 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CUDA_TOOLKIT, needs_cuda_toolchain
+from small_package import build_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ["10.0", "8.9+PTX", "9.0a"]  # in the order of metadata.json: as text
 
 SOURCES = {
-    "build.toml": """\
-[general]
-name = "one-kernel"
-version = 1
-edition = 5
-license = "Apache-2.0"
-backends = ["cuda"]
-
-[general.hub]
-repo-id = "somebody/one-kernel"
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-
-[torch.stable-abi]
-cuda = "2.11"
-
-[kernel.twice]
-backend = "cuda"
-depends = ["torch"]
+    "build.toml": build_toml(
+        "cuda",
+        """\
 cuda-capabilities = ["9.0a", "8.9+PTX", "10.0"]
 cuda-flags = ["-O3", "-DFACTOR=2"]
 src = ["twice.h", "twice.cu"]
 """,
+    ),
     "twice.h": "#pragma once\n#define FILE_OF_HEADER __FILE__\n",
     "twice.cu": """\
 #include "twice.h"

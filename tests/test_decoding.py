@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_llama import NEAR, VARIANTS, kernelized, llama, logits, tokens
+from tiny_llama import LLAMA3_ROPE, NEAR, VARIANTS, kernelized, llama, logits, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,14 +15,6 @@ sys.path.append(str(ROOT / "examples"))
 from llama_fp8 import decoding, operator_times, text  # noqa: E402
 
 pytest_plugins = ["fake_gpu"]
-LLAMA3_ROPE = dict(
-    rope_type="llama3",
-    rope_theta=5000.0,
-    factor=4.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=64,
-)
 MODELS = VARIANTS | {"llama3 rope": dict(rope_parameters=LLAMA3_ROPE)}
 
 

@@ -320,6 +320,40 @@ def test_a_linears_rows_do_not_depend_on_their_number(kernel, device, generator,
         assert same_bytes(linear(x.view(1, rows, 1, -1), ops=kernel.layers._ops).view(rows, -1), together)
 
 
+def test_a_linear_promises_a_constant_weight_from_its_second_call_on(kernel, device, generator, monkeypatch):
+    """And not where the weight has been written since, or replaced, even at the same address."""
+    linear = torch.nn.Linear(64, 32, dtype=torch.bfloat16).to(device)
+    quantize = type(quantized(kernel, generator, device)[1].model.layers[0].mlp.down_proj).quantized
+    layer = quantize([linear], torch.ones(1), "tensor", kernel.fp8_dtype(device))
+    x = random_fp8((2, 64), kernel.fp8_dtype(device), generator).to(device)
+    promises, original = [], kernel.skinny_gemm
+
+    class Operators:
+        @staticmethod
+        def skinny_gemm(*args, constant_b: bool, **kwargs):
+            promises.append(constant_b)
+            return original(*args, constant_b=constant_b, **kwargs)
+
+    def call() -> torch.Tensor:
+        return layer(x, ops=Operators)
+
+    first = call()
+    assert same_bytes(call(), first) and promises == [False, True]
+    layer.weight.copy_(layer.weight.clone())
+    assert same_bytes(call(), first) and same_bytes(call(), first) and promises[2:] == [False, True]
+    layer.weight = layer.weight.view_as(layer.weight)
+    call()
+    call()
+    layer = copy.deepcopy(layer)
+    call()
+    assert promises[4:] == [False, True, False]
+    with torch.inference_mode():  # a tensor made here does not count its changes
+        layer.weight = layer.weight.clone()
+        call()
+        call()
+    assert promises[7:] == [False, False]
+
+
 def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generator):
     if device.type != "cpu":
         pytest.skip("more rows than skinny_gemm takes go to the GPU's library")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import needs_rocm_toolchain
+from small_package import build_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -19,29 +20,7 @@ import machine_code  # noqa: E402
 ARCHS = ["gfx942", "gfx950"]
 
 SOURCES = {
-    "build.toml": """\
-[general]
-name = "one-kernel"
-version = 1
-edition = 5
-license = "Apache-2.0"
-backends = ["rocm"]
-
-[general.hub]
-repo-id = "somebody/one-kernel"
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-
-[torch.stable-abi]
-rocm = "2.11"
-
-[kernel.twice]
-backend = "rocm"
-depends = ["torch"]
-rocm-archs = ["gfx950", "gfx942"]
-src = ["twice.hip"]
-""",
+    "build.toml": build_toml("rocm", 'rocm-archs = ["gfx950", "gfx942"]\nsrc = ["twice.hip"]\n'),
     "twice.hip": """\
 #include <hip/hip_runtime.h>
 __global__ void twice(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] *= 2; }

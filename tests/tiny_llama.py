@@ -30,6 +30,15 @@ VARIANTS = {
     "wide heads": dict(num_attention_heads=2, num_key_value_heads=1, head_dim=24),
 }
 
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=5000.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+
 # How far the logits of two computations of one quantised model may be apart, as a share of their norm, where both
 # round at the same points and only sums run in another order. That changes few bfloat16 numbers, by 2^-8, and
 # through them fewer FP8 codes, by at most 2^-3 of their value; even the 0.1 % of codes that an operator's test

@@ -36,6 +36,23 @@ def to_fnuz(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, to
     return torch.where(codes == 0x80, 0, codes).view(torch.float8_e4m3fnuz), scale * 2
 
 
+class _SeenTensor:
+    """Which tensor was here last, and how often it had been written. A copy has seen nothing: its tensors are new."""
+
+    def __init__(self):
+        self._tensor: torch.Tensor | None = None
+        self._version = 0
+
+    def again(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the last one, unchanged; now it is the last one."""
+        same = tensor is self._tensor and tensor._version == self._version
+        self._tensor, self._version = tensor, tensor._version
+        return same
+
+    def __reduce__(self):  # of copy.deepcopy and pickle
+        return _SeenTensor, ()
+
+
 class Fp8Linear(torch.nn.Module):
     """`x -> x @ weight.T * input_scale * weight_scale + bias` for x in FP8.
 
@@ -51,7 +68,7 @@ class Fp8Linear(torch.nn.Module):
     ):
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
-        self._seen_weight: tuple[int, int] | None = None
+        self._seen = _SeenTensor()
 
         def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=kind, device=device)
@@ -119,9 +136,7 @@ class Fp8Linear(torch.nn.Module):
             return True
         if self.weight.is_inference():  # it does not count its changes
             return False
-        seen = (self.weight.data_ptr(), self.weight._version)
-        constant, self._seen_weight = seen == self._seen_weight, seen
-        return constant
+        return self._seen.again(self.weight)
 
     def _library_takes(self, rows: torch.Tensor) -> bool:
         # On a CPU torch._scaled_mm takes 40 times as long as the same rows through skinny_gemm in parts. On a

@@ -173,8 +173,8 @@ def skinny_gemm(
         bias: float16, bfloat16 or float32 [N], or None.
         out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
         out_dtype: dtype of the allocated result.
-        constant_b: promises that nothing launched earlier on this stream and not known to have ended writes b, as with
-            weights that were loaded before. On a Hopper GPU the kernel then reads b while the kernel before it ends.
+        constant_b: promises that whatever wrote b has ended, as with weights that were loaded long before
+            (docs/numerics.md). On a Hopper GPU the kernel then reads b while the kernel before it ends.
 
     Returns: out.
     Raises: RuntimeError naming the argument, before anything is written.
