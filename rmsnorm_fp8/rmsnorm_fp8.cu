@@ -290,18 +290,17 @@ using Kernel = void (*)(RmsNormFp8Args);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const RmsNormCudaConfig& c) {
-    const auto by = [&]<CudaRowOwner owner>(auto... held) {
-        Kernel kernel = nullptr;
-        ((c.vectors == held() ? void(kernel = rms_norm_fast<in, weight, to_fp8, with_residual, owner, held()>) : void()), ...);
-        return kernel;
-    };
-    constexpr std::integral_constant<int, 1> one;
-    constexpr std::integral_constant<int, 2> two;
-    constexpr std::integral_constant<int, 4> four;
     switch (c.owner) {
-        case CudaRowOwner::warp: return by.template operator()<CudaRowOwner::warp>(one, two, four);
-        case CudaRowOwner::block: return by.template operator()<CudaRowOwner::block>(one, two, four);
-        case CudaRowOwner::cluster: return by.template operator()<CudaRowOwner::cluster>(one, two, four);
+        case CudaRowOwner::warp:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 2>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 4>;
+        case CudaRowOwner::block:
+            return c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2>
+                                  : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 4>;
+        case CudaRowOwner::cluster:
+            return c.vectors == 1 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::cluster, 1>
+                                  : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::cluster, 4>;
         case CudaRowOwner::any: return rms_norm_any<in>;
     }
     return nullptr;

@@ -42,21 +42,21 @@
 namespace rocm_fp8 {
 namespace {
 
-// Makes the description of a matrix [rows, k] of bytes by which the copy engine takes tiles of kRowBytes by `height`.
-Status describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64_t stride, int height) {
+// Makes the description of a matrix [rows, k] of bytes by which the copy engine takes tiles of kRowBytes by `height`; false
+// where it takes none (an overlapping layout, a driver older than CUDA 12).
+bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64_t stride, int height) {
     static const auto encode = [] {
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found{};
         const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(code == cudaSuccess ? function : nullptr);
     }();
-    if (!encode) return {"the driver has no cuTensorMapEncodeTiled: it is older than CUDA 12"};
+    if (!encode) return false;
     const cuuint64_t size[] = {cuuint64_t(k), cuuint64_t(rows)}, strides[] = {cuuint64_t(stride)};
     const cuuint32_t box[] = {kRowBytes, cuuint32_t(height)}, element_strides[] = {1, 1};
-    const CUresult code = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), size, strides, box, element_strides,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return code == CUDA_SUCCESS ? Status{} : Status{"cuTensorMapEncodeTiled refuses the sizes or strides"};
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), size, strides, box, element_strides,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap);
@@ -91,12 +91,18 @@ void (*plain_kernel(int64_t m))(SkinnyGemmArgs) {
     return m <= 8 ? skinny_gemm_plain<1, aligned> : m <= 16 ? skinny_gemm_plain<2, aligned> : skinny_gemm_plain<4, aligned>;
 }
 
+Status launch_plain(const SkinnyGemmArgs& a, const Chip& chip, bool aligned, const Executor& on) {
+    const int64_t blocks = (a.n + kMmaColumns - 1) / kMmaColumns;
+    return launch(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip, {blocks, kPlainWarps * kWarp}, on, a);
+}
+
 Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCudaConfig& config, const Executor& on) {
     const BulkChoice choice = bulk_kernel(config.shape, a.m);
     const int columns = kBulkShapes[config.shape].columns;
     CUtensorMap weights, rows;
-    if (const Status s = describe(&weights, a.b, a.n, a.k, a.b_stride, columns); !s.ok()) return s;
-    if (const Status s = describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows); !s.ok()) return s;
+    if (!describe(&weights, a.b, a.n, a.k, a.b_stride, columns) || !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
+        return launch_plain(a, chip, true, on);
+    }
     const cudaError_t code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
     if (code != cudaSuccess) return {cudaGetErrorString(code)};
     const int64_t blocks = (a.n + columns - 1) / columns * config.splits;
@@ -118,9 +124,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     if (own.shape == kPlain && config.shape != kPlain) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     }
-    if (config.shape != kPlain) return launch_bulk(args, chip, config, on);
-    const int64_t blocks = (args.n + kMmaColumns - 1) / kMmaColumns;
-    return launch(aligned ? plain_kernel<true>(args.m) : plain_kernel<false>(args.m), chip, {blocks, kPlainWarps * kWarp}, on, args);
+    return config.shape == kPlain ? launch_plain(args, chip, aligned, on) : launch_bulk(args, chip, config, on);
 }
 
 }  // namespace rocm_fp8

@@ -2,7 +2,8 @@
 //
 // FP8 is widened to float16, which holds every number of it exactly, and multiplied there (m16n8k16, float32 sums). The
 // FP8 instructions of these chips keep fewer bits of their sums than float32 has (on Hopper 14), and memory, not
-// arithmetic, is what limits this operator.
+// arithmetic, is what should limit this operator. (mma.sync in FP8 is no way around: for sm_90 and sm_100 ptxas makes the
+// same conversions and float16 instructions of it.)
 //
 // The instruction spreads k over lanes and registers in an order of its own; a dot product has none. So lane 4 g + t
 // takes the 16 bytes k = 16 t ... 16 t + 15 of column g, of column g + 8 and of row g, and a word of each is one

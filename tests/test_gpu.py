@@ -141,6 +141,13 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, sh
             inputs.assert_right(gemm.run(kernel, inputs, out_dtype=torch.float32), f"{m}x201x{k}")
 
 
+def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, cuda):
+    inputs = problem(kernel, device, generator, 8, 64, 2048)
+    inputs.a, inputs.b = inputs.a[:1].expand(8, -1), inputs.b[:1].expand(64, -1)
+    got = gemm.run(kernel, inputs, out_dtype=torch.float32)
+    inputs.assert_right(got, "expanded")
+
+
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
     inputs = problem(kernel, device, generator, 2, 16, 1001)
     for text, why in (("0,1", "cannot take"), ("2,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):

@@ -50,9 +50,6 @@ __device__ inline void copy_tile(void* to, const CUtensorMap* map, int column, i
         "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(kOnce ? kEvictFirst : kEvictLast)
         : "memory");
 }
-__device__ inline void fetch_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 }  // namespace
 }  // namespace rocm_fp8
