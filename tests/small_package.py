@@ -1,4 +1,12 @@
-"""build.toml of a package with one small kernel, for the tests of scripts/build.py."""
+"""A package of one small kernel, for the tests of scripts/build.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+BUILD = Path(__file__).resolve().parents[1] / "scripts" / "build.py"
+EMPTY_MODULE = {"torch-ext/one_kernel/__init__.py": '"""Nothing."""\n'}
 
 
 def build_toml(backend: str, section: str) -> str:
@@ -24,3 +32,20 @@ src = ["torch-ext/binding.cpp"]
 backend = "{backend}"
 depends = ["torch"]
 {section}"""
+
+
+def write_package(sources: dict[str, str], folder: Path) -> Path:
+    for name, text in (sources | EMPTY_MODULE).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def build_package(package: Path, backend: str, without: str, **environment: str) -> subprocess.CompletedProcess:
+    """`without`: the variable that names an installed toolchain; the fetched one is to be used."""
+    kept = {name: value for name, value in os.environ.items() if name != without}
+    # Nothing above the temporary folder is taken for the package's repository.
+    environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
+    command = [sys.executable, str(BUILD), "--backend", backend, "--source", str(package)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CUDA_TOOLKIT, needs_cuda_toolchain
-from small_package import build_toml
+from small_package import build_package, build_toml, write_package
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ["10.0", "8.9+PTX", "9.0a"]  # in the order of metadata.json: as text
@@ -45,25 +44,16 @@ extern "C" const char* name_of_source() { return __FILE__; }
 #endif
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """,
-    "torch-ext/one_kernel/__init__.py": '"""Nothing."""\n',
 }
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for name, text in SOURCES.items():
-        path = tmp_path / "package" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "package"
+    return write_package(SOURCES, tmp_path / "package")
 
 
 def build(package: Path, **environment: str) -> subprocess.CompletedProcess:
-    # Nothing above the temporary folder is taken for the package's repository.
-    kept = {name: value for name, value in os.environ.items() if name != "CUDA_HOME"}
-    environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
-    command = [sys.executable, str(ROOT / "scripts/build.py"), "--backend", "cuda", "--source", str(package)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return build_package(package, "cuda", "CUDA_HOME", **environment)
 
 
 def output(tool: str, *arguments: str | Path) -> str:

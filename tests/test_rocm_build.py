@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import needs_rocm_toolchain
-from small_package import build_toml
+from small_package import build_package, build_toml, write_package
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -30,24 +29,16 @@ extern "C" int launch_twice(float* x, int blocks, void* stream) {
 }
 """,
     "torch-ext/binding.cpp": '#include "registration.h"\nREGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n',
-    "torch-ext/one_kernel/__init__.py": '"""Nothing."""\n',
 }
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    for name, text in SOURCES.items():
-        path = tmp_path / "package" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "package"
+    return write_package(SOURCES, tmp_path / "package")
 
 
 def build(package: Path, **environment: str) -> subprocess.CompletedProcess:
-    # Nothing above the temporary folder is taken for the package's repository.
-    kept = {name: value for name, value in os.environ.items() if name != "ROCM_PATH"}
-    environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
-    command = [sys.executable, str(ROOT / "scripts/build.py"), "--backend", "rocm", "--source", str(package)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return build_package(package, "rocm", "ROCM_PATH", **environment)
 
 
 @needs_rocm_toolchain
