@@ -76,7 +76,7 @@ struct WeightVector {
     uint4 bits[kLoads];
     __device__ void load_from(const void* weight, int64_t vector) {
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) bits[i] = load_constant(offset(weight, (vector * kLoads + i) * 16));
+        for (int i = 0; i < kLoads; ++i) bits[i] = load(offset(weight, (vector * kLoads + i) * 16));
     }
 };
 

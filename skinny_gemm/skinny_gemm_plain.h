@@ -17,12 +17,12 @@ namespace {
 constexpr int kPlainWarps = 8, kPlainUnroll = 4, kPlainStep = 64;
 
 // 16 bytes of a row from k on, zeros beyond K.
-template <bool aligned, bool once>
+template <bool aligned>
 __device__ inline uint4 load_chunk(const uint8_t* row, int64_t k, int64_t end) {
     if constexpr (aligned) {
         // A chunk is inside or outside as a whole. Outside, the row's first one is loaded in its place: no branch.
         const void* p = row + (k < end ? k : 0);
-        const uint4 v = once ? load(p) : load_constant(p);
+        const uint4 v = load(p);
         return k < end ? v : uint4{0, 0, 0, 0};
     } else {
         uint4 v{0, 0, 0, 0};
@@ -59,9 +59,9 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(SkinnyGe
         for (int u = 0; u < kPlainUnroll; ++u) {
             const int64_t step = first + u * kPlainWarps, k = step * kPlainStep + t * kChunk, end = step < steps ? a.k : 0;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) columns[u][0][i] = load_chunk<aligned, true>(column[i], k, end);
+            for (int i = 0; i < 2; ++i) columns[u][0][i] = load_chunk<aligned>(column[i], k, end);
 #pragma unroll
-            for (int r = 0; r < kRowTiles; ++r) rows[u][r] = load_chunk<aligned, false>(row[r], k, end);
+            for (int r = 0; r < kRowTiles; ++r) rows[u][r] = load_chunk<aligned>(row[r], k, end);
         }
 #pragma unroll
         for (int u = 0; u < kPlainUnroll; ++u) multiply_chunks(sums, columns[u], rows[u]);

@@ -91,6 +91,13 @@ def test_every_kernel_waits_for_the_one_before_it(kernels):
         assert bool(kernel.count("ACQBULK")) == bool(kernel.count("PREEXIT")) == (arch != "sm_89"), kernel
 
 
+def test_no_load_promises_that_nobody_writes(kernels):
+    """A kernel may start before the one that writes what it reads has ended: not through the path for constants."""
+    _, found = kernels
+    for kernel in found:
+        assert kernel.count(r"LDG\S*\.CONSTANT") == 0, kernel
+
+
 def test_rows_stay_in_registers(kernels):
     """Only the GEMM's widest form, which is held to 96 registers, keeps a few numbers elsewhere."""
     _, found = kernels
