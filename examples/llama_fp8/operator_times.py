@@ -52,7 +52,7 @@ def _linear_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: tor
             f"skinny_gemm {name}",
             f"{n}x{k}",
             n * k,
-            lambda i: kernel.skinny_gemm(a, weights[i % count], one, one),
+            lambda i: kernel.skinny_gemm(a, weights[i % count], one, one, constant_b=True),
             lambda i: F.linear(a_wide, wide[i % wides]),
             count,
         )
