@@ -66,6 +66,12 @@ ROCM_FP8_HD inline uint8_t fp8_encode(float v) {
     return uint8_t(code | sign);
 }
 
+// fp8(y / scale), to either format: on a GPU for the one that is not the chip's.
+ROCM_FP8_HD inline uint8_t quantize_one(float y, float scale, bool fnuz) {
+    const float q = y / scale;
+    return fnuz ? fp8_encode<DType::e4m3fnuz>(q) : fp8_encode<DType::e4m3fn>(q);
+}
+
 // fp8 byte -> float32, exact.
 template <DType format>
 ROCM_FP8_HD inline float fp8_decode(uint8_t byte) {

@@ -143,7 +143,7 @@ Status launch_as(const SwigluFp8Args& a, const Chip& chip, const SwigluCudaConfi
 
 // Whether the fast kernel can take it: see pick_swiglu_cuda_config.
 bool aligned(const SwigluFp8Args& a) {
-    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2, 16) && rows_aligned(a.out, a.out_stride, 8);
+    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride, 8);
 }
 
 }  // namespace

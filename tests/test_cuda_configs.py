@@ -1,7 +1,10 @@
 """How the CUDA launchers cut their work: pure functions, tested without a GPU."""
 
+import re
+import tomllib
+
 import pytest
-from host_configs import Configs
+from host_configs import ROOT, Configs
 
 WARP, BLOCK, CLUSTER, ANY = range(4)
 PLAIN = -1
@@ -94,3 +97,10 @@ def test_unaligned_and_small_go_to_the_plain_kernel(library):
     for n, k in SIZES:
         assert library.cuda_gemm_config(n, k, H200, 0) == (PLAIN, 1)
     assert library.cuda_gemm_config(4096, 1008, H200, 1) == (PLAIN, 1)
+
+
+def test_the_launcher_names_the_architectures_that_are_built():
+    listed = tomllib.loads((ROOT / "build.toml").read_text())["kernel"]["cuda"]["cuda-capabilities"]
+    source = (ROOT / "common" / "cuda" / "device.cu").read_text()
+    (known,) = re.findall(r"kCapabilities\[\] = \{(.*)\}", source)
+    assert known.split(", ") == [capability.rstrip("a").replace(".", "") for capability in listed]

@@ -58,11 +58,5 @@ __device__ inline uint2 quantize(const float2 (&y)[4], const QuantizationScale& 
     return {q[0] | q[1] << 16, q[2] | q[3] << 16};
 }
 
-// One number to either format, in software: for e4m3fnuz, which is no NVIDIA chip's own.
-__device__ inline uint8_t quantize_one(float y, float scale, bool fnuz) {
-    const float q = y / scale;
-    return fnuz ? fp8_encode<DType::e4m3fnuz>(q) : fp8_encode<DType::e4m3fn>(q);
-}
-
 }  // namespace
 }  // namespace rocm_fp8

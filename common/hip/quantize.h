@@ -75,11 +75,5 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
     return u32x2{four_to_fp8(q[0], q[1]), four_to_fp8(q[2], q[3])};
 }
 
-// One number to either format, in software: for the format that is not the chip's.
-__device__ inline uint8_t quantize_one(float y, float scale, bool fnuz) {
-    const float q = y / scale;
-    return fnuz ? fp8_encode<DType::e4m3fnuz>(q) : fp8_encode<DType::e4m3fn>(q);
-}
-
 }  // namespace
 }  // namespace rocm_fp8
