@@ -11,27 +11,31 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; as shipped, benchmarks/cuda.py):
-//   n x k           floor   as shipped, b constant     b may change               torch._scaled_mm
-//   2304 x 16384     8.4    11.3  11.5  12.0  13.2     12.4  12.3  12.9  14.4     15.3  15.4  15.6  15.4
-//   4096 x 4096      3.8     6.0   6.0   6.1   6.5      5.9   5.8   6.1   7.1      7.3   7.1   7.2   7.3
-//   13312 x 16384   48.8    54.2  53.4  54.6  63.2     54.2  53.5  55.0  64.5     56.1  52.9  53.7  54.9
-//   16384 x 6656    24.4    24.6  25.0  25.8  29.6     26.3  26.7  27.6  31.9     27.4  27.5  27.8  28.3
-//   28672 x 4096    26.3    27.6  28.2  29.1  36.3     30.2  30.3  32.0  37.7     29.5  29.6  29.9  30.5
-//
-// Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on):
+// Versions, 16384 x 6656, microseconds on an H200, m = 1 and 32 (b constant from 3 on):
 //   1  four warps, 128 columns a block, K split over a cluster                27.0   34.2
 //   2  eight warps of 32 columns and 64 k each; two blocks a multiprocessor   26.5   31.9
 //   3  the first round of weights before the wait for the kernel before       24.7   29.4
 //   4  the next kernel may start in the tail instead of at once               24.3   31.2 (4096 x 4096: 8.3 -> 6.6)
-// Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
-// wgmma with the rows widened once a block (25.3, 35.6: more shared memory, so less in flight); blocks starting at
-// different k (25.1, 32.7); fetching to L2 before the wait without the promise (no change).
+//   5  scales of A read before they are needed, not in the last microsecond   24.6   31.0 (4096 x 4096: 5.9 -> 5.6)
+//   6  at once where no multiprocessor is idle; two slots more into L2        24.3   30.0 (13312 x 16384: 54.4 -> 51.0)
+//   7  warps of all 64 columns and 32 k: half the widening of rows; a slot is
+//      free once it is read; no ninth warp where a thread needs registers     24.4   27.8
+// (Runs on different days differ by up to 3 %; each step was seen in one run beside the step before.)
 //
-// What is left at m = 32: with all kernels overlapping (a test without the wait, not a right kernel) m = 1 runs at 4.7 TB/s
-// and m = 32 at 3.1 to 4.2: the multiplying warps, not memory, set the pace; 80 % of a multiprocessor's time is used
-// because blocks end at different times.
+// Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
+// wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
+// warp group in step with itself waits at every slot); as many blocks as multiprocessors, all of one size (27.2, 33.6:
+// eight warps take 0.35 us a slot, one after the other; 4096 x 4096: no change); 128 columns a block (13 % less at
+// 28672 x 4096, m = 32, but other bits than with fewer rows); the rows' first chunks by loads instead of the copy
+// engine (4096 x 4096: 5.5 -> 5.7, m = 32: 6.1 -> 8.3); the warp that is last out of a slot refills it, found by a
+// counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7).
+//
+// What is left: blocks start 0.5 us after the kernel before has ended and have the rows 0.7 us later; m = 32 runs at 83 to
+// 88 % of the read rate because its multiplications (a third of what the tensor cores can do) overlap the copies
+// imperfectly: without them the same copies take 25.4 us here.
 #include <cudaTypedefs.h>
+
+#include <atomic>
 
 #include "../common/cuda/device.h"
 #include "skinny_gemm_bulk.h"
@@ -59,18 +63,21 @@ bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap);
+using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, bool);
 
 struct BulkChoice {
     BulkKernel kernel;
     int threads, shared_bytes, rows;
+    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
 };
 
 template <int columns, int row_tiles, int slots>
 BulkChoice bulk_choice() {
     using B = Bulk<columns, row_tiles, slots>;
     constexpr int kAlignment = 1024;
-    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, int(sizeof(typename B::Shared)) + kAlignment, B::kRows};
+    static std::atomic<uint64_t> allowed;
+    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, int(sizeof(typename B::Shared)) + kAlignment, B::kRows,
+            &allowed};
 }
 
 template <int index = 0>
@@ -103,10 +110,17 @@ Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCu
     if (!describe(&weights, a.b, a.n, a.k, a.b_stride, columns) || !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
         return launch_plain(a, chip, true, on);
     }
-    const cudaError_t code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
-    if (code != cudaSuccess) return {cudaGetErrorString(code)};
+    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
+    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
+        const cudaError_t code =
+            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
+        if (code != cudaSuccess) return {cudaGetErrorString(code)};
+        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    }
     const int64_t blocks = (a.n + columns - 1) / columns * config.splits;
-    return launch(choice.kernel, chip, {blocks, choice.threads, config.splits, choice.shared_bytes}, on, a, weights, rows);
+    // Where the next kernel finds idle multiprocessors it would put two of its blocks there: in the tail only.
+    const bool early = blocks > chip.multiprocessors;
+    return launch(choice.kernel, chip, {blocks, choice.threads, config.splits, choice.shared_bytes}, on, a, weights, rows, early);
 }
 
 }  // namespace
@@ -118,7 +132,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     if (!status.ok()) return status;
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
     const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
-    SkinnyGemmCudaConfig config = pick_cuda_config(args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
+    SkinnyGemmCudaConfig config = pick_cuda_config(args.m, args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
     const SkinnyGemmCudaConfig own = config;
     if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, &config.shape, &config.splits); !s.ok()) return s;
     if (own.shape == kPlain && config.shape != kPlain) {

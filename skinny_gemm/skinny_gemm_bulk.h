@@ -1,10 +1,12 @@
 // The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply.
 //
 //     HBM --> copy engine: 16 KiB of weights a slot --+
-//     L2  --> copy engine: the rows' same k ----------+-> ring --> warp: 32 columns x 64 k of each slot --> registers
+//     L2  --> copy engine: the rows' same k ----------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31 --> registers
 //
-//     registers --> shared memory: added over the warps that share columns
+//     registers --> shared memory: added over the warps
 //               --> with split K, to the block of the cluster that finishes the column: added over the blocks
+//
+// Which k a warp adds, in which order, does not depend on how many columns a block has: both widths give the same bits.
 #pragma once
 
 #include "../common/cuda/bulk_copy.h"
@@ -16,20 +18,24 @@
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
-constexpr int kConsumers = 8;   // warps
-constexpr int kWarpColumns = 32, kWarpK = 64;
+constexpr int kRowBytes = 128;             // of a row of the ring: all banks once, and k of a copy
+constexpr int kConsumers = 8;              // warps
+constexpr int kWarpK = 32;                 // of a turn: once all of them
+constexpr int kTurn = kConsumers * kWarpK;
+constexpr int kAhead = 2;                  // slots that go to L2 while the ring's first round is on its way
 
 // kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
-template <int kColumns_, int kRowTiles, int kSlots_>
+template <int kColumns_, int kRowTiles_, int kSlots_>
 struct Bulk {
-    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kRows = kRowTiles * kMmaRows;
-    static constexpr int kGroups = kColumns / kWarpColumns;      // of warps that share k
-    static constexpr int kParts = kConsumers / kGroups;          // warps that share columns: of k
-    static constexpr int kBlocks = kParts * kWarpK / kRowBytes;  // copies of each matrix a slot
-    static constexpr int kStep = kBlocks * kRowBytes;            // k of a slot
+    static constexpr int kColumns = kColumns_, kRowTiles = kRowTiles_, kSlots = kSlots_, kRows = kRowTiles * kMmaRows;
+    static constexpr int kTiles = kColumns / kMmaColumns;
+    static constexpr int kStep = bulk_step(kColumns);  // k of a slot
+    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
     static constexpr int kSlotBytes = (kColumns + kRows) * kStep;
-    static constexpr int kThreads = (kConsumers + 1) * kWarp;
+    // A ninth warp keeps the ring full; or the eight in turn, where a thread needs more than the 96 registers that two
+    // blocks of nine warps leave it: five of the 18 share a quarter of a multiprocessor, so it is as with ten each.
+    static constexpr bool kProducer = kTiles * kRowTiles < 12;
+    static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
 
     struct Slot {
         uint8_t columns[kBlocks][kColumns][kRowBytes], rows[kBlocks][kRows][kRowBytes];
@@ -37,89 +43,114 @@ struct Bulk {
     struct Shared {
         union {
             alignas(1024) Slot slots[kSlots];
-            float parts[kParts][kRows][kColumns + 8];  // when the ring is done; 8 more: no two of a warp's writes in one bank
+            float parts[kConsumers][kRows][kColumns + 8];  // when the ring is done; 8 more: no two of a warp's writes in one bank
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
         float sums[kRows * (kColumns + kMaxClusterSplits)];
+        float scale_a[kRows];
         Barrier full[kSlots], empty[kSlots];
     };
 };
 
-// The engine's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). A lane 4 g + t reads chunk t or t + 4. So
-// that eight neighbouring lanes (two values of g) meet eight different chunks, g stands for row 0, 4, 1, 5, 2, 6, 3, 7.
-__device__ inline int row_of(int g) { return g >> 1 | (g & 1) << 2; }
+// The engine's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). A lane 4 g + t reads 8 bytes, half of
+// chunk 2 w + t / 2. So that the sixteen lanes of four values of g meet eight different chunks, and that the sums of
+// lanes t = 0 ... 3 go to different banks below, g stands for the row with its three bits reversed.
+__device__ inline int row_of(int g) { return (g & 1) << 2 | (g & 2) | g >> 2; }
 
 // Among the consumers alone.
 __device__ inline void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * kWarp) : "memory"); }
 
-// A block's steps of K.
-struct Steps {
-    int begin, count;
-    __device__ Steps(int all, int part, int splits)
-        : begin(int(int64_t(all) * part / splits)), count(int(int64_t(all) * (part + 1) / splits) - begin) {}
+// Keeps a block's ring full: one thread at a time.
+template <class B>
+struct Feeder {
+    typename B::Shared& shared;
+    const CUtensorMap *weights, *rows;
+    int first_column, first_step, count;
+    int tail;  // the step with which the next kernel may start; -1: it was let before
+
+    __device__ void copy_weights(int slot, int step) const {
+        arrive_expecting(&shared.full[slot], B::kSlotBytes);
+#pragma unroll
+        for (int b = 0; b < B::kBlocks; ++b) {
+            copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, &shared.full[slot]);
+        }
+    }
+    __device__ void copy_rows(int slot, int step) const {
+        if (step == tail) let_next_kernel_start();
+#pragma unroll
+        for (int b = 0; b < B::kBlocks; ++b) {
+            copy_tile<false>(shared.slots[slot].rows[b], rows, k_of(step, b), 0, &shared.full[slot]);
+        }
+    }
+    // Of the weights to L2: the steps from `from` to before `to`.
+    __device__ void fetch_weights(int from, int to) const {
+        for (int step = from; step < to && step < count; ++step) {
+            for (int b = 0; b < B::kBlocks; ++b) fetch_tile_to_l2(weights, k_of(step, b), first_column);
+        }
+    }
+    // begun: of the weights.
+    __device__ void first_round(bool begun) const {
+        for (int s = 0; s < B::kSlots && s < count; ++s) {
+            if (!begun) copy_weights(s, s);
+            copy_rows(s, s);
+        }
+    }
+    // parity: of the slot's last round.
+    __device__ void refill(int slot, uint32_t parity, int step) const {
+        wait_for(&shared.empty[slot], parity);
+        copy_weights(slot, step);
+        copy_rows(slot, step);
+    }
+
+   private:
+    __device__ int k_of(int step, int block) const { return (first_step + step) * B::kStep + block * kRowBytes; }
 };
 
 template <class B>
-__device__ inline void copy_weights(typename B::Shared& shared, int slot, const CUtensorMap* weights, int step, int first_column) {
-    arrive_expecting(&shared.full[slot], B::kSlotBytes);
-#pragma unroll
-    for (int b = 0; b < B::kBlocks; ++b) {
-        copy_tile<true>(shared.slots[slot].columns[b], weights, step * B::kStep + b * kRowBytes, first_column, &shared.full[slot]);
-    }
-}
-
-// One thread. begun: the first round of weights is on its way.
-template <class B>
-__device__ inline void produce(typename B::Shared& shared, const CUtensorMap* weights, const CUtensorMap* rows, int first_column,
-                               const Steps& steps, bool begun) {
-    // The next kernel starts in the tail, not before: its blocks, which only wait, would take room from this one's.
-    const int quarter = (steps.count + 3) / 4, tail = steps.count - (quarter < B::kSlots ? quarter : B::kSlots);
-    int slot = 0;
-    uint32_t parity = 1;
-    for (int i = 0; i < steps.count; ++i) {
-        if (i == tail) let_next_kernel_start();
-        if (i >= B::kSlots) wait_for(&shared.empty[slot], parity);
-        if (i >= B::kSlots || !begun) copy_weights<B>(shared, slot, weights, steps.begin + i, first_column);
-#pragma unroll
-        for (int b = 0; b < B::kBlocks; ++b) {
-            copy_tile<false>(shared.slots[slot].rows[b], rows, (steps.begin + i) * B::kStep + b * kRowBytes, 0, &shared.full[slot]);
-        }
-        if (++slot == B::kSlots) slot = 0, parity ^= 1;
-    }
-}
-
-template <class B, int kTiles, int kRowTiles>
-__device__ inline void consume(typename B::Shared& shared, Sums (&sums)[kTiles][kRowTiles], int group, int k_part, int lane, int count) {
-    const int g = lane / 4, t = lane % 4, row = row_of(g);
-    const int at = row * kRowBytes + (((t ^ row) * kChunk) ^ (k_part % 2 * kWarpK));
-    int slot = 0;
+__device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kTiles][B::kRowTiles], int warp, int lane) {
+    const int row = row_of(lane / 4), t = lane % 4;
+    const int at = row * kRowBytes + (((warp % 4 * 2 + t / 2) ^ row) * kChunk) + t % 2 * 8;
+    constexpr int kTurnBlocks = kTurn / kRowBytes;
     uint32_t parity = 0;
-    for (int i = 0; i < count; ++i) {
-        wait_for(&shared.full[slot], parity);
-        const uint8_t* columns = &shared.slots[slot].columns[k_part / 2][group * kWarpColumns][0] + at;
-        const uint8_t* rows = &shared.slots[slot].rows[k_part / 2][0][0] + at;
-        uint4 column[kTiles][2], row_chunks[kRowTiles];
+    for (int first = 0; first < feeder.count; first += B::kSlots, parity ^= 1) {
+        // Unrolled: a slot's addresses are constants beside the lane's own.
 #pragma unroll
-        for (int c = 0; c < kTiles; ++c) {
+        for (int s = 0; s < B::kSlots; ++s) {
+            const int step = first + s;
+            if (step >= feeder.count) return;
+            wait_for(&feeder.shared.full[s], parity);
+            uint2 columns[B::kTurns][B::kTiles][2], rows[B::kTurns][B::kRowTiles];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                column[c][h] = *reinterpret_cast<const uint4*>(columns + (c * kMmaColumns + h * 8) * kRowBytes);
+            for (int turn = 0; turn < B::kTurns; ++turn) {
+                const int block = turn * kTurnBlocks + warp / 4;
+                const uint8_t* column = feeder.shared.slots[s].columns[block][0] + at;
+                const uint8_t* of_a = feeder.shared.slots[s].rows[block][0] + at;
+#pragma unroll
+                for (int r = 0; r < B::kRowTiles; ++r) {
+                    rows[turn][r] = *reinterpret_cast<const uint2*>(of_a + r * kMmaRows * kRowBytes);
+                }
+#pragma unroll
+                for (int c = 0; c < 2 * B::kTiles; ++c) {
+                    columns[turn][c / 2][c % 2] = *reinterpret_cast<const uint2*>(column + c * 8 * kRowBytes);
+                }
+            }
+            // The slot is free as soon as what is in it has been read.
+            __syncwarp();
+            if (lane == 0) arrive(&feeder.shared.empty[s]);
+#pragma unroll
+            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, columns[turn], rows[turn]);
+            // The slot of the step before: by now the other warps have left it.
+            if (!B::kProducer && lane == 0 && step > 0 && step % kConsumers == warp && step - 1 + B::kSlots < feeder.count) {
+                feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
             }
         }
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) row_chunks[r] = *reinterpret_cast<const uint4*>(rows + r * kMmaRows * kRowBytes);
-        multiply_chunks(sums, column, row_chunks);
-        __syncwarp();
-        if (lane == 0) arrive(&shared.empty[slot]);
-        if (++slot == B::kSlots) slot = 0, parity ^= 1;
     }
 }
 
-// Bounds for ten warps although there are nine: two blocks put five on a quarter of a multiprocessor, which leaves each
-// thread 96 registers.
+// early: the next kernel may start at once, not in the tail.
 template <int kColumns, int kRowTiles, int kSlots>
-__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp, 2) void skinny_gemm_bulk(
-    SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows) {
+__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2) void skinny_gemm_bulk(
+    SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, bool early) {
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots>;
     using Shared = typename B::Shared;
@@ -129,18 +160,24 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int splits = blocks_in_cluster(), part = rank_in_cluster();
     const int first_column = blockIdx.x / splits * kColumns;
-    const Steps steps(int((a.k + B::kStep - 1) / B::kStep), part, splits);
+    const int first_step = first_bulk_step(kColumns, a.k, part, splits);
+    const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step, quarter = (count + 3) / 4;
+    const int tail = early ? -1 : count - (quarter < kSlots ? quarter : kSlots);
+    const Feeder<B> feeder{shared, &weights, &rows, first_column, first_step, count, tail};
 
-    const bool produces = warp == kConsumers && lane == 0;
-    if (produces) {
+    const bool feeds = threadIdx.x == B::kThreads - kWarp;
+    if (feeds) {
         for (int s = 0; s < kSlots; ++s) {
             make_barrier(&shared.full[s], 1);
             make_barrier(&shared.empty[s], kConsumers);
         }
         publish_barriers();
         if (a.constant_b) {
-            for (int s = 0; s < kSlots && s < steps.count; ++s) copy_weights<B>(shared, s, &weights, steps.begin + s, first_column);
+            for (int s = 0; s < kSlots && s < count; ++s) feeder.copy_weights(s, s);
+            if (early) feeder.fetch_weights(kSlots, kSlots + kAhead);
         }
+        fetch_map(&rows);
+        if (early) let_next_kernel_start();
     }
     // Closes: barriers are used below by threads that did not make them.
     __syncthreads();
@@ -149,8 +186,16 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
     if (splits > 1) arrive_at_cluster_barrier();
     wait_for_previous_kernel();
 
-    if (warp == kConsumers) {
-        if (produces) produce<B>(shared, &weights, &rows, first_column, steps, a.constant_b);
+    if (feeds) feeder.first_round(a.constant_b);
+    if (B::kProducer && warp == kConsumers) {
+        if (feeds) {
+            int slot = 0;
+            uint32_t parity = 0;
+            for (int step = kSlots; step < count; ++step) {
+                feeder.refill(slot, parity, step);
+                if (++slot == kSlots) slot = 0, parity ^= 1;
+            }
+        }
         __syncwarp();
         if (splits > 1) {
             wait_at_cluster_barrier();
@@ -165,38 +210,38 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < a.n;
+    // What the results need beside the sums is on its way while those are made.
     const Column result(a, finishes ? n : 0);
+    const float scale_a = threadIdx.x < a.m ? a.scale_a[threadIdx.x * a.scale_a_stride] : 0;
 
-    constexpr int kTiles = kWarpColumns / kMmaColumns;
-    const int group = warp % B::kGroups, k_part = warp / B::kGroups;
-    Sums sums[kTiles][kRowTiles] = {};
-    consume<B>(shared, sums, group, k_part, lane, steps.count);
+    Sums sums[B::kTiles][kRowTiles] = {};
+    consume(feeder, sums, warp, lane);
 
+    if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
     // Closes: the sums take the ring's place, which other warps may still be reading.
     consumers_meet();
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int c = 0; c < kTiles; ++c) {
+    for (int c = 0; c < B::kTiles; ++c) {
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                shared.parts[k_part][r * kMmaRows + row_of(2 * t + i % 2)]
-                            [group * kWarpColumns + c * kMmaColumns + row_of(g) + i / 2 * 8] = sums[c][r][i];
+                shared.parts[warp][r * kMmaRows + row_of(2 * t + i % 2)][c * kMmaColumns + row_of(g) + i / 2 * 8] = sums[c][r][i];
             }
         }
     }
-    // Closes: the parts are added below by other threads.
+    // Closes: the parts, and the scales, are read below by other threads.
     consumers_meet();
     const auto of_block = [&](int m, int column) {
         float c = shared.parts[0][m][column];
 #pragma unroll
-        for (int p = 1; p < B::kParts; ++p) c += shared.parts[p][m][column];
+        for (int p = 1; p < kConsumers; ++p) c += shared.parts[p][m][column];
         return c;
     };
     if (splits == 1) {
         if (finishes) {
-            for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, of_block(m, own));
+            for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, shared.scale_a[m], of_block(m, own));
         }
         return;
     }
@@ -214,7 +259,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kThreads + kWarp
         const float* from = shared.sums + m * share + own;
         float c = from[0];
         for (int p = 1; p < splits; ++p) c += from[p * B::kRows * share];
-        finish(a, m, result, c);
+        finish(a, m, result, shared.scale_a[m], c);
     }
 #endif
 }

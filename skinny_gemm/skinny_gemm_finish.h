@@ -13,7 +13,7 @@ __device__ inline float load_as_float(const void* p, int64_t i, DType type) {
     return type == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
 }
 
-// What the results of one column need beside their sums.
+// What the results of one column need beside their sums and their rows' scales.
 struct Column {
     int64_t n;
     float scale, bias;
@@ -22,8 +22,8 @@ struct Column {
 };
 
 // out[m, n] from the sum c.
-__device__ inline void finish(const SkinnyGemmArgs& a, int64_t m, const Column& column, float c) {
-    float v = c * a.scale_a[m * a.scale_a_stride] * column.scale;
+__device__ inline void finish(const SkinnyGemmArgs& a, int64_t m, const Column& column, float scale_a, float c) {
+    float v = c * scale_a * column.scale;
     if (a.bias) v += column.bias;
     const int64_t at = m * a.out_stride + column.n;
     if (a.out_dtype == DType::f32) {

@@ -6,8 +6,8 @@
 // same conversions and float16 instructions of it.)
 //
 // The instruction spreads k over lanes and registers in an order of its own; a dot product has none. So lane 4 g + t
-// takes the 16 bytes k = 16 t ... 16 t + 15 of column g, of column g + 8 and of row g, and a word of each is one
-// instruction's k:
+// takes the chunk k = 16 t ... 16 t + 15 (or 8 t ... 8 t + 7) of column g, of column g + 8 and of row g, and a word of each
+// is one instruction's k:
 //
 //     columns (A of the instruction)   a0: bytes 0, 1 of column g   a1: of g + 8   a2: bytes 2, 3 of g   a3: of g + 8
 //     rows (B of the instruction)      b0: bytes 0, 1 of row g      b1: bytes 2, 3
@@ -21,7 +21,7 @@
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kMmaColumns = 16, kMmaRows = 8, kChunk = 16;  // kChunk: k (bytes) of a lane's load
+constexpr int kMmaColumns = 16, kMmaRows = 8, kChunk = 16;  // kChunk: bytes of the widest load
 
 // Four FP8 numbers as two pairs of float16.
 struct Wide {
@@ -43,12 +43,12 @@ __device__ inline void multiply(Sums& d, Wide column, Wide column8, Wide row) {
         : "r"(column.low), "r"(column8.low), "r"(column.high), "r"(column8.high), "r"(row.low), "r"(row.high));
 }
 
-// kTiles tiles of columns by kRowTiles tiles of rows, 64 k: 16 a lane.
-template <int kTiles, int kRowTiles>
-__device__ inline void multiply_chunks(Sums (&sums)[kTiles][kRowTiles], const uint4 (&columns)[kTiles][2],
-                                       const uint4 (&rows)[kRowTiles]) {
+// kTiles tiles of columns by kRowTiles tiles of rows. Chunk: a lane's k of each column and row, 8 bytes or 16.
+template <int kTiles, int kRowTiles, class Chunk>
+__device__ inline void multiply_chunks(Sums (&sums)[kTiles][kRowTiles], const Chunk (&columns)[kTiles][2],
+                                       const Chunk (&rows)[kRowTiles]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < int(sizeof(Chunk) / 4); ++i) {
         Wide row[kRowTiles];
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) row[r] = widen(word(rows[r], i));

@@ -27,8 +27,10 @@ FUNCTIONS = {
     "gemm_row_class": (L, (L,), 0),
     "cuda_rms_norm_config": (None, (L, L, I, I, I), 5),
     "cuda_swiglu_config": (None, (L, L, I, I), 4),
-    "cuda_gemm_config": (None, (L, L, I, I), 2),
+    "cuda_gemm_config": (None, (L, L, L, I, I), 2),
     "cuda_gemm_columns": (L, (I,), 0),
+    "cuda_gemm_step": (L, (I,), 0),
+    "cuda_gemm_first_step": (L, (I, L, I, I), 0),
 }
 
 

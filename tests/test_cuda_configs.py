@@ -70,33 +70,57 @@ def test_swiglu_falls_back(library):
 SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
 
 
+WIDE, NARROW = 0, 1
+
+
 @pytest.mark.parametrize("n, k", SIZES)
 def test_every_gemm_choice_can_run(library, n, k):
     for multiprocessors in (H200, 78, 16):
-        shape, splits = library.cuda_gemm_config(n, k, multiprocessors, 1)
-        assert shape in (0, 1) and 1 <= splits <= 8
-        assert splits == 1 or k // splits >= 1024
-        blocks = -(-n // library.cuda_gemm_columns(shape)) * splits
-        assert splits == 1 or blocks <= 1.7 * multiprocessors
+        for m in (1, 16, 17, 32):
+            shape, splits = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+            assert shape in (WIDE, NARROW) and 1 <= splits <= 8
+            assert splits == 1 or k // splits >= 1024
+            blocks = -(-n // library.cuda_gemm_columns(shape)) * splits
+            assert splits == 1 or blocks <= 1.7 * multiprocessors
 
 
 def test_gemm_choices_are_those_measured(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
-    chosen = {(n, k): library.cuda_gemm_config(n, k, H200, 1) for n, k in SIZES[:5]}
-    wide, narrow = 0, 1
-    assert chosen == {
-        (2304, 16384): (narrow, 3),
-        (13312, 16384): (narrow, 1),
-        (16384, 6656): (wide, 1),
-        (4096, 4096): (narrow, 1),
-        (28672, 4096): (wide, 1),
-    }
+    for m in (1, 16, 32):
+        chosen = {(n, k): library.cuda_gemm_config(m, n, k, H200, 1) for n, k in SIZES[:5]}
+        assert chosen == {
+            (2304, 16384): (NARROW, 3),
+            (13312, 16384): (NARROW if m <= 16 else WIDE, 1),
+            (16384, 6656): (WIDE, 1),
+            (4096, 4096): (NARROW, 1),
+            (28672, 4096): (WIDE, 1),
+        }
+
+
+@pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
+def test_the_parts_of_k_are_those_of_every_width(library, k):
+    """Which k a sum takes, and so its bits, must not depend on how wide the blocks are, which the number of rows decides."""
+    for splits in range(1, 9):
+        cuts = []
+        for shape in (WIDE, NARROW):
+            step = library.cuda_gemm_step(shape)
+            first = [library.cuda_gemm_first_step(shape, k, part, splits) for part in range(splits + 1)]
+            assert first[0] == 0 and first[-1] == -(-k // step) and first == sorted(first)
+            cuts.append([min(k, f * step) for f in first])
+        assert cuts[0] == cuts[1]
+
+
+def test_more_rows_never_split_k_otherwise(library):
+    for multiprocessors in (H200, 78, 16):
+        for n in (1, 70, 2304, 4096, 8448, 8480, 13312, 14784, 14816, 28672, 128256):
+            for k in (1024, 4096, 16384):
+                assert len({library.cuda_gemm_config(m, n, k, multiprocessors, 1)[1] for m in (1, 16, 17, 32)}) == 1
 
 
 def test_unaligned_and_small_go_to_the_plain_kernel(library):
     for n, k in SIZES:
-        assert library.cuda_gemm_config(n, k, H200, 0) == (PLAIN, 1)
-    assert library.cuda_gemm_config(4096, 1008, H200, 1) == (PLAIN, 1)
+        assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1)
+    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1)
 
 
 def test_the_launcher_names_the_architectures_that_are_built():

@@ -130,16 +130,25 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-@pytest.mark.parametrize("shape", [-1, 0, 1])
+@pytest.mark.parametrize("shapes", [(-1,), (0, 1)], ids=["plain", "bulk"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, shape, splits):
-    """Each compiled kernel, its last tile cut off, with splits that are longer and shorter than its ring."""
-    monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", f"{shape},{splits}")
+def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, shapes, splits):
+    """Each compiled kernel, its last tile cut off, with splits that are longer and shorter than its ring.
+
+    A row's bits do not depend on the number of rows nor on the width of the blocks, which that decides.
+    """
     for k in (1040, 4112, 20000):
         whole = problem(kernel, device, generator, 32, 201, k)
-        for m in (1, 8, 9, 16, 17, 32):
-            inputs = whole.rows(slice(0, m))
-            inputs.assert_right(gemm.run(kernel, inputs, out_dtype=torch.float32), f"{m}x201x{k}")
+        bits = None
+        for shape in shapes:
+            monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", f"{shape},{splits}")
+            for m in (32, 1, 8, 9, 16, 17):
+                inputs, what = whole.rows(slice(0, m)), f"{m}x201x{k}, {shape}"
+                got = gemm.run(kernel, inputs, out_dtype=torch.float32)
+                inputs.assert_right(got, what)
+                bits = got if bits is None else bits
+                assert torch.equal(got, bits[:m]), what
+                assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
 
 
 def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, cuda):

@@ -30,6 +30,7 @@ Status query(int device, Chip* chip) {
         if (const cudaError_t code = cudaDeviceGetAttribute(value, attribute, device); code != cudaSuccess) return error_of(code);
     }
     chip->capability = 10 * major + minor;
+    chip->device = device;
     if (served(chip->capability)) return {};
     const auto name = [](int capability) { return "sm_" + std::to_string(capability); };
     static std::mutex mutex;
@@ -58,7 +59,7 @@ ChipResult current_chip() {
     static std::atomic<uint64_t> known[kDevices];
     if (device < kDevices) {
         if (const uint64_t seen = known[device].load(std::memory_order_relaxed)) {
-            return {{int(seen >> 32), int(seen & 0xFFFFFFFFu)}, {}};
+            return {{int(seen >> 32), int(seen & 0xFFFFFFFFu), device}, {}};
         }
     }
     ChipResult result{};

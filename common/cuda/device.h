@@ -13,6 +13,7 @@ constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;
 struct Chip {
     int capability;       // 10 x major + minor: 90 is a Hopper
     int multiprocessors;
+    int device;           // its number
     // Thread-block clusters, the bulk copy engine, and launches that overlap the kernel before them.
     bool hopper() const { return capability >= 90; }
 };

@@ -26,6 +26,7 @@ __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 
 __device__ inline uint32_t& word(uint4& v, int i) { return (&v.x)[i]; }
 __device__ inline uint32_t word(const uint4& v, int i) { return (&v.x)[i]; }
+__device__ inline uint32_t word(const uint2& v, int i) { return (&v.x)[i]; }
 
 // Each lane's sums of kValues numbers over the warp: neighbours, then neighbours of pairs, and so on: one tree for each
 // value, whatever kValues is. All lanes have all sums.

@@ -56,12 +56,18 @@ void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligne
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
 
-void cuda_gemm_config(int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[2]) {
-    const SkinnyGemmCudaConfig c = pick_cuda_config(n, k, multiprocessors, bulk);
+void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[2]) {
+    const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
     out[0] = c.shape;
     out[1] = c.splits;
 }
 
 int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
+
+int64_t cuda_gemm_step(int shape) { return bulk_step(kBulkShapes[shape].columns); }
+
+int64_t cuda_gemm_first_step(int shape, int64_t k, int part, int splits) {
+    return first_bulk_step(kBulkShapes[shape].columns, k, part, splits);
+}
 
 }  // extern "C"
