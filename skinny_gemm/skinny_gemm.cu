@@ -11,28 +11,38 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends.
 //
-// Versions, 16384 x 6656, microseconds on an H200, m = 1 and 32 (b constant from 3 on):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; benchmarks/cuda.py, version 7):
+//   n x k           floor   b constant              b may change            torch._scaled_mm
+//   2304 x 16384     8.4    10.9  11.3  11.9  13.3  12.1  12.2  12.6  14.1  15.0  15.1  15.3  15.5
+//   4096 x 4096      3.8     5.8   5.5   5.8   6.3   5.7   5.7   5.9   6.7   7.2   7.1   7.2   7.2
+//   13312 x 16384   48.8    51.2  50.6  52.3  59.9  53.5  52.9  54.4  62.3  56.3  53.0  54.0  54.6
+//   16384 x 6656    24.4    24.2  24.3  25.1  27.7  26.3  26.6  27.5  29.4  27.4  27.5  27.8  28.3
+//   28672 x 4096    26.3    27.6  28.1  29.7  34.1  30.5  30.1  31.4  34.1  29.5  29.4  29.9  30.5
+//
+// Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
+// of another day, a few hundredths faster or slower as a whole):
 //   1  four warps, 128 columns a block, K split over a cluster                27.0   34.2
 //   2  eight warps of 32 columns and 64 k each; two blocks a multiprocessor   26.5   31.9
 //   3  the first round of weights before the wait for the kernel before       24.7   29.4
 //   4  the next kernel may start in the tail instead of at once               24.3   31.2 (4096 x 4096: 8.3 -> 6.6)
-//   5  scales of A read before they are needed, not in the last microsecond   24.6   31.0 (4096 x 4096: 5.9 -> 5.6)
-//   6  at once where no multiprocessor is idle; two slots more into L2        24.3   30.0 (13312 x 16384: 54.4 -> 51.0)
-//   7  warps of all 64 columns and 32 k: half the widening of rows; a slot is
-//      free once it is read; no ninth warp where a thread needs registers     24.4   27.8
-// (Runs on different days differ by up to 3 %; each step was seen in one run beside the step before.)
+//   5  scales of A and the engine's description of A before they are needed   25.4 -> 25.3  31.2 -> 30.9 (4096 x 4096: 5.9 -> 5.7)
+//   6  at once where no multiprocessor is idle; two slots more into L2        25.3 -> 24.7  30.8 -> 30.5 (13312 x 16384: 54.9 -> 51.8)
+//   7  warps of all 64 columns and 32 k: fewer rows to widen; no ninth warp
+//      where a thread needs registers; a slot is free once it is read         25.5 -> 24.6  31.3 -> 28.1 (with 5 and 6)
+//   8  weights that may change go to L2 before the wait, with 9 rows or more  (b changing, m = 16, 32: 27.6, 29.7 -> 26.3, 27.9)
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
-// warp group in step with itself waits at every slot); as many blocks as multiprocessors, all of one size (27.2, 33.6:
-// eight warps take 0.35 us a slot, one after the other; 4096 x 4096: no change); 128 columns a block (13 % less at
-// 28672 x 4096, m = 32, but other bits than with fewer rows); the rows' first chunks by loads instead of the copy
-// engine (4096 x 4096: 5.5 -> 5.7, m = 32: 6.1 -> 8.3); the warp that is last out of a slot refills it, found by a
-// counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7).
+// group of warps, in step with itself, waits at every slot); as many blocks as multiprocessors, all of one size (27.2,
+// 33.6: eight warps alone on a multiprocessor take 0.46 us a slot at m = 32, as long as memory; at 4096 x 4096 no change);
+// 128 columns a block (28672 x 4096, m = 32: 34.0 -> 31.8, but other bits than with fewer rows); the rows' first chunks by
+// loads instead of the copy engine (4096 x 4096: 5.4 -> 5.6, m = 32: 6.1 -> 8.3); the warp that is last out of a slot
+// refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7).
 //
-// What is left: blocks start 0.5 us after the kernel before has ended and have the rows 0.7 us later; m = 32 runs at 83 to
-// 88 % of the read rate because its multiplications (a third of what the tensor cores can do) overlap the copies
-// imperfectly: without them the same copies take 25.4 us here.
+// What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
+// and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32
+// would take 25.4 us without its multiplications and 20.2 without its copies: they overlap imperfectly. A third of the
+// tensor cores' time is used.
 #include <cudaTypedefs.h>
 
 #include <atomic>
