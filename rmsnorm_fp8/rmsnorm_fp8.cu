@@ -29,13 +29,10 @@
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more.
 #include "../common/cuda/cluster.h"
 #include "../common/cuda/device.h"
-#include "../common/cuda/half_pairs.h"
 #include "../common/cuda/overlap.h"
 #include "../common/cuda/quantize.h"
-#include "../common/cuda/vector.h"
-#include "reciprocal_rms.h"
-#include "rmsnorm_fp8.h"
 #include "rmsnorm_fp8_cuda_config.h"
+#include "rmsnorm_fp8_gpu.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -46,28 +43,20 @@ struct Machine {
     static __device__ float sqrt(float v) { return sqrtf(v); }
 };
 
-constexpr int kVector = kRmsNormCudaVector;
-constexpr int kSlots = 256;  // sums of 32 vectors each: 65536 elements
-
-// h^2 summed over a vector, in the one order that all kernels use.
-__device__ inline float sum_of_squares(const float2 (&h)[kVector / 2]) {
-    float even = h[0].x * h[0].x, odd = h[0].y * h[0].y;
-#pragma unroll
-    for (int i = 1; i < kVector / 2; ++i) {
-        even = __fmaf_rn(h[i].x, h[i].x, even);
-        odd = __fmaf_rn(h[i].y, h[i].y, odd);
+struct Rows {
+    using Machine = rocm_fp8::Machine;
+    static constexpr int kVector = kRmsNormCudaVector, kThreads = kRmsNormCudaSmallBlock;  // of rms_norm_any
+    static constexpr int kSlots = 256;  // sums of 32 vectors each: 65536 elements
+    // The sum over a row from the sums of its groups of 32 vectors, in every lane.
+    static __device__ float sum_of_slots(const float* slots, int used) {
+        const int lane = threadIdx.x % kWarp;
+        float v[1] = {0};
+        for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
+        sum_over_warp(v);
+        return v[0];
     }
-    return even + odd;
-}
-
-// The sum over a row from the sums of its groups of 32 vectors, in every lane.
-__device__ inline float sum_of_slots(const float* slots, int used) {
-    const int lane = threadIdx.x % kWarp;
-    float v[1] = {0};
-    for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
-    sum_over_warp(v);
-    return v[0];
-}
+};
+constexpr int kVector = Rows::kVector;
 
 // A vector of the weight as it lies in memory.
 template <DType weight_type>
@@ -78,21 +67,16 @@ struct WeightVector {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) bits[i] = load(offset(weight, (vector * kLoads + i) * 16));
     }
-};
-
-// Two elements: round(round(h * r) * weight).
-template <DType in, DType weight_type>
-__device__ inline uint32_t normalize(uint32_t h, float r, const WeightVector<weight_type>& weight, int pair) {
-    const float2 wide = Pairs<in>::widen(h);
-    const uint32_t n = Pairs<in>::round(wide.x * r, wide.y * r);
-    if constexpr (weight_type == DType::f32) {
-        const float2 m = Pairs<in>::widen(n);
-        const uint4& w = weight.bits[pair / 2];
-        return Pairs<in>::round(m.x * __uint_as_float(word(w, pair % 2 * 2)), m.y * __uint_as_float(word(w, pair % 2 * 2 + 1)));
-    } else {
-        return Pairs<in>::mul(n, word(weight.bits[0], pair));
+    // Two of them, as normalize takes them.
+    __device__ auto pair(int i) const {
+        if constexpr (weight_type == DType::f32) {
+            const uint4& w = bits[i / 2];
+            return f32x2{__uint_as_float(word(w, i % 2 * 2)), __uint_as_float(word(w, i % 2 * 2 + 1))};
+        } else {
+            return word(bits[0], i);
+        }
     }
-}
+};
 
 // kHeld vectors a thread.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld>
@@ -150,7 +134,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     float sums[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        float2 wide[kVector / 2];
+        f32x2 wide[kVector / 2];
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) {
             if constexpr (with_residual) word(h[v], i) = Pairs<in>::add(word(h[v], i), word(added[v], i));
@@ -177,7 +161,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         if constexpr (kHeld >= 2) sum += sums[1];
         if constexpr (kHeld == 4) sum += sums[2] + sums[3];
     } else {
-        __shared__ float slots[kSlots];
+        __shared__ float slots[Rows::kSlots];
         const int warps = lanes / kWarp, warp = t / kWarp;
         const auto slot = [&](int v) { return (v * blocks + rank) * warps + warp; };
         if constexpr (by_cluster) {
@@ -197,7 +181,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
             // Closes: the slots are read below by warps that did not write them.
             __syncthreads();
         }
-        sum = sum_of_slots(slots, kHeld * blocks * warps);
+        sum = Rows::sum_of_slots(slots, kHeld * blocks * warps);
     }
     const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
 
@@ -208,9 +192,9 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         WeightVector<weight_type>& w = weight[weights_last ? 0 : v];
         if constexpr (weights_last) load_weight(v, w);
 #pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w, i);
+        for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w.pair(i));
         if constexpr (to_fp8) {
-            float2 wide[kVector / 2];
+            f32x2 wide[kVector / 2];
 #pragma unroll
             for (int i = 0; i < kVector / 2; ++i) wide[i] = Pairs<in>::widen(word(y, i));
             const uint2 q = quantize(wide, scale);
@@ -221,71 +205,14 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     }
 }
 
-// Any d, strides and alignment of the element's own, either FP8 format; h is read again from memory.
 template <DType in>
-__global__ __launch_bounds__(kRmsNormCudaSmallBlock) void rms_norm_any(RmsNormFp8Args a) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const int64_t row = blockIdx.x;
-    const auto* x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
-    auto* residual = a.residual ? static_cast<uint16_t*>(a.residual) + row * a.residual_stride : nullptr;
-    __shared__ float slots[kSlots];
-    for (int i = threadIdx.x; i < kSlots; i += blockDim.x) slots[i] = 0;
-    // Closes: the zeros are added to below, by lanes that did not write them.
-    __syncthreads();
-
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-    constexpr int kGroup = kWarp * kVector;
-    const int64_t groups = (a.d + kGroup - 1) / kGroup;
-    for (int64_t group = warp; group < groups; group += warps) {
-        const int64_t first = group * kGroup + lane * kVector;
-        float2 wide[kVector / 2];
-        for (int i = 0; i < kVector / 2; ++i) {
-            uint32_t two = 0;
-            for (int k = 0; k < 2; ++k) {
-                const int64_t at = first + 2 * i + k;
-                if (at >= a.d) continue;
-                uint32_t h = x[at];
-                if (residual) {
-                    h = Pairs<in>::add(h, residual[at]) & 0xFFFFu;
-                    residual[at] = uint16_t(h);
-                }
-                two |= h << (16 * k);
-            }
-            wide[i] = Pairs<in>::widen(two);
-        }
-        float sum[1] = {sum_of_squares(wide)};
-        sum_over_warp(sum);
-        // A slot belongs to one warp: kSlots is a multiple of the number of warps.
-        if (lane == 0) slots[group % kSlots] += sum[0];
-    }
-    // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
-    __syncthreads();
-    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, Machine());
-
-    const float scale = a.out_dtype == in ? 1.0f : *a.scale;
-    for (int64_t i = threadIdx.x; i < a.d; i += blockDim.x) {
-        const uint32_t h = residual ? residual[i] : x[i];
-        uint32_t y;
-        if (a.weight_dtype == DType::f32) {
-            WeightVector<DType::f32> weight{};
-            weight.bits[0].x = __float_as_uint(static_cast<const float*>(a.weight)[i]);
-            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
-        } else {
-            WeightVector<in> weight{};
-            weight.bits[0].x = static_cast<const uint16_t*>(a.weight)[i];
-            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
-        }
-        if (a.out_dtype == in) {
-            static_cast<uint16_t*>(a.out)[row * a.out_stride + i] = uint16_t(y);
-        } else {
-            static_cast<uint8_t*>(a.out)[row * a.out_stride + i] =
-                quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
-        }
-    }
+    rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
-// Every instantiation, chosen by the arguments' types and the configuration.
+// Every instantiation, chosen by types and the configuration.
 using Kernel = void (*)(RmsNormFp8Args);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
@@ -306,17 +233,6 @@ Kernel kernel_by_config(const RmsNormCudaConfig& c) {
     return nullptr;
 }
 
-template <DType in, DType weight>
-Kernel kernel_by_out(const RmsNormFp8Args& a, const RmsNormCudaConfig& c) {
-    if (!is_fp8(a.out_dtype)) return kernel_by_config<in, weight, false, false>(c);
-    return a.residual ? kernel_by_config<in, weight, true, true>(c) : kernel_by_config<in, weight, true, false>(c);
-}
-
-template <DType in>
-Kernel kernel_by_weight(const RmsNormFp8Args& a, const RmsNormCudaConfig& c) {
-    return a.weight_dtype == DType::f32 ? kernel_by_out<in, DType::f32>(a, c) : kernel_by_out<in, in>(a, c);
-}
-
 // Whether the fast kernels can take it: see pick_rms_norm_cuda_config.
 bool aligned(const RmsNormFp8Args& a) {
     const bool out = is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, 8) : rows_aligned(a.out, a.out_stride * 2);
@@ -335,8 +251,9 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
                                                                aligned(args) && args.out_dtype != DType::e4m3fnuz);
     const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
     if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
-    const Kernel kernel = args.dtype == DType::f16 ? kernel_by_weight<DType::f16>(args, config)
-                                                   : kernel_by_weight<DType::bf16>(args, config);
+    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config);
+    });
     return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args);
 }
 

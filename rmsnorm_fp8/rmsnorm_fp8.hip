@@ -34,9 +34,8 @@
 #include "../common/hip/device.h"
 #include "../common/hip/quantize.h"
 #include "../common/hip/wave.h"
-#include "reciprocal_rms.h"
-#include "rmsnorm_fp8.h"
 #include "rmsnorm_fp8_config.h"
+#include "rmsnorm_fp8_gpu.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -47,23 +46,18 @@ struct Machine {
     __device__ static float sqrt(float v) { return __builtin_sqrtf(v); }
 };
 
-constexpr int kVector = kRmsNormVector;
-constexpr int kSlots = 2 * kWave;  // of LDS: sums of 64 vectors each
-
-// h^2 summed over a vector, in the one order that all kernels use.
-__device__ inline float sum_of_squares(const f32x2 (&h)[kVector / 2]) {
-    f32x2 s = h[0] * h[0];
-    for (int i = 1; i < kVector / 2; ++i) s = fma(h[i], h[i], s);
-    return s.x + s.y;
-}
-
-// The sum over a row from the sums of its groups of 64 vectors, in every lane.
-__device__ inline float sum_of_slots(const float* slots, int used) {
-    const int lane = threadIdx.x % kWave;
-    float v = lane < used ? slots[lane] : 0.0f;
-    if (used > kWave) v += kWave + lane < used ? slots[kWave + lane] : 0.0f;
-    return of_last_lane(sum_to_last_lane(v));
-}
+struct Rows {
+    using Machine = rocm_fp8::Machine;
+    static constexpr int kVector = kRmsNormVector, kSlots = 2 * kWave, kThreads = 256;  // of rms_norm_any
+    // The sum over a row from the sums of its groups of 64 vectors, in LDS; in every lane.
+    __device__ static float sum_of_slots(const float* slots, int used) {
+        const int lane = threadIdx.x % kWave;
+        float v = lane < used ? slots[lane] : 0.0f;
+        if (used > kWave) v += kWave + lane < used ? slots[kWave + lane] : 0.0f;
+        return of_last_lane(sum_to_last_lane(v));
+    }
+};
+constexpr int kVector = Rows::kVector;
 
 // A vector of the weight as it lies in memory.
 template <DType weight_type>
@@ -74,20 +68,16 @@ struct WeightVector {
 #pragma unroll
         for (uint32_t i = 0; i < kLoads; ++i) bits[i] = load<u32x4>(weight, (vector * kLoads + i) * 16);
     }
-};
-
-// Two elements: round(round(h * r) * weight).
-template <DType in, DType weight_type>
-__device__ inline uint32_t normalize(uint32_t h, float r, const WeightVector<weight_type>& weight, int pair) {
-    const uint32_t n = Pairs<in>::round(Pairs<in>::widen(h) * r);
-    if constexpr (weight_type == DType::f32) {
-        const u32x4 w = weight.bits[pair / 2];
-        const f32x2 two = __builtin_bit_cast(f32x2, pair % 2 ? u32x2{w.z, w.w} : u32x2{w.x, w.y});
-        return Pairs<in>::round_any_nan(Pairs<in>::widen(n) * two);
-    } else {
-        return Pairs<in>::mul(n, weight.bits[0][pair]);
+    // Two of them, as normalize takes them.
+    __device__ auto pair(int i) const {
+        if constexpr (weight_type == DType::f32) {
+            const u32x4 w = bits[i / 2];
+            return __builtin_bit_cast(f32x2, i % 2 ? u32x2{w.z, w.w} : u32x2{w.x, w.y});
+        } else {
+            return bits[0][i];
+        }
     }
-}
+};
 
 // kHeld vectors a thread.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
@@ -163,7 +153,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads :
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) sums[v] = sum_to_last_lane(sums[v]);
         if constexpr (whole_group) {
-            __shared__ float slots[kSlots];
+            __shared__ float slots[Rows::kSlots];
             const int waves = lanes / kWave, wave = uniform(t / kWave);
             if (t % kWave == kWave - 1) {
 #pragma unroll
@@ -171,7 +161,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads :
             }
             // Closes: the slots are read below by waves that did not write them.
             __syncthreads();
-            sum = sum_of_slots(slots, kHeld * waves);
+            sum = Rows::sum_of_slots(slots, kHeld * waves);
         } else {
             // What sum_of_slots would give.
             sum = of_last_lane(sums[0]);
@@ -193,7 +183,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads :
             f32x2 y[kVector / 2];
             const WeightVector<weight_type> w = weight_of(v);
 #pragma unroll
-            for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w, i));
+            for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w.pair(i)));
             q[v] = quantize(y, scale);
         }
         void* out = offset(a.out, row * a.out_stride);
@@ -213,76 +203,18 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kRmsNormMaxThreads :
             u32x4 y;
             const WeightVector<weight_type> w = weight_of(v);
 #pragma unroll
-            for (int i = 0; i < kVector / 2; ++i) y[i] = normalize<in>(h[v][i], r, w, i);
+            for (int i = 0; i < kVector / 2; ++i) y[i] = normalize<in>(h[v][i], r, w.pair(i));
             if (index(v) < vectors) store(out, index(v) * 16, y);
         }
     }
 }
 
-constexpr int kAnyThreads = 256;
-
-// Any d, strides and alignment of the element's own, either FP8 format; h is read again from memory.
 template <DType in>
-__global__ __launch_bounds__(kAnyThreads) void rms_norm_any(RmsNormFp8Args a) {
-    const int64_t row = blockIdx.x;
-    const auto* x = global<uint16_t>(offset(a.x, row * a.x_stride * 2));
-    auto* residual = global<uint16_t>(a.residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr);
-    __shared__ float slots[kSlots];
-    for (int i = threadIdx.x; i < kSlots; i += kAnyThreads) slots[i] = 0;
-    // Closes: the zeros are added to below, by lanes that did not write them.
-    __syncthreads();
-
-    const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
-    constexpr int kWaves = kAnyThreads / kWave, kGroup = kWave * kVector;
-    const int64_t groups = (a.d + kGroup - 1) / kGroup;
-    for (int64_t group = wave; group < groups; group += kWaves) {
-        const int64_t first = group * kGroup + lane * kVector;
-        f32x2 wide[kVector / 2];
-        for (int i = 0; i < kVector / 2; ++i) {
-            uint32_t two = 0;
-            for (int k = 0; k < 2; ++k) {
-                const int64_t at = first + 2 * i + k;
-                if (at >= a.d) continue;
-                uint32_t h = x[at];
-                if (a.residual) {
-                    h = Pairs<in>::add(h, residual[at]) & 0xFFFFu;
-                    residual[at] = uint16_t(h);
-                }
-                two |= h << (16 * k);
-            }
-            wide[i] = Pairs<in>::widen(two);
-        }
-        const float sum = sum_to_last_lane(sum_of_squares(wide));
-        // A slot belongs to one wave: kSlots is a multiple of the number of waves.
-        if (lane == kWave - 1) slots[group % kSlots] += sum;
-    }
-    // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
-    __syncthreads();
-    const float r = reciprocal_rms(sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, Machine());
-
-    const float scale = a.out_dtype == in ? 1.0f : *global<float>(a.scale);
-    for (int64_t i = threadIdx.x; i < a.d; i += kAnyThreads) {
-        const uint32_t h = a.residual ? residual[i] : x[i];
-        uint32_t y;
-        if (a.weight_dtype == DType::f32) {
-            WeightVector<DType::f32> weight{};
-            weight.bits[0].x = __builtin_bit_cast(uint32_t, global<float>(a.weight)[i]);
-            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
-        } else {
-            WeightVector<in> weight{};
-            weight.bits[0].x = global<uint16_t>(a.weight)[i];
-            y = normalize<in>(h, r, weight, 0) & 0xFFFFu;
-        }
-        if (a.out_dtype == in) {
-            global<uint16_t>(a.out)[row * a.out_stride + i] = uint16_t(y);
-        } else {
-            global<uint8_t>(a.out)[row * a.out_stride + i] =
-                quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
-        }
-    }
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a) {
+    rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
-// Every instantiation, chosen by the arguments' types and the configuration.
+// Every instantiation, chosen by types and the configuration.
 using Kernel = void (*)(RmsNormFp8Args);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
@@ -303,17 +235,6 @@ Kernel kernel_by_config(const RmsNormConfig& c) {
     return nullptr;
 }
 
-template <DType in, DType weight>
-Kernel kernel_by_out(const RmsNormFp8Args& a, const RmsNormConfig& c) {
-    if (!is_fp8(a.out_dtype)) return kernel_by_config<in, weight, false, false>(c);
-    return a.residual ? kernel_by_config<in, weight, true, true>(c) : kernel_by_config<in, weight, true, false>(c);
-}
-
-template <DType in>
-Kernel kernel_by_weight(const RmsNormFp8Args& a, const RmsNormConfig& c) {
-    return a.weight_dtype == DType::f32 ? kernel_by_out<in, DType::f32>(a, c) : kernel_by_out<in, in>(a, c);
-}
-
 // Whether the fast kernels can take it: see pick_rms_norm_config.
 bool aligned(const RmsNormFp8Args& a) {
     const int64_t out_size = is_fp8(a.out_dtype) ? 1 : 2;
@@ -332,8 +253,9 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
     const RmsNormConfig config = pick_rms_norm_config(args.rows, args.d, aligned(args) && !foreign);
     const int64_t groups = (args.rows + config.rows - 1) / config.rows;
     if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
-    const Kernel kernel = args.dtype == DType::f16 ? kernel_by_weight<DType::f16>(args, config)
-                                                   : kernel_by_weight<DType::bf16>(args, config);
+    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config);
+    });
     return launch(kernel, groups, config.threads, on, args);
 }
 

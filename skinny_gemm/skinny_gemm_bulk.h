@@ -214,7 +214,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < a.n;
     // What the results need beside the sums is on its way while those are made.
     const Column result(a, finishes ? n : 0);
-    const float scale_a = threadIdx.x < a.m ? a.scale_a[threadIdx.x * a.scale_a_stride] : 0;
+    const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;
 
     Sums sums[B::kTiles][kRowTiles] = {};
     consume(feeder, sums, warp, lane);

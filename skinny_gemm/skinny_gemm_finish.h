@@ -1,24 +1,28 @@
-// From a sum over all of K to the result, on CUDA.
+// From a sum over all of K to the result, on every GPU.
 #pragma once
 
-#include "../common/cuda/half_pairs.h"
+#include "../common/gpu.h"
 #include "skinny_gemm.h"
 
 namespace rocm_fp8 {
 namespace {
 
 __device__ inline float load_as_float(const void* p, int64_t i, DType type) {
-    if (type == DType::f32) return static_cast<const float*>(p)[i];
-    const uint32_t bits = static_cast<const uint16_t*>(p)[i];
+    if (type == DType::f32) return global<float>(p)[i];
+    const uint32_t bits = global<uint16_t>(p)[i];
     return type == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
 }
+
+__device__ inline float scale_of_row(const SkinnyGemmArgs& a, int64_t m) { return global<float>(a.scale_a)[m * a.scale_a_stride]; }
 
 // What the results of one column need beside their sums and their rows' scales.
 struct Column {
     int64_t n;
     float scale, bias;
     __device__ Column(const SkinnyGemmArgs& a, int64_t n)
-        : n(n), scale(a.scale_b[n * a.scale_b_stride]), bias(a.bias ? load_as_float(a.bias, n * a.bias_stride, a.bias_dtype) : 0) {}
+        : n(n),
+          scale(global<float>(a.scale_b)[n * a.scale_b_stride]),
+          bias(a.bias ? load_as_float(a.bias, n * a.bias_stride, a.bias_dtype) : 0) {}
 };
 
 // out[m, n] from the sum c.
@@ -27,10 +31,10 @@ __device__ inline void finish(const SkinnyGemmArgs& a, int64_t m, const Column& 
     if (a.bias) v += column.bias;
     const int64_t at = m * a.out_stride + column.n;
     if (a.out_dtype == DType::f32) {
-        static_cast<float*>(a.out)[at] = v;
+        global<float>(a.out)[at] = v;
     } else {
-        static_cast<uint16_t*>(a.out)[at] =
-            uint16_t(a.out_dtype == DType::f16 ? Pairs<DType::f16>::round(v, v) : Pairs<DType::bf16>::round(v, v));
+        global<uint16_t>(a.out)[at] = uint16_t(a.out_dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
+                                                                         : Pairs<DType::bf16>::round_any_nan(both(v)));
     }
 }
 

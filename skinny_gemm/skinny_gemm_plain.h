@@ -79,7 +79,7 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(SkinnyGe
         const int m = e / kMmaColumns, j = e % kMmaColumns;
         float c = parts[0][m][j];
         for (int w = 1; w < kPlainWarps; ++w) c += parts[w][m][j];
-        if (first_column + j < a.n) finish(a, m, Column(a, first_column + j), a.scale_a[m * a.scale_a_stride], c);
+        if (first_column + j < a.n) finish(a, m, Column(a, first_column + j), scale_of_row(a, m), c);
     }
 }
 

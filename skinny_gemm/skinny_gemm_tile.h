@@ -14,8 +14,7 @@
 // D (both): lane l = 16 g + j holds rows 4 g ... 4 g + 3 of column j.
 #pragma once
 
-#include "../common/hip/half_pairs.h"
-#include "skinny_gemm.h"
+#include "skinny_gemm_finish.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -98,25 +97,6 @@ struct SplitK {
     uint32_t* arrived;   // [tiles of columns], all zero before and after a launch
 };
 
-__device__ inline float load_as_float(const void* p, int64_t i, DType type) {
-    if (type == DType::f32) return global<float>(p)[i];
-    const uint32_t bits = global<uint16_t>(p)[i];
-    return type == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
-}
-
-// out[m, n] from the sum over all of K.
-__device__ inline void finish(const SkinnyGemmArgs& a, int64_t m, int64_t n, float c) {
-    float v = c * global<float>(a.scale_a)[m * a.scale_a_stride] * global<float>(a.scale_b)[n * a.scale_b_stride];
-    if (a.bias) v += load_as_float(a.bias, n * a.bias_stride, a.bias_dtype);
-    const int64_t at = m * a.out_stride + n;
-    if (a.out_dtype == DType::f32) {
-        global<float>(a.out)[at] = v;
-    } else {
-        global<uint16_t>(a.out)[at] = uint16_t(a.out_dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
-                                                                         : Pairs<DType::bf16>::round_any_nan(both(v)));
-    }
-}
-
 // Accesses that other workgroups see, or that see theirs, whatever chiplet they run on: single ones bypass the caches
 // that are not coherent (sc1), so that no cache has to be written back or invalidated as a whole.
 __device__ inline void store_for_all(float* p, float v) {
@@ -147,7 +127,7 @@ __device__ inline void reduce_and_finish(const SkinnyGemmArgs& a, const SplitK& 
         return v;
     };
     if (split.splits == 1) {
-        each([&](int, int m, int64_t n, int column) { finish(a, m, n, of_workgroup(m, column)); });
+        each([&](int, int m, int64_t n, int column) { finish(a, m, Column(a, n), scale_of_row(a, m), of_workgroup(m, column)); });
         return;
     }
 
@@ -171,7 +151,7 @@ __device__ inline void reduce_and_finish(const SkinnyGemmArgs& a, const SplitK& 
     each([&](int e, int m, int64_t n, int) {
         float v = load_of_any(parts + e);
         for (int s = 1; s < split.splits; ++s) v += load_of_any(parts + s * part_size + e);
-        finish(a, m, n, v);
+        finish(a, m, Column(a, n), scale_of_row(a, m), v);
     });
     if (threadIdx.x == 0) __hip_atomic_store(split.arrived + tile, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -22,14 +22,11 @@
 //   as shipped (benchmarks/cuda.py)                   1.01  1.70  2.32   6.83   21.0
 //   each launch alone, nothing overlapping            2.00  2.47  3.56   7.65   21.8
 #include "../common/cuda/device.h"
-#include "../common/cuda/half_pairs.h"
 #include "../common/cuda/overlap.h"
 #include "../common/cuda/quantize.h"
-#include "../common/cuda/vector.h"
 #include "../common/divider.h"
-#include "silu.h"
-#include "swiglu_fp8.h"
 #include "swiglu_fp8_cuda_config.h"
+#include "swiglu_fp8_gpu.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -52,8 +49,8 @@ struct Machine {
 
 // round(round(silu(gate)) * up), widened.
 template <DType in>
-__device__ inline void gated(const uint4& gate, const uint4& up, float2 (&y)[kVector / 2]) {
-    float2 v[kVector / 2];
+__device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVector / 2]) {
+    f32x2 v[kVector / 2];
     uint32_t smallest = word(gate, 0), largest = word(gate, 0);
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
@@ -61,17 +58,17 @@ __device__ inline void gated(const uint4& gate, const uint4& up, float2 (&y)[kVe
         smallest = Pairs<in>::min(smallest, word(gate, i));
         largest = Pairs<in>::max(largest, word(gate, i));
     }
-    const float2 low = Pairs<in>::widen(smallest), high = Pairs<in>::widen(largest);
+    const f32x2 low = Pairs<in>::widen(smallest), high = Pairs<in>::widen(largest);
     if (__builtin_expect(fminf(low.x, low.y) < kSiluLow || fmaxf(high.x, high.y) > kSiluHigh, 0)) {
 #pragma unroll
-        for (float2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
+        for (f32x2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
     } else {
 #pragma unroll
-        for (float2& two : v) two = {silu_usual(two.x, Machine()), silu_usual(two.y, Machine())};
+        for (f32x2& two : v) two = {silu_usual(two.x, Machine()), silu_usual(two.y, Machine())};
     }
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
-        y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i].x, v[i].y), word(up, i)));
+        y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i]), word(up, i)));
     }
 }
 
@@ -106,28 +103,18 @@ __global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_fast(SwigluFp8Args 
     const QuantizationScale scale(a.scale);
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        float2 y[kVector / 2];
+        f32x2 y[kVector / 2];
         gated<in>(gate[v], up[v], y);
         const uint2 q = quantize(y, scale);
         if (results[v]) store(results[v], q);
     }
 }
 
-// Any d, strides and alignment of the element's own, either FP8 format.
 template <DType in>
 __global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_any(SwigluFp8Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const float scale = *a.scale;
-    const int64_t count = a.rows * a.d, step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; n < count; n += step) {
-        const int64_t row = n / a.d, column = n % a.d;
-        const auto* x = static_cast<const uint16_t*>(a.x) + row * a.x_stride + column;
-        const float g = silu_any(Pairs<in>::widen(x[0]).x, Machine());
-        const uint32_t y = Pairs<in>::mul(Pairs<in>::round(g, g), x[a.d]);
-        static_cast<uint8_t*>(a.out)[row * a.out_stride + column] =
-            quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
-    }
+    swiglu_elements<in, kSwigluCudaThreads>(a, *a.scale, Machine());
 }
 
 template <DType in>

@@ -26,9 +26,8 @@
 #include "../common/hip/device.h"
 #include "../common/hip/quantize.h"
 #include "../common/hip/wave.h"
-#include "silu.h"
-#include "swiglu_fp8.h"
 #include "swiglu_fp8_config.h"
+#include "swiglu_fp8_gpu.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -111,19 +110,9 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(SwigluFp8Args a, Div
 
 constexpr int kAnyThreads = 256;
 
-// Any d, strides and alignment of the element's own, either FP8 format.
 template <DType in>
 __global__ __launch_bounds__(kAnyThreads) void swiglu_any(SwigluFp8Args a) {
-    const float scale = load_scalar(a.scale);
-    const int64_t count = a.rows * a.d, step = int64_t(gridDim.x) * kAnyThreads;
-    for (int64_t n = int64_t(blockIdx.x) * kAnyThreads + threadIdx.x; n < count; n += step) {
-        const int64_t row = n / a.d, column = n % a.d;
-        const auto* x = global<uint16_t>(a.x) + row * a.x_stride + column;
-        const float g = silu_any(Pairs<in>::widen(x[0]).x, Machine());
-        const uint32_t y = Pairs<in>::mul(Pairs<in>::round(both(g)), x[a.d]);
-        global<uint8_t>(a.out)[row * a.out_stride + column] =
-            quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
-    }
+    swiglu_elements<in, kAnyThreads>(a, load_scalar(a.scale), Machine());
 }
 
 template <DType in>

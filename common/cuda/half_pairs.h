@@ -14,6 +14,13 @@
 namespace rocm_fp8 {
 namespace {
 
+using f32x2 = float2;
+
+__device__ inline f32x2 both(float v) { return {v, v}; }
+__device__ inline f32x2 operator*(f32x2 a, f32x2 b) { return {a.x * b.x, a.y * b.y}; }
+__device__ inline f32x2 operator*(f32x2 a, float b) { return {a.x * b, a.y * b}; }
+__device__ inline f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return {__fmaf_rn(a.x, b.x, c.x), __fmaf_rn(a.y, b.y, c.y)}; }
+
 // CUDA's pair types are not trivially copyable.
 template <class Pair>
 __device__ inline Pair pair(uint32_t bits) {
@@ -39,14 +46,16 @@ struct Pairs;
 
 template <>
 struct Pairs<DType::f16> : PackedPairs<__half2> {
-    static __device__ float2 widen(uint32_t v) { return __half22float2(pair<__half2>(v)); }
-    static __device__ uint32_t round(float a, float b) { return bits(__floats2half2_rn(a, b)); }
+    static __device__ f32x2 widen(uint32_t v) { return __half22float2(pair<__half2>(v)); }
+    static __device__ uint32_t round(f32x2 v) { return bits(__floats2half2_rn(v.x, v.y)); }
+    static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
 };
 
 template <>
 struct Pairs<DType::bf16> : PackedPairs<__nv_bfloat162> {
-    static __device__ float2 widen(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u)}; }
-    static __device__ uint32_t round(float a, float b) { return bits(__floats2bfloat162_rn(a, b)); }
+    static __device__ f32x2 widen(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u)}; }
+    static __device__ uint32_t round(f32x2 v) { return bits(__floats2bfloat162_rn(v.x, v.y)); }
+    static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
 };
 
 }  // namespace

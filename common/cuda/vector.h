@@ -6,8 +6,17 @@
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kWarp = 32;
+constexpr int kWarp = 32, kLanes = kWarp;
 constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
+
+template <class T>
+__device__ inline const T* global(const void* p) {
+    return static_cast<const T*>(p);
+}
+template <class T>
+__device__ inline T* global(void* p) {
+    return static_cast<T*>(p);
+}
 
 // Bytes beyond p.
 __device__ inline const void* offset(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
@@ -38,6 +47,17 @@ __device__ inline void sum_over_warp(float (&v)[kValues]) {
         for (float& value : v) value += __shfl_xor_sync(kWholeWarp, value, distance);
     }
 }
+
+// The same for one number; kLaneOfSum is a lane that has it on other chips as well.
+constexpr int kLaneOfSum = 0;
+__device__ inline float sum_over_lanes(float v) {
+    float sum[1] = {v};
+    sum_over_warp(sum);
+    return sum[0];
+}
+
+// A value that is the same in all lanes.
+__device__ inline int uniform(int v) { return v; }
 
 }  // namespace
 }  // namespace rocm_fp8

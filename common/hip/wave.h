@@ -49,6 +49,10 @@ __device__ inline float sum_to_last_lane(float v) {
     v += dpp<kLastOfRowToNext, kRows1And3>(v);
     return v + dpp<kLane31ToUpperHalf, kRows2And3>(v);
 }
+// As other chips name it.
+constexpr int kLaneOfSum = kWave - 1;
+__device__ inline float sum_over_lanes(float v) { return sum_to_last_lane(v); }
+
 // Every lane has lane 63's value.
 __device__ inline float of_last_lane(float v) {
     return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
