@@ -50,7 +50,7 @@ struct Rows {
     // The sum over a row from the sums of its groups of 32 vectors, in every lane.
     static __device__ float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWarp;
-        float v[1] = {0};
+        float v[1] = {0};  // not sum_over_lanes of a float: nvcc makes other code of it than what was measured
         for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
         sum_over_warp(v);
         return v[0];

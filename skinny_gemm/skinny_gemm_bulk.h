@@ -34,7 +34,7 @@ struct Bulk {
     static constexpr int kSlotBytes = (kColumns + kRows) * kStep;
     // A ninth warp keeps the ring full; or the eight in turn, where a thread needs more than the 96 registers that two
     // blocks of nine warps leave it: five of the 18 share a quarter of a multiprocessor, so it is as with ten each.
-    static constexpr bool kProducer = kTiles * kRowTiles < 12;
+    static constexpr bool kProducer = kTiles * kRowTiles < 16;
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
 
     struct Slot {

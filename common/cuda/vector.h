@@ -48,7 +48,7 @@ __device__ inline void sum_over_warp(float (&v)[kValues]) {
     }
 }
 
-// The same for one number; kLaneOfSum is a lane that has it on other chips as well.
+// The same for one number. Every lane has it; what is the same on all chips asks kLaneOfSum alone.
 constexpr int kLaneOfSum = 0;
 __device__ inline float sum_over_lanes(float v) {
     float sum[1] = {v};
