@@ -30,6 +30,11 @@
 //   7  warps of all 64 columns and 32 k: fewer rows to widen; no ninth warp
 //      where a thread needs registers; a slot is free once it is read         25.5 -> 24.6  31.3 -> 28.1 (with 5 and 6)
 //   8  weights that may change go to L2 before the wait, with 9 rows or more  (b changing, m = 16, 32: 27.6, 29.7 -> 26.3, 27.9)
+//   9  columns in even pieces, as many as there are places for blocks, not in full tiles: nothing here, where 256 tiles
+//      nearly fill 264 places, but elsewhere (m = 1, 16, 32):
+//        13312 x 16384   51.1  55.7  61.2 -> 50.0  51.3  58.2        5120 x 8192    12.8  13.5  14.3 -> 11.0  12.0  14.7
+//        12288 x 4096    14.4  14.3  14.7 -> 11.8  12.7  14.9        3072 x 4096     5.2   5.7   6.4 ->  4.6   5.0   5.7
+//        10240 x 8192    23.6  25.0  26.2 -> 19.3  20.4  26.9        1024 x 8192     5.8   6.4   7.4 ->  4.6   4.9   5.8
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
@@ -37,7 +42,13 @@
 // 33.6: eight warps alone on a multiprocessor take 0.46 us a slot at m = 32, as long as memory; at 4096 x 4096 no change);
 // 128 columns a block (28672 x 4096, m = 32: 34.0 -> 31.8, but other bits than with fewer rows); the rows' first chunks by
 // loads instead of the copy engine (4096 x 4096: 5.4 -> 5.6, m = 32: 6.1 -> 8.3); the warp that is last out of a slot
-// refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7).
+// refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7). wgmma again, a
+// block of 124 columns a multiprocessor, two groups of four warps with the weights widened in registers, three warps that
+// widen the rows into a second ring: 24.8, 27.5, and 49.1, 54.9 at 13312 x 16384, beside 24.0, 27.5 and 50.0, 57.0 of this
+// kernel: 64 FP8 numbers a cycle are widened on a multiprocessor, whoever multiplies them, and the rows pass shared memory
+// twice more. Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows need more
+// registers), a slot loaded ahead (5.5), three blocks' places a multiprocessor instead of two (5.3 to 5.5; 2304 x 16384:
+// 10.6 -> 10.8).
 //
 // What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
 // and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32
@@ -73,7 +84,7 @@ bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, bool);
+using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, bool);
 
 struct BulkChoice {
     BulkKernel kernel;
@@ -115,9 +126,10 @@ Status launch_plain(const SkinnyGemmArgs& a, const Chip& chip, bool aligned, con
 
 Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCudaConfig& config, const Executor& on) {
     const BulkChoice choice = bulk_kernel(config.shape, a.m);
-    const int columns = kBulkShapes[config.shape].columns;
+    const Pieces pieces(a.n, config.pieces);
     CUtensorMap weights, rows;
-    if (!describe(&weights, a.b, a.n, a.k, a.b_stride, columns) || !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
+    if (!describe(&weights, a.b, a.n, a.k, a.b_stride, pieces.most_columns()) ||
+        !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
         return launch_plain(a, chip, true, on);
     }
     const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
@@ -127,10 +139,9 @@ Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCu
         if (code != cudaSuccess) return {cudaGetErrorString(code)};
         choice.allowed->fetch_or(device, std::memory_order_relaxed);
     }
-    const int64_t blocks = (a.n + columns - 1) / columns * config.splits;
-    // Where the next kernel finds idle multiprocessors it would put two of its blocks there: in the tail only.
-    const bool early = blocks > chip.multiprocessors;
-    return launch(choice.kernel, chip, {blocks, choice.threads, config.splits, choice.shared_bytes}, on, a, weights, rows, early);
+    const Grid grid{int64_t(pieces.count) * config.splits, choice.threads, config.splits, choice.shared_bytes};
+    const bool early = next_starts_early(config, a.m, a.n, a.k, chip.multiprocessors);
+    return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, early);
 }
 
 }  // namespace
@@ -143,10 +154,18 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
     const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
     SkinnyGemmCudaConfig config = pick_cuda_config(args.m, args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
-    const SkinnyGemmCudaConfig own = config;
-    if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, &config.shape, &config.splits); !s.ok()) return s;
-    if (own.shape == kPlain && config.shape != kPlain) {
-        return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
+    if (forced.set) {
+        int pieces = 0;
+        if (forced.shape != kPlain) {
+            const int fewest = fewest_pieces(forced.shape, args.n);
+            pieces = forced.pieces ? forced.pieces : fewest;
+            if (config.shape == kPlain || pieces < fewest || pieces > args.n) {
+                return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
+            }
+        }
+        config = {forced.shape, forced.splits, pieces};
     }
     return config.shape == kPlain ? launch_plain(args, chip, aligned, on) : launch_bulk(args, chip, config, on);
 }

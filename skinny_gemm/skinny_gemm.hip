@@ -125,13 +125,14 @@ Kernel direct_kernel(int64_t m) {
 
 // Where the arguments do not allow what is asked for, an error.
 Status forced_config(const SkinnyGemmArgs& a, bool ring_allowed, SkinnyGemmConfig* config) {
-    SkinnyGemmConfig wanted = *config;
-    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, &wanted.shape, &wanted.splits); !s.ok()) return s;
-    const bool changed = wanted.shape != config->shape || wanted.splits != config->splits;
-    if (changed && wanted.shape != kDirect && (!ring_allowed || kRingShapes[wanted.shape].rows < a.m)) {
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set) return s;
+    const bool changed = forced.shape != config->shape || forced.splits != config->splits;
+    if (changed && forced.shape != kDirect && (!ring_allowed || kRingShapes[forced.shape].rows < a.m)) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     }
-    *config = wanted;
+    config->shape = forced.shape;
+    config->splits = forced.splits;
     return {};
 }
 

@@ -24,14 +24,13 @@ constexpr int kWarpK = 32;                 // of a turn: once all of them
 constexpr int kTurn = kConsumers * kWarpK;
 constexpr int kAhead = 2;                  // slots that go to L2 while the ring's first round is on its way
 
-// kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
+// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
 template <int kColumns_, int kRowTiles_, int kSlots_>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kRowTiles = kRowTiles_, kSlots = kSlots_, kRows = kRowTiles * kMmaRows;
     static constexpr int kTiles = kColumns / kMmaColumns;
     static constexpr int kStep = bulk_step(kColumns);  // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
-    static constexpr int kSlotBytes = (kColumns + kRows) * kStep;
     // A ninth warp keeps the ring full; or the eight in turn, where a thread needs more than the 96 registers that two
     // blocks of nine warps leave it: five of the 18 share a quarter of a multiprocessor, so it is as with ten each.
     static constexpr bool kProducer = kTiles * kRowTiles < 16;
@@ -65,11 +64,11 @@ template <class B>
 struct Feeder {
     typename B::Shared& shared;
     const CUtensorMap *weights, *rows;
-    int first_column, first_step, count;
+    int first_column, columns, first_step, count;
     int tail;  // the step with which the next kernel may start; -1: it was let before
 
     __device__ void copy_weights(int slot, int step) const {
-        arrive_expecting(&shared.full[slot], B::kSlotBytes);
+        arrive_expecting(&shared.full[slot], (columns + B::kRows) * B::kStep);
 #pragma unroll
         for (int b = 0; b < B::kBlocks; ++b) {
             copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, &shared.full[slot]);
@@ -147,10 +146,12 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kTiles][
     }
 }
 
-// early: the next kernel may start at once, not in the tail.
+// A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
+// whatever the ring holds, are made and dropped.) early: the next kernel may start at once, not in the tail.
 template <int kColumns, int kRowTiles, int kSlots>
 __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2) void skinny_gemm_bulk(
-    SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, bool early) {
+    SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
+    bool early) {
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots>;
     using Shared = typename B::Shared;
@@ -159,11 +160,11 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int splits = blocks_in_cluster(), part = rank_in_cluster();
-    const int first_column = blockIdx.x / splits * kColumns;
+    const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
     const int first_step = first_bulk_step(kColumns, a.k, part, splits);
     const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step, quarter = (count + 3) / 4;
     const int tail = early ? -1 : count - (quarter < kSlots ? quarter : kSlots);
-    const Feeder<B> feeder{shared, &weights, &rows, first_column, first_step, count, tail};
+    const Feeder<B> feeder{shared, &weights, &rows, first_column, pieces.most_columns(), first_step, count, tail};
 
     const bool feeds = threadIdx.x == B::kThreads - kWarp;
     if (feeds) {
@@ -211,7 +212,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const int share = (kColumns + splits - 1) / splits;
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
-    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < a.n;
+    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
     // What the results need beside the sums is on its way while those are made.
     const Column result(a, finishes ? n : 0);
     const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;

@@ -29,32 +29,75 @@ ROCM_FP8_HD constexpr int first_bulk_step(int columns, int64_t k, int part, int 
     return int(at < end ? at : end);
 }
 
+// The columns of the result in pieces of one size, or of two that differ by one: a piece a block, or a cluster.
+struct Pieces {
+    int count, columns, larger;  // the first `larger` of them have a column more
+    constexpr Pieces(int64_t n, int count) : count(count), columns(int(n / count)), larger(int(n % count)) {}
+    // Of the largest.
+    ROCM_FP8_HD constexpr int most_columns() const { return columns + (larger > 0); }
+    // That of piece `count` is one beyond the last column.
+    ROCM_FP8_HD constexpr int first_column(int piece) const { return piece * columns + (piece < larger ? piece : larger); }
+};
+
 struct SkinnyGemmCudaConfig {
     int shape;   // index into kBulkShapes, or kPlain
     int splits;  // of K: the blocks of a cluster
+    int pieces;  // of the columns, each of no more than the shape's; 0 for kPlain
 };
+
+// As few pieces as a shape allows.
+constexpr int fewest_pieces(int shape, int64_t n) {
+    const int columns = kBulkShapes[shape].columns;
+    return int((n + columns - 1) / columns);
+}
+
+// `pieces`, where they are clearly more than the fewest, which then leave that many places of blocks empty.
+constexpr int even_pieces(int shape, int64_t n, int64_t pieces) {
+    const int fewest = fewest_pieces(shape, n);
+    return 10 * int64_t(fewest) < 9 * pieces ? int(pieces) : fewest;
+}
 
 // bulk: the chip has the bulk copy engine, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 //
-// A row's bits depend on `splits`, which is no function of m: they do not depend on how many other rows there are.
+// A row's bits depend on `splits`, which is no function of m: they do not depend on how many other rows there are. (Nor
+// on the shape or the pieces: those may be functions of m.)
 //
-// What was seen on an H200 (132 multiprocessors): as many blocks as are resident at once, all of one size, read fastest;
-// narrow tiles until there are more than 3.5 blocks a multiprocessor (and with more than 16 rows, which every block
-// reads, more than 2); K is split until there are 1.7, except where one each is nearly reached without. Clusters of more
-// blocks than free multiprocessors of a part of the chip wait for them.
+// What was seen on an H200 (132 multiprocessors, 50 sizes): multiprocessors that all have the same to do are worth more
+// than full tiles. Two blocks each hide each other's latencies, best with 64 columns; one each leaves room for the next
+// kernel's, which then fetches while this one computes. With 16 warps a multiprocessor up to some 40 columns' sums are
+// fast enough for memory; where there are fewer, eight warps do. Clusters that fill the chip wait for one another.
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
-    constexpr int64_t kShortestSplit = 1024;   // of k: below, adding the parts takes longer
     constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
-    if (!bulk || k < kEnoughForARing) return {kPlain, 1};
-    const int64_t tiles = (n + kBulkShapes[kNarrowTiles].columns - 1) / kBulkShapes[kNarrowTiles].columns;
-    if (2 * tiles > (m <= 16 ? 7 : 4) * int64_t(multiprocessors)) return {kWideTiles, 1};
-    if (10 * tiles >= 9 * int64_t(multiprocessors)) return {kNarrowTiles, 1};
-    int splits = 1;
-    while (splits < kMaxClusterSplits && 10 * tiles * (splits + 1) <= 17 * int64_t(multiprocessors) &&
-           k / (splits + 1) >= kShortestSplit) {
-        ++splits;
+    if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
+    constexpr int kNarrow = kBulkShapes[kNarrowTiles].columns;
+    const int64_t all = multiprocessors, half = all / 2;
+    if (n > 2 * all * kNarrow) {
+        const int64_t rounds = (fewest_pieces(kWideTiles, n) + 2 * all - 1) / (2 * all);
+        return {kWideTiles, 1, even_pieces(kWideTiles, n, 2 * all * rounds)};
     }
-    return {kNarrowTiles, splits};
+    if (n > all * kNarrow) {
+        if (m <= 8) return {kWideTiles, 1, int(all)};
+        return {kNarrowTiles, 1, k >= 5120 ? even_pieces(kNarrowTiles, n, 2 * all) : fewest_pieces(kNarrowTiles, n)};
+    }
+    if (n > half * kNarrow) {
+        // A long k takes eight warps longer than memory, unless the columns fill it.
+        if (k <= 12288 || n > 19 * all) return {kNarrowTiles, 1, int(all)};
+    } else if (n > half * 8 && k >= 2048) {
+        return {kNarrowTiles, 2, int(half)};
+    }
+    constexpr int64_t kShortestSplit = 1024;  // of k: below, adding the parts takes longer
+    const int tiles = fewest_pieces(kNarrowTiles, n);
+    int splits = 1;
+    while (splits < kMaxClusterSplits && 10 * tiles * (splits + 1) <= 17 * all && k / (splits + 1) >= kShortestSplit) ++splits;
+    return {kNarrowTiles, splits, tiles};
+}
+
+// Whether the next kernel may start at once, not in the tail: where that finds idle multiprocessors it puts two of its
+// blocks there. And not where one block each waits for rows and memory, and the next kernel's fetching would be in its way.
+constexpr bool next_starts_early(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors) {
+    const int64_t blocks = int64_t(c.pieces) * c.splits;
+    const bool in_the_way = m > 8 && c.splits == 1 && n * k > multiprocessors * (int64_t(100) << 10);
+    return blocks > multiprocessors || (blocks == multiprocessors && !in_the_way);
 }
 
 }  // namespace rocm_fp8

@@ -68,33 +68,62 @@ def test_swiglu_falls_back(library):
 
 
 SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
-
-
+# On both sides of every limit for an H200.
+COLUMNS = (1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 7603, 8448, 8449, 13312, 15206, 16896, 16897, 128256)
 WIDE, NARROW = 0, 1
 
 
-@pytest.mark.parametrize("n, k", SIZES)
-def test_every_gemm_choice_can_run(library, n, k):
-    for multiprocessors in (H200, 78, 16):
-        for m in (1, 16, 17, 32):
-            shape, splits = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-            assert shape in (WIDE, NARROW) and 1 <= splits <= 8
-            assert splits == 1 or k // splits >= 1024
-            blocks = -(-n // library.cuda_gemm_columns(shape)) * splits
-            assert splits == 1 or blocks <= 1.7 * multiprocessors
+@pytest.mark.parametrize("k", [1024, 2048, 4096, 16384])
+def test_every_gemm_choice_can_run(library, k):
+    for multiprocessors in (H200, 78, 17, 16):
+        for n in COLUMNS:
+            for m in (1, 8, 9, 16, 17, 32):
+                shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+                assert shape in (WIDE, NARROW) and 1 <= splits <= 8 and 1 <= pieces <= n
+                assert splits == 1 or k // splits >= 1024
+                assert splits == 1 or pieces * splits <= 1.7 * multiprocessors
+                assert library.cuda_gemm_most_columns(n, pieces) <= library.cuda_gemm_columns(shape)
 
 
-def test_gemm_choices_are_those_measured(library):
+@pytest.mark.parametrize("n", [1, 70, 4100, 13312, 28673])
+def test_pieces_are_all_columns_once(library, n):
+    for pieces in {1, min(n, 66), min(n, 132), min(n, 264), n}:
+        cuts = [library.cuda_gemm_first_column(n, pieces, piece) for piece in range(pieces + 1)]
+        sizes = {b - a for a, b in zip(cuts, cuts[1:])}
+        assert cuts[0] == 0 and cuts[-1] == n and max(sizes) - min(sizes) <= 1
+        assert max(sizes) == library.cuda_gemm_most_columns(n, pieces)
+
+
+def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
-    for m in (1, 16, 32):
-        chosen = {(n, k): library.cuda_gemm_config(m, n, k, H200, 1) for n, k in SIZES[:5]}
-        assert chosen == {
-            (2304, 16384): (NARROW, 3),
-            (13312, 16384): (NARROW if m <= 16 else WIDE, 1),
-            (16384, 6656): (WIDE, 1),
-            (4096, 4096): (NARROW, 1),
-            (28672, 4096): (WIDE, 1),
-        }
+    expected = {  # n, k: what up to 8 rows take, what more take
+        (1024, 8192): [(NARROW, 2, 66)] * 2,
+        (2304, 16384): [(NARROW, 3, 72)] * 2,
+        (2304, 8192): [(NARROW, 1, 132)] * 2,
+        (4096, 4096): [(NARROW, 1, 132)] * 2,
+        (5120, 8192): [(WIDE, 1, 132), (NARROW, 1, 264)],
+        (6144, 4096): [(WIDE, 1, 132), (NARROW, 1, 192)],
+        (8192, 8192): [(WIDE, 1, 132), (NARROW, 1, 256)],
+        (13312, 16384): [(WIDE, 1, 264)] * 2,
+        (16384, 6656): [(WIDE, 1, 256)] * 2,
+        (28672, 4096): [(WIDE, 1, 528)] * 2,
+        (128256, 4096): [(WIDE, 1, 2004)] * 2,
+    }
+    for (n, k), wanted in expected.items():
+        for m in (1, 8, 9, 16, 17, 32):
+            assert library.cuda_gemm_config(m, n, k, H200, 1)[:3] == wanted[m > 8], (m, n, k)
+
+
+def test_the_next_kernel_starts_early_where_every_multiprocessor_works(library):
+    for (n, k), few, many in (
+        ((512, 8192), 0, 0),  # 16 tiles by 8
+        ((1024, 8192), 1, 1),
+        ((4096, 2048), 1, 1),
+        ((4096, 4096), 1, 0),  # the next kernel's fetching would be in the way of these rows
+        ((13312, 16384), 1, 1),
+    ):
+        for m in (1, 8, 9, 32):
+            assert library.cuda_gemm_config(m, n, k, H200, 1)[3] == (few if m <= 8 else many), (m, n, k)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
@@ -112,15 +141,15 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
 
 def test_more_rows_never_split_k_otherwise(library):
     for multiprocessors in (H200, 78, 16):
-        for n in (1, 70, 2304, 4096, 8448, 8480, 13312, 14784, 14816, 28672, 128256):
+        for n in COLUMNS:
             for k in (1024, 4096, 16384):
                 assert len({library.cuda_gemm_config(m, n, k, multiprocessors, 1)[1] for m in (1, 16, 17, 32)}) == 1
 
 
 def test_unaligned_and_small_go_to_the_plain_kernel(library):
     for n, k in SIZES:
-        assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1)
-    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1)
+        assert library.cuda_gemm_config(8, n, k, H200, 0)[:3] == (PLAIN, 1, 0)
+    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1)[:3] == (PLAIN, 1, 0)
 
 
 def test_the_launcher_names_the_architectures_that_are_built():

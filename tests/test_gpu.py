@@ -130,25 +130,38 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-@pytest.mark.parametrize("shapes", [(-1,), (0, 1)], ids=["plain", "bulk"])
+@pytest.mark.parametrize("forms", [("-1,{}",), ("0,{}", "1,{}", "0,{},5", "1,{},67")], ids=["plain", "bulk"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, shapes, splits):
-    """Each compiled kernel, its last tile cut off, with splits that are longer and shorter than its ring.
+def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, forms, splits):
+    """Each compiled kernel, with full tiles and with pieces of columns, with splits that are longer and shorter than its ring.
 
-    A row's bits do not depend on the number of rows nor on the width of the blocks, which that decides.
+    A row's bits do not depend on the number of rows, nor on the tiles and pieces, which that decides.
     """
     for k in (1040, 4112, 20000):
         whole = problem(kernel, device, generator, 32, 201, k)
         bits = None
-        for shape in shapes:
-            monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", f"{shape},{splits}")
+        for form in forms:
+            monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", form.format(splits))
             for m in (32, 1, 8, 9, 16, 17):
-                inputs, what = whole.rows(slice(0, m)), f"{m}x201x{k}, {shape}"
+                inputs, what = whole.rows(slice(0, m)), f"{m}x201x{k}, {form}"
                 got = gemm.run(kernel, inputs, out_dtype=torch.float32)
                 inputs.assert_right(got, what)
                 bits = got if bits is None else bits
                 assert torch.equal(got, bits[:m]), what
                 assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
+
+
+# A multiprocessor's share of columns by each rule of pick_cuda_config, for 132 of them, odd sizes.
+@pytest.mark.parametrize("n, k", [(527, 2064), (1001, 2064), (2305, 1040), (4227, 5136), (7601, 5136), (8449, 1040), (16901, 1040)])
+def test_own_choices_of_the_gemm(kernel, device, generator, cuda, n, k):
+    """Every column comes from a piece, and a row's bits do not depend on the number of rows."""
+    whole = problem(kernel, device, generator, 32, n, k)
+    bits = gemm.run(kernel, whole, out_dtype=torch.float32)
+    for m in (32, 17, 9, 8, 1):
+        inputs = whole.rows(slice(0, m))
+        got = gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)
+        inputs.assert_right(got, f"{m}x{n}x{k}")
+        assert torch.equal(got, bits[:m]), (m, n, k)
 
 
 def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, cuda):
@@ -161,6 +174,11 @@ def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, c
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
     inputs = problem(kernel, device, generator, 2, 16, 1001)
     for text, why in (("0,1", "cannot take"), ("2,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
+        monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
+        with pytest.raises(RuntimeError, match=why):
+            gemm.run(kernel, inputs)
+    inputs = problem(kernel, device, generator, 2, 100, 1024)
+    for text, why in (("0,1,1", "too few"), ("1,1,3", "too few"), ("0,1,101", "too many"), ("0,1,-1", "SHAPE,SPLITS")):
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)

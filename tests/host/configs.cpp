@@ -56,11 +56,15 @@ void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligne
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
 
-void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[2]) {
+void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[4]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
-    out[0] = c.shape;
-    out[1] = c.splits;
+    const int64_t values[] = {c.shape, c.splits, c.pieces, next_starts_early(c, m, n, k, multiprocessors)};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
+
+int64_t cuda_gemm_most_columns(int64_t n, int pieces) { return Pieces(n, pieces).most_columns(); }
+
+int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) { return Pieces(n, pieces).first_column(piece); }
 
 int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
 
