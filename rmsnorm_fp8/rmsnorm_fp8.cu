@@ -24,9 +24,12 @@
 //   1  a block a row, 8 or 16 bytes x 4 a thread      2.81  2.84  2.96  5.47   18.17  62.8
 //   2  few rows: a cluster of eight blocks a row      1.75  2.26  4.44
 //   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
+//   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
+//   rows of up to 8192: two vectors a thread, not four, with 4: 1024 x 5120 12.6 -> 10.2, 8192 x 4096 61.9 -> 57.3
 //   as shipped (benchmarks/cuda.py)                   1.76  2.29  2.98  5.43   16.92  59.4
 //   each row's launch alone, nothing overlapping      3.11  3.25  4.27  6.60   19.04  61.2
-// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more.
+// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
+// stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
 #include "../common/cuda/cluster.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"
@@ -78,10 +81,10 @@ struct WeightVector {
     }
 };
 
-// kHeld vectors a thread.
+// kHeld vectors a thread. fetched_rows: see rows_to_fetch.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld>
 __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBlock : kRmsNormCudaMaxThreads) void rms_norm_fast(
-    RmsNormFp8Args a) {
+    RmsNormFp8Args a, int64_t fetched_rows) {
     constexpr bool by_warp = owner == CudaRowOwner::warp, by_cluster = owner == CudaRowOwner::cluster;
     const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
@@ -95,7 +98,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     const int vectors = int(a.d / kVector);
     const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
     if constexpr (!by_warp) {
-        if (t < kHeld) {
+        if (t < kHeld && row < fetched_rows) {
             const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
             if (first < end) {
                 const uint32_t bytes = (end - first) * 16;
@@ -206,14 +209,14 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a, int64_t) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
 // Every instantiation, chosen by types and the configuration.
-using Kernel = void (*)(RmsNormFp8Args);
+using Kernel = void (*)(RmsNormFp8Args, int64_t);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const RmsNormCudaConfig& c) {
@@ -254,7 +257,9 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
         return kernel_by_config<in, weight, to_fp8, with_residual>(config);
     });
-    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args);
+    const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
+    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args,
+                  rows_to_fetch(args.rows, row_bytes, chip.multiprocessors));
 }
 
 }  // namespace rocm_fp8

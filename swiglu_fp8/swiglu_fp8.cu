@@ -19,6 +19,7 @@
 //   2  fetch into L2 before the wait                  0.86  1.88  2.23   6.5    22.3
 //   3  few vectors: blocks of one warp                      1.49
 //   4  range check on pairs; no fetch where blocks come in rounds               21.0
+//   5  only the first blocks fetch; 256 threads for some sizes           6.34   20.9   (256 rows: 3.78 -> 3.47)
 //   as shipped (benchmarks/cuda.py)                   1.01  1.70  2.32   6.83   21.0
 //   each launch alone, nothing overlapping            2.00  2.47  3.56   7.65   21.8
 #include "../common/cuda/device.h"
@@ -74,9 +75,10 @@ __device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVec
 
 constexpr int kThreadsALine = 8;  // 128 bytes
 
-// kHeld vectors a thread; `row_of` divides by the vectors of a row.
+// kHeld vectors a thread; `row_of` divides by the vectors of a row; the first `fetching` blocks fetch.
 template <DType in, int kHeld>
-__global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_fast(SwigluFp8Args a, Divider row_of, uint32_t count) {
+__global__ __launch_bounds__(kSwigluCudaMostThreads) void swiglu_fast(SwigluFp8Args a, Divider row_of, uint32_t count,
+                                                                     uint32_t fetching) {
     const uint32_t threads = blockDim.x, t = threadIdx.x;
     let_next_kernel_start();
     const void* gates[kHeld];
@@ -88,8 +90,7 @@ __global__ __launch_bounds__(kSwigluCudaThreads) void swiglu_fast(SwigluFp8Args 
         const uint32_t row = divide(n, row_of), column = n - row * row_of.divisor;
         gates[v] = offset(a.x, row * a.x_stride * 2 + column * 16);
         results[v] = index < count ? offset(a.out, row * a.out_stride + column * 8) : nullptr;
-        // Where there are rounds of blocks, most of them start when there is nothing to wait for.
-        if (kHeld == 1 && t % kThreadsALine == 0) {
+        if (blockIdx.x < fetching && t % kThreadsALine == 0) {
             fetch_line_to_l2(gates[v]);
             fetch_line_to_l2(offset(gates[v], a.d * 2));
         }
@@ -125,7 +126,7 @@ Status launch_as(const SwigluFp8Args& a, const Chip& chip, const SwigluCudaConfi
     }
     const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
     return launch(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.blocks, c.threads}, on, a,
-                  divider_by(a_row), count);
+                  divider_by(a_row), count, uint32_t(c.fetching));
 }
 
 // Whether the fast kernel can take it: see pick_swiglu_cuda_config.

@@ -50,7 +50,7 @@ def main() -> int:
             assert torch.equal(updated, residual)
             wide = weight.float()
             same(kernel.rms_norm(x, wide), kernel.reference.rms_norm(x, wide), f"rms_norm {rows}x{d}")
-    for rows, d in ((1, 8192), (40, 8192), (70, 1000), (3, 1001), (1200, 8192)):
+    for rows, d in ((1, 8192), (40, 8192), (70, 1000), (3, 1001), (300, 8192), (1200, 8192)):
         x = normal(rows, 2 * d)
         same(kernel.swiglu_fp8(x, scale), kernel.reference.swiglu_fp8(x, scale), f"swiglu_fp8 {rows}x{d}")
     for config in ("", "-1,1", "0,1", "0,3", "1,1", "1,8", "0,2,9", "1,1,30"):

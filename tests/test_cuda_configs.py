@@ -43,7 +43,14 @@ def test_rms_norm_spreads_few_rows_and_stacks_many(library):
     assert library.cuda_rms_norm_config(16, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
     assert library.cuda_rms_norm_config(17, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
     assert library.cuda_rms_norm_config(2048, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
+    assert library.cuda_rms_norm_config(2048, 8192, H200, 1, 1) == (BLOCK, 2, 512, 1, 1)
     assert library.cuda_rms_norm_config(1, 16384, L40S, 0, 1) == (BLOCK, 2, 1024, 1, 1)
+
+
+def test_rms_norm_fetches_all_of_few_rows_and_the_first_of_many(library):
+    expected = {(1, 65536): 1, (132, 65536): 132, (133, 65536): 132, (300, 20480): 300, (1024, 20480): 132, (2048, 8192): 528}
+    for (rows, row_bytes), fetched in expected.items():
+        assert library.cuda_rows_to_fetch(rows, row_bytes, H200) == fetched
 
 
 def test_rms_norm_falls_back(library):
@@ -55,14 +62,15 @@ def test_rms_norm_falls_back(library):
 @pytest.mark.parametrize("d", WIDTHS)
 def test_swiglu_covers_every_vector_once(library, d):
     for rows in (1, 3, 32, 128, 512, 2048, 10**5):
-        fast, vectors, threads, blocks = library.cuda_swiglu_config(rows, d, H200, 1)
+        fast, vectors, threads, blocks, fetching = library.cuda_swiglu_config(rows, d, H200, 1)
         needed = rows * d // 8
-        assert fast and vectors in (1, 2) and threads in (32, 128)
+        assert fast and vectors in (1, 2) and threads in (32, 128, 256)
         assert blocks * threads * vectors >= needed > (blocks - 1) * threads * vectors
+        assert fetching * threads * vectors == 1024 * H200
 
 
 def test_swiglu_falls_back(library):
-    assert library.cuda_swiglu_config(3, 33, H200, 0) == (0, 1, 128, 1)
+    assert library.cuda_swiglu_config(3, 33, H200, 0) == (0, 1, 128, 1, 0)
     # 2^31 vectors: indices are 32 bits.
     assert library.cuda_swiglu_config(2**20, 2**14, H200, 1)[0] == 0
 

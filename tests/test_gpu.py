@@ -32,6 +32,19 @@ def test_the_same_bits_again_and_again(kernel, device, generator, m, n, k):
         assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)
 
 
+@pytest.mark.parametrize("rows, d", [(300, 16384), (700, 5120), (2100, 2048), (900, 8192)])
+def test_many_rows_come_in_rounds(kernel, device, generator, rows, d):
+    """More rows than the chip has room for: each is what it is among few, with launches behind one another."""
+    x, residual = (normal((rows, d), torch.float16, generator).to(device) for _ in range(2))
+    weight, scale = weights((d,), torch.float16, generator).to(device), torch.tensor(0.02, device=device)
+    updated, few = residual.clone(), residual.clone()
+    q = kernel.add_rms_norm_fp8(x, updated, weight, scale)
+    gated = kernel.swiglu_fp8(updated, scale)
+    wanted = [kernel.add_rms_norm_fp8(x[i : i + 50], few[i : i + 50], weight, scale) for i in range(0, rows, 50)]
+    assert same_bytes(q, torch.cat(wanted)) and same_bytes(updated, few)
+    assert same_bytes(gated, torch.cat([kernel.swiglu_fp8(part, scale) for part in few.split(3)]))
+
+
 def test_graphs_replay_with_new_inputs(kernel, device, generator):
     rows, d = 5, 4096
     x, residual = (normal((rows, d), torch.bfloat16, generator).to(device) for _ in range(2))

@@ -50,10 +50,14 @@ void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clus
     for (int i = 0; i < 5; ++i) out[i] = values[i];
 }
 
-void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligned, int64_t out[4]) {
+void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligned, int64_t out[5]) {
     const SwigluCudaConfig c = pick_swiglu_cuda_config(rows, d, multiprocessors, aligned);
-    const int64_t values[] = {c.fast, c.vectors, c.threads, c.blocks};
-    for (int i = 0; i < 4; ++i) out[i] = values[i];
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.blocks, c.fetching};
+    for (int i = 0; i < 5; ++i) out[i] = values[i];
+}
+
+int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors) {
+    return rows_to_fetch(rows, row_bytes, multiprocessors);
 }
 
 void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[4]) {
