@@ -70,7 +70,7 @@ bench-cuda: $(READY)
 
 # compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
 # watches those as well.
-OURS := --kernel-regex kernel_substring=rocm_fp8
+OURS := --kernel-name kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
 	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \
 		echo $$options; \

@@ -25,6 +25,7 @@
 //   2  few rows: a cluster of eight blocks a row      1.75  2.26  4.44
 //   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
 //   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
+//   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
 //   rows of up to 8192: two vectors a thread, not four, with 4: 1024 x 5120 12.6 -> 10.2, 8192 x 4096 61.9 -> 57.3
 //   as shipped (benchmarks/cuda.py)                   1.76  2.29  2.98  5.43   16.92  59.4
 //   each row's launch alone, nothing overlapping      3.11  3.25  4.27  6.60   19.04  61.2
@@ -105,7 +106,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
                 fetch_to_l2(offset(x, first * 16), bytes);
                 if (with_residual) fetch_to_l2(offset(residual, first * 16), bytes);
                 constexpr int kLoads = WeightVector<weight_type>::kLoads;
-                fetch_to_l2(offset(a.weight, first * 16 * kLoads), bytes * kLoads);
+                if (row == 0) fetch_to_l2(offset(a.weight, first * 16 * kLoads), bytes * kLoads);
             }
         }
     }

@@ -50,7 +50,7 @@ constexpr RmsNormCudaConfig pick_rms_norm_cuda_config(int64_t rows, int64_t d, i
     }
     // As many threads a row as there may be; of long rows, where multiprocessors have more than one, fewer, with more loads each.
     for (int held : {2, 4}) {
-        if (held < kMaxHeld && 2 * rows > 3 * multiprocessors && d > 8192) continue;
+        if (held < kMaxHeld && rows > multiprocessors && d > 8192) continue;
         if (threads(held, 1) <= kRmsNormCudaMaxThreads) return {CudaRowOwner::block, held, threads(held, 1), 1, 1};
     }
     // Too long for a block.

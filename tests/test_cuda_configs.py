@@ -43,6 +43,8 @@ def test_rms_norm_spreads_few_rows_and_stacks_many(library):
     assert library.cuda_rms_norm_config(16, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
     assert library.cuda_rms_norm_config(17, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
     assert library.cuda_rms_norm_config(2048, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
+    assert library.cuda_rms_norm_config(132, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
+    assert library.cuda_rms_norm_config(133, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
     assert library.cuda_rms_norm_config(2048, 8192, H200, 1, 1) == (BLOCK, 2, 512, 1, 1)
     assert library.cuda_rms_norm_config(1, 16384, L40S, 0, 1) == (BLOCK, 2, 1024, 1, 1)
 
