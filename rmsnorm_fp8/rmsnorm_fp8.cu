@@ -9,7 +9,7 @@
 //     cluster    the same with T the threads of 2, 4 or 8 blocks, whose sums meet in shared memory across the blocks
 //     warp       the same with T = 32, eight rows a block, no shared memory
 //
-//   1 fetch      the row and its weights into L2, while the kernel before this one ends
+//   1 fetch      the first rows and the weights into L2, while the kernel before this one ends
 //   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
 //   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
 //   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
@@ -27,8 +27,8 @@
 //   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
 //   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
 //   rows of up to 8192: two vectors a thread, not four, with 4: 1024 x 5120 12.6 -> 10.2, 8192 x 4096 61.9 -> 57.3
-//   as shipped (benchmarks/cuda.py)                   1.76  2.29  2.98  5.43   16.92  59.4
-//   each row's launch alone, nothing overlapping      3.11  3.25  4.27  6.60   19.04  61.2
+//   as shipped (benchmarks/cuda.py; 4.40 TB/s)        1.75  2.31  2.94  5.45   15.45  57.4
+//   each row's launch alone, nothing overlapping      3.09  3.21  4.28  6.59   18.19  60.0
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
 // stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
 #include "../common/cuda/cluster.h"

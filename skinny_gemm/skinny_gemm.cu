@@ -5,19 +5,19 @@
 //   skinny_gemm_bulk.h          Hopper and later: the copy engine fills a ring in shared memory
 //   skinny_gemm_plain.h         the simple kernel: other chips, odd strides, small k
 //   skinny_gemm_mma.h           matrix instructions and layouts;  skinny_gemm_finish.h: scales, bias, the result
-//   skinny_gemm_cuda_config.h   which of them, with how many splits of K
+//   skinny_gemm_cuda_config.h   which of them, with how many pieces of the columns and splits of K
 //
 // A decoding step is kernel after kernel, and each has to fill the memory's queues again: a launch, a ring's set-up and
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; benchmarks/cuda.py, version 7):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.40 TB/s; benchmarks/cuda.py, version 9):
 //   n x k           floor   b constant              b may change            torch._scaled_mm
-//   2304 x 16384     8.4    10.9  11.3  11.9  13.3  12.1  12.2  12.6  14.1  15.0  15.1  15.3  15.5
-//   4096 x 4096      3.8     5.8   5.5   5.8   6.3   5.7   5.7   5.9   6.7   7.2   7.1   7.2   7.2
-//   13312 x 16384   48.8    51.2  50.6  52.3  59.9  53.5  52.9  54.4  62.3  56.3  53.0  54.0  54.6
-//   16384 x 6656    24.4    24.2  24.3  25.1  27.7  26.3  26.6  27.5  29.4  27.4  27.5  27.8  28.3
-//   28672 x 4096    26.3    27.6  28.1  29.7  34.1  30.5  30.1  31.4  34.1  29.5  29.4  29.9  30.5
+//   2304 x 16384    8.6    10.9  11.3  11.9  13.4  12.2  12.3  12.5  13.7  15.0  15.1  15.2  15.4
+//   4096 x 4096     3.8     5.6   5.7   5.9   6.4   5.7   5.7   5.9   6.7   7.2   7.2   7.2   7.3
+//   13312 x 16384  49.6    49.8  50.3  51.6  61.5  51.9  52.4  53.5  60.8  57.9  54.0  55.3  56.9
+//   16384 x 6656   24.8    24.5  24.8  25.5  29.2  26.8  27.2  27.7  30.0  28.0  28.2  28.5  29.6
+//   28672 x 4096   26.7    27.4  27.8  30.4  36.3  29.5  30.3  33.0  36.7  30.0  30.2  30.6  31.8
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -45,8 +45,8 @@
 // refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7). wgmma again, a
 // block of 124 columns a multiprocessor, two groups of four warps with the weights widened in registers, three warps that
 // widen the rows into a second ring: 24.8, 27.5, and 49.1, 54.9 at 13312 x 16384, beside 24.0, 27.5 and 50.0, 57.0 of this
-// kernel: 64 FP8 numbers a cycle are widened on a multiprocessor, whoever multiplies them, and the rows pass shared memory
-// twice more. Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows need more
+// kernel (widening, some 64 numbers a cycle and multiprocessor, is the same whoever multiplies, and the rows pass shared
+// memory twice more). Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows need more
 // registers), a slot loaded ahead (5.5), three blocks' places a multiprocessor instead of two (5.3 to 5.5; 2304 x 16384:
 // 10.6 -> 10.8).
 //

@@ -5,7 +5,7 @@
 //     all vectors of 8 elements, row after row:  | 0 | 1 | ... |      thread t of block b takes vector
 //     one a thread:  b * T + t;  two:  b * 2T + t and b * 2T + T + t  (row, column) by a multiplication, not a division
 //
-//   1 fetch      few vectors: into L2, while the kernel before this one ends
+//   1 fetch      the first blocks' vectors into L2, while the kernel before this one ends
 //   2 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
 //   3 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected. At most 2.03 ulp on every 16-bit gate
 //   4 quantise   packed product, division by the scale in two multiplications, two numbers a conversion
@@ -20,8 +20,8 @@
 //   3  few vectors: blocks of one warp                      1.49
 //   4  range check on pairs; no fetch where blocks come in rounds               21.0
 //   5  only the first blocks fetch; 256 threads for some sizes           6.34   20.9   (256 rows: 3.78 -> 3.47)
-//   as shipped (benchmarks/cuda.py)                   1.01  1.70  2.32   6.83   21.0
-//   each launch alone, nothing overlapping            2.00  2.47  3.56   7.65   21.8
+//   as shipped (benchmarks/cuda.py; 4.40 TB/s)        0.99  1.69  2.31   6.20   20.3
+//   each launch alone, nothing overlapping            1.97  2.45  3.50   7.33   22.0
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"
 #include "../common/cuda/quantize.h"
