@@ -34,9 +34,10 @@ def variable(name: str, value: str | None) -> Iterator[None]:
             os.environ[name] = before
 
 
-def gemm_config(config: tuple[int, int] | None) -> contextlib.AbstractContextManager[None]:
-    """skinny_gemm launches (and recordings) take this (shape, splits); None: its own choice."""
-    return variable(GEMM_VARIABLE, config and f"{config[0]},{config[1]}")
+def gemm_config(config: tuple[int, ...] | None) -> contextlib.AbstractContextManager[None]:
+    """skinny_gemm launches (and recordings) take this (shape, splits), on CUDA (shape, splits, pieces); None, or nothing
+    in it: its own choice."""
+    return variable(GEMM_VARIABLE, ",".join(map(str, config)) if config else None)
 
 
 def without_overlap() -> contextlib.AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  #
 from benchmarks.shapes import MODELS  # noqa: E402
 from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError  # noqa: E402
 
-Config = tuple[int, int]
+Config = tuple[int, ...]
 
 
 def size(text: str) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def size(text: str) -> tuple[int, int]:
 
 
 def shown(config: Config) -> str:
-    return f"{config[0]},{config[1]}"
+    return ",".join(map(str, config))
 
 
 def sweep(case: GemmCase, configs: list[Config], effort: gpu_timing.Effort) -> dict[Config, gpu_timing.Times]:

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""skinny_gemm's own choice on this NVIDIA GPU beside other ways to cut the columns and K, as markdown.
+
+    python benchmarks/cuda_pieces.py                                # sizes of current models' layers
+    python benchmarks/cuda_pieces.py --size 5120x8192 --rows 1 --rows 16
+
+What pick_cuda_config (skinny_gemm/skinny_gemm_cuda_config.h) says was found so, on an H200: another GPU may want other
+rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is verified before it is timed, and all of a
+table row are timed in turn. Weights are constant, as in decoding.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch  # noqa: E402
+
+from benchmarks import gpu_timing  # noqa: E402
+from benchmarks.gpu_cases import GemmCase  # noqa: E402
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
+from benchmarks.tune_skinny_gemm import Config, shown, size, sweep  # noqa: E402
+
+CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "skinny_gemm_cuda_config.h"
+OWN: Config = ()
+ROWS = (1, 8, 16, 32)
+SIZES = (
+    *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),
+    *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192), (8192, 8192)),
+    *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
+)
+LEAST_K_OF_A_SPLIT = 512
+LEAST_FILL = 0.2  # of a tile
+
+
+def columns_of_shapes(text: str) -> list[int]:
+    """Of skinny_gemm_cuda_config.h."""
+    (table,) = re.findall(r"kBulkShapes\[\] = \{(.*)\};", text)
+    return [int(columns) for columns in re.findall(r"\{(\d+),", table)]
+
+
+def ways(shapes: list[int], n: int, k: int, multiprocessors: int) -> list[Config]:
+    """Full tiles, and a block, two or four a multiprocessor, of each shape and each number of splits that could pay."""
+    found = []
+    for shape, columns in enumerate(shapes):
+        fewest = -(-n // columns)
+        for splits in (1, 2, 3, 4, 8):
+            if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
+                continue
+            for pieces in sorted({fewest, *(blocks * multiprocessors // splits for blocks in (1, 2, 4))}):
+                fills = fewest <= pieces <= n and n / pieces >= LEAST_FILL * columns
+                if (fills or pieces == fewest) and (splits == 1 or pieces * splits <= 4 * multiprocessors):
+                    found.append((shape, splits, pieces))
+    return found
+
+
+def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
+    """The table, a row as it comes; whether every way was right."""
+    shapes = columns_of_shapes(CONFIG.read_text())
+    effort = gpu_timing.QUICK if args.quick else gpu_timing.Effort()
+    generator = random_numbers(gpu.device, args.seed)
+    facts = gpu.environment
+    print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}\n")
+    print("| rows | N x K | own choice, us | ± | best | us | gain |\n|" + " --- |" * 7)
+    all_right = True
+    for n, k in args.size or SIZES:
+        for rows in args.rows or ROWS:
+            tried = [OWN, *ways(shapes, n, k, multiprocessors)]
+            times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), tried, effort)
+            all_right &= len(times) == len(tried)
+            if OWN not in times:
+                continue
+            own, best = times[OWN], min(times, key=lambda way: times[way].median_us)
+            gain = own.median_us / times[best].median_us - 1
+            cells = [rows, f"{n} x {k}", f"{own.median_us:.2f}", f"{own.spread_us:.2f}"]
+            cells += [shown(best) or "own", f"{times[best].median_us:.2f}", f"{gain:.1%}"]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    return all_right
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
+    parser.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
+    args = parser.parse_args(argv)
+    try:
+        gpu = find_gpu()
+        if gpu.backend != "cuda":
+            raise Missing(f"no CUDA variant: this is {gpu.backend} on {gpu.arch}")
+        multiprocessors = torch.cuda.get_device_properties(gpu.device).multi_processor_count
+        return 0 if compare(gpu, multiprocessors, args) else 1
+    except Missing as error:
+        print(f"cuda_pieces.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

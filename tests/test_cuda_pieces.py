@@ -1,0 +1,75 @@
+"""benchmarks/cuda_pieces.py without a GPU: what it tries, prints and says, on the CPU's operators and a fake clock."""
+
+import os
+import types
+
+import pytest
+from test_rocm_benchmarks import tables
+
+from benchmarks import cuda_pieces, gpu_cases
+from benchmarks.tune_skinny_gemm import Config
+
+pytest_plugins = ["fake_gpu"]
+SHAPES = [64, 32]
+MULTIPROCESSORS = 4
+
+
+def test_the_table_of_shapes_is_read():
+    assert cuda_pieces.columns_of_shapes(cuda_pieces.CONFIG.read_text()) == SHAPES
+
+
+@pytest.mark.parametrize("n, k", [(1, 1024), (100, 1024), (4096, 4096), (13312, 16384)])
+def test_ways_are_what_the_launcher_takes(n, k):
+    found = cuda_pieces.ways(SHAPES, n, k, 132)
+    assert len(set(found)) == len(found) > 1
+    for shape, splits, pieces in found:
+        assert 1 <= splits <= 8 and -(-n // SHAPES[shape]) <= pieces <= n
+    # Full tiles; two blocks a multiprocessor; two with split K.
+    assert (1, 1, -(-n // 32)) in found
+    assert ((0, 1, 264) in found) == (n >= 4096) and ((1, 2, 132) in found) == (n == 4096)
+
+
+@pytest.fixture
+def compare(cpu, flow, monkeypatch):
+    monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "cuda"))
+    monkeypatch.setattr(cuda_pieces, "find_gpu", lambda: cpu)
+    properties = types.SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    monkeypatch.setattr(cuda_pieces.torch.cuda, "get_device_properties", lambda device: properties)
+    return lambda *options: cuda_pieces.main(["--quick", "--size", "100x1024", *options])
+
+
+def way(config: str | None) -> Config:
+    return tuple(map(int, config.split(","))) if config else cuda_pieces.OWN
+
+
+def test_the_fastest_way_stands_beside_the_own_choice(compare, flow, capsys):
+    flow.us = lambda kind, config, launch: {cuda_pieces.OWN: 6.0, (1, 1, 8): 5.0}.get(way(config), 10.0)
+    assert compare("--rows", "8", "--rows", "32") == 0
+    _, _, *rows = tables(capsys.readouterr().out)
+    assert rows == [[m, "100 x 1024", "6.00", "0.00", "1,1,8", "5.00", "20.0%"] for m in ("8", "32")]
+
+
+def test_nothing_faster(compare, flow, capsys):
+    flow.us = lambda kind, config, launch: 10.0 if config else 4.0
+    assert compare("--rows", "1") == 0
+    _, _, row = tables(capsys.readouterr().out)
+    assert row[-3:] == ["own", "4.00", "0.0%"]
+
+
+def test_a_wrong_way_is_named(compare, cpu, capsys):
+    original = cpu.kernel.skinny_gemm
+
+    def wrong_somewhere(*args, **kwargs):
+        out = original(*args, **kwargs)
+        return out.mul_(1.02) if os.environ.get(gpu_cases.GEMM_VARIABLE) == "0,2,4" else out
+
+    cpu.kernel.skinny_gemm = wrong_somewhere
+    assert compare("--rows", "1") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "0,2,4" in error and "M=1 100x1024" in error
+
+
+def test_another_backend_is_refused(compare, cpu, capsys):
+    cpu.kernel.ops.backend = lambda: "rocm"
+    assert compare() == 1
+    assert capsys.readouterr().err == "cuda_pieces.py: no CUDA variant: this is rocm on gfx942\n"
