@@ -26,7 +26,7 @@
 //   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
 //   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
 //   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
-//   rows of up to 8192: two vectors a thread, not four, with 4: 1024 x 5120 12.6 -> 10.2, 8192 x 4096 61.9 -> 57.3
+//      and of rows of up to 8192 two vectors a thread, however many: 1024 x 5120 12.6 -> 10.4, 8192 x 4096 61.9 -> 57.3
 //   as shipped (benchmarks/cuda.py; 4.40 TB/s)        1.75  2.31  2.94  5.45   15.45  57.4
 //   each row's launch alone, nothing overlapping      3.09  3.21  4.28  6.59   18.19  60.0
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that

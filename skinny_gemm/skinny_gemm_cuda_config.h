@@ -62,10 +62,17 @@ constexpr int even_pieces(int shape, int64_t n, int64_t pieces) {
 // A row's bits depend on `splits`, which is no function of m: they do not depend on how many other rows there are. (Nor
 // on the shape or the pieces: those may be functions of m.)
 //
-// What was seen on an H200 (132 multiprocessors, 50 sizes): multiprocessors that all have the same to do are worth more
-// than full tiles. Two blocks each hide each other's latencies, best with 64 columns; one each leaves room for the next
-// kernel's, which then fetches while this one computes. With 16 warps a multiprocessor up to some 40 columns' sums are
-// fast enough for memory; where there are fewer, eight warps do. Clusters that fill the chip wait for one another.
+// What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
+// the same to do is worth more than full tiles. By the columns that each has:
+//
+//     64 and more   two wide blocks at a time, which hide each other's latencies
+//     32 to 64      with few rows a wide block: it leaves room for the next kernel's, which fetches while this one
+//                   computes; with more rows, for which eight warps are too slow, two narrow ones (full tiles were no
+//                   slower where k is below 5120)
+//     16 to 32      a narrow block, which does as well, but where a long k makes its eight warps slower than memory
+//     4 to 16       a narrow block, K split in two
+//     the rest      narrow tiles, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
+//                   there are free multiprocessors in a part of the chip wait for them.)
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
     constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
@@ -80,7 +87,6 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
         return {kNarrowTiles, 1, k >= 5120 ? even_pieces(kNarrowTiles, n, 2 * all) : fewest_pieces(kNarrowTiles, n)};
     }
     if (n > half * kNarrow) {
-        // A long k takes eight warps longer than memory, unless the columns fill it.
         if (k <= 12288 || n > 19 * all) return {kNarrowTiles, 1, int(all)};
     } else if (n > half * 8 && k >= 2048) {
         return {kNarrowTiles, 2, int(half)};
