@@ -9,7 +9,6 @@ rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is 
 table row are timed in turn. Weights are constant, as in decoding.
 """
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -18,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
-from benchmarks import gpu_timing  # noqa: E402
 from benchmarks.gpu_cases import GemmCase  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.tune_skinny_gemm import Config, shown, size, sweep  # noqa: E402
+from benchmarks.gpu_report import cell, note, table_header, table_row  # noqa: E402
+from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser  # noqa: E402
+from benchmarks.tuned_header import ROOT  # noqa: E402
 
-CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "skinny_gemm_cuda_config.h"
+CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_cuda_config.h"
 OWN: Config = ()
 ROWS = (1, 8, 16, 32)
 SIZES = (
@@ -59,33 +59,28 @@ def ways(shapes: list[int], n: int, k: int, multiprocessors: int) -> list[Config
 def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
     """The table, a row as it comes; whether every way was right."""
     shapes = columns_of_shapes(CONFIG.read_text())
-    effort = gpu_timing.QUICK if args.quick else gpu_timing.Effort()
     generator = random_numbers(gpu.device, args.seed)
     facts = gpu.environment
     print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}\n")
-    print("| rows | N x K | own choice, us | ± | best | us | gain |\n|" + " --- |" * 7)
+    print(table_header(["rows", "N x K", "own choice, us", "±", "best", "us", "gain"]))
     all_right = True
     for n, k in args.size or SIZES:
         for rows in args.rows or ROWS:
             tried = [OWN, *ways(shapes, n, k, multiprocessors)]
-            times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), tried, effort)
+            times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), tried, args.effort)
             all_right &= len(times) == len(tried)
             if OWN not in times:
                 continue
             own, best = times[OWN], min(times, key=lambda way: times[way].median_us)
             gain = own.median_us / times[best].median_us - 1
-            cells = [rows, f"{n} x {k}", f"{own.median_us:.2f}", f"{own.spread_us:.2f}"]
-            cells += [shown(best) or "own", f"{times[best].median_us:.2f}", f"{gain:.1%}"]
-            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            cells = [str(rows), f"{n} x {k}", cell(own.median_us), cell(own.spread_us)]
+            print(table_row([*cells, shown(best) or "own", cell(times[best].median_us), f"{gain:.1%}"]), flush=True)
     return all_right
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    parser = sweep_parser(__doc__)
     parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
-    parser.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     args = parser.parse_args(argv)
     try:
         gpu = find_gpu()
@@ -94,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         multiprocessors = torch.cuda.get_device_properties(gpu.device).multi_processor_count
         return 0 if compare(gpu, multiprocessors, args) else 1
     except Missing as error:
-        print(f"cuda_pieces.py: {error}", file=sys.stderr)
+        note(f"cuda_pieces.py: {error}")
         return 1
 
 

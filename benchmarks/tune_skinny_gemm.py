@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_timing, tuned_header  # noqa: E402
+from benchmarks import gpu_report, gpu_timing, tuned_header  # noqa: E402
 from benchmarks.gpu_cases import GemmCase, Wrong, gemm_config  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
 from benchmarks.shapes import MODELS  # noqa: E402
@@ -72,7 +72,7 @@ def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed
     facts = gpu.environment
     measured = f"{facts['GPU']} ({gpu.arch}), {facts['date']}, commit {facts['commit']}"
     print(f"{measured}, torch {facts['torch']}, {facts['runtime']}, seed {generator.initial_seed()}\n")
-    print("| rows | N x K | best | us | ± | model's | us | gain |\n|" + " --- |" * 8)
+    print(gpu_report.table_header(["rows", "N x K", "best", "us", "±", "model's", "us", "gain"]))
     keys = [(ARCHS.index(gpu.arch), rows, n, k) for n, k in sizes for rows in ROW_CLASSES]
     models = tuned_header.picks(tuned_header.render(text, []), keys)
     new, all_right = [], True
@@ -86,26 +86,33 @@ def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed
         best = winner(times, model)
         own = times[model].median_us if model in times else float("nan")
         took = times[best]
-        cells = [rows, f"{n} x {k}", shown(best), f"{took.median_us:.2f}", f"{took.spread_us:.2f}"]
-        cells += [shown(model), f"{own:.2f}", f"{own / took.median_us - 1:.1%}"]
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        cells = [str(rows), f"{n} x {k}", shown(best), gpu_report.cell(took.median_us), gpu_report.cell(took.spread_us)]
+        cells += [shown(model), gpu_report.cell(own), f"{own / took.median_us - 1:.1%}"]
+        print(gpu_report.table_row(cells), flush=True)
         new.append(Entry(*key, *best, measured))
     return tuned_header.render(text, tuned_header.merged(old, new)), all_right
 
 
+def sweep_parser(description: str) -> argparse.ArgumentParser:
+    """Of what sweeps need: `size`, a list or None, `effort` and `seed`."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    quick = {"const": gpu_timing.QUICK, "default": gpu_timing.Effort(), "help": "fewer launches: to see whether it runs"}
+    result.add_argument("--quick", action="store_const", dest="effort", **quick)
+    result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
+    return result
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    parser = sweep_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the header instead of writing it")
-    parser.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
-    parser.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     args = parser.parse_args(argv)
     sizes = args.size or list(dict.fromkeys(s for model in MODELS for s in model.linears.values()))
     try:
         gpu = find_gpu()
         if gpu.backend != "rocm" or gpu.arch not in ARCHS:
             raise Missing(f"no ROCm variant on one of {', '.join(ARCHS)}: this is {gpu.backend} on {gpu.arch}")
-        text, all_right = tune(gpu, sizes, gpu_timing.QUICK if args.quick else gpu_timing.Effort(), args.seed)
+        text, all_right = tune(gpu, sizes, args.effort, args.seed)
         if args.dry_run:
             print(f"\n{text}", end="")
         else:

@@ -46,9 +46,9 @@
 // block of 124 columns a multiprocessor, two groups of four warps with the weights widened in registers, three warps that
 // widen the rows into a second ring: 24.8, 27.5, and 49.1, 54.9 at 13312 x 16384, beside 24.0, 27.5 and 50.0, 57.0 of this
 // kernel (widening, some 64 numbers a cycle and multiprocessor, is the same whoever multiplies, and the rows pass shared
-// memory twice more). Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows need more
-// registers), a slot loaded ahead (5.5), three blocks' places a multiprocessor instead of two (5.3 to 5.5; 2304 x 16384:
-// 10.6 -> 10.8).
+// memory twice more). Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows
+// need more registers), a slot loaded ahead (5.5), three blocks' places a multiprocessor instead of two (5.3 to 5.5;
+// 2304 x 16384: 10.6 -> 10.8).
 //
 // What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
 // and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32

@@ -153,7 +153,7 @@ def test_more_rows_never_split_k_otherwise(library):
     for multiprocessors in (H200, 78, 16):
         for n in COLUMNS:
             for k in (1024, 4096, 16384):
-                assert len({library.cuda_gemm_config(m, n, k, multiprocessors, 1)[1] for m in (1, 16, 17, 32)}) == 1
+                assert len({library.cuda_gemm_config(m, n, k, multiprocessors, 1)[1] for m in (1, 8, 9, 16, 17, 32)}) == 1
 
 
 def test_unaligned_and_small_go_to_the_plain_kernel(library):

@@ -32,7 +32,6 @@ def test_ways_are_what_the_launcher_takes(n, k):
 @pytest.fixture
 def compare(cpu, flow, monkeypatch):
     monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "cuda"))
-    monkeypatch.setattr(cuda_pieces, "find_gpu", lambda: cpu)
     properties = types.SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     monkeypatch.setattr(cuda_pieces.torch.cuda, "get_device_properties", lambda device: properties)
     return lambda *options: cuda_pieces.main(["--quick", "--size", "100x1024", *options])
