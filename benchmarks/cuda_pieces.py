@@ -31,8 +31,9 @@ SIZES = (
     *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192), (8192, 8192)),
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
+TILES = (32, 64)  # columns: the widest of both kinds of shapes
 LEAST_K_OF_A_SPLIT = 512
-LEAST_FILL = 0.2  # of a tile
+LEAST_COLUMNS = 7  # of a piece
 
 
 def columns_of_shapes(text: str) -> list[int]:
@@ -42,17 +43,20 @@ def columns_of_shapes(text: str) -> list[int]:
 
 
 def ways(shapes: list[int], n: int, k: int, multiprocessors: int) -> list[Config]:
-    """Full tiles, and a block, two or four a multiprocessor, of each shape and each number of splits that could pay."""
+    """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay.
+
+    Each in the narrowest shape that holds a piece.
+    """
     found = []
-    for shape, columns in enumerate(shapes):
-        fewest = -(-n // columns)
-        for splits in (1, 2, 3, 4, 8):
-            if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
-                continue
-            for pieces in sorted({fewest, *(blocks * multiprocessors // splits for blocks in (1, 2, 4))}):
-                fills = fewest <= pieces <= n and n / pieces >= LEAST_FILL * columns
-                if (fills or pieces == fewest) and (splits == 1 or pieces * splits <= 4 * multiprocessors):
-                    found.append((shape, splits, pieces))
+    full = {-(-n // columns) for columns in TILES}
+    for splits in (1, 2, 3, 4, 8):
+        if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
+            continue
+        for pieces in sorted(full | {blocks * multiprocessors // splits for blocks in (1, 2, 4)}):
+            fills = pieces in full or n >= LEAST_COLUMNS * pieces
+            if fills and -(-n // pieces) <= max(shapes) and (splits == 1 or pieces * splits <= 4 * multiprocessors):
+                shape = next(i for i, columns in enumerate(shapes) if pieces * columns >= n)
+                found.append((shape, splits, pieces))
     return found
 
 

@@ -35,6 +35,11 @@
 //        13312 x 16384   51.1  55.7  61.2 -> 50.0  51.3  58.2        5120 x 8192    12.8  13.5  14.3 -> 11.0  12.0  14.7
 //        12288 x 4096    14.4  14.3  14.7 -> 11.8  12.7  14.9        3072 x 4096     5.2   5.7   6.4 ->  4.6   5.0   5.7
 //        10240 x 8192    23.6  25.0  26.2 -> 19.3  20.4  26.9        1024 x 8192     5.8   6.4   7.4 ->  4.6   4.9   5.8
+//  10  blocks of 24, 40, 48 and 56 columns beside 32 and 64, so that little is multiplied beyond a piece (m = 16, 32):
+//        10240 x 8192    21.2  26.9 -> 20.1  22.7        18944 x 3584    19.4  26.3 -> 18.5  21.2
+//        5120 x 5120      8.4   9.9 ->  7.7   9.4         4608 x 4096     7.2   8.5 ->  6.5   7.6
+//      and more where a second of it at a time meets the chip's 700 W, at m = 32 with the clock at 1.4 to 1.6 GHz of 2.0:
+//        13312 x 16384   51.4  65.3 -> 51.2  59.9        28672 x 4096    30.4  37.3 -> 30.3  34.7
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
@@ -95,10 +100,12 @@ struct BulkChoice {
 template <int columns, int row_tiles, int slots>
 BulkChoice bulk_choice() {
     using B = Bulk<columns, row_tiles, slots>;
-    constexpr int kAlignment = 1024;
+    constexpr int kAlignment = 1024, kSharedBytes = int(sizeof(typename B::Shared)) + kAlignment;
+    // Of a multiprocessor, and what each block takes beside its own.
+    constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
+    static_assert(2 * (kSharedBytes + kReserved) <= kAllShared);
     static std::atomic<uint64_t> allowed;
-    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, int(sizeof(typename B::Shared)) + kAlignment, B::kRows,
-            &allowed};
+    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, kSharedBytes, B::kRows, &allowed};
 }
 
 template <int index = 0>
@@ -106,9 +113,13 @@ BulkChoice bulk_kernel(int shape, int64_t m) {
     if constexpr (index < kBulkShapeCount) {
         if (shape != index) return bulk_kernel<index + 1>(shape, m);
         constexpr BulkShape s = kBulkShapes[index];
-        return m <= 8    ? bulk_choice<s.columns, 1, s.slots8>()
-               : m <= 16 ? bulk_choice<s.columns, 2, s.slots16>()
-                         : bulk_choice<s.columns, 4, s.slots32>();
+        if (m > 16) return bulk_choice<s.columns, 4, s.slots32>();
+        if (m > 8) return bulk_choice<s.columns, 2, s.slots16>();
+        if constexpr (s.slots8 == 0) {
+            return bulk_kernel<index + 1>(index + 1, m);
+        } else {
+            return bulk_choice<s.columns, 1, s.slots8>();
+        }
     } else {
         return {};
     }
@@ -120,7 +131,7 @@ void (*plain_kernel(int64_t m))(SkinnyGemmArgs) {
 }
 
 Status launch_plain(const SkinnyGemmArgs& a, const Chip& chip, bool aligned, const Executor& on) {
-    const int64_t blocks = (a.n + kMmaColumns - 1) / kMmaColumns;
+    const int64_t blocks = (a.n + kMmaWide - 1) / kMmaWide;
     return launch(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip, {blocks, kPlainWarps * kWarp}, on, a);
 }
 
@@ -159,7 +170,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     if (forced.set) {
         int pieces = 0;
         if (forced.shape != kPlain) {
-            const int fewest = fewest_pieces(forced.shape, args.n);
+            const int fewest = fewest_pieces(kBulkShapes[forced.shape].columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
             if (config.shape == kPlain || pieces < fewest || pieces > args.n) {
                 return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};

@@ -6,7 +6,7 @@
 //     registers --> shared memory: added over the warps
 //               --> with split K, to the block of the cluster that finishes the column: added over the blocks
 //
-// Which k a warp adds, in which order, does not depend on how many columns a block has: both widths give the same bits.
+// Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits.
 #pragma once
 
 #include "../common/cuda/bulk_copy.h"
@@ -27,13 +27,17 @@ constexpr int kAhead = 2;                  // slots that go to L2 while the ring
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
 template <int kColumns_, int kRowTiles_, int kSlots_>
 struct Bulk {
-    static constexpr int kColumns = kColumns_, kRowTiles = kRowTiles_, kSlots = kSlots_, kRows = kRowTiles * kMmaRows;
-    static constexpr int kTiles = kColumns / kMmaColumns;
+    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kRows = kRowTiles_ * kMmaNarrow;
+    // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
+    static constexpr bool kRowsWide = kColumns % kMmaWide != 0;
+    static constexpr int kWide = (kRowsWide ? kRows : kColumns) / kMmaWide;
+    static constexpr int kNarrow = (kRowsWide ? kColumns : kRows) / kMmaNarrow;
+    static_assert(!kRowsWide || kRows % kMmaWide == 0);
     static constexpr int kStep = bulk_step(kColumns);  // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
     // A ninth warp keeps the ring full; or the eight in turn, where a thread needs more than the 96 registers that two
     // blocks of nine warps leave it: five of the 18 share a quarter of a multiprocessor, so it is as with ten each.
-    static constexpr bool kProducer = kTiles * kRowTiles < 16;
+    static constexpr bool kProducer = kWide * kNarrow < 10;
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
 
     struct Slot {
@@ -42,7 +46,8 @@ struct Bulk {
     struct Shared {
         union {
             alignas(1024) Slot slots[kSlots];
-            float parts[kConsumers][kRows][kColumns + 8];  // when the ring is done; 8 more: no two of a warp's writes in one bank
+            // When the ring is done. A few columns more: no two of a warp's writes in one bank.
+            float parts[kConsumers][kRows][kColumns + (kRowsWide ? 4 : 8)];
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
         float sums[kRows * (kColumns + kMaxClusterSplits)];
@@ -106,7 +111,7 @@ struct Feeder {
 };
 
 template <class B>
-__device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kTiles][B::kRowTiles], int warp, int lane) {
+__device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B::kNarrow], int warp, int lane) {
     const int row = row_of(lane / 4), t = lane % 4;
     const int at = row * kRowBytes + (((warp % 4 * 2 + t / 2) ^ row) * kChunk) + t % 2 * 8;
     constexpr int kTurnBlocks = kTurn / kRowBytes;
@@ -118,26 +123,27 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kTiles][
             const int step = first + s;
             if (step >= feeder.count) return;
             wait_for(&feeder.shared.full[s], parity);
-            uint2 columns[B::kTurns][B::kTiles][2], rows[B::kTurns][B::kRowTiles];
+            uint2 wide[B::kTurns][B::kWide][2], narrow[B::kTurns][B::kNarrow];
 #pragma unroll
             for (int turn = 0; turn < B::kTurns; ++turn) {
                 const int block = turn * kTurnBlocks + warp / 4;
                 const uint8_t* column = feeder.shared.slots[s].columns[block][0] + at;
                 const uint8_t* of_a = feeder.shared.slots[s].rows[block][0] + at;
+                const uint8_t *of_narrow = B::kRowsWide ? column : of_a, *of_wide = B::kRowsWide ? of_a : column;
 #pragma unroll
-                for (int r = 0; r < B::kRowTiles; ++r) {
-                    rows[turn][r] = *reinterpret_cast<const uint2*>(of_a + r * kMmaRows * kRowBytes);
+                for (int n = 0; n < B::kNarrow; ++n) {
+                    narrow[turn][n] = *reinterpret_cast<const uint2*>(of_narrow + n * 8 * kRowBytes);
                 }
 #pragma unroll
-                for (int c = 0; c < 2 * B::kTiles; ++c) {
-                    columns[turn][c / 2][c % 2] = *reinterpret_cast<const uint2*>(column + c * 8 * kRowBytes);
+                for (int w = 0; w < 2 * B::kWide; ++w) {
+                    wide[turn][w / 2][w % 2] = *reinterpret_cast<const uint2*>(of_wide + w * 8 * kRowBytes);
                 }
             }
             // The slot is free as soon as what is in it has been read.
             __syncwarp();
             if (lane == 0) arrive(&feeder.shared.empty[s]);
 #pragma unroll
-            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, columns[turn], rows[turn]);
+            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, wide[turn], narrow[turn]);
             // The slot of the step before: by now the other warps have left it.
             if (!B::kProducer && lane == 0 && step > 0 && step % kConsumers == warp && step - 1 + B::kSlots < feeder.count) {
                 feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
@@ -217,7 +223,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const Column result(a, finishes ? n : 0);
     const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;
 
-    Sums sums[B::kTiles][kRowTiles] = {};
+    Sums sums[B::kWide][B::kNarrow] = {};
     consume(feeder, sums, warp, lane);
 
     if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
@@ -225,12 +231,13 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     consumers_meet();
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int c = 0; c < B::kTiles; ++c) {
+    for (int w = 0; w < B::kWide; ++w) {
 #pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
+        for (int n = 0; n < B::kNarrow; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                shared.parts[warp][r * kMmaRows + row_of(2 * t + i % 2)][c * kMmaColumns + row_of(g) + i / 2 * 8] = sums[c][r][i];
+                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8, of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
+                shared.parts[warp][B::kRowsWide ? of_wide : of_narrow][B::kRowsWide ? of_narrow : of_wide] = sums[w][n][i];
             }
         }
     }
@@ -251,7 +258,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     wait_at_cluster_barrier();
     const int column = threadIdx.x % kColumns, owner = column / share;
     const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-    for (int m = threadIdx.x / kColumns; m < int(a.m); m += kConsumers * kWarp / kColumns) {
+    constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
+    for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {
         store_in_cluster(to + m * share * 4, of_block(m, column));
     }
     // Closes: the sums are read below by threads and blocks that did not write them.

@@ -8,22 +8,22 @@ namespace rocm_fp8 {
 
 // One compiled form of the bulk kernel.
 struct BulkShape {
-    int columns;                    // of the result a block
-    int slots8, slots16, slots32;   // of the ring, by rows of A: two blocks a multiprocessor fit
+    int columns;                   // of the result a block, at most
+    int slots8, slots16, slots32;  // of the ring, by rows of A: two blocks a multiprocessor fit. 0: the next shape's kernel
 };
-constexpr BulkShape kBulkShapes[] = {{64, 6, 5, 4}, {32, 5, 4, 3}};
+constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5}, {56, 0, 5, 4}, {64, 6, 5, 4}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
-constexpr int kWideTiles = 0, kNarrowTiles = 1;  // indices of them
+constexpr int kNarrowColumns = 32, kWideColumns = 64;  // the most of the shapes with long steps, and of all
 constexpr int kPlain = -1;
 constexpr int kMaxClusterSplits = 8;
 
-// k of a slot of the ring: 16 KiB of weights.
-ROCM_FP8_HD constexpr int bulk_step(int columns) { return (16 << 10) / columns; }
+// k of a slot of the ring: 6 to 16 KiB of weights.
+ROCM_FP8_HD constexpr int bulk_step(int columns) { return columns <= kNarrowColumns ? 512 : 256; }
 
 // The first step of the bulk kernel that belongs to a part of K; that of part `splits` is one beyond the last.
 ROCM_FP8_HD constexpr int first_bulk_step(int columns, int64_t k, int part, int splits) {
     // All shapes cut K at the same places, where each of their steps begins.
-    constexpr int kUnit = bulk_step(kBulkShapes[kNarrowTiles].columns);
+    constexpr int kUnit = bulk_step(kNarrowColumns);
     const int64_t units = (k + kUnit - 1) / kUnit, step = bulk_step(columns);
     const int64_t at = units * part / splits * (kUnit / step), end = (k + step - 1) / step;
     return int(at < end ? at : end);
@@ -45,16 +45,21 @@ struct SkinnyGemmCudaConfig {
     int pieces;  // of the columns, each of no more than the shape's; 0 for kPlain
 };
 
-// As few pieces as a shape allows.
-constexpr int fewest_pieces(int shape, int64_t n) {
-    const int columns = kBulkShapes[shape].columns;
-    return int((n + columns - 1) / columns);
-}
+// As few pieces as blocks of that many columns allow.
+constexpr int fewest_pieces(int columns, int64_t n) { return int((n + columns - 1) / columns); }
 
 // `pieces`, where they are clearly more than the fewest, which then leave that many places of blocks empty.
-constexpr int even_pieces(int shape, int64_t n, int64_t pieces) {
-    const int fewest = fewest_pieces(shape, n);
+constexpr int even_pieces(int columns, int64_t n, int64_t pieces) {
+    const int fewest = fewest_pieces(columns, n);
     return 10 * int64_t(fewest) < 9 * pieces ? int(pieces) : fewest;
+}
+
+// The pieces go to the narrowest shape that holds them: what a block multiplies beyond its piece costs time and, where
+// the chip's power is what limits it, all of its clock.
+constexpr SkinnyGemmCudaConfig in_pieces(int64_t n, int64_t pieces, int splits) {
+    int shape = 0;
+    while (kBulkShapes[shape].columns < Pieces(n, int(pieces)).most_columns()) ++shape;
+    return {shape, splits, int(pieces)};
 }
 
 // bulk: the chip has the bulk copy engine, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
@@ -65,37 +70,36 @@ constexpr int even_pieces(int shape, int64_t n, int64_t pieces) {
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
 //
-//     64 and more   two wide blocks at a time, which hide each other's latencies
-//     32 to 64      with few rows a wide block: it leaves room for the next kernel's, which fetches while this one
-//                   computes; with more rows, for which eight warps are too slow, two narrow ones (full tiles were no
-//                   slower where k is below 5120)
-//     16 to 32      a narrow block, which does as well, but where a long k makes its eight warps slower than memory
-//     4 to 16       a narrow block, K split in two
-//     the rest      narrow tiles, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
+//     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies
+//     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
+//                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
+//                   k is below 5120)
+//     16 to 32      one block, which does as well, but where a long k makes its eight warps slower than memory
+//     4 to 16       one block, K split in two
+//     the rest      tiles of 32, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
 //                   there are free multiprocessors in a part of the chip wait for them.)
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
     constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
-    constexpr int kNarrow = kBulkShapes[kNarrowTiles].columns;
     const int64_t all = multiprocessors, half = all / 2;
-    if (n > 2 * all * kNarrow) {
-        const int64_t rounds = (fewest_pieces(kWideTiles, n) + 2 * all - 1) / (2 * all);
-        return {kWideTiles, 1, even_pieces(kWideTiles, n, 2 * all * rounds)};
+    if (n > 2 * all * kNarrowColumns) {
+        const int64_t rounds = (fewest_pieces(kWideColumns, n) + 2 * all - 1) / (2 * all);
+        return in_pieces(n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
     }
-    if (n > all * kNarrow) {
-        if (m <= 8) return {kWideTiles, 1, int(all)};
-        return {kNarrowTiles, 1, k >= 5120 ? even_pieces(kNarrowTiles, n, 2 * all) : fewest_pieces(kNarrowTiles, n)};
+    if (n > all * kNarrowColumns) {
+        if (m <= 8 || n <= all * 40) return in_pieces(n, all, 1);
+        return in_pieces(n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
     }
-    if (n > half * kNarrow) {
-        if (k <= 12288 || n > 19 * all) return {kNarrowTiles, 1, int(all)};
+    if (n > half * kNarrowColumns) {
+        if (k <= 12288 || n > 19 * all) return in_pieces(n, all, 1);
     } else if (n > half * 8 && k >= 2048) {
-        return {kNarrowTiles, 2, int(half)};
+        return in_pieces(n, half, 2);
     }
     constexpr int64_t kShortestSplit = 1024;  // of k: below, adding the parts takes longer
-    const int tiles = fewest_pieces(kNarrowTiles, n);
+    const int tiles = fewest_pieces(kNarrowColumns, n);
     int splits = 1;
     while (splits < kMaxClusterSplits && 10 * tiles * (splits + 1) <= 17 * all && k / (splits + 1) >= kShortestSplit) ++splits;
-    return {kNarrowTiles, splits, tiles};
+    return in_pieces(n, tiles, splits);
 }
 
 // Whether the next kernel may start at once, not in the tail: where that finds idle multiprocessors it puts two of its

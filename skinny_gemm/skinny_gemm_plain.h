@@ -36,7 +36,7 @@ __device__ inline uint4 load_chunk(const uint8_t* row, int64_t k, int64_t end) {
 template <int kRowTiles, bool aligned>
 __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(SkinnyGemmArgs a) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-    const int64_t first_column = int64_t(blockIdx.x) * kMmaColumns;
+    const int64_t first_column = int64_t(blockIdx.x) * kMmaWide;
     let_next_kernel_start();
     wait_for_previous_kernel();
 
@@ -47,7 +47,7 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(SkinnyGe
         column[i] = a.b + (n < a.n ? n : a.n - 1) * a.b_stride;
     }
     for (int r = 0; r < kRowTiles; ++r) {
-        const int64_t m = r * kMmaRows + g;
+        const int64_t m = r * kMmaNarrow + g;
         row[r] = a.a + (m < a.m ? m : a.m - 1) * a.a_stride;
     }
 
@@ -67,16 +67,16 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(SkinnyGe
         for (int u = 0; u < kPlainUnroll; ++u) multiply_chunks(sums, columns[u], rows[u]);
     }
 
-    __shared__ float parts[kPlainWarps][kRowTiles * kMmaRows][kMmaColumns];
+    __shared__ float parts[kPlainWarps][kRowTiles * kMmaNarrow][kMmaWide];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) parts[warp][r * kMmaRows + 2 * t + i % 2][g + i / 2 * 8] = sums[0][r][i];
+        for (int i = 0; i < 4; ++i) parts[warp][r * kMmaNarrow + 2 * t + i % 2][g + i / 2 * 8] = sums[0][r][i];
     }
     // Closes: the sums are added below by other warps.
     __syncthreads();
-    for (int e = threadIdx.x; e < int(a.m) * kMmaColumns; e += kPlainWarps * kWarp) {
-        const int m = e / kMmaColumns, j = e % kMmaColumns;
+    for (int e = threadIdx.x; e < int(a.m) * kMmaWide; e += kPlainWarps * kWarp) {
+        const int m = e / kMmaWide, j = e % kMmaWide;
         float c = parts[0][m][j];
         for (int w = 1; w < kPlainWarps; ++w) c += parts[w][m][j];
         if (first_column + j < a.n) finish(a, m, Column(a, first_column + j), scale_of_row(a, m), c);

@@ -79,8 +79,8 @@ def test_swiglu_falls_back(library):
 
 SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
 # On both sides of every limit for an H200.
-COLUMNS = (1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 7603, 8448, 8449, 13312, 15206, 16896, 16897, 128256)
-WIDE, NARROW = 0, 1
+COLUMNS = (1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896, 16897, 128256)
+SHAPES = (24, 32, 40, 48, 56, 64)  # columns
 
 
 @pytest.mark.parametrize("k", [1024, 2048, 4096, 16384])
@@ -89,10 +89,12 @@ def test_every_gemm_choice_can_run(library, k):
         for n in COLUMNS:
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-                assert shape in (WIDE, NARROW) and 1 <= splits <= 8 and 1 <= pieces <= n
+                assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
                 assert splits == 1 or k // splits >= 1024
                 assert splits == 1 or pieces * splits <= 1.7 * multiprocessors
-                assert library.cuda_gemm_most_columns(n, pieces) <= library.cuda_gemm_columns(shape)
+                columns = library.cuda_gemm_most_columns(n, pieces)
+                assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
+                assert shape == 0 or columns > SHAPES[shape - 1], "a narrower one would do"
 
 
 @pytest.mark.parametrize("n", [1, 70, 4100, 13312, 28673])
@@ -106,22 +108,26 @@ def test_pieces_are_all_columns_once(library, n):
 
 def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
-    expected = {  # n, k: what up to 8 rows take, what more take
-        (1024, 8192): [(NARROW, 2, 66)] * 2,
-        (2304, 16384): [(NARROW, 3, 72)] * 2,
-        (2304, 8192): [(NARROW, 1, 132)] * 2,
-        (4096, 4096): [(NARROW, 1, 132)] * 2,
-        (5120, 8192): [(WIDE, 1, 132), (NARROW, 1, 264)],
-        (6144, 4096): [(WIDE, 1, 132), (NARROW, 1, 192)],
-        (8192, 8192): [(WIDE, 1, 132), (NARROW, 1, 256)],
-        (13312, 16384): [(WIDE, 1, 264)] * 2,
-        (16384, 6656): [(WIDE, 1, 256)] * 2,
-        (28672, 4096): [(WIDE, 1, 528)] * 2,
-        (128256, 4096): [(WIDE, 1, 2004)] * 2,
+    expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, and of what more take
+        (1024, 8192): [(24, 2, 66)] * 2,
+        (2304, 16384): [(32, 3, 72)] * 2,
+        (2304, 8192): [(24, 1, 132)] * 2,
+        (4096, 4096): [(32, 1, 132)] * 2,
+        (5120, 8192): [(40, 1, 132)] * 2,
+        (6144, 4096): [(48, 1, 132), (32, 1, 192)],
+        (6144, 8192): [(48, 1, 132), (24, 1, 264)],
+        (8192, 8192): [(64, 1, 132), (32, 1, 256)],
+        (10240, 8192): [(40, 1, 264)] * 2,
+        (12288, 4096): [(48, 1, 264)] * 2,
+        (13312, 16384): [(56, 1, 264)] * 2,
+        (16384, 6656): [(64, 1, 256)] * 2,
+        (28672, 4096): [(56, 1, 528)] * 2,
+        (128256, 4096): [(64, 1, 2004)] * 2,
     }
     for (n, k), wanted in expected.items():
         for m in (1, 8, 9, 16, 17, 32):
-            assert library.cuda_gemm_config(m, n, k, H200, 1)[:3] == wanted[m > 8], (m, n, k)
+            shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, H200, 1)
+            assert (SHAPES[shape], splits, pieces) == wanted[m > 8], (m, n, k)
 
 
 def test_the_next_kernel_starts_early_where_every_multiprocessor_works(library):
@@ -141,12 +147,12 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
     """Which k a sum takes, and so its bits, must not depend on how wide the blocks are, which the number of rows decides."""
     for splits in range(1, 9):
         cuts = []
-        for shape in (WIDE, NARROW):
+        for shape in range(len(SHAPES)):
             step = library.cuda_gemm_step(shape)
             first = [library.cuda_gemm_first_step(shape, k, part, splits) for part in range(splits + 1)]
             assert first[0] == 0 and first[-1] == -(-k // step) and first == sorted(first)
             cuts.append([min(k, f * step) for f in first])
-        assert cuts[0] == cuts[1]
+        assert all(cut == cuts[0] for cut in cuts)
 
 
 def test_more_rows_never_split_k_otherwise(library):

@@ -10,7 +10,7 @@ from benchmarks import cuda_pieces, gpu_cases
 from benchmarks.tune_skinny_gemm import Config
 
 pytest_plugins = ["fake_gpu"]
-SHAPES = [64, 32]
+SHAPES = [24, 32, 40, 48, 56, 64]
 MULTIPROCESSORS = 4
 
 
@@ -24,9 +24,11 @@ def test_ways_are_what_the_launcher_takes(n, k):
     assert len(set(found)) == len(found) > 1
     for shape, splits, pieces in found:
         assert 1 <= splits <= 8 and -(-n // SHAPES[shape]) <= pieces <= n
+        assert shape == 0 or pieces * SHAPES[shape - 1] < n, "a narrower one would do"
     # Full tiles; two blocks a multiprocessor; two with split K.
-    assert (1, 1, -(-n // 32)) in found
-    assert ((0, 1, 264) in found) == (n >= 4096) and ((1, 2, 132) in found) == (n == 4096)
+    assert {pieces for _, splits, pieces in found if splits == 1} >= {-(-n // 32), -(-n // 64)}
+    assert [shape for shape, splits, pieces in found if (splits, pieces) == (1, 264)] == {4096: [0], 13312: [4]}.get(n, [])
+    assert ((1, 2, 132) in found) == (n == 4096)
 
 
 @pytest.fixture
@@ -42,10 +44,10 @@ def way(config: str | None) -> Config:
 
 
 def test_the_fastest_way_stands_beside_the_own_choice(compare, flow, capsys):
-    flow.us = lambda kind, config, launch: {cuda_pieces.OWN: 6.0, (1, 1, 8): 5.0}.get(way(config), 10.0)
+    flow.us = lambda kind, config, launch: {cuda_pieces.OWN: 6.0, (0, 1, 8): 5.0}.get(way(config), 10.0)
     assert compare("--rows", "8", "--rows", "32") == 0
     _, _, *rows = tables(capsys.readouterr().out)
-    assert rows == [[m, "100 x 1024", "6.00", "0.00", "1,1,8", "5.00", "20.0%"] for m in ("8", "32")]
+    assert rows == [[m, "100 x 1024", "6.00", "0.00", "0,1,8", "5.00", "20.0%"] for m in ("8", "32")]
 
 
 def test_nothing_faster(compare, flow, capsys):
@@ -60,12 +62,12 @@ def test_a_wrong_way_is_named(compare, cpu, capsys):
 
     def wrong_somewhere(*args, **kwargs):
         out = original(*args, **kwargs)
-        return out.mul_(1.02) if os.environ.get(gpu_cases.GEMM_VARIABLE) == "0,2,4" else out
+        return out.mul_(1.02) if os.environ.get(gpu_cases.GEMM_VARIABLE) == "1,2,4" else out
 
     cpu.kernel.skinny_gemm = wrong_somewhere
     assert compare("--rows", "1") == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "0,2,4" in error and "M=1 100x1024" in error
+    assert error.count("\n") == 1 and "1,2,4" in error and "M=1 100x1024" in error
 
 
 def test_another_backend_is_refused(compare, cpu, capsys):

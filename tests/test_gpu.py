@@ -143,7 +143,10 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-@pytest.mark.parametrize("forms", [("-1,{}",), ("0,{}", "1,{}", "0,{},5", "1,{},67")], ids=["plain", "bulk"])
+BULK_FORMS = (*(f"{shape},{{}}" for shape in range(6)), "0,{},67", "1,{},67", "2,{},6", "5,{},5")
+
+
+@pytest.mark.parametrize("forms", [("-1,{}",), BULK_FORMS], ids=["plain", "bulk"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
 def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, forms, splits):
     """Each compiled kernel, with full tiles and with pieces of columns, with splits that are longer and shorter than its ring.
@@ -186,7 +189,7 @@ def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, c
 
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
     inputs = problem(kernel, device, generator, 2, 16, 1001)
-    for text, why in (("0,1", "cannot take"), ("2,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
+    for text, why in (("0,1", "cannot take"), ("6,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)
