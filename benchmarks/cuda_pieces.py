@@ -36,33 +36,34 @@ LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
-def columns_of_shapes(text: str) -> list[int]:
-    """Of skinny_gemm_cuda_config.h."""
-    (table,) = re.findall(r"kBulkShapes\[\] = \{(.*)\};", text)
-    return [int(columns) for columns in re.findall(r"\{(\d+),", table)]
+def shapes_for(rows: int) -> dict[int, int]:
+    """Index in skinny_gemm_cuda_config.h's table: columns, of the shapes that have a form with those rows, narrowest first."""
+    (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
+    by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
+    found = [tuple(map(int, shape.split(","))) for shape in re.findall(r"\{([\d, ]+)\}", table)]
+    return {index: shape[0] for index, shape in enumerate(found) if shape[by_rows]}
 
 
-def ways(shapes: list[int], n: int, k: int, multiprocessors: int) -> list[Config]:
+def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
     """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay.
 
     Each in the narrowest shape that holds a piece.
     """
-    found = []
+    shapes, found = shapes_for(rows), []
     full = {-(-n // columns) for columns in TILES}
     for splits in (1, 2, 3, 4, 8):
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
             continue
         for pieces in sorted(full | {blocks * multiprocessors // splits for blocks in (1, 2, 4)}):
             fills = pieces in full or n >= LEAST_COLUMNS * pieces
-            if fills and -(-n // pieces) <= max(shapes) and (splits == 1 or pieces * splits <= 4 * multiprocessors):
-                shape = next(i for i, columns in enumerate(shapes) if pieces * columns >= n)
-                found.append((shape, splits, pieces))
+            fitting = [shape for shape, columns in shapes.items() if pieces * columns >= n]
+            if fills and fitting and (splits == 1 or pieces * splits <= 4 * multiprocessors):
+                found.append((fitting[0], splits, pieces))
     return found
 
 
 def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
     """The table, a row as it comes; whether every way was right."""
-    shapes = columns_of_shapes(CONFIG.read_text())
     generator = random_numbers(gpu.device, args.seed)
     facts = gpu.environment
     print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}\n")
@@ -70,7 +71,7 @@ def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
     all_right = True
     for n, k in args.size or SIZES:
         for rows in args.rows or ROWS:
-            tried = [OWN, *ways(shapes, n, k, multiprocessors)]
+            tried = [OWN, *ways(rows, n, k, multiprocessors)]
             times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), tried, args.effort)
             all_right &= len(times) == len(tried)
             if OWN not in times:

@@ -40,6 +40,9 @@
 //        5120 x 5120      8.4   9.9 ->  7.7   9.4         4608 x 4096     7.2   8.5 ->  6.5   7.6
 //      and more where a second of it at a time meets the chip's 700 W, at m = 32 with the clock at 1.4 to 1.6 GHz of 2.0:
 //        13312 x 16384   51.4  65.3 -> 51.2  59.9        28672 x 4096    30.4  37.3 -> 30.3  34.7
+//  11  of 80, 96 and 112 columns for up to 16 rows, where that makes one round of blocks instead of two (m = 1, 8, 16):
+//        28672 x 4096    26.9  26.9  28.9 -> 26.2  26.6  28.3    18944 x 3584    17.4  17.0  18.4 -> 15.5  15.7  17.2
+//        27648 x 5120    33.2  33.3  34.4 -> 31.9  32.4  34.1    22016 x 4096    21.5  21.3  22.7 -> 20.4  20.7  22.8
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
@@ -98,6 +101,7 @@ struct BulkChoice {
 };
 
 template <int columns, int row_tiles, int slots>
+    requires(slots > 0)
 BulkChoice bulk_choice() {
     using B = Bulk<columns, row_tiles, slots>;
     constexpr int kAlignment = 1024, kSharedBytes = int(sizeof(typename B::Shared)) + kAlignment;
@@ -108,18 +112,21 @@ BulkChoice bulk_choice() {
     return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, kSharedBytes, B::kRows, &allowed};
 }
 
+// There is no such form.
+template <int columns, int row_tiles, int slots>
+    requires(slots == 0)
+BulkChoice bulk_choice() {
+    return {};
+}
+
 template <int index = 0>
 BulkChoice bulk_kernel(int shape, int64_t m) {
     if constexpr (index < kBulkShapeCount) {
         if (shape != index) return bulk_kernel<index + 1>(shape, m);
         constexpr BulkShape s = kBulkShapes[index];
-        if (m > 16) return bulk_choice<s.columns, 4, s.slots32>();
-        if (m > 8) return bulk_choice<s.columns, 2, s.slots16>();
-        if constexpr (s.slots8 == 0) {
-            return bulk_kernel<index + 1>(index + 1, m);
-        } else {
-            return bulk_choice<s.columns, 1, s.slots8>();
-        }
+        return m <= 8    ? bulk_choice<s.columns, 1, s.slots8>()
+               : m <= 16 ? bulk_choice<s.columns, 2, s.slots16>()
+                         : bulk_choice<s.columns, 4, s.slots32>();
     } else {
         return {};
     }
@@ -172,7 +179,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
         if (forced.shape != kPlain) {
             const int fewest = fewest_pieces(kBulkShapes[forced.shape].columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
-            if (config.shape == kPlain || pieces < fewest || pieces > args.n) {
+            if (config.shape == kPlain || !kBulkShapes[forced.shape].slots(args.m) || pieces < fewest || pieces > args.n) {
                 return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
             }
         }

@@ -6,18 +6,21 @@
 
 namespace rocm_fp8 {
 
-// One compiled form of the bulk kernel.
+// The compiled forms of the bulk kernel with so many columns.
 struct BulkShape {
     int columns;                   // of the result a block, at most
-    int slots8, slots16, slots32;  // of the ring, by rows of A: two blocks a multiprocessor fit. 0: the next shape's kernel
+    int slots8, slots16, slots32;  // of the ring, by rows of A: two blocks a multiprocessor fit. 0: there is no such form
+    ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
 };
-constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5}, {56, 0, 5, 4}, {64, 6, 5, 4}};
+constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5},  {56, 0, 5, 4},
+                                     {64, 6, 5, 4}, {80, 4, 4, 0}, {96, 4, 0, 0}, {112, 3, 3, 0}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
-constexpr int kNarrowColumns = 32, kWideColumns = 64;  // the most of the shapes with long steps, and of all
+// The most columns of shapes with long steps, with any number of rows, and of all.
+constexpr int kNarrowColumns = 32, kWideColumns = 64, kWidestColumns = 112;
 constexpr int kPlain = -1;
 constexpr int kMaxClusterSplits = 8;
 
-// k of a slot of the ring: 6 to 16 KiB of weights.
+// k of a slot of the ring: 10 to 28 KiB of weights.
 ROCM_FP8_HD constexpr int bulk_step(int columns) { return columns <= kNarrowColumns ? 512 : 256; }
 
 // The first step of the bulk kernel that belongs to a part of K; that of part `splits` is one beyond the last.
@@ -55,10 +58,10 @@ constexpr int even_pieces(int columns, int64_t n, int64_t pieces) {
 }
 
 // The pieces go to the narrowest shape that holds them: what a block multiplies beyond its piece costs time and, where
-// the chip's power is what limits it, all of its clock.
-constexpr SkinnyGemmCudaConfig in_pieces(int64_t n, int64_t pieces, int splits) {
+// the chip's power is the limit, some of its clock as well.
+constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, int splits) {
     int shape = 0;
-    while (kBulkShapes[shape].columns < Pieces(n, int(pieces)).most_columns()) ++shape;
+    while (kBulkShapes[shape].columns < Pieces(n, int(pieces)).most_columns() || !kBulkShapes[shape].slots(m)) ++shape;
     return {shape, splits, int(pieces)};
 }
 
@@ -70,7 +73,8 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t n, int64_t pieces, int splits) 
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
 //
-//     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies
+//     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies; of up to 112 where that
+//                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then
 //     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
 //                   k is below 5120)
@@ -82,24 +86,28 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
+    if (n > 2 * all * kWideColumns && n <= 2 * all * kWidestColumns && m <= 16 && k < 8192) {
+        const SkinnyGemmCudaConfig config = in_pieces(m, n, 2 * all, 1);
+        if (20 * n >= 17 * 2 * all * kBulkShapes[config.shape].columns) return config;
+    }
     if (n > 2 * all * kNarrowColumns) {
         const int64_t rounds = (fewest_pieces(kWideColumns, n) + 2 * all - 1) / (2 * all);
-        return in_pieces(n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
+        return in_pieces(m, n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
     }
     if (n > all * kNarrowColumns) {
-        if (m <= 8 || n <= all * 40) return in_pieces(n, all, 1);
-        return in_pieces(n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
+        if (m <= 8 || n <= all * 40) return in_pieces(m, n, all, 1);
+        return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
     }
     if (n > half * kNarrowColumns) {
-        if (k <= 12288 || n > 19 * all) return in_pieces(n, all, 1);
+        if (k <= 12288 || n > 19 * all) return in_pieces(m, n, all, 1);
     } else if (n > half * 8 && k >= 2048) {
-        return in_pieces(n, half, 2);
+        return in_pieces(m, n, half, 2);
     }
     constexpr int64_t kShortestSplit = 1024;  // of k: below, adding the parts takes longer
     const int tiles = fewest_pieces(kNarrowColumns, n);
     int splits = 1;
     while (splits < kMaxClusterSplits && 10 * tiles * (splits + 1) <= 17 * all && k / (splits + 1) >= kShortestSplit) ++splits;
-    return in_pieces(n, tiles, splits);
+    return in_pieces(m, n, tiles, splits);
 }
 
 // Whether the next kernel may start at once, not in the tail: where that finds idle multiprocessors it puts two of its

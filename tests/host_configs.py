@@ -32,6 +32,7 @@ FUNCTIONS = {
     "cuda_gemm_most_columns": (L, (L, I), 0),
     "cuda_gemm_first_column": (L, (L, I, I), 0),
     "cuda_gemm_columns": (L, (I,), 0),
+    "cuda_gemm_slots": (L, (I, L), 0),
     "cuda_gemm_step": (L, (I,), 0),
     "cuda_gemm_first_step": (L, (I, L, I, I), 0),
 }

@@ -79,8 +79,11 @@ def test_swiglu_falls_back(library):
 
 SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
 # On both sides of every limit for an H200.
-COLUMNS = (1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896, 16897, 128256)
-SHAPES = (24, 32, 40, 48, 56, 64)  # columns
+COLUMNS = (
+    *(1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896),
+    *(16897, 17951, 17952, 22016, 25132, 25133, 29568, 29569, 128256),
+)
+SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112)  # columns
 
 
 @pytest.mark.parametrize("k", [1024, 2048, 4096, 16384])
@@ -94,7 +97,8 @@ def test_every_gemm_choice_can_run(library, k):
                 assert splits == 1 or pieces * splits <= 1.7 * multiprocessors
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
-                assert shape == 0 or columns > SHAPES[shape - 1], "a narrower one would do"
+                fitting = [i for i in range(len(SHAPES)) if columns <= SHAPES[i] and library.cuda_gemm_slots(i, m)]
+                assert shape == fitting[0], "there is none, or a narrower one would do"
 
 
 @pytest.mark.parametrize("n", [1, 70, 4100, 13312, 28673])
@@ -109,25 +113,39 @@ def test_pieces_are_all_columns_once(library, n):
 def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
     expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, and of what more take
-        (1024, 8192): [(24, 2, 66)] * 2,
+        (1024, 8192): [(32, 2, 66), (24, 2, 66)],
         (2304, 16384): [(32, 3, 72)] * 2,
-        (2304, 8192): [(24, 1, 132)] * 2,
+        (2304, 8192): [(32, 1, 132), (24, 1, 132)],
         (4096, 4096): [(32, 1, 132)] * 2,
-        (5120, 8192): [(40, 1, 132)] * 2,
+        (5120, 8192): [(48, 1, 132), (40, 1, 132)],
         (6144, 4096): [(48, 1, 132), (32, 1, 192)],
         (6144, 8192): [(48, 1, 132), (24, 1, 264)],
         (8192, 8192): [(64, 1, 132), (32, 1, 256)],
-        (10240, 8192): [(40, 1, 264)] * 2,
+        (10240, 8192): [(48, 1, 264), (40, 1, 264)],
         (12288, 4096): [(48, 1, 264)] * 2,
-        (13312, 16384): [(56, 1, 264)] * 2,
+        (13312, 16384): [(64, 1, 264), (56, 1, 264)],
         (16384, 6656): [(64, 1, 256)] * 2,
-        (28672, 4096): [(56, 1, 528)] * 2,
+        (28672, 16384): [(64, 1, 528), (56, 1, 528)],
         (128256, 4096): [(64, 1, 2004)] * 2,
     }
     for (n, k), wanted in expected.items():
         for m in (1, 8, 9, 16, 17, 32):
             shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, H200, 1)
             assert (SHAPES[shape], splits, pieces) == wanted[m > 8], (m, n, k)
+
+
+def test_one_round_instead_of_two_where_k_is_short(library):
+    """By 8, 16 and 32 rows, the fastest of those tried on an H200."""
+    for n, wanted in {
+        17951: [(48, 528), (40, 528), (40, 528)],  # 80 columns would be 85 % full
+        17952: [(80, 264), (80, 264), (40, 528)],
+        22016: [(96, 264), (48, 528), (48, 528)],
+        28672: [(112, 264), (112, 264), (56, 528)],
+        29569: [(64, 528), (64, 528), (64, 528)],
+    }.items():
+        for m, expected in zip((8, 16, 32), wanted):
+            shape, splits, pieces, _ = library.cuda_gemm_config(m, n, 4096, H200, 1)
+            assert ((SHAPES[shape], pieces), splits) == (expected, 1), (m, n)
 
 
 def test_the_next_kernel_starts_early_where_every_multiprocessor_works(library):

@@ -10,25 +10,29 @@ from benchmarks import cuda_pieces, gpu_cases
 from benchmarks.tune_skinny_gemm import Config
 
 pytest_plugins = ["fake_gpu"]
-SHAPES = [24, 32, 40, 48, 56, 64]
 MULTIPROCESSORS = 4
 
 
 def test_the_table_of_shapes_is_read():
-    assert cuda_pieces.columns_of_shapes(cuda_pieces.CONFIG.read_text()) == SHAPES
+    assert cuda_pieces.shapes_for(8) == {1: 32, 3: 48, 5: 64, 6: 80, 7: 96, 8: 112}
+    assert cuda_pieces.shapes_for(16) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 8: 112}
+    assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64}
 
 
+@pytest.mark.parametrize("rows", [1, 16, 32])
 @pytest.mark.parametrize("n, k", [(1, 1024), (100, 1024), (4096, 4096), (13312, 16384)])
-def test_ways_are_what_the_launcher_takes(n, k):
-    found = cuda_pieces.ways(SHAPES, n, k, 132)
+def test_ways_are_what_the_launcher_takes(rows, n, k):
+    found, shapes = cuda_pieces.ways(rows, n, k, 132), cuda_pieces.shapes_for(rows)
     assert len(set(found)) == len(found) > 1
     for shape, splits, pieces in found:
-        assert 1 <= splits <= 8 and -(-n // SHAPES[shape]) <= pieces <= n
-        assert shape == 0 or pieces * SHAPES[shape - 1] < n, "a narrower one would do"
+        assert 1 <= splits <= 8 and -(-n // shapes[shape]) <= pieces <= n
+        assert all(columns >= shapes[shape] for columns in shapes.values() if columns * pieces >= n), "a narrower one would do"
     # Full tiles; two blocks a multiprocessor; two with split K.
     assert {pieces for _, splits, pieces in found if splits == 1} >= {-(-n // 32), -(-n // 64)}
-    assert [shape for shape, splits, pieces in found if (splits, pieces) == (1, 264)] == {4096: [0], 13312: [4]}.get(n, [])
-    assert ((1, 2, 132) in found) == (n == 4096)
+    assert [shapes[shape] for shape, splits, pieces in found if (splits, pieces) == (1, 264)] == (
+        {4096: [32 if rows == 1 else 24], 13312: [64 if rows == 1 else 56]}.get(n, [])
+    )
+    assert any(way[1:] == (2, 132) for way in found) == (n == 4096 or (n == 13312 and rows <= 16))
 
 
 @pytest.fixture
@@ -44,10 +48,10 @@ def way(config: str | None) -> Config:
 
 
 def test_the_fastest_way_stands_beside_the_own_choice(compare, flow, capsys):
-    flow.us = lambda kind, config, launch: {cuda_pieces.OWN: 6.0, (0, 1, 8): 5.0}.get(way(config), 10.0)
+    flow.us = lambda kind, config, launch: {cuda_pieces.OWN: 6.0, (0, 1, 8): 5.0, (1, 1, 8): 5.0}.get(way(config), 10.0)
     assert compare("--rows", "8", "--rows", "32") == 0
     _, _, *rows = tables(capsys.readouterr().out)
-    assert rows == [[m, "100 x 1024", "6.00", "0.00", "0,1,8", "5.00", "20.0%"] for m in ("8", "32")]
+    assert rows == [[m, "100 x 1024", "6.00", "0.00", way, "5.00", "20.0%"] for m, way in (("8", "1,1,8"), ("32", "0,1,8"))]
 
 
 def test_nothing_faster(compare, flow, capsys):

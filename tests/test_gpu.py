@@ -7,6 +7,8 @@ import test_skinny_gemm as gemm
 import torch
 from helpers import normal, same_bytes, weights
 
+from benchmarks import cuda_pieces
+
 
 @pytest.fixture(autouse=True)
 def gpu(device):
@@ -143,32 +145,40 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-BULK_FORMS = (*(f"{shape},{{}}" for shape in range(6)), "0,{},67", "1,{},67", "2,{},6", "5,{},5")
-
-
-@pytest.mark.parametrize("forms", [("-1,{}",), BULK_FORMS], ids=["plain", "bulk"])
+@pytest.mark.parametrize("form", ["plain", "bulk"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, forms, splits):
+def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, form, splits):
     """Each compiled kernel, with full tiles and with pieces of columns, with splits that are longer and shorter than its ring.
 
     A row's bits do not depend on the number of rows, nor on the tiles and pieces, which that decides.
     """
+    n = 201
     for k in (1040, 4112, 20000):
-        whole = problem(kernel, device, generator, 32, 201, k)
+        whole = problem(kernel, device, generator, 32, n, k)
         bits = None
-        for form in forms:
-            monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", form.format(splits))
-            for m in (32, 1, 8, 9, 16, 17):
-                inputs, what = whole.rows(slice(0, m)), f"{m}x201x{k}, {form}"
-                got = gemm.run(kernel, inputs, out_dtype=torch.float32)
-                inputs.assert_right(got, what)
-                bits = got if bits is None else bits
-                assert torch.equal(got, bits[:m]), what
-                assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
+        for m in (32, 1, 8, 9, 16, 17):
+            shapes = {-1: None} if form == "plain" else cuda_pieces.shapes_for(m)
+            for shape, columns in shapes.items():
+                for pieces in [None] if form == "plain" else [-(-n // columns), -(-n // columns) + 1, 67]:
+                    config = f"{shape},{splits}" + (f",{pieces}" if pieces else "")
+                    monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", config)
+                    inputs, what = whole.rows(slice(0, m)), f"{m}x{n}x{k}, {config}"
+                    got = gemm.run(kernel, inputs, out_dtype=torch.float32)
+                    if bits is None:
+                        inputs.assert_right(got, what)
+                        bits = got
+                    assert torch.equal(got, bits[:m]), what
+                    assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
 
 
 # A multiprocessor's share of columns by each rule of pick_cuda_config, for 132 of them, odd sizes.
-@pytest.mark.parametrize("n, k", [(527, 2064), (1001, 2064), (2305, 1040), (4227, 5136), (7601, 5136), (8449, 1040), (16901, 1040)])
+SHARES = [
+    *((527, 2064), (1001, 2064), (2305, 1040), (4227, 5136), (7601, 5136)),
+    *((8449, 1040), (16901, 1040), (19001, 1040), (22101, 1040), (28681, 1040)),
+]
+
+
+@pytest.mark.parametrize("n, k", SHARES)
 def test_own_choices_of_the_gemm(kernel, device, generator, cuda, n, k):
     """Every column comes from a piece, and a row's bits do not depend on the number of rows."""
     whole = problem(kernel, device, generator, 32, n, k)
@@ -189,12 +199,17 @@ def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, c
 
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
     inputs = problem(kernel, device, generator, 2, 16, 1001)
-    for text, why in (("0,1", "cannot take"), ("6,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
+    for text, why in (("1,1", "cannot take"), ("9,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)
     inputs = problem(kernel, device, generator, 2, 100, 1024)
-    for text, why in (("0,1,1", "too few"), ("1,1,3", "too few"), ("0,1,101", "too many"), ("0,1,-1", "SHAPE,SPLITS")):
+    # There is no shape 0 for so few rows.
+    bad = (("0,1", "cannot take"), ("5,1,1", "too few"), ("1,1,3", "too few"), ("5,1,101", "too many"), ("5,1,-1", "SHAPE,SPLITS"))
+    for text, why in bad:
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)
+    monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", "8,1")
+    with pytest.raises(RuntimeError, match="cannot take"):
+        gemm.run(kernel, problem(kernel, device, generator, 17, 100, 1024))

@@ -72,6 +72,8 @@ int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) { return Pieces
 
 int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
 
+int64_t cuda_gemm_slots(int shape, int64_t m) { return kBulkShapes[shape].slots(m); }
+
 int64_t cuda_gemm_step(int shape) { return bulk_step(kBulkShapes[shape].columns); }
 
 int64_t cuda_gemm_first_step(int shape, int64_t k, int part, int splits) {
