@@ -43,6 +43,8 @@
 //  11  of 80, 96 and 112 columns for up to 16 rows, where that makes one round of blocks instead of two (m = 1, 8, 16):
 //        28672 x 4096    26.9  26.9  28.9 -> 26.2  26.6  28.3    18944 x 3584    17.4  17.0  18.4 -> 15.5  15.7  17.2
 //        27648 x 5120    33.2  33.3  34.4 -> 31.9  32.4  34.1    22016 x 4096    21.5  21.3  22.7 -> 20.4  20.7  22.8
+//  12  K split in four where it was in three or two, 16 to 19 columns a multiprocessor and a long K (m = 1, 16, 32):
+//        2304 x 16384    10.6  11.6  13.0 -> 10.5  11.2  13.3    2400 x 16384    13.0  13.9  15.4 -> 10.8  11.7  13.8
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one

@@ -78,7 +78,8 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 //     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
 //                   k is below 5120)
-//     16 to 32      one block, which does as well, but where a long k makes its eight warps slower than memory
+//     16 to 32      one block, which does as well; but where a long k makes its eight warps slower than memory, K split in
+//                   four, in clusters of which 60 find room (240 blocks; the 61st waits for them)
 //     4 to 16       one block, K split in two
 //     the rest      tiles of 32, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
 //                   there are free multiprocessors in a part of the chip wait for them.)
@@ -100,6 +101,8 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     }
     if (n > half * kNarrowColumns) {
         if (k <= 12288 || n > 19 * all) return in_pieces(m, n, all, 1);
+        const int64_t pieces = fewest_pieces(40, n);
+        return in_pieces(m, n, 11 * 4 * pieces <= 20 * all ? pieces : fewest_pieces(48, n), 4);
     } else if (n > half * 8 && k >= 2048) {
         return in_pieces(m, n, half, 2);
     }

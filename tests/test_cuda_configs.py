@@ -94,7 +94,7 @@ def test_every_gemm_choice_can_run(library, k):
                 shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                 assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
                 assert splits == 1 or k // splits >= 1024
-                assert splits == 1 or pieces * splits <= 1.7 * multiprocessors
+                assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
                 fitting = [i for i in range(len(SHAPES)) if columns <= SHAPES[i] and library.cuda_gemm_slots(i, m)]
@@ -114,7 +114,8 @@ def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
     expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, and of what more take
         (1024, 8192): [(32, 2, 66), (24, 2, 66)],
-        (2304, 16384): [(32, 3, 72)] * 2,
+        (2304, 16384): [(48, 4, 58), (40, 4, 58)],
+        (2401, 16384): [(48, 4, 51)] * 2,
         (2304, 8192): [(32, 1, 132), (24, 1, 132)],
         (4096, 4096): [(32, 1, 132)] * 2,
         (5120, 8192): [(48, 1, 132), (40, 1, 132)],
