@@ -3,6 +3,7 @@
 
     make bench-cuda
     python benchmarks/cuda.py --json figures.json --plot figures.png     # with a build of the variant at hand
+    python benchmarks/cuda.py --size 10240x8192 --size 8192x28672        # skinny_gemm alone, at the sizes of another model
 
 Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved at the rate at which this GPU reads memory, measured here; the share is that of
@@ -39,6 +40,7 @@ class Bound:
 
 
 Size = int | tuple[int, int, int]
+GEMM_ROWS = (1, 8, 16, 32)
 
 # What is timed, and what it must reach.
 BOUNDS: dict[str, dict[Size, Bound]] = {
@@ -60,7 +62,7 @@ BOUNDS: dict[str, dict[Size, Bound]] = {
             (16384, 6656): Bound(1.05, 0.92),
             (28672, 4096): Bound(1.05, 0.92),
         }.items()
-        for m in (1, 8, 16, 32)
+        for m in GEMM_ROWS
     },
 }
 # Of all of an operator's ratios, the geometric mean.
@@ -196,14 +198,16 @@ def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
     """The tables, each row as it comes, with progress on stderr; their lines, and the figures for --json."""
     began = time.monotonic()
     generator, figures = gpu_report.begin(gpu, args)
-    operators = args.only or list(BOUNDS)
-    count = sum(len(BOUNDS[operator]) for operator in operators)
-    flashinfer = "add_rms_norm_fp8" in operators and flashinfer_there(gpu)
+    sizes: dict[str, list[Size]] = {operator: list(BOUNDS[operator]) for operator in args.only or BOUNDS}
+    if args.size:
+        sizes = {"skinny_gemm": [(m, n, k) for n, k in args.size for m in GEMM_ROWS]}
+    count = sum(map(len, sizes.values()))
+    flashinfer = "add_rms_norm_fp8" in sizes and flashinfer_there(gpu)
     lines: list[Line] = []
-    for operator in operators:
+    for operator in sizes:
         print(f"\n### {gpu_report.title(operator)}\n")
         begun = len(lines)
-        for size in BOUNDS[operator]:
+        for size in sizes[operator]:
             case = gpu_report.make_case(gpu, operator, size, generator)
             note(f"[{len(lines) + 1}/{count}, {time.monotonic() - began:.0f} s] {case.name}")
             cases = record_gemm(case) if operator == "skinny_gemm" else record_rows(case, flashinfer)
@@ -232,7 +236,10 @@ def draw(lines: list[Line], subtitle: str, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = gpu_report.parser(__doc__, list(BOUNDS))
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the tables")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
+    size = {"type": gpu_report.weight_size, "action": "append", "metavar": "NxK"}
+    what.add_argument("--size", **size, help="skinny_gemm alone, with such weights; may be repeated")
     args = parser.parse_args(argv)
     lines: list[Line] = []
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,13 @@ def table_row(cells: list[str]) -> str:
 
 def table_header(columns: list[str]) -> str:
     return f"{table_row(columns)}\n|{' --- |' * len(columns)}"
+
+
+def weight_size(text: str) -> tuple[int, int]:
+    """NxK, as --size has it."""
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NxK")
+    return int(match[1]), int(match[2])
 
 
 def parser(description: str, operators: list[str]) -> argparse.ArgumentParser:

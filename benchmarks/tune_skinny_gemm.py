@@ -10,7 +10,6 @@ faster by more than the spread of both. Entries of other sizes and of the other 
 """
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from benchmarks.shapes import MODELS  # noqa: E402
 from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError  # noqa: E402
 
 Config = tuple[int, ...]
-
-
-def size(text: str) -> tuple[int, int]:
-    """NxK, as --size has it."""
-    if not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NxK")
-    return int(match[1]), int(match[2])
 
 
 def shown(config: Config) -> str:
@@ -96,7 +88,7 @@ def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed
 def sweep_parser(description: str) -> argparse.ArgumentParser:
     """Of what sweeps need: `size`, a list or None, `effort` and `seed`."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--size", type=size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    result.add_argument("--size", type=gpu_report.weight_size, action="append", metavar="NxK", help="of the weights; may be repeated")
     quick = {"const": gpu_timing.QUICK, "default": gpu_timing.Effort(), "help": "fewer launches: to see whether it runs"}
     result.add_argument("--quick", action="store_const", dest="effort", **quick)
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")

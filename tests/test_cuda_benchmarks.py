@@ -151,6 +151,15 @@ def test_the_tables_the_figures_and_the_picture(script, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_other_sizes_of_the_gemm(script, capsys):
+    assert cuda.main(["--quick", "--size", "48x160", "--size", "32x64"]) == 0
+    sizes = [row["M, N x K"] for row in records(capsys.readouterr().out)]
+    assert sizes == [f"{m}, {weights}" for weights in ("48 x 160", "32 x 64") for m in (1, 8, 16, 32)]
+    for bad in (["--size", "48"], ["--size", "48x160", "--check"]):
+        with pytest.raises(SystemExit):
+            cuda.main(bad)
+
+
 def test_a_missed_bound_fails_the_check_alone(script, monkeypatch, capsys):
     monkeypatch.setitem(cuda.BOUNDS, "swiglu_fp8", {2: Bound(1.6, 0.1)})
     assert cuda.main(["--quick", "--only", "swiglu_fp8"]) == 0
