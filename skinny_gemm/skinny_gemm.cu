@@ -45,25 +45,31 @@
 //        27648 x 5120    33.2  33.3  34.4 -> 31.9  32.4  34.1    22016 x 4096    21.5  21.3  22.7 -> 20.4  20.7  22.8
 //  12  K split in four where it was in three or two, 16 to 19 columns a multiprocessor and a long K (m = 1, 16, 32):
 //        2304 x 16384    10.6  11.6  13.0 -> 10.5  11.2  13.3    2400 x 16384    13.0  13.9  15.4 -> 10.8  11.7  13.8
+//  13  where a multiprocessor has one block, the start of the next kernel by rows, bytes and K (m = 16, 32):
+//        4096 x 4096      5.8   6.2 ->  5.1   5.8     3584 x 3584    4.9   5.6 ->  4.5   5.1    5120 x 13824 20.5 -> 18.2
+//        4096 x 3072      4.9   5.5 ->  4.4   4.8     2048 x 8192    6.5   7.1 ->  6.0   6.5    (m = 16; as it fell: 18 to 24)
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
-// wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one
-// group of warps, in step with itself, waits at every slot); as many blocks as multiprocessors, all of one size (27.2,
-// 33.6: eight warps alone on a multiprocessor take 0.46 us a slot at m = 32, as long as memory; at 4096 x 4096 no change);
-// 128 columns a block (28672 x 4096, m = 32: 34.0 -> 31.8, but other bits than with fewer rows); the rows' first chunks by
-// loads instead of the copy engine (4096 x 4096: 5.4 -> 5.6, m = 32: 6.1 -> 8.3); the warp that is last out of a slot
-// refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1, 32.7). wgmma again, a
-// block of 124 columns a multiprocessor, two groups of four warps with the weights widened in registers, three warps that
-// widen the rows into a second ring: 24.8, 27.5, and 49.1, 54.9 at 13312 x 16384, beside 24.0, 27.5 and 50.0, 57.0 of this
-// kernel (widening, some 64 numbers a cycle and multiprocessor, is the same whoever multiplies, and the rows pass shared
-// memory twice more). Where a block is alone on a multiprocessor (4096 x 4096): 16 warps instead of 8 (5.4 -> 5.5; 32 rows
-// need more registers), a slot loaded ahead (5.5), three blocks' places a multiprocessor instead of two (5.3 to 5.5;
-// 2304 x 16384: 10.6 -> 10.8).
+// wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
+// of warps, in step with itself, waits at every slot); as many blocks as multiprocessors, all of one size (27.2, 33.6:
+// eight warps alone on a multiprocessor take 0.46 us a slot at m = 32, as long as memory; at 4096 x 4096 no change); the
+// rows' first chunks by loads instead of the copy engine (4096 x 4096: 5.4 -> 5.6, m = 32: 6.1 -> 8.3); the warp that is
+// last out of a slot refills it, found by a counter (5 % slower than a barrier); blocks starting at different k (25.1,
+// 32.7). wgmma again, a block of 124 columns a multiprocessor, two groups of four warps with the weights widened in
+// registers, three warps that widen the rows into a second ring: 24.8, 27.5, and 49.1, 54.9 at 13312 x 16384, beside 24.0,
+// 27.5 and 50.0, 57.0 of this kernel (widening, some 64 numbers a cycle and multiprocessor, is the same whoever
+// multiplies, and the rows pass shared memory twice more). Where a block is alone on a multiprocessor (4096 x 4096): 16
+// warps instead of 8 (5.4 -> 5.5; 32 rows need more registers), a slot loaded ahead (5.5), three blocks' places a
+// multiprocessor instead of two (5.3 to 5.5; 2304 x 16384: 10.6 -> 10.8).
+// For m = 32 beside version 12: one block of 80 to 112 columns a multiprocessor, with all its registers and a slot loaded
+// ahead (13312 x 16384 54.5 -> 54.0, 28672 x 4096 32.6 -> 33.2, 10240 x 8192 22.8 -> 22.5); blocks that stay for all their
+// pieces, the ring filled with the next while one is finished (28672 x 4096 32.4 -> 32.1, 57344 x 8192 116 -> 118).
 //
 // What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
 // and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32
-// would take 25.4 us without its multiplications and 20.2 without its copies: they overlap imperfectly. A third of the
-// tensor cores' time is used.
+// would take 25.6 us without its multiplications and 19.6 without its weights: they overlap imperfectly. Leaving out the
+// widening, or the copies of the rows, changes nothing. And it needs power: 13312 x 16384 takes 27 mJ at m = 1 and 41 at
+// m = 32, a third of them for the multiplications; 700 W in 50 us are 35.
 #include <cudaTypedefs.h>
 
 #include <atomic>
@@ -94,7 +100,7 @@ bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, bool);
+using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, int);
 
 struct BulkChoice {
     BulkKernel kernel;
@@ -160,8 +166,8 @@ Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCu
         choice.allowed->fetch_or(device, std::memory_order_relaxed);
     }
     const Grid grid{int64_t(pieces.count) * config.splits, choice.threads, config.splits, choice.shared_bytes};
-    const bool early = next_starts_early(config, a.m, a.n, a.k, chip.multiprocessors);
-    return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, early);
+    const int before_next = steps_before_next(config, a.m, a.n, a.k, chip.multiprocessors);
+    return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, before_next);
 }
 
 }  // namespace

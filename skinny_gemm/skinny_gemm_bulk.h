@@ -153,11 +153,11 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 }
 
 // A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
-// whatever the ring holds, are made and dropped.) early: the next kernel may start at once, not in the tail.
+// whatever the ring holds, are made and dropped.) before_next: of steps_before_next.
 template <int kColumns, int kRowTiles, int kSlots>
 __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2) void skinny_gemm_bulk(
     SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
-    bool early) {
+    int before_next) {
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots>;
     using Shared = typename B::Shared;
@@ -168,8 +168,9 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const int splits = blocks_in_cluster(), part = rank_in_cluster();
     const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
     const int first_step = first_bulk_step(kColumns, a.k, part, splits);
-    const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step, quarter = (count + 3) / 4;
-    const int tail = early ? -1 : count - (quarter < kSlots ? quarter : kSlots);
+    const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step;
+    const bool early = before_next == kAtOnce;
+    const int tail = early ? -1 : count - (before_next < count ? before_next : count);
     const Feeder<B> feeder{shared, &weights, &rows, first_column, pieces.most_columns(), first_step, count, tail};
 
     const bool feeds = threadIdx.x == B::kThreads - kWarp;

@@ -113,12 +113,28 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     return in_pieces(m, n, tiles, splits);
 }
 
-// Whether the next kernel may start at once, not in the tail: where that finds idle multiprocessors it puts two of its
-// blocks there. And not where one block each waits for rows and memory, and the next kernel's fetching would be in its way.
-constexpr bool next_starts_early(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors) {
-    const int64_t blocks = int64_t(c.pieces) * c.splits;
-    const bool in_the_way = m > 8 && c.splits == 1 && n * k > multiprocessors * (int64_t(100) << 10);
-    return blocks > multiprocessors || (blocks == multiprocessors && !in_the_way);
+// When the next kernel may start: when so many steps of a block are still to be asked for; or kAtOnce, before the wait for
+// the kernel before.
+//
+// What it gains is its start and its first weights, which come while this one ends. Where it finds idle multiprocessors,
+// it puts two of its blocks there: then only in the tail, when hardly a block has ended. Where every multiprocessor has
+// one block, it is a matter of which of the two is in the other's way (H200, 30 sizes; its limits are what was seen, no
+// law): of few rows neither is; with more rows, as soon as the ring is under way, or in the tail; and where K is long, the
+// blocks end so far apart that the tail of the last finds idle multiprocessors (m = 16, 5120 x 13824: 18.2 us at once, 19
+// to 24 in the tail, from one replay to the next).
+constexpr int kAtOnce = -1;
+constexpr int steps_before_next(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors) {
+    const int64_t blocks = int64_t(c.pieces) * c.splits, part = k / c.splits;
+    if (blocks > multiprocessors) return kAtOnce;
+    const BulkShape shape = kBulkShapes[c.shape];
+    const int step = bulk_step(shape.columns), slots = shape.slots(m), quarter = int((part + 4 * step - 1) / (4 * step));
+    const int tail = slots < quarter ? slots : quarter;
+    if (blocks < multiprocessors) return tail;
+    if (m <= 8) return kAtOnce;
+    constexpr int64_t kShort = 4608;  // k
+    const int64_t bytes = n * k / multiprocessors;
+    if (part <= kShort) return m > 16 ? (slots < 4 ? slots : 4) : bytes <= 90 << 10 ? kAtOnce : slots;
+    return bytes <= 100 << 10 || part > (m <= 16 ? 8192 : 12288) ? kAtOnce : tail;
 }
 
 }  // namespace rocm_fp8

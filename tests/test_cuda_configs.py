@@ -149,16 +149,24 @@ def test_one_round_instead_of_two_where_k_is_short(library):
             assert ((SHAPES[shape], pieces), splits) == (expected, 1), (m, n)
 
 
-def test_the_next_kernel_starts_early_where_every_multiprocessor_works(library):
-    for (n, k), few, many in (
-        ((512, 8192), 0, 0),  # 16 tiles by 8
-        ((1024, 8192), 1, 1),
-        ((4096, 2048), 1, 1),
-        ((4096, 4096), 1, 0),  # the next kernel's fetching would be in the way of these rows
-        ((13312, 16384), 1, 1),
-    ):
-        for m in (1, 8, 9, 32):
-            assert library.cuda_gemm_config(m, n, k, H200, 1)[3] == (few if m <= 8 else many), (m, n, k)
+def test_when_the_next_kernel_may_start(library):
+    """By 8, 16 and 32 rows: -1 at once, else with so many steps before the end."""
+    for (n, k), wanted in {
+        (512, 8192): (1, 1, 1),  # 16 tiles by 8: a quarter of two steps
+        (4000, 2048): (-1, -1, 3),  # few bytes
+        (4096, 4096): (-1, 4, 3),
+        (2048, 8192): (-1, 4, 3),  # two parts of K
+        (4608, 4096): (-1, 7, 4),
+        (5120, 5120): (-1, 5, 5),  # a quarter of the steps
+        (2560, 5120): (-1, -1, -1),
+        (4096, 8192): (-1, 4, 3),
+        (4096, 11008): (-1, -1, 3),
+        (4096, 14336): (-1, -1, -1),
+        (2304, 16384): (-1, -1, -1),  # more blocks than multiprocessors
+        (13312, 16384): (-1, -1, -1),
+    }.items():
+        for m, expected in zip((8, 16, 32), wanted):
+            assert library.cuda_gemm_config(m, n, k, H200, 1)[3] == expected, (m, n, k)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])

@@ -62,7 +62,7 @@ int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors)
 
 void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[4]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
-    const int64_t values[] = {c.shape, c.splits, c.pieces, next_starts_early(c, m, n, k, multiprocessors)};
+    const int64_t values[] = {c.shape, c.splits, c.pieces, c.shape == kPlain ? kAtOnce : steps_before_next(c, m, n, k, multiprocessors)};
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
 
