@@ -11,13 +11,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.40 TB/s; benchmarks/cuda.py, version 9):
-//   n x k           floor   b constant              b may change            torch._scaled_mm
-//   2304 x 16384    8.6    10.9  11.3  11.9  13.4  12.2  12.3  12.5  13.7  15.0  15.1  15.2  15.4
-//   4096 x 4096     3.8     5.6   5.7   5.9   6.4   5.7   5.7   5.9   6.7   7.2   7.2   7.2   7.3
-//   13312 x 16384  49.6    49.8  50.3  51.6  61.5  51.9  52.4  53.5  60.8  57.9  54.0  55.3  56.9
-//   16384 x 6656   24.8    24.5  24.8  25.5  29.2  26.8  27.2  27.7  30.0  28.0  28.2  28.5  29.6
-//   28672 x 4096   26.7    27.4  27.8  30.4  36.3  29.5  30.3  33.0  36.7  30.0  30.2  30.6  31.8
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; benchmarks/cuda.py, version 13):
+//   n x k           floor   b constant               b may change             torch._scaled_mm
+//   2304 x 16384     8.4    10.5  10.9  11.3  13.3   12.0  12.2  12.5  13.4   15.2  15.2  15.4  15.6
+//   4096 x 4096      3.8     5.4   5.6   5.7   6.1    5.6   5.6   5.8   6.7    7.2   7.0   7.1   7.2
+//   13312 x 16384   48.8    48.8  49.0  50.0  54.3   50.8  51.1  51.2  54.6   56.0  52.9  53.8  56.0
+//   16384 x 6656    24.4    24.0  24.2  25.0  28.0   26.3  26.6  27.2  28.7   27.3  27.4  27.6  28.5
+//   28672 x 4096    26.3    26.4  27.1  29.1  33.5   27.8  28.6  29.2  34.2   29.4  29.3  29.8  30.8
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -45,7 +45,8 @@
 //        27648 x 5120    33.2  33.3  34.4 -> 31.9  32.4  34.1    22016 x 4096    21.5  21.3  22.7 -> 20.4  20.7  22.8
 //  12  K split in four where it was in three or two, 16 to 19 columns a multiprocessor and a long K (m = 1, 16, 32):
 //        2304 x 16384    10.6  11.6  13.0 -> 10.5  11.2  13.3    2400 x 16384    13.0  13.9  15.4 -> 10.8  11.7  13.8
-//  13  where a multiprocessor has one block, the start of the next kernel by rows, bytes and K (m = 16, 32):
+//  13  where a multiprocessor has one block, the start of the next kernel by rows, bytes and K (m = 16, 32; a graph of it
+//      replayed over and over; between other graphs, as in benchmarks/cuda.py, 4096 x 4096 gains less, 5.7 and 6.1):
 //        4096 x 4096      5.8   6.2 ->  5.1   5.8     3584 x 3584    4.9   5.6 ->  4.5   5.1    5120 x 13824 20.5 -> 18.2
 //        4096 x 3072      4.9   5.5 ->  4.4   4.8     2048 x 8192    6.5   7.1 ->  6.0   6.5    (m = 16; as it fell: 18 to 24)
 //
@@ -68,8 +69,9 @@
 // What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
 // and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32
 // would take 25.6 us without its multiplications and 19.6 without its weights: they overlap imperfectly. Leaving out the
-// widening, or the copies of the rows, changes nothing. And it needs power: 13312 x 16384 takes 27 mJ at m = 1 and 41 at
-// m = 32, a third of them for the multiplications; 700 W in 50 us are 35.
+// widening, or the copies of the rows, changes nothing. And it needs power: beside what the idle chip takes (124 W),
+// 13312 x 16384 needs 27 mJ at m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29
+// in 50 us.
 #include <cudaTypedefs.h>
 
 #include <atomic>
