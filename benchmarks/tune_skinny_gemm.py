@@ -88,7 +88,8 @@ def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed
 def sweep_parser(description: str) -> argparse.ArgumentParser:
     """Of what sweeps need: `size`, a list or None, `effort` and `seed`."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--size", type=gpu_report.weight_size, action="append", metavar="NxK", help="of the weights; may be repeated")
+    size = {"type": gpu_report.weight_size, "action": "append", "metavar": "NxK"}
+    result.add_argument("--size", **size, help="of the weights; may be repeated")
     quick = {"const": gpu_timing.QUICK, "default": gpu_timing.Effort(), "help": "fewer launches: to see whether it runs"}
     result.add_argument("--quick", action="store_const", dest="effort", **quick)
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")

@@ -1,6 +1,6 @@
 // The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply.
 //
-//     HBM --> copy engine: 16 KiB of weights a slot --+
+//     HBM --> copy engine: 10 to 28 KiB of weights ---+
 //     L2  --> copy engine: the rows' same k ----------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31 --> registers
 //
 //     registers --> shared memory: added over the warps
