@@ -14,7 +14,8 @@ class FakeGpu:
     """Stands in for torch.cuda: launches name themselves, a replay takes as long as its launches say."""
 
     def __init__(self):
-        self.now_ms, self.log, self.recording, self.streams = 0.0, [], None, 0
+        # Whole microseconds add up exactly, milliseconds do not.
+        self.now_us, self.log, self.recording, self.streams = 0.0, [], None, 0
         gpu = self
 
         class Event:
@@ -22,10 +23,10 @@ class FakeGpu:
                 assert enable_timing
 
             def record(self) -> None:
-                self.at = gpu.now_ms
+                self.at = gpu.now_us
 
             def elapsed_time(self, end: "Event") -> float:
-                return end.at - self.at
+                return (end.at - self.at) / 1e3
 
         class CUDAGraph:
             def __init__(self):
@@ -33,7 +34,7 @@ class FakeGpu:
 
             def replay(self) -> None:
                 for name, i, us in self.launched:
-                    gpu.now_ms += (us() if callable(us) else us) / 1e3
+                    gpu.now_us += us() if callable(us) else us
                     gpu.log.append((name, i))
 
         self.Event, self.CUDAGraph = Event, CUDAGraph
