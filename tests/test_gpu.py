@@ -145,9 +145,17 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-@pytest.mark.parametrize("form", ["plain", "bulk"])
+def forms(kind: str, m: int, n: int, splits: int) -> list[str]:
+    """The plain kernel, or every bulk shape for those rows: with full tiles, with a piece more, with pieces of three columns."""
+    if kind == "plain":
+        return [f"-1,{splits}"]
+    fewest = {shape: -(-n // columns) for shape, columns in cuda_pieces.shapes_for(m).items()}
+    return [f"{shape},{splits},{pieces}" for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "bulk"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, form, splits):
+def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, kind, splits):
     """Each compiled kernel, with full tiles and with pieces of columns, with splits that are longer and shorter than its ring.
 
     A row's bits do not depend on the number of rows, nor on the tiles and pieces, which that decides.
@@ -157,18 +165,15 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, fo
         whole = problem(kernel, device, generator, 32, n, k)
         bits = None
         for m in (32, 1, 8, 9, 16, 17):
-            shapes = {-1: None} if form == "plain" else cuda_pieces.shapes_for(m)
-            for shape, columns in shapes.items():
-                for pieces in [None] if form == "plain" else [-(-n // columns), -(-n // columns) + 1, 67]:
-                    config = f"{shape},{splits}" + (f",{pieces}" if pieces else "")
-                    monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", config)
-                    inputs, what = whole.rows(slice(0, m)), f"{m}x{n}x{k}, {config}"
-                    got = gemm.run(kernel, inputs, out_dtype=torch.float32)
-                    if bits is None:
-                        inputs.assert_right(got, what)
-                        bits = got
-                    assert torch.equal(got, bits[:m]), what
-                    assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
+            inputs = whole.rows(slice(0, m))
+            for form in forms(kind, m, n, splits):
+                monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", form)
+                what = f"{m}x{n}x{k}, {form}"
+                got = gemm.run(kernel, inputs, out_dtype=torch.float32)
+                inputs.assert_right(got, what)
+                bits = got if bits is None else bits
+                assert torch.equal(got, bits[:m]), what
+                assert torch.equal(got, gemm.run(kernel, inputs, out_dtype=torch.float32, constant_b=True)), what
 
 
 # A multiprocessor's share of columns by each rule of pick_cuda_config, for 132 of them, odd sizes.
