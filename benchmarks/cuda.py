@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import bars, gpu_cases, gpu_report, gpu_timing  # noqa: E402
-from benchmarks.gpu_cases import GemmCase, RowCase, by_flashinfer, without_overlap  # noqa: E402
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap  # noqa: E402
 from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
 from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row  # noqa: E402
 from benchmarks.gpu_timing import Recorded, Times, record  # noqa: E402
@@ -40,7 +40,6 @@ class Bound:
 
 
 Size = int | tuple[int, int, int]
-GEMM_ROWS = (1, 8, 16, 32)
 
 # What is timed, and what it must reach.
 BOUNDS: dict[str, dict[Size, Bound]] = {

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
-from benchmarks.gpu_cases import GemmCase  # noqa: E402
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
 from benchmarks.gpu_report import cell, note, table_header, table_row  # noqa: E402
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser  # noqa: E402
@@ -25,7 +25,6 @@ from benchmarks.tuned_header import ROOT  # noqa: E402
 
 CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_cuda_config.h"
 OWN: Config = ()
-ROWS = (1, 8, 16, 32)
 SIZES = (
     *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),
     *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192), (8192, 8192)),
@@ -70,7 +69,7 @@ def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
     print(table_header(["rows", "N x K", "own choice, us", "±", "best", "us", "gain"]))
     all_right = True
     for n, k in args.size or SIZES:
-        for rows in args.rows or ROWS:
+        for rows in args.rows or GEMM_ROWS:
             tried = [OWN, *ways(rows, n, k, multiprocessors)]
             times = sweep(GemmCase(gpu.kernel, rows, n, k, generator), tried, args.effort)
             all_right &= len(times) == len(tried)

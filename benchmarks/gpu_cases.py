@@ -13,6 +13,7 @@ from benchmarks.gpu_timing import copies
 WIDTH = 16384
 EPSILON = 1e-5
 GEMM_VARIABLE = "ROCM_FP8_KERNELS_GEMM"
+GEMM_ROWS = (1, 8, 16, 32)  # of the tables for NVIDIA GPUs
 OVERLAP_VARIABLE = "ROCM_FP8_KERNELS_PDL"
 
 
