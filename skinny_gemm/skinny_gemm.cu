@@ -9,7 +9,7 @@
 //
 // A decoding step is kernel after kernel, and each has to fill the memory's queues again: a launch, a ring's set-up and
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
-// a block happen while the kernel before ends.
+// a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
 // H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; benchmarks/cuda.py, version 13):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
@@ -49,6 +49,14 @@
 //      replayed over and over; between other graphs, as in benchmarks/cuda.py, 4096 x 4096 gains less, 5.7 and 6.1):
 //        4096 x 4096      5.8   6.2 ->  5.1   5.8     3584 x 3584    4.9   5.6 ->  4.5   5.1    5120 x 13824 20.5 -> 18.2
 //        4096 x 3072      4.9   5.5 ->  4.4   4.8     2048 x 8192    6.5   7.1 ->  6.0   6.5    (m = 16; as it fell: 18 to 24)
+//  14  the first round slot by slot, so that the kernel before has its last bytes soon (pick_overlap); the next kernel starts
+//      in the tail then; blocks of a cluster say that they run without a fence (m = 1, 16, 32):
+//        4096 x 4096      5.5   5.2   5.9 ->  4.5   5.0   5.7        3584 x 3584     4.8   4.5   5.2 ->  4.0   4.4   5.1
+//        6144 x 4096      6.8   7.3   8.7 ->  6.3   6.6   8.4        4096 x 8192     9.2   9.3  10.3 ->  8.3   8.8  10.0
+//        4096 x 14336    14.5  14.9  16.7 -> 13.8  14.4  16.1        5120 x 5120     7.4   7.9   9.3 ->  6.8   7.1   9.1
+//        13312 x 16384   49.8  50.7       -> 48.8  50.0             28672 x 4096    26.6  28.8  33.9 -> 26.7  28.0  33.9
+//        2304 x 16384    10.7  11.3  13.3 -> 10.4  10.9  13.0         512 x 16384    5.7   5.4   6.0 ->  4.6   5.1   5.9
+//      (0.1 us slower where the ring holds all: 1024 x 4096 2.8, 3.0 -> 2.9, 3.1)
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -65,13 +73,19 @@
 // For m = 32 beside version 12: one block of 80 to 112 columns a multiprocessor, with all its registers and a slot loaded
 // ahead (13312 x 16384 54.5 -> 54.0, 28672 x 4096 32.6 -> 33.2, 10240 x 8192 22.8 -> 22.5); blocks that stay for all their
 // pieces, the ring filled with the next while one is finished (28672 x 4096 32.4 -> 32.1, 57344 x 8192 116 -> 118).
+// wgmma in FP8 from shared memory, each 32 k's sum added in float32, in the order 2304 x 16384, 4096 x 4096, 13312 x 16384,
+// 16384 x 6656, 28672 x 4096 of m = 32: 12.5, 7.2, 51.7, 26.0, 29.7 beside 13.1, 5.9, 52.2, 26.9, 31.5 of version 13. It drops what
+// lies 2^13 below the largest product of the 32, against the bound of docs/numerics.md, for 1 to 6 %.
+// Where a block is alone: the last slots held in registers from the start (4096 x 4096 5.5 -> 5.6 to 6.0), the first rows
+// by asynchronous loads (m = 1: no change, 32: 5.9 -> 6.4).
 //
-// What is left, from time stamps in the kernel: it starts 0.5 us after the one before has ended, has its rows 0.7 us later,
-// and at m = 1 ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1. m = 32
-// would take 25.6 us without its multiplications and 19.6 without its weights: they overlap imperfectly. Leaving out the
-// widening changes nothing, leaving out the copies of the rows 1 to 2 %. And it needs power: beside what the idle chip
-// takes (124 W), 13312 x 16384 needs 27 mJ at m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W
-// allowed are 29 in 50 us.
+// What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us, to its first rows 0.6
+// more; at m = 1 it ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1.
+// m = 32 would take 25.6 us without its multiplications and 19.6 without its weights: they overlap imperfectly. All copies
+// and not one multiplication are 11.7, 50.2, 25.1 and 27.9 at 2304 x 16384, 13312 x 16384, 16384 x 6656 and 28672 x 4096: the
+// rows come out of L2 once a block, beside weights that already need most of what L2 can give. And it needs power: beside
+// what the idle chip takes (124 W), 13312 x 16384 needs 27 mJ at m = 1 and 41 at m = 32, a third of them for the
+// multiplications; the 700 W allowed are 29 in 50 us.
 #include <cudaTypedefs.h>
 
 #include <atomic>
@@ -102,11 +116,12 @@ bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, int);
+using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, Overlap);
 
 struct BulkChoice {
     BulkKernel kernel;
-    int threads, shared_bytes, rows;
+    int threads, most_threads, shared_bytes, rows;
+    bool can_pace;
     std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
 };
 
@@ -119,7 +134,7 @@ BulkChoice bulk_choice() {
     constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
     static_assert(2 * (kSharedBytes + kReserved) <= kAllShared);
     static std::atomic<uint64_t> allowed;
-    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, kSharedBytes, B::kRows, &allowed};
+    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, B::kPaces, &allowed};
 }
 
 // There is no such form.
@@ -167,9 +182,10 @@ Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCu
         if (code != cudaSuccess) return {cudaGetErrorString(code)};
         choice.allowed->fetch_or(device, std::memory_order_relaxed);
     }
-    const Grid grid{int64_t(pieces.count) * config.splits, choice.threads, config.splits, choice.shared_bytes};
-    const int before_next = steps_before_next(config, a.m, a.n, a.k, chip.multiprocessors);
-    return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, before_next);
+    const Overlap overlap = pick_overlap(config, a.m, a.n, a.k, chip.multiprocessors, a.constant_b && choice.can_pace);
+    const int threads = overlap.window ? choice.most_threads : choice.threads;
+    const Grid grid{int64_t(pieces.count) * config.splits, threads, config.splits, choice.shared_bytes};
+    return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, overlap);
 }
 
 }  // namespace

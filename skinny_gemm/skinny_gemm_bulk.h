@@ -22,7 +22,6 @@ constexpr int kRowBytes = 128;             // of a row of the ring: all banks on
 constexpr int kConsumers = 8;              // warps
 constexpr int kWarpK = 32;                 // of a turn: once all of them
 constexpr int kTurn = kConsumers * kWarpK;
-constexpr int kAhead = 2;                  // slots that go to L2 while the ring's first round is on its way
 
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
 template <int kColumns_, int kRowTiles_, int kSlots_>
@@ -35,10 +34,14 @@ struct Bulk {
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
     static constexpr int kStep = bulk_step(kColumns);  // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
-    // A ninth warp keeps the ring full; or the eight in turn, where a thread needs more than the 96 registers that two
-    // blocks of nine warps leave it: five of the 18 share a quarter of a multiprocessor, so it is as with ten each.
+    // A ninth warp keeps the ring full, and a tenth paces its first round; or the eight do it, where a thread needs more
+    // than the 96 registers that two blocks of ten warps leave it.
     static constexpr bool kProducer = kWide * kNarrow < 10;
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
+    // Whether the first round can be paced, and by which warp. (With 17 rows and more the eight warps have no registers left
+    // for it: they lost up to 8 %.)
+    static constexpr bool kPaces = kProducer || kRows <= 16;
+    static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
 
     struct Slot {
         uint8_t columns[kBlocks][kColumns][kRowBytes], rows[kBlocks][kRows][kRowBytes];
@@ -53,6 +56,7 @@ struct Bulk {
         float sums[kRows * (kColumns + kMaxClusterSplits)];
         float scale_a[kRows];
         Barrier full[kSlots], empty[kSlots];
+        Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
     };
 };
 
@@ -70,13 +74,15 @@ struct Feeder {
     typename B::Shared& shared;
     const CUtensorMap *weights, *rows;
     int first_column, columns, first_step, count;
-    int tail;  // the step with which the next kernel may start; -1: it was let before
+    int tail;    // the step with which the next kernel may start; -1: it was let before
+    int window;  // of the first round's steps, so many at a time; 0: all at once
+    int ahead;   // steps that go to L2 beyond the first round
 
-    __device__ void copy_weights(int slot, int step) const {
-        arrive_expecting(&shared.full[slot], (columns + B::kRows) * B::kStep);
+    __device__ bool paced() const { return B::kPaces && window > 0; }
+    __device__ void copy_weights(int slot, int step, Barrier* barrier) const {
 #pragma unroll
         for (int b = 0; b < B::kBlocks; ++b) {
-            copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, &shared.full[slot]);
+            copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, barrier);
         }
     }
     __device__ void copy_rows(int slot, int step) const {
@@ -92,17 +98,46 @@ struct Feeder {
             for (int b = 0; b < B::kBlocks; ++b) fetch_tile_to_l2(weights, k_of(step, b), first_column);
         }
     }
-    // begun: of the weights.
-    __device__ void first_round(bool begun) const {
+    // The weights of a step of the first round.
+    __device__ void begin(int step) const {
+        Barrier* const barrier = paced() ? &shared.first[step] : &shared.full[step];
+        arrive_expecting(barrier, (columns + (paced() ? 0 : B::kRows)) * B::kStep);
+        copy_weights(step, step, barrier);
+    }
+    // All of them, or those that may be under way at first.
+    __device__ void begin_first() const {
         for (int s = 0; s < B::kSlots && s < count; ++s) {
-            if (!begun) copy_weights(s, s);
-            copy_rows(s, s);
+            if (!paced() || s < window) begin(s);
+        }
+    }
+    // The others, and what goes to L2: each when the step `window` before it has come.
+    __device__ void begin_rest() const {
+        for (int s = window; s < B::kSlots + ahead && s < count; ++s) {
+            if (s - window < B::kSlots) wait_for(&shared.first[s - window], 0);
+            if (s < B::kSlots) begin(s);
+            else fetch_weights(s, s + 1);
+        }
+    }
+    // begun: the weights were. (Unrolled, and the two cases apart: the way to the first rows counts. A loop over the slots,
+    // their addresses made at run time, cost up to 4 %.)
+    __device__ void first_round(bool begun) const {
+        if (begun) {
+            for (int s = 0; s < B::kSlots && s < count; ++s) {
+                if (paced()) arrive_expecting(&shared.full[s], B::kRows * B::kStep);
+                copy_rows(s, s);
+            }
+        } else {
+            for (int s = 0; s < B::kSlots && s < count; ++s) {
+                begin(s);
+                copy_rows(s, s);
+            }
         }
     }
     // parity: of the slot's last round.
     __device__ void refill(int slot, uint32_t parity, int step) const {
         wait_for(&shared.empty[slot], parity);
-        copy_weights(slot, step);
+        arrive_expecting(&shared.full[slot], (columns + B::kRows) * B::kStep);
+        copy_weights(slot, step, &shared.full[slot]);
         copy_rows(slot, step);
     }
 
@@ -123,6 +158,7 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
             const int step = first + s;
             if (step >= feeder.count) return;
             wait_for(&feeder.shared.full[s], parity);
+            if (feeder.paced() && first == 0) wait_for(&feeder.shared.first[s], 0);
             uint2 wide[B::kTurns][B::kWide][2], narrow[B::kTurns][B::kNarrow];
 #pragma unroll
             for (int turn = 0; turn < B::kTurns; ++turn) {
@@ -153,11 +189,11 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 }
 
 // A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
-// whatever the ring holds, are made and dropped.) before_next: of steps_before_next.
+// whatever the ring holds, are made and dropped.)
 template <int kColumns, int kRowTiles, int kSlots>
 __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2) void skinny_gemm_bulk(
     SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
-    int before_next) {
+    Overlap overlap) {
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots>;
     using Shared = typename B::Shared;
@@ -169,20 +205,22 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
     const int first_step = first_bulk_step(kColumns, a.k, part, splits);
     const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step;
-    const bool early = before_next == kAtOnce;
-    const int tail = early ? -1 : count - (before_next < count ? before_next : count);
-    const Feeder<B> feeder{shared, &weights, &rows, first_column, pieces.most_columns(), first_step, count, tail};
+    const bool early = overlap.before_next == kAtOnce;
+    const int tail = early ? -1 : count - (overlap.before_next < count ? overlap.before_next : count);
+    const Feeder<B> feeder{shared,     &weights, &rows, first_column,   pieces.most_columns(),
+                           first_step, count,    tail,  overlap.window, overlap.ahead};
 
     const bool feeds = threadIdx.x == B::kThreads - kWarp;
     if (feeds) {
         for (int s = 0; s < kSlots; ++s) {
             make_barrier(&shared.full[s], 1);
             make_barrier(&shared.empty[s], kConsumers);
+            if (feeder.paced()) make_barrier(&shared.first[s], 1);
         }
         publish_barriers();
         if (a.constant_b) {
-            for (int s = 0; s < kSlots && s < count; ++s) feeder.copy_weights(s, s);
-            if (early) feeder.fetch_weights(kSlots, kSlots + kAhead);
+            feeder.begin_first();
+            if (early && !feeder.paced()) feeder.fetch_weights(kSlots, kSlots + overlap.ahead);
         } else if (early && kRowTiles > 1) {
             feeder.fetch_weights(0, kSlots);  // with fewer rows it was no faster, or up to 9 % slower
         }
@@ -193,7 +231,25 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     __syncthreads();
     // Closes: a block of the cluster may not be written to before it runs. (Where a block is alone there is no cluster,
     // and its barriers would be those of the block, which the two roles pass at different places.)
-    if (splits > 1) arrive_at_cluster_barrier();
+    if (splits > 1) arrive_at_cluster_start();
+    // What is left of a warp that does not multiply: the barriers that the others wait at.
+    const auto leave = [&] {
+        __syncwarp();
+        if (splits > 1) {
+            wait_at_cluster_barrier();
+            arrive_at_cluster_barrier();
+            wait_at_cluster_barrier();
+        }
+    };
+    // Before the wait, which stops a warp as a whole: the warp that paces comes to it when it is done, or never.
+    if (warp == B::kPacer && feeder.paced()) {
+        if (lane == 0) feeder.begin_rest();
+        if (B::kProducer) {
+            leave();
+            return;
+        }
+        __syncwarp();
+    }
     wait_for_previous_kernel();
 
     if (feeds) feeder.first_round(a.constant_b);
@@ -206,12 +262,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
                 if (++slot == kSlots) slot = 0, parity ^= 1;
             }
         }
-        __syncwarp();
-        if (splits > 1) {
-            wait_at_cluster_barrier();
-            arrive_at_cluster_barrier();
-            wait_at_cluster_barrier();
-        }
+        leave();
         return;
     }
 

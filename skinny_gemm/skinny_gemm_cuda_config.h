@@ -113,28 +113,55 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     return in_pieces(m, n, tiles, splits);
 }
 
-// When the next kernel may start: when so many steps of a block are still to be asked for; or kAtOnce, before the wait for
-// the kernel before.
+// How a launch shares memory with the kernels beside it.
+struct Overlap {
+    int before_next;  // the next kernel may start when so many steps of a block are still to be asked for; or kAtOnce
+    int window;       // of the ring's first round, so many slots are under way at a time; 0: all at once
+    int ahead;        // slots beyond the ring that go to L2 before the wait for the kernel before
+};
+constexpr int kAtOnce = -1;  // before that wait
+
+// What the next kernel gains by an early start is its launch and its first weights, which come while this one ends. What
+// it costs is that this one's last rows and weights wait behind those in memory's queues: a multiprocessor that asks for
+// 110 KiB at once has them 3 us long (n = k = 4096: 1.2 us from the wait to the first rows instead of 0.6). 27 KiB under
+// way on each keep memory busy, so the first round is paced (can_pace: the weights may be fetched before the wait, and the
+// form can do so slot by slot):
 //
-// What it gains is its start and its first weights, which come while this one ends. Where it finds idle multiprocessors,
-// it puts two of its blocks there: then only in the tail, when hardly a block has ended. Where every multiprocessor has
-// one block, it is a matter of which of the two is in the other's way (H200, 30 sizes; its limits are what was seen, no
-// law): of few rows neither is; with more rows, as soon as the ring is under way, or in the tail; and where K is long, the
-// blocks end so far apart that the tail of the last finds idle multiprocessors (m = 16, 5120 x 13824: 18.2 us at once, 19
-// to 24 in the tail, from one replay to the next).
-constexpr int kAtOnce = -1;
-constexpr int steps_before_next(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors) {
-    const int64_t blocks = int64_t(c.pieces) * c.splits, part = k / c.splits;
-    if (blocks > multiprocessors) return kAtOnce;
+//     places for blocks are free   three slots at a time, and the next kernel starts in the tail: early enough that it is
+//                                  there when this one ends, and that hardly a block has ended (on an idle multiprocessor
+//                                  it would put two of its own). With long k blocks end far apart: no use beyond 448 KiB
+//     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends
+//
+// H200, 150 sizes; the limits are what was seen, no law. What is not paced: where it finds idle multiprocessors, in the
+// tail; where each has one block and there are few rows, neither is in the other's way; with more rows, as soon as the ring
+// is under way, or in the tail; with long k, at once (m = 16, 5120 x 13824: 18.2 us, in the tail 19 to 24, by chance).
+constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool can_pace) {
+    constexpr int kAhead = 2;
+    constexpr int64_t kUnderWay = 48 << 10;
+    const int64_t blocks = int64_t(c.pieces) * c.splits, places = 2 * multiprocessors, part = k / c.splits;
+    const int64_t bytes = n * k / multiprocessors;  // of weights
     const BulkShape shape = kBulkShapes[c.shape];
-    const int step = bulk_step(shape.columns), slots = shape.slots(m), quarter = int((part + 4 * step - 1) / (4 * step));
-    const int tail = slots < quarter ? slots : quarter;
-    if (blocks < multiprocessors) return tail;
-    if (m <= 8) return kAtOnce;
+    const int step = bulk_step(shape.columns), slots = shape.slots(m), count = int((part + step - 1) / step);
+    if (can_pace && c.splits == 1 && count > slots && blocks <= places) {
+        const int64_t columns = Pieces(n, c.pieces).most_columns();
+        const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
+        const bool full = 20 * blocks >= 17 * places;
+        if (full && (k >= 6144 || (m > 8 && columns > kWideColumns))) {
+            const int window = int(kUnderWay / step_bytes);
+            return {kAtOnce, window < 2 ? 2 : window, kAhead};
+        }
+        if (!full && bytes <= 448 << 10) {
+            if (m > 16) return {3, 2, 4};
+            return {int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes), 3, kAhead};
+        }
+    }
+    if (blocks > multiprocessors) return {kAtOnce, 0, kAhead};
+    const int quarter = (count + 3) / 4, tail = slots < quarter ? slots : quarter;
+    if (blocks < multiprocessors) return {c.splits > 1 && m <= 16 ? kAtOnce : tail, 0, kAhead};
+    if (m <= 8) return {kAtOnce, 0, kAhead};
     constexpr int64_t kShort = 4608;  // k
-    const int64_t bytes = n * k / multiprocessors;
-    if (part <= kShort) return m > 16 ? (slots < 4 ? slots : 4) : bytes <= 90 << 10 ? kAtOnce : slots;
-    return bytes <= 100 << 10 || part > (m <= 16 ? 8192 : 12288) ? kAtOnce : tail;
+    if (part <= kShort) return {m > 16 ? (slots < 4 ? slots : 4) : bytes <= 90 << 10 ? kAtOnce : slots, 0, kAhead};
+    return {bytes <= 100 << 10 || part >= (m <= 16 ? 8192 : 12288) ? kAtOnce : tail, 0, kAhead};
 }
 
 }  // namespace rocm_fp8

@@ -91,7 +91,7 @@ def test_every_gemm_choice_can_run(library, k):
     for multiprocessors in (H200, 78, 17, 16):
         for n in COLUMNS:
             for m in (1, 8, 9, 16, 17, 32):
-                shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+                shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                 assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
                 assert splits == 1 or k // splits >= 1024
                 assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
@@ -131,7 +131,7 @@ def test_multiprocessors_have_the_same_to_do(library):
     }
     for (n, k), wanted in expected.items():
         for m in (1, 8, 9, 16, 17, 32):
-            shape, splits, pieces, _ = library.cuda_gemm_config(m, n, k, H200, 1)
+            shape, splits, pieces = library.cuda_gemm_config(m, n, k, H200, 1)
             assert (SHAPES[shape], splits, pieces) == wanted[m > 8], (m, n, k)
 
 
@@ -145,28 +145,64 @@ def test_one_round_instead_of_two_where_k_is_short(library):
         29569: [(64, 528), (64, 528), (64, 528)],
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
-            shape, splits, pieces, _ = library.cuda_gemm_config(m, n, 4096, H200, 1)
+            shape, splits, pieces = library.cuda_gemm_config(m, n, 4096, H200, 1)
             assert ((SHAPES[shape], pieces), splits) == (expected, 1), (m, n)
 
 
 def test_when_the_next_kernel_may_start(library):
-    """By 8, 16 and 32 rows: -1 at once, else with so many steps before the end."""
+    """Not paced, by 8, 16 and 32 rows: -1 at once, else with so many steps before the end."""
     for (n, k), wanted in {
-        (512, 8192): (1, 1, 1),  # 16 tiles by 8: a quarter of two steps
+        (512, 8192): (-1, -1, 1),  # 16 tiles by 8, fewer than multiprocessors; a quarter of two steps
         (4000, 2048): (-1, -1, 3),  # few bytes
         (4096, 4096): (-1, 4, 3),
         (2048, 8192): (-1, 4, 3),  # two parts of K
+        (1024, 16384): (-1, -1, 3),
         (4608, 4096): (-1, 7, 4),
         (5120, 5120): (-1, 5, 5),  # a quarter of the steps
         (2560, 5120): (-1, -1, -1),
-        (4096, 8192): (-1, 4, 3),
+        (4096, 8064): (-1, 4, 3),
         (4096, 11008): (-1, -1, 3),
         (4096, 14336): (-1, -1, -1),
         (2304, 16384): (-1, -1, -1),  # more blocks than multiprocessors
         (13312, 16384): (-1, -1, -1),
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
-            assert library.cuda_gemm_config(m, n, k, H200, 1)[3] == expected, (m, n, k)
+            assert library.cuda_gemm_overlap(m, n, k, H200, 0) == (expected, 0, 2), (m, n, k)
+
+
+def test_what_is_paced(library):
+    """By 8 and 32 rows: steps before the end, slots under way, slots ahead. Among the fastest of those tried on an H200."""
+    for (n, k), wanted in {
+        (2048, 8192): [(-1, 0, 2), (3, 0, 2)],  # not where K is split
+        (4096, 2048): [(-1, 0, 2), (3, 2, 4)],  # nor where the ring holds all of it
+        (3584, 3584): [(4, 3, 2), (3, 2, 4)],
+        (4096, 4096): [(4, 3, 2), (3, 2, 4)],
+        (4096, 14336): [(5, 3, 2), (3, 2, 4)],
+        (5120, 5120): [(7, 3, 2), (3, 2, 4)],
+        (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
+        (12288, 4096): [(-1, 0, 2), (-1, 0, 2)],  # every place is taken, and k is short
+        (13312, 16384): [(-1, 3, 2), (-1, 3, 2)],
+        (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
+        (28672, 4096): [(-1, 0, 2), (-1, 0, 2)],
+    }.items():
+        for m, expected in zip((8, 32), wanted):
+            assert library.cuda_gemm_overlap(m, n, k, H200, 1) == expected, (m, n, k)
+    assert library.cuda_gemm_overlap(16, 28672, 4096, H200, 1) == (-1, 2, 2)  # one block of 112 columns
+
+
+@pytest.mark.parametrize("can_pace", [0, 1])
+def test_every_overlap_can_run(library, can_pace):
+    for multiprocessors in (H200, 78, 17):
+        for n in COLUMNS:
+            for k in (1024, 1536, 2560, 4096, 16384, 65536):
+                for m in (1, 9, 32):
+                    before_next, window, ahead = library.cuda_gemm_overlap(m, n, k, multiprocessors, can_pace)
+                    shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+                    assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 4
+                    if window:
+                        # The kernel's own: it has a warp more for it, and there is something left to pace.
+                        assert can_pace and 2 <= window <= 8 and splits == 1 and pieces <= 2 * multiprocessors
+                        assert -(-k // library.cuda_gemm_step(shape)) > library.cuda_gemm_slots(shape, m)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
@@ -191,8 +227,8 @@ def test_more_rows_never_split_k_otherwise(library):
 
 def test_unaligned_and_small_go_to_the_plain_kernel(library):
     for n, k in SIZES:
-        assert library.cuda_gemm_config(8, n, k, H200, 0)[:3] == (PLAIN, 1, 0)
-    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1)[:3] == (PLAIN, 1, 0)
+        assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1, 0)
+    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1, 0)
 
 
 def test_the_launcher_names_the_architectures_that_are_built():

@@ -133,7 +133,7 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
         assert kernel.count("UTMALDG") >= 2, kernel
         assert kernel.count(r"HMMA\.16816\.F32") == turns * 2 * products, kernel
         assert kernel.count(r"F2FP\.F16\.E4M3\.UNPACK") == turns * 2 * 2 * (columns // 8 + rows), kernel
-        # Two blocks of eight or nine warps a multiprocessor: at most four or five of them on each quarter of it, with
-        # 512 registers of 32 lanes.
+        # Two blocks of eight or ten warps a multiprocessor: four or five of them on each quarter of it, with 512 registers
+        # of 32 lanes.
         on_a_quarter = 4 if products >= 10 else 5
         assert kernel.registers <= 512 // on_a_quarter // 8 * 8, kernel

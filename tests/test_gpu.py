@@ -180,6 +180,7 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, ki
 SHARES = [
     *((527, 2064), (1001, 2064), (2305, 1040), (4227, 5136), (7601, 5136)),
     *((8449, 1040), (16901, 1040), (19001, 1040), (22101, 1040), (28681, 1040)),
+    (13313, 6160),  # long enough to be fetched slot by slot where every place for a block is taken
 ]
 
 

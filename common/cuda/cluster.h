@@ -25,6 +25,8 @@ __device__ inline uint32_t blocks_in_cluster() {
 // waited.
 __device__ inline void arrive_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void wait_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Arrives where all that others want to know is that this block runs. (A release waits for all that a thread has written.)
+__device__ inline void arrive_at_cluster_start() { ROCM_FP8_HOPPER("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
 // The address of the same variable in another block's shared memory.
 __device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {

@@ -60,10 +60,17 @@ int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors)
     return rows_to_fetch(rows, row_bytes, multiprocessors);
 }
 
-void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[4]) {
+void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[3]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
-    const int64_t values[] = {c.shape, c.splits, c.pieces, c.shape == kPlain ? kAtOnce : steps_before_next(c, m, n, k, multiprocessors)};
-    for (int i = 0; i < 4; ++i) out[i] = values[i];
+    const int64_t values[] = {c.shape, c.splits, c.pieces};
+    for (int i = 0; i < 3; ++i) out[i] = values[i];
+}
+
+void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int can_pace, int64_t out[3]) {
+    const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, true);
+    const Overlap o = pick_overlap(c, m, n, k, multiprocessors, can_pace);
+    const int64_t values[] = {o.before_next, o.window, o.ahead};
+    for (int i = 0; i < 3; ++i) out[i] = values[i];
 }
 
 int64_t cuda_gemm_most_columns(int64_t n, int pieces) { return Pieces(n, pieces).most_columns(); }
