@@ -174,11 +174,11 @@ def test_what_is_paced(library):
     """By 8 and 32 rows: steps before the end, slots under way, slots ahead. Among the fastest of those tried on an H200."""
     for (n, k), wanted in {
         (2048, 8192): [(-1, 0, 2), (3, 0, 2)],  # not where K is split
-        (4096, 2048): [(-1, 0, 2), (3, 2, 4)],  # nor where the ring holds all of it
-        (3584, 3584): [(4, 3, 2), (3, 2, 4)],
-        (4096, 4096): [(4, 3, 2), (3, 2, 4)],
-        (4096, 14336): [(5, 3, 2), (3, 2, 4)],
-        (5120, 5120): [(7, 3, 2), (3, 2, 4)],
+        (4096, 2048): [(-1, 0, 2), (4, 2, 4)],  # nor where the ring holds all of it
+        (4096, 3072): [(4, 3, 2), (4, 2, 4)],
+        (4096, 4096): [(6, 3, 2), (4, 2, 4)],
+        (4096, 14336): [(7, 3, 2), (4, 2, 4)],
+        (5120, 5120): [(9, 3, 2), (4, 2, 4)],
         (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
         (12288, 4096): [(-1, 0, 2), (-1, 0, 2)],  # every place is taken, and k is short
         (13312, 16384): [(-1, 3, 2), (-1, 3, 2)],
