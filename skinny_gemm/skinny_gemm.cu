@@ -11,13 +11,14 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-21; floor at 4.47 TB/s; benchmarks/cuda.py, version 13):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 14,
+// the next kernel's start as at 20f893b; as it is now, 4096 x 4096 takes 4.6 4.6 5.1 5.7):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384     8.4    10.5  10.9  11.3  13.3   12.0  12.2  12.5  13.4   15.2  15.2  15.4  15.6
-//   4096 x 4096      3.8     5.4   5.6   5.7   6.1    5.6   5.6   5.8   6.7    7.2   7.0   7.1   7.2
-//   13312 x 16384   48.8    48.8  49.0  50.0  54.3   50.8  51.1  51.2  54.6   56.0  52.9  53.8  56.0
-//   16384 x 6656    24.4    24.0  24.2  25.0  28.0   26.3  26.6  27.2  28.7   27.3  27.4  27.6  28.5
-//   28672 x 4096    26.3    26.4  27.1  29.1  33.5   27.8  28.6  29.2  34.2   29.4  29.3  29.8  30.8
+//   2304 x 16384     8.4    10.1  10.2  10.7  12.9   11.7  11.9  12.5  13.2   15.4  15.5  15.9  15.8
+//   4096 x 4096      3.8     4.7   4.8   5.2   5.8    5.7   5.7   5.9   6.7    7.2   7.1   7.2   7.2
+//   13312 x 16384   48.8    47.9  47.9  49.0  53.5   51.0  51.1  51.1  54.1   56.1  53.0  53.7  55.3
+//   16384 x 6656    24.4    23.7  24.0  24.7  27.8   26.3  26.6  27.3  28.5   27.4  27.4  27.7  28.3
+//   28672 x 4096    26.3    26.4  27.1  28.0  33.4   27.9  29.0  29.3  33.9   29.4  29.3  30.0  30.6
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
