@@ -152,7 +152,7 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
             return {kAtOnce, window < 2 ? 2 : window, kAhead};
         }
         if (!full && bytes <= 448 << 10) {
-            if (m > 16) return {4, 2, 4};
+            if (m > 16) return {4, 2, 4};  // their ring is short: more of it through L2
             const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + 2;
             return {before_end < count - 2 ? before_end : count - 2, 3, kAhead};
         }

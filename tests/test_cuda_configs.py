@@ -200,7 +200,7 @@ def test_every_overlap_can_run(library, can_pace):
                     shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                     assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 4
                     if window:
-                        # The kernel's own: it has a warp more for it, and there is something left to pace.
+                        # One round of blocks, each longer than its ring, and no cluster.
                         assert can_pace and 2 <= window <= 8 and splits == 1 and pieces <= 2 * multiprocessors
                         assert -(-k // library.cuda_gemm_step(shape)) > library.cuda_gemm_slots(shape, m)
 
