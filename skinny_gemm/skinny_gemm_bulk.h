@@ -178,12 +178,13 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
             // The slot is free as soon as what is in it has been read.
             __syncwarp();
             if (lane == 0) arrive(&feeder.shared.empty[s]);
-#pragma unroll
-            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, wide[turn], narrow[turn]);
-            // The slot of the step before: by now the other warps have left it.
+            // The slot of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
+            // long as a slot takes to come: later, and a third of the ring is empty.)
             if (!B::kProducer && lane == 0 && step > 0 && step % kConsumers == warp && step - 1 + B::kSlots < feeder.count) {
                 feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
             }
+#pragma unroll
+            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, wide[turn], narrow[turn]);
         }
     }
 }
