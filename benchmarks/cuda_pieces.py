@@ -30,17 +30,19 @@ SIZES = (
     *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192), (8192, 8192)),
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
-TILES = (32, 64)  # columns: the widest of both kinds of shapes
+TILES = (32, 64, 112)  # columns: the widest of each kind of shapes
+WIDEST_SPLIT = 64  # columns: beyond, a form for more than 16 rows splits no K
 LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
-def shapes_for(rows: int) -> dict[int, int]:
-    """Index in skinny_gemm_cuda_config.h's table: columns, of the shapes that have a form with those rows, narrowest first."""
+def shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
+    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first, of the shapes with a form for that."""
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
     by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
     found = [tuple(map(int, shape.split(","))) for shape in re.findall(r"\{([\d, ]+)\}", table)]
-    return {index: shape[0] for index, shape in enumerate(found) if shape[by_rows]}
+    widest = WIDEST_SPLIT if splits > 1 and rows > 16 else max(TILES)
+    return {index: shape[0] for index, shape in enumerate(found) if shape[by_rows] and shape[0] <= widest}
 
 
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
@@ -48,14 +50,14 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
 
     Each in the narrowest shape that holds a piece.
     """
-    shapes, found = shapes_for(rows), []
+    found: list[Config] = []
     full = {-(-n // columns) for columns in TILES}
     for splits in (1, 2, 3, 4, 8):
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
             continue
         for pieces in sorted(full | {blocks * multiprocessors // splits for blocks in (1, 2, 4)}):
             fills = pieces in full or n >= LEAST_COLUMNS * pieces
-            fitting = [shape for shape, columns in shapes.items() if pieces * columns >= n]
+            fitting = [shape for shape, columns in shapes_for(rows, splits).items() if pieces * columns >= n]
             if fills and fitting and (splits == 1 or pieces * splits <= 4 * multiprocessors):
                 found.append((fitting[0], splits, pieces))
     return found

@@ -123,7 +123,6 @@ using BulkKernel = void (*)(SkinnyGemmArgs, CUtensorMap, CUtensorMap, Pieces, Ov
 struct BulkChoice {
     BulkKernel kernel;
     int threads, most_threads, shared_bytes, rows;
-    bool can_pace;
     std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
 };
 
@@ -136,7 +135,7 @@ BulkChoice bulk_choice() {
     constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
     static_assert(2 * (kSharedBytes + kReserved) <= kAllShared);
     static std::atomic<uint64_t> allowed;
-    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, B::kPaces, &allowed};
+    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
 }
 
 // There is no such form.
@@ -184,7 +183,7 @@ Status launch_bulk(const SkinnyGemmArgs& a, const Chip& chip, const SkinnyGemmCu
         if (code != cudaSuccess) return {cudaGetErrorString(code)};
         choice.allowed->fetch_or(device, std::memory_order_relaxed);
     }
-    const Overlap overlap = pick_overlap(config, a.m, a.n, a.k, chip.multiprocessors, a.constant_b && choice.can_pace);
+    const Overlap overlap = pick_overlap(config, a.m, a.n, a.k, chip.multiprocessors, a.constant_b);
     const int threads = overlap.window ? choice.most_threads : choice.threads;
     const Grid grid{int64_t(pieces.count) * config.splits, threads, config.splits, choice.shared_bytes};
     return launch(choice.kernel, chip, grid, on, a, weights, rows, pieces, overlap);
@@ -207,7 +206,9 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
         if (forced.shape != kPlain) {
             const int fewest = fewest_pieces(kBulkShapes[forced.shape].columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
-            if (config.shape == kPlain || !kBulkShapes[forced.shape].slots(args.m) || pieces < fewest || pieces > args.n) {
+            const BulkShape shape = kBulkShapes[forced.shape];
+            const bool fits = shape.slots(args.m) && (forced.splits == 1 || can_split(shape.columns, args.m));
+            if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
                 return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
             }
         }

@@ -6,7 +6,10 @@
 //     registers --> shared memory: added over the warps
 //               --> with split K, to the block of the cluster that finishes the column: added over the blocks
 //
-// Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits.
+// Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits. But
+// for more than 64 columns by more than 16 rows, of which a warp cannot hold all sums. There
+//
+//     warp w: one half of the columns or the other, k = 128 i + 32 (w % 4) ... + 31
 #pragma once
 
 #include "../common/cuda/bulk_copy.h"
@@ -20,28 +23,30 @@ namespace {
 
 constexpr int kRowBytes = 128;             // of a row of the ring: all banks once, and k of a copy
 constexpr int kConsumers = 8;              // warps
-constexpr int kWarpK = 32;                 // of a turn: once all of them
-constexpr int kTurn = kConsumers * kWarpK;
+constexpr int kWarpK = 32;                 // of a turn
 
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
 template <int kColumns_, int kRowTiles_, int kSlots_>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kSlots = kSlots_, kRows = kRowTiles_ * kMmaNarrow;
+    // Of the warps, each with its own columns; those of a group share k. Once all of them: a turn.
+    static constexpr int kGroups = column_groups(kColumns, kRows), kGroupWarps = kConsumers / kGroups;
+    static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
+    static constexpr bool kSplits = can_split(kColumns, kRows);  // K, over a cluster
     // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
-    static constexpr bool kRowsWide = kColumns % kMmaWide != 0;
-    static constexpr int kWide = (kRowsWide ? kRows : kColumns) / kMmaWide;
-    static constexpr int kNarrow = (kRowsWide ? kColumns : kRows) / kMmaNarrow;
+    static constexpr bool kRowsWide = kGroupColumns % kMmaWide != 0;
+    static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
+    static constexpr int kNarrow = (kRowsWide ? kGroupColumns : kRows) / kMmaNarrow;
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
-    static constexpr int kStep = bulk_step(kColumns);  // k of a slot
+    static constexpr int kStep = bulk_step(kColumns, kRows);                   // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
-    // A ninth warp keeps the ring full, and a tenth paces its first round; or the eight do it, where a thread needs more
-    // than the 96 registers that two blocks of ten warps leave it.
-    static constexpr bool kProducer = kWide * kNarrow < 10;
+    // A ninth warp keeps the ring full, and a tenth paces its first round; or the eight do it.
+    static constexpr bool kProducer = has_producer(kColumns, kRows), kPaces = can_pace(kColumns, kRows);
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
-    // Whether the first round can be paced, and by which warp. (With 17 rows and more the eight warps have no registers left
-    // for it: they lost up to 8 %.)
-    static constexpr bool kPaces = kProducer || kRows <= 16;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
+
+    // The first of a warp's columns.
+    static __device__ int group_column(int warp) { return warp / kGroupWarps * kGroupColumns; }
 
     struct Slot {
         uint8_t columns[kBlocks][kColumns][kRowBytes], rows[kBlocks][kRows][kRowBytes];
@@ -50,10 +55,10 @@ struct Bulk {
         union {
             alignas(1024) Slot slots[kSlots];
             // When the ring is done. A few columns more: no two of a warp's writes in one bank.
-            float parts[kConsumers][kRows][kColumns + (kRowsWide ? 4 : 8)];
+            float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
-        float sums[kRows * (kColumns + kMaxClusterSplits)];
+        float sums[kSplits ? kRows * (kColumns + kMaxClusterSplits) : 1];
         float scale_a[kRows];
         Barrier full[kSlots], empty[kSlots];
         Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
@@ -75,7 +80,7 @@ struct Feeder {
     const CUtensorMap *weights, *rows;
     int first_column, columns, first_step, count;
     int tail;    // the step with which the next kernel may start; -1: it was let before
-    int window;  // of the first round's steps, so many at a time; 0: all at once
+    int window;  // of the first round's steps, so many at a time, or so many before the wait; 0: all at once
     int ahead;   // steps that go to L2 beyond the first round
 
     __device__ bool paced() const { return B::kPaces && window > 0; }
@@ -104,10 +109,10 @@ struct Feeder {
         arrive_expecting(barrier, (columns + (paced() ? 0 : B::kRows)) * B::kStep);
         copy_weights(step, step, barrier);
     }
-    // All of them, or those that may be under way at first.
+    // All of them, or as many as `window` says.
     __device__ void begin_first() const {
         for (int s = 0; s < B::kSlots && s < count; ++s) {
-            if (!paced() || s < window) begin(s);
+            if (window == 0 || s < window) begin(s);
         }
     }
     // The others, and what goes to L2: each when the step `window` before it has come.
@@ -118,12 +123,13 @@ struct Feeder {
             else fetch_weights(s, s + 1);
         }
     }
-    // begun: the weights were. (Unrolled, and the two cases apart: the way to the first rows counts. A loop over the slots,
-    // their addresses made at run time, cost up to 4 %.)
+    // begun: the weights were, as far as begin_first and begin_rest do. (Unrolled, and the two cases apart: the way to the
+    // first rows counts. A loop over the slots, their addresses made at run time, cost up to 4 %.)
     __device__ void first_round(bool begun) const {
         if (begun) {
             for (int s = 0; s < B::kSlots && s < count; ++s) {
                 if (paced()) arrive_expecting(&shared.full[s], B::kRows * B::kStep);
+                else if (window > 0 && s >= window) begin(s);
                 copy_rows(s, s);
             }
         } else {
@@ -149,7 +155,7 @@ template <class B>
 __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B::kNarrow], int warp, int lane) {
     const int row = row_of(lane / 4), t = lane % 4;
     const int at = row * kRowBytes + (((warp % 4 * 2 + t / 2) ^ row) * kChunk) + t % 2 * 8;
-    constexpr int kTurnBlocks = kTurn / kRowBytes;
+    constexpr int kTurnBlocks = B::kTurn / kRowBytes;
     uint32_t parity = 0;
     for (int first = 0; first < feeder.count; first += B::kSlots, parity ^= 1) {
         // Unrolled: a slot's addresses are constants beside the lane's own.
@@ -162,8 +168,8 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
             uint2 wide[B::kTurns][B::kWide][2], narrow[B::kTurns][B::kNarrow];
 #pragma unroll
             for (int turn = 0; turn < B::kTurns; ++turn) {
-                const int block = turn * kTurnBlocks + warp / 4;
-                const uint8_t* column = feeder.shared.slots[s].columns[block][0] + at;
+                const int block = turn * kTurnBlocks + warp % B::kGroupWarps / 4;
+                const uint8_t* column = feeder.shared.slots[s].columns[block][B::group_column(warp)] + at;
                 const uint8_t* of_a = feeder.shared.slots[s].rows[block][0] + at;
                 const uint8_t *of_narrow = B::kRowsWide ? column : of_a, *of_wide = B::kRowsWide ? of_a : column;
 #pragma unroll
@@ -202,10 +208,10 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int splits = blocks_in_cluster(), part = rank_in_cluster();
+    const int splits = B::kSplits ? blocks_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
     const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
-    const int first_step = first_bulk_step(kColumns, a.k, part, splits);
-    const int count = first_bulk_step(kColumns, a.k, part + 1, splits) - first_step;
+    const int first_step = first_bulk_step(B::kStep, a.k, part, splits);
+    const int count = first_bulk_step(B::kStep, a.k, part + 1, splits) - first_step;
     const bool early = overlap.before_next == kAtOnce;
     const int tail = early ? -1 : count - (overlap.before_next < count ? overlap.before_next : count);
     const Feeder<B> feeder{shared,     &weights, &rows, first_column,   pieces.most_columns(),
@@ -290,7 +296,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8, of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
-                shared.parts[warp][B::kRowsWide ? of_wide : of_narrow][B::kRowsWide ? of_narrow : of_wide] = sums[w][n][i];
+                const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
+                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column] = sums[w][n][i];
             }
         }
     }
@@ -299,7 +306,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
     const auto of_block = [&](int m, int column) {
         float c = shared.parts[0][m][column];
 #pragma unroll
-        for (int p = 1; p < kConsumers; ++p) c += shared.parts[p][m][column];
+        for (int p = 1; p < B::kGroupWarps; ++p) c += shared.parts[p][m][column];
         return c;
     };
     if (splits == 1) {

@@ -13,21 +13,41 @@ struct BulkShape {
     ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
 };
 constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5},  {56, 0, 5, 4},
-                                     {64, 6, 5, 4}, {80, 4, 4, 0}, {96, 4, 0, 0}, {112, 3, 3, 0}};
+                                     {64, 6, 5, 4}, {80, 4, 4, 7}, {96, 4, 0, 6}, {112, 3, 3, 6}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
 // The most columns of shapes with long steps, with any number of rows, and of all.
 constexpr int kNarrowColumns = 32, kWideColumns = 64, kWidestColumns = 112;
 constexpr int kPlain = -1;
 constexpr int kMaxClusterSplits = 8;
 
-// k of a slot of the ring: 10 to 28 KiB of weights.
-ROCM_FP8_HD constexpr int bulk_step(int columns) { return columns <= kNarrowColumns ? 512 : 256; }
+// Groups of warps that share a block's columns. Where there are two, half as many warps share k: sums have another order.
+ROCM_FP8_HD constexpr int column_groups(int columns, int64_t m) { return m > 16 && columns > kWideColumns ? 2 : 1; }
 
-// The first step of the bulk kernel that belongs to a part of K; that of part `splits` is one beyond the last.
-ROCM_FP8_HD constexpr int first_bulk_step(int columns, int64_t k, int part, int splits) {
+// Whether K may be split over a cluster: two groups leave no shared memory for it.
+ROCM_FP8_HD constexpr bool can_split(int columns, int64_t m) { return column_groups(columns, m) == 1; }
+
+// Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where a
+// thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave it.
+ROCM_FP8_HD constexpr bool has_producer(int columns, int64_t m) {
+    const int rows = m <= 8 ? 8 : m <= 16 ? 16 : 32;
+    return columns * rows < 10 * 16 * 8 * column_groups(columns, m);
+}
+
+// Whether the form can pace the first round, with that warp or one of the others. (With 17 rows and more those have no
+// registers left for it: they lost up to 8 %.)
+ROCM_FP8_HD constexpr bool can_pace(int columns, int64_t m) { return has_producer(columns, m) || m <= 16; }
+
+// k of a slot of the ring: 10 to 28 KiB of weights.
+ROCM_FP8_HD constexpr int bulk_step(int columns, int64_t m) {
+    return columns <= kNarrowColumns ? 512 : 256 / column_groups(columns, m);
+}
+
+// The first of the bulk kernel's steps (of `step` k) that belongs to a part of K; that of part `splits` is one beyond the
+// last.
+ROCM_FP8_HD constexpr int first_bulk_step(int step, int64_t k, int part, int splits) {
     // All shapes cut K at the same places, where each of their steps begins.
-    constexpr int kUnit = bulk_step(kNarrowColumns);
-    const int64_t units = (k + kUnit - 1) / kUnit, step = bulk_step(columns);
+    constexpr int kUnit = 512;
+    const int64_t units = (k + kUnit - 1) / kUnit;
     const int64_t at = units * part / splits * (kUnit / step), end = (k + step - 1) / step;
     return int(at < end ? at : end);
 }
@@ -67,14 +87,16 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 
 // bulk: the chip has the bulk copy engine, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 //
-// A row's bits depend on `splits`, which is no function of m: they do not depend on how many other rows there are. (Nor
-// on the shape or the pieces: those may be functions of m.)
+// A row's bits depend on `splits`, which is no function of m, not on the pieces, and on the shape only where it has two
+// groups: so not on how many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a place for a
+// block within 1 to 32.
 //
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
 //
 //     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies; of up to 112 where that
-//                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then
+//                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then. With
+//                   more than 16 rows of up to 112 wherever the tile is well filled: the rows, too, come less often
 //     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
 //                   k is below 5120)
@@ -87,9 +109,11 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
-    if (n > 2 * all * kWideColumns && n <= 2 * all * kWidestColumns && m <= 16 && k < 8192) {
-        const SkinnyGemmCudaConfig config = in_pieces(m, n, 2 * all, 1);
-        if (20 * n >= 17 * 2 * all * kBulkShapes[config.shape].columns) return config;
+    if (n > 2 * all * kWideColumns && (m > 16 || (n <= 2 * all * kWidestColumns && k < 8192))) {
+        const int64_t pieces = (fewest_pieces(kWidestColumns, n) + 2 * all - 1) / (2 * all) * (2 * all);
+        const SkinnyGemmCudaConfig config = in_pieces(m, n, pieces, 1);
+        const int columns = kBulkShapes[config.shape].columns;
+        if (columns > kWideColumns && 20 * n >= 17 * pieces * columns) return config;
     }
     if (n > 2 * all * kNarrowColumns) {
         const int64_t rounds = (fewest_pieces(kWideColumns, n) + 2 * all - 1) / (2 * all);
@@ -116,7 +140,8 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
 // How a launch shares memory with the kernels beside it.
 struct Overlap {
     int before_next;  // the next kernel may start when so many steps of a block are still to be asked for; or kAtOnce
-    int window;       // of the ring's first round, so many slots are under way at a time; 0: all at once
+    int window;       // of the ring's first round, so many slots are under way at a time, or, by forms that cannot pace it,
+                      // are asked for before the wait for the kernel before; 0: all at once
     int ahead;        // slots beyond the ring that go to L2 before the wait for the kernel before
 };
 constexpr int kAtOnce = -1;  // before that wait
@@ -124,29 +149,33 @@ constexpr int kAtOnce = -1;  // before that wait
 // What the next kernel gains by an early start is its launch and its first weights, which come while this one ends. What
 // it costs is that this one's last rows and weights wait behind those in memory's queues: a multiprocessor that asks for
 // 110 KiB at once has them 3 us long (n = k = 4096: 1.2 us from the wait to the first rows instead of 0.6). 27 KiB under
-// way on each keep memory busy, so the first round is paced (can_pace: the weights may be fetched before the wait, and the
-// form can do so slot by slot):
+// way on each keep memory busy, so the first round is paced (where the weights may be fetched before the wait, and by the
+// forms that can do so slot by slot):
 //
 //     places for blocks are free   three slots at a time, and the next kernel starts in the tail: early enough that it is
 //                                  there when this one ends, and before blocks end (on an idle multiprocessor it would put
 //                                  two of its own, and the kernel after that again: two steps less, and 4096 x 14336 took
 //                                  13.5 or 21 us by what ran before). With long k blocks end far apart: not beyond 448 KiB
-//     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends
+//     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends. With
+//                                  more than 16 rows two slots. Forms that cannot pace leave one slot for after the wait
 //
 // H200, 150 sizes; the limits are what was seen, no law. What is not paced: where it finds idle multiprocessors, in the
 // tail; where each has one block and there are few rows, neither is in the other's way; with more rows, as soon as the ring
 // is under way, or in the tail; with long k, at once (m = 16, 5120 x 13824: 18.2 us, in the tail 19 to 24, by chance).
-constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool can_pace) {
+constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool constant_b) {
     constexpr int kAhead = 2;
     constexpr int64_t kUnderWay = 48 << 10;
     const int64_t blocks = int64_t(c.pieces) * c.splits, places = 2 * multiprocessors, part = k / c.splits;
     const int64_t bytes = n * k / multiprocessors;  // of weights
     const BulkShape shape = kBulkShapes[c.shape];
-    const int step = bulk_step(shape.columns), slots = shape.slots(m), count = int((part + step - 1) / step);
-    if (can_pace && c.splits == 1 && count > slots && blocks <= places) {
+    const int step = bulk_step(shape.columns, m), slots = shape.slots(m), count = int((part + step - 1) / step);
+    const bool full = 20 * blocks >= 17 * places;
+    const bool one_round = constant_b && blocks <= places, paces = can_pace(shape.columns, m);
+    if (one_round && !paces && full) return {kAtOnce, slots - 1, kAhead};
+    if (one_round && paces && c.splits == 1 && count > slots) {
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
-        const bool full = 20 * blocks >= 17 * places;
+        if (full && m > 16) return {kAtOnce, 2, kAhead};
         if (full && (k >= 6144 || (m > 8 && columns > kWideColumns))) {
             const int window = int(kUnderWay / step_bytes);
             return {kAtOnce, window < 2 ? 2 : window, kAhead};

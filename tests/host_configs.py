@@ -34,8 +34,10 @@ FUNCTIONS = {
     "cuda_gemm_first_column": (L, (L, I, I), 0),
     "cuda_gemm_columns": (L, (I,), 0),
     "cuda_gemm_slots": (L, (I, L), 0),
-    "cuda_gemm_step": (L, (I,), 0),
-    "cuda_gemm_first_step": (L, (I, L, I, I), 0),
+    "cuda_gemm_step": (L, (I, L), 0),
+    "cuda_gemm_can_pace": (L, (I, L), 0),
+    "cuda_gemm_can_split": (L, (I, L), 0),
+    "cuda_gemm_first_step": (L, (I, L, L, I, I), 0),
 }
 
 

@@ -1,5 +1,6 @@
 """How the CUDA launchers cut their work: pure functions, tested without a GPU."""
 
+import itertools
 import re
 import tomllib
 
@@ -93,7 +94,7 @@ def test_every_gemm_choice_can_run(library, k):
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                 assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
-                assert splits == 1 or k // splits >= 1024
+                assert splits == 1 or (k // splits >= 1024 and library.cuda_gemm_can_split(shape, m))
                 assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
@@ -112,7 +113,7 @@ def test_pieces_are_all_columns_once(library, n):
 
 def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
-    expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, and of what more take
+    expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, more, and more than 16
         (1024, 8192): [(32, 2, 66), (24, 2, 66)],
         (2304, 16384): [(48, 4, 58), (40, 4, 58)],
         (2401, 16384): [(48, 4, 51)] * 2,
@@ -126,22 +127,24 @@ def test_multiprocessors_have_the_same_to_do(library):
         (12288, 4096): [(48, 1, 264)] * 2,
         (13312, 16384): [(64, 1, 264), (56, 1, 264)],
         (16384, 6656): [(64, 1, 256)] * 2,
-        (28672, 16384): [(64, 1, 528), (56, 1, 528)],
-        (128256, 4096): [(64, 1, 2004)] * 2,
+        (28672, 16384): [(64, 1, 528), (56, 1, 528), (112, 1, 264)],
+        (57344, 8192): [(64, 1, 1056), (56, 1, 1056), (112, 1, 528)],
+        (34816, 4096): [(48, 1, 792)] * 2,  # 80 columns would be 82 % full
+        (128256, 4096): [(64, 1, 2004), (64, 1, 2004), (112, 1, 1320)],
     }
     for (n, k), wanted in expected.items():
         for m in (1, 8, 9, 16, 17, 32):
             shape, splits, pieces = library.cuda_gemm_config(m, n, k, H200, 1)
-            assert (SHAPES[shape], splits, pieces) == wanted[m > 8], (m, n, k)
+            assert (SHAPES[shape], splits, pieces) == wanted[(m > 8) + (m > 16 and len(wanted) > 2)], (m, n, k)
 
 
-def test_one_round_instead_of_two_where_k_is_short(library):
+def test_one_round_instead_of_two(library):
     """By 8, 16 and 32 rows, the fastest of those tried on an H200."""
     for n, wanted in {
         17951: [(48, 528), (40, 528), (40, 528)],  # 80 columns would be 85 % full
-        17952: [(80, 264), (80, 264), (40, 528)],
-        22016: [(96, 264), (48, 528), (48, 528)],
-        28672: [(112, 264), (112, 264), (56, 528)],
+        17952: [(80, 264)] * 3,
+        22016: [(96, 264), (48, 528), (96, 264)],
+        28672: [(112, 264)] * 3,
         29569: [(64, 528), (64, 528), (64, 528)],
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
@@ -167,42 +170,52 @@ def test_when_the_next_kernel_may_start(library):
         (13312, 16384): (-1, -1, -1),
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
-            assert library.cuda_gemm_overlap(m, n, k, H200, 0) == (expected, 0, 2), (m, n, k)
+            assert library.cuda_gemm_overlap(m, n, k, H200, 0) == (expected, 0, 2), (m, n, k)  # weights that may change
 
 
 def test_what_is_paced(library):
-    """By 8 and 32 rows: steps before the end, slots under way, slots ahead. Among the fastest of those tried on an H200."""
+    """By 8 and 32 rows: steps before the end, slots under way (or before the wait), slots ahead.
+
+    Among the fastest of those tried on an H200.
+    """
     for (n, k), wanted in {
         (2048, 8192): [(-1, 0, 2), (3, 0, 2)],  # not where K is split
         (4096, 2048): [(-1, 0, 2), (4, 2, 4)],  # nor where the ring holds all of it
         (4096, 3072): [(4, 3, 2), (4, 2, 4)],
         (4096, 4096): [(6, 3, 2), (4, 2, 4)],
         (4096, 14336): [(7, 3, 2), (4, 2, 4)],
-        (5120, 5120): [(9, 3, 2), (4, 2, 4)],
+        (5120, 5120): [(9, 3, 2), (5, 0, 2)],  # not 32 rows by 40 columns
         (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
-        (12288, 4096): [(-1, 0, 2), (-1, 0, 2)],  # every place is taken, and k is short
+        (8192, 3584): [(6, 3, 2), (-1, 2, 2)],  # every place is taken with 32 rows
+        (12288, 4096): [(-1, 0, 2), (-1, 4, 2)],  # and here with 8, and k is short; four slots of five before the wait
         (13312, 16384): [(-1, 3, 2), (-1, 3, 2)],
         (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
-        (28672, 4096): [(-1, 0, 2), (-1, 0, 2)],
+        (28672, 4096): [(-1, 0, 2), (-1, 5, 2)],
+        (2304, 16384): [(-1, 0, 2), (-1, 4, 2)],  # also where K is split
+        (57344, 8192): [(-1, 0, 2), (-1, 0, 2)],  # not two rounds of blocks
     }.items():
         for m, expected in zip((8, 32), wanted):
             assert library.cuda_gemm_overlap(m, n, k, H200, 1) == expected, (m, n, k)
     assert library.cuda_gemm_overlap(16, 28672, 4096, H200, 1) == (-1, 2, 2)  # one block of 112 columns
 
 
-@pytest.mark.parametrize("can_pace", [0, 1])
-def test_every_overlap_can_run(library, can_pace):
+@pytest.mark.parametrize("constant_b", [0, 1])
+def test_every_overlap_can_run(library, constant_b):
     for multiprocessors in (H200, 78, 17):
         for n in COLUMNS:
             for k in (1024, 1536, 2560, 4096, 16384, 65536):
                 for m in (1, 9, 32):
-                    before_next, window, ahead = library.cuda_gemm_overlap(m, n, k, multiprocessors, can_pace)
+                    before_next, window, ahead = library.cuda_gemm_overlap(m, n, k, multiprocessors, constant_b)
                     shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                     assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 4
-                    if window:
-                        # One round of blocks, each longer than its ring, and no cluster.
-                        assert can_pace and 2 <= window <= 8 and splits == 1 and pieces <= 2 * multiprocessors
-                        assert -(-k // library.cuda_gemm_step(shape)) > library.cuda_gemm_slots(shape, m)
+                    if not window:
+                        continue
+                    slots = library.cuda_gemm_slots(shape, m)
+                    assert constant_b and 2 <= window and pieces * splits <= 2 * multiprocessors
+                    if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring, and no cluster
+                        assert window <= 8 and splits == 1 and -(-k // library.cuda_gemm_step(shape, m)) > slots
+                    else:
+                        assert window == slots - 1
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
@@ -210,12 +223,26 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
     """Which k a sum takes, and so its bits, must not depend on how wide the blocks are, which the number of rows decides."""
     for splits in range(1, 9):
         cuts = []
-        for shape in range(len(SHAPES)):
-            step = library.cuda_gemm_step(shape)
-            first = [library.cuda_gemm_first_step(shape, k, part, splits) for part in range(splits + 1)]
+        for shape, m in itertools.product(range(len(SHAPES)), (1, 16, 32)):
+            step = library.cuda_gemm_step(shape, m)
+            first = [library.cuda_gemm_first_step(shape, m, k, part, splits) for part in range(splits + 1)]
             assert first[0] == 0 and first[-1] == -(-k // step) and first == sorted(first)
             cuts.append([min(k, f * step) for f in first])
         assert all(cut == cuts[0] for cut in cuts)
+
+
+def test_rows_within_which_bits_do_not_depend_on_their_number(library):
+    """Up to 16, and more; all of them where a block has no more than 64 columns (256 k of a turn: one group of warps)."""
+    for multiprocessors in (H200, 78, 16):
+        for n, k in itertools.product(COLUMNS, (1024, 4096, 16384)):
+            turns = {}
+            for m in (1, 8, 9, 16, 17, 32):
+                shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+                two_groups = not library.cuda_gemm_can_split(shape, m)
+                assert two_groups == (m > 16 and SHAPES[shape] > 64)
+                turns.setdefault(m > 16, set()).add((splits, two_groups))
+            assert len(turns[False]) == len(turns[True]) == 1
+            assert turns[False] == turns[True] or n > 2 * multiprocessors * 64
 
 
 def test_more_rows_never_split_k_otherwise(library):

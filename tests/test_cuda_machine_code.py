@@ -79,8 +79,8 @@ def test_every_form_is_there(kernels):
         "rms_norm_any": 2,
         "swiglu_fast": 2 * 2,
         "swiglu_any": 2,
-        # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; three and two of more columns for up to 8 and 16.
-        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + 6,
+        # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8, 16, 32.
+        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3),
         "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
     }
 
@@ -129,6 +129,8 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
         return
     for kernel in named(found, "skinny_gemm_bulk"):
         columns, rows, slots = kernel.template
+        if columns > 64 and rows == 4:
+            columns //= 2  # of a group of warps
         products, turns = columns // 8 * rows // 2, slots * (2 if columns <= 32 else 1)
         assert kernel.count("UTMALDG") >= 2, kernel
         assert kernel.count(r"HMMA\.16816\.F32") == turns * 2 * products, kernel

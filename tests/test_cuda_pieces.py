@@ -16,19 +16,23 @@ MULTIPROCESSORS = 4
 def test_the_table_of_shapes_is_read():
     assert cuda_pieces.shapes_for(8) == {1: 32, 3: 48, 5: 64, 6: 80, 7: 96, 8: 112}
     assert cuda_pieces.shapes_for(16) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 8: 112}
-    assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64}
+    assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 7: 96, 8: 112}
+    assert cuda_pieces.shapes_for(17, splits=2) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64}
+    assert cuda_pieces.shapes_for(16, splits=2) == cuda_pieces.shapes_for(16)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 32])
 @pytest.mark.parametrize("n, k", [(1, 1024), (100, 1024), (4096, 4096), (13312, 16384)])
 def test_ways_are_what_the_launcher_takes(rows, n, k):
-    found, shapes = cuda_pieces.ways(rows, n, k, 132), cuda_pieces.shapes_for(rows)
+    found = cuda_pieces.ways(rows, n, k, 132)
     assert len(set(found)) == len(found) > 1
     for shape, splits, pieces in found:
-        assert 1 <= splits <= 8 and -(-n // shapes[shape]) <= pieces <= n
-        assert all(columns >= shapes[shape] for columns in shapes.values() if columns * pieces >= n), "a narrower one would do"
+        able = cuda_pieces.shapes_for(rows, splits)
+        assert 1 <= splits <= 8 and -(-n // able[shape]) <= pieces <= n
+        assert all(columns >= able[shape] for columns in able.values() if columns * pieces >= n), "a narrower one would do"
     # Full tiles; two blocks a multiprocessor; two with split K.
     assert {pieces for _, splits, pieces in found if splits == 1} >= {-(-n // 32), -(-n // 64)}
+    shapes = cuda_pieces.shapes_for(rows)
     assert [shapes[shape] for shape, splits, pieces in found if (splits, pieces) == (1, 264)] == (
         {4096: [32 if rows == 1 else 24], 13312: [64 if rows == 1 else 56]}.get(n, [])
     )

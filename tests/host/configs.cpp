@@ -66,9 +66,9 @@ void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int 
     for (int i = 0; i < 3; ++i) out[i] = values[i];
 }
 
-void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int can_pace, int64_t out[3]) {
+void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int constant_b, int64_t out[3]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, true);
-    const Overlap o = pick_overlap(c, m, n, k, multiprocessors, can_pace);
+    const Overlap o = pick_overlap(c, m, n, k, multiprocessors, constant_b);
     const int64_t values[] = {o.before_next, o.window, o.ahead};
     for (int i = 0; i < 3; ++i) out[i] = values[i];
 }
@@ -81,10 +81,14 @@ int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
 
 int64_t cuda_gemm_slots(int shape, int64_t m) { return kBulkShapes[shape].slots(m); }
 
-int64_t cuda_gemm_step(int shape) { return bulk_step(kBulkShapes[shape].columns); }
+int64_t cuda_gemm_step(int shape, int64_t m) { return bulk_step(kBulkShapes[shape].columns, m); }
 
-int64_t cuda_gemm_first_step(int shape, int64_t k, int part, int splits) {
-    return first_bulk_step(kBulkShapes[shape].columns, k, part, splits);
+int64_t cuda_gemm_can_pace(int shape, int64_t m) { return can_pace(kBulkShapes[shape].columns, m); }
+
+int64_t cuda_gemm_can_split(int shape, int64_t m) { return can_split(kBulkShapes[shape].columns, m); }
+
+int64_t cuda_gemm_first_step(int shape, int64_t m, int64_t k, int part, int splits) {
+    return first_bulk_step(bulk_step(kBulkShapes[shape].columns, m), k, part, splits);
 }
 
 }  // extern "C"
