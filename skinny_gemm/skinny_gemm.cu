@@ -11,14 +11,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 14,
-// the next kernel's start as at 20f893b; as it is now, 4096 x 4096 takes 4.6 4.6 5.1 5.7):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 17):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384     8.4    10.1  10.2  10.7  12.9   11.7  11.9  12.5  13.2   15.4  15.5  15.9  15.8
-//   4096 x 4096      3.8     4.7   4.8   5.2   5.8    5.7   5.7   5.9   6.7    7.2   7.1   7.2   7.2
-//   13312 x 16384   48.8    47.9  47.9  49.0  53.5   51.0  51.1  51.1  54.1   56.1  53.0  53.7  55.3
-//   16384 x 6656    24.4    23.7  24.0  24.7  27.8   26.3  26.6  27.3  28.5   27.4  27.4  27.7  28.3
-//   28672 x 4096    26.3    26.4  27.1  28.0  33.4   27.9  29.0  29.3  33.9   29.4  29.3  30.0  30.6
+//   2304 x 16384     8.4    10.1  10.2  10.8  12.4   11.7  11.9  12.5  13.2   15.2  15.2  15.4  15.6
+//   4096 x 4096      3.8     4.6   4.6   5.1   5.7    5.7   5.7   5.9   6.7    7.2   7.0   7.1   7.2
+//   13312 x 16384   48.8    47.8  47.9  49.0  53.8   50.8  51.1  50.9  55.5   56.0  53.4  54.5  55.4
+//   16384 x 6656    24.4    23.7  24.0  24.8  26.8   26.3  26.7  27.3  28.6   27.2  27.4  27.7  28.4
+//   28672 x 4096    26.3    26.3  27.1  27.4  29.1   27.9  28.9  29.3  31.7   29.3  29.4  29.8  30.7
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -59,6 +58,14 @@
 //        2304 x 16384    10.7  11.3  13.3 -> 10.4  10.9  13.0         512 x 16384    5.7   5.4   6.0 ->  4.6   5.1   5.9
 //      (0.1 us slower where the ring holds all: 1024 x 4096 2.8, 3.0 -> 2.9, 3.1). The next kernel's start two steps earlier
 //      gains 1 to 8 % more between other graphs: 4096 x 4096 4.7 5.2 5.9 -> 4.6 5.1 5.7, 6144 x 4096 6.9 7.2 8.2 -> 6.6 6.5 8.1
+//  15  where the eight warps fill the ring, they do so before they multiply, not after (m = 32; 18944 x 3584: 16):
+//        16384 x 6656    27.4 -> 26.8    2304 x 16384    12.9 -> 12.5    10240 x 8192    21.9 -> 21.3    18944 x 3584    16.5 -> 16.1
+//  16  with more than 16 rows, a slot of the ring is left for after the wait, or the first round paced (m = 32):
+//        16384 x 6656    26.6 -> 26.1    2304 x 16384    12.6 -> 12.3    12288 x 4096    14.4 -> 14.0    8192 x 3584      9.8 ->  9.1
+//  17  blocks of up to 112 columns with more than 16 rows as well, by two groups of warps: half as many rounds of blocks,
+//      half as many times all rows out of L2 (m = 32):
+//        28672 x 4096    31.3 -> 28.0    18944 x 3584    20.1 -> 17.5    22016 x 4096    25.2 -> 22.4    27648 x 5120    37.1 -> 33.5
+//        51200 x 5120    66.9 -> 61.6    57344 x 8192     112 ->  110    128256 x 4096    134 ->  124    37888 x 3584    35.9 -> 33.6
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -79,15 +86,23 @@
 // 16384 x 6656, 28672 x 4096 of m = 32: 12.5, 7.2, 51.7, 26.0, 29.7 beside 13.1, 5.9, 52.2, 26.9, 31.5 of version 13. It drops what
 // lies 2^13 below the largest product of the 32, against the bound of docs/numerics.md, for 1 to 6 %.
 // Where a block is alone: the last slots held in registers from the start (4096 x 4096 5.5 -> 5.6 to 6.0), the first rows
-// by asynchronous loads (m = 1: no change, 32: 5.9 -> 6.4).
+// by asynchronous loads (m = 1: no change, 32: 5.9 -> 6.4). Two blocks with half of K each, for m = 32, so that 16 warps
+// multiply (5.9 -> 7.4 to 8.3: the next kernel finds no place).
+// Beside versions 15 to 17: a slot filled again in the step that empties it (28672 x 4096, m = 32: 31.8 -> 32.9 to 33.2: the
+// other warps are not done); the first round paced by the clock (as good as version 16), by barriers (27.1 -> 28.5 at
+// 16384 x 6656: no registers); the first slots of the next round of blocks fetched to L2 (before version 17 31.6 -> 31.0, at
+// 57344 x 8192 nothing); version 17's blocks with up to 8 rows, too, for the same bits (18944 x 3584: 15.6 -> 17.4); no
+// divisions before a block's first copy (nothing, and 4096 x 4096 4.6 -> 5.6: the next kernel's start would have to be found
+// anew); the sums of a thread's rows unrolled (2304 x 16384: 12.3 -> 12.5).
 //
-// What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us, to its first rows 0.6
-// more; at m = 1 it ends 0.25 us after its last sum (m = 32: 0.6). Between that it reads at 4.4 to 4.7 TB/s for m = 1.
-// m = 32 would take 25.6 us without its multiplications and 19.6 without its weights: they overlap imperfectly. All copies
-// and not one multiplication are 11.7, 50.2, 25.1 and 27.9 at 2304 x 16384, 13312 x 16384, 16384 x 6656 and 28672 x 4096: the
-// rows come out of L2 once a block, beside weights that already need most of what L2 can give. And it needs power: beside
-// what the idle chip takes (124 W), 13312 x 16384 needs 27 mJ at m = 1 and 41 at m = 32, a third of them for the
-// multiplications; the 700 W allowed are 29 in 50 us.
+// What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
+// has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
+// (m = 32: 0.6 to 1.5). Between that memory is busy: at 13312 x 16384 and m = 32 the counters say 95 to 98 %, without rows
+// 99. m = 32: all copies and not one multiplication are 11.3, 50.3 and 24.8 us at 2304 x 16384, 13312 x 16384 and 16384 x 6656,
+// all but the rows' copies 11.9, 49.6 and 25.6. 4096 x 4096 waits for its eight warps: 3.4 us of widening and multiplying,
+// where sixteen would need half. And it needs power: beside what the idle chip takes (124 W), 13312 x 16384 needs 27 mJ at
+// m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in 50 us. After 40 ms of nothing
+// else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 57 us instead of 53.
 #include <cudaTypedefs.h>
 
 #include <atomic>

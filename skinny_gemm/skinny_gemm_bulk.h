@@ -21,9 +21,9 @@
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kRowBytes = 128;             // of a row of the ring: all banks once, and k of a copy
-constexpr int kConsumers = 8;              // warps
-constexpr int kWarpK = 32;                 // of a turn
+constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
+constexpr int kConsumers = 8;   // warps
+constexpr int kWarpK = 32;      // of a turn
 
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
 template <int kColumns_, int kRowTiles_, int kSlots_>

@@ -162,7 +162,8 @@ def skinny_gemm(
 ) -> torch.Tensor:
     """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
 
-    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32.
+    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32, on an NVIDIA
+    GPU within 1 to 16 and 17 to 32 (or all of them: docs/numerics.md).
 
     Args:
         a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely. On a GPU
