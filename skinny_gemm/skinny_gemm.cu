@@ -101,8 +101,8 @@
 // 99. m = 32: all copies and not one multiplication are 11.3, 50.3 and 24.8 us at 2304 x 16384, 13312 x 16384 and 16384 x 6656,
 // all but the rows' copies 11.9, 49.6 and 25.6. 4096 x 4096 waits for its eight warps: 3.4 us of widening and multiplying,
 // where sixteen would need half. And it needs power: beside what the idle chip takes (124 W), 13312 x 16384 needs 27 mJ at
-// m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in 50 us. After 40 ms of nothing
-// else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 57 us instead of 53.
+// m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in 50 us. After a tenth of a
+// second of nothing else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 56 to 57 us instead of 53.
 #include <cudaTypedefs.h>
 
 #include <atomic>

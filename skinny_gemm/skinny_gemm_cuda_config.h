@@ -46,7 +46,7 @@ ROCM_FP8_HD constexpr int bulk_step(int columns, int64_t m) {
 // last.
 ROCM_FP8_HD constexpr int first_bulk_step(int step, int64_t k, int part, int splits) {
     // All shapes cut K at the same places, where each of their steps begins.
-    constexpr int kUnit = 512;
+    constexpr int kUnit = bulk_step(kNarrowColumns, 1);
     const int64_t units = (k + kUnit - 1) / kUnit;
     const int64_t at = units * part / splits * (kUnit / step), end = (k + step - 1) / step;
     return int(at < end ? at : end);
