@@ -41,8 +41,12 @@ def shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
     by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
     found = [tuple(map(int, shape.split(","))) for shape in re.findall(r"\{([\d, ]+)\}", table)]
-    widest = WIDEST_SPLIT if splits > 1 and rows > 16 else max(TILES)
-    return {index: shape[0] for index, shape in enumerate(found) if shape[by_rows] and shape[0] <= widest}
+    only_narrow = splits > 1 and rows > 16
+    return {
+        index: shape[0]
+        for index, shape in enumerate(found)
+        if shape[by_rows] and not (only_narrow and shape[0] > WIDEST_SPLIT)
+    }
 
 
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
@@ -55,9 +59,10 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
     for splits in (1, 2, 3, 4, 8):
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
             continue
+        shapes = shapes_for(rows, splits)
         for pieces in sorted(full | {blocks * multiprocessors // splits for blocks in (1, 2, 4)}):
             fills = pieces in full or n >= LEAST_COLUMNS * pieces
-            fitting = [shape for shape, columns in shapes_for(rows, splits).items() if pieces * columns >= n]
+            fitting = [shape for shape, columns in shapes.items() if pieces * columns >= n]
             if fills and fitting and (splits == 1 or pieces * splits <= 4 * multiprocessors):
                 found.append((fitting[0], splits, pieces))
     return found

@@ -219,9 +219,9 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
     if (forced.set) {
         int pieces = 0;
         if (forced.shape != kPlain) {
-            const int fewest = fewest_pieces(kBulkShapes[forced.shape].columns, args.n);
-            pieces = forced.pieces ? forced.pieces : fewest;
             const BulkShape shape = kBulkShapes[forced.shape];
+            const int fewest = fewest_pieces(shape.columns, args.n);
+            pieces = forced.pieces ? forced.pieces : fewest;
             const bool fits = shape.slots(args.m) && (forced.splits == 1 || can_split(shape.columns, args.m));
             if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
                 return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};

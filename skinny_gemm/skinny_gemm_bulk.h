@@ -29,7 +29,7 @@ constexpr int kWarpK = 32;      // of a turn
 template <int kColumns_, int kRowTiles_, int kSlots_>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kSlots = kSlots_, kRows = kRowTiles_ * kMmaNarrow;
-    // Of the warps, each with its own columns; those of a group share k. Once all of them: a turn.
+    // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
     static constexpr int kGroups = column_groups(kColumns, kRows), kGroupWarps = kConsumers / kGroups;
     static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
     static constexpr bool kSplits = can_split(kColumns, kRows);  // K, over a cluster

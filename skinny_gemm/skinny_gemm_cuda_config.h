@@ -169,10 +169,10 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     const int64_t bytes = n * k / multiprocessors;  // of weights
     const BulkShape shape = kBulkShapes[c.shape];
     const int step = bulk_step(shape.columns, m), slots = shape.slots(m), count = int((part + step - 1) / step);
-    const bool full = 20 * blocks >= 17 * places;
-    const bool one_round = constant_b && blocks <= places, paces = can_pace(shape.columns, m);
-    if (one_round && !paces && full) return {kAtOnce, slots - 1, kAhead};
-    if (one_round && paces && c.splits == 1 && count > slots) {
+    const bool full = 20 * blocks >= 17 * places, paces = can_pace(shape.columns, m);
+    const bool all_fetch = constant_b && blocks <= places;  // ahead of the wait: every block, not the first round alone
+    if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
+    if (all_fetch && paces && c.splits == 1 && count > slots) {
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
         if (full && m > 16) return {kAtOnce, 2, kAhead};
