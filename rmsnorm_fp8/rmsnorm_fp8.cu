@@ -13,7 +13,8 @@
 //   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
 //   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
 //   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
-//   5 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
+//   5 fetch      of many rows, one that a later block takes, into L2: memory goes on while this block computes
+//   6 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
 //
 // The sum's tree depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory (the careful
 // kernel below adds in the same order).
@@ -27,6 +28,9 @@
 //   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
 //   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
 //      and of rows of up to 8192 two vectors a thread, however many: 1024 x 5120 12.6 -> 10.4, 8192 x 4096 61.9 -> 57.3
+//   6  of many rows, one fetched ahead (beside version 5: 15.76, 58.4)         15.51  56.3   (1024 rows: 30.1 -> 29.0)
+//      rms_norm_fp8: 2048 x 16384 29.8 -> 28.2, 2048 x 8192 20.0 -> 17.2, 4096 x 4096 16.0 -> 14.9, 4096 x 5120 20.1 -> 18.5
+//      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
 //   as shipped (benchmarks/cuda.py; 4.40 TB/s)        1.75  2.31  2.94  5.45   15.45  57.4
 //   each row's launch alone, nothing overlapping      3.09  3.21  4.28  6.59   18.19  60.0
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
@@ -82,10 +86,15 @@ struct WeightVector {
     }
 };
 
-// kHeld vectors a thread. fetched_rows: see rows_to_fetch.
-template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld>
+// What goes to L2 before it is read: see rows_to_fetch and rows_ahead.
+struct Fetched {
+    int64_t first, ahead;
+};
+
+// kHeld vectors a thread. fetches_ahead: it can.
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld, bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBlock : kRmsNormCudaMaxThreads) void rms_norm_fast(
-    RmsNormFp8Args a, int64_t fetched_rows) {
+    RmsNormFp8Args a, Fetched fetched) {
     constexpr bool by_warp = owner == CudaRowOwner::warp, by_cluster = owner == CudaRowOwner::cluster;
     const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
@@ -99,7 +108,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     const int vectors = int(a.d / kVector);
     const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
     if constexpr (!by_warp) {
-        if (t < kHeld && row < fetched_rows) {
+        if (t < kHeld && row < fetched.first) {
             const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
             if (first < end) {
                 const uint32_t bytes = (end - first) * 16;
@@ -187,6 +196,10 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         }
         sum = Rows::sum_of_slots(slots, kHeld * blocks * warps);
     }
+    if (fetches_ahead && t == 0 && fetched.ahead && row + fetched.ahead < a.rows) {
+        fetch_to_l2(offset(x, fetched.ahead * a.x_stride * 2), vectors * 16);
+        if (with_residual) fetch_to_l2(offset(residual, fetched.ahead * a.residual_stride * 2), vectors * 16);
+    }
     const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
 
     void* out = offset(a.out, row * a.out_stride * (to_fp8 ? 1 : 2));
@@ -210,25 +223,27 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a, int64_t) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a, Fetched) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
 // Every instantiation, chosen by types and the configuration.
-using Kernel = void (*)(RmsNormFp8Args, int64_t);
+using Kernel = void (*)(RmsNormFp8Args, Fetched);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
-Kernel kernel_by_config(const RmsNormCudaConfig& c) {
+Kernel kernel_by_config(const RmsNormCudaConfig& c, bool ahead) {
     switch (c.owner) {
         case CudaRowOwner::warp:
             return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 1>
                    : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 2>
                                     : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 4>;
         case CudaRowOwner::block:
-            return c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2>
-                                  : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 4>;
+            // With four vectors it costs nothing; with two it cost few rows 2 %.
+            if (c.vectors == 4) return rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 4, to_fp8>;
+            return ahead ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2, to_fp8>
+                         : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2>;
         case CudaRowOwner::cluster:
             return c.vectors == 1 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::cluster, 1>
                                   : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::cluster, 4>;
@@ -255,12 +270,13 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
                                                                aligned(args) && args.out_dtype != DType::e4m3fnuz);
     const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
     if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
-    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
-        return kernel_by_config<in, weight, to_fp8, with_residual>(config);
-    });
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
-    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args,
-                  rows_to_fetch(args.rows, row_bytes, chip.multiprocessors));
+    const Fetched fetched{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
+                          rows_ahead(args.rows, config, chip.multiprocessors)};
+    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config, fetched.ahead > 0);
+    });
+    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args, fetched);
 }
 
 }  // namespace rocm_fp8

@@ -93,16 +93,25 @@
 // 16384 x 6656: no registers); the first slots of the next round of blocks fetched to L2 (before version 17 31.6 -> 31.0, at
 // 57344 x 8192 nothing); version 17's blocks with up to 8 rows, too, for the same bits (18944 x 3584: 15.6 -> 17.4); no
 // divisions before a block's first copy (nothing, and 4096 x 4096 4.6 -> 5.6: the next kernel's start would have to be found
-// anew); the sums of a thread's rows unrolled (2304 x 16384: 12.3 -> 12.5).
+// anew); the sums of a thread's rows unrolled (2304 x 16384: 12.3 -> 12.5); 256 bytes at a time into L2, as the copy engine's
+// descriptions allow (5 to 8 % slower).
+// For m = 32, beside version 17: sixteen warps in two groups of 16 columns (4096 x 4096 5.8 -> 6.2, 8192 x 3584 9.3 -> 9.8: the
+// rows are widened twice; with 48 columns and no warps that fill and pace, 5120 x 8192 13.1 -> 14.1); a cluster of two that
+// shares the rows' copies (13312 x 16384 54.6 -> 54.3, all others 1 to 7 % slower; with arrivals that release to the cluster,
+// each a fence, 85); half a slot read ahead of the multiplication (4096 x 4096 5.8 -> 5.9, m = 16: 5.7 -> 5.6 with the next slot
+// as well); no sums over the warps at all, as a bound: 0.05 us of 4096 x 4096, 0.2 of 28672 x 4096, 0.5 of 13312 x 16384.
 //
 // What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
 // has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
 // (m = 32: 0.6 to 1.5). Between that memory is busy: at 13312 x 16384 and m = 32 the counters say 95 to 98 %, without rows
 // 99. m = 32: all copies and not one multiplication are 11.3, 50.3 and 24.8 us at 2304 x 16384, 13312 x 16384 and 16384 x 6656,
-// all but the rows' copies 11.9, 49.6 and 25.6. 4096 x 4096 waits for its eight warps: 3.4 us of widening and multiplying,
-// where sixteen would need half. And it needs power: beside what the idle chip takes (124 W), 13312 x 16384 needs 27 mJ at
-// m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in 50 us. After a tenth of a
-// second of nothing else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 56 to 57 us instead of 53.
+// all but the rows' copies 11.9, 49.6 and 25.6. 4096 x 4096 waits for its eight warps, which widen and multiply for 3.4 us:
+// the matrix instruction takes a scheduler some 10 cycles with two warps and 7.5 with eight, beside its two conversions 10.5
+// and 9.3 (a loop of nothing else), so 2.9 us of the 3.4. More warps would save little of that; wgmma multiplies faster, but
+// rows of A would have to be widened into shared memory (see above). And 13312 x 16384 needs power: beside what the idle
+// chip takes (124 W), 27 mJ at m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in
+// 50 us. After a tenth of a second of nothing else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 56 to 57 us
+// instead of 53.
 #include <cudaTypedefs.h>
 
 #include <atomic>

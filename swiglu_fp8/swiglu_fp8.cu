@@ -22,6 +22,8 @@
 //   5  only the first blocks fetch; 256 threads for some sizes           6.34   20.9   (256 rows: 3.78 -> 3.47)
 //   as shipped (benchmarks/cuda.py; 4.40 TB/s)        0.99  1.69  2.31   6.20   20.3
 //   each launch alone, nothing overlapping            1.97  2.45  3.50   7.33   22.0
+// Tried without gain: fetching ahead what a later block reads, as rmsnorm_fp8.cu does (512 rows: 6.18 -> 6.20 to 6.55; 1024:
+// 10.9 -> 11.5 to 13.1: threads are many and have little to compute, memory is never without them).
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"
 #include "../common/cuda/quantize.h"

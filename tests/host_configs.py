@@ -28,6 +28,7 @@ FUNCTIONS = {
     "cuda_rms_norm_config": (None, (L, L, I, I, I), 5),
     "cuda_swiglu_config": (None, (L, L, I, I), 5),
     "cuda_rows_to_fetch": (L, (L, L, I), 0),
+    "cuda_rows_ahead": (L, (L, L, I, I, I), 0),
     "cuda_gemm_config": (None, (L, L, L, I, I), 3),
     "cuda_gemm_overlap": (None, (L, L, L, I, I), 3),
     "cuda_gemm_most_columns": (L, (L, I), 0),

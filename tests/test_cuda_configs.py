@@ -56,6 +56,24 @@ def test_rms_norm_fetches_all_of_few_rows_and_the_first_of_many(library):
         assert library.cuda_rows_to_fetch(rows, row_bytes, H200) == fetched
 
 
+def test_rms_norm_fetches_rows_ahead_of_many(library):
+    """7/8 of the rows that an H200 has under way at once; none where that would be half of them or more."""
+    expected = {
+        (2048, 16384): 231,  # two blocks of 512 threads a multiprocessor
+        (462, 16384): 231,
+        (461, 16384): 0,
+        (2048, 24576): 115,
+        (4096, 4096): 577,  # five of 256, of 48 registers a thread
+        (1024, 4096): 0,
+        (2048, 5120): 462,
+        (10**6, 1024): 0,  # a row a warp
+        (2048, 65536): 0,  # a row a cluster
+        (2048, 65544): 0,
+    }
+    for (rows, d), ahead in expected.items():
+        assert library.cuda_rows_ahead(rows, d, H200, 1, 1) == ahead, (rows, d)
+
+
 def test_rms_norm_falls_back(library):
     for rows in ROWS:
         for d, aligned in ((16384, 0), (65544, 1), (131072, 1), (1, 0)):

@@ -73,9 +73,9 @@ def named(kernels: list[Kernel], name: str) -> list[Kernel]:
 def test_every_form_is_there(kernels):
     _, found = kernels
     counts = Counter(kernel.name for kernel in found)
-    # 2 types, of the weight as well, to 3 kinds of results, in 7 forms; and so on.
+    # 2 types, of the weight as well, to 3 kinds of results, in 7 forms, to FP8 in one more; and so on.
     assert counts == {
-        "rms_norm_fast": 2 * 2 * 3 * 7,
+        "rms_norm_fast": 2 * 2 * (3 * 7 + 2),
         "rms_norm_any": 2,
         "swiglu_fast": 2 * 2,
         "swiglu_any": 2,
@@ -114,12 +114,22 @@ def test_accesses_are_wide(kernels):
         if kernel.name == "swiglu_fast":
             held, loads, in_eights = kernel.template[1], 2, True
         else:
-            *_, in_eights, residual, _, held = kernel.template
+            *_, in_eights, residual, _, held, _ = kernel.template
             loads = 2 + residual  # x and the weight
         assert kernel.count(r"LDG\.E\.128") >= held * loads, kernel
         assert kernel.count(r"LDG\.E(?!\.128)") <= 1, kernel  # the scale
         assert kernel.count(r"STG\.E\.64") >= held * in_eights, kernel
         assert kernel.count(r"STG\.E(?!\.(64|128))") == 0, kernel
+
+
+def test_what_rms_norm_fetches_into_l2(kernels):
+    """x, the residual and the weight before the wait; of a row ahead x and the residual. UBLKPF is the bulk fetch."""
+    arch, found = kernels
+    for kernel in named(found, "rms_norm_fast"):
+        *_, residual, owner, _, ahead = kernel.template
+        first = 0 if owner == ROW_OF_A_WARP else 2 + residual
+        expected = 0 if arch == "sm_89" else first + ahead * (1 + residual)
+        assert kernel.count("UBLKPF") == expected, kernel
 
 
 def test_the_gemm_feeds_its_matrix_instructions(kernels):

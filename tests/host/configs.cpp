@@ -59,6 +59,9 @@ void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligne
 int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors) {
     return rows_to_fetch(rows, row_bytes, multiprocessors);
 }
+int64_t cuda_rows_ahead(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
+    return rows_ahead(rows, pick_rms_norm_cuda_config(rows, d, multiprocessors, clusters, aligned), multiprocessors);
+}
 
 void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[3]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
