@@ -31,7 +31,7 @@ SIZES = (
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
 TILES = (32, 64, 112)  # columns: the widest of each kind of shapes
-WIDEST_SPLIT = 64  # columns: beyond, a form for more than 16 rows splits no K
+WIDEST_SPLIT = 48  # columns: beyond, a form for more than 16 rows splits no K
 LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 

@@ -66,6 +66,8 @@
 //      half as many times all rows out of L2 (m = 32):
 //        28672 x 4096    31.3 -> 28.0    18944 x 3584    20.1 -> 17.5    22016 x 4096    25.2 -> 22.4    27648 x 5120    37.1 -> 33.5
 //        51200 x 5120    66.9 -> 61.6    57344 x 8192     112 ->  110    128256 x 4096    134 ->  124    37888 x 3584    35.9 -> 33.6
+//  18  a fifth slot of 56 columns by 32 rows, in place of shared memory for a split of K that nobody makes there (m = 32):
+//        13312 x 16384   54.6 -> 53.4    14336 x 4096    17.0 -> 16.4    13824 x 5120    19.6 -> 19.0
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -95,7 +97,10 @@
 // divisions before a block's first copy (nothing, and 4096 x 4096 4.6 -> 5.6: the next kernel's start would have to be found
 // anew); the sums of a thread's rows unrolled (2304 x 16384: 12.3 -> 12.5); 256 bytes at a time into L2, as the copy engine's
 // descriptions allow (5 to 8 % slower).
-// For m = 32, beside version 17: sixteen warps in two groups of 16 columns (4096 x 4096 5.8 -> 6.2, 8192 x 3584 9.3 -> 9.8: the
+// For m = 32, beside version 17: a ring for the rows of its own, of three slots, for more slots of the weights (28672 x 4096
+// 29.5 -> 31.9, 10240 x 8192 21.8 -> 24.1: the copy engine takes what it is asked for in turn, so the rows wait behind the
+// weights that were asked for before them, far ahead; with equal rings nothing changes); nine slots of half the k for 64
+// columns, by two groups of warps (16384 x 6656 28.1 -> 28.1); sixteen warps in two groups of 16 columns (4096 x 4096 5.8 -> 6.2, 8192 x 3584 9.3 -> 9.8: the
 // rows are widened twice; with 48 columns and no warps that fill and pace, 5120 x 8192 13.1 -> 14.1); a cluster of two that
 // shares the rows' copies (13312 x 16384 54.6 -> 54.3, all others 1 to 7 % slower; with arrivals that release to the cluster,
 // each a fence, 85); half a slot read ahead of the multiplication (4096 x 4096 5.8 -> 5.9, m = 16: 5.7 -> 5.6 with the next slot

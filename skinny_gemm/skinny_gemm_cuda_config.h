@@ -12,7 +12,7 @@ struct BulkShape {
     int slots8, slots16, slots32;  // of the ring, by rows of A: two blocks a multiprocessor fit. 0: there is no such form
     ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
 };
-constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5},  {56, 0, 5, 4},
+constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5},  {56, 0, 5, 5},
                                      {64, 6, 5, 4}, {80, 4, 4, 7}, {96, 4, 0, 6}, {112, 3, 3, 6}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
 // The most columns of shapes with long steps, with any number of rows, and of all.
@@ -23,8 +23,9 @@ constexpr int kMaxClusterSplits = 8;
 // Groups of warps that share a block's columns. Where there are two, half as many warps share k: sums have another order.
 ROCM_FP8_HD constexpr int column_groups(int columns, int64_t m) { return m > 16 && columns > kWideColumns ? 2 : 1; }
 
-// Whether K may be split over a cluster: two groups leave no shared memory for it.
-ROCM_FP8_HD constexpr bool can_split(int columns, int64_t m) { return column_groups(columns, m) == 1; }
+// Whether K may be split over a cluster. Wide blocks of more than 16 rows have a slot more instead of the shared memory that it
+// takes; none of them is narrow enough to want it.
+ROCM_FP8_HD constexpr bool can_split(int columns, int64_t m) { return m <= 16 || columns <= 48; }
 
 // Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where a
 // thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave it.

@@ -213,7 +213,7 @@ def test_what_is_paced(library):
         (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
         (8192, 3584): [(6, 3, 2), (-1, 2, 2)],  # every place is taken with 32 rows
         (12288, 4096): [(-1, 0, 2), (-1, 4, 2)],  # and here with 8, and k is short; four slots of five before the wait
-        (13312, 16384): [(-1, 3, 2), (-1, 3, 2)],
+        (13312, 16384): [(-1, 3, 2), (-1, 4, 2)],
         (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
         (28672, 4096): [(-1, 0, 2), (-1, 5, 2)],
         (2304, 16384): [(-1, 0, 2), (-1, 4, 2)],  # also where K is split
@@ -263,7 +263,7 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
             turns = {}
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-                two_groups = not library.cuda_gemm_can_split(shape, m)
+                two_groups = library.cuda_gemm_column_groups(shape, m) == 2
                 assert two_groups == (m > 16 and SHAPES[shape] > 64)
                 turns.setdefault(m > 16, set()).add((splits, two_groups))
             assert len(turns[False]) == len(turns[True]) == 1
