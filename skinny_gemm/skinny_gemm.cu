@@ -11,13 +11,15 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 17):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 18):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384     8.4    10.1  10.2  10.8  12.4   11.7  11.9  12.5  13.2   15.2  15.2  15.4  15.6
-//   4096 x 4096      3.8     4.6   4.6   5.1   5.7    5.7   5.7   5.9   6.7    7.2   7.0   7.1   7.2
-//   13312 x 16384   48.8    47.8  47.9  49.0  53.8   50.8  51.1  50.9  55.5   56.0  53.4  54.5  55.4
-//   16384 x 6656    24.4    23.7  24.0  24.8  26.8   26.3  26.7  27.3  28.6   27.2  27.4  27.7  28.4
-//   28672 x 4096    26.3    26.3  27.1  27.4  29.1   27.9  28.9  29.3  31.7   29.3  29.4  29.8  30.7
+//   2304 x 16384     8.6    10.2  10.3  10.9  12.5   11.8  12.0  12.5  13.3   15.3  15.3  15.4  15.6
+//   4096 x 4096      3.8     4.6   4.7   5.1   5.7    5.7   5.8   6.1   6.7    7.2   7.1   7.2   7.2
+//   13312 x 16384   49.6    48.9  49.0  50.4  55.3   52.1  52.5  52.6  57.9   58.1  54.5  55.7  58.1
+//   16384 x 6656    24.8    24.1  24.5  25.3  27.4   26.9  27.2  27.9  30.0   28.0  28.1  28.6  29.6
+//   28672 x 4096    26.7    26.8  27.5  28.1  30.2   28.6  29.6  30.1  33.5   29.9  30.1  30.9  31.9
+// (The chip of that run was slower than others: version 17 took 53.8, 26.8 and 29.1 for the last three with m = 32 on one that
+// reads at 4.47 TB/s.)
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -97,14 +99,15 @@
 // divisions before a block's first copy (nothing, and 4096 x 4096 4.6 -> 5.6: the next kernel's start would have to be found
 // anew); the sums of a thread's rows unrolled (2304 x 16384: 12.3 -> 12.5); 256 bytes at a time into L2, as the copy engine's
 // descriptions allow (5 to 8 % slower).
-// For m = 32, beside version 17: a ring for the rows of its own, of three slots, for more slots of the weights (28672 x 4096
-// 29.5 -> 31.9, 10240 x 8192 21.8 -> 24.1: the copy engine takes what it is asked for in turn, so the rows wait behind the
-// weights that were asked for before them, far ahead; with equal rings nothing changes); nine slots of half the k for 64
-// columns, by two groups of warps (16384 x 6656 28.1 -> 28.1); sixteen warps in two groups of 16 columns (4096 x 4096 5.8 -> 6.2, 8192 x 3584 9.3 -> 9.8: the
-// rows are widened twice; with 48 columns and no warps that fill and pace, 5120 x 8192 13.1 -> 14.1); a cluster of two that
-// shares the rows' copies (13312 x 16384 54.6 -> 54.3, all others 1 to 7 % slower; with arrivals that release to the cluster,
-// each a fence, 85); half a slot read ahead of the multiplication (4096 x 4096 5.8 -> 5.9, m = 16: 5.7 -> 5.6 with the next slot
-// as well); no sums over the warps at all, as a bound: 0.05 us of 4096 x 4096, 0.2 of 28672 x 4096, 0.5 of 13312 x 16384.
+// For m = 32, beside version 17: a ring of their own, of three slots, for the rows, and more slots for the weights (28672 x 4096
+// 29.5 -> 31.9, 10240 x 8192 21.8 -> 24.1: the copy engine takes what it is asked for in turn, so the rows wait behind
+// weights that were asked for far ahead; with rings of one length nothing changes); nine slots of half the k for 64 columns, by
+// two groups of warps (16384 x 6656 28.1 -> 28.1); sixteen warps in two groups of 16 columns (4096 x 4096 5.8 -> 6.2, 8192 x
+// 3584 9.3 -> 9.8: the rows are widened twice; with 48 columns and no warps that fill and pace, 5120 x 8192 13.1 -> 14.1); a
+// cluster of two that shares the rows' copies (13312 x 16384 54.6 -> 54.3, all others 1 to 7 % slower; with arrivals that
+// release to the cluster, each a fence, 85); half a slot read ahead of the multiplication (4096 x 4096 5.8 -> 5.9; the next slot
+// as well, m = 16: 5.7 -> 5.6, and a way to hang); no sums over the warps at all, as a bound: 0.05 us of 4096 x 4096, 0.2 of
+// 28672 x 4096, 0.5 of 13312 x 16384.
 //
 // What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
 // has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
