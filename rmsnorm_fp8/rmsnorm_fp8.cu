@@ -91,7 +91,7 @@ struct Fetched {
     int64_t first, ahead;
 };
 
-// kHeld vectors a thread. fetches_ahead: it can.
+// kHeld vectors a thread. fetches_ahead: it may be asked for that.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld, bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBlock : kRmsNormCudaMaxThreads) void rms_norm_fast(
     RmsNormFp8Args a, Fetched fetched) {
@@ -240,7 +240,7 @@ Kernel kernel_by_config(const RmsNormCudaConfig& c, bool ahead) {
                    : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 2>
                                     : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::warp, 4>;
         case CudaRowOwner::block:
-            // With four vectors it costs nothing; with two it cost few rows 2 %.
+            // To be able to fetch ahead costs nothing with four vectors; with two it cost few rows 2 %.
             if (c.vectors == 4) return rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 4, to_fp8>;
             return ahead ? rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2, to_fp8>
                          : rms_norm_fast<in, weight, to_fp8, with_residual, CudaRowOwner::block, 2>;

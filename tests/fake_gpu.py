@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from benchmarks import cuda, cuda_pieces, gpu_cases, gpu_report, gpu_timing, rocm, tune_skinny_gemm
+from benchmarks import cuda, cuda_pieces, gpu_builds, gpu_cases, gpu_report, gpu_timing, rocm, tune_skinny_gemm
 from benchmarks.gpu_environment import Gpu
 
 
@@ -89,8 +89,8 @@ def cpu(kernel, device, monkeypatch, generator) -> Gpu:
 
 @pytest.fixture
 def flow(cpu, gpu, monkeypatch):
-    """rocm.py's, cuda.py's, the tuner's and cuda_pieces.py's main() on the CPU's operators and the fake clock: a launch
-    takes as many microseconds as `speed` says of its case and configuration."""
+    """main() of rocm.py, cuda.py, the tuner, cuda_pieces.py and gpu_builds.py on the CPU's operators and the fake clock: a
+    launch takes as many microseconds as `speed` says of its case and configuration."""
 
     def record(launch, count):
         launch(count - 1)  # on the CPU, at once
@@ -103,6 +103,6 @@ def flow(cpu, gpu, monkeypatch):
     monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "rocm"))
     for module in (rocm, cuda, gpu_report, gpu_timing):
         monkeypatch.setattr(module, "record", record)
-    for module in (rocm, cuda, cuda_pieces, tune_skinny_gemm):
+    for module in (rocm, cuda, cuda_pieces, gpu_builds, tune_skinny_gemm):
         monkeypatch.setattr(module, "find_gpu", lambda: cpu)
     return speed

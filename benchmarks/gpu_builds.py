@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""This checkout's build beside those of other checkouts, on this GPU, as markdown: what a change gains or costs.
+
+    git worktree add ../before HEAD~1
+    python scripts/build.py --backend cuda --source ../before
+    python benchmarks/gpu_builds.py ../before --only skinny_gemm --size 4096x4096 --rows 1 --rows 32
+
+All builds get the same operands; each is verified before it is timed, and all of a table row are timed in turn. The gain
+is the other build's time by this one's, less one; "same bits" says whether their results are. Builds are told apart by
+the trees they were made of: each by another commit, or with changes of its own.
+"""
+
+import copy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch  # noqa: E402
+from kernels import get_local_kernel  # noqa: E402
+
+from benchmarks import gpu_report, gpu_timing  # noqa: E402
+from benchmarks.cuda import BOUNDS, Size  # noqa: E402
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, Wrong  # noqa: E402
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
+from benchmarks.gpu_report import cell, note, table_header, table_row  # noqa: E402
+from benchmarks.tune_skinny_gemm import sweep_parser  # noqa: E402
+
+Case = GemmCase | RowCase
+NOW = "now"
+
+
+def load_build(folder: Path, backend: str) -> ModuleType:
+    """The package from folder/build."""
+    try:
+        return get_local_kernel(folder.resolve(), backend=backend)
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
+        raise Missing(f"{folder}: {' '.join(str(error).split())}") from None
+
+
+def with_build(case: Case, kernel: ModuleType) -> Case:
+    """The same operands for another build."""
+    other = copy.copy(case)
+    if isinstance(case, GemmCase):
+        other.kernel = kernel
+    else:
+        other.function = getattr(kernel, case.function.__name__)
+    return other
+
+
+def result(case: Case) -> torch.Tensor:
+    """The bytes that the case's build makes of its first operands."""
+    if isinstance(case, GemmCase):
+        got = case.ours(0)
+    else:
+        x, second, *others = case.arguments(0)
+        got = case.function(x, second.clone(), *others)  # the residual is updated in place
+    return got.view(torch.uint8).clone()
+
+
+def sizes_of(operator: str, args) -> list[Size]:
+    if operator != "skinny_gemm":
+        return args.rows or list(BOUNDS[operator])
+    weights = args.size or list(dict.fromkeys(size[1:] for size in BOUNDS[operator]))
+    return [(m, n, k) for n, k in weights for m in args.rows or GEMM_ROWS if m <= max(GEMM_ROWS)]
+
+
+def compare(gpu: Gpu, others: dict[str, ModuleType], args) -> bool:
+    """The tables, a row as it comes; whether every build was right."""
+    generator = random_numbers(gpu.device, args.seed)
+    facts = gpu.environment
+    print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}")
+    all_right = True
+    for operator in args.only or BOUNDS:
+        print(f"\n### {gpu_report.title(operator)}\n")
+        columns = [column for name in others for column in (name, "±", "gain", "same bits")]
+        print(table_header([gpu_report.size_title(operator), NOW, "±", *columns]))
+        for size in sizes_of(operator, args):
+            case = gpu_report.make_case(gpu, operator, size, generator)
+            recorded, bits = {}, {}
+            for name, kernel in {NOW: gpu.kernel, **others}.items():
+                one = with_build(case, kernel)
+                try:
+                    one.verify_ours(name)
+                    bits[name] = result(one)
+                    recorded[name] = gpu_timing.record(one.ours, one.count)
+                except (Wrong, RuntimeError) as error:
+                    note(f"left out: {case.name}, {name}: {str(error).splitlines()[0]}")
+                    all_right = False
+            if NOW not in recorded:
+                continue
+            times = gpu_timing.measure(recorded, args.effort)
+            cells = [gpu_report.shown(size), cell(times[NOW].median_us), cell(times[NOW].spread_us)]
+            for name in others:
+                if name not in times:
+                    cells += ["-"] * 4
+                    continue
+                gain = times[name].median_us / times[NOW].median_us - 1
+                same = "yes" if torch.equal(bits[name], bits[NOW]) else "no"
+                cells += [cell(times[name].median_us), cell(times[name].spread_us), f"{gain:.1%}", same]
+            print(table_row(cells), flush=True)
+    return all_right
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = sweep_parser(__doc__)
+    parser.add_argument("builds", type=Path, nargs="+", metavar="FOLDER", help="another checkout, with a build")
+    parser.add_argument("--only", action="append", choices=BOUNDS, metavar="OPERATOR", help=", ".join(BOUNDS))
+    parser.add_argument("--rows", type=int, action="append", metavar="M", help="may be repeated")
+    args = parser.parse_args(argv)
+    try:
+        gpu = find_gpu()
+        others = {folder.resolve().name: load_build(folder, gpu.backend) for folder in args.builds}
+        if len(others) < len(args.builds) or NOW in others:
+            raise Missing(f"folders of one name, or called {NOW}: a table could not tell them apart")
+        return 0 if compare(gpu, others, args) else 1
+    except Missing as error:
+        note(f"gpu_builds.py: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
