@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from benchmarks.gpu_cases import GEMM_ROWS, GemmCase  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.gpu_report import cell, note, table_header, table_row  # noqa: E402
+from benchmarks.gpu_report import cell, heading, note, table_header, table_row  # noqa: E402
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser  # noqa: E402
 from benchmarks.tuned_header import ROOT  # noqa: E402
 
@@ -71,8 +71,7 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
 def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
     """The table, a row as it comes; whether every way was right."""
     generator = random_numbers(gpu.device, args.seed)
-    facts = gpu.environment
-    print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}\n")
+    print(f"{heading(gpu, generator)}\n")
     print(table_header(["rows", "N x K", "own choice, us", "±", "best", "us", "gain"]))
     all_right = True
     for n, k in args.size or SIZES:

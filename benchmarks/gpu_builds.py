@@ -69,8 +69,7 @@ def sizes_of(operator: str, args) -> list[Size]:
 def compare(gpu: Gpu, others: dict[str, ModuleType], args) -> bool:
     """The tables, a row as it comes; whether every build was right."""
     generator = random_numbers(gpu.device, args.seed)
-    facts = gpu.environment
-    print(f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}")
+    print(gpu_report.heading(gpu, generator))
     all_right = True
     for operator in args.only or BOUNDS:
         print(f"\n### {gpu_report.title(operator)}\n")

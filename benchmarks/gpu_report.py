@@ -105,6 +105,12 @@ def effort(args: argparse.Namespace) -> gpu_timing.Effort:
     return gpu_timing.Effort(args.warm_up or usual.warm_up, args.iterations or usual.iterations)
 
 
+def heading(gpu: Gpu, generator: torch.Generator) -> str:
+    """What the figures of a sweep were taken on, in a line."""
+    facts = gpu.environment
+    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}"
+
+
 def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
     """Prints what the figures were taken on and this GPU's own limits. Returns the operands' generator and both."""
     generator, launches = random_numbers(gpu.device, args.seed), effort(args)
