@@ -22,9 +22,9 @@ from kernels import get_local_kernel  # noqa: E402
 
 from benchmarks import gpu_report, gpu_timing  # noqa: E402
 from benchmarks.cuda import BOUNDS, Size  # noqa: E402
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, Wrong  # noqa: E402
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.gpu_report import cell, note, table_header, table_row  # noqa: E402
+from benchmarks.gpu_report import attempt, cell, note, table_header, table_row  # noqa: E402
 from benchmarks.tune_skinny_gemm import sweep_parser  # noqa: E402
 
 Case = GemmCase | RowCase
@@ -66,6 +66,33 @@ def sizes_of(operator: str, args) -> list[Size]:
     return [(m, n, k) for n, k in weights for m in args.rows or GEMM_ROWS if m <= max(GEMM_ROWS)]
 
 
+def row(case: Case, others: dict[str, ModuleType], now: ModuleType, effort: gpu_timing.Effort) -> tuple[list[str], bool]:
+    """The cells of this build and of the others, "-" for what is not right; whether all are."""
+    bits: dict[str, torch.Tensor] = {}
+
+    def recorded(name: str, kernel: ModuleType) -> gpu_timing.Recorded:
+        one = with_build(case, kernel)
+        one.verify_ours(name)
+        bits[name] = result(one)
+        return gpu_timing.record(one.ours, one.count)
+
+    builds = {NOW: now, **others}
+    tried = {name: attempt(f"{case.name}, {name}", lambda n=name, k=kernel: recorded(n, k)) for name, kernel in builds.items()}
+    right = {name: one for name, one in tried.items() if one}
+    if NOW not in right:
+        return ["-"] * (2 + 4 * len(others)), False
+    times = gpu_timing.measure(right, effort)
+    cells = [cell(times[NOW].median_us), cell(times[NOW].spread_us)]
+    for name in others:
+        if name in times:
+            gain = times[name].median_us / times[NOW].median_us - 1
+            same = "yes" if torch.equal(bits[name], bits[NOW]) else "no"
+            cells += [cell(times[name].median_us), cell(times[name].spread_us), f"{gain:.1%}", same]
+        else:
+            cells += ["-"] * 4
+    return cells, len(right) == len(builds)
+
+
 def compare(gpu: Gpu, others: dict[str, ModuleType], args) -> bool:
     """The tables, a row as it comes; whether every build was right."""
     generator = random_numbers(gpu.device, args.seed)
@@ -76,29 +103,9 @@ def compare(gpu: Gpu, others: dict[str, ModuleType], args) -> bool:
         columns = [column for name in others for column in (name, "±", "gain", "same bits")]
         print(table_header([gpu_report.size_title(operator), NOW, "±", *columns]))
         for size in sizes_of(operator, args):
-            case = gpu_report.make_case(gpu, operator, size, generator)
-            recorded, bits = {}, {}
-            for name, kernel in {NOW: gpu.kernel, **others}.items():
-                one = with_build(case, kernel)
-                try:
-                    one.verify_ours(name)
-                    bits[name] = result(one)
-                    recorded[name] = gpu_timing.record(one.ours, one.count)
-                except (Wrong, RuntimeError) as error:
-                    note(f"left out: {case.name}, {name}: {str(error).splitlines()[0]}")
-                    all_right = False
-            if NOW not in recorded:
-                continue
-            times = gpu_timing.measure(recorded, args.effort)
-            cells = [gpu_report.shown(size), cell(times[NOW].median_us), cell(times[NOW].spread_us)]
-            for name in others:
-                if name not in times:
-                    cells += ["-"] * 4
-                    continue
-                gain = times[name].median_us / times[NOW].median_us - 1
-                same = "yes" if torch.equal(bits[name], bits[NOW]) else "no"
-                cells += [cell(times[name].median_us), cell(times[name].spread_us), f"{gain:.1%}", same]
-            print(table_row(cells), flush=True)
+            cells, right = row(gpu_report.make_case(gpu, operator, size, generator), others, gpu.kernel, args.effort)
+            print(table_row([gpu_report.shown(size), *cells]), flush=True)
+            all_right &= right
     return all_right
 
 

@@ -7,6 +7,8 @@ import tomllib
 import pytest
 from host_configs import ROOT, Configs
 
+from benchmarks import cuda_pieces
+
 WARP, BLOCK, CLUSTER, ANY = range(4)
 PLAIN = -1
 H200, L40S = 132, 142  # multiprocessors
@@ -268,6 +270,12 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
                 turns.setdefault(m > 16, set()).add((splits, two_groups))
             assert len(turns[False]) == len(turns[True]) == 1
             assert turns[False] == turns[True] or n > 2 * multiprocessors * 64
+
+
+def test_the_benchmark_knows_which_forms_there_are(library):
+    for m, splits in itertools.product((1, 8, 9, 16, 17, 32), (1, 2, 8)):
+        able = [i for i in range(len(SHAPES)) if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))]
+        assert list(cuda_pieces.shapes_for(m, splits)) == able
 
 
 def test_more_rows_never_split_k_otherwise(library):

@@ -83,6 +83,15 @@ def test_a_wrong_build_is_named_and_not_timed(before, capsys):
     assert printed.err.count("\n") == 1 and "left out" in printed.err and ", before: " in printed.err
 
 
+def test_nothing_is_compared_with_a_wrong_one(before, cpu, capsys):
+    original = cpu.kernel.skinny_gemm
+    cpu.kernel.skinny_gemm = lambda *args, **kwargs: original(*args, **kwargs).mul_(1.02)
+    assert compare("--only", "skinny_gemm", "--size", "100x1024", "--rows", "1") == 1
+    printed = capsys.readouterr()
+    assert tables(printed.out)[2] == ["1, 100 x 1024", *["-"] * 6]
+    assert printed.err.count("\n") == 1 and ", now: " in printed.err
+
+
 def test_builds_of_one_name(before, capsys):
     assert gpu_builds.main(["a/before", "b/before"]) == 1
     assert gpu_builds.main(["a/now"]) == 1
