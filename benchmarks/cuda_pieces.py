@@ -36,25 +36,28 @@ LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
-def shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
-    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first, of the shapes with a form for that."""
+def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int]:
+    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first, of the shapes with a form for that: of those of
+    two blocks a multiprocessor, or of the large ones."""
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
+    found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?\}", table)
     by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
-    found = [tuple(map(int, shape.split(","))) for shape in re.findall(r"\{([\d, ]+)\}", table)]
     only_narrow = splits > 1 and rows > 16
     return {
-        index: shape[0]
+        index: int(shape[0])
         for index, shape in enumerate(found)
-        if shape[by_rows] and not (only_narrow and shape[0] > WIDEST_SPLIT)
+        if int(shape[by_rows]) and bool(shape[4]) == large and not (only_narrow and int(shape[0]) > WIDEST_SPLIT)
     }
 
 
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
-    """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay.
+    """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay; and a large block a
+    multiprocessor.
 
     Each in the narrowest shape that holds a piece.
     """
-    found: list[Config] = []
+    large = [shape for shape, most in shapes_for(rows, large=True).items() if multiprocessors <= n <= most * multiprocessors]
+    found: list[Config] = [(shape, 1, multiprocessors) for shape in large[:1]]
     full = {-(-n // columns) for columns in TILES}
     for splits in (1, 2, 3, 4, 8):
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:

@@ -70,6 +70,8 @@
 //        51200 x 5120    66.9 -> 61.6    57344 x 8192     112 ->  110    128256 x 4096    134 ->  124    37888 x 3584    35.9 -> 33.6
 //  18  a fifth slot of 56 columns by 32 rows, in place of shared memory for a split of K that nobody makes there (m = 32):
 //        13312 x 16384   54.6 -> 53.4    14336 x 4096    17.0 -> 16.4    13824 x 5120    19.6 -> 19.0
+//  19  where K is long, one large block of sixteen warps a multiprocessor: the rows come, and are kept, once (m = 32):
+//        13312 x 16384   53.5 -> 51.9    16384 x 16384   65.8 -> 63.0    16384 x 53248    216 ->  209    13312 x 24576    82 ->   81
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -108,6 +110,17 @@
 // release to the cluster, each a fence, 85); half a slot read ahead of the multiplication (4096 x 4096 5.8 -> 5.9; the next slot
 // as well, m = 16: 5.7 -> 5.6, and a way to hang); no sums over the warps at all, as a bound: 0.05 us of 4096 x 4096, 0.2 of
 // 28672 x 4096, 0.5 of 13312 x 16384.
+// For m = 32, beside version 18: large blocks at shorter K, whose next kernel finds no place before they end (16384 x 6656 26.9
+// -> 27.7, 8192 x 8192 18.8 -> 20.5, 28672 x 4096 in 217 columns 29.4 -> 30.4); no instructions for eight columns that a large
+// block does not have (13312 x 16384: nothing); K split over clusters of two for 112 and 128 columns (13312 x 16384 54.3 -> 57.0,
+// 16384 x 6656 27.3 -> 31.8) and of eight for 80 (2304 x 16384 12.54 -> 12.57); a warp's rows by asynchronous loads of 16 bytes
+// into a ring of its own, two or three steps ahead, and six slots for weights (16384 x 6656 26.6 -> 33.9: memory's queues, which
+// the weights keep full, delay them as well); blocks starting at different k (13312 x 16384 54.0 -> 57.0, 4096 x 4096 5.8 -> 6.1:
+// what many read at a time costs L2 less); A or B in rows that are 128 or 256 bytes longer (nothing, so it is no matter of
+// strides that are powers of two); wgmma, two blocks a multiprocessor, each of two teams of four warps that widen the weights in
+// registers and the rows into shared memory (16384 x 6656 28.2 -> 29.2, 13312 x 16384 56.6 -> 63.6; rows widened by warps of their
+// own: 32.3; at one clock as many cycles as this kernel, 47 and 48 thousand: a step waits for the fence between the rows' writes
+// and the instruction that reads them).
 //
 // What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
 // has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
@@ -158,33 +171,29 @@ struct BulkChoice {
     std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
 };
 
-template <int columns, int row_tiles, int slots>
-    requires(slots > 0)
+template <int shape, int row_tiles>
 BulkChoice bulk_choice() {
-    using B = Bulk<columns, row_tiles, slots>;
-    constexpr int kAlignment = 1024, kSharedBytes = int(sizeof(typename B::Shared)) + kAlignment;
-    // Of a multiprocessor, and what each block takes beside its own.
-    constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
-    static_assert(2 * (kSharedBytes + kReserved) <= kAllShared);
-    static std::atomic<uint64_t> allowed;
-    return {skinny_gemm_bulk<columns, row_tiles, slots>, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
-}
-
-// There is no such form.
-template <int columns, int row_tiles, int slots>
-    requires(slots == 0)
-BulkChoice bulk_choice() {
-    return {};
+    constexpr BulkShape s = kBulkShapes[shape];
+    constexpr int kSlots = s.slots(row_tiles * kMmaNarrow);
+    if constexpr (kSlots > 0) {
+        using B = Bulk<s.columns, row_tiles, kSlots, s.warps>;
+        constexpr int kAlignment = 1024, kSharedBytes = int(sizeof(typename B::Shared)) + kAlignment;
+        // Of a multiprocessor, and what each block takes beside its own.
+        constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
+        static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);
+        static std::atomic<uint64_t> allowed;
+        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps>;
+        return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
+    } else {
+        return {};  // there is no such form
+    }
 }
 
 template <int index = 0>
 BulkChoice bulk_kernel(int shape, int64_t m) {
     if constexpr (index < kBulkShapeCount) {
         if (shape != index) return bulk_kernel<index + 1>(shape, m);
-        constexpr BulkShape s = kBulkShapes[index];
-        return m <= 8    ? bulk_choice<s.columns, 1, s.slots8>()
-               : m <= 16 ? bulk_choice<s.columns, 2, s.slots16>()
-                         : bulk_choice<s.columns, 4, s.slots32>();
+        return m <= 8 ? bulk_choice<index, 1>() : m <= 16 ? bulk_choice<index, 2>() : bulk_choice<index, 4>();
     } else {
         return {};
     }
@@ -239,7 +248,7 @@ Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on) {
             const BulkShape shape = kBulkShapes[forced.shape];
             const int fewest = fewest_pieces(shape.columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
-            const bool fits = shape.slots(args.m) && (forced.splits == 1 || can_split(shape.columns, args.m));
+            const bool fits = shape.slots(args.m) && (forced.splits == 1 || shape.splits(args.m));
             if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
                 return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
             }

@@ -1,6 +1,6 @@
-// The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply.
+// The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply, or sixteen.
 //
-//     HBM --> copy engine: 10 to 28 KiB of weights ---+
+//     HBM --> copy engine: 10 to 32 KiB of weights ---+
 //     L2  --> copy engine: the rows' same k ----------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31 --> registers
 //
 //     registers --> shared memory: added over the warps
@@ -9,7 +9,8 @@
 // Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits. But
 // for more than 64 columns by more than 16 rows, of which a warp cannot hold all sums. There
 //
-//     warp w: one half of the columns or the other, k = 128 i + 32 (w % 4) ... + 31
+//     warp w of 8:   one half of the columns or the other, k = 128 i + 32 (w % 4) ... + 31
+//     warp w of 16:  one half of the columns or the other, k = 256 i + 32 (w % 8) ... + 31: the bits of all widths again
 #pragma once
 
 #include "../common/cuda/bulk_copy.h"
@@ -22,26 +23,26 @@ namespace rocm_fp8 {
 namespace {
 
 constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
-constexpr int kConsumers = 8;   // warps
 constexpr int kWarpK = 32;      // of a turn
 
-// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring.
-template <int kColumns_, int kRowTiles_, int kSlots_>
+// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring, kConsumers warps that multiply.
+template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_>
 struct Bulk {
-    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kRows = kRowTiles_ * kMmaNarrow;
+    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_, kRows = kRowTiles * kMmaNarrow;
+    static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers};
     // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
-    static constexpr int kGroups = column_groups(kColumns, kRows), kGroupWarps = kConsumers / kGroups;
+    static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
     static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
-    static constexpr bool kSplits = can_split(kColumns, kRows);  // K, over a cluster
+    static constexpr bool kSplits = kShape.splits(kRows);  // K, over a cluster
     // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
     static constexpr bool kRowsWide = kGroupColumns % kMmaWide != 0;
     static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
     static constexpr int kNarrow = (kRowsWide ? kGroupColumns : kRows) / kMmaNarrow;
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
-    static constexpr int kStep = bulk_step(kColumns, kRows);                   // k of a slot
+    static constexpr int kStep = kShape.step(kRows);                           // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
     // A ninth warp keeps the ring full, and a tenth paces its first round; or the eight do it.
-    static constexpr bool kProducer = has_producer(kColumns, kRows), kPaces = can_pace(kColumns, kRows);
+    static constexpr bool kProducer = kShape.produces(kRows), kPaces = kShape.paces(kRows);
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
 
@@ -71,7 +72,10 @@ struct Bulk {
 __device__ inline int row_of(int g) { return (g & 1) << 2 | (g & 2) | g >> 2; }
 
 // Among the consumers alone.
-__device__ inline void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * kWarp) : "memory"); }
+template <class B>
+__device__ inline void consumers_meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(B::kConsumers * kWarp) : "memory");
+}
 
 // Keeps a block's ring full: one thread at a time.
 template <class B>
@@ -186,7 +190,7 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
             if (lane == 0) arrive(&feeder.shared.empty[s]);
             // The slot of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
             // long as a slot takes to come: later, and a third of the ring is empty.)
-            if (!B::kProducer && lane == 0 && step > 0 && step % kConsumers == warp && step - 1 + B::kSlots < feeder.count) {
+            if (!B::kProducer && lane == 0 && step > 0 && step % B::kConsumers == warp && step - 1 + B::kSlots < feeder.count) {
                 feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
             }
 #pragma unroll
@@ -197,12 +201,13 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 
 // A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
 // whatever the ring holds, are made and dropped.)
-template <int kColumns, int kRowTiles, int kSlots>
-__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2) void skinny_gemm_bulk(
+template <int kColumns, int kRowTiles, int kSlots, int kConsumers>
+__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMostThreads,
+                             Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kShape.blocks()) void skinny_gemm_bulk(
     SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
     Overlap overlap) {
 #if __CUDA_ARCH__ >= 900
-    using B = Bulk<kColumns, kRowTiles, kSlots>;
+    using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers>;
     using Shared = typename B::Shared;
     extern __shared__ uint8_t unaligned[];
     Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
@@ -287,7 +292,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
 
     if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
     // Closes: the sums take the ring's place, which other warps may still be reading.
-    consumers_meet();
+    consumers_meet<B>();
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int w = 0; w < B::kWide; ++w) {
@@ -302,7 +307,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots>::kMostThreads, 2)
         }
     }
     // Closes: the parts, and the scales, are read below by other threads.
-    consumers_meet();
+    consumers_meet<B>();
     const auto of_block = [&](int m, int column) {
         float c = shared.parts[0][m][column];
 #pragma unroll

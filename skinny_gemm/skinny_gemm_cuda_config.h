@@ -6,50 +6,60 @@
 
 namespace rocm_fp8 {
 
+// The most columns of shapes with long steps, with any number of rows, of two blocks a multiprocessor, and of all.
+constexpr int kNarrowColumns = 32, kWideColumns = 64, kWidestColumns = 112, kLargestColumns = 128;
+constexpr int kWarps = 8, kLargeWarps = 16;  // that multiply: of two blocks a multiprocessor, or of one large block
+constexpr int kLongStep = 512;               // k
+
 // The compiled forms of the bulk kernel with so many columns.
 struct BulkShape {
     int columns;                   // of the result a block, at most
-    int slots8, slots16, slots32;  // of the ring, by rows of A: two blocks a multiprocessor fit. 0: there is no such form
+    int slots8, slots16, slots32;  // of the ring, by rows of A, as many as find room. 0: there is no such form
+    int warps = kWarps;
+
     ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
+    // A multiprocessor.
+    ROCM_FP8_HD constexpr int blocks() const { return 2 * kWarps / warps; }
+    // Groups of warps that share a block's columns. Where there are two of four warps, sums have another order.
+    ROCM_FP8_HD constexpr int groups(int64_t m) const { return warps > kWarps || (m > 16 && columns > kWideColumns) ? 2 : 1; }
+    // Whether K may be split over a cluster. Wide blocks of more than 16 rows have a slot more instead of the shared memory that
+    // it takes; none of them is narrow enough to want it.
+    ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= 48; }
+    // Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where
+    // a thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave
+    // it.
+    ROCM_FP8_HD constexpr bool produces(int64_t m) const {
+        const int rows = m <= 8 ? 8 : m <= 16 ? 16 : 32;
+        return columns * rows < 10 * 16 * 8 * groups(m);
+    }
+    // Whether the form can pace the first round, with that warp or one of the others. (With 17 rows and more those have no
+    // registers left for it: they lost up to 8 %.)
+    ROCM_FP8_HD constexpr bool paces(int64_t m) const { return produces(m) || m <= 16; }
+    // k of a slot of the ring: 10 to 32 KiB of weights.
+    ROCM_FP8_HD constexpr int step(int64_t m) const { return columns <= kNarrowColumns ? kLongStep : 32 * warps / groups(m); }
 };
-constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3}, {32, 5, 4, 3}, {40, 0, 7, 5}, {48, 7, 6, 5},  {56, 0, 5, 5},
-                                     {64, 6, 5, 4}, {80, 4, 4, 7}, {96, 4, 0, 6}, {112, 3, 3, 6}};
+constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3},
+                                     {32, 5, 4, 3},
+                                     {40, 0, 7, 5},
+                                     {48, 7, 6, 5},
+                                     {56, 0, 5, 5},
+                                     {64, 6, 5, 4},
+                                     {80, 4, 4, 7},
+                                     {96, 4, 0, 6},
+                                     {112, 3, 3, 6},
+                                     {96, 0, 0, 6, kLargeWarps},
+                                     {112, 0, 0, 6, kLargeWarps},
+                                     {128, 0, 0, 5, kLargeWarps}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
-// The most columns of shapes with long steps, with any number of rows, and of all.
-constexpr int kNarrowColumns = 32, kWideColumns = 64, kWidestColumns = 112;
 constexpr int kPlain = -1;
 constexpr int kMaxClusterSplits = 8;
-
-// Groups of warps that share a block's columns. Where there are two, half as many warps share k: sums have another order.
-ROCM_FP8_HD constexpr int column_groups(int columns, int64_t m) { return m > 16 && columns > kWideColumns ? 2 : 1; }
-
-// Whether K may be split over a cluster. Wide blocks of more than 16 rows have a slot more instead of the shared memory that it
-// takes; none of them is narrow enough to want it.
-ROCM_FP8_HD constexpr bool can_split(int columns, int64_t m) { return m <= 16 || columns <= 48; }
-
-// Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where a
-// thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave it.
-ROCM_FP8_HD constexpr bool has_producer(int columns, int64_t m) {
-    const int rows = m <= 8 ? 8 : m <= 16 ? 16 : 32;
-    return columns * rows < 10 * 16 * 8 * column_groups(columns, m);
-}
-
-// Whether the form can pace the first round, with that warp or one of the others. (With 17 rows and more those have no
-// registers left for it: they lost up to 8 %.)
-ROCM_FP8_HD constexpr bool can_pace(int columns, int64_t m) { return has_producer(columns, m) || m <= 16; }
-
-// k of a slot of the ring: 10 to 28 KiB of weights.
-ROCM_FP8_HD constexpr int bulk_step(int columns, int64_t m) {
-    return columns <= kNarrowColumns ? 512 : 256 / column_groups(columns, m);
-}
 
 // The first of the bulk kernel's steps (of `step` k) that belongs to a part of K; that of part `splits` is one beyond the
 // last.
 ROCM_FP8_HD constexpr int first_bulk_step(int step, int64_t k, int part, int splits) {
     // All shapes cut K at the same places, where each of their steps begins.
-    constexpr int kUnit = bulk_step(kNarrowColumns, 1);
-    const int64_t units = (k + kUnit - 1) / kUnit;
-    const int64_t at = units * part / splits * (kUnit / step), end = (k + step - 1) / step;
+    const int64_t units = (k + kLongStep - 1) / kLongStep;
+    const int64_t at = units * part / splits * (kLongStep / step), end = (k + step - 1) / step;
     return int(at < end ? at : end);
 }
 
@@ -80,24 +90,29 @@ constexpr int even_pieces(int columns, int64_t n, int64_t pieces) {
 
 // The pieces go to the narrowest shape that holds them: what a block multiplies beyond its piece costs time and, where
 // the chip's power is the limit, some of its clock as well.
-constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, int splits) {
-    int shape = 0;
-    while (kBulkShapes[shape].columns < Pieces(n, int(pieces)).most_columns() || !kBulkShapes[shape].slots(m)) ++shape;
-    return {shape, splits, int(pieces)};
+constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, int splits, int warps = kWarps) {
+    const int columns = Pieces(n, int(pieces)).most_columns();
+    for (int shape = 0; shape < kBulkShapeCount; ++shape) {
+        const BulkShape& s = kBulkShapes[shape];
+        if (s.warps == warps && s.columns >= columns && s.slots(m)) return {shape, splits, int(pieces)};
+    }
+    return {kPlain, 1, 0};
 }
 
 // bulk: the chip has the bulk copy engine, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 //
-// A row's bits depend on `splits`, which is no function of m, not on the pieces, and on the shape only where it has two
-// groups: so not on how many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a place for a
-// block within 1 to 32.
+// A row's bits depend on `splits`, which is no function of m, not on the pieces, and on the shape only where four warps
+// share K, not eight: so not on how many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a
+// place for a block within 1 to 32.
 //
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
 //
 //     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies; of up to 112 where that
 //                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then. With
-//                   more than 16 rows of up to 112 wherever the tile is well filled: the rows, too, come less often
+//                   more than 16 rows of up to 112 wherever the tile is well filled: the rows, too, come less often. And
+//                   with a long K one large block, if it is well filled: the rows come half as often again. It starts when
+//                   the one before it has ended, which K has to be worth (from 16384 on; at 14336 it loses 3 %)
 //     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
 //                   k is below 5120)
@@ -107,9 +122,14 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 //     the rest      tiles of 32, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
 //                   there are free multiprocessors in a part of the chip wait for them.)
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
-    constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
+    constexpr int64_t kEnoughForARing = 1024;    // k: below, filling the ring takes longer than using it
+    constexpr int64_t kLongForOneBlock = 16384;  // k: below, one block after another costs more than it gains
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
+    if (m > 16 && k >= kLongForOneBlock && n <= all * kLargestColumns) {
+        const SkinnyGemmCudaConfig config = in_pieces(m, n, all, 1, kLargeWarps);
+        if (8 * n >= 7 * all * kBulkShapes[config.shape].columns) return config;
+    }
     if (n > 2 * all * kWideColumns && (m > 16 || (n <= 2 * all * kWidestColumns && k < 8192))) {
         const int64_t pieces = (fewest_pieces(kWidestColumns, n) + 2 * all - 1) / (2 * all) * (2 * all);
         const SkinnyGemmCudaConfig config = in_pieces(m, n, pieces, 1);
@@ -166,11 +186,11 @@ constexpr int kAtOnce = -1;  // before that wait
 constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool constant_b) {
     constexpr int kAhead = 2;
     constexpr int64_t kUnderWay = 48 << 10;
-    const int64_t blocks = int64_t(c.pieces) * c.splits, places = 2 * multiprocessors, part = k / c.splits;
-    const int64_t bytes = n * k / multiprocessors;  // of weights
     const BulkShape shape = kBulkShapes[c.shape];
-    const int step = bulk_step(shape.columns, m), slots = shape.slots(m), count = int((part + step - 1) / step);
-    const bool full = 20 * blocks >= 17 * places, paces = can_pace(shape.columns, m);
+    const int64_t blocks = int64_t(c.pieces) * c.splits, places = shape.blocks() * multiprocessors, part = k / c.splits;
+    const int64_t bytes = n * k / multiprocessors;  // of weights
+    const int step = shape.step(m), slots = shape.slots(m), count = int((part + step - 1) / step);
+    const bool full = 20 * blocks >= 17 * places, paces = shape.paces(m);
     const bool all_fetch = constant_b && blocks <= places;  // ahead of the wait: every block, not the first round alone
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
     if (all_fetch && paces && c.splits == 1 && count > slots) {
@@ -187,7 +207,7 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
             return {before_end < count - 2 ? before_end : count - 2, 3, kAhead};
         }
     }
-    if (blocks > multiprocessors) return {kAtOnce, 0, kAhead};
+    if (2 * blocks > places) return {kAtOnce, 0, kAhead};
     const int quarter = (count + 3) / 4, tail = slots < quarter ? slots : quarter;
     if (blocks < multiprocessors) return {c.splits > 1 && m <= 16 ? kAtOnce : tail, 0, kAhead};
     if (m <= 8) return {kAtOnce, 0, kAhead};

@@ -38,7 +38,8 @@ FUNCTIONS = {
     "cuda_gemm_step": (L, (I, L), 0),
     "cuda_gemm_can_pace": (L, (I, L), 0),
     "cuda_gemm_can_split": (L, (I, L), 0),
-    "cuda_gemm_column_groups": (L, (I, L), 0),
+    "cuda_gemm_warps": (L, (I,), 0),
+    "cuda_gemm_groups": (L, (I, L), 0),
     "cuda_gemm_first_step": (L, (I, L, L, I, I), 0),
 }
 

@@ -111,10 +111,11 @@ COLUMNS = (
     *(1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896),
     *(16897, 17951, 17952, 22016, 25132, 25133, 29568, 29569, 128256),
 )
-SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112)  # columns
+SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112, 96, 112, 128)  # columns
+LARGE = range(9, 12)  # of them: one block of sixteen warps a multiprocessor
 
 
-@pytest.mark.parametrize("k", [1024, 2048, 4096, 16384])
+@pytest.mark.parametrize("k", [1024, 2048, 4096, 16368, 16384])
 def test_every_gemm_choice_can_run(library, k):
     for multiprocessors in (H200, 78, 17, 16):
         for n in COLUMNS:
@@ -125,7 +126,9 @@ def test_every_gemm_choice_can_run(library, k):
                 assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
-                fitting = [i for i in range(len(SHAPES)) if columns <= SHAPES[i] and library.cuda_gemm_slots(i, m)]
+                kind = LARGE if shape in LARGE else range(LARGE.start)
+                assert kind != LARGE or (m > 16 and k == 16384 and pieces == multiprocessors and splits == 1)
+                fitting = [i for i in kind if columns <= SHAPES[i] and library.cuda_gemm_slots(i, m)]
                 assert shape == fitting[0], "there is none, or a narrower one would do"
 
 
@@ -152,7 +155,7 @@ def test_multiprocessors_have_the_same_to_do(library):
         (8192, 8192): [(64, 1, 132), (32, 1, 256)],
         (10240, 8192): [(48, 1, 264), (40, 1, 264)],
         (12288, 4096): [(48, 1, 264)] * 2,
-        (13312, 16384): [(64, 1, 264), (56, 1, 264)],
+        (13312, 16384): [(64, 1, 264), (56, 1, 264), (112, 1, 132)],
         (16384, 6656): [(64, 1, 256)] * 2,
         (53248, 16384): [(64, 1, 1056), (56, 1, 1056), (112, 1, 528)],
         (57344, 8192): [(64, 1, 1056), (56, 1, 1056), (112, 1, 528)],
@@ -177,6 +180,24 @@ def test_one_round_instead_of_two(library):
         for m, expected in zip((8, 16, 32), wanted):
             shape, splits, pieces = library.cuda_gemm_config(m, n, 4096, H200, 1)
             assert ((SHAPES[shape], pieces), splits) == (expected, 1), (m, n)
+
+
+def test_a_large_block_a_multiprocessor(library):
+    """By 16 and 32 rows, the fastest of those tried on an H200."""
+    for (n, k), wanted in {
+        (11087, 16384): [(48, 264), (48, 264)],  # 96 columns would be 87 % full
+        (11088, 16384): [(48, 264), (96, 132)],
+        (13312, 16368): [(56, 264), (56, 264)],
+        (13312, 16384): [(56, 264), (112, 132)],
+        (16384, 16384): [(64, 256), (128, 132)],
+        (16896, 53248): [(64, 264), (128, 132)],
+        (16897, 16384): [(40, 528), (40, 528)],
+        (8192, 28672): [(32, 256), (32, 256)],
+    }.items():
+        for m, expected in zip((16, 32), wanted):
+            shape, splits, pieces = library.cuda_gemm_config(m, n, k, H200, 1)
+            assert ((SHAPES[shape], pieces), splits) == (expected, 1), (m, n, k)
+            assert library.cuda_gemm_warps(shape) == (16 if pieces == H200 else 8)
 
 
 def test_when_the_next_kernel_may_start(library):
@@ -215,7 +236,8 @@ def test_what_is_paced(library):
         (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
         (8192, 3584): [(6, 3, 2), (-1, 2, 2)],  # every place is taken with 32 rows
         (12288, 4096): [(-1, 0, 2), (-1, 4, 2)],  # and here with 8, and k is short; four slots of five before the wait
-        (13312, 16384): [(-1, 3, 2), (-1, 4, 2)],
+        (13312, 8192): [(-1, 3, 2), (-1, 4, 2)],
+        (13312, 16384): [(-1, 3, 2), (-1, 5, 2)],  # one large block: six slots
         (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
         (28672, 4096): [(-1, 0, 2), (-1, 5, 2)],
         (2304, 16384): [(-1, 0, 2), (-1, 4, 2)],  # also where K is split
@@ -238,7 +260,7 @@ def test_every_overlap_can_run(library, constant_b):
                     if not window:
                         continue
                     slots = library.cuda_gemm_slots(shape, m)
-                    assert constant_b and 2 <= window and pieces * splits <= 2 * multiprocessors
+                    assert constant_b and 2 <= window and pieces * splits <= (1 if shape in LARGE else 2) * multiprocessors
                     if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring, and no cluster
                         assert window <= 8 and splits == 1 and -(-k // library.cuda_gemm_step(shape, m)) > slots
                     else:
@@ -259,15 +281,15 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
 
 
 def test_rows_within_which_bits_do_not_depend_on_their_number(library):
-    """Up to 16, and more; all of them where a block has no more than 64 columns (256 k of a turn: one group of warps)."""
+    """Up to 16, and more; all of them where eight warps share K: a block has no more than 64 columns, or is a large one."""
     for multiprocessors in (H200, 78, 16):
         for n, k in itertools.product(COLUMNS, (1024, 4096, 16384)):
             turns = {}
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-                two_groups = library.cuda_gemm_column_groups(shape, m) == 2
-                assert two_groups == (m > 16 and SHAPES[shape] > 64)
-                turns.setdefault(m > 16, set()).add((splits, two_groups))
+                sharing = library.cuda_gemm_warps(shape) // library.cuda_gemm_groups(shape, m)
+                assert sharing == (4 if m > 16 and SHAPES[shape] > 64 and shape not in LARGE else 8)
+                turns.setdefault(m > 16, set()).add((splits, sharing))
             assert len(turns[False]) == len(turns[True]) == 1
             assert turns[False] == turns[True] or n > 2 * multiprocessors * 64
 
@@ -275,7 +297,7 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
 def test_the_benchmark_knows_which_forms_there_are(library):
     for m, splits in itertools.product((1, 8, 9, 16, 17, 32), (1, 2, 8)):
         able = [i for i in range(len(SHAPES)) if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))]
-        assert list(cuda_pieces.shapes_for(m, splits)) == able
+        assert [*cuda_pieces.shapes_for(m, splits), *cuda_pieces.shapes_for(m, splits, large=True)] == able
 
 
 def test_more_rows_never_split_k_otherwise(library):

@@ -79,8 +79,9 @@ def test_every_form_is_there(kernels):
         "rms_norm_any": 2,
         "swiglu_fast": 2 * 2,
         "swiglu_any": 2,
-        # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8, 16, 32.
-        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3),
+        # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8, 16, 32;
+        # three of sixteen warps.
+        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3),
         "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
     }
 
@@ -138,14 +139,15 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
     if arch == "sm_89":
         return
     for kernel in named(found, "skinny_gemm_bulk"):
-        columns, rows, slots = kernel.template
+        columns, rows, slots, warps = kernel.template
+        assert warps == 8 or (warps == 16 and rows == 4 and columns > 64), kernel
         if columns > 64 and rows == 4:
             columns //= 2  # of a group of warps
         products, turns = columns // 8 * rows // 2, slots * (2 if columns <= 32 else 1)
         assert kernel.count("UTMALDG") >= 2, kernel
         assert kernel.count(r"HMMA\.16816\.F32") == turns * 2 * products, kernel
         assert kernel.count(r"F2FP\.F16\.E4M3\.UNPACK") == turns * 2 * 2 * (columns // 8 + rows), kernel
-        # Two blocks of eight or ten warps a multiprocessor: four or five of them on each quarter of it, with 512 registers
-        # of 32 lanes.
+        # Two blocks of eight or ten warps a multiprocessor, or one of sixteen: four or five warps on each quarter of it, with
+        # 512 registers of 32 lanes.
         on_a_quarter = 4 if products >= 10 else 5
         assert kernel.registers <= 512 // on_a_quarter // 8 * 8, kernel

@@ -18,6 +18,8 @@ def test_the_table_of_shapes_is_read():
     assert cuda_pieces.shapes_for(16) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 8: 112}
     assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 7: 96, 8: 112}
     assert cuda_pieces.shapes_for(17, splits=2) == {0: 24, 1: 32, 2: 40, 3: 48}
+    assert cuda_pieces.shapes_for(17, large=True) == {9: 96, 10: 112, 11: 128}
+    assert cuda_pieces.shapes_for(16, large=True) == cuda_pieces.shapes_for(32, splits=2, large=True) == {}
     assert cuda_pieces.shapes_for(16, splits=2) == cuda_pieces.shapes_for(16)
 
 
@@ -27,11 +29,15 @@ def test_ways_are_what_the_launcher_takes(rows, n, k):
     found = cuda_pieces.ways(rows, n, k, 132)
     assert len(set(found)) == len(found) > 1
     for shape, splits, pieces in found:
-        able = cuda_pieces.shapes_for(rows, splits)
+        large = shape in cuda_pieces.shapes_for(rows, large=True)
+        assert not large or (pieces, splits) == (132, 1)
+        able = cuda_pieces.shapes_for(rows, splits, large)
         assert 1 <= splits <= 8 and -(-n // able[shape]) <= pieces <= n
         assert all(columns >= able[shape] for columns in able.values() if columns * pieces >= n), "a narrower one would do"
     # Full tiles; two blocks a multiprocessor; two with split K.
     assert {pieces for _, splits, pieces in found if splits == 1} >= {-(-n // 32), -(-n // 64)}
+    wanted = {4096: [9], 13312: [10]}.get(n, []) if rows > 16 else []
+    assert [shape for shape, _, _ in found if shape in cuda_pieces.shapes_for(rows, large=True)] == wanted
     shapes = cuda_pieces.shapes_for(rows)
     assert [shapes[shape] for shape, splits, pieces in found if (splits, pieces) == (1, 264)] == (
         {4096: [32 if rows == 1 else 24], 13312: [64 if rows == 1 else 56]}.get(n, [])

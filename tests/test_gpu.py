@@ -149,7 +149,8 @@ def forms(kind: str, m: int, n: int, splits: int) -> list[str]:
     """The plain kernel, or every bulk shape for those rows: with full tiles, with a piece more, with pieces of three columns."""
     if kind == "plain":
         return [f"-1,{splits}"]
-    fewest = {shape: -(-n // columns) for shape, columns in cuda_pieces.shapes_for(m, splits).items()}
+    shapes = cuda_pieces.shapes_for(m, splits) | cuda_pieces.shapes_for(m, splits, large=True)
+    fewest = {shape: -(-n // columns) for shape, columns in shapes.items()}
     return [f"{shape},{splits},{pieces}" for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
 
 
@@ -159,7 +160,7 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, monkeypatch, ki
     """Each compiled kernel, with full tiles and with pieces of columns, with splits that are longer and shorter than its ring.
 
     A row's bits do not depend on the number of rows, nor on the tiles and pieces, which that decides; but more than 16 rows by
-    more than 64 columns have their own.
+    more than 64 columns have their own, where the block is not a large one.
     """
     n = 201
     for k in (1040, 4112, 20000):
@@ -182,6 +183,7 @@ SHARES = [
     *((527, 2064), (1001, 2064), (2305, 1040), (4227, 5136), (7601, 5136)),
     *((8449, 1040), (16901, 1040), (19001, 1040), (22101, 1040), (28681, 1040), (38001, 1040)),
     (13313, 6160),  # long enough to be fetched slot by slot where every place for a block is taken
+    *((12301, 16400), (16801, 16384)),  # one large block
 ]
 
 
@@ -208,7 +210,7 @@ def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, c
 
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkeypatch):
     inputs = problem(kernel, device, generator, 2, 16, 1001)
-    for text, why in (("1,1", "cannot take"), ("9,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
+    for text, why in (("1,1", "cannot take"), ("12,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)
@@ -219,7 +221,8 @@ def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, monkey
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match=why):
             gemm.run(kernel, inputs)
-    for m, text in ((16, "7,1"), (17, "8,2")):  # no 96 columns by 16 rows; no split K for 112 by 32
+    # No 96 columns by 16 rows, no large blocks of them; no split K for 112 by 32, nor for large ones.
+    for m, text in ((16, "7,1"), (16, "9,1"), (17, "8,2"), (17, "10,2")):
         monkeypatch.setenv("ROCM_FP8_KERNELS_GEMM", text)
         with pytest.raises(RuntimeError, match="cannot take"):
             gemm.run(kernel, problem(kernel, device, generator, m, 100, 1024))

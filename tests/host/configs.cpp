@@ -84,15 +84,18 @@ int64_t cuda_gemm_columns(int shape) { return kBulkShapes[shape].columns; }
 
 int64_t cuda_gemm_slots(int shape, int64_t m) { return kBulkShapes[shape].slots(m); }
 
-int64_t cuda_gemm_step(int shape, int64_t m) { return bulk_step(kBulkShapes[shape].columns, m); }
+int64_t cuda_gemm_step(int shape, int64_t m) { return kBulkShapes[shape].step(m); }
 
-int64_t cuda_gemm_can_pace(int shape, int64_t m) { return can_pace(kBulkShapes[shape].columns, m); }
+int64_t cuda_gemm_can_pace(int shape, int64_t m) { return kBulkShapes[shape].paces(m); }
 
-int64_t cuda_gemm_can_split(int shape, int64_t m) { return can_split(kBulkShapes[shape].columns, m); }
-int64_t cuda_gemm_column_groups(int shape, int64_t m) { return column_groups(kBulkShapes[shape].columns, m); }
+int64_t cuda_gemm_can_split(int shape, int64_t m) { return kBulkShapes[shape].splits(m); }
+
+int64_t cuda_gemm_warps(int shape) { return kBulkShapes[shape].warps; }
+
+int64_t cuda_gemm_groups(int shape, int64_t m) { return kBulkShapes[shape].groups(m); }
 
 int64_t cuda_gemm_first_step(int shape, int64_t m, int64_t k, int part, int splits) {
-    return first_bulk_step(bulk_step(kBulkShapes[shape].columns, m), k, part, splits);
+    return first_bulk_step(kBulkShapes[shape].step(m), k, part, splits);
 }
 
 }  // extern "C"
