@@ -72,6 +72,8 @@
 //        13312 x 16384   54.6 -> 53.4    14336 x 4096    17.0 -> 16.4    13824 x 5120    19.6 -> 19.0
 //  19  where K is long, one large block of sixteen warps a multiprocessor: the rows come, and are kept, once (m = 32):
 //        13312 x 16384   53.5 -> 51.9    16384 x 16384   65.8 -> 63.0    16384 x 53248    216 ->  209    13312 x 24576    82 ->   81
+//  20  shared memory aligned by the compiler, not by hand: a slot more for 80 columns by 8 and 32 rows, 96 by 32 and 56 by 16:
+//        24576 x 4096    26.6 -> 26.1    20480 x 5120    28.3 -> 27.7    (m = 16:) 14336 x 4096 14.9 -> 14.6    13312 x 16384 52.5 -> 51.8
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -177,7 +179,7 @@ BulkChoice bulk_choice() {
     constexpr int kSlots = s.slots(row_tiles * kMmaNarrow);
     if constexpr (kSlots > 0) {
         using B = Bulk<s.columns, row_tiles, kSlots, s.warps>;
-        constexpr int kAlignment = 1024, kSharedBytes = int(sizeof(typename B::Shared)) + kAlignment;
+        constexpr int kSharedBytes = int(sizeof(typename B::Shared));
         // Of a multiprocessor, and what each block takes beside its own.
         constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
         static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);

@@ -209,8 +209,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers>;
     using Shared = typename B::Shared;
-    extern __shared__ uint8_t unaligned[];
-    Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+    extern __shared__ __align__(alignof(Shared)) uint8_t memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int splits = B::kSplits ? blocks_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
