@@ -31,8 +31,8 @@
 //   6  of many rows, one fetched ahead (beside version 5: 15.76, 58.4)         15.51  56.3   (1024 rows: 30.1 -> 29.0)
 //      rms_norm_fp8: 2048 x 16384 29.8 -> 28.2, 2048 x 8192 20.0 -> 17.2, 4096 x 4096 16.0 -> 14.9, 4096 x 5120 20.1 -> 18.5
 //      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
-//   as shipped (benchmarks/cuda.py; 4.40 TB/s)        1.75  2.32  2.93  5.37   15.40  56.0
-//   each row's launch alone, nothing overlapping      3.09  3.21  4.27  6.53   18.04  58.4
+//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.74  2.30  2.93  5.40   15.45  56.0
+//   each row's launch alone, nothing overlapping      3.10  3.23  4.31  6.58   18.09  58.4
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
 // stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
 #include "../common/cuda/cluster.h"

@@ -11,15 +11,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 18):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 20):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384     8.6    10.2  10.3  10.9  12.5   11.8  12.0  12.5  13.3   15.3  15.3  15.4  15.6
-//   4096 x 4096      3.8     4.6   4.7   5.1   5.7    5.7   5.8   6.1   6.7    7.2   7.1   7.2   7.2
-//   13312 x 16384   49.6    48.9  49.0  50.4  55.3   52.1  52.5  52.6  57.9   58.1  54.5  55.7  58.1
-//   16384 x 6656    24.8    24.1  24.5  25.3  27.4   26.9  27.2  27.9  30.0   28.0  28.1  28.6  29.6
-//   28672 x 4096    26.7    26.8  27.5  28.1  30.2   28.6  29.6  30.1  33.5   29.9  30.1  30.9  31.9
-// (The chip of that run was slower than others: version 17 took 53.8, 26.8 and 29.1 for the last three with m = 32 on one that
-// reads at 4.47 TB/s.)
+//   2304 x 16384    8.4    10.1  10.2  10.8  12.3   11.7  11.9  12.4  13.1   15.2  15.2  15.4  15.6
+//   4096 x 4096     3.8     4.6   4.6   5.1   5.8    5.7   5.7   5.9   6.9    7.2   7.0   7.2   7.2
+//   13312 x 16384  48.8    47.7  47.9  48.9  51.9   50.7  51.0  52.0  55.1   56.0  52.9  54.2  57.2
+//   16384 x 6656   24.4    23.6  24.0  24.7  26.7   26.3  26.6  27.2  28.7   27.2  27.3  27.7  28.6
+//   28672 x 4096   26.3    26.3  27.0  27.3  29.2   27.9  28.9  29.3  31.9   29.3  29.4  29.8  30.9
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):

@@ -21,8 +21,8 @@
 //   4  range check on pairs; no fetch where blocks come in rounds               21.0
 //   5  only the first blocks fetch; 256 threads for some sizes           6.34   20.9   (256 rows: 3.78 -> 3.47)
 //   6  pairs by 256 threads for 490 to 592 rows (beside version 5: 6.19) 6.08
-//   as shipped (benchmarks/cuda.py; 4.40 TB/s)        0.99  1.69  2.31   6.06   20.3
-//   each launch alone, nothing overlapping            1.97  2.45  3.49   7.83   22.0
+//   as shipped (benchmarks/cuda.py, 2026-11-22)       1.02  1.71  2.32   6.06   20.2
+//   each launch alone, nothing overlapping            2.01  2.48  3.54   7.84   21.9
 // Tried without gain: fetching ahead what a later block reads, as rmsnorm_fp8.cu does (512 rows: 6.18 -> 6.20 to 6.55; 1024:
 // 10.9 -> 11.5 to 13.1: threads are many and have little to compute, memory is never without them).
 #include "../common/cuda/device.h"
