@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu_report, gpu_timing, tuned_header  # noqa: E402
-from benchmarks.gpu_cases import GemmCase, Wrong, gemm_config  # noqa: E402
+from benchmarks.gpu_cases import GemmCase, gemm_config  # noqa: E402
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
 from benchmarks.shapes import MODELS  # noqa: E402
 from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError  # noqa: E402
@@ -30,14 +30,14 @@ def shown(config: Config) -> str:
 
 def sweep(case: GemmCase, configs: list[Config], effort: gpu_timing.Effort) -> dict[Config, gpu_timing.Times]:
     """Times of the configurations that are right; a wrong or failing one is named on stderr and left out."""
-    recorded = {}
-    for config in configs:
+
+    def record(config: Config) -> gpu_timing.Recorded:
         with gemm_config(config):
-            try:
-                case.verify_ours(f"configuration {shown(config)}")
-                recorded[shown(config)] = gpu_timing.record(case.ours, case.count)
-            except (Wrong, RuntimeError) as error:
-                print(f"left out: {case.name}, {shown(config)}: {str(error).splitlines()[0]}", file=sys.stderr)
+            case.verify_ours(f"configuration {shown(config)}")
+            return gpu_timing.record(case.ours, case.count)
+
+    tried = {shown(c): gpu_report.attempt(f"{case.name}, {shown(c)}", lambda c=c: record(c)) for c in configs}
+    recorded = {name: one for name, one in tried.items() if one}
     times = gpu_timing.measure(recorded, effort) if recorded else {}
     return {config: times[shown(config)] for config in configs if shown(config) in times}
 

@@ -209,7 +209,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers>;
     using Shared = typename B::Shared;
-    extern __shared__ __align__(alignof(Shared)) uint8_t memory[];
+    extern __shared__ __align__(1024) uint8_t memory[];  // as the engine's swizzle wants it
+    static_assert(alignof(Shared) == 1024);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
