@@ -50,6 +50,11 @@ def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int
     }
 
 
+def all_shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
+    """Those of both kinds."""
+    return shapes_for(rows, splits) | shapes_for(rows, splits, large=True)
+
+
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
     """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay; and a large block a
     multiprocessor.

@@ -23,7 +23,7 @@ def note(text: str) -> None:
 
 
 def attempt(what: str, make: Callable[[], Recorded | None]) -> Recorded | None:
-    """A competitor, or None: one that is wrong, or fails, must not take the other figures with it."""
+    """What is to be timed, or None: what is wrong, or fails, must not take the other figures with it."""
     try:
         return make()
     except Exception as error:

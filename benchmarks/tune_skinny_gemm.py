@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
             tuned_header.write(tuned_header.TUNED, text)
             print(f"\n{tuned_header.TUNED.name} is written; python scripts/build.py --backend rocm builds with it")
     except (HeaderError, Missing) as error:
-        print(f"tune_skinny_gemm.py: {error}", file=sys.stderr)
+        gpu_report.note(f"tune_skinny_gemm.py: {error}")
         return 1
     return 0 if all_right else 1
 

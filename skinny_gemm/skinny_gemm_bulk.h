@@ -41,7 +41,7 @@ struct Bulk {
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
     static constexpr int kStep = kShape.step(kRows);                           // k of a slot
     static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
-    // A ninth warp keeps the ring full, and a tenth paces its first round; or the eight do it.
+    // A warp more keeps the ring full, and another paces its first round; or those that multiply do it.
     static constexpr bool kProducer = kShape.produces(kRows), kPaces = kShape.paces(kRows);
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;

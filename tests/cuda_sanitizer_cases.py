@@ -56,8 +56,7 @@ def main() -> int:
         x = normal(rows, 2 * d)
         same(kernel.swiglu_fp8(x, scale), kernel.reference.swiglu_fp8(x, scale), f"swiglu_fp8 {rows}x{d}")
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
-        kinds = [(splits, large) for splits in (1, 3) for large in (False, True)]
-        shapes = [f"{shape},{splits}" for splits, large in kinds for shape in cuda_pieces.shapes_for(m, splits, large)]
+        shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
             os.environ["ROCM_FP8_KERNELS_GEMM"] = config
             a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)

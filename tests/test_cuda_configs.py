@@ -297,7 +297,7 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
 def test_the_benchmark_knows_which_forms_there_are(library):
     for m, splits in itertools.product((1, 8, 9, 16, 17, 32), (1, 2, 8)):
         able = [i for i in range(len(SHAPES)) if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))]
-        assert [*cuda_pieces.shapes_for(m, splits), *cuda_pieces.shapes_for(m, splits, large=True)] == able
+        assert list(cuda_pieces.all_shapes_for(m, splits)) == able
 
 
 def test_more_rows_never_split_k_otherwise(library):

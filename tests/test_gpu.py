@@ -149,8 +149,7 @@ def forms(kind: str, m: int, n: int, splits: int) -> list[str]:
     """The plain kernel, or every bulk shape for those rows: with full tiles, with a piece more, with pieces of three columns."""
     if kind == "plain":
         return [f"-1,{splits}"]
-    shapes = cuda_pieces.shapes_for(m, splits) | cuda_pieces.shapes_for(m, splits, large=True)
-    fewest = {shape: -(-n // columns) for shape, columns in shapes.items()}
+    fewest = {shape: -(-n // columns) for shape, columns in cuda_pieces.all_shapes_for(m, splits).items()}
     return [f"{shape},{splits},{pieces}" for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
 
 
