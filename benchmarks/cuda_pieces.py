@@ -31,28 +31,31 @@ SIZES = (
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
 TILES = (32, 64, 112)  # columns: the widest of each kind of shapes
-WIDEST_SPLIT = 48  # columns: beyond, a form for more than 16 rows splits no K
+WIDEST_SPLIT = 48  # columns: beyond, a form for more than 16 rows splits K only if it is one for clusters
 LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
 def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int]:
-    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first, of the shapes with a form for that: of those of
-    two blocks a multiprocessor, or of the large ones."""
+    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first but for that for clusters, of the shapes with a
+    form for that: of those of two blocks a multiprocessor, or of the large ones."""
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
-    found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?\}", table)
+    found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?(, kWarps, true)?\}", table)
     by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
-    only_narrow = splits > 1 and rows > 16
+
+    def able(columns: int, for_clusters: bool) -> bool:
+        return splits == 1 or rows <= 16 or columns <= WIDEST_SPLIT or for_clusters
+
     return {
         index: int(shape[0])
         for index, shape in enumerate(found)
-        if int(shape[by_rows]) and bool(shape[4]) == large and not (only_narrow and int(shape[0]) > WIDEST_SPLIT)
+        if int(shape[by_rows]) and bool(shape[4]) == large and able(int(shape[0]), bool(shape[5]))
     }
 
 
 def all_shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
-    """Those of both kinds."""
-    return shapes_for(rows, splits) | shapes_for(rows, splits, large=True)
+    """Those of both kinds, as the table has them."""
+    return dict(sorted((shapes_for(rows, splits) | shapes_for(rows, splits, large=True)).items()))
 
 
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
@@ -68,7 +71,10 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
             continue
         shapes = shapes_for(rows, splits)
-        for pieces in sorted(full | {blocks * multiprocessors // splits for blocks in (1, 2, 4)}):
+        # Of clusters there are fewer: in each part of the chip some multiprocessors are left over.
+        places = multiprocessors if splits == 1 else 10 * multiprocessors // 11
+        even = {blocks * count // splits for blocks in (1, 2, 4) for count in (multiprocessors, places)}
+        for pieces in sorted(full | even):
             fills = pieces in full or n >= LEAST_COLUMNS * pieces
             fitting = [shape for shape, columns in shapes.items() if pieces * columns >= n]
             if fills and fitting and (splits == 1 or pieces * splits <= 4 * multiprocessors):

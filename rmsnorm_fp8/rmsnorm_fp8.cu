@@ -35,6 +35,10 @@
 //   each row's launch alone, nothing overlapping      3.10  3.23  4.31  6.58   18.09  58.4
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
 // stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
+// Beside version 6, 512 rows (15.6): before the wait no rows but 66, 198 or 264 (16.0, 16.2, 16.6), those from 66 to 198 or from
+// 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
+// row has come (16.4) or its sum is known (17.2); what is fetched kept in L2 longer (15.5; 2048 rows 56.3 -> 55.8: too little for
+// lines that stay there when they are done with) or shorter (15.5).
 #include "../common/cuda/cluster.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"

@@ -2,7 +2,8 @@
 //
 // Bytes: n k of weights, read once; A (m k at most 512 KiB at k = 16384) comes from L2.
 //
-//   skinny_gemm_bulk.h          Hopper and later: the copy engine fills a ring in shared memory
+//   skinny_gemm_bulk.h          Hopper and later: the copy engine fills a ring in shared memory;  skinny_gemm_fours.h: its wide
+//                               blocks' results
 //   skinny_gemm_plain.h         the simple kernel: other chips, odd strides, small k
 //   skinny_gemm_mma.h           matrix instructions and layouts;  skinny_gemm_finish.h: scales, bias, the result
 //   skinny_gemm_cuda_config.h   which of them, with how many pieces of the columns and splits of K
@@ -72,6 +73,11 @@
 //        13312 x 16384   53.5 -> 51.9    16384 x 16384   65.8 -> 63.0    16384 x 53248    216 ->  209    13312 x 24576    82 ->   81
 //  20  shared memory aligned by the compiler, not by hand: a slot more for 80 columns by 8 and 32 rows, 96 by 32 and 56 by 16:
 //        24576 x 4096    26.6 -> 26.1    20480 x 5120    28.3 -> 27.7    (m = 16:) 14336 x 4096 14.9 -> 14.6    13312 x 16384 52.5 -> 51.8
+//  21  wide blocks of more than 16 rows: four columns of the result a thread, whole sectors at a time (m = 32):
+//        28672 x 4096    29.1 -> 28.6    22016 x 4096    22.7 -> 22.2    24576 x 4096    25.3 -> 25.0    27648 x 5120    34.5 -> 34.1
+//  22  a long K of few columns split in four over blocks of 80, alone on their multiprocessors, not over twice as many of 40
+//      (m = 32; from 11.8 on with sums sent to the cluster four at a time, and added as they come at once):
+//        2304 x 16384    12.3 -> 11.4    2400 x 16384    12.5 -> 11.7    2176 x 16384    12.3 -> 11.1    2304 x 24576    16.6 -> 16.0
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -121,15 +127,27 @@
 // registers and the rows into shared memory (16384 x 6656 28.2 -> 29.2, 13312 x 16384 56.6 -> 63.6; rows widened by warps of their
 // own: 32.3; at one clock as many cycles as this kernel, 47 and 48 thousand: a step waits for the fence between the rows' writes
 // and the instruction that reads them).
+// For m = 32, beside version 20. 4096 x 4096 (5.9): wgmma in float16, 128 columns by a quarter of K in clusters of four, rows
+// widened into shared memory by the warps that multiply: 9.7 (of 32 such clusters two share multiprocessors; each step waits for
+// the widened rows; with rows by loads from L2, for which the fence before wgmma waits, 16); K split in two over 66 clusters of 64
+// columns: 6.9 to 8.3. The results: four columns a thread for narrower blocks, too (16384 x 6656 26.5 -> 27.1, 4096 x 4096 5.9 ->
+// 6.3); the sums of 4, 8 or 16 rows before the first of them is written (28672 x 4096 +0.4, 4096 x 4096 +0.0, 0.2, 0.7: code that
+// runs once has to be short); a column a thread, but from a sector's start on (nothing); kept in L2, or to leave it first (nothing).
+// The two blocks of a multiprocessor with up to 8 columns more and less, to end apart (nothing). Beside version 22: in clusters of
+// two (12.8 to 13.4) and of three (17: 39 of the 42 find room); a slot read ahead of the multiplication (11.8 -> 12.5); warps that
+// fill and pace (11.8 to 12.2); an eighth slot where the sums take the ring's place, which costs a trip round the cluster (12.0);
+// with 16 rows or fewer (10.8 -> 12.0).
 //
 // What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
 // has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
 // (m = 32: 0.6 to 1.5). Between that memory is busy: at 13312 x 16384 and m = 32 the counters say 95 to 98 %, without rows
-// 99. m = 32: all copies and not one multiplication are 11.3, 50.3 and 24.8 us at 2304 x 16384, 13312 x 16384 and 16384 x 6656,
-// all but the rows' copies 11.9, 49.6 and 25.6. 4096 x 4096 waits for its eight warps, which widen and multiply for 3.4 us:
-// the matrix instruction takes a scheduler some 10 cycles with two warps and 7.5 with eight, beside its two conversions 10.5
-// and 9.3 (a loop of nothing else), so 2.9 us of the 3.4. More warps would save little of that; wgmma multiplies faster, but
-// rows of A would have to be widened into shared memory (see above). And 13312 x 16384 needs power: beside what the idle
+// 99. m = 32: all copies and not one multiplication are 5.3, 50.3 and 24.8 us at 4096 x 4096, 13312 x 16384 and 16384 x 6656,
+// all but the rows' copies 5.8, 49.6 and 25.6. Of 28672 x 4096 the result's 1.8 MB cost 1.5 us before version 21 (m = 1: 0.1), as
+// much where each block's lie in one piece, 0.5 where it is the same memory in every launch. 4096 x 4096 waits for its eight
+// warps, which widen and multiply for 3.4 us: the matrix instruction takes a scheduler some 10 cycles with two warps and 7.5 with
+// eight, beside its two conversions 10.5 and 9.3 (a loop of nothing else), so 2.9 us of the 3.4. 2304 x 16384: from the wait's
+// end 0.6 us to the first slot, 8.0 of multiplication at 11 cycles each, 0.3 for sums over warps, 0.9 over the cluster, whose
+// blocks end 0.7 apart, 0.5 for results; 1.5 to the end of the next wait. And 13312 x 16384 needs power: beside what the idle
 // chip takes (124 W), 27 mJ at m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in
 // 50 us. After a tenth of a second of nothing else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 56 to 57 us
 // instead of 53 (before version 19; with it the clock is at 1.45 GHz, and it takes 53 to 54 instead of 52).
@@ -176,13 +194,13 @@ BulkChoice bulk_choice() {
     constexpr BulkShape s = kBulkShapes[shape];
     constexpr int kSlots = s.slots(row_tiles * kMmaNarrow);
     if constexpr (kSlots > 0) {
-        using B = Bulk<s.columns, row_tiles, kSlots, s.warps>;
+        using B = Bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
         constexpr int kSharedBytes = int(sizeof(typename B::Shared));
         // Of a multiprocessor, and what each block takes beside its own.
         constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
         static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);
         static std::atomic<uint64_t> allowed;
-        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps>;
+        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
         return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
     } else {
         return {};  // there is no such form

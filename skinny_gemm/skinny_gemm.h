@@ -3,9 +3,9 @@
 //     c[m, n]   = sum over k of float(a[m, k]) * float(b[n, k])     float32, in a fixed order
 //     out[m, n] = round_out(c * scale_a[m] * scale_b[n] + bias[n])
 //
-// A row's bits do not depend on the other rows, nor on their number where one configuration serves those: on a CPU and on
-// NVIDIA GPUs all, on AMD GPUs 1 to 8, 9 to 16 and 17 to 32. A NaN in a row of A or B makes that row or column of the
-// result NaN.
+// A row's bits do not depend on the other rows, nor on their number where one configuration serves those: on a CPU all, on
+// NVIDIA GPUs 1 to 16 and 17 to 32 (often all: docs/numerics.md), on AMD GPUs 1 to 8, 9 to 16 and 17 to 32. A NaN in a row of A
+// or B makes that row or column of the result NaN.
 #pragma once
 
 #include "../common/launch.h"

@@ -17,6 +17,7 @@
 #include "../common/cuda/overlap.h"
 #include "skinny_gemm_cuda_config.h"
 #include "skinny_gemm_finish.h"
+#include "skinny_gemm_fours.h"
 #include "skinny_gemm_mma.h"
 
 namespace rocm_fp8 {
@@ -26,14 +27,16 @@ constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k o
 constexpr int kWarpK = 32;      // of a turn
 
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring, kConsumers warps that multiply.
-template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_>
+template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_, kRows = kRowTiles * kMmaNarrow;
-    static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers};
+    static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers, kClusters};
     // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
     static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
     static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
     static constexpr bool kSplits = kShape.splits(kRows);  // K, over a cluster
+    // A thread makes the results of a column, or of four of them (skinny_gemm_fours.h).
+    static constexpr bool kByFours = kGroups == 2 && kConsumers == kWarps;
     // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
     static constexpr bool kRowsWide = kGroupColumns % kMmaWide != 0;
     static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
@@ -55,11 +58,15 @@ struct Bulk {
     struct Shared {
         union {
             alignas(1024) Slot slots[kSlots];
-            // When the ring is done. A few columns more: no two of a warp's writes in one bank.
-            float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
+            // When the ring is done.
+            struct {
+                // A few columns more: no two of a warp's writes in one bank.
+                alignas(16) float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
+                float scale_b[kByFours ? kColumns + 4 : 1], bias[kByFours ? kColumns + 4 : 1];  // of its columns, by fours alone
+            };
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
-        float sums[kSplits ? kRows * (kColumns + kMaxClusterSplits) : 1];
+        alignas(16) float sums[kSplits ? kRows * (kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits) : 1];
         float scale_a[kRows];
         Barrier full[kSlots], empty[kSlots];
         Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
@@ -201,13 +208,13 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 
 // A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
 // whatever the ring holds, are made and dropped.)
-template <int kColumns, int kRowTiles, int kSlots, int kConsumers>
-__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMostThreads,
-                             Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kShape.blocks()) void skinny_gemm_bulk(
+template <int kColumns, int kRowTiles, int kSlots, int kConsumers, bool kClusters>
+__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kMostThreads,
+                             Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kShape.blocks()) void skinny_gemm_bulk(
     SkinnyGemmArgs a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
     Overlap overlap) {
 #if __CUDA_ARCH__ >= 900
-    using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers>;
+    using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>;
     using Shared = typename B::Shared;
     extern __shared__ __align__(1024) uint8_t memory[];  // as the engine's swizzle wants it
     static_assert(alignof(Shared) == 1024);
@@ -280,12 +287,16 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
     }
 
     // The block of the cluster that finishes a column gets its sums: `share` columns each. A thread stays with one.
-    const int share = (kColumns + splits - 1) / splits;
+    const int even = (kColumns + splits - 1) / splits, share = B::kByFours ? (even + 3) / 4 * 4 : even;
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
-    // What the results need beside the sums is on its way while those are made.
-    const Column result(a, finishes ? n : 0);
+    // What the results need beside the sums is on its way while those are made: by fours by way of shared memory, where threads
+    // stand for columns from the block's first on.
+    const bool by_fours = B::kByFours && splits == 1;
+    const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
+    const bool brings = by_fours && int(threadIdx.x) < width;
+    const Column result(a, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
     const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;
 
     Sums sums[B::kWide][B::kNarrow] = {};
@@ -294,6 +305,10 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
     if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
     // Closes: the sums take the ring's place, which other warps may still be reading.
     consumers_meet<B>();
+    if (brings) {
+        shared.scale_b[threadIdx.x + shift] = result.scale;
+        shared.bias[threadIdx.x + shift] = result.bias;
+    }
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int w = 0; w < B::kWide; ++w) {
@@ -303,7 +318,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
             for (int i = 0; i < 4; ++i) {
                 const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8, of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
                 const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
-                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column] = sums[w][n][i];
+                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
             }
         }
     }
@@ -316,17 +331,23 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
         return c;
     };
     if (splits == 1) {
-        if (finishes) {
+        if constexpr (B::kByFours) {
+            finish_by_fours<B>(a, shared, first_column, width, shift);
+        } else if (finishes) {
             for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, shared.scale_a[m], of_block(m, own));
         }
         return;
     }
     wait_at_cluster_barrier();
-    const int column = threadIdx.x % kColumns, owner = column / share;
-    const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-    constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
-    for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {
-        store_in_cluster(to + m * share * 4, of_block(m, column));
+    if constexpr (B::kByFours) {
+        send_by_fours<B>(a, shared, part, share);
+    } else {
+        const int column = threadIdx.x % kColumns, owner = column / share;
+        const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+        constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
+        for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {
+            store_in_cluster(to + m * share * 4, of_block(m, column));
+        }
     }
     // Closes: the sums are read below by threads and blocks that did not write them.
     arrive_at_cluster_barrier();
@@ -334,8 +355,15 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers>::kMos
     if (!finishes) return;
     for (int m = first_row; m < int(a.m); m += rows_apart) {
         const float* from = shared.sums + m * share + own;
-        float c = from[0];
-        for (int p = 1; p < splits; ++p) c += from[p * B::kRows * share];
+        const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
+        float c = of_part(0);
+        if (B::kByFours && splits == 4) {
+            // All at once: one latency.
+            const float others[] = {of_part(1), of_part(2), of_part(3)};
+            for (float other : others) c += other;
+        } else {
+            for (int p = 1; p < splits; ++p) c += of_part(p);
+        }
         finish(a, m, result, shared.scale_a[m], c);
     }
 #endif

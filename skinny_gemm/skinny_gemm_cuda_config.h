@@ -16,15 +16,16 @@ struct BulkShape {
     int columns;                   // of the result a block, at most
     int slots8, slots16, slots32;  // of the ring, by rows of A, as many as find room. 0: there is no such form
     int warps = kWarps;
+    bool clusters = false;         // a slot fewer, and room for sums of other blocks instead: see splits()
 
     ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
     // A multiprocessor.
     ROCM_FP8_HD constexpr int blocks() const { return 2 * kWarps / warps; }
     // Groups of warps that share a block's columns. Where there are two of four warps, sums have another order.
     ROCM_FP8_HD constexpr int groups(int64_t m) const { return warps > kWarps || (m > 16 && columns > kWideColumns) ? 2 : 1; }
-    // Whether K may be split over a cluster. Wide blocks of more than 16 rows have a slot more instead of the shared memory that
-    // it takes; none of them is narrow enough to want it.
-    ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= 48; }
+    // Whether K may be split over a cluster. Other wide blocks of more than 16 rows have a slot more instead of the shared memory
+    // that it takes.
+    ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= 48 || clusters; }
     // Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where
     // a thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave
     // it.
@@ -49,7 +50,8 @@ constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3},
                                      {112, 3, 3, 6},
                                      {96, 0, 0, 7, kLargeWarps},
                                      {112, 0, 0, 6, kLargeWarps},
-                                     {128, 0, 0, 5, kLargeWarps}};
+                                     {128, 0, 0, 5, kLargeWarps},
+                                     {80, 0, 0, 7, kWarps, true}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
 constexpr int kPlain = -1;
 constexpr int kMaxClusterSplits = 8;
@@ -94,7 +96,8 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
     const int columns = Pieces(n, int(pieces)).most_columns();
     for (int shape = 0; shape < kBulkShapeCount; ++shape) {
         const BulkShape& s = kBulkShapes[shape];
-        if (s.warps == warps && s.columns >= columns && s.slots(m)) return {shape, splits, int(pieces)};
+        const bool fits = s.warps == warps && s.columns >= columns && (splits == 1 || s.splits(m));
+        if (fits && s.slots(m)) return {shape, splits, int(pieces)};
     }
     return {kPlain, 1, 0};
 }
@@ -103,7 +106,7 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 //
 // A row's bits depend on `splits`, which is no function of m, not on the pieces, and on the shape only where four warps
 // share K, not eight: so not on how many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a
-// place for a block within 1 to 32.
+// place for a block within 1 to 32, but for the clusters of wide blocks.
 //
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
@@ -117,7 +120,10 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
 //                   k is below 5120)
 //     16 to 32      one block, which does as well; but where a long k makes its eight warps slower than memory, K split in
-//                   four, in clusters of which 60 find room (240 blocks; the 61st waits for them)
+//                   four, in clusters of which 60 find room (240 blocks; the 61st waits for them). With more than 16 rows
+//                   30 clusters of blocks twice as wide, each alone on a multiprocessor: half as often all rows out of L2,
+//                   the same for all to do (of 232 blocks, 132 multiprocessors have one or two), and room for the next
+//                   kernel's blocks
 //     4 to 16       one block, K split in two
 //     the rest      tiles of 32, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
 //                   there are free multiprocessors in a part of the chip wait for them.)
@@ -146,6 +152,8 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
     }
     if (n > half * kNarrowColumns) {
         if (k <= 12288 || n > 19 * all) return in_pieces(m, n, all, 1);
+        const int64_t clusters = 10 * all / (11 * 4);  // of which each block can be alone
+        if (m > 16 && n <= clusters * 80) return in_pieces(m, n, clusters, 4);
         const int64_t pieces = fewest_pieces(40, n);
         return in_pieces(m, n, 11 * 4 * pieces <= 20 * all ? pieces : fewest_pieces(48, n), 4);
     } else if (n > half * 8 && k >= 2048) {
@@ -177,6 +185,8 @@ constexpr int kAtOnce = -1;  // before that wait
 //                                  there when this one ends, and before blocks end (on an idle multiprocessor it would put
 //                                  two of its own, and the kernel after that again: two steps less, and 4096 x 14336 took
 //                                  13.5 or 21 us by what ran before). With long k blocks end far apart: not beyond 448 KiB
+//     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 3 us before the end: at once,
+//                                  and two of its blocks find room on one multiprocessor (11.4 us, or 17)
 //     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends. With
 //                                  more than 16 rows two slots. Forms that cannot pace leave one slot for after the wait
 //
@@ -207,6 +217,7 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
             return {before_end < count - 2 ? before_end : count - 2, 3, kAhead};
         }
     }
+    if (all_fetch && shape.clusters) return {9, 4, kAhead};
     if (2 * blocks > places) return {kAtOnce, 0, kAhead};
     const int quarter = (count + 3) / 4, tail = slots < quarter ? slots : quarter;
     if (blocks < multiprocessors) return {c.splits > 1 && m <= 16 ? kAtOnce : tail, 0, kAhead};

@@ -111,8 +111,9 @@ COLUMNS = (
     *(1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896),
     *(16897, 17951, 17952, 22016, 25132, 25133, 29568, 29569, 128256),
 )
-SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112, 96, 112, 128)  # columns
+SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112, 96, 112, 128, 80)  # columns
 LARGE = range(9, 12)  # of them: one block of sixteen warps a multiprocessor
+FOR_CLUSTERS = 12  # with more than 16 rows
 
 
 @pytest.mark.parametrize("k", [1024, 2048, 4096, 16368, 16384])
@@ -126,9 +127,10 @@ def test_every_gemm_choice_can_run(library, k):
                 assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
-                kind = LARGE if shape in LARGE else range(LARGE.start)
+                kind = LARGE if shape in LARGE else [*range(LARGE.start), FOR_CLUSTERS]
                 assert kind != LARGE or (m > 16 and k == 16384 and pieces == multiprocessors and splits == 1)
-                fitting = [i for i in kind if columns <= SHAPES[i] and library.cuda_gemm_slots(i, m)]
+                able = [i for i in kind if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))]
+                fitting = [i for i in able if columns <= SHAPES[i]]
                 assert shape == fitting[0], "there is none, or a narrower one would do"
 
 
@@ -145,7 +147,8 @@ def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
     expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, more, and more than 16
         (1024, 8192): [(32, 2, 66), (24, 2, 66)],
-        (2304, 16384): [(48, 4, 58), (40, 4, 58)],
+        (2304, 16384): [(48, 4, 58), (40, 4, 58), (80, 4, 30)],
+        (2400, 16384): [(48, 4, 60), (40, 4, 60), (80, 4, 30)],
         (2401, 16384): [(48, 4, 51)] * 2,
         (2304, 8192): [(32, 1, 132), (24, 1, 132)],
         (4096, 4096): [(32, 1, 132)] * 2,
@@ -214,7 +217,7 @@ def test_when_the_next_kernel_may_start(library):
         (4096, 8064): (-1, 4, 3),
         (4096, 11008): (-1, -1, 3),
         (4096, 14336): (-1, -1, -1),
-        (2304, 16384): (-1, -1, -1),  # more blocks than multiprocessors
+        (2304, 16384): (-1, -1, 7),  # more blocks than multiprocessors; or fewer
         (13312, 16384): (-1, -1, -1),
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
@@ -240,7 +243,8 @@ def test_what_is_paced(library):
         (13312, 16384): [(-1, 3, 2), (-1, 5, 2)],  # one large block: six slots
         (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
         (28672, 4096): [(-1, 0, 2), (-1, 5, 2)],
-        (2304, 16384): [(-1, 0, 2), (-1, 4, 2)],  # also where K is split
+        (2304, 16384): [(-1, 0, 2), (9, 4, 2)],  # not where K is split; four slots of seven before the wait
+        (2400, 24576): [(-1, 0, 2), (9, 4, 2)],
         (57344, 8192): [(-1, 0, 2), (-1, 0, 2)],  # not two rounds of blocks
     }.items():
         for m, expected in zip((8, 32), wanted):
@@ -264,7 +268,7 @@ def test_every_overlap_can_run(library, constant_b):
                     if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring, and no cluster
                         assert window <= 8 and splits == 1 and -(-k // library.cuda_gemm_step(shape, m)) > slots
                     else:
-                        assert window == slots - 1
+                        assert window == (4 if shape == FOR_CLUSTERS else slots - 1)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
@@ -282,6 +286,7 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
 
 def test_rows_within_which_bits_do_not_depend_on_their_number(library):
     """Up to 16, and more; all of them where eight warps share K: a block has no more than 64 columns, or is a large one."""
+    apart = set()
     for multiprocessors in (H200, 78, 16):
         for n, k in itertools.product(COLUMNS, (1024, 4096, 16384)):
             turns = {}
@@ -291,7 +296,9 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
                 assert sharing == (4 if m > 16 and SHAPES[shape] > 64 and shape not in LARGE else 8)
                 turns.setdefault(m > 16, set()).add((splits, sharing))
             assert len(turns[False]) == len(turns[True]) == 1
-            assert turns[False] == turns[True] or n > 2 * multiprocessors * 64
+            if turns[False] != turns[True] and n <= 2 * multiprocessors * 64:
+                apart.add((n, k, multiprocessors))
+    assert apart == {(2113, 16384, H200), (2304, 16384, H200)}  # clusters of wide blocks
 
 
 def test_the_benchmark_knows_which_forms_there_are(library):

@@ -80,8 +80,8 @@ def test_every_form_is_there(kernels):
         "swiglu_fast": 2 * 2,
         "swiglu_any": 2,
         # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8, 16, 32;
-        # three of sixteen warps.
-        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3),
+        # three of sixteen warps and one for clusters.
+        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
         "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
     }
 
@@ -139,7 +139,8 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
     if arch == "sm_89":
         return
     for kernel in named(found, "skinny_gemm_bulk"):
-        columns, rows, slots, warps = kernel.template
+        columns, rows, slots, warps, clusters = kernel.template
+        assert clusters == ((columns, rows, slots) == (80, 4, 7)), kernel
         assert warps == 8 or (warps == 16 and rows == 4 and columns > 64), kernel
         if columns > 64 and rows == 4:
             columns //= 2  # of a group of warps

@@ -16,8 +16,8 @@ MULTIPROCESSORS = 4
 def test_the_table_of_shapes_is_read():
     assert cuda_pieces.shapes_for(8) == {1: 32, 3: 48, 5: 64, 6: 80, 7: 96, 8: 112}
     assert cuda_pieces.shapes_for(16) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 8: 112}
-    assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 7: 96, 8: 112}
-    assert cuda_pieces.shapes_for(17, splits=2) == {0: 24, 1: 32, 2: 40, 3: 48}
+    assert cuda_pieces.shapes_for(17) == {0: 24, 1: 32, 2: 40, 3: 48, 4: 56, 5: 64, 6: 80, 7: 96, 8: 112, 12: 80}
+    assert cuda_pieces.shapes_for(17, splits=2) == {0: 24, 1: 32, 2: 40, 3: 48, 12: 80}
     assert cuda_pieces.shapes_for(17, large=True) == {9: 96, 10: 112, 11: 128}
     assert cuda_pieces.shapes_for(16, large=True) == cuda_pieces.shapes_for(32, splits=2, large=True) == {}
     assert cuda_pieces.shapes_for(16, splits=2) == cuda_pieces.shapes_for(16)

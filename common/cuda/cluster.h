@@ -37,6 +37,9 @@ __device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {
 __device__ inline void store_in_cluster(uint32_t address, float v) {
     ROCM_FP8_HOPPER("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
+__device__ inline void store_in_cluster(uint32_t address, float4 v) {
+    ROCM_FP8_HOPPER("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
 
 }  // namespace
 }  // namespace rocm_fp8
