@@ -12,13 +12,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 20):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 22):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384    8.4    10.1  10.2  10.8  12.3   11.7  11.9  12.4  13.1   15.2  15.2  15.4  15.6
-//   4096 x 4096     3.8     4.6   4.6   5.1   5.8    5.7   5.7   5.9   6.9    7.2   7.0   7.2   7.2
-//   13312 x 16384  48.8    47.7  47.9  48.9  51.9   50.7  51.0  52.0  55.1   56.0  52.9  54.2  57.2
-//   16384 x 6656   24.4    23.6  24.0  24.7  26.7   26.3  26.6  27.2  28.7   27.2  27.3  27.7  28.6
-//   28672 x 4096   26.3    26.3  27.0  27.3  29.2   27.9  28.9  29.3  31.9   29.3  29.4  29.8  30.9
+//   2304 x 16384    8.6    10.2  10.3  10.8  11.6   11.8  12.0  12.5  12.4   15.2  15.2  15.4  15.6
+//   4096 x 4096     3.8     4.6   4.7   5.1   5.8    5.7   5.8   6.0   6.9    7.2   7.1   7.2   7.2
+//   13312 x 16384  49.6    48.6  48.9  49.8  53.3   51.8  52.1  53.0  56.2   57.9  54.3  55.6  59.2
+//   16384 x 6656   24.8    24.1  24.4  25.2  27.2   26.8  27.1  27.7  29.3   27.8  28.1  28.4  29.4
+//   28672 x 4096   26.7    26.7  27.5  27.8  29.5   28.6  29.6  29.8  32.4   29.8  30.1  30.5  31.7
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
