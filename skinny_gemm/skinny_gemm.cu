@@ -199,6 +199,7 @@ BulkChoice bulk_choice() {
         // Of a multiprocessor, and what each block takes beside its own.
         constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
         static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);
+        static_assert(!B::kSplits || B::shares_fit());
         static std::atomic<uint64_t> allowed;
         const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
         return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};

@@ -49,6 +49,17 @@ struct Bulk {
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
 
+    // The columns of which a block of a cluster makes the results.
+    ROCM_FP8_HD static constexpr int share(int splits) {
+        const int even = (kColumns + splits - 1) / splits;
+        return kByFours ? (even + 3) / 4 * 4 : even;
+    }
+    // Of all blocks of a cluster, at most.
+    static constexpr int kSharedColumns = kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits;
+    static constexpr bool shares_fit(int splits = kMaxClusterSplits) {
+        return splits == 0 || (splits * share(splits) <= kSharedColumns && shares_fit(splits - 1));
+    }
+
     // The first of a warp's columns.
     static __device__ int group_column(int warp) { return warp / kGroupWarps * kGroupColumns; }
 
@@ -66,7 +77,7 @@ struct Bulk {
             };
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
-        alignas(16) float sums[kSplits ? kRows * (kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits) : 1];
+        alignas(16) float sums[kSplits ? kRows * kSharedColumns : 1];
         float scale_a[kRows];
         Barrier full[kSlots], empty[kSlots];
         Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
@@ -287,7 +298,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
     }
 
     // The block of the cluster that finishes a column gets its sums: `share` columns each. A thread stays with one.
-    const int even = (kColumns + splits - 1) / splits, share = B::kByFours ? (even + 3) / 4 * 4 : even;
+    const int share = B::share(splits);
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
