@@ -39,7 +39,7 @@
 // 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
 // row has come (16.4) or its sum is known (17.2); what is fetched kept in L2 longer (15.5; 2048 rows 56.3 -> 55.8: too little for
 // lines that stay there when they are done with) or shorter (15.5).
-#include "../common/cuda/cluster.h"
+#include "../common/cuda/barrier.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"
 #include "../common/cuda/quantize.h"
@@ -123,8 +123,17 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
             }
         }
     }
+    __shared__ Barrier slots_full;  // of clusters alone
     // Closes: a block of the cluster may not be written to before it runs.
-    if constexpr (by_cluster) arrive_at_cluster_barrier();
+    if constexpr (by_cluster) {
+        if (t == 0) {
+            make_barrier(&slots_full, 1);
+            publish_barriers();
+            arrive_expecting(&slots_full, kHeld * blocks * (lanes / kWarp) * sizeof(float));
+        }
+        __syncwarp();
+        arrive_at_cluster_start();
+    }
     wait_for_previous_kernel();
 
     uint4 h[kHeld], added[kHeld];
@@ -182,14 +191,14 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         const int warps = lanes / kWarp, warp = t / kWarp;
         const auto slot = [&](int v) { return (v * blocks + rank) * warps + warp; };
         if constexpr (by_cluster) {
-            wait_at_cluster_barrier();
+            wait_for_cluster_start();
             if (lane < blocks) {
+                const uint32_t barrier = address_in_block(&slots_full, lane);
 #pragma unroll
-                for (int v = 0; v < kHeld; ++v) store_in_cluster(address_in_block(slots + slot(v), lane), sums[v]);
+                for (int v = 0; v < kHeld; ++v) send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
             }
             // Closes: the slots are read below by warps and blocks that did not write them.
-            arrive_at_cluster_barrier();
-            wait_at_cluster_barrier();
+            wait_for(&slots_full, 0);
         } else {
             if (lane == 0) {
 #pragma unroll

@@ -102,11 +102,18 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
     return {kPlain, 1, 0};
 }
 
+// How many clusters of so many blocks find room at once where each block is to be alone on a multiprocessor: what
+// cudaOccupancyMaxActiveClusters says of an H200, and in proportion elsewhere. (The parts of a chip have 16 or 18 multiprocessors.)
+constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
+    constexpr int kOfAnH200[kMaxClusterSplits] = {132, 66, 39, 30, 22, 17, 15, 15};
+    return kOfAnH200[blocks - 1] * multiprocessors / kOfAnH200[0];
+}
+
 // bulk: the chip has the bulk copy engine, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 //
-// A row's bits depend on `splits`, which is no function of m, not on the pieces, and on the shape only where four warps
-// share K, not eight: so not on how many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a
-// place for a block within 1 to 32, but for the clusters of wide blocks.
+// A row's bits depend on `splits`, not on the pieces, and on the shape only where four warps share K, not eight: so not on how
+// many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a place for a block within 1 to 32, but
+// where one of the two has K in more parts than the other (16 to 40 columns a multiprocessor and a long K, below).
 //
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
 // the same to do is worth more than full tiles. By the columns that each has:
@@ -118,19 +125,16 @@ constexpr SkinnyGemmCudaConfig in_pieces(int64_t m, int64_t n, int64_t pieces, i
 //                   the one before it has ended, which K has to be worth (from 16384 on; at 14336 it loses 3 %)
 //     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
 //                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
-//                   k is below 5120)
-//     16 to 32      one block, which does as well; but where a long k makes its eight warps slower than memory, K split in
-//                   four, in clusters of which 60 find room (240 blocks; the 61st waits for them). With more than 16 rows
-//                   30 clusters of blocks twice as wide, each alone on a multiprocessor: half as often all rows out of L2,
-//                   the same for all to do (of 232 blocks, 132 multiprocessors have one or two), and room for the next
-//                   kernel's blocks. (cudaOccupancyMaxActiveClusters: of blocks that are alone 66 clusters of two fit, 39 of
-//                   three, 30 of four, 22 of five, 17 of six, 15 of seven, 15 of eight)
+//                   k is below 5120). Up to 40, with up to 16 rows and k from 8192 on, K split in two, as for 16 to 32
+//     16 to 32      one block, which does as well; but from k = 6144 on blocks twice as wide, by half of K each, in clusters of
+//                   two: half as often all rows out of L2, half as many to widen. With more than 16 rows only up to 24
+//                   columns, what its registers hold at 48 a block; and up to 18 with a long k in clusters of four
 //     4 to 16       one block, K split in two
-//     the rest      tiles of 32, K split until there are 1.7 blocks a multiprocessor. (Clusters of more blocks than
-//                   there are free multiprocessors in a part of the chip wait for them.)
+//     the rest      tiles of 32, K split as often as clusters find room, and a part is worth its sums
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
     constexpr int64_t kEnoughForARing = 1024;    // k: below, filling the ring takes longer than using it
     constexpr int64_t kLongForOneBlock = 16384;  // k: below, one block after another costs more than it gains
+    constexpr int64_t kWorthSums = 6144;         // k: below, adding two parts costs more than it saves that a block has half the rows
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
     if (m > 16 && k >= kLongForOneBlock && n <= all * kLargestColumns) {
@@ -148,22 +152,22 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
         return in_pieces(m, n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
     }
     if (n > all * kNarrowColumns) {
+        if (m <= 16 && k >= 8192 && n <= half * 80) return in_pieces(m, n, half, 2);
         if (m <= 8 || n <= all * 40) return in_pieces(m, n, all, 1);
         return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
     }
     if (n > half * kNarrowColumns) {
-        if (k <= 12288 || n > 19 * all) return in_pieces(m, n, all, 1);
-        const int64_t clusters = 10 * all / (11 * 4);  // of which each block can be alone
-        if (m > 16 && n <= clusters * 80) return in_pieces(m, n, clusters, 4);
-        const int64_t pieces = fewest_pieces(40, n);
-        return in_pieces(m, n, 11 * 4 * pieces <= 20 * all ? pieces : fewest_pieces(48, n), 4);
+        const int64_t clusters = clusters_alone(4, all);
+        if (m > 16 && k > 12288 && n <= clusters * 80) return in_pieces(m, n, clusters, 4);
+        if (k >= kWorthSums && (m <= 16 || n <= half * 48)) return in_pieces(m, n, half, 2);
+        return in_pieces(m, n, all, 1);
     } else if (n > half * 8 && k >= 2048) {
         return in_pieces(m, n, half, 2);
     }
-    constexpr int64_t kShortestSplit = 1024;  // of k: below, adding the parts takes longer
+    const auto shortest = [&](int parts) { return parts <= 4 && k >= 2048 ? 512 : 1024; };  // part of k that is worth its sums
     const int tiles = fewest_pieces(kNarrowColumns, n);
     int splits = 1;
-    while (splits < kMaxClusterSplits && 10 * tiles * (splits + 1) <= 17 * all && k / (splits + 1) >= kShortestSplit) ++splits;
+    while (splits < kMaxClusterSplits && tiles <= clusters_alone(splits + 1, all) && k / (splits + 1) >= shortest(splits + 1)) ++splits;
     return in_pieces(m, n, tiles, splits);
 }
 
@@ -185,8 +189,10 @@ constexpr int kAtOnce = -1;  // before that wait
 //     places for blocks are free   three slots at a time, and the next kernel starts in the tail: early enough that it is
 //                                  there when this one ends, and before blocks end (on an idle multiprocessor it would put
 //                                  two of its own, and the kernel after that again: two steps less, and 4096 x 14336 took
-//                                  13.5 or 21 us by what ran before). With long k blocks end far apart: not beyond 448 KiB
-//     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 3 us before the end: at once,
+//                                  13.5 or 21 us by what ran before). With long k blocks end far apart: not beyond 448 KiB,
+//                                  or 512 with more than 16 rows, where K is not split. Where it is split in two by forms that
+//                                  cannot pace, three slots before the wait
+//     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 2 us before the end: at once,
 //                                  and two of its blocks find room on one multiprocessor (11.4 us, or 17)
 //     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends. With
 //                                  more than 16 rows two slots. Forms that cannot pace leave one slot for after the wait
@@ -204,7 +210,7 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     const bool full = 20 * blocks >= 17 * places, paces = shape.paces(m);
     const bool all_fetch = constant_b && blocks <= places;  // ahead of the wait: every block, not the first round alone
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
-    if (all_fetch && paces && c.splits == 1 && count > slots) {
+    if (all_fetch && paces && c.splits <= 2 && count > slots) {
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
         if (full && m > 16) return {kAtOnce, 2, kAhead};
@@ -212,13 +218,18 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
             const int window = int(kUnderWay / step_bytes);
             return {kAtOnce, window < 2 ? 2 : window, kAhead};
         }
-        if (!full && bytes <= 448 << 10) {
-            if (m > 16) return {4, 2, 4};  // their ring is short: more of it through L2
-            const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + 2;
-            return {before_end < count - 2 ? before_end : count - 2, 3, kAhead};
+        if (!full && (c.splits == 2 || bytes <= (m > 16 ? 512 : 448) << 10)) {
+            const bool alone = blocks <= multiprocessors;
+            // With more than 16 rows the ring is short: more of it through L2.
+            if (m > 16) return {4, count < 7 ? 2 : 3, alone ? 6 : kAhead};
+            // Two steps sooner, but not where there is more to multiply.
+            const int sooner = (c.splits == 1 && alone) || (m <= 8 && columns <= kWideColumns) ? 2 : 0;
+            const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
+            return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone && columns <= kWideColumns ? 4 : kAhead};
         }
     }
-    if (all_fetch && shape.clusters) return {9, 4, kAhead};
+    if (all_fetch && shape.clusters) return {7, 4, kAhead};
+    if (all_fetch && !paces && c.splits == 2) return {5, 3, kAhead};
     if (2 * blocks > places) return {kAtOnce, 0, kAhead};
     const int quarter = (count + 3) / 4, tail = slots < quarter ? slots : quarter;
     if (blocks < multiprocessors) return {c.splits > 1 && m <= 16 ? kAtOnce : tail, 0, kAhead};

@@ -6,7 +6,7 @@
 // fours: this is more code, which every launch runs but once.
 #pragma once
 
-#include "../common/cuda/cluster.h"
+#include "../common/cuda/barrier.h"
 #include "skinny_gemm_finish.h"
 
 namespace rocm_fp8 {
@@ -82,12 +82,13 @@ __device__ inline void send_by_fours(const SkinnyGemmArgs& a, typename B::Shared
     constexpr int kFours = B::kColumns / 4, kRowsAtOnce = B::kConsumers * kWarp / kFours;
     const int column = threadIdx.x % kFours * 4, owner = column / share;
     const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+    const uint32_t barrier = address_in_block(&shared.sums_full, owner);
     if (threadIdx.x >= kRowsAtOnce * kFours) return;
 #pragma unroll
     for (int i = 0; i < (B::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
         const int m = threadIdx.x / kFours + i * kRowsAtOnce;
         if (m >= int(a.m)) return;
-        store_in_cluster(to + m * share * 4, sum_of_four<B>(shared, m, column));
+        send_in_cluster(to + m * share * 4, sum_of_four<B>(shared, m, column), barrier);
     }
 }
 

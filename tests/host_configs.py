@@ -38,6 +38,7 @@ FUNCTIONS = {
     "cuda_gemm_step": (L, (I, L), 0),
     "cuda_gemm_can_pace": (L, (I, L), 0),
     "cuda_gemm_can_split": (L, (I, L), 0),
+    "cuda_gemm_clusters_alone": (L, (I, L), 0),
     "cuda_gemm_warps": (L, (I,), 0),
     "cuda_gemm_groups": (L, (I, L), 0),
     "cuda_gemm_first_step": (L, (I, L, L, I, I), 0),

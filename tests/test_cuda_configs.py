@@ -108,8 +108,8 @@ def test_swiglu_falls_back(library):
 SIZES = [(2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096), (28672, 4096), (128256, 4096), (16, 1024), (1, 65536)]
 # On both sides of every limit for an H200.
 COLUMNS = (
-    *(1, 70, 528, 529, 2112, 2113, 2304, 2508, 2509, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449, 13312, 15206, 16896),
-    *(16897, 17951, 17952, 22016, 25132, 25133, 29568, 29569, 128256),
+    *(1, 70, 480, 481, 528, 529, 2112, 2113, 2304, 2400, 2401, 3168, 3169, 4096, 4224, 4225, 5280, 5281, 7603, 8448, 8449),
+    *(13312, 15206, 16896, 16897, 17951, 17952, 22016, 25132, 25133, 29568, 29569, 128256),
 )
 SHAPES = (24, 32, 40, 48, 56, 64, 80, 96, 112, 96, 112, 128, 80)  # columns
 LARGE = range(9, 12)  # of them: one block of sixteen warps a multiprocessor
@@ -123,8 +123,8 @@ def test_every_gemm_choice_can_run(library, k):
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                 assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
-                assert splits == 1 or (k // splits >= 1024 and library.cuda_gemm_can_split(shape, m))
-                assert splits == 1 or pieces * splits <= 1.9 * multiprocessors
+                assert splits == 1 or (k // splits >= (512 if splits <= 4 else 1024) and library.cuda_gemm_can_split(shape, m))
+                assert splits == 1 or pieces <= library.cuda_gemm_clusters_alone(splits, multiprocessors)
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
                 kind = LARGE if shape in LARGE else [*range(LARGE.start), FOR_CLUSTERS]
@@ -147,12 +147,22 @@ def test_multiprocessors_have_the_same_to_do(library):
     """On an H200, the fastest of those tried: see pick_cuda_config."""
     expected = {  # n, k: columns of a block, splits, pieces of what up to 8 rows take, more, and more than 16
         (1024, 8192): [(32, 2, 66), (24, 2, 66)],
-        (2304, 16384): [(48, 4, 58), (40, 4, 58), (80, 4, 30)],
-        (2400, 16384): [(48, 4, 60), (40, 4, 60), (80, 4, 30)],
-        (2401, 16384): [(48, 4, 51)] * 2,
-        (2304, 8192): [(32, 1, 132), (24, 1, 132)],
+        (512, 2048): [(32, 4, 16)],
+        (512, 4096): [(32, 4, 16)],  # of 512 k no more than four
+        (512, 16384): [(32, 6, 16)],  # of seven or eight parts 15 clusters find room
+        (480, 16384): [(32, 8, 15)],
+        (2304, 16384): [(48, 2, 66), (40, 2, 66), (80, 4, 30)],
+        (2400, 16384): [(48, 2, 66), (40, 2, 66), (80, 4, 30)],
+        (2401, 16384): [(48, 2, 66), (40, 2, 66)],
+        (2304, 8192): [(48, 2, 66), (40, 2, 66)],
+        (2304, 6128): [(32, 1, 132), (24, 1, 132)],
+        (3168, 6144): [(48, 2, 66)] * 2,
+        (3169, 6144): [(64, 2, 66), (56, 2, 66), (32, 1, 132)],
         (4096, 4096): [(32, 1, 132)] * 2,
-        (5120, 8192): [(48, 1, 132), (40, 1, 132)],
+        (4096, 14336): [(64, 2, 66), (64, 2, 66), (32, 1, 132)],
+        (5120, 8176): [(48, 1, 132), (40, 1, 132)],
+        (5120, 8192): [(80, 2, 66), (80, 2, 66), (40, 1, 132)],
+        (5281, 8192): [(48, 1, 132), (24, 1, 264)],
         (6144, 4096): [(48, 1, 132), (32, 1, 192)],
         (6144, 8192): [(48, 1, 132), (24, 1, 264)],
         (8192, 8192): [(64, 1, 132), (32, 1, 256)],
@@ -206,7 +216,7 @@ def test_a_large_block_a_multiprocessor(library):
 def test_when_the_next_kernel_may_start(library):
     """Not paced, by 8, 16 and 32 rows: -1 at once, else with so many steps before the end."""
     for (n, k), wanted in {
-        (512, 8192): (-1, -1, 1),  # 16 tiles by 8, fewer than multiprocessors; a quarter of two steps
+        (512, 8192): (-1, -1, 1),  # 16 tiles by 6, fewer than multiprocessors; a quarter of three steps
         (4000, 2048): (-1, -1, 3),  # few bytes
         (4096, 4096): (-1, 4, 3),
         (2048, 8192): (-1, 4, 3),  # two parts of K
@@ -214,10 +224,10 @@ def test_when_the_next_kernel_may_start(library):
         (4608, 4096): (-1, 7, 4),
         (5120, 5120): (-1, 5, 5),  # a quarter of the steps
         (2560, 5120): (-1, -1, -1),
-        (4096, 8064): (-1, 4, 3),
-        (4096, 11008): (-1, -1, 3),
-        (4096, 14336): (-1, -1, -1),
-        (2304, 16384): (-1, -1, 7),  # more blocks than multiprocessors; or fewer
+        (4096, 8064): (-1, 5, 3),  # two parts of K for up to 16 rows
+        (4096, 11008): (-1, 5, 3),
+        (4096, 14336): (-1, 5, -1),
+        (2304, 16384): (-1, -1, 7),  # as many blocks as multiprocessors; or fewer
         (13312, 16384): (-1, -1, -1),
     }.items():
         for m, expected in zip((8, 16, 32), wanted):
@@ -225,31 +235,36 @@ def test_when_the_next_kernel_may_start(library):
 
 
 def test_what_is_paced(library):
-    """By 8 and 32 rows: steps before the end, slots under way (or before the wait), slots ahead.
+    """By 8, 16 and 32 rows: steps before the end, slots under way (or before the wait), slots ahead.
 
     Among the fastest of those tried on an H200.
     """
     for (n, k), wanted in {
-        (2048, 8192): [(-1, 0, 2), (3, 0, 2)],  # not where K is split
-        (4096, 2048): [(-1, 0, 2), (4, 2, 4)],  # nor where the ring holds all of it
-        (4096, 3072): [(4, 3, 2), (4, 2, 4)],
-        (4096, 4096): [(6, 3, 2), (4, 2, 4)],
-        (4096, 14336): [(7, 3, 2), (4, 2, 4)],
-        (5120, 5120): [(9, 3, 2), (5, 0, 2)],  # not 32 rows by 40 columns
-        (3584, 18944): [(-1, 0, 2), (-1, 0, 2)],  # 502 KiB a multiprocessor
-        (8192, 3584): [(6, 3, 2), (-1, 2, 2)],  # every place is taken with 32 rows
-        (12288, 4096): [(-1, 0, 2), (-1, 4, 2)],  # and here with 8, and k is short; four slots of five before the wait
-        (13312, 8192): [(-1, 3, 2), (-1, 4, 2)],
-        (13312, 16384): [(-1, 3, 2), (-1, 5, 2)],  # one large block: six slots
-        (10240, 8192): [(-1, 4, 2), (-1, 4, 2)],
-        (28672, 4096): [(-1, 0, 2), (-1, 5, 2)],
-        (2304, 16384): [(-1, 0, 2), (9, 4, 2)],  # not where K is split; four slots of seven before the wait
-        (2400, 24576): [(-1, 0, 2), (9, 4, 2)],
-        (57344, 8192): [(-1, 0, 2), (-1, 0, 2)],  # not two rounds of blocks
+        (2048, 8192): [(6, 3, 2), (4, 3, 4), (4, 3, 6)],  # K in two parts
+        (2048, 4096): [(-1, 0, 2), (-1, 0, 2), (4, 2, 6)],  # not where the ring holds all of a part
+        (512, 16384): [(-1, 0, 2), (-1, 0, 2), (2, 0, 2)],  # nor with more parts
+        (4096, 2048): [(-1, 0, 2), (-1, 0, 2), (4, 2, 6)],
+        (4096, 3072): [(4, 3, 2), (4, 3, 4), (4, 2, 6)],
+        (4096, 4096): [(6, 3, 2), (6, 3, 4), (4, 3, 6)],
+        (4096, 14336): [(7, 3, 2), (5, 3, 4), (4, 3, 6)],
+        (3072, 8192): [(7, 3, 2), (5, 3, 4), (5, 3, 2)],  # 32 rows by 48 columns cannot; three slots before the wait
+        (5120, 5120): [(9, 3, 2), (9, 3, 4), (5, 0, 2)],
+        (5120, 8192): [(4, 3, 2), (4, 3, 2), (5, 0, 2)],  # 80 columns
+        (3584, 18944): [(9, 3, 2), (7, 3, 4), (4, 3, 6)],  # 502 KiB a multiprocessor
+        (4096, 28672): [(10, 3, 2), (8, 3, 4), (-1, 0, 2)],  # 869 KiB, which 32 rows take in one part
+        (6144, 4096): [(7, 3, 2), (4, 3, 2), (4, 3, 2)],  # some multiprocessors have two blocks, with 16 and 32 rows
+        (8192, 3584): [(6, 3, 2), (-1, 0, 2), (-1, 2, 2)],  # every place is taken with 16 and 32
+        (12288, 4096): [(-1, 0, 2), (-1, 0, 2), (-1, 4, 2)],  # with 8, too, and k is short; four slots of five before the wait
+        (13312, 8192): [(-1, 3, 2), (-1, 3, 2), (-1, 4, 2)],
+        (13312, 16384): [(-1, 3, 2), (-1, 3, 2), (-1, 5, 2)],  # one large block: six slots
+        (10240, 8192): [(-1, 4, 2), (-1, 4, 2), (-1, 4, 2)],
+        (28672, 4096): [(-1, 0, 2), (-1, 2, 2), (-1, 5, 2)],  # one block of 112 columns
+        (2304, 16384): [(10, 3, 2), (8, 3, 4), (7, 4, 2)],  # in four parts: four slots of seven before the wait
+        (2400, 24576): [(11, 3, 2), (9, 3, 4), (7, 4, 2)],
+        (57344, 8192): [(-1, 0, 2)] * 3,  # not two rounds of blocks
     }.items():
-        for m, expected in zip((8, 32), wanted):
+        for m, expected in zip((8, 16, 32), wanted):
             assert library.cuda_gemm_overlap(m, n, k, H200, 1) == expected, (m, n, k)
-    assert library.cuda_gemm_overlap(16, 28672, 4096, H200, 1) == (-1, 2, 2)  # one block of 112 columns
 
 
 @pytest.mark.parametrize("constant_b", [0, 1])
@@ -260,15 +275,15 @@ def test_every_overlap_can_run(library, constant_b):
                 for m in (1, 9, 32):
                     before_next, window, ahead = library.cuda_gemm_overlap(m, n, k, multiprocessors, constant_b)
                     shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-                    assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 4
+                    assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 6
                     if not window:
                         continue
                     slots = library.cuda_gemm_slots(shape, m)
                     assert constant_b and 2 <= window and pieces * splits <= (1 if shape in LARGE else 2) * multiprocessors
-                    if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring, and no cluster
-                        assert window <= 8 and splits == 1 and -(-k // library.cuda_gemm_step(shape, m)) > slots
+                    if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring
+                        assert window <= 8 and splits <= 2 and -(-k // splits // library.cuda_gemm_step(shape, m)) > slots
                     else:
-                        assert window == (4 if shape == FOR_CLUSTERS else slots - 1)
+                        assert window == (4 if shape == FOR_CLUSTERS else 3 if splits == 2 else slots - 1)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])
@@ -285,10 +300,10 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
 
 
 def test_rows_within_which_bits_do_not_depend_on_their_number(library):
-    """Up to 16, and more; all of them where eight warps share K: a block has no more than 64 columns, or is a large one."""
-    apart = set()
+    """Up to 16, and more; mostly all of them where eight warps share K: a block has no more than 64 columns, or is a large one."""
     for multiprocessors in (H200, 78, 16):
-        for n, k in itertools.product(COLUMNS, (1024, 4096, 16384)):
+        apart, may_be = set(), set()
+        for n, k in itertools.product(COLUMNS, (1024, 4096, 6144, 8192, 12304, 16384)):
             turns = {}
             for m in (1, 8, 9, 16, 17, 32):
                 shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
@@ -296,22 +311,22 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
                 assert sharing == (4 if m > 16 and SHAPES[shape] > 64 and shape not in LARGE else 8)
                 turns.setdefault(m > 16, set()).add((splits, sharing))
             assert len(turns[False]) == len(turns[True]) == 1
-            if turns[False] != turns[True] and n <= 2 * multiprocessors * 64:
-                apart.add((n, k, multiprocessors))
-    assert apart == {(2113, 16384, H200), (2304, 16384, H200)}  # clusters of wide blocks
+            if n > 2 * multiprocessors * 64:
+                continue
+            if turns[False] != turns[True]:
+                apart.add((n, k))
+            # docs/numerics.md
+            each = n / multiprocessors
+            in_four = k > 12288 and 16 < each and n <= 80 * library.cuda_gemm_clusters_alone(4, multiprocessors)
+            if in_four or (k >= 6144 and 24 < each <= 32) or (k >= 8192 and 32 < each <= 40):
+                may_be.add((n, k))
+        assert apart == may_be
 
 
 def test_the_benchmark_knows_which_forms_there_are(library):
     for m, splits in itertools.product((1, 8, 9, 16, 17, 32), (1, 2, 8)):
         able = [i for i in range(len(SHAPES)) if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))]
         assert list(cuda_pieces.all_shapes_for(m, splits)) == able
-
-
-def test_more_rows_never_split_k_otherwise(library):
-    for multiprocessors in (H200, 78, 16):
-        for n in COLUMNS:
-            for k in (1024, 4096, 16384):
-                assert len({library.cuda_gemm_config(m, n, k, multiprocessors, 1)[1] for m in (1, 8, 9, 16, 17, 32)}) == 1
 
 
 def test_unaligned_and_small_go_to_the_plain_kernel(library):

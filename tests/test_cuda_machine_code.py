@@ -13,7 +13,7 @@ from conftest import CUDA_TOOLKIT, ROOT, needs_cuda_toolchain
 pytestmark = needs_cuda_toolchain
 ARCHS = ["sm_89", "sm_90a", "sm_100"]
 BULK_ROW_TILES = (1, 2, 4)
-ROW_OF_A_WARP = 0  # of CudaRowOwner
+ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of CudaRowOwner
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,33 @@ def test_what_rms_norm_fetches_into_l2(kernels):
         first = 0 if owner == ROW_OF_A_WARP else 2 + residual
         expected = 0 if arch == "sm_89" else first + ahead * (1 + residual)
         assert kernel.count("UBLKPF") == expected, kernel
+
+
+def test_nobody_waits_for_what_it_has_written(kernels):
+    """Clusters exchange their sums by STAS, which a barrier of the receiver counts: no fence, and none where there is no cluster."""
+    arch, found = kernels
+    for kernel in found:
+        assert kernel.count("MEMBAR") == 0, kernel
+        if kernel.name == "rms_norm_fast":
+            clusters = kernel.template[4] == ROW_OF_A_CLUSTER
+        elif kernel.name == "skinny_gemm_bulk":
+            columns, rows, *_, for_clusters = kernel.template
+            clusters = rows < 4 or columns <= 48 or for_clusters
+        else:
+            clusters = False
+        assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel
+
+
+def test_copies_are_one_instruction_each(kernels):
+    """Not a loop over lanes, which ends in BRA.U.ANY, but for those that had better come slowly: see skinny_gemm_bulk.h."""
+    arch, found = kernels
+    if arch == "sm_89":
+        return
+    for kernel in named(found, "skinny_gemm_bulk"):
+        columns, rows, _, warps, _ = kernel.template
+        two_groups = columns > 64 and rows == 4
+        copies = (512 if columns <= 32 else 32 * warps // (1 + two_groups)) // 128  # of the weights, a slot
+        assert kernel.count(r"BRA\.U\.ANY") == copies * (5 if two_groups else 1), kernel
 
 
 def test_the_gemm_feeds_its_matrix_instructions(kernels):

@@ -184,6 +184,8 @@ SHARES = [
     (13313, 6160),  # long enough to be fetched slot by slot where every place for a block is taken
     *((12301, 16400), (16801, 16384)),  # one large block
     (2301, 16400),  # clusters of wide blocks
+    *((2501, 6160), (4001, 6160), (5001, 8208)),  # of two
+    *((401, 16400), (501, 16400)),  # of eight and of six
 ]
 
 
@@ -198,8 +200,10 @@ def test_own_choices_of_the_gemm(kernel, device, generator, cuda, n, k):
         inputs.assert_right(got, f"{m}x{n}x{k}")
         assert torch.equal(got, bits[16 if m <= 16 else 32][:m]), (m, n, k)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    apart = k > 12288 and 16 * multiprocessors < n <= 80 * (10 * multiprocessors // 44)  # clusters of wide blocks
-    assert apart or n > 128 * multiprocessors or torch.equal(bits[16], bits[32][:16])
+    # K in other parts for 17 rows and more.
+    in_four = k > 12288 and 16 * multiprocessors < n <= 80 * (30 * multiprocessors // 132)
+    whole_k = (k >= 6144 and 24 < n / multiprocessors <= 32) or (k >= 8192 and 32 < n / multiprocessors <= 40)
+    assert in_four or whole_k or n > 128 * multiprocessors or torch.equal(bits[16], bits[32][:16])
 
 
 def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, cuda):

@@ -4,39 +4,17 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
-#include "cluster.h"
+#include "barrier.h"
 
 namespace rocm_fp8 {
 namespace {
 
-// A barrier in shared memory (mbarrier). It is passed when `arrivals` threads have arrived and all bytes announced to it
-// have come; then it starts over, its parity flipped.
-using Barrier = uint64_t;
-
-__device__ inline void make_barrier(Barrier* barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-// Makes fresh barriers known to the copy engine.
-__device__ inline void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ inline void arrive(Barrier* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-// Until the phase of that parity is over. (The instruction waits for some time by itself.)
-__device__ inline void wait_for(Barrier* barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile(
-            "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    } while (!done);
+// One lane of a warp that is here as a whole. Where it is asked right before the engine, the compiler knows that one lane is left
+// and makes one instruction of a copy; after `lane == 0` it makes a loop over the lanes, some 60 cycles, of each.
+__device__ inline bool elected() {
+    uint32_t is;
+    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+    return is;
 }
 
 // Brings the description of a matrix to the copy engine, one latency before its first use.

@@ -21,24 +21,16 @@ __device__ inline uint32_t blocks_in_cluster() {
     return blocks;
 }
 
-// The cluster's barrier in two halves. What was written to shared memory before one arrives is seen by those that have
-// waited.
-__device__ inline void arrive_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void wait_at_cluster_barrier() { ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Arrives where all that others want to know is that this block runs. (A release waits for all that a thread has written.)
+// The cluster's barrier in two halves: a block may be written to when it runs. It tells no more than that, and what
+// publish_barriers() has published before: a release would wait for all that a thread has written.
 __device__ inline void arrive_at_cluster_start() { ROCM_FP8_HOPPER("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void wait_for_cluster_start() { ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address of the same variable in another block's shared memory.
 __device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {
     uint32_t address = 0;
     ROCM_FP8_HOPPER("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
     return address;
-}
-__device__ inline void store_in_cluster(uint32_t address, float v) {
-    ROCM_FP8_HOPPER("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
-__device__ inline void store_in_cluster(uint32_t address, float4 v) {
-    ROCM_FP8_HOPPER("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
 }  // namespace

@@ -89,6 +89,7 @@ int64_t cuda_gemm_step(int shape, int64_t m) { return kBulkShapes[shape].step(m)
 int64_t cuda_gemm_can_pace(int shape, int64_t m) { return kBulkShapes[shape].paces(m); }
 
 int64_t cuda_gemm_can_split(int shape, int64_t m) { return kBulkShapes[shape].splits(m); }
+int64_t cuda_gemm_clusters_alone(int blocks, int64_t multiprocessors) { return clusters_alone(blocks, multiprocessors); }
 
 int64_t cuda_gemm_warps(int shape) { return kBulkShapes[shape].warps; }
 
