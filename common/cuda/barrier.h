@@ -23,7 +23,8 @@ __device__ inline void arrive(Barrier* barrier) {
 __device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
     ROCM_FP8_HOPPER("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-// Until the phase of that parity is over: what came by it is there then. (The instruction waits for some time by itself.)
+// Until the phase of that parity is over: what came by it is there then. (The instruction waits for some time by itself. It acquires
+// for the block, as whatever comes lies in the block's own shared memory; for the cluster it would empty the L1 cache.)
 __device__ inline void wait_for(Barrier* barrier, uint32_t parity) {
     uint32_t done = 1;
     do {
