@@ -67,7 +67,7 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
     large = [shape for shape, most in shapes_for(rows, large=True).items() if multiprocessors <= n <= most * multiprocessors]
     found: list[Config] = [(shape, 1, multiprocessors) for shape in large[:1]]
     full = {-(-n // columns) for columns in TILES}
-    for splits in (1, 2, 3, 4, 8):
+    for splits in (1, 2, 3, 4, 6, 8):
         if splits > 1 and k // splits < LEAST_K_OF_A_SPLIT:
             continue
         shapes = shapes_for(rows, splits)

@@ -31,14 +31,18 @@
 //   6  of many rows, one fetched ahead (beside version 5: 15.76, 58.4)         15.51  56.3   (1024 rows: 30.1 -> 29.0)
 //      rms_norm_fp8: 2048 x 16384 29.8 -> 28.2, 2048 x 8192 20.0 -> 17.2, 4096 x 4096 16.0 -> 14.9, 4096 x 5120 20.1 -> 18.5
 //      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
-//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.74  2.30  2.93  5.40   15.45  56.0
-//   each row's launch alone, nothing overlapping      3.10  3.23  4.31  6.58   18.09  58.4
+//   7  a cluster's sums sent, to a barrier that counts their bytes, where they were stored and a release to the cluster waited for
+//      the residual as well                           1.46  1.94                              (16 rows: 3.44 -> 2.80)
+//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.46  1.94  2.93  5.39   15.42  56.0
+//   each row's launch alone, nothing overlapping      2.56  2.84  4.27  6.55   18.05  58.4
 // Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
 // stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
 // Beside version 6, 512 rows (15.6): before the wait no rows but 66, 198 or 264 (16.0, 16.2, 16.6), those from 66 to 198 or from
 // 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
 // row has come (16.4) or its sum is known (17.2); what is fetched kept in L2 longer (15.5; 2048 rows 56.3 -> 55.8: too little for
-// lines that stay there when they are done with) or shorter (15.5).
+// lines that stay there when they are done with) or shorter (15.5); three rows a multiprocessor, so that the next kernel's blocks
+// find room earlier (512 threads of 40 registers, which do not load all at once, 18.7; 256 of eight vectors 19.6); 264 blocks that
+// stay for two rows (16.4); fetches by an elected lane, which are no loops over lanes (15.5; 128 rows 5.34 -> 5.40).
 #include "../common/cuda/barrier.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"

@@ -12,13 +12,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 22):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 26):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384    8.6    10.2  10.3  10.8  11.6   11.8  12.0  12.5  12.4   15.2  15.2  15.4  15.6
-//   4096 x 4096     3.8     4.6   4.7   5.1   5.8    5.7   5.8   6.0   6.9    7.2   7.1   7.2   7.2
-//   13312 x 16384  49.6    48.6  48.9  49.8  53.3   51.8  52.1  53.0  56.2   57.9  54.3  55.6  59.2
-//   16384 x 6656   24.8    24.1  24.4  25.2  27.2   26.8  27.1  27.7  29.3   27.8  28.1  28.4  29.4
-//   28672 x 4096   26.7    26.7  27.5  27.8  29.5   28.6  29.6  29.8  32.4   29.8  30.1  30.5  31.7
+//   2304 x 16384     8.6    9.8   9.9  10.3  11.4   11.2  11.4  11.8  12.3   15.2  15.2  15.4  15.6
+//   4096 x 4096      3.8    4.6   4.6   4.9   5.8    5.7   5.8   6.0   6.8    7.2   7.1   7.2   7.2
+//   13312 x 16384   49.6   48.7  48.8  49.8  53.3   51.7  52.1  53.1  56.5   57.9  54.9  56.6  56.7
+//   16384 x 6656    24.8   24.1  24.4  25.3  27.3   26.8  27.1  27.8  29.5   27.8  28.1  28.5  29.5
+//   28672 x 4096    26.7   26.7  27.5  27.8  29.5   28.5  29.5  29.9  32.5   29.8  30.1  30.7  31.7
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -78,6 +78,22 @@
 //  22  a long K of few columns split in four over blocks of 80, alone on their multiprocessors, not over twice as many of 40
 //      (m = 32; from 11.8 on with sums sent to the cluster four at a time, and added as they come at once):
 //        2304 x 16384    12.3 -> 11.4    2400 x 16384    12.5 -> 11.7    2176 x 16384    12.3 -> 11.1    2304 x 24576    16.6 -> 16.0
+//  23  where the compiler knows that one lane asks the copy engine (elected()), a copy is one instruction, not a loop (m = 8, 16, 32):
+//        2560 x 8192     7.0   7.3   8.4 ->  6.4   6.7   8.2        5120 x 5120  7.2   7.5   9.0 ->  7.1   7.4   8.6
+//        4096 x 4096     4.6   5.6   5.9 ->  4.4   5.3   5.9        4096 x 14336 14.6 15.6  17.1 -> 14.1  15.6  16.8
+//        12288 x 4096               15.0 ->             14.3        (nothing where every place is taken; chips differ: some gain less)
+//  24  then six slots go to L2 with 32 rows, where four did, and four with 16, where two did (m = 16, 32):
+//        4096 x 4096     5.3   5.9 ->  5.2   5.7 (of three chips; on two others 5.7, 5.7)    3584 x 3584   4.3   5.1 ->  4.1   5.0
+//        3584 x 18944         21.6 ->       21.1                                             4096 x 16384       19.9 ->       19.4
+//  25  a cluster's sums are sent to the block that adds them, whose barrier counts their bytes, where they were stored, and a release
+//      to the cluster waited for them; the next kernel of version 22's clusters starts two steps later (m = 8, 16, 32):
+//        2304 x 16384   10.2  10.7  11.8 ->  9.8  10.2  11.2        2048 x 4096   3.4   3.5   4.6 ->  3.0   3.2   4.1
+//        1024 x 8192     4.4   4.8   5.4 ->  4.1   4.3   5.1        1024 x 4096   3.0   3.1   3.9 ->  2.6   2.8   3.6
+//  26  now that sums cost less: K in two parts from 6144 on where a block had all of it, and instead of four parts; the first round of
+//      two parts paced; no more clusters than find room (m = 8, 16, 32):
+//        2560 x 8192     6.3   6.6   8.1 ->  5.7   6.0   7.4        4096 x 8192   8.2  10.5       ->  7.6   8.5
+//        3072 x 8192     7.0   7.7   8.5 ->  6.1   6.8   8.3        4096 x 14336 13.7  14.9       -> 13.2  14.0
+//        2048 x 8192     5.8   5.4   6.3 ->  4.6   5.2   5.9        5120 x 13824 17.9             -> 16.4
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
@@ -137,6 +153,13 @@
 // two (12.8 to 13.4) and of three (17: 39 of the 42 find room); a slot read ahead of the multiplication (11.8 -> 12.5); warps that
 // fill and pace (11.8 to 12.2); an eighth slot where the sums take the ring's place, which costs a trip round the cluster (12.0);
 // with 16 rows or fewer (10.8 -> 12.0).
+// Beside version 26, m = 32. 4096 x 4096 (5.7 to 5.9): twelve warps of all 32 columns, by slots of 384 k (6.2 to 6.5) or chunk by
+// chunk in turn (7.4); sixteen, of 64 registers, by four bytes a lane (7.0); slots of 256 k (6.0); 128 full tiles (1 % less; four
+// multiprocessors would be idle, of which each may get two blocks of the next kernel); 64 columns by half of K in clusters of two
+// (6.4; 4096 x 14336 2 % slower). The first copies of a kernel by an elected lane, too: they come at once then, in the way of the
+// kernel before (4096 x 3072 4.9 -> 6.0). 2304 x 16384: a first round paced by a warp that multiplies or by a ninth one (11.6 -> 12.3
+// to 12.5). 28672 x 4096 in 256 full tiles, or with more or fewer slots ahead (nothing). K in two parts for 93 columns and more a
+// block (m = 16: 12 to 28 % slower; m = 8: as fast, or 4 % faster).
 //
 // What is left. From the end of a kernel to the end of the next one's wait it takes 0.8 to 1.1 us (2 to 2.7 where the next one
 // has asked for 220 KiB a multiprocessor meanwhile), to its first rows 0.6 more; at m = 1 it ends 0.25 us after its last sum
@@ -145,9 +168,9 @@
 // all but the rows' copies 5.8, 49.6 and 25.6. Of 28672 x 4096 the result's 1.8 MB cost 1.5 us before version 21 (m = 1: 0.1), as
 // much where each block's lie in one piece, 0.5 where it is the same memory in every launch. 4096 x 4096 waits for its eight
 // warps, which widen and multiply for 3.4 us: the matrix instruction takes a scheduler some 10 cycles with two warps and 7.5 with
-// eight, beside its two conversions 10.5 and 9.3 (a loop of nothing else), so 2.9 us of the 3.4. 2304 x 16384: from the wait's
-// end 0.6 us to the first slot, 8.0 of multiplication at 11 cycles each, 0.3 for sums over warps, 0.9 over the cluster, whose
-// blocks end 0.7 apart, 0.5 for results; 1.5 to the end of the next wait. And 13312 x 16384 needs power: beside what the idle
+// eight, beside its two conversions 10.5 and 9.3 (a loop of nothing else), so 2.9 us of the 3.4. 2304 x 16384, before version
+// 25: from the wait's end 0.6 us to the first slot, 8.0 of multiplication at 11 cycles each, 0.3 for sums over warps, 0.9 over the
+// cluster, whose blocks end 0.7 apart, 0.5 for results; 1.5 to the end of the next wait. And 13312 x 16384 needs power: beside what the idle
 // chip takes (124 W), 27 mJ at m = 1 and 41 at m = 32, a third of them for the multiplications; the 700 W allowed are 29 in
 // 50 us. After a tenth of a second of nothing else the clock is at 1.35 GHz instead of 1.8, and m = 32 takes 56 to 57 us
 // instead of 53 (before version 19; with it the clock is at 1.45 GHz, and it takes 53 to 54 instead of 52).

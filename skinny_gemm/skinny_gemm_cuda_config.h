@@ -222,8 +222,8 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
             const bool alone = blocks <= multiprocessors;
             // With more than 16 rows the ring is short: more of it through L2.
             if (m > 16) return {4, count < 7 ? 2 : 3, alone ? 6 : kAhead};
-            // Two steps sooner, but not where there is more to multiply.
-            const int sooner = (c.splits == 1 && alone) || (m <= 8 && columns <= kWideColumns) ? 2 : 0;
+            // Two steps sooner, but for clusters that have more to multiply.
+            const int sooner = c.splits == 1 || (m <= 8 && columns <= kWideColumns) ? 2 : 0;
             const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
             return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone && columns <= kWideColumns ? 4 : kAhead};
         }

@@ -252,7 +252,7 @@ def test_what_is_paced(library):
         (5120, 8192): [(4, 3, 2), (4, 3, 2), (5, 0, 2)],  # 80 columns
         (3584, 18944): [(9, 3, 2), (7, 3, 4), (4, 3, 6)],  # 502 KiB a multiprocessor
         (4096, 28672): [(10, 3, 2), (8, 3, 4), (-1, 0, 2)],  # 869 KiB, which 32 rows take in one part
-        (6144, 4096): [(7, 3, 2), (4, 3, 2), (4, 3, 2)],  # some multiprocessors have two blocks, with 16 and 32 rows
+        (6144, 4096): [(7, 3, 2), (6, 3, 2), (4, 3, 2)],  # some multiprocessors have two blocks, with 16 and 32 rows
         (8192, 3584): [(6, 3, 2), (-1, 0, 2), (-1, 2, 2)],  # every place is taken with 16 and 32
         (12288, 4096): [(-1, 0, 2), (-1, 0, 2), (-1, 4, 2)],  # with 8, too, and k is short; four slots of five before the wait
         (13312, 8192): [(-1, 3, 2), (-1, 3, 2), (-1, 4, 2)],

@@ -148,20 +148,12 @@ def test_nobody_waits_for_what_it_has_written(kernels):
         assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel
 
 
-def test_copies_are_one_instruction_each(kernels):
-    """Not a loop over lanes, which ends in BRA.U.ANY, but for those that had better come slowly: see skinny_gemm_bulk.h."""
-    arch, found = kernels
-    if arch == "sm_89":
-        return
-    for kernel in named(found, "skinny_gemm_bulk"):
-        columns, rows, _, warps, _ = kernel.template
-        two_groups = columns > 64 and rows == 4
-        copies = (512 if columns <= 32 else 32 * warps // (1 + two_groups)) // 128  # of the weights, a slot
-        assert kernel.count(r"BRA\.U\.ANY") == copies * (5 if two_groups else 1), kernel
-
-
 def test_the_gemm_feeds_its_matrix_instructions(kernels):
-    """A warp's turn: 2 words of 8 columns or rows, multiplied 16 by 8; each word widened once, by two instructions."""
+    """A warp's turn: 2 words of 8 columns or rows, multiplied 16 by 8; each word widened once, by two instructions.
+
+    A copy is one instruction, not a loop over lanes, which ends in BRA.U.ANY, but for those that had better come slowly and, with
+    two groups of warps, a slot's first ones: see skinny_gemm_bulk.h.
+    """
     arch, found = kernels
     if arch == "sm_89":
         return
@@ -169,8 +161,11 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
         columns, rows, slots, warps, clusters = kernel.template
         assert clusters == ((columns, rows, slots) == (80, 4, 7)), kernel
         assert warps == 8 or (warps == 16 and rows == 4 and columns > 64), kernel
-        if columns > 64 and rows == 4:
-            columns //= 2  # of a group of warps
+        two_groups = columns > 64 and rows == 4
+        copies = (512 if columns <= 32 else 32 * warps // (1 + two_groups)) // 128  # of the weights, a slot
+        assert kernel.count(r"BRA\.U\.ANY") == copies * (5 if two_groups else 1), kernel
+        if two_groups:
+            columns //= 2  # of each
         products, turns = columns // 8 * rows // 2, slots * (2 if columns <= 32 else 1)
         assert kernel.count("UTMALDG") >= 2, kernel
         assert kernel.count(r"HMMA\.16816\.F32") == turns * 2 * products, kernel
