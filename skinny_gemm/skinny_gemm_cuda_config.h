@@ -210,7 +210,8 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     const bool full = 20 * blocks >= 17 * places, paces = shape.paces(m);
     const bool all_fetch = constant_b && blocks <= places;  // ahead of the wait: every block, not the first round alone
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
-    if (all_fetch && paces && c.splits <= 2 && count > slots) {
+    const int least = m > 16 && c.splits == 2 ? 8 : slots + 1;  // steps, of what is worth pacing
+    if (all_fetch && paces && c.splits <= 2 && count >= least) {
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
         if (full && m > 16) return {kAtOnce, 2, kAhead};
