@@ -8,6 +8,9 @@ namespace rocm_fp8 {
 
 // The most columns of shapes with long steps, with any number of rows, of two blocks a multiprocessor, and of all.
 constexpr int kNarrowColumns = 32, kWideColumns = 64, kWidestColumns = 112, kLargestColumns = 128;
+// The most columns of a block that pick_cuda_config gives a part of K; and, with more than 16 rows, of a form that can have one
+// without being for clusters.
+constexpr int kClusterColumns = 80, kSplitColumns = 48;
 constexpr int kWarps = 8, kLargeWarps = 16;  // that multiply: of two blocks a multiprocessor, or of one large block
 constexpr int kLongStep = 512;               // k
 
@@ -25,7 +28,7 @@ struct BulkShape {
     ROCM_FP8_HD constexpr int groups(int64_t m) const { return warps > kWarps || (m > 16 && columns > kWideColumns) ? 2 : 1; }
     // Whether K may be split over a cluster. Other wide blocks of more than 16 rows have a slot more instead of the shared memory
     // that it takes.
-    ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= 48 || clusters; }
+    ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= kSplitColumns || clusters; }
     // Whether the form has warps that do not multiply: one that keeps the ring full, and one that paces its first round. Where
     // a thread has ten tiles of sums and more (16 by 8), it needs more than the 96 registers that two blocks of ten warps leave
     // it.
@@ -128,7 +131,7 @@ constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
 //                   k is below 5120). Up to 40, with up to 16 rows and k from 8192 on, K split in two, as for 16 to 32
 //     16 to 32      one block, which does as well; but from k = 6144 on blocks twice as wide, by half of K each, in clusters of
 //                   two: half as often all rows out of L2, half as many to widen. With more than 16 rows only up to 24
-//                   columns, what its registers hold at 48 a block; and up to 18 with a long k in clusters of four
+//                   columns (wider forms have no shared memory for it); and up to 18 with a long k in clusters of four
 //     4 to 16       one block, K split in two
 //     the rest      tiles of 32, K split as often as clusters find room, and a part is worth its sums
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
@@ -152,14 +155,14 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
         return in_pieces(m, n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
     }
     if (n > all * kNarrowColumns) {
-        if (m <= 16 && k >= 8192 && n <= half * 80) return in_pieces(m, n, half, 2);
+        if (m <= 16 && k >= 8192 && n <= half * kClusterColumns) return in_pieces(m, n, half, 2);
         if (m <= 8 || n <= all * 40) return in_pieces(m, n, all, 1);
         return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
     }
     if (n > half * kNarrowColumns) {
         const int64_t clusters = clusters_alone(4, all);
-        if (m > 16 && k > 12288 && n <= clusters * 80) return in_pieces(m, n, clusters, 4);
-        if (k >= kWorthSums && (m <= 16 || n <= half * 48)) return in_pieces(m, n, half, 2);
+        if (m > 16 && k > 12288 && n <= clusters * kClusterColumns) return in_pieces(m, n, clusters, 4);
+        if (k >= kWorthSums && (m <= 16 || n <= half * kSplitColumns)) return in_pieces(m, n, half, 2);
         return in_pieces(m, n, all, 1);
     } else if (n > half * 8 && k >= 2048) {
         return in_pieces(m, n, half, 2);

@@ -45,6 +45,14 @@ FUNCTIONS = {
 }
 
 
+def more_rows_may_have_other_bits(n: int, k: int, multiprocessors: int) -> bool:
+    """Whether docs/numerics.md lets skinny_gemm give 17 rows and more other bits than up to 16, on an NVIDIA GPU."""
+    each = n / multiprocessors
+    in_clusters_of_four = k > 12288 and each > 16 and n <= 80 * (30 * multiprocessors // 132)
+    whole_k = (k >= 6144 and 24 < each <= 32) or (k >= 8192 and 32 < each <= 40)
+    return in_clusters_of_four or whole_k or each > 128
+
+
 class Configs:
     """configs.cpp as Python functions."""
 

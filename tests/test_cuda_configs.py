@@ -5,7 +5,7 @@ import re
 import tomllib
 
 import pytest
-from host_configs import ROOT, Configs
+from host_configs import ROOT, Configs, more_rows_may_have_other_bits
 
 from benchmarks import cuda_pieces
 
@@ -316,10 +316,7 @@ def test_rows_within_which_bits_do_not_depend_on_their_number(library):
                 continue
             if turns[False] != turns[True]:
                 apart.add((n, k))
-            # docs/numerics.md
-            each = n / multiprocessors
-            in_four = k > 12288 and 16 < each and n <= 80 * library.cuda_gemm_clusters_alone(4, multiprocessors)
-            if in_four or (k >= 6144 and 24 < each <= 32) or (k >= 8192 and 32 < each <= 40):
+            if more_rows_may_have_other_bits(n, k, multiprocessors):
                 may_be.add((n, k))
         assert apart == may_be
 

@@ -6,6 +6,7 @@ import pytest
 import test_skinny_gemm as gemm
 import torch
 from helpers import normal, same_bytes, weights
+from host_configs import more_rows_may_have_other_bits
 
 from benchmarks import cuda_pieces
 
@@ -200,10 +201,7 @@ def test_own_choices_of_the_gemm(kernel, device, generator, cuda, n, k):
         inputs.assert_right(got, f"{m}x{n}x{k}")
         assert torch.equal(got, bits[16 if m <= 16 else 32][:m]), (m, n, k)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    # K in other parts for 17 rows and more.
-    in_four = k > 12288 and 16 * multiprocessors < n <= 80 * (30 * multiprocessors // 132)
-    whole_k = (k >= 6144 and 24 < n / multiprocessors <= 32) or (k >= 8192 and 32 < n / multiprocessors <= 40)
-    assert in_four or whole_k or n > 128 * multiprocessors or torch.equal(bits[16], bits[32][:16])
+    assert more_rows_may_have_other_bits(n, k, multiprocessors) or torch.equal(bits[16], bits[32][:16])
 
 
 def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, cuda):
