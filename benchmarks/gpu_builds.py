@@ -39,6 +39,14 @@ def load_build(folder: Path, backend: str) -> ModuleType:
         raise Missing(f"{folder}: {' '.join(str(error).split())}") from None
 
 
+def load_builds(folders: list[Path], backend: str, taken: set[str]) -> dict[str, ModuleType]:
+    """Them by the folders' names, which are to be the columns of a table beside those that are taken."""
+    builds = {folder.resolve().name: load_build(folder, backend) for folder in folders}
+    if len(builds) < len(folders) or builds.keys() & taken:
+        raise Missing(f"folders of one name, or called {' or '.join(sorted(taken))}: a table could not tell them apart")
+    return builds
+
+
 def with_build(case: Case, kernel: ModuleType) -> Case:
     """The same operands for another build."""
     other = copy.copy(case)
@@ -117,9 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         gpu = find_gpu()
-        others = {folder.resolve().name: load_build(folder, gpu.backend) for folder in args.builds}
-        if len(others) < len(args.builds) or NOW in others:
-            raise Missing(f"folders of one name, or called {NOW}: a table could not tell them apart")
+        others = load_builds(args.builds, gpu.backend, {NOW})
         return 0 if compare(gpu, others, args) else 1
     except Missing as error:
         note(f"gpu_builds.py: {error}")

@@ -89,9 +89,9 @@ def weight_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parser(description: str, operators: list[str]) -> argparse.ArgumentParser:
+def parser(description: str, operators: list[str], metavar: str = "OPERATOR") -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--only", action="append", choices=operators, metavar="OPERATOR", help=", ".join(operators))
+    result.add_argument("--only", action="append", choices=operators, metavar=metavar, help=", ".join(operators))
     result.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
     result.add_argument("--warm-up", type=int, help="launches before the timed ones (default: 500)")
     result.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")

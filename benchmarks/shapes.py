@@ -32,5 +32,6 @@ class LlamaShapes:
 
 
 LLAMA_8B = LlamaShapes("Llama 3.1 8B", hidden=4096, heads=32, kv_heads=8, intermediate=14336)
+LLAMA_70B_TP8 = LlamaShapes("Llama 3.1 70B, TP8", hidden=8192, heads=64, kv_heads=8, intermediate=28672, ranks=8)
 LLAMA_405B_TP8 = LlamaShapes("Llama 3.1 405B, TP8", hidden=16384, heads=128, kv_heads=8, intermediate=53248, ranks=8)
 MODELS = (LLAMA_8B, LLAMA_405B_TP8)

@@ -94,21 +94,22 @@ struct WeightVector {
     }
 };
 
-// What goes to L2 before it is read: see rows_to_fetch and rows_ahead.
-struct Fetched {
-    int64_t first, ahead;
+// How a launch shares the chip with those beside it: see rows_to_fetch, rows_ahead and next_at_once.
+struct RowOverlap {
+    int64_t fetched, ahead;
+    bool next_at_once;
 };
 
 // kHeld vectors a thread. fetches_ahead: it may be asked for that.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, CudaRowOwner owner, int kHeld, bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBlock : kRmsNormCudaMaxThreads) void rms_norm_fast(
-    RmsNormFp8Args a, Fetched fetched) {
+    RmsNormFp8Args a, RowOverlap overlap) {
     constexpr bool by_warp = owner == CudaRowOwner::warp, by_cluster = owner == CudaRowOwner::cluster;
     const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
     const int t = by_warp ? lane : int(threadIdx.x);
     const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
-    let_next_kernel_start();
+    if (overlap.next_at_once) let_next_kernel_start();
     if (by_warp && row >= a.rows) return;
 
     const void* x = offset(a.x, row * a.x_stride * 2);
@@ -116,7 +117,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     const int vectors = int(a.d / kVector);
     const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
     if constexpr (!by_warp) {
-        if (t < kHeld && row < fetched.first) {
+        if (t < kHeld && row < overlap.fetched) {
             const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
             if (first < end) {
                 const uint32_t bytes = (end - first) * 16;
@@ -139,6 +140,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         arrive_at_cluster_start();
     }
     wait_for_previous_kernel();
+    if (!overlap.next_at_once) let_next_kernel_start();
 
     uint4 h[kHeld], added[kHeld];
     // Weights are loaded with the row where there is room for them, so that one latency covers both; else before the
@@ -213,9 +215,9 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         }
         sum = Rows::sum_of_slots(slots, kHeld * blocks * warps);
     }
-    if (fetches_ahead && t == 0 && fetched.ahead && row + fetched.ahead < a.rows) {
-        fetch_to_l2(offset(x, fetched.ahead * a.x_stride * 2), vectors * 16);
-        if (with_residual) fetch_to_l2(offset(residual, fetched.ahead * a.residual_stride * 2), vectors * 16);
+    if (fetches_ahead && t == 0 && overlap.ahead && row + overlap.ahead < a.rows) {
+        fetch_to_l2(offset(x, overlap.ahead * a.x_stride * 2), vectors * 16);
+        if (with_residual) fetch_to_l2(offset(residual, overlap.ahead * a.residual_stride * 2), vectors * 16);
     }
     const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
 
@@ -240,14 +242,14 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a, Fetched) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(RmsNormFp8Args a, RowOverlap) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
 // Every instantiation, chosen by types and the configuration.
-using Kernel = void (*)(RmsNormFp8Args, Fetched);
+using Kernel = void (*)(RmsNormFp8Args, RowOverlap);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const RmsNormCudaConfig& c, bool ahead) {
@@ -288,12 +290,13 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
     const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
     if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
-    const Fetched fetched{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
-                          rows_ahead(args.rows, config, chip.multiprocessors)};
+    const RowOverlap overlap{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
+                             rows_ahead(args.rows, config, chip.multiprocessors),
+                             next_at_once(args.rows, args.d, chip.multiprocessors)};
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
-        return kernel_by_config<in, weight, to_fp8, with_residual>(config, fetched.ahead > 0);
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config, overlap.ahead > 0);
     });
-    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args, fetched);
+    return launch(kernel, chip, {blocks, config.threads, config.cluster}, on, args, overlap);
 }
 
 }  // namespace rocm_fp8

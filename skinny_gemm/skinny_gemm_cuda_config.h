@@ -116,28 +116,32 @@ constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
 //
 // A row's bits depend on `splits`, not on the pieces, and on the shape only where four warps share K, not eight: so not on how
 // many other rows there are, within 1 to 16 and within 17 to 32; and up to kWideColumns a place for a block within 1 to 32, but
-// where one of the two has K in more parts than the other (16 to 40 columns a multiprocessor and a long K, below).
+// for clusters of four (16 to 18 columns a multiprocessor and a long K, below).
 //
 // What was seen on an H200 (132 multiprocessors, 50 sizes; benchmarks/cuda_pieces.py tries others): that all of them have
-// the same to do is worth more than full tiles. By the columns that each has:
+// the same to do is worth more than full tiles; and that every place for a block is taken, more than that this kernel alone is
+// fast. In a series of one size a block a multiprocessor is often faster, by up to 10 %: the next kernel's finds room beside it.
+// But of what follows in a decoder layer (benchmarks/gpu_layer.py), two blocks find room where one has just ended, and others
+// idle: Llama 3.1 70B's on one of eight GPUs took 9 to 15 % longer, with 1 and 8 rows. By the columns that each has:
 //
 //     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies; of up to 112 where that
 //                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then. With
 //                   more than 16 rows of up to 112 wherever the tile is well filled: the rows, too, come less often. And
 //                   with a long K one large block, if it is well filled: the rows come half as often again. It starts when
 //                   the one before it has ended, which K has to be worth (from 16384 on; at 14336 it loses 3 %)
-//     32 to 64      with few rows one block: it leaves room for the next kernel's, which fetches while this one computes;
-//                   with more rows and more than 40 columns eight warps are too slow: two blocks (full tiles of 32 where
-//                   k is below 5120). Up to 40, with up to 16 rows and k from 8192 on, K split in two, as for 16 to 32
-//     16 to 32      one block, which does as well; but from k = 6144 on blocks twice as wide, by half of K each, in clusters of
-//                   two: half as often all rows out of L2, half as many to widen. With more than 16 rows only up to 24
-//                   columns (wider forms have no shared memory for it); and up to 18 with a long k in clusters of four
+//     32 to 64      two blocks, with a long K and up to 48 columns by half of K each, else with half of the columns (full tiles of
+//                   32 where k is below 5120). One where that costs nothing in a layer: with few rows and a short K, or up to 40
+//                   columns and more rows, whom eight warps are too slow for
+//     16 to 32      one block. From k = 6144 on two blocks by half of K each; below 22 columns one of twice the columns by half of
+//                   K, in clusters of two; and with more than 16 rows up to 18 columns and a long k in clusters of four
 //     4 to 16       one block, K split in two
 //     the rest      tiles of 32, K split as often as clusters find room, and a part is worth its sums
 constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
     constexpr int64_t kEnoughForARing = 1024;    // k: below, filling the ring takes longer than using it
     constexpr int64_t kLongForOneBlock = 16384;  // k: below, one block after another costs more than it gains
-    constexpr int64_t kWorthSums = 6144;         // k: below, adding two parts costs more than it saves that a block has half the rows
+    constexpr int64_t kWorthSums = 6144;         // k: below, adding two parts, or two blocks instead of one, cost more than they gain
+    constexpr int64_t kLongForParts = 8192;      // k: the same, of 32 to 48 columns a multiprocessor
+    constexpr int64_t kWorthTwo = 22;            // columns a multiprocessor: fewer are not worth two blocks
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
     if (m > 16 && k >= kLongForOneBlock && n <= all * kLargestColumns) {
@@ -155,15 +159,15 @@ constexpr SkinnyGemmCudaConfig pick_cuda_config(int64_t m, int64_t n, int64_t k,
         return in_pieces(m, n, even_pieces(kWideColumns, n, 2 * all * rounds), 1);
     }
     if (n > all * kNarrowColumns) {
-        if (m <= 16 && k >= 8192 && n <= half * kClusterColumns) return in_pieces(m, n, half, 2);
-        if (m <= 8 || n <= all * 40) return in_pieces(m, n, all, 1);
+        if (k >= kLongForParts && n <= all * kSplitColumns) return in_pieces(m, n, all, 2);
+        if (m <= 8 ? k < kWorthSums : n <= all * 40) return in_pieces(m, n, all, 1);
         return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
     }
     if (n > half * kNarrowColumns) {
         const int64_t clusters = clusters_alone(4, all);
         if (m > 16 && k > 12288 && n <= clusters * kClusterColumns) return in_pieces(m, n, clusters, 4);
-        if (k >= kWorthSums && (m <= 16 || n <= half * kSplitColumns)) return in_pieces(m, n, half, 2);
-        return in_pieces(m, n, all, 1);
+        if (k < kWorthSums) return in_pieces(m, n, all, 1);
+        return in_pieces(m, n, n > all * kWorthTwo ? all : half, 2);
     } else if (n > half * 8 && k >= 2048) {
         return in_pieces(m, n, half, 2);
     }
@@ -197,8 +201,9 @@ constexpr int kAtOnce = -1;  // before that wait
 //                                  cannot pace, three slots before the wait
 //     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 2 us before the end: at once,
 //                                  and two of its blocks find room on one multiprocessor (11.4 us, or 17)
-//     none are free                48 KiB at a time, if k is long; the next kernel finds places when this one ends. With
-//                                  more than 16 rows two slots. Forms that cannot pace leave one slot for after the wait
+//     none are free                two slots at a time; the next kernel finds places when this one ends. (In a series of one
+//                                  size three are 1 to 2 % better, in a decoder layer two: 0.4 to 2 % of all its kernels' time by
+//                                  each size.) Forms that cannot pace leave one slot for after the wait
 //
 // H200, 150 sizes; the limits are what was seen, no law. What is not paced: where it finds idle multiprocessors, in the
 // tail; where each has one block and there are few rows, neither is in the other's way; with more rows, as soon as the ring
@@ -215,21 +220,17 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
     const int least = m > 16 && c.splits == 2 ? 8 : slots + 1;  // steps, of what is worth pacing
     if (all_fetch && paces && c.splits <= 2 && count >= least) {
+        if (full) return {kAtOnce, 2, kAhead};
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
-        if (full && m > 16) return {kAtOnce, 2, kAhead};
-        if (full && (k >= 6144 || (m > 8 && columns > kWideColumns))) {
-            const int window = int(kUnderWay / step_bytes);
-            return {kAtOnce, window < 2 ? 2 : window, kAhead};
-        }
         if (!full && (c.splits == 2 || bytes <= (m > 16 ? 512 : 448) << 10)) {
             const bool alone = blocks <= multiprocessors;
             // With more than 16 rows the ring is short: more of it through L2.
             if (m > 16) return {4, count < 7 ? 2 : 3, alone ? 6 : kAhead};
             // Two steps sooner, but for clusters that have more to multiply.
-            const int sooner = c.splits == 1 || (m <= 8 && columns <= kWideColumns) ? 2 : 0;
+            const int sooner = c.splits == 1 || m <= 8 ? 2 : 0;
             const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
-            return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone && columns <= kWideColumns ? 4 : kAhead};
+            return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone ? 4 : kAhead};
         }
     }
     if (all_fetch && shape.clusters) return {7, 4, kAhead};

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from benchmarks import cuda, cuda_pieces, gpu_builds, gpu_cases, gpu_report, gpu_timing, rocm, tune_skinny_gemm
+from benchmarks import cuda, cuda_pieces, gpu_builds, gpu_cases, gpu_layer, gpu_report, gpu_timing, rocm, tune_skinny_gemm
 from benchmarks.gpu_environment import Gpu
 
 
@@ -89,7 +89,7 @@ def cpu(kernel, device, monkeypatch, generator) -> Gpu:
 
 @pytest.fixture
 def flow(cpu, gpu, monkeypatch):
-    """main() of rocm.py, cuda.py, the tuner, cuda_pieces.py and gpu_builds.py on the CPU's operators and the fake clock: a
+    """main() of rocm.py, cuda.py, the tuner, cuda_pieces.py, gpu_builds.py and gpu_layer.py on the CPU's operators and the fake clock: a
     launch takes as many microseconds as `speed` says of its case and configuration."""
 
     def record(launch, count):
@@ -103,6 +103,6 @@ def flow(cpu, gpu, monkeypatch):
     monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "rocm"))
     for module in (rocm, cuda, gpu_report, gpu_timing):
         monkeypatch.setattr(module, "record", record)
-    for module in (rocm, cuda, cuda_pieces, gpu_builds, tune_skinny_gemm):
+    for module in (rocm, cuda, cuda_pieces, gpu_builds, gpu_layer, tune_skinny_gemm):
         monkeypatch.setattr(module, "find_gpu", lambda: cpu)
     return speed

@@ -29,6 +29,7 @@ FUNCTIONS = {
     "cuda_swiglu_config": (None, (L, L, I, I), 5),
     "cuda_rows_to_fetch": (L, (L, L, I), 0),
     "cuda_rows_ahead": (L, (L, L, I, I, I), 0),
+    "cuda_next_at_once": (L, (L, L, I), 0),
     "cuda_gemm_config": (None, (L, L, L, I, I), 3),
     "cuda_gemm_overlap": (None, (L, L, L, I, I), 3),
     "cuda_gemm_most_columns": (L, (L, I), 0),
@@ -49,8 +50,7 @@ def more_rows_may_have_other_bits(n: int, k: int, multiprocessors: int) -> bool:
     """Whether docs/numerics.md lets skinny_gemm give 17 rows and more other bits than up to 16, on an NVIDIA GPU."""
     each = n / multiprocessors
     in_clusters_of_four = k > 12288 and each > 16 and n <= 80 * (30 * multiprocessors // 132)
-    whole_k = (k >= 6144 and 24 < each <= 32) or (k >= 8192 and 32 < each <= 40)
-    return in_clusters_of_four or whole_k or each > 128
+    return in_clusters_of_four or each > 128
 
 
 class Configs:

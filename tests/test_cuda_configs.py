@@ -43,13 +43,24 @@ def test_rms_norm_holds_the_whole_row(library, d, clusters):
 
 def test_rms_norm_spreads_few_rows_and_stacks_many(library):
     assert library.cuda_rms_norm_config(1, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
-    assert library.cuda_rms_norm_config(16, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
-    assert library.cuda_rms_norm_config(17, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
+    # Two blocks a multiprocessor, and no more.
+    assert library.cuda_rms_norm_config(33, 16384, H200, 1, 1) == (CLUSTER, 1, 256, 1, 8)
+    assert library.cuda_rms_norm_config(34, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
+    assert library.cuda_rms_norm_config(66, 4096, H200, 1, 1) == (CLUSTER, 1, 128, 1, 4)
+    assert library.cuda_rms_norm_config(67, 4096, H200, 1, 1) == (BLOCK, 2, 256, 1, 1)
+    assert library.cuda_rms_norm_config(132, 2048, H200, 1, 1) == (CLUSTER, 1, 128, 1, 2)
     assert library.cuda_rms_norm_config(2048, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
     assert library.cuda_rms_norm_config(132, 16384, H200, 1, 1) == (BLOCK, 2, 1024, 1, 1)
     assert library.cuda_rms_norm_config(133, 16384, H200, 1, 1) == (BLOCK, 4, 512, 1, 1)
     assert library.cuda_rms_norm_config(2048, 8192, H200, 1, 1) == (BLOCK, 2, 512, 1, 1)
     assert library.cuda_rms_norm_config(1, 16384, L40S, 0, 1) == (BLOCK, 2, 1024, 1, 1)
+
+
+def test_rms_norm_lets_the_next_kernel_start(library):
+    """At once, of so few that skinny_gemm may follow, and of more than have room at once; else after the wait."""
+    for d, at_once in {4096: 64, 8192: 32, 16384: 16}.items():
+        for rows, expected in {1: 1, at_once: 1, at_once + 1: 0, 264: 0, 265: 1}.items():
+            assert library.cuda_next_at_once(rows, d, H200) == expected, (rows, d)
 
 
 def test_rms_norm_fetches_all_of_few_rows_and_the_first_of_many(library):
@@ -124,7 +135,9 @@ def test_every_gemm_choice_can_run(library, k):
                 shape, splits, pieces = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
                 assert 0 <= shape < len(SHAPES) and 1 <= splits <= 8 and 1 <= pieces <= n
                 assert splits == 1 or (k // splits >= (512 if splits <= 4 else 1024) and library.cuda_gemm_can_split(shape, m))
-                assert splits == 1 or pieces <= library.cuda_gemm_clusters_alone(splits, multiprocessors)
+                # Clusters of two also where a multiprocessor has two blocks.
+                places = multiprocessors if splits == 2 else library.cuda_gemm_clusters_alone(splits, multiprocessors)
+                assert splits == 1 or pieces <= places
                 columns = library.cuda_gemm_most_columns(n, pieces)
                 assert columns <= library.cuda_gemm_columns(shape) == SHAPES[shape]
                 kind = LARGE if shape in LARGE else [*range(LARGE.start), FOR_CLUSTERS]
@@ -154,18 +167,22 @@ def test_multiprocessors_have_the_same_to_do(library):
         (2304, 16384): [(48, 2, 66), (40, 2, 66), (80, 4, 30)],
         (2400, 16384): [(48, 2, 66), (40, 2, 66), (80, 4, 30)],
         (2401, 16384): [(48, 2, 66), (40, 2, 66)],
+        (2904, 16384): [(48, 2, 66)] * 2,
+        (2905, 6144): [(32, 2, 132), (24, 2, 132)],
         (2304, 8192): [(48, 2, 66), (40, 2, 66)],
         (2304, 6128): [(32, 1, 132), (24, 1, 132)],
-        (3168, 6144): [(48, 2, 66)] * 2,
-        (3169, 6144): [(64, 2, 66), (56, 2, 66), (32, 1, 132)],
         (4096, 4096): [(32, 1, 132)] * 2,
-        (4096, 14336): [(64, 2, 66), (64, 2, 66), (32, 1, 132)],
-        (5120, 8176): [(48, 1, 132), (40, 1, 132)],
-        (5120, 8192): [(80, 2, 66), (80, 2, 66), (40, 1, 132)],
-        (5281, 8192): [(48, 1, 132), (24, 1, 264)],
+        (4096, 6128): [(32, 1, 132)] * 2,
+        (4096, 14336): [(32, 2, 132)] * 2,
+        (5120, 6128): [(48, 1, 132), (40, 1, 132)],
+        (5120, 8176): [(32, 1, 264), (40, 1, 132)],
+        (5120, 8192): [(48, 2, 132), (40, 2, 132)],
+        (5281, 6144): [(32, 1, 264), (24, 1, 264)],
         (6144, 4096): [(48, 1, 132), (32, 1, 192)],
-        (6144, 8192): [(48, 1, 132), (24, 1, 264)],
-        (8192, 8192): [(64, 1, 132), (32, 1, 256)],
+        (6144, 8192): [(48, 2, 132)] * 2,
+        (6337, 8192): [(32, 1, 264)] * 2,
+        (8192, 3584): [(64, 1, 132), (32, 1, 256)],
+        (8192, 8192): [(32, 1, 256)] * 2,
         (10240, 8192): [(48, 1, 264), (40, 1, 264)],
         (12288, 4096): [(48, 1, 264)] * 2,
         (13312, 16384): [(64, 1, 264), (56, 1, 264), (112, 1, 132)],
@@ -224,9 +241,8 @@ def test_when_the_next_kernel_may_start(library):
         (4608, 4096): (-1, 7, 4),
         (5120, 5120): (-1, 5, 5),  # a quarter of the steps
         (2560, 5120): (-1, -1, -1),
-        (4096, 8064): (-1, 5, 3),  # two parts of K for up to 16 rows
-        (4096, 11008): (-1, 5, 3),
-        (4096, 14336): (-1, 5, -1),
+        (2560, 8064): (-1, 7, 4),  # two parts of K
+        (4096, 8064): (-1, -1, -1),  # every place is taken
         (2304, 16384): (-1, -1, 7),  # as many blocks as multiprocessors; or fewer
         (13312, 16384): (-1, -1, -1),
     }.items():
@@ -247,19 +263,18 @@ def test_what_is_paced(library):
         (4096, 2048): [(-1, 0, 2), (-1, 0, 2), (4, 2, 6)],
         (4096, 3072): [(4, 3, 2), (4, 3, 4), (4, 2, 6)],
         (4096, 4096): [(6, 3, 2), (6, 3, 4), (4, 3, 6)],
-        (4096, 14336): [(7, 3, 2), (5, 3, 4), (4, 3, 6)],
-        (3072, 8192): [(7, 3, 2), (5, 3, 4), (5, 3, 2)],  # 32 rows by 48 columns cannot; three slots before the wait
+        (2560, 8192): [(8, 3, 2), (6, 3, 4), (5, 3, 2)],  # 32 rows by 39 columns cannot; three slots before the wait
+        (3072, 8192): [(-1, 2, 2)] * 3,  # two blocks a multiprocessor
+        (4096, 6144): [(-1, 2, 2), (-1, 2, 2), (-1, 0, 2)],  # the parts are short for 32 rows
+        (4096, 28672): [(-1, 2, 2)] * 3,
         (5120, 5120): [(9, 3, 2), (9, 3, 4), (5, 0, 2)],
-        (5120, 8192): [(4, 3, 2), (4, 3, 2), (5, 0, 2)],  # 80 columns
-        (3584, 18944): [(9, 3, 2), (7, 3, 4), (4, 3, 6)],  # 502 KiB a multiprocessor
-        (4096, 28672): [(10, 3, 2), (8, 3, 4), (-1, 0, 2)],  # 869 KiB, which 32 rows take in one part
+        (5120, 8192): [(-1, 2, 2), (-1, 2, 2), (-1, 4, 2)],  # 32 rows by 40 columns: four slots of five before the wait
         (6144, 4096): [(7, 3, 2), (6, 3, 2), (4, 3, 2)],  # some multiprocessors have two blocks, with 16 and 32 rows
-        (8192, 3584): [(6, 3, 2), (-1, 0, 2), (-1, 2, 2)],  # every place is taken with 16 and 32
-        (12288, 4096): [(-1, 0, 2), (-1, 0, 2), (-1, 4, 2)],  # with 8, too, and k is short; four slots of five before the wait
-        (13312, 8192): [(-1, 3, 2), (-1, 3, 2), (-1, 4, 2)],
-        (13312, 16384): [(-1, 3, 2), (-1, 3, 2), (-1, 5, 2)],  # one large block: six slots
-        (10240, 8192): [(-1, 4, 2), (-1, 4, 2), (-1, 4, 2)],
-        (28672, 4096): [(-1, 0, 2), (-1, 2, 2), (-1, 5, 2)],  # one block of 112 columns
+        (8192, 3584): [(6, 3, 2), (-1, 2, 2), (-1, 2, 2)],  # every place is taken with 16 and 32
+        (8192, 1024): [(-1, 0, 2)] * 3,
+        (12288, 4096): [(-1, 2, 2), (-1, 2, 2), (-1, 4, 2)],  # with 8, too
+        (13312, 16384): [(-1, 2, 2), (-1, 2, 2), (-1, 5, 2)],  # one large block: six slots
+        (28672, 4096): [(-1, 2, 2), (-1, 2, 2), (-1, 5, 2)],  # one block of 112 columns
         (2304, 16384): [(10, 3, 2), (8, 3, 4), (7, 4, 2)],  # in four parts: four slots of seven before the wait
         (2400, 24576): [(11, 3, 2), (9, 3, 4), (7, 4, 2)],
         (57344, 8192): [(-1, 0, 2)] * 3,  # not two rounds of blocks
@@ -284,7 +299,8 @@ def test_every_overlap_can_run(library, constant_b):
                     if library.cuda_gemm_can_pace(shape, m):  # what is longer than its ring
                         assert window <= 8 and splits <= 2 and -(-k // splits // library.cuda_gemm_step(shape, m)) > slots
                     else:
-                        assert window == (4 if shape == FOR_CLUSTERS else 3 if splits == 2 else slots - 1)
+                        full = 20 * pieces * splits >= 17 * (1 if shape in LARGE else 2) * multiprocessors
+                        assert window == (slots - 1 if full else 4 if shape == FOR_CLUSTERS else 3)
 
 
 @pytest.mark.parametrize("k", [1024, 1040, 2064, 4096, 6656, 16384, 65552])

@@ -126,7 +126,7 @@ def layers(kernel, device, generator, rows: int, d: int, count: int):
 
 
 # The last two with the GEMM's plain kernel.
-@pytest.mark.parametrize("rows, d", [(1, 4096), (3, 2880), (32, 1536), (17, 8192), (5, 512), (2, 1001)])
+@pytest.mark.parametrize("rows, d", [(1, 4096), (3, 2880), (32, 1536), (17, 8192), (20, 16384), (5, 512), (2, 1001)])
 def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda, monkeypatch, rows, d):
     run = layers(kernel, device, generator, rows, d, count=6)
     monkeypatch.setenv("ROCM_FP8_KERNELS_PDL", "0")

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""A decoder layer's kernels one after the other, beside torch's, on this GPU, as markdown.
+
+    python benchmarks/gpu_layer.py
+    python benchmarks/gpu_layer.py ../before --only "Llama 3.1 8B" --rows 1      # and another checkout's build
+
+An operator timed in a series of itself always follows, and is followed by, its own kind; in a model each begins while
+another kernel ends. Here are the FP8 parts of a layer in their order, weights of several layers in rotation: addition,
+norm and quantisation; QKV; O; again a norm; gate and up; SwiGLU; down. Attention is not this package's: in its place
+stands a small addition of torch's, which overlaps nothing. torch's layer is torch.compile's norm and SwiGLU and
+torch._scaled_mm; "alone" is ours without overlap. The floor is the weights' bytes at the rate at which this GPU reads
+memory, the share is that of the rate which ours reaches, the ratio torch's time by ours. All of a table row are timed
+in turn, after a layer's results were compared with the reference's.
+"""
+
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch  # noqa: E402
+
+from benchmarks import gpu_report, gpu_timing  # noqa: E402
+from benchmarks.gpu_builds import NOW, load_builds  # noqa: E402
+from benchmarks.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap  # noqa: E402
+from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
+from benchmarks.gpu_report import attempt, cell, note, table_header, table_row  # noqa: E402
+from benchmarks.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes  # noqa: E402
+
+QWEN_14B = LlamaShapes("Qwen2.5 14B", hidden=5120, heads=40, kv_heads=8, intermediate=13824)
+LAYERS = {shapes.name: shapes for shapes in (LLAMA_8B, QWEN_14B, LLAMA_70B_TP8, LLAMA_405B_TP8)}
+DTYPE = torch.bfloat16
+# Of a result's root mean square, that of its error. Sums in another order may make another FP8 number of one value in a
+# thousand, 2^-4 of it away; the results are rounded at 2^-9.
+TOLERANCE = 2**-6
+
+
+class Layer:
+    """A decoder layer's operands for `rows` tokens; `run(kernel, i)` launches its i-th copy's kernels."""
+
+    def __init__(self, reference: ModuleType, shapes: LlamaShapes, rows: int, fp8: torch.dtype, generator: torch.Generator):
+        self.name, self.reference = f"{shapes.name}, {rows} rows", reference
+        linears = shapes.linears
+        self.bytes = sum(n * k for n, k in linears.values())
+        self.count = gpu_timing.copies(self.bytes)
+        self.inputs = {name: k for name, (_, k) in linears.items()}
+        new = functools.partial(torch.randn, generator=generator, device=generator.device, dtype=DTYPE)
+        self.weights = [{name: new(n, k).to(fp8) for name, (n, k) in linears.items()} for _ in range(self.count)]
+        self.attended = new(rows, self.inputs["O"]).to(fp8)
+        self.x, self.residual = new(rows, shapes.hidden), new(rows, shapes.hidden)
+        self.norm_weight = new(shapes.hidden).abs()
+        self.scale = torch.tensor(0.02, device=generator.device)
+        # Results stay small: a layer adds to the residual, thousands of times.
+        self.scales_b = {name: torch.tensor(k**-0.5 / 64, device=generator.device) for name, k in self.inputs.items()}
+        self.attention = torch.zeros(rows, self.inputs["O"], device=generator.device, dtype=DTYPE)
+
+    def run(self, kernel: ModuleType, i: int) -> torch.Tensor:
+        def linear(a: torch.Tensor, name: str) -> torch.Tensor:
+            b = self.weights[i][name]
+            return kernel.skinny_gemm(a, b, self.scale, self.scales_b[name], out_dtype=DTYPE, constant_b=True)
+
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            return kernel.add_rms_norm_fp8(x, self.residual, self.norm_weight, self.scale, EPSILON)
+
+        linear(norm(self.x), "QKV")
+        self.attention.add_(1)
+        gate_up = linear(norm(linear(self.attended, "O")), "Gate/Up")
+        return linear(kernel.swiglu_fp8(gate_up, self.scale), "Down")
+
+    def verify(self, kernel: ModuleType, what: str) -> None:
+        """The layer's result, and what it leaves in the residual, are those of the reference."""
+        before, found = self.residual.clone(), []
+        for one in (kernel, self.reference):
+            self.residual.copy_(before)
+            found.append((self.run(one, 0).float(), self.residual.float()))
+        self.residual.copy_(before)
+        for got, want in zip(*found, strict=True):
+            error = ((got - want).square().mean() / want.square().mean()).sqrt().item()
+            if not error <= TOLERANCE:
+                raise Wrong(f"{what}, {self.name}: {error:.2%} of the reference's layer away from it")
+
+    def recorded(self, kernel: ModuleType, what: str) -> gpu_timing.Recorded:
+        self.verify(kernel, what)
+        return gpu_timing.record(lambda i: self.run(kernel, i), self.count)
+
+
+class Torchs:
+    """The operators as torch alone has them."""
+
+    def __init__(self, reference: ModuleType):
+        torch._dynamo.reset()  # sizes are compiled in, and torch stops compiling a function after a few
+        self.add_rms_norm_fp8 = torch.compile(reference.add_rms_norm_fp8, dynamic=False)
+        self.swiglu_fp8 = torch.compile(reference.swiglu_fp8, dynamic=False)
+
+    @staticmethod
+    def skinny_gemm(a, b, scale_a, scale_b, *, out_dtype, constant_b):
+        return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+
+
+def row(layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, read_rate: float) -> tuple[list[str], bool, dict]:
+    """The cells, "-" for what is not there or not right; whether all builds are; the samples."""
+    cases = {name: attempt(name, lambda n=name, k=k: layer.recorded(k, n)) for name, k in kernels.items()}
+    with without_overlap():
+        cases["alone"] = attempt("alone", lambda: layer.recorded(kernels[NOW], "alone"))
+    right = all(cases.values())
+    cases["torch"] = attempt("torch", lambda: layer.recorded(Torchs(layer.reference), "torch"))
+    times = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort)
+    us = {name: times[name].median_us if name in times else None for name in cases}
+    floor, ours = layer.bytes / read_rate, us[NOW]
+    cells = [cell(floor), cell(ours), cell(times[NOW].spread_us if ours else None), *(cell(us[name]) for name in us if name != NOW)]
+    compared = [cell(floor / ours if ours else None), cell(us["torch"] / ours if ours and us["torch"] else None)]
+    return [*cells, *compared], right, {name: one.raw() for name, one in times.items()}
+
+
+def run(gpu: Gpu, builds: dict[str, ModuleType], args) -> tuple[bool, dict]:
+    """The table, a row as it comes; whether every build was right; the figures for --json."""
+    generator, figures = gpu_report.begin(gpu, args)
+    kernels, results, all_right = {NOW: gpu.kernel, **builds}, [], True
+    columns = ["floor", "ours", "±", *builds, "alone", "torch", "share of read rate", "ratio"]
+    print(f"\n### A decoder layer's FP8 kernels: microseconds\n\n{table_header(['layer', 'rows', *columns])}")
+    for name in args.only or LAYERS:
+        for rows in args.rows or GEMM_ROWS:
+            layer = Layer(gpu.kernel.reference, LAYERS[name], rows, gpu.kernel.fp8_dtype(gpu.device), generator)
+            note(layer.name)
+            cells, right, samples = row(layer, kernels, gpu_report.effort(args), figures["read_bytes_per_us"])
+            print(table_row([name, str(rows), *cells]), flush=True)
+            all_right &= right
+            results.append({"layer": name, "rows": rows, "bytes": layer.bytes, "times": samples})
+    return all_right, figures | {"results": results}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = gpu_report.parser(__doc__, list(LAYERS), metavar="LAYER")
+    parser.add_argument("builds", type=Path, nargs="*", metavar="FOLDER", help="another checkout, with a build")
+    parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated")
+    args = parser.parse_args(argv)
+    all_right = False
+
+    def measure() -> dict:
+        nonlocal all_right
+        gpu = find_gpu()
+        builds = load_builds(args.builds, gpu.backend, {NOW, "alone", "torch"})
+        all_right, figures = run(gpu, builds, args)
+        return figures
+
+    return 0 if gpu_report.figures_of("gpu_layer.py", measure, args) is not None and all_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
