@@ -35,7 +35,7 @@ def test_the_same_bits_again_and_again(kernel, device, generator, m, n, k):
         assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)
 
 
-@pytest.mark.parametrize("rows, d", [(300, 16384), (500, 16384), (700, 5120), (2100, 2048), (900, 8192)])
+@pytest.mark.parametrize("rows, d", [(200, 8192), (300, 16384), (500, 16384), (700, 5120), (2100, 2048), (900, 8192)])
 def test_many_rows_come_in_rounds(kernel, device, generator, rows, d):
     """More rows than the chip has room for: each is what it is among few, with launches behind one another."""
     x, residual = (normal((rows, d), torch.float16, generator).to(device) for _ in range(2))
@@ -126,7 +126,7 @@ def layers(kernel, device, generator, rows: int, d: int, count: int):
 
 
 # The last two with the GEMM's plain kernel.
-@pytest.mark.parametrize("rows, d", [(1, 4096), (3, 2880), (32, 1536), (17, 8192), (20, 16384), (5, 512), (2, 1001)])
+@pytest.mark.parametrize("rows, d", [(1, 4096), (3, 2880), (32, 1536), (17, 8192), (5, 512), (2, 1001)])
 def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda, monkeypatch, rows, d):
     run = layers(kernel, device, generator, rows, d, count=6)
     monkeypatch.setenv("ROCM_FP8_KERNELS_PDL", "0")
