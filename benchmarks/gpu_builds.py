@@ -76,17 +76,19 @@ def sizes_of(operator: str, args) -> list[Size]:
 
 def row(case: Case, others: dict[str, ModuleType], now: ModuleType, effort: gpu_timing.Effort) -> tuple[list[str], bool]:
     """The cells of this build and of the others, "-" for what is not right; whether all are."""
-    bits: dict[str, torch.Tensor] = {}
-
-    def recorded(name: str, kernel: ModuleType) -> gpu_timing.Recorded:
+    def verified(name: str, kernel: ModuleType) -> tuple[Case, torch.Tensor]:
         one = with_build(case, kernel)
         one.verify_ours(name)
-        bits[name] = result(one)
-        return gpu_timing.record(one.ours, one.count)
+        return one, result(one)
 
     builds = {NOW: now, **others}
-    tried = {name: attempt(f"{case.name}, {name}", lambda n=name, k=kernel: recorded(n, k)) for name, kernel in builds.items()}
-    right = {name: one for name, one in tried.items() if one}
+    tried = {name: attempt(f"{case.name}, {name}", lambda n=name, k=kernel: verified(n, k)) for name, kernel in builds.items()}
+    bits = {name: found[1] for name, found in tried.items() if found}
+    # Not before all have run on the same residual: launches to be recorded run first, and update it.
+    right: dict[str, gpu_timing.Recorded] = {}
+    for name, found in tried.items():
+        if found and (one := attempt(f"{case.name}, {name}", lambda c=found[0]: gpu_timing.record(c.ours, c.count))):
+            right[name] = one
     if NOW not in right:
         return ["-"] * (2 + 4 * len(others)), False
     times = gpu_timing.measure(right, effort)

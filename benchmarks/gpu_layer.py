@@ -35,6 +35,9 @@ DTYPE = torch.bfloat16
 # Of a result's root mean square, that of its error. Sums in another order may make another FP8 number of one value in a
 # thousand, 2^-4 of it away; the results are rounded at 2^-9.
 TOLERANCE = 2**-6
+# What torch.compile makes of the reference leaves out roundings at 2^-9, and so takes the neighbour of many an FP8 number,
+# twice in a layer; torch._scaled_mm keeps fewer bits of its sums. 7 % were seen.
+TORCHS_TOLERANCE = 2**-3
 
 
 class Layer:
@@ -69,7 +72,7 @@ class Layer:
         gate_up = linear(norm(linear(self.attended, "O")), "Gate/Up")
         return linear(kernel.swiglu_fp8(gate_up, self.scale), "Down")
 
-    def verify(self, kernel: ModuleType, what: str) -> None:
+    def verify(self, kernel: ModuleType, what: str, tolerance: float) -> None:
         """The layer's result, and what it leaves in the residual, are those of the reference."""
         before, found = self.residual.clone(), []
         for one in (kernel, self.reference):
@@ -78,11 +81,11 @@ class Layer:
         self.residual.copy_(before)
         for got, want in zip(*found, strict=True):
             error = ((got - want).square().mean() / want.square().mean()).sqrt().item()
-            if not error <= TOLERANCE:
+            if not error <= tolerance:
                 raise Wrong(f"{what}, {self.name}: {error:.2%} of the reference's layer away from it")
 
-    def recorded(self, kernel: ModuleType, what: str) -> gpu_timing.Recorded:
-        self.verify(kernel, what)
+    def recorded(self, kernel: ModuleType, what: str, tolerance: float = TOLERANCE) -> gpu_timing.Recorded:
+        self.verify(kernel, what, tolerance)
         return gpu_timing.record(lambda i: self.run(kernel, i), self.count)
 
 
@@ -105,7 +108,7 @@ def row(layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort,
     with without_overlap():
         cases["alone"] = attempt("alone", lambda: layer.recorded(kernels[NOW], "alone"))
     right = all(cases.values())
-    cases["torch"] = attempt("torch", lambda: layer.recorded(Torchs(layer.reference), "torch"))
+    cases["torch"] = attempt("torch", lambda: layer.recorded(Torchs(layer.reference), "torch", TORCHS_TOLERANCE))
     times = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort)
     us = {name: times[name].median_us if name in times else None for name in cases}
     floor, ours = layer.bytes / read_rate, us[NOW]

@@ -109,7 +109,9 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
     const int t = by_warp ? lane : int(threadIdx.x);
     const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
-    if (overlap.next_at_once) let_next_kernel_start();
+    // Known here, it need not wait for the arguments.
+    constexpr bool always_at_once = owner == CudaRowOwner::block && kHeld == 4;
+    if (always_at_once || overlap.next_at_once) let_next_kernel_start();
     if (by_warp && row >= a.rows) return;
 
     const void* x = offset(a.x, row * a.x_stride * 2);
@@ -140,7 +142,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
         arrive_at_cluster_start();
     }
     wait_for_previous_kernel();
-    if (!overlap.next_at_once) let_next_kernel_start();
+    if (!always_at_once && !overlap.next_at_once) let_next_kernel_start();
 
     uint4 h[kHeld], added[kHeld];
     // Weights are loaded with the row where there is room for them, so that one latency covers both; else before the

@@ -201,9 +201,9 @@ constexpr int kAtOnce = -1;  // before that wait
 //                                  cannot pace, three slots before the wait
 //     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 2 us before the end: at once,
 //                                  and two of its blocks find room on one multiprocessor (11.4 us, or 17)
-//     none are free                two slots at a time; the next kernel finds places when this one ends. (In a series of one
-//                                  size three are 1 to 2 % better, in a decoder layer two: 0.4 to 2 % of all its kernels' time by
-//                                  each size.) Forms that cannot pace leave one slot for after the wait
+//     none are free                two slots at a time, if k is not short; the next kernel finds places when this one ends. (In a series of one
+//                                  size three are 1 to 2 % better, or with K of 4096 none 7 %; in a decoder layer two, by 0.4 to 3 %
+//                                  of all its kernels' time.) Forms that cannot pace leave one slot for after the wait
 //
 // H200, 150 sizes; the limits are what was seen, no law. What is not paced: where it finds idle multiprocessors, in the
 // tail; where each has one block and there are few rows, neither is in the other's way; with more rows, as soon as the ring
@@ -211,6 +211,7 @@ constexpr int kAtOnce = -1;  // before that wait
 constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool constant_b) {
     constexpr int kAhead = 2;
     constexpr int64_t kUnderWay = 48 << 10;
+    constexpr int64_t kWorthPacing = 3072;  // k, where no place is free (2048: 1 % of a decoder layer lost)
     const BulkShape shape = kBulkShapes[c.shape];
     const int64_t blocks = int64_t(c.pieces) * c.splits, places = shape.blocks() * multiprocessors, part = k / c.splits;
     const int64_t bytes = n * k / multiprocessors;  // of weights
@@ -220,7 +221,7 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
     const int least = m > 16 && c.splits == 2 ? 8 : slots + 1;  // steps, of what is worth pacing
     if (all_fetch && paces && c.splits <= 2 && count >= least) {
-        if (full) return {kAtOnce, 2, kAhead};
+        if (full && (m > 16 || k >= kWorthPacing)) return {kAtOnce, 2, kAhead};
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
         if (!full && (c.splits == 2 || bytes <= (m > 16 ? 512 : 448) << 10)) {

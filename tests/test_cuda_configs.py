@@ -272,6 +272,8 @@ def test_what_is_paced(library):
         (6144, 4096): [(7, 3, 2), (6, 3, 2), (4, 3, 2)],  # some multiprocessors have two blocks, with 16 and 32 rows
         (8192, 3584): [(6, 3, 2), (-1, 2, 2), (-1, 2, 2)],  # every place is taken with 16 and 32
         (8192, 1024): [(-1, 0, 2)] * 3,
+        (16384, 2048): [(-1, 0, 2), (-1, 0, 2), (-1, 3, 2)],  # a short k; 32 rows cannot be paced
+        (16384, 3072): [(-1, 2, 2), (-1, 2, 2), (-1, 3, 2)],
         (12288, 4096): [(-1, 2, 2), (-1, 2, 2), (-1, 4, 2)],  # with 8, too
         (13312, 16384): [(-1, 2, 2), (-1, 2, 2), (-1, 5, 2)],  # one large block: six slots
         (28672, 4096): [(-1, 2, 2), (-1, 2, 2), (-1, 5, 2)],  # one block of 112 columns

@@ -55,6 +55,19 @@ def test_operators_of_rows(before, capsys, operator):
     assert tables(capsys.readouterr().out)[2:] == [["5", "10.00", "0.00", "12.00", "0.00", "20.0%", "yes"]]
 
 
+def test_builds_get_the_same_residual(before, monkeypatch, capsys):
+    """Though a launch, such as those that come before a recording, updates it."""
+    original = gpu_builds.gpu_timing.record
+
+    def record(launch, count):
+        launch(0)
+        return original(launch, count)
+
+    monkeypatch.setattr(gpu_builds.gpu_timing, "record", record)
+    assert compare("--only", "add_rms_norm_fp8", "--rows", "5") == 0
+    assert tables(capsys.readouterr().out)[2][-1] == "yes"
+
+
 def test_more_rows_than_skinny_gemm_takes_are_for_the_others(before, capsys):
     assert compare("--size", "100x1024", "--rows", "2", "--rows", "40") == 0
     shown = [row[0] for row in tables(capsys.readouterr().out)]
