@@ -33,9 +33,12 @@
 //      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
 //   7  a cluster's sums sent, to a barrier that counts their bytes, where they were stored and a release to the cluster waited for
 //      the residual as well                           1.46  1.94                              (16 rows: 3.44 -> 2.80)
-//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.46  1.94  2.93  5.39   15.42  56.0
-//   each row's launch alone, nothing overlapping      2.56  2.84  4.27  6.55   18.05  58.4
-// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 32 rows and more; blocks that
+//   8  up to 33 rows over clusters of eight, and the next kernel let in after the wait where that makes the series faster
+//      (24 rows: 3.06 -> 2.11)                                     2.35
+//      of 4096, 64 rows by clusters of four: 2.80 -> 2.08, 128 rows 3.20 -> 2.23; why this start, and not always: next_at_once
+//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.48  1.96  2.35  5.45   15.44  56.0
+//   each row's launch alone, nothing overlapping      2.62  2.90  3.75  6.59   18.08  58.4
+// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 48 rows and more; blocks that
 // stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
 // Beside version 6, 512 rows (15.6): before the wait no rows but 66, 198 or 264 (16.0, 16.2, 16.6), those from 66 to 198 or from
 // 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
@@ -43,6 +46,14 @@
 // lines that stay there when they are done with) or shorter (15.5); three rows a multiprocessor, so that the next kernel's blocks
 // find room earlier (512 threads of 40 registers, which do not load all at once, 18.7; 256 of eight vectors 19.6); 264 blocks that
 // stay for two rows (16.4); fetches by an elected lane, which are no loops over lanes (15.5; 128 rows 5.34 -> 5.40).
+// Beside version 7, 512 rows (15.5): a block a multiprocessor that stays for all its rows, so that the next kernel's finds room beside
+// it, rows fetched one, two or three ahead (18.7, 20.6, 21.2), or copied to shared memory while the row before is normalised (19.3 to
+// 20.4; 2048 rows: 66 to 85); rows over clusters of two, four or eight, of two or four vectors a thread (15.9 to 17.5); the first blocks
+// of a multiprocessor ahead of the second ones by 0.3 to 1.4 us (16.0); rows of the second round fetched before the wait (15.5 to 16.6)
+// or as soon as a row is asked for (15.5 to 17.2). What was fetched takes a block as long to load as what was not, 3.5 us (a clock in
+// each block): it is the way from L2 that is full then, and nothing fetched fills the 2 us between a launch's last load and the next
+// one's first. Little of that is left to gain: 0.9 us to normalise and store the last rows, 0.5 until the next launch is let go, 0.6
+// until its first load is back.
 #include "../common/cuda/barrier.h"
 #include "../common/cuda/device.h"
 #include "../common/cuda/overlap.h"

@@ -12,13 +12,13 @@
 // one latency, some 3 us here. Where the caller promises that b is constant, all of that and the first 80 KiB of weights
 // a block happen while the kernel before ends, slot by slot, so as not to stand in its way.
 //
-// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.40 TB/s; benchmarks/cuda.py, version 26):
+// H200, microseconds a launch in a graph, m = 1 / 8 / 16 / 32 (2026-11-22; floor at 4.47 TB/s; benchmarks/cuda.py, version 27):
 //   n x k           floor   b constant               b may change             torch._scaled_mm
-//   2304 x 16384     8.6    9.8   9.9  10.3  11.4   11.2  11.4  11.8  12.3   15.2  15.2  15.4  15.6
-//   4096 x 4096      3.8    4.6   4.6   4.9   5.8    5.7   5.8   6.0   6.8    7.2   7.1   7.2   7.2
-//   13312 x 16384   49.6   48.7  48.8  49.8  53.3   51.7  52.1  53.1  56.5   57.9  54.9  56.6  56.7
-//   16384 x 6656    24.8   24.1  24.4  25.3  27.3   26.8  27.1  27.8  29.5   27.8  28.1  28.5  29.5
-//   28672 x 4096    26.7   26.7  27.5  27.8  29.5   28.5  29.5  29.9  32.5   29.8  30.1  30.7  31.7
+//   2304 x 16384     8.4    9.7   9.8  10.1  11.2   11.1  11.2  11.7  12.1   15.5  15.7  15.8  15.6
+//   4096 x 4096      3.8    4.6   4.6   4.9   5.8    5.7   5.7   6.0   6.8    7.2   7.1   7.2   7.2
+//   13312 x 16384   48.8   47.8  47.7  48.9  51.7   50.9  51.0  52.0  54.6   56.1  53.0  54.0  55.5
+//   16384 x 6656    24.4   24.2  24.6  25.1  26.7   26.3  26.6  27.2  28.7   27.4  27.4  27.7  28.6
+//   28672 x 4096    26.3   26.3  27.1  27.3  28.7   27.9  28.7  29.3  31.5   30.8  29.4  30.0  31.0
 //
 // Versions, 16384 x 6656, m = 1 and 32 (b constant from 3 on; each step beside the one before in one run, from 5 on runs
 // of another day, a few hundredths faster or slower as a whole):
@@ -94,6 +94,12 @@
 //        2560 x 8192     6.3   6.6   8.1 ->  5.7   6.0   7.4        4096 x 8192   8.2  10.5       ->  7.6   8.5
 //        3072 x 8192     7.0   7.7   8.5 ->  6.1   6.8   8.3        4096 x 14336 13.7  14.9       -> 13.2  14.0
 //        2048 x 8192     5.8   5.4   6.3 ->  4.6   5.2   5.9        5120 x 13824 17.9             -> 16.4
+//  27  chosen by a decoder layer's kernels together (benchmarks/gpu_layer.py; with rmsnorm_fp8.cu's version 8), no longer by a series of
+//      one size alone: where K is long every place for a block is taken, by half of K or half of the columns each, and of the first
+//      round two slots are under way at a time (m = 1, 8, 16, 32):
+//        Llama 3.1 8B       62.3  62.5  65.0  76.6 -> 59.8  60.7  63.7  71.6       Qwen2.5 14B   75.4  76.4  78.9  90.0 -> 72.6  73.8  75.3  82.8
+//        70B, one of eight  40.2  40.4  40.1  46.9 -> 37.9  37.7  38.8  45.6       405B         100.1 100.3 104.0 118.9 -> 98.8  99.5 105.1 118.3
+//      (in a series 4096 x 14336 takes 14.6, 14.7, 15.1, 16.4 instead of 13.4, 13.6, 14.1, 16.3, but 5120 x 13824 19.2 instead of 20.3)
 //
 // Tried and dropped: stream-K over all multiprocessors with hand-over through memory (28.3, 37.9: its tail costs 2 us);
 // wgmma with the rows widened once a block, by way of the copy engine (25.3, 35.6) or of registers (30.6, 39.7: one group
