@@ -130,8 +130,8 @@ constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
 //                   with a long K one large block, if it is well filled: the rows come half as often again. It starts when
 //                   the one before it has ended, which K has to be worth (from 16384 on; at 14336 it loses 3 %)
 //     32 to 64      two blocks, with a long K and up to 48 columns by half of K each, else with half of the columns (full tiles of
-//                   32 where k is below 5120). One where that costs nothing in a layer: with few rows and a short K, or up to 40
-//                   columns and more rows, whom eight warps are too slow for
+//                   32 where k is below 5120). One where that costs nothing in a layer: with up to 8 rows if k is short, and with more
+//                   up to 40 columns, beyond which eight warps are too slow
 //     16 to 32      one block. From k = 6144 on two blocks by half of K each; below 22 columns one of twice the columns by half of
 //                   K, in clusters of two; and with more than 16 rows up to 18 columns and a long k in clusters of four
 //     4 to 16       one block, K split in two
@@ -196,14 +196,14 @@ constexpr int kAtOnce = -1;  // before that wait
 //     places for blocks are free   three slots at a time, and the next kernel starts in the tail: early enough that it is
 //                                  there when this one ends, and before blocks end (on an idle multiprocessor it would put
 //                                  two of its own, and the kernel after that again: two steps less, and 4096 x 14336 took
-//                                  13.5 or 21 us by what ran before). With long k blocks end far apart: not beyond 448 KiB,
-//                                  or 512 with more than 16 rows, where K is not split. Where it is split in two by forms that
-//                                  cannot pace, three slots before the wait
+//                                  13.5 or 21 us by what ran before). Where K is split in two by forms that cannot pace, three
+//                                  slots before the wait
 //     clusters of wide blocks      four slots of seven before the wait, and the next kernel some 2 us before the end: at once,
 //                                  and two of its blocks find room on one multiprocessor (11.4 us, or 17)
-//     none are free                two slots at a time, if k is not short; the next kernel finds places when this one ends. (In a series of one
-//                                  size three are 1 to 2 % better, or with K of 4096 none 7 %; in a decoder layer two, by 0.4 to 3 %
-//                                  of all its kernels' time.) Forms that cannot pace leave one slot for after the wait
+//     none are free                two slots at a time, if k is not short; the next kernel finds places when this one ends. (In
+//                                  a series of one size three are 1 to 2 % better, at 12288 x 4096 no pacing 7 %; in a decoder
+//                                  layer two, by 0.4 to 3 % of all its kernels' time.) Forms that cannot pace leave one slot for
+//                                  after the wait
 //
 // H200, 150 sizes; the limits are what was seen, no law. What is not paced: where it finds idle multiprocessors, in the
 // tail; where each has one block and there are few rows, neither is in the other's way; with more rows, as soon as the ring
@@ -220,19 +220,18 @@ constexpr Overlap pick_overlap(const SkinnyGemmCudaConfig& c, int64_t m, int64_t
     const bool all_fetch = constant_b && blocks <= places;  // ahead of the wait: every block, not the first round alone
     if (all_fetch && !paces && full) return {kAtOnce, slots - 1, kAhead};
     const int least = m > 16 && c.splits == 2 ? 8 : slots + 1;  // steps, of what is worth pacing
-    if (all_fetch && paces && c.splits <= 2 && count >= least) {
-        if (full && (m > 16 || k >= kWorthPacing)) return {kAtOnce, 2, kAhead};
+    const bool worth_pacing = all_fetch && paces && c.splits <= 2 && count >= least;
+    if (worth_pacing && full && (m > 16 || k >= kWorthPacing)) return {kAtOnce, 2, kAhead};
+    if (worth_pacing && !full) {
         const int64_t columns = Pieces(n, c.pieces).most_columns();
         const int64_t step_bytes = step * (columns < 28 ? 28 : columns);  // fewer columns take no less time
-        if (!full && (c.splits == 2 || bytes <= (m > 16 ? 512 : 448) << 10)) {
-            const bool alone = blocks <= multiprocessors;
-            // With more than 16 rows the ring is short: more of it through L2.
-            if (m > 16) return {4, count < 7 ? 2 : 3, alone ? 6 : kAhead};
-            // Two steps sooner, but for clusters that have more to multiply.
-            const int sooner = c.splits == 1 || m <= 8 ? 2 : 0;
-            const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
-            return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone ? 4 : kAhead};
-        }
+        const bool alone = blocks <= multiprocessors;
+        // With more than 16 rows the ring is short: more of it through L2.
+        if (m > 16) return {4, count < 7 ? 2 : 3, alone ? 6 : kAhead};
+        // Two steps sooner, but for clusters that have more to multiply.
+        const int sooner = c.splits == 1 || m <= 8 ? 2 : 0;
+        const int before_end = int((kUnderWay + bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
+        return {before_end < count - 2 ? before_end : count - 2, 3, m > 8 && alone ? 4 : kAhead};
     }
     if (all_fetch && shape.clusters) return {7, 4, kAhead};
     if (all_fetch && !paces && c.splits == 2) return {5, 3, kAhead};
