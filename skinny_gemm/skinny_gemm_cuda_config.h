@@ -122,7 +122,7 @@ constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
 // the same to do is worth more than full tiles; and that every place for a block is taken, more than that this kernel alone is
 // fast. In a series of one size a block a multiprocessor is often faster, by up to 10 %: the next kernel's finds room beside it.
 // But of what follows in a decoder layer (benchmarks/gpu_layer.py), two blocks find room where one has just ended, and others
-// idle: Llama 3.1 70B's on one of eight GPUs took 9 to 15 % longer, with 1 and 8 rows. By the columns that each has:
+// idle: Llama 3.1 70B's on one of eight GPUs took 6 to 15 % longer, with 1 and 8 rows. By the columns that each has:
 //
 //     64 and more   two blocks at a time of up to 64 each, which hide each other's latencies; of up to 112 where that
 //                   makes one round of two, the tile is well filled and k is short: what a round costs is seen then. With
