@@ -53,7 +53,8 @@ class Layer:
         self.weights = [{name: new(n, k).to(fp8) for name, (n, k) in linears.items()} for _ in range(self.count)]
         self.attended = new(rows, self.inputs["O"]).to(fp8)
         # What a layer adds to the residual is small: it does so thousands of times.
-        self.x, self.residual = new(rows, shapes.hidden) / 64, new(rows, shapes.hidden)
+        self.x, self.residual_before = new(rows, shapes.hidden) / 64, new(rows, shapes.hidden)
+        self.residual = self.residual_before.clone()
         self.norm_weight = new(shapes.hidden).abs()
         self.scale = torch.tensor(0.02, device=generator.device)
         self.scales_b = {name: torch.tensor(k**-0.5 / 64, device=generator.device) for name, k in self.inputs.items()}
@@ -74,14 +75,17 @@ class Layer:
         gate_up = linear(norm(linear(self.attended, "O")), "Gate/Up")
         return linear(kernel.swiglu_fp8(gate_up, self.scale), "Down")
 
+    def results(self, kernel: ModuleType) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's result, and what it leaves in the residual."""
+        self.residual.copy_(self.residual_before)
+        return self.run(kernel, 0).float(), self.residual.float()
+
+    @functools.cached_property
+    def wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.results(self.reference)
+
     def verify(self, kernel: ModuleType, what: str, tolerance: float) -> None:
-        """The layer's result, and what it leaves in the residual, are those of the reference."""
-        before, found = self.residual.clone(), []
-        for one in (kernel, self.reference):
-            self.residual.copy_(before)
-            found.append((self.run(one, 0).float(), self.residual.float()))
-        self.residual.copy_(before)
-        for got, want in zip(*found, strict=True):
+        for got, want in zip(self.results(kernel), self.wanted, strict=True):
             error = ((got - want).square().mean() / want.square().mean()).sqrt().item()
             if not error <= tolerance:
                 raise Wrong(f"{what}, {self.name}: {error:.2%} of the reference's layer away from it")

@@ -120,8 +120,7 @@ __global__ __launch_bounds__(owner == CudaRowOwner::warp ? kRmsNormCudaSmallBloc
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
     const int t = by_warp ? lane : int(threadIdx.x);
     const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
-    // Known here, it need not wait for the arguments.
-    constexpr bool always_at_once = owner == CudaRowOwner::block && kHeld == 4;
+    constexpr bool always_at_once = always_next_at_once(owner, kHeld);
     if (always_at_once || overlap.next_at_once) let_next_kernel_start();
     if (by_warp && row >= a.rows) return;
 
@@ -305,7 +304,7 @@ Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on) {
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
     const RowOverlap overlap{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
                              rows_ahead(args.rows, config, chip.multiprocessors),
-                             next_at_once(args.rows, args.d, chip.multiprocessors)};
+                             next_at_once(args.rows, args.d, config, chip.multiprocessors)};
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
         return kernel_by_config<in, weight, to_fp8, with_residual>(config, overlap.ahead > 0);
     });

@@ -29,7 +29,7 @@ FUNCTIONS = {
     "cuda_swiglu_config": (None, (L, L, I, I), 5),
     "cuda_rows_to_fetch": (L, (L, L, I), 0),
     "cuda_rows_ahead": (L, (L, L, I, I, I), 0),
-    "cuda_next_at_once": (L, (L, L, I), 0),
+    "cuda_next_at_once": (L, (L, L, I, I, I), 0),
     "cuda_gemm_config": (None, (L, L, L, I, I), 3),
     "cuda_gemm_overlap": (None, (L, L, L, I, I), 3),
     "cuda_gemm_most_columns": (L, (L, I), 0),

@@ -57,10 +57,10 @@ def test_rms_norm_spreads_few_rows_and_stacks_many(library):
 
 
 def test_rms_norm_lets_the_next_kernel_start(library):
-    """At once, of so few that skinny_gemm may follow, and of more than have room at once; else after the wait."""
-    for d, at_once in {4096: 64, 8192: 32, 16384: 16}.items():
-        for rows, expected in {1: 1, at_once: 1, at_once + 1: 0, 264: 0, 265: 1}.items():
-            assert library.cuda_next_at_once(rows, d, H200) == expected, (rows, d)
+    """At once, of so few that skinny_gemm may follow, of more than have room at once, of four vectors a thread; else after the wait."""
+    for d, (at_once, later) in {4096: (64, 264), 8192: (32, 264), 16384: (16, 132)}.items():
+        for rows, expected in {1: 1, at_once: 1, at_once + 1: 0, later: 0, later + 1: 1}.items():
+            assert library.cuda_next_at_once(rows, d, H200, 1, 1) == expected, (rows, d)
 
 
 def test_rms_norm_fetches_all_of_few_rows_and_the_first_of_many(library):

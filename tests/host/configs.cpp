@@ -63,7 +63,10 @@ int64_t cuda_rows_ahead(int64_t rows, int64_t d, int multiprocessors, int cluste
     return rows_ahead(rows, pick_rms_norm_cuda_config(rows, d, multiprocessors, clusters, aligned), multiprocessors);
 }
 
-int64_t cuda_next_at_once(int64_t rows, int64_t d, int multiprocessors) { return next_at_once(rows, d, multiprocessors); }
+int64_t cuda_next_at_once(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
+    const RmsNormCudaConfig c = pick_rms_norm_cuda_config(rows, d, multiprocessors, clusters, aligned);
+    return next_at_once(rows, d, c, multiprocessors);
+}
 
 void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[3]) {
     const SkinnyGemmCudaConfig c = pick_cuda_config(m, n, k, multiprocessors, bulk);
