@@ -46,6 +46,14 @@ namespace {
 ROCM_FP8_HD inline uint32_t float_bits(float v) { return __builtin_bit_cast(uint32_t, v); }
 ROCM_FP8_HD inline float bits_float(uint32_t u) { return __builtin_bit_cast(float, u); }
 
+// The bits of a number that float16 or bfloat16 holds exactly, and that is normal in it.
+template <DType type>
+constexpr uint16_t bits16(float v) {
+    const uint32_t u = __builtin_bit_cast(uint32_t, v);
+    if (type == DType::bf16) return uint16_t(u >> 16);
+    return uint16_t((u >> 16 & 0x8000u) | ((u & 0x7FFFFFFFu) - (112u << 23)) >> 13);
+}
+
 // float32 -> fp8 byte.
 template <DType format>
 ROCM_FP8_HD inline uint8_t fp8_encode(float v) {

@@ -9,8 +9,10 @@
 // For what runs on the host and on a GPU.
 #if defined(__HIPCC__) || defined(__CUDACC__)
 #define ROCM_FP8_HD __host__ __device__
+#define ROCM_FP8_DEVICE __device__  // on a GPU for it alone, on a CPU for the host
 #else
 #define ROCM_FP8_HD
+#define ROCM_FP8_DEVICE
 #endif
 
 namespace rocm_fp8 {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/fp8.h"
-#include "../common/gpu/vendor.h"
+#include "../common/vendor.h"
 #include "reciprocal_rms.h"
 #include "rmsnorm_fp8.h"
 

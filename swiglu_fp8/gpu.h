@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/fp8.h"
-#include "../common/gpu/vendor.h"
+#include "../common/vendor.h"
 #include "silu.h"
 #include "swiglu_fp8.h"
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_where_kernels_takes_it(rocm_variant):
 # A torch that says it is ROCm's, without a GPU; HIP's runtime is the double.
 LOADING = """
 import sys
+import threading
 sys.path.insert(0, {tests!r})
 import torch
 from pathlib import Path
@@ -216,6 +218,9 @@ def test_an_unsupported_gpu_is_told_what_there_is(simulated_rocm, kernel):
         by_the_gpus_registration(kernel)
 
 
+PER_THREAD = 2  # hipStreamPerThread
+
+
 class CountersResult(ctypes.Structure):
     """As common/hip/counters.h has it."""
 
@@ -228,15 +233,34 @@ def test_counters_are_shared_only_by_launches_in_order(simulated_rocm, kernel, r
     counters_for.restype, counters_for.argtypes = CountersResult, [ctypes.c_void_p]
     set_capture = simulated_rocm.runtime.double.simulator_set_capture
     set_capture.argtypes = [ctypes.c_uint64]
+    set_epoch = simulated_rocm.runtime.double.simulator_set_stream_epoch
+    set_epoch.argtypes = [ctypes.c_uint64]
     found: dict[tuple, int] = {}
+
+    def ask(stream: int, capture: int = 0, key: tuple = ()) -> None:
+        set_capture(capture)
+        result = counters_for(stream)
+        set_capture(0)
+        assert result.error is None
+        # A capture has its own, whatever the stream.
+        key = ("capture", capture) if capture else (stream, *key)
+        assert found.setdefault(key, result.counters) == result.counters
+
     for _ in range(2):
         for stream in (0x1000, 0x2000, *range(0x3000, 0x3000 + 80)):  # more than one allocation holds
             for capture in (0, 7, 8):
-                set_capture(capture)
-                result = counters_for(stream)
-                set_capture(0)
-                assert result.error is None
-                assert found.setdefault((stream, capture), result.counters) == result.counters
+                ask(stream, capture)
+        # The same handle for another stream, made when the first one was destroyed.
+        set_epoch(1)
+        ask(0x1000, key=("again",))
+        set_epoch(0)
+        ask(PER_THREAD)
+    # One handle for all threads, a stream for each.
+    for name in ("first", "second"):
+        worker = threading.Thread(target=ask, args=(PER_THREAD, 0, (name,)))
+        worker.start()
+        worker.join()
+    assert len(found) == 82 + 2 + 1 + 3
     addresses = sorted(found.values())
     size = 4 * 1024
     assert all(b - a >= size for a, b in zip(addresses, addresses[1:]))

@@ -211,3 +211,53 @@ def test_the_default_format_is_the_devices(kernel, device, generator):
     x, scale = normal((2, 16), torch.bfloat16, generator).to(device), torch.ones((), device=device)
     for module in (kernel, kernel.reference):
         assert module.swiglu_fp8(x, scale).dtype == kernel.fp8_dtype(device)
+
+
+def by_gates(kernel, device, gates: torch.Tensor, fp8: torch.dtype) -> torch.Tensor:
+    """swiglu_fp8's bytes for rows of gates, each beside an `up` of 1."""
+    x = torch.cat([gates, torch.ones_like(gates)], dim=-1).to(device)
+    return raw(kernel.swiglu_fp8(x, torch.tensor([0.05], device=device), out_dtype=fp8)).reshape(gates.shape)
+
+
+def shown(gates: torch.Tensor, where: torch.Tensor) -> list[str]:
+    return [hex(int(bits) & 0xFFFF) for bits in gates.view(torch.int16)[where][:8]]
+
+
+@pytest.mark.parametrize("fp8", FP8, ids=short)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_every_pattern_beside_any_other(kernel, device, generator, dtype, fp8):
+    """All 16-bit gates in a random order give the bytes that they give in sorted order."""
+    gates = every_gate(dtype)
+    order = torch.randperm(len(gates), generator=generator)
+    mixed = gates.view(torch.int16)[order].view(dtype)
+    wrong = by_gates(kernel, device, mixed[None], fp8)[0] != by_gates(kernel, device, gates[None], fp8)[0][order]
+    assert not wrong.any(), f"{int(wrong.sum())} gates differ: {shown(mixed, wrong)}"
+
+
+# Signalling and quiet NaNs of both signs.
+NANS = {
+    torch.bfloat16: (0x7F81, 0xFFBF, 0x7FC0, 0xFFC1),
+    torch.float16: (0x7C01, 0xFDFF, 0x7E00, 0xFE01),
+}
+
+
+@pytest.mark.parametrize("fp8", FP8, ids=short)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_a_nan_does_not_hide_its_neighbours(kernel, device, generator, dtype, fp8):
+    """One gate that needs the careful silu and one NaN near it, in a row of usual gates: a wave decides for all of its
+    lanes, so that nothing else may make it careful."""
+    width, infinity = 1024, torch.inf
+    odd = torch.tensor([-200.0, infinity, -infinity, -87.0, 21.0, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)
+    nans = torch.tensor(NANS[dtype]).to(torch.int16).view(dtype)
+    # Every odd gate with every NaN, before and behind it, one to three places away.
+    cases = [(o, n, step) for o in range(len(odd)) for n in range(len(nans)) for step in (-3, -2, -1, 1, 2, 3)]
+    gates = normal((len(cases), width), dtype, generator)
+    at = torch.randint(3, width - 3, (len(cases),), generator=generator)
+    alone = gates.clone()
+    for row, (o, n, step) in enumerate(cases):
+        alone.view(torch.int16)[row, at[row]] = odd.view(torch.int16)[o]
+        gates.view(torch.int16)[row] = alone.view(torch.int16)[row]
+        gates.view(torch.int16)[row, at[row] + step] = nans.view(torch.int16)[n]
+    wrong = by_gates(kernel, device, gates, fp8) != by_gates(kernel, device, alone, fp8)
+    wrong &= ~gates.isnan()
+    assert not wrong.any(), f"{int(wrong.sum())} gates differ: {shown(gates, wrong)}"

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "half.h"
 #include "lanes.h"
 
 namespace rocm_fp8 {
@@ -152,22 +153,6 @@ struct Portable {
             f[even_odd ? 2 * i + 1 : i + width] = convert(b.v[i]);
         }
         std::memcpy(p, f, sizeof f);
-    }
-    // IEEE half, round to nearest even. The float adder does the rounding of subnormals.
-    static uint16_t float_to_half(float x) {
-        const uint32_t u = float_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7FFFFFFFu;
-        if (a > 0x7F800000u) return uint16_t(sign | 0x7E00u | ((a >> 13) & 0x3FFu));
-        if (a >= 0x477FF000u) return uint16_t(sign | 0x7C00u);  // 65520 and above round to infinity
-        if (a < 0x38800000u) {                                  // below 2^-14: units of 2^-24
-            return uint16_t(sign | (float_bits(bits_float(a) + 0.5f) - float_bits(0.5f)));
-        }
-        return uint16_t(sign | ((a + 0xFFFu + ((a >> 13) & 1u) - 0x38000000u) >> 13));
-    }
-    static float half_to_float(uint16_t h) {
-        const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3FFu;
-        if (exponent == 31) return bits_float(sign | 0x7F800000u | (mantissa ? 0x400000u : 0) | (mantissa << 13));
-        if (exponent == 0) return bits_float(sign | float_bits(float(mantissa) * 0x1p-24f));
-        return bits_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
     }
 };
 

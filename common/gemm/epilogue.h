@@ -1,42 +1,34 @@
-// From a sum over all of K to the result, on every GPU.
+// From the float32 sum over k to the result: the arithmetic of args.h for every backend, and the store of one element on
+// GPUs.
 #pragma once
 
-#include "../gpu/vendor.h"
-#include "../../skinny_gemm/skinny_gemm.h"
+#include "scales.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::gemm {
 namespace {
 
-__device__ inline float load_as_float(const void* p, int64_t i, DType type) {
-    if (type == DType::f32) return global<float>(p)[i];
-    const uint32_t bits = global<uint16_t>(p)[i];
-    return type == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
+// The result in float32. Compilers may not fuse here: every backend is built without contraction.
+ROCM_FP8_DEVICE inline float finished(const Epilogue& e, float c, float scale_a, float scale_b, float bias) {
+    float v = c * scale_a * scale_b;
+    if (e.bias.data) v += bias;  // without one, -0 stays -0
+    return v;
 }
 
-__device__ inline float scale_of_row(const skinny_gemm::Args& a, int64_t m) { return global<float>(a.scale_a)[m * a.scale_a_stride]; }
-
-// What the results of one column need beside their sums and their rows' scales.
-struct Column {
-    int64_t n;
-    float scale, bias;
-    __device__ Column(const skinny_gemm::Args& a, int64_t n)
-        : n(n),
-          scale(global<float>(a.scale_b)[n * a.scale_b_stride]),
-          bias(a.bias ? load_as_float(a.bias, n * a.bias_stride, a.bias_dtype) : 0) {}
-};
+#if defined(__HIPCC__) || defined(__CUDACC__)
 
 // out[m, n] from the sum c.
-__device__ inline void finish(const skinny_gemm::Args& a, int64_t m, const Column& column, float scale_a, float c) {
-    float v = c * scale_a * column.scale;
-    if (a.bias) v += column.bias;
-    const int64_t at = m * a.out_stride + column.n;
-    if (a.out_dtype == DType::f32) {
-        global<float>(a.out)[at] = v;
+__device__ inline void finish(const Epilogue& e, int64_t m, int64_t n, const Column& column, float scale_a, float c) {
+    const float v = finished(e, c, scale_a, column.scale, column.bias);
+    const int64_t at = m * e.out.stride + n;
+    if (e.out.dtype == DType::f32) {
+        global<float>(e.out.data)[at] = v;
     } else {
-        global<uint16_t>(a.out)[at] = uint16_t(a.out_dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
-                                                                         : Pairs<DType::bf16>::round_any_nan(both(v)));
+        global<uint16_t>(e.out.data)[at] = uint16_t(e.out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
+                                                                              : Pairs<DType::bf16>::round_any_nan(both(v)));
     }
 }
 
+#endif
+
 }  // namespace
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::gemm

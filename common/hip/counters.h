@@ -1,9 +1,15 @@
 // Counters in device memory by which workgroups of one launch find out who comes last.
 //
 // They are zero before a launch and the kernel leaves them zero, so that no launch has to clear them first. Launches that
-// may run at the same time must not share them: a stream has its own (its launches follow one another), and so has each
-// graph capture on a stream, because a graph may be replayed beside anything. They stay for the life of the process:
-// nobody says when a graph is gone.
+// may run at the same time must not share them:
+//
+//     a stream             has its own, by the id that HIP never gives twice. A handle may be given again while the destroyed
+//                          stream's work is pending
+//     hipStreamPerThread   is one handle for a stream a thread: each thread has its own
+//     a graph capture      has its own: a graph may be replayed beside any stream. Two executable graphs of one capture share
+//                          counters, as they share every operand and result, and may not run at the same time
+//
+// They stay for the life of the process: nobody says when a stream's or a graph's last launch is over.
 #pragma once
 
 #include <cstdint>

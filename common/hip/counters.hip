@@ -2,6 +2,7 @@
 
 #include <hip/hip_runtime.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -31,6 +32,13 @@ hipError_t allocate_zeroed(uint32_t** memory, size_t bytes) {
     return code;
 }
 
+// From 1 on, never given twice.
+unsigned long long number_of_thread() {
+    static std::atomic<unsigned long long> threads{0};
+    static thread_local const unsigned long long number = ++threads;
+    return number;
+}
+
 }  // namespace
 
 CountersResult counters_for(void* stream) {
@@ -49,11 +57,17 @@ CountersResult counters_for(void* stream) {
     }
     if (capturing != hipStreamCaptureStatusActive) capture = 0;
 
+    unsigned long long id = 0;
+    if (!capture) {
+        if (const hipError_t failed = hipStreamGetId(static_cast<hipStream_t>(stream), &id); failed != hipSuccess) return fail(failed);
+    }
+    const unsigned long long thread = stream == hipStreamPerThread && !capture ? number_of_thread() : 0;
+
     static std::mutex mutex;
     static std::map<int, Pool> pools;
-    static std::map<std::tuple<int, void*, unsigned long long>, uint32_t*> sets;
+    static std::map<std::tuple<int, unsigned long long, unsigned long long, unsigned long long>, uint32_t*> sets;
     const std::lock_guard<std::mutex> lock(mutex);
-    uint32_t*& set = sets[{device, stream, capture}];
+    uint32_t*& set = sets[{device, id, thread, capture}];
     if (!set) {
         Pool& pool = pools[device];
         if (pool.left == 0) {

@@ -31,6 +31,7 @@
 #include <type_traits>
 
 #include "../../common/cpu/lanes.h"
+#include "../../common/gemm/epilogue.h"
 #include "../skinny_gemm.h"
 
 namespace rocm_fp8::skinny_gemm {
@@ -102,18 +103,6 @@ class Gemm {
 
     // --- the end: lanes to one number, scales, bias, rounding ---
 
-    static float scalar(DType type, const void* p, int64_t i) {
-        auto first = [&](auto t) {
-            constexpr DType row = decltype(t)::value;
-            float lanes[L::block];
-            L::template store<DType::f32, row>(lanes, L::template load<row, row>(at<row>(p, i), 1), Whole());
-            return lanes[0];
-        };
-        if (type == DType::f16) return first(std::integral_constant<DType, DType::f16>());
-        if (type == DType::bf16) return first(std::integral_constant<DType, DType::bf16>());
-        return static_cast<const float*>(p)[i];
-    }
-
     using Whole = std::integral_constant<int, L::block>;
 
     // What a column's results have in common; of at most L::block columns from n0.
@@ -121,8 +110,9 @@ class Gemm {
         float scale[L::block], bias[L::block];
         Columns(const Args& p, int64_t n0, int count) {
             for (int j = 0; j < count; ++j) {
-                scale[j] = p.scale_b[(n0 + j) * p.scale_b_stride];
-                bias[j] = p.bias ? scalar(p.bias_dtype, p.bias, (n0 + j) * p.bias_stride) : 0.0f;
+                const gemm::Column column(p.epilogue, n0 + j);
+                scale[j] = column.scale;
+                bias[j] = column.bias;
             }
         }
     };
@@ -140,17 +130,15 @@ class Gemm {
     static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row,
                        Partial partial, Nan nan) {
         constexpr float undo = R::template operand_scale<format> * R::template operand_scale<format>;
-        const float scale_a = p.scale_a[m * p.scale_a_stride];
+        const float scale_a = gemm::scale_at(p.epilogue.scale_a, m);
         float values[L::block] = {};
         for (int j = 0; j < count; ++j) {
-            // Without a bias the product, as -0 + 0 would be +0.
-            const float v = total(partial(j)) * undo * scale_a;
-            const float result = p.bias ? __builtin_fmaf(v, c.scale[j], c.bias[j]) : v * c.scale[j];
+            const float result = gemm::finished(p.epilogue, total(partial(j)) * undo, scale_a, c.scale[j], c.bias[j]);
             values[j] = nan_row || nan(j) ? std::numeric_limits<float>::quiet_NaN() : result;
         }
         auto v = L::tame_nan(L::template load<DType::f32, out_type>(values, Whole()));
         if constexpr (out_type != DType::f32) v = L::template round_to<out_type>(v);
-        L::template store<out_type, out_type>(at<out_type>(p.out, m * p.out_stride + n0), v, count);
+        L::template store<out_type, out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), v, count);
     }
 
     // --- few rows: M rows of A times N rows of B, straight from the bytes ---
@@ -292,8 +280,8 @@ class Gemm {
   public:
     static Kernel pick(const Args& p) {
         return {decode_rows, slices(p) * p.m * (slice_of(p.m) / kStep * kStepBytes),
-                p.out_dtype == DType::f32   ? pick_columns<DType::f32>(p.m)
-                : p.out_dtype == DType::f16 ? pick_columns<DType::f16>(p.m)
+                p.epilogue.out.dtype == DType::f32   ? pick_columns<DType::f32>(p.m)
+                : p.epilogue.out.dtype == DType::f16 ? pick_columns<DType::f16>(p.m)
                                             : pick_columns<DType::bf16>(p.m)};
     }
 };

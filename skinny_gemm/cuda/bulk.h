@@ -313,8 +313,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
     const bool by_fours = B::kByFours && splits == 1;
     const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
     const bool brings = by_fours && int(threadIdx.x) < width;
-    const Column result(a, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
-    const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;
+    const gemm::Column result(a.epilogue, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
+    const float scale_a = threadIdx.x < a.m ? gemm::scale_at(a.epilogue.scale_a, threadIdx.x) : 0;
 
     Sums sums[B::kWide][B::kNarrow] = {};
     consume(feeder, sums, warp, lane);
@@ -351,7 +351,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
         if constexpr (B::kByFours) {
             finish_by_fours<B>(a, shared, first_column, width, shift);
         } else if (finishes) {
-            for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, shared.scale_a[m], of_block(m, own));
+            for (int m = first_row; m < int(a.m); m += rows_apart) gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], of_block(m, own));
         }
         return;
     }
@@ -381,7 +381,7 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
         } else {
             for (int p = 1; p < splits; ++p) c += of_part(p);
         }
-        finish(a, m, result, shared.scale_a[m], c);
+        gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], c);
     }
 #endif
 }

@@ -9,6 +9,7 @@
 
 #include "../../common/cuda/pdl.h"
 #include "../../common/gemm/epilogue.h"
+#include "../skinny_gemm.h"
 #include "mma.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
@@ -79,7 +80,9 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(Args a) 
         const int m = e / kMmaWide, j = e % kMmaWide;
         float c = parts[0][m][j];
         for (int w = 1; w < kPlainWarps; ++w) c += parts[w][m][j];
-        if (first_column + j < a.n) finish(a, m, Column(a, first_column + j), scale_of_row(a, m), c);
+        if (const int64_t n = first_column + j; n < a.n) {
+            gemm::finish(a.epilogue, m, n, gemm::Column(a.epilogue, n), gemm::scale_at(a.epilogue.scale_a, m), c);
+        }
     }
 }
 

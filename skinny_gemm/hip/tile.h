@@ -15,6 +15,7 @@
 #pragma once
 
 #include "../../common/gemm/epilogue.h"
+#include "../skinny_gemm.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
@@ -97,8 +98,8 @@ struct SplitK {
     uint32_t* arrived;   // [tiles of columns], all zero before and after a launch
 };
 
-// Accesses that other workgroups see, or that see theirs, whatever chiplet they run on: single ones bypass the caches
-// that are not coherent (sc1), so that no cache has to be written back or invalidated as a whole.
+// Accesses that other workgroups see, or that see theirs, whatever chiplet they run on: they bypass the caches that are not
+// coherent between chiplets (sc1). So the write-back of the release below finds little to write.
 __device__ inline void store_for_all(float* p, float v) {
     __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -120,6 +121,9 @@ __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, con
             if (n < a.n) body(e, m, n, column);
         }
     };
+    const auto finish = [&](int m, int64_t n, float c) {
+        gemm::finish(a.epilogue, m, n, gemm::Column(a.epilogue, n), gemm::scale_at(a.epilogue.scale_a, m), c);
+    };
     const auto of_workgroup = [&](int m, int column) {
         const float* p = sums + ((column / kTileColumns) * kRows + m) * kTileColumns + column % kTileColumns;
         float v = p[0];
@@ -127,31 +131,33 @@ __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, con
         return v;
     };
     if (split.splits == 1) {
-        each([&](int, int m, int64_t n, int column) { finish(a, m, Column(a, n), scale_of_row(a, m), of_workgroup(m, column)); });
+        each([&](int, int m, int64_t n, int column) { finish(m, n, of_workgroup(m, column)); });
         return;
     }
 
     const int64_t part_size = a.m * kColumns;
     float* parts = split.partial + int64_t(tile) * split.splits * part_size;
     each([&](int e, int m, int64_t, int column) { store_for_all(parts + part * part_size + e, of_workgroup(m, column)); });
-    // Closes: this part may not be counted before it is in memory. A store with sc1 is acknowledged from there.
+    // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
     constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
     asm volatile("" ::: "memory");
     __builtin_amdgcn_s_waitcnt(kVmcnt0);
-    // Closes: of every wave, before one lane counts for all.
+    // Closes: the parts of all waves are stored before one lane counts for them.
     __syncthreads();
     __shared__ uint32_t before;
     if (threadIdx.x == 0) {
-        before = __hip_atomic_fetch_add(split.arrived + tile, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so that
+        // other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after it, so that this
+        // compute unit reads theirs from there.
+        before = __hip_atomic_fetch_add(split.arrived + tile, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
     }
-    // Closes: `before` is read by all; and no part of another workgroup is read before that one was counted (the count
-    // has come back, or the barrier would not have been reached).
+    // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
     __syncthreads();
     if (before != uint32_t(split.splits - 1)) return;
     each([&](int e, int m, int64_t n, int) {
         float v = load_of_any(parts + e);
         for (int s = 1; s < split.splits; ++s) v += load_of_any(parts + s * part_size + e);
-        finish(a, m, Column(a, n), scale_of_row(a, m), v);
+        finish(m, n, v);
     });
     if (threadIdx.x == 0) __hip_atomic_store(split.arrived + tile, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -43,18 +43,34 @@ struct Machine {
     __device__ static f32x2 rcp(f32x2 v) { return f32x2{rcp(v.x), rcp(v.y)}; }
 };
 
+// Whether a gate lies outside of [kSiluLow, kSiluHigh] or is NaN, by its bits: those of numbers of one sign have the order
+// of their magnitudes. Not by v_min3_f32 and v_max3_f32: of a signalling NaN they make a quiet one, and then forget the
+// numbers that they held.
+template <DType in>
+__device__ inline bool any_unusual(u32x4 gate) {
+    using i16x2 = int16_t __attribute__((ext_vector_type(2)));
+    using u16x2 = uint16_t __attribute__((ext_vector_type(2)));
+    constexpr i16x2 kHigh = int16_t(bits16<in>(kSiluHigh));
+    constexpr u16x2 kLow = bits16<in>(kSiluLow);
+    i16x2 largest = kHigh;       // positive numbers, and NaN, stand above all negative ones
+    u16x2 most_negative = kLow;  // negative ones, and NaN, above all positive ones
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        const uint32_t word = gate[i];  // clang 22 takes the bits of gate[0] for those of any element of a vector
+        largest = __builtin_elementwise_max(largest, __builtin_bit_cast(i16x2, word));
+        most_negative = __builtin_elementwise_max(most_negative, __builtin_bit_cast(u16x2, word));
+    }
+    const auto differs = [](auto a, auto b) { return __builtin_bit_cast(uint32_t, a) != __builtin_bit_cast(uint32_t, b); };
+    return differs(largest, kHigh) || differs(most_negative, kLow);
+}
+
 // round(round(silu(gate)) * up), widened.
 template <DType in>
 __device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
     f32x2 v[kVector / 2];
-    float low = 0, high = 0;
 #pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-        v[i] = Pairs<in>::widen(gate[i]);
-        low = __builtin_fminf(__builtin_fminf(low, v[i].x), v[i].y);
-        high = __builtin_fmaxf(__builtin_fmaxf(high, v[i].x), v[i].y);
-    }
-    if (any_lane(low < kSiluLow || high > kSiluHigh)) {
+    for (int i = 0; i < kVector / 2; ++i) v[i] = Pairs<in>::widen(gate[i]);
+    if (any_lane(any_unusual<in>(gate))) {
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) v[i] = f32x2{silu_any(v[i].x, Machine()), silu_any(v[i].y, Machine())};
     } else {

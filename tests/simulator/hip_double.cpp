@@ -48,6 +48,7 @@ thread_local hipError_t last_error = hipSuccess;
 thread_local PendingCall pending;
 thread_local hipStreamCaptureMode capture_mode = hipStreamCaptureModeGlobal;
 unsigned long long capture = 0;  // of every stream; 0: none is active
+unsigned long long stream_epoch = 0;  // see simulator_set_stream_epoch
 
 hipError_t remember(hipError_t code) {
     if (code != hipSuccess) last_error = code;
@@ -74,6 +75,9 @@ void simulator_set_callbacks(LaunchCallback launch, MemoryCallback memory) {
 
 // From now on streams say that they are in this capture; 0 for none. Nothing is recorded: launches run at once.
 void simulator_set_capture(unsigned long long id) { capture = id; }
+
+// From now on every handle stands for another stream than before: those of before were destroyed.
+void simulator_set_stream_epoch(unsigned long long epoch) { stream_epoch = epoch << 48; }
 
 // Registration, from static constructors.
 
@@ -230,6 +234,11 @@ hipError_t hipStreamDestroy(hipStream_t stream) {
     return hipSuccess;
 }
 hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
+// Of any other handle than those of hipStreamCreate: the handle itself, plus what simulator_set_stream_epoch says.
+hipError_t hipStreamGetId(hipStream_t stream, unsigned long long* id) {
+    *id = reinterpret_cast<uintptr_t>(stream) + stream_epoch;
+    return hipSuccess;
+}
 hipError_t hipStreamIsCapturing(hipStream_t, hipStreamCaptureStatus* status) {
     *status = hipStreamCaptureStatusNone;
     return hipSuccess;

@@ -32,6 +32,7 @@ VERSIONS = {
     "hip_4.5": ["hipStreamGetCaptureInfo", "hipStreamGetCaptureInfo_v2"],
     "hip_5.0": ["hipThreadExchangeStreamCaptureMode"],
     "hip_6.0": ["hipGetDevicePropertiesR0600"],
+    "hip_7.1": ["hipStreamGetId"],
 }
 LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
 

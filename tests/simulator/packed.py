@@ -17,6 +17,8 @@ PACKED = {
     "v_pk_add_f32": ("f32", 2, floats.add),
     "v_pk_mul_f32": ("f32", 2, floats.multiply),
     "v_pk_fma_f32": ("f32", 3, floats.fma32),
+    "v_pk_max_i16": ("i16", 2, np.maximum),
+    "v_pk_max_u16": ("u16", 2, np.maximum),
 }
 
 

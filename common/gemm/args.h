@@ -1,0 +1,37 @@
+// What every GEMM's arguments say of its result. The contract of all backends; nothing to compile for a GPU.
+//
+//     out[m, n] = round_out((c[m, n] * scale_a[m]) * scale_b[n] + bias[n])
+//
+// c is the float32 sum over k. Each of the three operations rounds to float32, in this order; no two are fused. Without a
+// bias nothing is added. The last step rounds to out's type.
+#pragma once
+
+#include "../types.h"
+
+namespace rocm_fp8::gemm {
+
+// float32 dequantisation scales of the rows of an operand.
+struct Scales {
+    const float* data;  // float32 [1], or a vector of which element i stands i * stride elements on
+    int64_t stride;     // 0: one scale for all rows
+};
+
+struct Bias {
+    const void* data;  // dtype [n], stride elements apart; nullptr: no bias
+    int64_t stride;
+    DType dtype;  // f16, bf16 or f32
+};
+
+struct Output {
+    void* data;      // dtype [m, n], rows stride elements apart
+    int64_t stride;  // elements
+    DType dtype;     // f16, bf16 or f32
+};
+
+struct Epilogue {
+    Scales scale_a, scale_b;
+    Bias bias;
+    Output out;
+};
+
+}  // namespace rocm_fp8::gemm

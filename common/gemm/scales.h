@@ -1,0 +1,27 @@
+// The one reader of a GEMM's scales and bias, on every backend.
+#pragma once
+
+#include "../vendor.h"
+#include "args.h"
+
+namespace rocm_fp8::gemm {
+namespace {
+
+ROCM_FP8_DEVICE inline float scale_at(const Scales& scales, int64_t i) { return global<float>(scales.data)[i * scales.stride]; }
+
+ROCM_FP8_DEVICE inline float bias_at(const Bias& bias, int64_t i) {
+    if (!bias.data) return 0;
+    const int64_t at = i * bias.stride;
+    if (bias.dtype == DType::f32) return global<float>(bias.data)[at];
+    const uint32_t bits = global<uint16_t>(bias.data)[at];
+    return bias.dtype == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
+}
+
+// What the results of one column need besides their sums and their rows' scales.
+struct Column {
+    float scale, bias;
+    ROCM_FP8_DEVICE Column(const Epilogue& e, int64_t n) : scale(scale_at(e.scale_b, n)), bias(bias_at(e.bias, n)) {}
+};
+
+}  // namespace
+}  // namespace rocm_fp8::gemm
