@@ -75,7 +75,8 @@ class SimulatedRocm:
     @staticmethod
     def _load(variant: Path) -> ModuleType:
         # Not by `kernels`, which takes the variant for the torch at hand.
-        name = "simulated_rocm_variant"
+        (library,) = variant.glob("*.so")
+        name = f"simulated{library.name.partition('.')[0]}"  # another package's modules have other names
         spec = importlib.util.spec_from_file_location(
             name, variant / "__init__.py", submodule_search_locations=[str(variant)]
         )

@@ -1,7 +1,9 @@
-// Bytes: 4 read and 4 written an element. One addition an element is nothing beside that, so the kernel is
-// as fast as memory copies, and plain loops that the compiler vectorises are enough.
+// increment on the CPU.
+//
+// Bytes: 4 read and 4 written an element; the floor is those bytes at the copy rate. One addition an element is
+// nothing beside that, so plain loops that the compiler vectorises are enough.
 
-#include "increment.h"
+#include "../increment.h"
 
 namespace increment {
 namespace {
