@@ -8,7 +8,10 @@ Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 picks
 """
 
 import argparse
+import datetime
 import os
+import platform
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import performance  # noqa: E402
+from benchmarks.gpu_environment import commit  # noqa: E402
 from benchmarks.shapes import LLAMA_405B_TP8  # noqa: E402
 from benchmarks.timing import ceiling_cases, copies, in_turn  # noqa: E402
 from scripts.load import load_kernel  # noqa: E402
@@ -75,13 +80,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
+    performance.add_options(parser)
     args = parser.parse_args()
+    with performance.recorded("cpu_ratios", args, fenced=True):
+        failures = measure(args.seed)
+    for failure in failures:
+        print(f"below its bound: {failure}", file=sys.stderr)
+    return 1 if args.check and failures else 0
+
+
+def processor() -> str:
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return names[0] if names else platform.processor()
+
+
+def measure(seed: int | None) -> list[str]:
+    """Prints the figures. Returns what is below its bound."""
     generator = torch.Generator()
-    seed = generator.seed() if args.seed is None else args.seed
+    seed = generator.seed() if seed is None else seed
     generator.manual_seed(seed)
     kernel = load_kernel("cpu")
     isa = os.environ.get("ROCM_FP8_KERNELS_CPU", "the best")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, instruction set: {isa}, seed {seed}")
+    print(f"{processor()}, {datetime.date.today().isoformat()}, commit {commit()}")
 
     failures = []
 
@@ -106,9 +127,7 @@ def main() -> int:
             f"torch.compile {t['torch.compile'] * 1e3:.2f} ms; share of the copy rate: "
             f"{bound(operator, t['floor'] / t[operator], least)}, torch.compile's {t['floor'] / t['torch.compile']:.2f}"
         )
-    for failure in failures:
-        print(f"below its bound: {failure}", file=sys.stderr)
-    return 1 if args.check and failures else 0
+    return failures
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     captured = capsys.readouterr()
     below = re.findall(r"below its bound: (\S+)", captured.err)
     assert below == {None: [], "gemm": ["skinny_gemm"] * 3, "rows": ["swiglu_fp8:"]}[slow]
-    assert captured.out.count("\n") == 6
+    assert captured.out.count("\n") == 7
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
