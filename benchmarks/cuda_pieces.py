@@ -23,7 +23,7 @@ from benchmarks.gpu_report import cell, heading, note, table_header, table_row  
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser  # noqa: E402
 from benchmarks.tuned_header import ROOT  # noqa: E402
 
-CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_cuda_config.h"
+CONFIG = ROOT / "skinny_gemm" / "cuda" / "config.h"
 OWN: Config = ()
 SIZES = (
     *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),

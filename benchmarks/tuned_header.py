@@ -15,8 +15,8 @@ sys.path.append(str(ROOT / "scripts"))  # scripts/builder imports its neighbour 
 from builder import BuildError  # noqa: E402
 from builder.toolchains import cxx_compiler  # noqa: E402
 
-CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_config.h"
-TUNED = ROOT / "skinny_gemm" / "skinny_gemm_tuned.h"
+CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
+TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"
 ARCHS = ("gfx942", "gfx950")  # an entry holds the index
 ROW_CLASSES = (8, 16, 32)
 SPLITS = (1, 2, 4, 8, 16)
@@ -141,12 +141,12 @@ def merged(old: Iterable[Entry], new: Iterable[Entry]) -> list[Entry]:
 
 
 PROGRAM = """\
-#include "skinny_gemm_config.h"
+#include "config.h"
 #include <cstdio>
 int main() {{
     constexpr long long sizes[][4] = {{{sizes}}};
     for (const auto& s : sizes) {{
-        const rocm_fp8::SkinnyGemmConfig c = rocm_fp8::pick_config(s[1], s[2], s[3], int(s[0]));
+        const auto c = rocm_fp8::skinny_gemm::hip::pick_config(s[1], s[2], s[3], int(s[0]));
         std::printf("%d %d\\n", c.shape, c.splits);
     }}
 }}

@@ -1,0 +1,158 @@
+// C = A B^T for up to 32 rows (m) in FP8 on NVIDIA GPUs: the launcher.
+//
+// Bytes: n k of weights, read once. A (m k, at most 512 KiB at k = 16384) comes from L2. Floor: n k at the read rate
+// of HBM; on an H200 (4.47 TB/s) 8.4 us at 2304 x 16384, 48.8 us at 13312 x 16384.
+//
+//     HBM --> TMA: 10 to 32 KiB of weights a stage --+
+//     L2  --> TMA: the same k of A's rows -----------+--> ring in shared memory --> 8 or 16 warps: FP8 -> f16, mma.sync
+//                                                                                    |
+//     result <-- scales, bias, rounding <-- cluster (split-K), through DSMEM <-- sums of the warps, in shared memory
+//
+//     kernel before  |== work =====|
+//     this kernel        |launch|weights|wait|== work ==|     PDL; weights before the wait only where b is constant
+//
+// One CTA has a partition of the columns, all of K or a part of it. Partitions have even sizes, as many as there are
+// CTA slots. With split-K the CTAs of a cluster share a partition, and each finishes some of its columns.
+//
+// Files: skinny_gemm.cu   launcher
+//        bulk.h           the main kernel (Hopper and later): TMA ring, main loop, reduction
+//        fours.h          epilogue of wide CTAs, four columns a thread
+//        plain.h          the simple kernel: other chips, odd strides, small K
+//        mma.h            matrix instructions and fragment maps
+//        config.h         which kernel, with which tile, partitions and split-K
+//
+// Limit today: where every CTA slot is taken, memory is busy 95 to 98 % of the time between the ends. What is left is
+// 0.8 to 1.1 us from one kernel's end to the end of the next one's wait, and at m = 32 power and the widening of FP8.
+//
+// How it came to this, what was tried and dropped, and the figures: docs/journal/skinny_gemm-cuda.md.
+#include <cudaTypedefs.h>
+
+#include <atomic>
+
+#include "../../common/cuda/device.h"
+#include "bulk.h"
+#include "config.h"
+#include "../../common/gemm/forced.h"
+#include "plain.h"
+
+namespace rocm_fp8::skinny_gemm::cuda {
+namespace {
+
+// Makes the description of a matrix [rows, k] of bytes by which the copy engine takes tiles of kRowBytes by `height`; false
+// where it takes none (an overlapping layout, a driver older than CUDA 12).
+bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64_t stride, int height) {
+    static const auto encode = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(code == cudaSuccess ? function : nullptr);
+    }();
+    if (!encode) return false;
+    const cuuint64_t size[] = {cuuint64_t(k), cuuint64_t(rows)}, strides[] = {cuuint64_t(stride)};
+    const cuuint32_t box[] = {kRowBytes, cuuint32_t(height)}, element_strides[] = {1, 1};
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), size, strides, box, element_strides,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+using BulkKernel = void (*)(Args, CUtensorMap, CUtensorMap, Pieces, Overlap);
+
+struct BulkChoice {
+    BulkKernel kernel;
+    int threads, most_threads, shared_bytes, rows;
+    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
+};
+
+template <int shape, int row_tiles>
+BulkChoice bulk_choice() {
+    constexpr BulkShape s = kBulkShapes[shape];
+    constexpr int kSlots = s.slots(row_tiles * kMmaNarrow);
+    if constexpr (kSlots > 0) {
+        using B = Bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
+        constexpr int kSharedBytes = int(sizeof(typename B::Shared));
+        // Of a multiprocessor, and what each block takes beside its own.
+        constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
+        static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);
+        static_assert(!B::kSplits || B::shares_fit());
+        static std::atomic<uint64_t> allowed;
+        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
+        return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
+    } else {
+        return {};  // there is no such form
+    }
+}
+
+template <int index = 0>
+BulkChoice bulk_kernel(int shape, int64_t m) {
+    if constexpr (index < kBulkShapeCount) {
+        if (shape != index) return bulk_kernel<index + 1>(shape, m);
+        return m <= 8 ? bulk_choice<index, 1>() : m <= 16 ? bulk_choice<index, 2>() : bulk_choice<index, 4>();
+    } else {
+        return {};
+    }
+}
+
+template <bool aligned>
+void (*plain_kernel(int64_t m))(Args) {
+    return m <= 8 ? skinny_gemm_plain<1, aligned> : m <= 16 ? skinny_gemm_plain<2, aligned> : skinny_gemm_plain<4, aligned>;
+}
+
+Status launch_plain(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
+    const int64_t blocks = (a.n + kMmaWide - 1) / kMmaWide;
+    return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip, {blocks, kPlainWarps * kWarp}, on, a);
+}
+
+Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
+    const BulkChoice choice = bulk_kernel(config.shape, a.m);
+    const Pieces pieces(a.n, config.pieces);
+    CUtensorMap weights, rows;
+    if (!describe(&weights, a.b, a.n, a.k, a.b_stride, pieces.most_columns()) ||
+        !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
+        return launch_plain(a, chip, true, on);
+    }
+    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
+    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
+        const cudaError_t code =
+            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
+        if (code != cudaSuccess) return {cudaGetErrorString(code)};
+        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    }
+    const Overlap overlap = pick_overlap(config, a.m, a.n, a.k, chip.multiprocessors, a.constant_b);
+    const int threads = overlap.window ? choice.most_threads : choice.threads;
+    const Grid grid{int64_t(pieces.count) * config.splits, threads, config.splits, choice.shared_bytes};
+    return launch_kernel(choice.kernel, chip, grid, on, a, weights, rows, pieces, overlap);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::skinny_gemm::cuda
+
+namespace rocm_fp8::skinny_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.m == 0 || args.n == 0) return {};
+    if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
+    const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    Config config = pick_config(args.m, args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
+    if (forced.set) {
+        int pieces = 0;
+        if (forced.shape != kPlain) {
+            const BulkShape shape = kBulkShapes[forced.shape];
+            const int fewest = fewest_pieces(shape.columns, args.n);
+            pieces = forced.pieces ? forced.pieces : fewest;
+            const bool fits = shape.slots(args.m) && (forced.splits == 1 || shape.splits(args.m));
+            if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
+                return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
+            }
+        }
+        config = {forced.shape, forced.splits, pieces};
+    }
+    return config.shape == kPlain ? launch_plain(args, chip, aligned, on) : launch_bulk(args, chip, config, on);
+}
+
+}  // namespace rocm_fp8::skinny_gemm
