@@ -3,17 +3,15 @@
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "scripts"))  # scripts/builder imports its neighbour as a script does
+from scripts.builder import BuildError
+from scripts.builder.toolchains import cxx_compiler
 
-from builder import BuildError  # noqa: E402
-from builder.toolchains import cxx_compiler  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_config.h"
 TUNED = ROOT / "skinny_gemm" / "skinny_gemm_tuned.h"
