@@ -4,7 +4,7 @@
     python -m benchmarks.cuda_pieces                                # sizes of current models' layers
     python -m benchmarks.cuda_pieces --size 5120x8192 --rows 1 --rows 16
 
-What pick_cuda_config (skinny_gemm/skinny_gemm_cuda_config.h) says was found so, on an H200: another GPU may want other
+What pick_cuda_config (skinny_gemm/cuda/config.h) says was found so, on an H200: another GPU may want other
 rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is verified before it is timed, and all of
 a table row are timed in turn. Weights are constant, as in decoding.
 """
@@ -20,7 +20,7 @@ from benchmarks.gpu_report import cell, heading, note, table_header, table_row
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser
 from benchmarks.tuned_header import ROOT
 
-CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_cuda_config.h"
+CONFIG = ROOT / "skinny_gemm" / "cuda" / "config.h"
 OWN: Config = ()
 SIZES = (
     *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),
@@ -43,7 +43,7 @@ LEAST_COLUMNS = 7  # of a piece
 
 
 def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int]:
-    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first but for that for clusters, of the shapes
+    """Index in its table: columns, narrowest first but for that for clusters, of the shapes
     with a form for that: of those of two blocks a multiprocessor, or of the large ones."""
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
     found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?(, kWarps, true)?\}", table)

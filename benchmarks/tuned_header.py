@@ -1,4 +1,4 @@
-"""skinny_gemm/skinny_gemm_tuned.h and the table of skinny_gemm_config.h, read and written; no GPU in here."""
+"""skinny_gemm/hip/tuned.h and the table of skinny_gemm/hip/config.h, read and written; no GPU in here."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from scripts.builder.toolchains import cxx_compiler
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CONFIG = ROOT / "skinny_gemm" / "skinny_gemm_config.h"
-TUNED = ROOT / "skinny_gemm" / "skinny_gemm_tuned.h"
+CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
+TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"
 ARCHS = ("gfx942", "gfx950")  # an entry holds the index
 ROW_CLASSES = (8, 16, 32)
 SPLITS = (1, 2, 4, 8, 16)
@@ -83,7 +83,7 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
 
 
 def parse_ring_table(text: str) -> RingTable:
-    """From the text of skinny_gemm_config.h."""
+    """From the text of skinny_gemm/hip/config.h."""
     begin, end = _between(text, "struct RingShape {", CONFIG.name)
     names = ", ".join(re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE)).split(", ")
     begin, end = _between(text, "kRingShapes[] = {", CONFIG.name)
@@ -139,12 +139,12 @@ def merged(old: Iterable[Entry], new: Iterable[Entry]) -> list[Entry]:
 
 
 PROGRAM = """\
-#include "skinny_gemm_config.h"
+#include "config.h"
 #include <cstdio>
 int main() {{
     constexpr long long sizes[][4] = {{{sizes}}};
     for (const auto& s : sizes) {{
-        const rocm_fp8::SkinnyGemmConfig c = rocm_fp8::pick_config(s[1], s[2], s[3], int(s[0]));
+        const auto c = rocm_fp8::skinny_gemm::hip::pick_config(s[1], s[2], s[3], int(s[0]));
         std::printf("%d %d\\n", c.shape, c.splits);
     }}
 }}

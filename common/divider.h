@@ -1,7 +1,7 @@
 // Division of indices on chips that have no integer division.
 #pragma once
 
-#include "launch.h"
+#include "types.h"
 
 namespace rocm_fp8 {
 

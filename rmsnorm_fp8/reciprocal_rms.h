@@ -1,9 +1,9 @@
 // What a row is multiplied by, on the GPUs.
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::rms_norm {
 
 // 1 / sqrt(sum / d + epsilon) within an ulp or two: the chip's estimate and one step of Newton's method, seven
 // instructions that all of a row waits for. A division and a square root rounded to the last bit are forty.
@@ -16,4 +16,4 @@ ROCM_FP8_HD inline float reciprocal_rms(float sum, float reciprocal_d, float eps
     return machine.fma(0.5f * estimate, error, estimate);
 }
 
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::rms_norm

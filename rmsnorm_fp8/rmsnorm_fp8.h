@@ -11,11 +11,11 @@
 // a result only where the order of the sum moves r by an ulp.
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::rms_norm {
 
-struct RmsNormFp8Args {
+struct Args {
     const void* x;         // dtype [rows, d], rows x_stride elements apart
     void* residual;        // dtype [rows, d], rows residual_stride apart; or nullptr
     const void* weight;    // weight_dtype [d]
@@ -30,6 +30,6 @@ struct RmsNormFp8Args {
 };
 
 // The arguments must be valid as above; no two of x (rows), residual and out overlap.
-Status launch_rms_norm_fp8(const RmsNormFp8Args& args, const Executor& on);
+Status launch(const Args& args, const Executor& on);
 
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::rms_norm

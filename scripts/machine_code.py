@@ -159,8 +159,8 @@ class Kernel:
 
 def readable(name: str) -> str:
     """rms_norm_fast<f16, f32, true, true, workgroup, 4>: a demangled name without namespaces and parameters."""
-    name = re.sub(r"rocm_fp8::|\(anonymous namespace\)::|^void ", "", name)
-    name = re.sub(r"\((?:\w+Args|SwigluFp8Args, Divider, unsigned int|SkinnyGemmArgs, SplitK)\)$", "", name)
+    name = re.sub(r"\(anonymous namespace\)::|\b[a-z]\w*::|^void ", "", name)
+    name = re.sub(r"\(Args\b[^()]*\)$", "", name)
     types = ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"]
     owners = ["quarter_wave", "wave", "workgroup", "any"]
     name = re.sub(r"\(DType\)(\d)", lambda m: types[int(m[1])], name)

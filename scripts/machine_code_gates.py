@@ -5,11 +5,11 @@ from pathlib import Path
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 SIMDS = 4
-CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "skinny_gemm_config.h"
+CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "hip" / "config.h"
 
 
 def ring_shapes() -> list[dict[str, int]]:
-    """kRingShapes of skinny_gemm_config.h."""
+    """kRingShapes of skinny_gemm/hip/config.h."""
     text = CONFIG.read_text()
     fields = re.findall(
         r"^\s+int ([\w, ]+);", text[text.index("struct RingShape") : text.index("constexpr int waves")], re.M

@@ -8,15 +8,15 @@
 // or B makes that row or column of the result NaN.
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::skinny_gemm {
 
 // The most rows one launch takes. Above it the weights are no longer what limits the time, and a GEMM
 // library does as well.
-constexpr int64_t kSkinnyGemmMaxRows = 32;
+constexpr int64_t kMaxRows = 32;
 
-struct SkinnyGemmArgs {
+struct Args {
     const uint8_t* a;         // format [m, k], rows a_stride bytes apart
     const uint8_t* b;         // format [n, k], rows b_stride bytes apart: torch.nn.Linear's weight
     const float* scale_a;     // float32 [1], scale_a_stride 0; or [m], scale_a_stride elements apart
@@ -32,7 +32,7 @@ struct SkinnyGemmArgs {
     bool constant_b;          // whatever wrote b has ended (see docs/numerics.md): it may be read at once
 };
 
-// The arguments must be valid as above; m <= kSkinnyGemmMaxRows; out overlaps nothing.
-Status launch_skinny_gemm(const SkinnyGemmArgs& args, const Executor& on);
+// The arguments must be valid as above; m <= kMaxRows; out overlaps nothing.
+Status launch(const Args& args, const Executor& on);
 
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::skinny_gemm

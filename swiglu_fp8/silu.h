@@ -11,9 +11,9 @@
 // The two functions at the bottom of the machine (exp2 and rcp) are parameters for that test.
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::swiglu {
 
 // Between these bounds no intermediate leaves the range of normal float32 numbers. NaN passes through.
 constexpr float kSiluLow = -86.0f, kSiluHigh = 20.0f;
@@ -48,4 +48,4 @@ ROCM_FP8_HD inline float silu_any(float v, Machine machine) {
     return machine.fma(product, lost * kLn2, product) * 0x1p-64f;
 }
 
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::swiglu

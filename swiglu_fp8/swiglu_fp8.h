@@ -5,11 +5,11 @@
 //     out = fp8(float(y) / scale)
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::swiglu {
 
-struct SwigluFp8Args {
+struct Args {
     const void* x;         // dtype [rows, 2 d], rows x_stride elements apart: d of gate, then d of up
     const float* scale;    // float32 [1]
     void* out;             // out_dtype [rows, d], rows out_stride apart
@@ -20,6 +20,6 @@ struct SwigluFp8Args {
 };
 
 // The arguments must be valid as above; x and out do not overlap.
-Status launch_swiglu_fp8(const SwigluFp8Args& args, const Executor& on);
+Status launch(const Args& args, const Executor& on);
 
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::swiglu

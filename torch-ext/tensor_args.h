@@ -1,20 +1,25 @@
-// Checks of tensor arguments, with messages that name the argument, what was got and what is allowed.
-// Everything is checked before a launcher is called, so a refused call has written nothing.
+// Checks of tensor arguments. A message names the operator, the argument, what was got and what is allowed:
+//
+//     RuntimeError: rms_norm_fp8: weight: shape [4]; needs [d] = [8]
+//
+// Everything is checked before a launcher is called, so a refused call has written nothing. The Python functions raise
+// the same type: a C++ exception can become no other through torch's stable ABI.
 #pragma once
 
 #include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <initializer_list>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "../common/launch.h"
+#include "../common/types.h"
 
-namespace rocm_fp8 {
+namespace rocm_fp8::binding {
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -42,6 +47,15 @@ std::optional<DType> dtype_of(ScalarType t) {
     }
 }
 
+// Not torch's own check, which puts the name of a C++ function and a source line in front.
+template <class... Parts>
+[[noreturn]] void refuse(const char* op, const Parts&... parts) {
+    std::ostringstream message;
+    message << op << ": ";
+    (message << ... << parts);
+    throw std::runtime_error(message.str());
+}
+
 template <class Ints>
 std::string list(const Ints& values) {
     std::string s = "[";
@@ -49,11 +63,16 @@ std::string list(const Ints& values) {
     return s + "]";
 }
 
-// One tensor under its argument's name.
+// One tensor under its operator's and its argument's name.
 class Arg {
   public:
-    Arg(const char* name, const Tensor& tensor) : name_(name), t_(tensor) {
-        STD_TORCH_CHECK(tensor.defined(), name, ": None; needs a tensor");
+    Arg(const char* op, const char* name, const Tensor& tensor) : op_(op), name_(name), t_(tensor) {
+        if (!tensor.defined()) refuse("None; needs a tensor");
+    }
+
+    template <class... Parts>
+    [[noreturn]] void refuse(const Parts&... parts) const {
+        binding::refuse(op_, name_, ": ", parts...);
     }
 
     int64_t dim() const { return t_.dim(); }
@@ -71,44 +90,43 @@ class Arg {
             if (got == d) return d;
             names += (names.empty() ? "" : ", ") + std::string(name_of(d));
         }
-        STD_TORCH_CHECK(false, name_, ": dtype ", got ? name_of(*got) : torch::headeronly::toString(t_.scalar_type()),
-                        "; allowed: ", names);
-        return allowed.begin()[0];
+        refuse("dtype ", got ? name_of(*got) : torch::headeronly::toString(t_.scalar_type()), "; allowed: ", names);
     }
 
     void check_device_of(const Arg& other) const {
-        STD_TORCH_CHECK(t_.device() == other.t_.device(), name_, ": on device ", device(), ", but ", other.name_,
-                        " is on ", other.device());
+        if (t_.device() == other.t_.device()) return;
+        refuse("on device ", device(), ", but ", other.name_, " is on ", other.device());
     }
 
     void check_dim(int64_t dim) const {
-        STD_TORCH_CHECK(t_.dim() == dim, name_, ": ", t_.dim(), " dimensions (shape ", shape(), "); needs ", dim);
+        if (t_.dim() != dim) refuse(t_.dim(), " dimensions (shape ", shape(), "); needs ", dim);
     }
 
     void check_shape(std::initializer_list<int64_t> wanted, const char* meaning) const {
         bool same = t_.dim() == int64_t(wanted.size());
         for (int64_t i = 0; same && i < t_.dim(); ++i) same = t_.size(i) == wanted.begin()[i];
-        STD_TORCH_CHECK(same, name_, ": shape ", shape(), "; needs ", meaning, " = ", list(std::vector<int64_t>(wanted)));
+        if (!same) refuse("shape ", shape(), "; needs ", meaning, " = ", list(std::vector<int64_t>(wanted)));
     }
 
     // All leading dimensions as other's; the last one `last`.
     void check_rows_of(const Arg& other, int64_t last) const {
         bool same = t_.dim() == other.t_.dim() && this->last() == last;
         for (int64_t i = 0; same && i + 1 < t_.dim(); ++i) same = t_.size(i) == other.t_.size(i);
-        STD_TORCH_CHECK(same, name_, ": shape ", shape(), "; needs ", other.name_, "'s leading dimensions (shape ",
-                        other.shape(), ") and last dimension ", last);
+        if (same) return;
+        refuse("shape ", shape(), "; needs ", other.name_, "'s leading dimensions (shape ", other.shape(),
+               ") and last dimension ", last);
     }
 
     void check_last_contiguous() const {
-        STD_TORCH_CHECK(last() <= 1 || t_.stride(t_.dim() - 1) == 1, name_, ": last dimension has stride ",
-                        t_.stride(t_.dim() - 1), "; needs 1");
+        const int64_t stride = t_.stride(t_.dim() - 1);
+        if (last() > 1 && stride != 1) refuse("last dimension has stride ", stride, "; needs 1");
     }
 
     // One float32 element, on other's device.
     const float* scale_of(const Arg& other) const {
         dtype({DType::f32});
         check_device_of(other);
-        STD_TORCH_CHECK(t_.numel() == 1, name_, ": ", t_.numel(), " elements (shape ", shape(), "); needs 1");
+        if (t_.numel() != 1) refuse(t_.numel(), " elements (shape ", shape(), "); needs 1");
         return static_cast<const float*>(data());
     }
 
@@ -122,9 +140,9 @@ class Arg {
             if (first) {
                 stride = t_.stride(i);
                 first = false;
-            } else {
-                STD_TORCH_CHECK(t_.stride(i) == expected, name_, ": leading dimensions of shape ", shape(), " with strides ",
-                                list(t_.strides()), " do not collapse into rows with one stride");
+            } else if (t_.stride(i) != expected) {
+                refuse("leading dimensions of shape ", shape(), " with strides ", list(t_.strides()),
+                       " do not collapse into rows with one stride");
             }
             expected = t_.stride(i) * t_.size(i);
         }
@@ -134,9 +152,8 @@ class Arg {
     // Of a tensor that is written: rows may not share memory.
     int64_t written_row_stride() const {
         const int64_t stride = row_stride();
-        STD_TORCH_CHECK(rows() <= 1 || stride >= last(), name_, ": rows of ", last(), " elements are ", stride,
-                        " apart; a tensor that is written may not overlap itself");
-        return stride;
+        if (rows() <= 1 || stride >= last()) return stride;
+        refuse("rows of ", last(), " elements are ", stride, " apart; a tensor that is written may not overlap itself");
     }
 
     int64_t rows() const { return last() == 0 ? 0 : t_.numel() / last(); }
@@ -151,7 +168,7 @@ class Arg {
             const int64_t offset = ((q.begin - p.begin) % p.stride + p.stride) % p.stride;
             if (offset >= p.width && offset + q.width <= p.stride) return;
         }
-        STD_TORCH_CHECK(false, name_, ": overlaps ", other.name_, " in memory");
+        refuse("overlaps ", other.name_, " in memory");
     }
 
     std::string shape() const { return list(t_.sizes()); }
@@ -174,9 +191,9 @@ class Arg {
         return t_.is_cpu() ? "cpu" : (t_.is_cuda() ? "cuda:" : "device:") + std::to_string(d.index());
     }
 
-    const char* name_;
+    const char *op_, *name_;
     const Tensor& t_;
 };
 
 }  // namespace
-}  // namespace rocm_fp8
+}  // namespace rocm_fp8::binding

@@ -1,7 +1,7 @@
 // How the row operators run on the CPU.
 #pragma once
 
-#include "../launch.h"
+#include "../types.h"
 
 namespace rocm_fp8 {
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../launch.h"
+#include "../types.h"
 
 namespace rocm_fp8 {
 
@@ -40,7 +40,7 @@ struct Grid {
 Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments);
 
 template <class... Parameters>
-Status launch(void (*kernel)(Parameters...), const Chip& chip, const Grid& grid, const Executor& on, Parameters... arguments) {
+Status launch_kernel(void (*kernel)(Parameters...), const Chip& chip, const Grid& grid, const Executor& on, Parameters... arguments) {
     void* pointers[] = {&arguments...};
     return launch_any(reinterpret_cast<const void*>(kernel), chip, grid, on.stream, pointers);
 }

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "../launch.h"
+#include "../types.h"
 
 namespace rocm_fp8 {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "../launch.h"
+#include "../types.h"
 
 namespace rocm_fp8 {
 

@@ -5,7 +5,7 @@
 // half, so widening is a shift; rounding is three instructions a pair-element on gfx942, one a pair on gfx950.
 #pragma once
 
-#include "../launch.h"
+#include "../types.h"
 #include "vector.h"
 
 namespace rocm_fp8 {

@@ -210,6 +210,12 @@ class CudaToolchain:
         sources = sum(source.endswith(".cu") for section in config.sections("cuda") for source in section.src)
         self.threads = -(-len(os.sched_getaffinity(0)) // max(sources, 1))
 
+    @staticmethod
+    def tools() -> Path:
+        """The folder of nvcc, cuobjdump and nvdisasm."""
+        installed = os.environ.get("CUDA_HOME")
+        return (Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT) / "bin"
+
     def archs(self, config: BuildConfig) -> list[str]:
         return all_archs(config, "cuda")
 

@@ -14,7 +14,7 @@ from tests.settings import CUDA_TOOLKIT, ROOT, needs_cuda_toolchain
 pytestmark = needs_cuda_toolchain
 ARCHS = ["sm_89", "sm_90a", "sm_100"]
 BULK_ROW_TILES = (1, 2, 4)
-ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of CudaRowOwner
+ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of rms_norm::cuda::RowOwner
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def kernels_of(library: Path, arch: str) -> list[Kernel]:
         name, values = re.search(r"_cu_[0-9a-f]{8}\d+([a-z_]+)I(.*)EEv", mangled).groups()
         # 7fb96aac3 13 rms_norm_fast: the hash of the file before it ends in digits of the name's length.
         operations = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", code, re.M)
-        template = tuple(int(value) for value in re.findall(r"L(?:[ib]|NS_\w+?E|S\d_|S_)(\d+)E", values + "E"))
+        template = tuple(int(value) for value in re.findall(r"L(?:[ib]|NS\d*_\w+?E|S\d*_)(\d+)E", values + "E"))
         found.append(Kernel(name, template, *resources[mangled.strip()], Counter(operations)))
     return found
 

@@ -30,7 +30,7 @@ ENTRIES = [
 def compiled_output(tmp_path: Path, program: str) -> list[list[int]]:
     source = tmp_path / "program.cpp"
     source.write_text(
-        f'#include "{header.CONFIG}"\n#include <cstdio>\nusing namespace rocm_fp8;\nint main() {{ {program} }}'
+        f'#include "{header.CONFIG}"\n#include <cstdio>\nusing namespace rocm_fp8::skinny_gemm::hip;\nint main() {{ {program} }}'
     )
     subprocess.run([cxx_compiler(), "-std=c++20", source, "-o", tmp_path / "program"], check=True)
     output = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True).stdout
@@ -59,7 +59,7 @@ def test_a_table_that_has_changed_its_form_is_refused():
     ):
         changed = re.sub(pattern, other, CONFIG)
         assert changed != CONFIG
-        with pytest.raises(HeaderError, match="skinny_gemm_config.h"):
+        with pytest.raises(HeaderError, match="config.h"):
             header.parse_ring_table(changed)
 
 

@@ -58,7 +58,7 @@ void check(const char* name, Widen widen) {
         const double exact = double(v) / (1.0 + std::exp(-double(v)));
         for (bool e : {false, true}) {
             for (bool r : {false, true}) {
-                const float got = rocm_fp8::silu_any(v, Machine{e, r});
+                const float got = rocm_fp8::swiglu::silu_any(v, Machine{e, r});
                 if (std::signbit(got) != std::signbit(v)) {
                     std::printf("%s: wrong sign at %a: %a\n", name, v, got);
                     return;
@@ -78,6 +78,6 @@ int main() {
     check("bfloat16", widen_bf16);
     const float inf = INFINITY;
     const Machine exact{false, false};
-    std::printf("special %d\n", rocm_fp8::silu_any(inf, exact) == inf && std::isnan(rocm_fp8::silu_any(-inf, exact)) &&
-                                    std::isnan(rocm_fp8::silu_any(float(NAN), exact)));
+    std::printf("special %d\n", rocm_fp8::swiglu::silu_any(inf, exact) == inf && std::isnan(rocm_fp8::swiglu::silu_any(-inf, exact)) &&
+                                    std::isnan(rocm_fp8::swiglu::silu_any(float(NAN), exact)));
 }

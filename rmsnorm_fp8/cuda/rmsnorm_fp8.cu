@@ -1,0 +1,318 @@
+// RMSNorm + FP8 for NVIDIA GPUs.
+//
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
+// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
+// between the sum and the normalisation.
+//
+//     block      row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
+//                        | vector T | ...                         |  thread t holds vectors t, t + T, ...
+//     cluster    the same with T the threads of 2, 4 or 8 blocks, whose sums meet in shared memory across the blocks
+//     warp       the same with T = 32, eight rows a block, no shared memory
+//
+//   1 fetch      the first rows and the weights into L2, while the kernel before this one ends
+//   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
+//   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
+//   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
+//   5 fetch      of many rows, one that a later block takes, into L2: memory goes on while this block computes
+//   6 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
+//
+// The sum's tree depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory (the careful
+// kernel below adds in the same order).
+//
+// H200, [rows, 16384] float16 with a residual, microseconds a launch in a graph (2026-11-21; floor: bytes at 4.47 TB/s):
+//   rows                                              1     8     32    128    512    2048
+//   floor                                             0.03  0.21  0.82  3.28   13.13  52.5
+//   1  a block a row, 8 or 16 bytes x 4 a thread      2.81  2.84  2.96  5.47   18.17  62.8
+//   2  few rows: a cluster of eight blocks a row      1.75  2.26  4.44
+//   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
+//   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
+//   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
+//      and of rows of up to 8192 two vectors a thread, however many: 1024 x 5120 12.6 -> 10.4, 8192 x 4096 61.9 -> 57.3
+//   6  of many rows, one fetched ahead (beside version 5: 15.76, 58.4)         15.51  56.3   (1024 rows: 30.1 -> 29.0)
+//      rms_norm_fp8: 2048 x 16384 29.8 -> 28.2, 2048 x 8192 20.0 -> 17.2, 4096 x 4096 16.0 -> 14.9, 4096 x 5120 20.1 -> 18.5
+//      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
+//   7  a cluster's sums sent, to a barrier that counts their bytes, where they were stored and a release to the cluster waited for
+//      the residual as well                           1.46  1.94                              (16 rows: 3.44 -> 2.80)
+//   8  up to 33 rows over clusters of eight, and the next kernel let in after the wait where that makes the series faster
+//      (24 rows: 3.06 -> 2.11)                                     2.35
+//      of 4096, 64 rows by clusters of four: 2.80 -> 2.08, 128 rows 3.20 -> 2.23; why this start, and not always: next_at_once
+//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.48  1.96  2.35  5.45   15.44  56.0
+//   each row's launch alone, nothing overlapping      2.62  2.90  3.75  6.59   18.08  58.4
+// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 48 rows and more; blocks that
+// stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
+// Beside version 6, 512 rows (15.6): before the wait no rows but 66, 198 or 264 (16.0, 16.2, 16.6), those from 66 to 198 or from
+// 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
+// row has come (16.4) or its sum is known (17.2); what is fetched kept in L2 longer (15.5; 2048 rows 56.3 -> 55.8: too little for
+// lines that stay there when they are done with) or shorter (15.5); three rows a multiprocessor, so that the next kernel's blocks
+// find room earlier (512 threads of 40 registers, which do not load all at once, 18.7; 256 of eight vectors 19.6); 264 blocks that
+// stay for two rows (16.4); fetches by an elected lane, which are no loops over lanes (15.5; 128 rows 5.34 -> 5.40).
+// Beside version 7, 512 rows (15.5): a block a multiprocessor that stays for all its rows, so that the next kernel's finds room beside
+// it, rows fetched one, two or three ahead (18.7, 20.6, 21.2), or copied to shared memory while the row before is normalised (19.3 to
+// 20.4; 2048 rows: 66 to 85); rows over clusters of two, four or eight, of two or four vectors a thread (15.9 to 17.5); the first blocks
+// of a multiprocessor ahead of the second ones by 0.3 to 1.4 us (16.0); rows of the second round fetched before the wait (15.5 to 16.6)
+// or as soon as a row is asked for (15.5 to 17.2). What was fetched takes a block as long to load as what was not, 3.5 us (a clock in
+// each block): it is the way from L2 that is full then, and nothing fetched fills the 2 us between a launch's last load and the next
+// one's first. Little of that is left to gain: 0.9 us to normalise and store the last rows, 0.5 until the next launch is let go, 0.6
+// until its first load is back.
+#include "../../common/cuda/mbarrier.h"
+#include "../../common/cuda/device.h"
+#include "../../common/cuda/pdl.h"
+#include "../../common/cuda/quantize.h"
+#include "config.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::rms_norm::cuda {
+namespace {
+
+struct Machine {
+    static __device__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    static __device__ float rsqrt(float v) { return rsqrtf(v); }
+    static __device__ float sqrt(float v) { return sqrtf(v); }
+};
+
+struct Rows {
+    using Machine = cuda::Machine;
+    static constexpr int kVector = cuda::kVector, kThreads = kSmallBlock;  // of rms_norm_any
+    static constexpr int kSlots = 256;  // sums of 32 vectors each: 65536 elements
+    // The sum over a row from the sums of its groups of 32 vectors, in every lane.
+    static __device__ float sum_of_slots(const float* slots, int used) {
+        const int lane = threadIdx.x % kWarp;
+        float v[1] = {0};  // not sum_over_lanes of a float: nvcc makes other code of it than what was measured
+        for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
+        sum_over_warp(v);
+        return v[0];
+    }
+};
+
+
+// A vector of the weight as it lies in memory.
+template <DType weight_type>
+struct WeightVector {
+    static constexpr int kLoads = weight_type == DType::f32 ? 2 : 1;
+    uint4 bits[kLoads];
+    __device__ void load_from(const void* weight, int64_t vector) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) bits[i] = load(offset(weight, (vector * kLoads + i) * 16));
+    }
+    // Two of them, as normalize takes them.
+    __device__ auto pair(int i) const {
+        if constexpr (weight_type == DType::f32) {
+            const uint4& w = bits[i / 2];
+            return f32x2{__uint_as_float(word(w, i % 2 * 2)), __uint_as_float(word(w, i % 2 * 2 + 1))};
+        } else {
+            return word(bits[0], i);
+        }
+    }
+};
+
+// How a launch shares the chip with those beside it: see rows_to_fetch, rows_ahead and next_at_once.
+struct RowOverlap {
+    int64_t fetched, ahead;
+    bool next_at_once;
+};
+
+// kHeld vectors a thread. fetches_ahead: it may be asked for that.
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld, bool fetches_ahead = false>
+__global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThreads) void rms_norm_fast(
+    Args a, RowOverlap overlap) {
+    constexpr bool by_warp = owner == RowOwner::warp, by_cluster = owner == RowOwner::cluster;
+    const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
+    const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
+    const int t = by_warp ? lane : int(threadIdx.x);
+    const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
+    constexpr bool always_at_once = always_next_at_once(owner, kHeld);
+    if (always_at_once || overlap.next_at_once) let_next_kernel_start();
+    if (by_warp && row >= a.rows) return;
+
+    const void* x = offset(a.x, row * a.x_stride * 2);
+    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
+    const int vectors = int(a.d / kVector);
+    const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
+    if constexpr (!by_warp) {
+        if (t < kHeld && row < overlap.fetched) {
+            const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
+            if (first < end) {
+                const uint32_t bytes = (end - first) * 16;
+                fetch_to_l2(offset(x, first * 16), bytes);
+                if (with_residual) fetch_to_l2(offset(residual, first * 16), bytes);
+                constexpr int kLoads = WeightVector<weight_type>::kLoads;
+                if (row == 0) fetch_to_l2(offset(a.weight, first * 16 * kLoads), bytes * kLoads);
+            }
+        }
+    }
+    __shared__ Barrier slots_full;  // of clusters alone
+    // Closes: a block of the cluster may not be written to before it runs.
+    if constexpr (by_cluster) {
+        if (t == 0) {
+            make_barrier(&slots_full, 1);
+            publish_barriers();
+            arrive_expecting(&slots_full, kHeld * blocks * (lanes / kWarp) * sizeof(float));
+        }
+        __syncwarp();
+        arrive_at_cluster_start();
+    }
+    wait_for_previous_kernel();
+    if (!always_at_once && !overlap.next_at_once) let_next_kernel_start();
+
+    uint4 h[kHeld], added[kHeld];
+    // Weights are loaded with the row where there is room for them, so that one latency covers both; else before the
+    // exchange, which hides it; those that do not fit are loaded at their use.
+    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld * WeightVector<weight_type>::kLoads > 4;
+    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        // Threads beyond the row's end load its last vector and do not count it.
+        const int loaded = index(v) < vectors ? index(v) : vectors - 1;
+        h[v] = load(offset(x, loaded * 16));
+        if constexpr (with_residual) added[v] = load(offset(residual, loaded * 16));
+    }
+    const auto load_weight = [&](int v, WeightVector<weight_type>& w) {
+        w.load_from(a.weight, index(v) < vectors ? index(v) : vectors - 1);
+    };
+    if constexpr (weights_first) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) load_weight(v, weight[v]);
+    }
+    const QuantizationScale scale = to_fp8 ? QuantizationScale(a.scale) : QuantizationScale();
+
+    float sums[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        f32x2 wide[kVector / 2];
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+            if constexpr (with_residual) word(h[v], i) = Pairs<in>::add(word(h[v], i), word(added[v], i));
+            wide[i] = Pairs<in>::widen(word(h[v], i));
+        }
+        sums[v] = index(v) < vectors ? sum_of_squares(wide) : 0.0f;
+    }
+    if constexpr (with_residual) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            if (index(v) < vectors) store(offset(residual, index(v) * 16), h[v]);
+        }
+    }
+    if constexpr (!weights_first && !weights_last) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) load_weight(v, weight[v]);
+    }
+
+    sum_over_warp(sums);
+    float sum;
+    if constexpr (by_warp) {
+        // What sum_of_slots would give.
+        sum = sums[0];
+        if constexpr (kHeld >= 2) sum += sums[1];
+        if constexpr (kHeld == 4) sum += sums[2] + sums[3];
+    } else {
+        __shared__ float slots[Rows::kSlots];
+        const int warps = lanes / kWarp, warp = t / kWarp;
+        const auto slot = [&](int v) { return (v * blocks + rank) * warps + warp; };
+        if constexpr (by_cluster) {
+            wait_for_cluster_start();
+            if (lane < blocks) {
+                const uint32_t barrier = address_in_block(&slots_full, lane);
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
+            }
+            // Closes: the slots are read below by warps and blocks that did not write them.
+            wait_for(&slots_full, 0);
+        } else {
+            if (lane == 0) {
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) slots[slot(v)] = sums[v];
+            }
+            // Closes: the slots are read below by warps that did not write them.
+            __syncthreads();
+        }
+        sum = Rows::sum_of_slots(slots, kHeld * blocks * warps);
+    }
+    if (fetches_ahead && t == 0 && overlap.ahead && row + overlap.ahead < a.rows) {
+        fetch_to_l2(offset(x, overlap.ahead * a.x_stride * 2), vectors * 16);
+        if (with_residual) fetch_to_l2(offset(residual, overlap.ahead * a.residual_stride * 2), vectors * 16);
+    }
+    const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
+
+    void* out = offset(a.out, row * a.out_stride * (to_fp8 ? 1 : 2));
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        uint4 y;
+        WeightVector<weight_type>& w = weight[weights_last ? 0 : v];
+        if constexpr (weights_last) load_weight(v, w);
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w.pair(i));
+        if constexpr (to_fp8) {
+            f32x2 wide[kVector / 2];
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) wide[i] = Pairs<in>::widen(word(y, i));
+            const uint2 q = quantize(wide, scale);
+            if (index(v) < vectors) store(offset(out, index(v) * 8), q);
+        } else {
+            if (index(v) < vectors) store(offset(out, index(v) * 16), y);
+        }
+    }
+}
+
+template <DType in>
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a, RowOverlap) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    rms_norm_row<Rows, in>(a, blockIdx.x);
+}
+
+// Every instantiation, chosen by types and the configuration.
+using Kernel = void (*)(Args, RowOverlap);
+
+template <DType in, DType weight, bool to_fp8, bool with_residual>
+Kernel kernel_by_config(const Config& c, bool ahead) {
+    switch (c.owner) {
+        case RowOwner::warp:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 2>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 4>;
+        case RowOwner::block:
+            // To be able to fetch ahead costs nothing with four vectors; with two it cost few rows 2 %.
+            if (c.vectors == 4) return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 4, to_fp8>;
+            return ahead ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 2, to_fp8>
+                         : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 2>;
+        case RowOwner::cluster:
+            return c.vectors == 1 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::cluster, 1>
+                                  : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::cluster, 4>;
+        case RowOwner::any: return rms_norm_any<in>;
+    }
+    return nullptr;
+}
+
+// Whether the fast kernels can take it: see pick_config.
+bool aligned(const Args& a) {
+    const bool out = is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, 8) : rows_aligned(a.out, a.out_stride * 2);
+    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && out && rows_aligned(a.weight, 0) &&
+           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+}
+
+}  // namespace
+}  // namespace rocm_fp8::rms_norm::cuda
+
+namespace rocm_fp8::rms_norm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.rows == 0 || args.d == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
+    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
+                                                               aligned(args) && args.out_dtype != DType::e4m3fnuz);
+    const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
+    if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
+    const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
+    const RowOverlap overlap{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
+                             rows_ahead(args.rows, config, chip.multiprocessors),
+                             next_at_once(args.rows, args.d, config, chip.multiprocessors)};
+    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config, overlap.ahead > 0);
+    });
+    return launch_kernel(kernel, chip, {blocks, config.threads, config.cluster}, on, args, overlap);
+}
+
+}  // namespace rocm_fp8::rms_norm

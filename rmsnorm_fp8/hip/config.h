@@ -1,0 +1,55 @@
+// How a launch of rmsnorm_fp8.hip is cut into workgroups: a function of the sizes alone, with no HIP in it, so that it
+// can be tested anywhere.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace rocm_fp8::rms_norm::hip {
+
+// Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes).
+enum class RowOwner : int {
+    quarter_wave,  // 16 lanes, one vector each: 16 rows a workgroup
+    wave,          // 64 lanes: 4 rows a workgroup
+    workgroup,     // up to 1024 threads
+    any            // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
+};
+
+struct Config {
+    RowOwner owner;
+    int vectors;  // a thread holds: 1, 2, 4 or 8
+    int threads;  // a workgroup
+    int rows;     // a workgroup
+};
+
+constexpr int kVector = 8;  // elements
+constexpr int kMostThreads = 1024;
+
+// The chips have 304 and 256 compute units, each with room for 32 waves. Half of that room filled is enough loads in
+// flight (16 waves x 4 KiB, where bandwidth x latency is some 14 KiB a compute unit).
+constexpr int64_t kEnoughWaves = 304 * 16;
+
+// aligned: rows of all tensors start at multiples of 16 bytes (those of an FP8 result, too), d is a multiple of 16.
+constexpr Config pick_config(int64_t rows, int64_t d, bool aligned) {
+    constexpr int kWaveLanes = 64, kQuarter = 16, kSmallGroup = 256;
+    constexpr int64_t kMaxVectors = 8;
+    const int64_t vectors = d / kVector;
+    if (!aligned || vectors > kMaxVectors * kMostThreads) return {RowOwner::any, 0, kSmallGroup, 1};
+    if (vectors <= kQuarter) return {RowOwner::quarter_wave, 1, kSmallGroup, kSmallGroup / kQuarter};
+    // Many rows: as many loads in flight from each wave as it can hold, so that fewer waves need to meet for a sum.
+    // Few rows: a row is spread over as many threads as there may be, because its latency is the time.
+    const auto waves = [&](int64_t held) { return (vectors + held * kWaveLanes - 1) / (held * kWaveLanes); };
+    for (int held : {4, 2, 1}) {
+        const bool enough = rows * waves(held) >= kEnoughWaves;
+        if (held > 1 && !enough && waves(held / 2) * kWaveLanes <= kMostThreads) continue;
+        if (waves(held) * kWaveLanes > kMostThreads) break;
+        if (waves(held) == 1) {
+            const int needed = vectors <= kWaveLanes ? 1 : vectors <= 2 * kWaveLanes ? 2 : 4;
+            return {RowOwner::wave, needed, kSmallGroup, kSmallGroup / kWaveLanes};
+        }
+        return {RowOwner::workgroup, held, int(waves(held)) * kWaveLanes, 1};
+    }
+    return {RowOwner::workgroup, 8, int(waves(8)) * kWaveLanes, 1};
+}
+
+}  // namespace rocm_fp8::rms_norm::hip

@@ -1,0 +1,265 @@
+// RMSNorm + FP8 for MI300X (gfx942) and MI350 (gfx950).
+//
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
+// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
+// between the sum and the normalisation.
+//
+//     workgroup    row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
+//                          | vector T | ...                         |  thread t holds vectors t, t + T, ...
+//     wave         the same with T = 64, four rows a workgroup, no LDS
+//     quarter      T = 16, sixteen rows a workgroup
+//
+//   1 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
+//   2 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree by DPP over 64 vectors
+//   3 exchange   the sums of 64 vectors through LDS, one barrier; every wave adds them in the same tree
+//   4 normalise  registers * r * weight / scale -> FP8, two numbers an instruction; lanes swap halves for 128-bit stores
+//
+// The sum's tree depends on d alone: not on the number of rows, on T, or on the layout in memory (the careful kernel
+// below adds in the same order).
+//
+// Estimates (not measurements) for [rows, 16384] float16 with a residual on an MI300X, 304 compute units at 2.1 GHz,
+// 4.2 TB/s achievable; the counts are those of tests/machine_code.json:
+//   2048 rows   235 MB: 56 us at 4.2 TB/s. 18 instructions an element = 15 us of issue, hidden. Four workgroups of 512
+//               threads fit a compute unit (57 registers), 64 KiB of loads each; bandwidth x latency asks for some
+//               14 KiB. One barrier a row costs nothing while three other workgroups load.
+//   1 row       one compute unit does it all: 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), and 16
+//               waves on four SIMDs, whose 340 instructions each take 2.0 us, in part at the same time: 4.4 us by the
+//               simulator's clock. Below that, the row would have to be spread over units.
+//   bfloat16    no packed arithmetic: 29 instructions an element (gfx950: 22), 24 us at 2048 rows, hidden as well.
+//
+// Versions (what each changes; their gains are to be measured):
+//   1  rms_norm_any: two passes over memory, element by element. The fallback, and the comparison
+//   2  rms_norm_fast: 128-bit accesses, the row in registers, one exchange
+//   3  packed arithmetic, the division by the scale from its reciprocal, 128-bit FP8 stores
+#include "../../common/hip/device.h"
+#include "../../common/hip/quantize.h"
+#include "../../common/hip/dpp.h"
+#include "config.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::rms_norm::hip {
+namespace {
+
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+    __device__ static float rsqrt(float v) { return __builtin_amdgcn_rsqf(v); }
+    __device__ static float sqrt(float v) { return __builtin_sqrtf(v); }
+};
+
+struct Rows {
+    using Machine = hip::Machine;
+    static constexpr int kVector = hip::kVector, kSlots = 2 * kWave, kThreads = 256;  // of rms_norm_any
+    // The sum over a row from the sums of its groups of 64 vectors, in LDS; in every lane.
+    __device__ static float sum_of_slots(const float* slots, int used) {
+        const int lane = threadIdx.x % kWave;
+        float v = lane < used ? slots[lane] : 0.0f;
+        if (used > kWave) v += kWave + lane < used ? slots[kWave + lane] : 0.0f;
+        return of_last_lane(sum_to_last_lane(v));
+    }
+};
+
+// A vector of the weight as it lies in memory.
+template <DType weight_type>
+struct WeightVector {
+    u32x4 bits[weight_type == DType::f32 ? 2 : 1];
+    __device__ void load_from(const void* weight, uint32_t vector) {
+        constexpr uint32_t kLoads = sizeof(bits) / 16;
+#pragma unroll
+        for (uint32_t i = 0; i < kLoads; ++i) bits[i] = load<u32x4>(weight, (vector * kLoads + i) * 16);
+    }
+    // Two of them, as normalize takes them.
+    __device__ auto pair(int i) const {
+        if constexpr (weight_type == DType::f32) {
+            const u32x4 w = bits[i / 2];
+            return __builtin_bit_cast(f32x2, i % 2 ? u32x2{w.z, w.w} : u32x2{w.x, w.y});
+        } else {
+            return bits[0][i];
+        }
+    }
+};
+
+// kHeld vectors a thread.
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
+__global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(Args a) {
+    constexpr bool whole_group = owner == RowOwner::workgroup, quarter = owner == RowOwner::quarter_wave;
+    // Weights are loaded with the row where there is room for them, so that one latency covers both.
+    // Else before the exchange, which hides it; those of eight vectors do not fit and are loaded at their use.
+    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld == 8;
+    const int lanes = whole_group ? int(blockDim.x) : quarter ? 16 : kWave;
+    const int t = whole_group ? int(threadIdx.x) : int(threadIdx.x) % lanes;
+    int64_t row = blockIdx.x;
+    if constexpr (owner == RowOwner::wave) row = row * 4 + uniform(threadIdx.x / kWave);
+    if constexpr (quarter) row = row * 16 + threadIdx.x / 16;
+    // Only whole waves, or rows of 16 lanes, are without work: nothing is exchanged between those.
+    if (!whole_group && row >= a.rows) return;
+
+    const void* x = offset(a.x, row * a.x_stride * 2);
+    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
+    const uint32_t vectors = uint32_t(a.d) / kVector;
+    const auto index = [&](int v) { return uint32_t(v * lanes + t); };
+    // Threads beyond the row's end load its last vector and do not count it: a branch around loads would keep them from
+    // being in flight together.
+    const auto loaded = [&](int v) { return index(v) < vectors ? index(v) : vectors - 1; };
+
+    u32x4 h[kHeld], added[kHeld];
+    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        h[v] = load<u32x4>(x, loaded(v) * 16);
+        if constexpr (with_residual) added[v] = load<u32x4>(residual, loaded(v) * 16);
+    }
+    // In this order: the first sum waits for the row alone.
+    __builtin_amdgcn_sched_barrier(0);
+    const auto load_weights = [&] {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) weight[v].load_from(a.weight, loaded(v));
+    };
+    if constexpr (weights_first) load_weights();
+    const float reciprocal_d = 1.0f / float(int(a.d));
+    QuantizationScale scale;
+    if constexpr (to_fp8) scale = QuantizationScale(a.scale);
+    have_now(a.epsilon);
+    have_now(a.out);
+    // What is above does not wait for the row, and what is below does.
+    __builtin_amdgcn_sched_barrier(0);
+
+    float sums[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        f32x2 wide[kVector / 2];
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+            if constexpr (with_residual) h[v][i] = Pairs<in>::add(h[v][i], added[v][i]);
+            wide[i] = Pairs<in>::widen(h[v][i]);
+        }
+        const float squares = sum_of_squares(wide);
+        sums[v] = index(v) < vectors ? squares : 0.0f;
+    }
+    // Loads before stores, and no load's wait behind a store: vmcnt counts both, in order.
+    if constexpr (!weights_first && !weights_last) load_weights();
+    __builtin_amdgcn_sched_barrier(0);
+    if constexpr (with_residual) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            if (index(v) < vectors) store(residual, index(v) * 16, h[v]);
+        }
+    }
+
+    float sum;
+    if constexpr (quarter) {
+        sum = sum_of_row(sums[0]);
+    } else {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) sums[v] = sum_to_last_lane(sums[v]);
+        if constexpr (whole_group) {
+            __shared__ float slots[Rows::kSlots];
+            const int waves = lanes / kWave, wave = uniform(t / kWave);
+            if (t % kWave == kWave - 1) {
+#pragma unroll
+                for (int v = 0; v < kHeld; ++v) slots[v * waves + wave] = sums[v];
+            }
+            // Closes: the slots are read below by waves that did not write them.
+            __syncthreads();
+            sum = Rows::sum_of_slots(slots, kHeld * waves);
+        } else {
+            // What sum_of_slots would give.
+            sum = of_last_lane(sums[0]);
+            if constexpr (kHeld >= 2) sum = of_last_lane(sums[1]) + sum;
+            if constexpr (kHeld == 4) sum = (of_last_lane(sums[3]) + of_last_lane(sums[2])) + sum;
+        }
+    }
+    const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon, Machine());
+    const auto weight_of = [&](int v) {
+        if constexpr (!weights_last) return weight[v];
+        weight[0].load_from(a.weight, loaded(v));
+        return weight[0];
+    };
+
+    if constexpr (to_fp8) {
+        u32x2 q[kHeld];
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            f32x2 y[kVector / 2];
+            const WeightVector<weight_type> w = weight_of(v);
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w.pair(i)));
+            q[v] = quantize(y, scale);
+        }
+        void* out = offset(a.out, row * a.out_stride);
+        if constexpr (kHeld == 1) {
+            if (index(0) < vectors) store(out, index(0) * 8, q[0]);
+        }
+#pragma unroll
+        for (int v = 0; v + 1 < kHeld; v += 2) {
+            const u32x4 two = pair_up(q[v], q[v + 1]);
+            const uint32_t first = t & 1 ? index(v + 1) - 1 : index(v);
+            if (first < vectors) store(out, first * 8, two);
+        }
+    } else {
+        void* out = offset(a.out, row * a.out_stride * 2);
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            u32x4 y;
+            const WeightVector<weight_type> w = weight_of(v);
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) y[i] = normalize<in>(h[v][i], r, w.pair(i));
+            if (index(v) < vectors) store(out, index(v) * 16, y);
+        }
+    }
+}
+
+template <DType in>
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a) {
+    rms_norm_row<Rows, in>(a, blockIdx.x);
+}
+
+// Every instantiation, chosen by types and the configuration.
+using Kernel = void (*)(Args);
+
+template <DType in, DType weight, bool to_fp8, bool with_residual>
+Kernel kernel_by_config(const Config& c) {
+    switch (c.owner) {
+        case RowOwner::quarter_wave: return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::quarter_wave, 1>;
+        case RowOwner::wave:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 2>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 4>;
+        case RowOwner::workgroup:
+            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 1>
+                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 2>
+                   : c.vectors == 4 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 4>
+                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 8>;
+        case RowOwner::any: return rms_norm_any<in>;
+    }
+    return nullptr;
+}
+
+// Whether the fast kernels can take it: see pick_config.
+bool aligned(const Args& a) {
+    const int64_t out_size = is_fp8(a.out_dtype) ? 1 : 2;
+    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride * out_size) &&
+           rows_aligned(a.weight, 0) && (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+}
+
+}  // namespace
+}  // namespace rocm_fp8::rms_norm::hip
+
+namespace rocm_fp8::rms_norm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace hip;
+    if (args.rows == 0 || args.d == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
+    if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
+    const Config config = pick_config(args.rows, args.d, aligned(args) && !foreign);
+    const int64_t groups = (args.rows + config.rows - 1) / config.rows;
+    if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
+    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
+        return kernel_by_config<in, weight, to_fp8, with_residual>(config);
+    });
+    return launch_kernel(kernel, groups, config.threads, on, args);
+}
+
+}  // namespace rocm_fp8::rms_norm

@@ -1,0 +1,313 @@
+// Skinny FP8 GEMM on the CPU, over any of common/cpu/simd_*.h.
+//
+// Bytes: n k of weights, read once; A (m k) is decoded once a call and stays in the caches. At m = 1 the floor
+// is the memory's read rate; the work is to decode 64 weights in about 10 cycles, so that two cores keep up
+// with it. Above about 4 rows the multiplications are the limit: m n k / (products an instruction).
+//
+//   few rows (m <= 4)    tiles of m x R::stream_n(m); the weights are decoded in registers, used m times
+//   more rows            K in slices: kColumns rows of B x kSlice are decoded into the nearest cache, then
+//                        multiplied with all rows of A in tiles of kTileM x R::tile_n
+//
+// Decoded A lies slice after slice, its m rows next to each other within one: with rows as far apart as K is
+// long, all of them would fall into the same few sets of the cache.
+//
+// Order of the sum, the same in both and for every m, tile and thread count: one accumulator adds the products
+// of a step of R::step elements, step after step, lane by lane, then the lanes are added in a tree. That is
+// what makes a row's bits independent of the batch.
+//
+// What an operand is, the instruction set says: float32, or bfloat16 in pairs, and by which power of two its
+// numbers are too small (R::operand_scale), which the end undoes exactly. Where the decoding turns NaN
+// codes into numbers, they are noted on the side and put into the result at the end.
+//
+// Versions, 2304 x 16384, 2 cores of a Zen 4, with AVX2 / AVX-512; m = 1: share of the read rate, m = 8 and 32:
+// times faster than torch's float32 linear (benchmarks/cpu_ratios.py):
+//   1  float32 operands, rows of decoded A as far apart as K      0.61 / 0.66   2.19 / 1.73   1.32 / 0.90
+//   2  A in slices; AVX-512 decodes to bfloat16 by table look-up  0.60 / 0.71   2.9  / 4.3    1.58 / 2.6
+//   3  the next tile's weights fetched while this one is computed 0.68 / 0.85   2.9  / 4.4    1.58 / 2.6
+//   4  AVX2 decodes by multiplications, six columns at m = 1      0.80 / 0.85
+#pragma once
+
+#include <limits>
+#include <type_traits>
+
+#include "../../common/cpu/lanes.h"
+#include "../skinny_gemm.h"
+
+namespace rocm_fp8::skinny_gemm {
+
+// What each instruction set's translation unit hands to the launcher.
+struct Kernel {
+    // Decodes the rows of A into `operands` (64-byte aligned, `operand_bytes`) and notes which hold NaN.
+    void (*decode_rows)(const Args& args, char* operands, bool* has_nan);
+    int64_t operand_bytes;
+    // Computes columns [begin, end) of the result.
+    void (*columns)(const Args& args, const char* operands, const bool* has_nan, int64_t begin, int64_t end);
+};
+
+// The launcher cuts the columns into multiples of this.
+constexpr int kPartColumns = 12;
+
+namespace {
+
+template <class R, DType format>
+class Gemm {
+    using L = Lanes<R>;
+    using Sum = typename R::Sum;
+    using Operand = typename R::Operand;
+    static constexpr int kStep = R::step, kParts = R::parts, kLanes = sizeof(Sum) / sizeof(float);
+    static constexpr int kStepBytes = kParts * sizeof(Operand);
+    static constexpr int kTileM = 4, kColumns = kPartColumns, kMaxStreamed = 4;
+    static_assert(kColumns % R::tile_n == 0);
+    // A decoded slice of a row is 512 bytes: the slices of 32 rows of A and 12 of B fit into 32 KiB.
+    static constexpr int kSlice = 512 / kStepBytes * kStep;
+    static constexpr int kSliceBytes = kSlice / kStep * kStepBytes;
+    static constexpr int kPrefetch = 512;  // bytes ahead in a row of weights
+
+    // Few rows are read step by step, so a step is their slice.
+    static int64_t slice_of(int64_t m) { return m <= kMaxStreamed ? kStep : kSlice; }
+    static int64_t slices(const Args& p) { return (p.k + slice_of(p.m) - 1) / slice_of(p.m); }
+
+    // At most `length` bytes of a row, decoded in steps; zeros fill the last step.
+    static void decode(const uint8_t* row, int64_t length, char* out, typename R::NanMask& nan) {
+        Operand w[kParts];
+        auto step = [&](const uint8_t* bytes) {
+            R::template decode<format>(bytes, w);
+            R::template note_nan<format>(nan, bytes);
+            for (const Operand& part : w) {
+                R::store_operand(out, part);
+                out += sizeof(Operand);
+            }
+        };
+        int64_t k = 0;
+        for (; k + kStep <= length; k += kStep) step(row + k);
+        if (k < length) {
+            uint8_t tail[kStep] = {};
+            std::memcpy(tail, row + k, length - k);
+            step(tail);
+        }
+    }
+
+    static void decode_rows(const Args& p, char* operands, bool* has_nan) {
+        const int64_t slice = slice_of(p.m), slice_bytes = slice / kStep * kStepBytes;
+        for (int64_t m = 0; m < p.m; ++m) {
+            typename R::NanMask nan;
+            for (int64_t s = 0; s < slices(p); ++s) {
+                const int64_t left = p.k - s * slice;
+                decode(p.a + m * p.a_stride + s * slice, left < slice ? left : slice,
+                       operands + (s * p.m + m) * slice_bytes, nan);
+            }
+            has_nan[m] = R::any_nan(nan);
+        }
+    }
+
+    // --- the end: lanes to one number, scales, bias, rounding ---
+
+    static float scalar(DType type, const void* p, int64_t i) {
+        auto first = [&](auto t) {
+            constexpr DType row = decltype(t)::value;
+            float lanes[L::block];
+            L::template store<DType::f32, row>(lanes, L::template load<row, row>(at<row>(p, i), 1), Whole());
+            return lanes[0];
+        };
+        if (type == DType::f16) return first(std::integral_constant<DType, DType::f16>());
+        if (type == DType::bf16) return first(std::integral_constant<DType, DType::bf16>());
+        return static_cast<const float*>(p)[i];
+    }
+
+    using Whole = std::integral_constant<int, L::block>;
+
+    // What a column's results have in common; of at most L::block columns from n0.
+    struct Columns {
+        float scale[L::block], bias[L::block];
+        Columns(const Args& p, int64_t n0, int count) {
+            for (int j = 0; j < count; ++j) {
+                scale[j] = p.scale_b[(n0 + j) * p.scale_b_stride];
+                bias[j] = p.bias ? scalar(p.bias_dtype, p.bias, (n0 + j) * p.bias_stride) : 0.0f;
+            }
+        }
+    };
+
+    static float total(const Sum& s) {
+        alignas(64) float lane[kLanes];
+        R::store_sum(lane, s);
+        for (int width = kLanes / 2; width > 0; width /= 2)
+            for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+        return lane[0];
+    }
+
+    // Row m of the tile of `count` columns from n0; partial(j): its sum, nan(j): whether column j holds a NaN code.
+    template <DType out_type, class Partial, class Nan>
+    static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row,
+                       Partial partial, Nan nan) {
+        constexpr float undo = R::template operand_scale<format> * R::template operand_scale<format>;
+        const float scale_a = p.scale_a[m * p.scale_a_stride];
+        float values[L::block] = {};
+        for (int j = 0; j < count; ++j) {
+            // Without a bias the product, as -0 + 0 would be +0.
+            const float v = total(partial(j)) * undo * scale_a;
+            const float result = p.bias ? __builtin_fmaf(v, c.scale[j], c.bias[j]) : v * c.scale[j];
+            values[j] = nan_row || nan(j) ? std::numeric_limits<float>::quiet_NaN() : result;
+        }
+        auto v = L::tame_nan(L::template load<DType::f32, out_type>(values, Whole()));
+        if constexpr (out_type != DType::f32) v = L::template round_to<out_type>(v);
+        L::template store<out_type, out_type>(at<out_type>(p.out, m * p.out_stride + n0), v, count);
+    }
+
+    // --- few rows: M rows of A times N rows of B, straight from the bytes ---
+
+    template <int M, int N, DType out_type>
+    static void stream_tile(const Args& p, const char* a, const bool* has_nan, int64_t n0) {
+        Sum acc[M][N];
+        typename R::NanMask any_nan;  // of all columns: registers are short here, and NaN codes rare
+        for (auto& row : acc)
+            for (Sum& v : row) v = R::zero();
+        const uint8_t* b = p.b + n0 * p.b_stride;
+
+        auto step = [&](const uint8_t* bytes, int64_t stride) {
+            for (int j = 0; j < N; ++j) {
+                Operand w[kParts];
+                R::template decode<format>(bytes + j * stride, w);
+                R::template note_nan<format>(any_nan, bytes + j * stride);
+                for (int i = 0; i < M; ++i)
+                    for (int q = 0; q < kParts; ++q)
+                        acc[i][j] = R::dot(acc[i][j], R::load_operand(a + i * kStepBytes + q * sizeof(Operand)), w[q]);
+            }
+            a += M * kStepBytes;
+        };
+        constexpr int kLine = kStep > 64 ? kStep : 64;  // one prefetch a cache line
+        int64_t k = 0;
+        for (; k + kLine <= p.k; k += kLine) {
+            for (int j = 0; j < N; ++j) {
+                __builtin_prefetch(b + j * p.b_stride + k + kPrefetch);
+                // The next tile into the second level: this far ahead the page tables are walked in time.
+                __builtin_prefetch(b + (j + N) * p.b_stride + k, 0, 2);
+            }
+            for (int u = 0; u < kLine; u += kStep) step(b + k + u, p.b_stride);
+        }
+        for (; k + kStep <= p.k; k += kStep) step(b + k, p.b_stride);
+        if (k < p.k) {
+            uint8_t tails[N * kStep] = {};
+            for (int j = 0; j < N; ++j) std::memcpy(tails + j * kStep, b + j * p.b_stride + k, p.k - k);
+            step(tails, kStep);
+        }
+        bool nan[N] = {};
+        if (R::any_nan(any_nan))
+            for (int j = 0; j < N; ++j) nan[j] = holds_nan(b + j * p.b_stride, p.k);
+        const Columns columns(p, n0, N);
+        for (int i = 0; i < M; ++i)
+            finish<out_type>(p, i, n0, N, columns, has_nan[i], [&](int j) { return acc[i][j]; },
+                             [&](int j) { return nan[j]; });
+    }
+
+    static bool holds_nan(const uint8_t* codes, int64_t count) {
+        for (int64_t k = 0; k < count; ++k) {
+            const float value = fp8_decode<format>(codes[k]);
+            if (value != value) return true;
+        }
+        return false;
+    }
+
+    template <int M, DType out_type>
+    static void stream_columns(const Args& p, const char* a, const bool* has_nan, int64_t begin, int64_t end) {
+        constexpr int N = R::stream_n(M);
+        for (; begin + N <= end; begin += N) stream_tile<M, N, out_type>(p, a, has_nan, begin);
+        for (; begin < end; ++begin) stream_tile<M, 1, out_type>(p, a, has_nan, begin);
+    }
+
+    // --- more rows: through decoded slices ---
+
+    // Scratch of one thread: a slice of decoded weights, and the accumulators of kColumns columns.
+    struct Scratch {
+        alignas(64) char slice[kColumns * kSliceBytes];
+        alignas(64) float acc[kMaxRows * kColumns * kLanes];
+    };
+
+    template <int M, int N>
+    static void slice_tile(const char* a, const char* b, int64_t bytes, float* acc) {
+        Sum sum[M][N];
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < N; ++j) R::load_sum(acc + (i * kColumns + j) * kLanes, sum[i][j]);
+        for (int64_t k = 0; k < bytes; k += sizeof(Operand)) {
+            Operand w[N];
+            for (int j = 0; j < N; ++j) w[j] = R::load_operand(b + j * kSliceBytes + k);
+            for (int i = 0; i < M; ++i) {
+                const Operand v = R::load_operand(a + i * kSliceBytes + k);
+                for (int j = 0; j < N; ++j) sum[i][j] = R::dot(sum[i][j], v, w[j]);
+            }
+        }
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < N; ++j) R::store_sum(acc + (i * kColumns + j) * kLanes, sum[i][j]);
+    }
+
+    // M rows times kColumns columns (those beyond the last hold whatever the slice held before and are dropped
+    // at the end).
+    template <int M>
+    static void slice_rows(const char* a, int64_t bytes, Scratch& s, int64_t m) {
+        for (int j = 0; j < kColumns; j += R::tile_n)
+            slice_tile<M, R::tile_n>(a + m * kSliceBytes, s.slice + j * kSliceBytes, bytes,
+                                     s.acc + (m * kColumns + j) * kLanes);
+    }
+
+    template <DType out_type>
+    static void slice_columns(const Args& p, const char* a, const bool* has_nan, int64_t begin, int64_t end) {
+        static thread_local Scratch s;
+        for (int64_t n0 = begin; n0 < end; n0 += kColumns) {
+            const int count = int(end - n0 < kColumns ? end - n0 : kColumns);
+            typename R::NanMask nan[kColumns];
+            std::memset(s.acc, 0, sizeof(float) * kColumns * kLanes * p.m);
+            for (int64_t k = 0; k < p.k; k += kSlice) {
+                const int64_t length = p.k - k < kSlice ? p.k - k : kSlice;
+                const int64_t bytes = (length + kStep - 1) / kStep * kStepBytes;
+                for (int j = 0; j < count; ++j)
+                    decode(p.b + (n0 + j) * p.b_stride + k, length, s.slice + j * kSliceBytes, nan[j]);
+                const char* rows = a + k / kSlice * p.m * kSliceBytes;
+                int64_t m = 0;
+                for (; m + kTileM <= p.m; m += kTileM) slice_rows<kTileM>(rows, bytes, s, m);
+                for (; m < p.m; ++m) slice_rows<1>(rows, bytes, s, m);
+            }
+            const Columns columns(p, n0, count);
+            for (int64_t m = 0; m < p.m; ++m) {
+                auto partial = [&](int j) {
+                    Sum sum;
+                    R::load_sum(s.acc + (m * kColumns + j) * kLanes, sum);
+                    return sum;
+                };
+                finish<out_type>(p, m, n0, count, columns, has_nan[m], partial,
+                                 [&](int j) { return R::any_nan(nan[j]); });
+            }
+        }
+    }
+
+    template <DType out_type>
+    static auto pick_columns(int64_t m) {
+        switch (m) {
+            case 1: return stream_columns<1, out_type>;
+            case 2: return stream_columns<2, out_type>;
+            case 3: return stream_columns<3, out_type>;
+            case 4: return stream_columns<4, out_type>;
+            default: return slice_columns<out_type>;
+        }
+    }
+
+  public:
+    static Kernel pick(const Args& p) {
+        return {decode_rows, slices(p) * p.m * (slice_of(p.m) / kStep * kStepBytes),
+                p.out_dtype == DType::f32   ? pick_columns<DType::f32>(p.m)
+                : p.out_dtype == DType::f16 ? pick_columns<DType::f16>(p.m)
+                                            : pick_columns<DType::bf16>(p.m)};
+    }
+};
+
+template <class R>
+Kernel pick_skinny_gemm(const Args& args) {
+    return args.format == DType::e4m3fn ? Gemm<R, DType::e4m3fn>::pick(args)
+                                        : Gemm<R, DType::e4m3fnuz>::pick(args);
+}
+
+}  // namespace
+
+Kernel kernel_portable(const Args& args);
+Kernel kernel_avx2(const Args& args);
+Kernel kernel_avx512(const Args& args);
+
+}  // namespace rocm_fp8::skinny_gemm

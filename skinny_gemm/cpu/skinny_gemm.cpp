@@ -1,0 +1,41 @@
+#include "kernel.h"
+
+#include <vector>
+
+#include "../../common/cpu/features.h"
+
+namespace rocm_fp8::skinny_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    if (args.m == 0 || args.n == 0) return {};
+    if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
+    const IsaChoice choice = cpu_isa();
+    if (choice.error) return {choice.error};
+    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
+                                    : choice.isa == Isa::avx2 ? kernel_avx2(args)
+                                                              : kernel_portable(args);
+
+    // At most 32 rows of A: kept between calls, because fresh pages would cost more than the decoding.
+    static thread_local std::vector<char> memory;
+    constexpr int64_t kAlign = 64;
+    if (int64_t(memory.size()) < kernel.operand_bytes + kAlign) memory.resize(kernel.operand_bytes + kAlign);
+    char* operands = memory.data() + (kAlign - reinterpret_cast<uintptr_t>(memory.data()) % kAlign);
+    bool has_nan[kMaxRows];
+    kernel.decode_rows(args, operands, has_nan);
+
+    struct Context {
+        const Args& args;
+        const Kernel& kernel;
+        const char* operands;
+        const bool* has_nan;
+    } context{args, kernel, operands, has_nan};
+    // Parts of about 256 KiB of weights, in whole tiles.
+    const int64_t tiles = 262144 / args.k / kPartColumns;
+    on.parallel_for(0, args.n, (tiles > 1 ? tiles : 1) * kPartColumns, [](void* c, int64_t begin, int64_t end) {
+        const auto* context = static_cast<Context*>(c);
+        context->kernel.columns(context->args, context->operands, context->has_nan, begin, end);
+    }, &context);
+    return {};
+}
+
+}  // namespace rocm_fp8::skinny_gemm

@@ -1,0 +1,390 @@
+// The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply, or sixteen.
+//
+//     HBM --> copy engine: 10 to 32 KiB of weights ---+
+//     L2  --> copy engine: the rows' same k ----------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31 --> registers
+//
+//     registers --> shared memory: added over the warps
+//               --> with split K, to the block of the cluster that finishes the column: added over the blocks
+//
+// Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits. But
+// for more than 64 columns by more than 16 rows, of which a warp cannot hold all sums. There
+//
+//     warp w of 8:   one half of the columns or the other, k = 128 i + 32 (w % 4) ... + 31
+//     warp w of 16:  one half of the columns or the other, k = 256 i + 32 (w % 8) ... + 31: the bits of all widths again
+#pragma once
+
+#include "../../common/cuda/tma.h"
+#include "../../common/cuda/pdl.h"
+#include "config.h"
+#include "../../common/gemm/epilogue.h"
+#include "fours.h"
+#include "mma.h"
+
+namespace rocm_fp8::skinny_gemm::cuda {
+namespace {
+
+constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
+constexpr int kWarpK = 32;      // of a turn
+
+// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring, kConsumers warps that multiply.
+template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
+struct Bulk {
+    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_, kRows = kRowTiles * kMmaNarrow;
+    static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers, kClusters};
+    // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
+    static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
+    static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
+    static constexpr bool kSplits = kShape.splits(kRows);  // K, over a cluster
+    // A thread makes the results of a column, or of four of them (skinny_gemm_fours.h).
+    static constexpr bool kByFours = kGroups == 2 && kConsumers == kWarps;
+    // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
+    static constexpr bool kRowsWide = kGroupColumns % kMmaWide != 0;
+    static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
+    static constexpr int kNarrow = (kRowsWide ? kGroupColumns : kRows) / kMmaNarrow;
+    static_assert(!kRowsWide || kRows % kMmaWide == 0);
+    static constexpr int kStep = kShape.step(kRows);                           // k of a slot
+    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
+    // A warp more keeps the ring full, and another paces its first round; or those that multiply do it.
+    static constexpr bool kProducer = kShape.produces(kRows), kPaces = kShape.paces(kRows);
+    static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
+    static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
+
+    // The columns of which a block of a cluster makes the results: so many, but no more than there are from its first on.
+    ROCM_FP8_HD static constexpr int share(int splits) {
+        const int even = (kColumns + splits - 1) / splits;
+        return kByFours ? (even + 3) / 4 * 4 : even;
+    }
+    ROCM_FP8_HD static constexpr int columns_of(int part, int splits) {
+        const int left = kColumns - part * share(splits);
+        return left < 0 ? 0 : left < share(splits) ? left : share(splits);
+    }
+    // Of all blocks of a cluster, at most.
+    static constexpr int kSharedColumns = kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits;
+    static constexpr bool shares_fit(int splits = kMaxClusterSplits) {
+        return splits == 0 || (splits * share(splits) <= kSharedColumns && shares_fit(splits - 1));
+    }
+
+    // The first of a warp's columns.
+    static __device__ int group_column(int warp) { return warp / kGroupWarps * kGroupColumns; }
+
+    struct Slot {
+        uint8_t columns[kBlocks][kColumns][kRowBytes], rows[kBlocks][kRows][kRowBytes];
+    };
+    struct Shared {
+        union {
+            alignas(1024) Slot slots[kSlots];
+            // When the ring is done.
+            struct {
+                // A few columns more: no two of a warp's writes in one bank.
+                alignas(16) float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
+                float scale_b[kByFours ? kColumns + 4 : 1], bias[kByFours ? kColumns + 4 : 1];  // of its columns, by fours alone
+            };
+        };
+        // Of this block's share of the columns, from each block of the cluster: [block][row][column].
+        alignas(16) float sums[kSplits ? kRows * kSharedColumns : 1];
+        Barrier sums_full;
+        float scale_a[kRows];
+        Barrier full[kSlots], empty[kSlots];
+        Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
+    };
+};
+
+// The engine's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). A lane 4 g + t reads 8 bytes, half of
+// chunk 2 w + t / 2. So that the sixteen lanes of four values of g meet eight different chunks, and that the sums of
+// lanes t = 0 ... 3 go to different banks below, g stands for the row with its three bits reversed.
+__device__ inline int row_of(int g) { return (g & 1) << 2 | (g & 2) | g >> 2; }
+
+// Among the consumers alone.
+template <class B>
+__device__ inline void consumers_meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(B::kConsumers * kWarp) : "memory");
+}
+
+// Keeps a block's ring full: one thread at a time.
+template <class B>
+struct Feeder {
+    typename B::Shared& shared;
+    const CUtensorMap *weights, *rows;
+    int first_column, columns, first_step, count;
+    int tail;    // the step with which the next kernel may start; -1: it was let before
+    int window;  // of the first round's steps, so many at a time, or so many before the wait; 0: all at once
+    int ahead;   // steps that go to L2 beyond the first round
+
+    __device__ bool paced() const { return B::kPaces && window > 0; }
+    __device__ void copy_weights(int slot, int step, Barrier* barrier) const {
+#pragma unroll
+        for (int b = 0; b < B::kBlocks; ++b) {
+            copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, barrier);
+        }
+    }
+    __device__ void copy_rows(int slot, int step) const {
+        if (step == tail) let_next_kernel_start();
+#pragma unroll
+        for (int b = 0; b < B::kBlocks; ++b) {
+            copy_tile<false>(shared.slots[slot].rows[b], rows, k_of(step, b), 0, &shared.full[slot]);
+        }
+    }
+    // Of the weights to L2: the steps from `from` to before `to`.
+    __device__ void fetch_weights(int from, int to) const {
+        for (int step = from; step < to && step < count; ++step) {
+            for (int b = 0; b < B::kBlocks; ++b) fetch_tile_to_l2(weights, k_of(step, b), first_column);
+        }
+    }
+    // The weights of a step of the first round.
+    __device__ void begin(int step) const {
+        Barrier* const barrier = paced() ? &shared.first[step] : &shared.full[step];
+        arrive_expecting(barrier, (columns + (paced() ? 0 : B::kRows)) * B::kStep);
+        copy_weights(step, step, barrier);
+    }
+    // All of them, or as many as `window` says.
+    __device__ void begin_first() const {
+        for (int s = 0; s < B::kSlots && s < count; ++s) {
+            if (window == 0 || s < window) begin(s);
+        }
+    }
+    // The others, and what goes to L2: each when the step `window` before it has come.
+    __device__ void begin_rest() const {
+        for (int s = window; s < B::kSlots + ahead && s < count; ++s) {
+            if (s - window < B::kSlots) wait_for(&shared.first[s - window], 0);
+            if (s < B::kSlots) begin(s);
+            else fetch_weights(s, s + 1);
+        }
+    }
+    // begun: the weights were, as far as begin_first and begin_rest do. (Unrolled, and the two cases apart: the way to the
+    // first rows counts. A loop over the slots, their addresses made at run time, cost up to 4 %.)
+    __device__ void first_round(bool begun) const {
+        if (begun) {
+            for (int s = 0; s < B::kSlots && s < count; ++s) {
+                if (paced()) arrive_expecting(&shared.full[s], B::kRows * B::kStep);
+                else if (window > 0 && s >= window) begin(s);
+                copy_rows(s, s);
+            }
+        } else {
+            for (int s = 0; s < B::kSlots && s < count; ++s) {
+                begin(s);
+                copy_rows(s, s);
+            }
+        }
+    }
+    // parity: of the slot's last round.
+    __device__ void refill(int slot, uint32_t parity, int step) const {
+        wait_for(&shared.empty[slot], parity);
+        arrive_expecting(&shared.full[slot], (columns + B::kRows) * B::kStep);
+        copy_weights(slot, step, &shared.full[slot]);
+        copy_rows(slot, step);
+    }
+
+   private:
+    __device__ int k_of(int step, int block) const { return (first_step + step) * B::kStep + block * kRowBytes; }
+};
+
+template <class B>
+__device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B::kNarrow], int warp, int lane) {
+    const int row = row_of(lane / 4), t = lane % 4;
+    const int at = row * kRowBytes + (((warp % 4 * 2 + t / 2) ^ row) * kChunk) + t % 2 * 8;
+    constexpr int kTurnBlocks = B::kTurn / kRowBytes;
+    uint32_t parity = 0;
+    for (int first = 0; first < feeder.count; first += B::kSlots, parity ^= 1) {
+        // Unrolled: a slot's addresses are constants beside the lane's own.
+#pragma unroll
+        for (int s = 0; s < B::kSlots; ++s) {
+            const int step = first + s;
+            if (step >= feeder.count) return;
+            wait_for(&feeder.shared.full[s], parity);
+            if (feeder.paced() && first == 0) wait_for(&feeder.shared.first[s], 0);
+            uint2 wide[B::kTurns][B::kWide][2], narrow[B::kTurns][B::kNarrow];
+#pragma unroll
+            for (int turn = 0; turn < B::kTurns; ++turn) {
+                const int block = turn * kTurnBlocks + warp % B::kGroupWarps / 4;
+                const uint8_t* column = feeder.shared.slots[s].columns[block][B::group_column(warp)] + at;
+                const uint8_t* of_a = feeder.shared.slots[s].rows[block][0] + at;
+                const uint8_t *of_narrow = B::kRowsWide ? column : of_a, *of_wide = B::kRowsWide ? of_a : column;
+#pragma unroll
+                for (int n = 0; n < B::kNarrow; ++n) {
+                    narrow[turn][n] = *reinterpret_cast<const uint2*>(of_narrow + n * 8 * kRowBytes);
+                }
+#pragma unroll
+                for (int w = 0; w < 2 * B::kWide; ++w) {
+                    wide[turn][w / 2][w % 2] = *reinterpret_cast<const uint2*>(of_wide + w * 8 * kRowBytes);
+                }
+            }
+            // The slot is free as soon as what is in it has been read.
+            __syncwarp();
+            if (lane == 0) arrive(&feeder.shared.empty[s]);
+            // The slot of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
+            // long as a slot takes to come: later, and a third of the ring is empty.)
+            if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kSlots < feeder.count && elected()) {
+                feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
+            }
+#pragma unroll
+            for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, wide[turn], narrow[turn]);
+        }
+    }
+}
+
+// A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
+// whatever the ring holds, are made and dropped.)
+template <int kColumns, int kRowTiles, int kSlots, int kConsumers, bool kClusters>
+__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kMostThreads,
+                             Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kShape.blocks()) void skinny_gemm_bulk(
+    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
+    Overlap overlap) {
+#if __CUDA_ARCH__ >= 900
+    using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>;
+    using Shared = typename B::Shared;
+    extern __shared__ __align__(1024) uint8_t memory[];  // as the engine's swizzle wants it
+    static_assert(alignof(Shared) == 1024);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int splits = B::kSplits ? blocks_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
+    const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
+    const int first_step = first_bulk_step(B::kStep, a.k, part, splits);
+    const int count = first_bulk_step(B::kStep, a.k, part + 1, splits) - first_step;
+    const bool early = overlap.before_next == kAtOnce;
+    const int tail = early ? -1 : count - (overlap.before_next < count ? overlap.before_next : count);
+    const Feeder<B> feeder{shared,     &weights, &rows, first_column,   pieces.most_columns(),
+                           first_step, count,    tail,  overlap.window, overlap.ahead};
+
+    const bool feeds = warp == B::kThreads / kWarp - 1;
+    // (Not elected(): what the next kernel asks for while this one ends had better come slowly. 4096 x 3072 with 32 rows took 6.0 us
+    // instead of 4.9, others up to 5 % longer.)
+    if (feeds && lane == 0) {
+        for (int s = 0; s < kSlots; ++s) {
+            make_barrier(&shared.full[s], 1);
+            make_barrier(&shared.empty[s], kConsumers);
+            if (feeder.paced()) make_barrier(&shared.first[s], 1);
+        }
+        if (splits > 1) make_barrier(&shared.sums_full, 1);
+        publish_barriers();
+        if (splits > 1) arrive_expecting(&shared.sums_full, B::columns_of(part, splits) * int(a.m) * splits * 4);
+        if (a.constant_b) {
+            feeder.begin_first();
+            if (early && !feeder.paced()) feeder.fetch_weights(kSlots, kSlots + overlap.ahead);
+        } else if (early && kRowTiles > 1) {
+            feeder.fetch_weights(0, kSlots);  // with fewer rows it was no faster, or up to 9 % slower
+        }
+        fetch_map(&rows);
+        if (early) let_next_kernel_start();
+    }
+    // Closes: barriers are used below by threads that did not make them.
+    __syncthreads();
+    // Closes: a block of the cluster may not be written to before it runs. (Where a block is alone there is no cluster,
+    // and its barriers would be those of the block, which the two roles pass at different places.)
+    if (splits > 1) arrive_at_cluster_start();
+    // What is left of a warp that does not multiply: the barrier at which it has arrived.
+    const auto leave = [&] {
+        __syncwarp();
+        if (splits > 1) wait_for_cluster_start();
+    };
+    // Before the wait, which stops a warp as a whole: the warp that paces comes to it when it is done, or never.
+    if (warp == B::kPacer && feeder.paced()) {
+        if (elected()) feeder.begin_rest();
+        if (B::kProducer) {
+            leave();
+            return;
+        }
+        __syncwarp();
+    }
+    wait_for_previous_kernel();
+
+    // (Two groups of warps leave no registers for what the compiler keeps of it then: 1 % slower.)
+    if (feeds && (B::kGroups == 1 ? elected() : lane == 0)) feeder.first_round(a.constant_b);
+    if (B::kProducer && warp == kConsumers) {
+        if (elected()) {
+            int slot = 0;
+            uint32_t parity = 0;
+            for (int step = kSlots; step < count; ++step) {
+                feeder.refill(slot, parity, step);
+                if (++slot == kSlots) slot = 0, parity ^= 1;
+            }
+        }
+        leave();
+        return;
+    }
+
+    // The block of the cluster that finishes a column gets its sums: `share` columns each. A thread stays with one.
+    const int share = B::share(splits);
+    const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
+    const int64_t n = int64_t(first_column) + part * share + own;
+    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
+    // What the results need beside the sums is on its way while those are made: by fours by way of shared memory, where threads
+    // stand for columns from the block's first on.
+    const bool by_fours = B::kByFours && splits == 1;
+    const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
+    const bool brings = by_fours && int(threadIdx.x) < width;
+    const Column result(a, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
+    const float scale_a = threadIdx.x < a.m ? scale_of_row(a, threadIdx.x) : 0;
+
+    Sums sums[B::kWide][B::kNarrow] = {};
+    consume(feeder, sums, warp, lane);
+
+    if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
+    // Closes: the sums take the ring's place, which other warps may still be reading.
+    consumers_meet<B>();
+    if (brings) {
+        shared.scale_b[threadIdx.x + shift] = result.scale;
+        shared.bias[threadIdx.x + shift] = result.bias;
+    }
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int w = 0; w < B::kWide; ++w) {
+#pragma unroll
+        for (int n = 0; n < B::kNarrow; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8, of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
+                const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
+                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
+            }
+        }
+    }
+    // Closes: the parts, and the scales, are read below by other threads.
+    consumers_meet<B>();
+    const auto of_block = [&](int m, int column) {
+        float c = shared.parts[0][m][column];
+#pragma unroll
+        for (int p = 1; p < B::kGroupWarps; ++p) c += shared.parts[p][m][column];
+        return c;
+    };
+    if (splits == 1) {
+        if constexpr (B::kByFours) {
+            finish_by_fours<B>(a, shared, first_column, width, shift);
+        } else if (finishes) {
+            for (int m = first_row; m < int(a.m); m += rows_apart) finish(a, m, result, shared.scale_a[m], of_block(m, own));
+        }
+        return;
+    }
+    wait_for_cluster_start();
+    if constexpr (B::kByFours) {
+        send_by_fours<B>(a, shared, part, share);
+    } else {
+        const int column = threadIdx.x % kColumns, owner = column / share;
+        const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+        const uint32_t barrier = address_in_block(&shared.sums_full, owner);
+        constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
+        for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {
+            send_in_cluster(to + m * share * 4, of_block(m, column), barrier);
+        }
+    }
+    // All of them, also those that finish nothing: a block may not end before all that is sent to it has come.
+    wait_for(&shared.sums_full, 0);
+    if (!finishes) return;
+    for (int m = first_row; m < int(a.m); m += rows_apart) {
+        const float* from = shared.sums + m * share + own;
+        const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
+        float c = of_part(0);
+        if (B::kByFours && splits == 4) {
+            // All at once: one latency.
+            const float others[] = {of_part(1), of_part(2), of_part(3)};
+            for (float other : others) c += other;
+        } else {
+            for (int p = 1; p < splits; ++p) c += of_part(p);
+        }
+        finish(a, m, result, shared.scale_a[m], c);
+    }
+#endif
+}
+
+}  // namespace
+}  // namespace rocm_fp8::skinny_gemm::cuda

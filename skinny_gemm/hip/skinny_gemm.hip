@@ -1,0 +1,183 @@
+// C = A B^T for up to 32 rows on MI300X (gfx942) and MI350 (gfx950): the launcher, and the warp-specialised kernel.
+//
+// Bytes: n k of weights, read once; A (m k at most 512 KiB at k = 16384) comes from the caches.
+//
+//     HBM --> weight producers (registers, 48 to 64 KiB a workgroup in flight) --> LDS ring --\
+//     L2  --> row producers (registers) ------------------------------------> LDS ring ---> consumers (MFMA) --> result
+//
+//   skinny_gemm_ring.h      who does what, the hand-over and why it is right
+//   skinny_gemm_producer.h  loads; skinny_gemm_consumer.h  multiplication
+//   skinny_gemm_tile.h      matrix instructions and layouts; split K and the epilogue
+//   skinny_gemm_direct.h    the simple kernel: fallback and comparison
+//   skinny_gemm_config.h    which of them, with how many splits of K
+//
+// Estimates (not measurements) on an MI300X, 304 compute units at 2.1 GHz, 4.2 TB/s = 6.6 bytes a clock and unit; the
+// instruction counts are those of tests/machine_code.json:
+//   in flight     bandwidth x latency (0.9 us under load) is 3.8 MB, 12 KiB a unit. 48 or 64 KiB a workgroup, one or two a
+//                 unit.
+//   MFMA          m <= 8: 16 cycles a KiB of weights; four SIMDs take 256 bytes a clock, 39 times what comes. m = 32: 64
+//                 cycles a KiB, 10 times. Matrix instructions limit nothing: the sparse form saves LDS reads and issue
+//                 slots (half the fragments of A), not time at the matrix unit. For the same reason gfx950's wider ones
+//                 (16x16x128) would gain nothing here.
+//   LDS           a byte of weights is written once and read once; a tile of rows is read once by each tile of columns:
+//                 m = 32: 6.6 x (1 + 1 + 2) + A's writes = 28 of 128 bytes a clock. No bank conflicts, see ring.h.
+//   issue         10 instructions a KiB of weights loaded and written, 4 to 8 a KiB read and multiplied: a SIMD issues one in
+//                 4 cycles, four of them 155 in the time that a KiB takes to come.
+//   A             n / 16 tiles x m k from the L2 caches, 15.4 TB/s: m = 32 reads half as much again as the weights at two
+//                 tiles a workgroup, which hides behind them.
+//   13312 x 16384  218 MB: 51.9 us + one latency + launch (1.5): 54 us for every m <= 32.
+//   16384 x 6656   109 MB: 26.0 us: 28 us.
+//   2304 x 16384   37.7 MB: 9.0 us: 11 us. 144 workgroups of one tile do without split K: less than half of the units, at
+//                  14 bytes a clock each of the 32 that one can draw, instead of another 1.6 us to add parts.
+//
+// Versions (what each changes; their gains are to be measured):
+//   1  direct: a wave loads what it multiplies; waves of a workgroup split K, and so do workgroups
+//   2  sparse instruction for m <= 8
+//   3  ring: loads of whole 256-byte runs by waves of their own, many in flight, no matter what the multiplication does
+//   4  buffer bounds instead of branches, so that waits stay partial at the ends too
+//   5  two row producers, and slots for as many steps as there are consumers, where a workgroup is alone on its unit
+//      (simulated: 15.9 -> 12.5 us for 32 x 2304 x 16384, 56.6 -> 55.0 us for 32 x 13312 x 16384)
+#include "../../common/hip/counters.h"
+#include "../../common/hip/device.h"
+#include "config.h"
+#include "consumer.h"
+#include "direct.h"
+#include "../../common/gemm/forced.h"
+#include "producer.h"
+
+namespace rocm_fp8::skinny_gemm::hip {
+namespace {
+
+static_assert(kTileColumns == kGemmTileColumns && kMaxSplitTiles <= kCounters);
+
+// An entry of the table as types of the kernel.
+template <int index>
+struct Shape {
+    static constexpr RingShape s = kRingShapes[index];
+    static constexpr int rows = s.rows, tiles = s.tiles, weight_producers = s.weight_producers,
+                         row_producers = s.row_producers, consumers = s.consumers, depth = s.depth, row_depth = s.row_depth,
+                         row_slots = s.row_slots, threads = s.waves() * kWave;
+    static_assert(weight_producers % tiles == 0 && consumers % tiles == 0 && row_slots % row_producers == 0);
+    // Steps that all roles' loops go through once: each producer's depth, each consumer's turn.
+    static constexpr int lcm(int a, int b) {
+        int c = a;
+        while (c % b) c += a;
+        return c;
+    }
+    static constexpr int round = lcm(lcm(weight_producers / tiles * depth, row_producers * row_depth), consumers / tiles);
+    // Waves of a SIMD: a compute unit's four share its workgroups' waves.
+    static constexpr int waves_per_simd = (s.waves() * s.per_unit + 3) / 4;
+};
+
+template <int index>
+__global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd) void skinny_gemm_ring(Args a,
+                                                                                                        SplitK split) {
+    using S = Shape<index>;
+    __shared__ union {
+        Ring<S> ring;
+        float sums[S::consumers][S::rows][kTileColumns];
+    } lds;
+    const int wave = uniform(threadIdx.x / kWave);
+    const int tile = blockIdx.x / split.splits, part = blockIdx.x % split.splits;
+    const int all_steps = int((a.k + kRingStep - 1) / kRingStep);
+    const int begin = int64_t(all_steps) * part / split.splits;
+    const int real_steps = int(int64_t(all_steps) * (part + 1) / split.splits) - begin;
+    const int steps = (real_steps + S::round - 1) / S::round * S::round;
+
+    // Each role meets one barrier, after which the ring's words are zero, and the barrier below.
+    constexpr int kFirstRowProducer = S::weight_producers, kFirstConsumer = kFirstRowProducer + S::row_producers;
+    if (wave < kFirstRowProducer) {
+        produce_weights<S>(a, lds.ring, wave, int64_t(tile) * S::tiles * kTileColumns, begin, real_steps, steps);
+        __syncthreads();
+    } else if (wave < kFirstConsumer) {
+        lds.ring.clear();
+        produce_rows<S>(a, lds.ring, wave - kFirstRowProducer, begin, real_steps, steps);
+        __syncthreads();
+    } else {
+        const auto sum = consume<S>(lds.ring, wave - kFirstConsumer, steps);
+        // Closes: the sums take the ring's place, which other consumers may still be reading.
+        __syncthreads();
+        sum.store(&lds.sums[wave - kFirstConsumer][0][0]);
+    }
+    // Closes: the sums are added below by other waves.
+    __syncthreads();
+    reduce_and_finish<S::rows, S::tiles, S::consumers / S::tiles>(a, split, &lds.sums[0][0][0], tile, part);
+}
+
+using Kernel = void (*)(Args, SplitK);
+
+template <int index = 0>
+Kernel ring_kernel(int shape) {
+    if constexpr (index < kRingShapeCount) {
+        return shape == index ? skinny_gemm_ring<index> : ring_kernel<index + 1>(shape);
+    } else {
+        return nullptr;
+    }
+}
+
+template <bool aligned>
+Kernel direct_kernel(int64_t m) {
+    const int rows = row_class(m);
+    return rows == 8    ? skinny_gemm_direct<8, aligned>
+           : rows == 16 ? skinny_gemm_direct<16, aligned>
+                        : skinny_gemm_direct<32, aligned>;
+}
+
+// Where the arguments do not allow what is asked for, an error.
+Status forced_config(const Args& a, bool ring_allowed, Config* config) {
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set) return s;
+    const bool changed = forced.shape != config->shape || forced.splits != config->splits;
+    if (changed && forced.shape != kDirect && (!ring_allowed || kRingShapes[forced.shape].rows < a.m)) {
+        return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
+    }
+    config->shape = forced.shape;
+    config->splits = forced.splits;
+    return {};
+}
+
+}  // namespace
+}  // namespace rocm_fp8::skinny_gemm::hip
+
+namespace rocm_fp8::skinny_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace hip;
+    if (args.m == 0 || args.n == 0) return {};
+    if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    if (args.format != native_fp8(chip.arch)) {
+        return {chip.arch == Arch::gfx942
+                    ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
+                    : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
+    }
+
+    constexpr int64_t kBufferBytes = 1 << 30;
+    const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    const bool ring_allowed =
+        aligned && args.k < kBufferBytes / 2 && args.b_stride < kBufferBytes / 64 && args.a_stride < kBufferBytes / 64;
+    Config config = pick_config(args.m, args.n, args.k, int(chip.arch), ring_allowed);
+    if (const Status forced = forced_config(args, ring_allowed, &config); !forced.ok()) return forced;
+
+    const bool ring = config.shape != kDirect;
+    const int64_t columns = kTileColumns * (ring ? kRingShapes[config.shape].tiles : 1);
+    const int64_t tiles = (args.n + columns - 1) / columns;
+    SplitK split{config.splits, nullptr, nullptr};
+    if (config.splits > 1) {
+        if (tiles > kMaxSplitTiles) return {"ROCM_FP8_KERNELS_GEMM splits K for more columns than there are counters"};
+        const CountersResult counters = counters_for(on.stream);
+        if (!counters.status.ok()) return counters.status;
+        split.arrived = counters.counters;
+        split.partial = static_cast<float*>(on.scratch(on.context, tiles * config.splits * args.m * columns * sizeof(float)));
+        if (!split.partial) return {"no memory for the sums of split K"};
+    }
+    const int threads = ring ? kRingShapes[config.shape].waves() * kWave : kDirectWaves * kWave;
+    if (tiles * config.splits * threads > kMaxThreads) return {"b has more rows than one launch takes"};
+    const Kernel kernel = ring      ? ring_kernel<>(config.shape)
+                          : aligned ? direct_kernel<true>(args.m)
+                                    : direct_kernel<false>(args.m);
+    return launch_kernel(kernel, tiles * config.splits, threads, on, args, split);
+}
+
+}  // namespace rocm_fp8::skinny_gemm

@@ -1,0 +1,155 @@
+// SwiGLU + FP8 for NVIDIA GPUs.
+//
+// Bytes: 4 (gate, up) + 1 (out) = 5 an output element, each moved once.
+//
+//     all vectors of 8 elements, row after row:  | 0 | 1 | ... |      thread t of block b takes vector
+//     one a thread:  b * T + t;  two:  b * 2T + t and b * 2T + T + t  (row, column) by a multiplication, not a division
+//
+//   1 fetch      the first blocks' vectors into L2, while the kernel before this one ends
+//   2 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
+//   3 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected. At most 2.03 ulp on every 16-bit gate
+//   4 quantise   packed product, division by the scale in two multiplications, two numbers a conversion
+//
+// Some 25 instructions an element: 14 us of issue at 2048 rows, which 50 % occupancy hides behind 19 us of memory.
+//
+// H200, x [rows, 16384] float16 (8192 results a row), microseconds a launch in a graph (2026-11-21; floor at 4.47 TB/s):
+//   rows                                              1     32    128    512    2048
+//   floor                                             0.01  0.29  1.17   4.69   18.8
+//   1  numbered through, launches that overlap        1.06  2.39  3.17   6.92   22.0
+//   2  fetch into L2 before the wait                  0.86  1.88  2.23   6.5    22.3
+//   3  few vectors: blocks of one warp                      1.49
+//   4  range check on pairs; no fetch where blocks come in rounds               21.0
+//   5  only the first blocks fetch; 256 threads for some sizes           6.34   20.9   (256 rows: 3.78 -> 3.47)
+//   6  pairs by 256 threads for 490 to 592 rows (beside version 5: 6.19) 6.08
+//   as shipped (benchmarks/cuda.py, 2026-11-22)       1.02  1.71  2.32   6.06   20.2
+//   each launch alone, nothing overlapping            2.01  2.48  3.54   7.84   21.9
+// Tried without gain: fetching ahead what a later block reads, as rmsnorm_fp8.cu does (512 rows: 6.18 -> 6.20 to 6.55; 1024:
+// 10.9 -> 11.5 to 13.1: threads are many and have little to compute, memory is never without them).
+#include "../../common/cuda/device.h"
+#include "../../common/cuda/pdl.h"
+#include "../../common/cuda/quantize.h"
+#include "../../common/divider.h"
+#include "config.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::swiglu::cuda {
+namespace {
+
+
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+    __device__ static float exp2(float v) {
+        float e;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
+        return e;
+    }
+    __device__ static float rcp(float v) {
+        float r;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+        return r;
+    }
+};
+
+// round(round(silu(gate)) * up), widened.
+template <DType in>
+__device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVector / 2]) {
+    f32x2 v[kVector / 2];
+    uint32_t smallest = word(gate, 0), largest = word(gate, 0);
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        v[i] = Pairs<in>::widen(word(gate, i));
+        smallest = Pairs<in>::min(smallest, word(gate, i));
+        largest = Pairs<in>::max(largest, word(gate, i));
+    }
+    const f32x2 low = Pairs<in>::widen(smallest), high = Pairs<in>::widen(largest);
+    if (__builtin_expect(fminf(low.x, low.y) < kSiluLow || fmaxf(high.x, high.y) > kSiluHigh, 0)) {
+#pragma unroll
+        for (f32x2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
+    } else {
+#pragma unroll
+        for (f32x2& two : v) two = {silu_usual(two.x, Machine()), silu_usual(two.y, Machine())};
+    }
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+        y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i]), word(up, i)));
+    }
+}
+
+constexpr int kThreadsALine = 8;  // 128 bytes
+
+// kHeld vectors a thread; `row_of` divides by the vectors of a row; the first `fetching` blocks fetch.
+template <DType in, int kHeld>
+__global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count,
+                                                                     uint32_t fetching) {
+    const uint32_t threads = blockDim.x, t = threadIdx.x;
+    let_next_kernel_start();
+    const void* gates[kHeld];
+    void* results[kHeld];
+    uint4 gate[kHeld], up[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        const uint32_t index = (blockIdx.x * kHeld + v) * threads + t, n = index < count ? index : count - 1;
+        const uint32_t row = divide(n, row_of), column = n - row * row_of.divisor;
+        gates[v] = offset(a.x, row * a.x_stride * 2 + column * 16);
+        results[v] = index < count ? offset(a.out, row * a.out_stride + column * 8) : nullptr;
+        if (blockIdx.x < fetching && t % kThreadsALine == 0) {
+            fetch_line_to_l2(gates[v]);
+            fetch_line_to_l2(offset(gates[v], a.d * 2));
+        }
+    }
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        gate[v] = load(gates[v]);
+        up[v] = load(offset(gates[v], a.d * 2));
+    }
+    const QuantizationScale scale(a.scale);
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        f32x2 y[kVector / 2];
+        gated<in>(gate[v], up[v], y);
+        const uint2 q = quantize(y, scale);
+        if (results[v]) store(results[v], q);
+    }
+}
+
+template <DType in>
+__global__ __launch_bounds__(kThreads) void swiglu_any(Args a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    swiglu_elements<in, kThreads>(a, *a.scale, Machine());
+}
+
+template <DType in>
+Status launch_as(const Args& a, const Chip& chip, const Config& c, const Executor& on) {
+    if (!c.fast) {
+        constexpr int64_t kMostBlocks = 1 << 20;  // the kernel's loop takes the rest
+        return launch_kernel(swiglu_any<in>, chip, {c.blocks < kMostBlocks ? c.blocks : kMostBlocks, c.threads}, on, a);
+    }
+    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.blocks, c.threads}, on, a,
+                  divider_by(a_row), count, uint32_t(c.fetching));
+}
+
+// Whether the fast kernel can take it: see pick_config.
+bool aligned(const Args& a) {
+    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride, 8);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::swiglu::cuda
+
+namespace rocm_fp8::swiglu {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.rows == 0 || args.d == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    const bool native = args.out_dtype == DType::e4m3fn;
+    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, aligned(args) && native);
+    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, chip, config, on)
+                                    : launch_as<DType::bf16>(args, chip, config, on);
+}
+
+}  // namespace rocm_fp8::swiglu

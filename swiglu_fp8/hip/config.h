@@ -1,0 +1,34 @@
+// How a launch of swiglu_fp8.hip is cut into workgroups: a function of the sizes alone, with no HIP in it, so that it can
+// be tested anywhere.
+#pragma once
+
+#include <cstdint>
+
+namespace rocm_fp8::swiglu::hip {
+
+constexpr int kVector = 8;  // elements of gate and of up: 16 bytes each
+
+struct Config {
+    bool fast;        // else element by element: odd widths and strides, the format that is not the chip's
+    int vectors;      // a thread computes: 1 or 2
+    int threads;      // a workgroup
+    int64_t groups;   // workgroups
+};
+
+// aligned: gate, up and result of every row start at multiples of 16 bytes, d is a multiple of 16.
+//
+// All vectors of all rows are numbered through, so that short rows leave no lane idle. Few of them go to workgroups of
+// one wave, which spread over the compute units; many (four workgroups a unit) to pairs a thread, which halves the stores
+// and doubles the loads in flight.
+constexpr Config pick_config(int64_t rows, int64_t d, bool aligned) {
+    constexpr int kWaveLanes = 64, kGroup = 256;
+    constexpr int64_t kComputeUnits = 304, kLargestIndex = int64_t(1) << 31;
+    const int64_t vectors = rows * (d / kVector);
+    const auto groups = [](int64_t items, int64_t a_group) { return (items + a_group - 1) / a_group; };
+    if (!aligned || vectors >= kLargestIndex) return {false, 1, kGroup, groups(rows * d, kGroup)};
+    if (vectors <= kComputeUnits * kGroup) return {true, 1, kWaveLanes, groups(vectors, kWaveLanes)};
+    if (vectors <= 4 * kComputeUnits * kGroup) return {true, 1, kGroup, groups(vectors, kGroup)};
+    return {true, 2, kGroup, groups(vectors, 2 * kGroup)};
+}
+
+}  // namespace rocm_fp8::swiglu::hip

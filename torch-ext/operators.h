@@ -1,0 +1,21 @@
+// The operators as torch calls them, one file of definitions an operator family. They write into `out` and return nothing:
+// no operator allocates, torch.compile sees every write in the schema, and the Python functions decide what is allocated.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+namespace rocm_fp8::binding {
+
+using torch::stable::Tensor;
+
+void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon);
+void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& scale, double epsilon);
+void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,
+                      double epsilon);
+void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
+void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                 const std::optional<Tensor>& bias, bool constant_b);
+
+}  // namespace rocm_fp8::binding

@@ -1,0 +1,71 @@
+#include "../skinny_gemm/skinny_gemm.h"
+#include "binding.h"
+#include "operators.h"
+
+namespace rocm_fp8::binding {
+namespace gemm = rocm_fp8::skinny_gemm;  // the operator of that name is a function here
+namespace {
+
+// One element (stride 0), or [count] / [count, 1] / [1, count] as `vector_shape` says.
+const float* gemm_scale(const Arg& scale, const Arg& a, int64_t count, const char* vector_shape, int64_t vector_dim,
+                        int64_t* stride) {
+    scale.dtype({DType::f32});
+    scale.check_device_of(a);
+    const Tensor& t = scale.tensor();
+    if (t.numel() == 1) {
+        *stride = 0;
+    } else if (t.numel() == count && (t.dim() == 1 || (t.dim() == 2 && t.size(vector_dim) == count))) {
+        *stride = t.stride(t.dim() == 1 ? 0 : vector_dim);
+    } else {
+        scale.refuse("shape ", scale.shape(), "; needs one element or ", vector_shape, " with ", count, " elements");
+    }
+    return static_cast<const float*>(scale.data());
+}
+
+}  // namespace
+
+void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t, const Tensor& scale_b_t,
+                 const std::optional<Tensor>& bias_t, bool constant_b) {
+    const char* const op = "skinny_gemm";
+    const Arg out(op, "out", out_t), a(op, "a", a_t), b(op, "b", b_t);
+    const Arg scale_a(op, "scale_a", scale_a_t), scale_b(op, "scale_b", scale_b_t);
+    gemm::Args args{};
+    args.constant_b = constant_b;
+    args.format = a.dtype({DType::e4m3fn, DType::e4m3fnuz});
+    b.dtype({args.format});
+    a.check_dim(2);
+    b.check_dim(2);
+    b.check_device_of(a);
+    args.m = a.size(0);
+    args.k = a.size(1);
+    args.n = b.size(0);
+    if (b.size(1) != args.k) b.refuse("shape ", b.shape(), "; needs [N, K] with a's K = ", args.k);
+    if (args.k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
+    if (args.m > gemm::kMaxRows) a.refuse(args.m, " rows; at most ", gemm::kMaxRows, " are allowed");
+    args.a_stride = a.row_stride();
+    args.b_stride = b.row_stride();
+    args.scale_a = gemm_scale(scale_a, a, args.m, "[M, 1]", 0, &args.scale_a_stride);
+    args.scale_b = gemm_scale(scale_b, a, args.n, "[1, N]", 1, &args.scale_b_stride);
+
+    args.out_dtype = out.dtype({DType::bf16, DType::f16, DType::f32});
+    out.check_device_of(a);
+    out.check_shape({args.m, args.n}, "[M, N]");
+    args.out_stride = out.written_row_stride();
+    for (const Arg* input : {&a, &b, &scale_a, &scale_b}) out.check_apart_from(*input);
+
+    if (bias_t) {
+        const Arg bias(op, "bias", *bias_t);
+        args.bias_dtype = bias.dtype({DType::bf16, DType::f16, DType::f32});
+        bias.check_device_of(a);
+        bias.check_shape({args.n}, "[N]");
+        args.bias_stride = bias_t->stride(0);
+        out.check_apart_from(bias);
+        args.bias = bias.data();
+    }
+    args.a = static_cast<const uint8_t*>(a.data());
+    args.b = static_cast<const uint8_t*>(b.data());
+    args.out = out.mutable_data();
+    check(op, gemm::launch(args, Launch(a_t)));
+}
+
+}  // namespace rocm_fp8::binding
