@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The CPU operators against torch and against memory, as ratios taken in one process.
 
-    python benchmarks/cpu_ratios.py            # the table
-    python benchmarks/cpu_ratios.py --check    # exit code 1 where a figure is below its bound
+    python -m benchmarks.cpu_ratios            # the table
+    python -m benchmarks.cpu_ratios --check    # exit code 1 where a figure is below its bound
 
 Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 picks the instruction set.
 """
@@ -17,13 +17,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import performance  # noqa: E402
-from benchmarks.gpu_environment import commit  # noqa: E402
-from benchmarks.shapes import LLAMA_405B_TP8  # noqa: E402
-from benchmarks.timing import ceiling_cases, copies, in_turn  # noqa: E402
-from scripts.load import load_kernel  # noqa: E402
+from benchmarks import performance
+from benchmarks.gpu_environment import commit
+from benchmarks.shapes import LLAMA_405B_TP8
+from benchmarks.timing import ceiling_cases, copies, in_turn
+from scripts.load import load_kernel
 
 N, K = LLAMA_405B_TP8.linears["QKV"]
 ROWS, D = 256, 16384
@@ -123,9 +121,10 @@ def measure(seed: int | None) -> list[str]:
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)
         print(
-            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, at the copy rate {t['floor'] * 1e3:.2f} ms, "
-            f"torch.compile {t['torch.compile'] * 1e3:.2f} ms; share of the copy rate: "
-            f"{bound(operator, t['floor'] / t[operator], least)}, torch.compile's {t['floor'] / t['torch.compile']:.2f}"
+            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, "
+            f"at the copy rate {t['floor'] * 1e3:.2f} ms, torch.compile {t['torch.compile'] * 1e3:.2f} ms; "
+            f"share of the copy rate: {bound(operator, t['floor'] / t[operator], least)}, "
+            f"torch.compile's {t['floor'] / t['torch.compile']:.2f}"
         )
     return failures
 

@@ -109,7 +109,8 @@ def effort(args: argparse.Namespace) -> gpu_timing.Effort:
 def heading(gpu: Gpu, generator: torch.Generator) -> str:
     """What the figures of a sweep were taken on, in a line."""
     facts = gpu.environment
-    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}"
+    seed = generator.initial_seed()
+    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {seed}"
 
 
 def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:

@@ -3,8 +3,8 @@
     python -m benchmarks.cuda --write docs/performance.md                  # runs, then replaces its section
     python -m benchmarks.performance --section cuda-operators < table.md   # replaces a section by what it is given
 
-A section stands between two lines, `<!-- begin: NAME -->` and `<!-- end: NAME -->`. All else in the file is written by hand
-and stays as it is.
+A section stands between two lines, `<!-- begin: NAME -->` and `<!-- end: NAME -->`. All else in the file is written by
+hand and stays as it is.
 """
 
 import argparse

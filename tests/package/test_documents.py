@@ -5,14 +5,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import FunctionType
 
 import jinja2
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.settings import ROOT
+
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
