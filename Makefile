@@ -8,11 +8,12 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build build-cuda test demo ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test demo ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests"
+	@echo "make lint    the style of the Python and C++ sources (ruff, clang-format)"
 	@echo "make build   compile the CPU variant into build/; on an NVIDIA GPU the CUDA variant too"
 	@echo "make build-cuda   compile the CUDA variant, on any machine"
 	@echo "make ratios  the CPU operators against torch and memory, checked against their bounds (on an idle machine)"
@@ -44,16 +45,22 @@ build: $(READY)
 build-cuda: cuda-toolchain
 	@$(RUN) scripts/build.py --backend cuda
 
+# The worked example is a package of its own.
+lint: $(READY)
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@git ls-files '*.cpp' '*.h' '*.cu' '*.hip' ':!examples/increment' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
 # On a GPU the package's own tests run twice: on its variant, with all others, and on the CPU's.
 test: build
-	@$(RUN) -m pytest tests
-	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest tests --backend cpu; fi
+	@$(RUN) -m pytest
+	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest --backend cpu; fi
 
 demo: build
-	@$(RUN) examples/demo.py $(ARGS)
+	@$(RUN) -m examples.demo $(ARGS)
 
 ratios: build
-	@$(RUN) benchmarks/cpu_ratios.py --check
+	@$(RUN) -m benchmarks.cpu_ratios --check
 
 # Not $(READY): requirements.txt would put a CUDA build of torch in the place of the environment's own.
 bench-rocm: export ROCM_PATH ?= $(wildcard /opt/rocm)
@@ -62,11 +69,11 @@ bench-rocm:
 	@$(RUN) -c 'import sys, torch; sys.exit(torch.version.hip is None and "$(RUN): its torch is no build for ROCm")'
 	@$(RUN) scripts/rocm_toolchain.py >&2
 	@$(RUN) scripts/build.py --backend rocm >&2
-	@$(RUN) benchmarks/rocm.py $(ARGS)
+	@$(RUN) -m benchmarks.rocm $(ARGS)
 
 bench-cuda: $(READY)
 	@$(MAKE) --no-print-directory build-cuda >&2
-	@$(RUN) benchmarks/cuda.py $(ARGS)
+	@$(RUN) -m benchmarks.cuda $(ARGS)
 
 # compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
 # watches those as well.
@@ -74,7 +81,7 @@ OURS := --kernel-name kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
 	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \
 		echo $$options; \
-		compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) tests/cuda_sanitizer_cases.py || exit 1; \
+		compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) -m tests.gpu.cuda_sanitizer_cases || exit 1; \
 	done
 
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.

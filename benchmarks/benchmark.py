@@ -1,7 +1,7 @@
 """The operators at the shapes of Llama 3.1, for `kernels benchmark`:
 
     kernels benchmark rocm-fp8-kernels/rocm-fp8-kernels --version 1    # from the Hub
-    python benchmarks/benchmark.py                                     # this repository's build, on the CPU
+    python -m benchmarks.benchmark                                     # this repository's build, on the CPU
 
 Each workload is verified before it is timed: the row operators byte by byte against the package's reference,
 skinny_gemm within the bound of a float32 sum. Before each one its floor is printed: the bytes that it must move,
@@ -172,9 +172,6 @@ del Rotating
 def main() -> None:
     """All workloads on this repository's CPU build. `kernels benchmark` picks the variant by torch's own build, so
     with a CUDA or ROCm build of torch it looks for a GPU."""
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from scripts.load import load_kernel
 
     kernel = load_kernel("cpu")

@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
 """The CPU operators against torch and against memory, as ratios taken in one process.
 
-    python benchmarks/cpu_ratios.py            # the table
-    python benchmarks/cpu_ratios.py --check    # exit code 1 where a figure is below its bound
+    python -m benchmarks.cpu_ratios            # the table
+    python -m benchmarks.cpu_ratios --check    # exit code 1 where a figure is below its bound
 
 Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 picks the instruction set.
 """
 
 import argparse
+import datetime
 import os
+import platform
+import re
 import sys
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.shapes import LLAMA_405B_TP8  # noqa: E402
-from benchmarks.timing import ceiling_cases, copies, in_turn  # noqa: E402
-from scripts.load import load_kernel  # noqa: E402
+from benchmarks import performance
+from benchmarks.gpu_environment import commit
+from benchmarks.shapes import LLAMA_405B_TP8
+from benchmarks.timing import ceiling_cases, copies, in_turn
+from scripts.load import load_kernel
 
 N, K = LLAMA_405B_TP8.linears["QKV"]
 ROWS, D = 256, 16384
@@ -75,13 +78,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
+    performance.add_options(parser)
     args = parser.parse_args()
+    with performance.recorded("cpu_ratios", args, fenced=True):
+        failures = measure(args.seed)
+    for failure in failures:
+        print(f"below its bound: {failure}", file=sys.stderr)
+    return 1 if args.check and failures else 0
+
+
+def processor() -> str:
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return names[0] if names else platform.processor()
+
+
+def measure(seed: int | None) -> list[str]:
+    """Prints the figures. Returns what is below its bound."""
     generator = torch.Generator()
-    seed = generator.seed() if args.seed is None else args.seed
+    seed = generator.seed() if seed is None else seed
     generator.manual_seed(seed)
     kernel = load_kernel("cpu")
     isa = os.environ.get("ROCM_FP8_KERNELS_CPU", "the best")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, instruction set: {isa}, seed {seed}")
+    print(f"{processor()}, {datetime.date.today().isoformat()}, commit {commit()}")
 
     failures = []
 
@@ -102,13 +121,12 @@ def main() -> int:
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)
         print(
-            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, at the copy rate {t['floor'] * 1e3:.2f} ms, "
-            f"torch.compile {t['torch.compile'] * 1e3:.2f} ms; share of the copy rate: "
-            f"{bound(operator, t['floor'] / t[operator], least)}, torch.compile's {t['floor'] / t['torch.compile']:.2f}"
+            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, "
+            f"at the copy rate {t['floor'] * 1e3:.2f} ms, torch.compile {t['torch.compile'] * 1e3:.2f} ms; "
+            f"share of the copy rate: {bound(operator, t['floor'] / t[operator], least)}, "
+            f"torch.compile's {t['floor'] / t['torch.compile']:.2f}"
         )
-    for failure in failures:
-        print(f"below its bound: {failure}", file=sys.stderr)
-    return 1 if args.check and failures else 0
+    return failures
 
 
 if __name__ == "__main__":

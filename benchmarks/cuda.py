@@ -2,8 +2,8 @@
 """The GPU operators beside what else computes the same on an NVIDIA GPU, as markdown.
 
     make bench-cuda
-    python benchmarks/cuda.py --json figures.json --plot figures.png     # with a build of the variant at hand
-    python benchmarks/cuda.py --size 10240x8192 --size 8192x28672        # skinny_gemm alone, at the sizes of another model
+    python -m benchmarks.cuda --json figures.json --plot figures.png     # with a build of the variant at hand
+    python -m benchmarks.cuda --size 10240x8192 --size 8192x28672        # skinny_gemm alone, sizes of another model
 
 Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved at the rate at which this GPU reads memory, measured here; the share is that of
@@ -22,13 +22,11 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import bars, gpu_cases, gpu_report, gpu_timing  # noqa: E402
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap  # noqa: E402
-from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
-from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row  # noqa: E402
-from benchmarks.gpu_timing import Recorded, Times, record  # noqa: E402
+from benchmarks import bars, gpu_cases, gpu_report, gpu_timing
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
+from benchmarks.gpu_environment import Gpu, find_gpu
+from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row
+from benchmarks.gpu_timing import Recorded, Times, record
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,39 @@
 #!/usr/bin/env python3
 """skinny_gemm's own choice on this NVIDIA GPU beside other ways to cut the columns and K, as markdown.
 
-    python benchmarks/cuda_pieces.py                                # sizes of current models' layers
-    python benchmarks/cuda_pieces.py --size 5120x8192 --rows 1 --rows 16
+    python -m benchmarks.cuda_pieces                                # sizes of current models' layers
+    python -m benchmarks.cuda_pieces --size 5120x8192 --rows 1 --rows 16
 
-What pick_cuda_config (skinny_gemm/skinny_gemm_cuda_config.h) says was found so, on an H200: another GPU may want other
-rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is verified before it is timed, and all of a
-table row are timed in turn. Weights are constant, as in decoding.
+What pick_cuda_config (skinny_gemm/cuda/config.h) says was found so, on an H200: another GPU may want other
+rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is verified before it is timed, and all of
+a table row are timed in turn. Weights are constant, as in decoding.
 """
 
 import re
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase  # noqa: E402
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.gpu_report import cell, heading, note, table_header, table_row  # noqa: E402
-from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser  # noqa: E402
-from benchmarks.tuned_header import ROOT  # noqa: E402
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.gpu_report import cell, heading, note, table_header, table_row
+from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser
+from benchmarks.tuned_header import ROOT
 
 CONFIG = ROOT / "skinny_gemm" / "cuda" / "config.h"
 OWN: Config = ()
 SIZES = (
     *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),
-    *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192), (8192, 8192)),
+    *(
+        (4096, 14336),
+        (5120, 5120),
+        (5120, 8192),
+        (5120, 13824),
+        (6144, 4096),
+        (6144, 16384),
+        (7168, 8192),
+        (8192, 8192),
+    ),
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
 TILES = (32, 64, 112)  # columns: the widest of each kind of shapes
@@ -37,8 +43,8 @@ LEAST_COLUMNS = 7  # of a piece
 
 
 def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int]:
-    """Index in skinny_gemm_cuda_config.h's table: columns, narrowest first but for that for clusters, of the shapes with a
-    form for that: of those of two blocks a multiprocessor, or of the large ones."""
+    """Index in its table: columns, narrowest first but for that for clusters, of the shapes
+    with a form for that: of those of two blocks a multiprocessor, or of the large ones."""
     (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
     found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?(, kWarps, true)?\}", table)
     by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
@@ -59,12 +65,14 @@ def all_shapes_for(rows: int, splits: int = 1) -> dict[int, int]:
 
 
 def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
-    """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay; and a large block a
-    multiprocessor.
+    """Full tiles, and a block, two or four a multiprocessor, for each number of splits that could pay; and a large
+    block a multiprocessor.
 
     Each in the narrowest shape that holds a piece.
     """
-    large = [shape for shape, most in shapes_for(rows, large=True).items() if multiprocessors <= n <= most * multiprocessors]
+    large = [
+        shape for shape, most in shapes_for(rows, large=True).items() if multiprocessors <= n <= most * multiprocessors
+    ]
     found: list[Config] = [(shape, 1, multiprocessors) for shape in large[:1]]
     full = {-(-n // columns) for columns in TILES}
     for splits in (1, 2, 3, 4, 6, 8):
@@ -104,7 +112,9 @@ def compare(gpu: Gpu, multiprocessors: int, args) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     parser = sweep_parser(__doc__)
-    parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated")
+    parser.add_argument(
+        "--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated"
+    )
     args = parser.parse_args(argv)
     try:
         gpu = find_gpu()

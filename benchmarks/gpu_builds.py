@@ -3,11 +3,11 @@
 
     git worktree add ../before HEAD~1
     python scripts/build.py --backend cuda --source ../before
-    python benchmarks/gpu_builds.py ../before --only skinny_gemm --size 4096x4096 --rows 1 --rows 32
+    python -m benchmarks.gpu_builds ../before --only skinny_gemm --size 4096x4096 --rows 1 --rows 32
 
-All builds get the same operands; each is verified before it is timed, and all of a table row are timed in turn. The gain
-is the other build's time by this one's, less one; "same bits" says whether their results are. Builds are told apart by
-the trees they were made of: each by another commit, or with changes of its own.
+All builds get the same operands; each is verified before it is timed, and all of a table row are timed in turn. The
+gain is the other build's time by this one's, less one; "same bits" says whether their results are. Builds are told
+apart by the trees they were made of: each by another commit, or with changes of its own.
 """
 
 import copy
@@ -15,17 +15,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from kernels import get_local_kernel
 
-import torch  # noqa: E402
-from kernels import get_local_kernel  # noqa: E402
-
-from benchmarks import gpu_report, gpu_timing  # noqa: E402
-from benchmarks.cuda import BOUNDS, Size  # noqa: E402
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase  # noqa: E402
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row  # noqa: E402
-from benchmarks.tune_skinny_gemm import sweep_parser  # noqa: E402
+from benchmarks import gpu_report, gpu_timing
+from benchmarks.cuda import BOUNDS, Size
+from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.tune_skinny_gemm import sweep_parser
 
 Case = GemmCase | RowCase
 NOW = "now"
@@ -74,15 +72,21 @@ def sizes_of(operator: str, args) -> list[Size]:
     return [(m, n, k) for n, k in weights for m in args.rows or GEMM_ROWS if m <= max(GEMM_ROWS)]
 
 
-def row(case: Case, others: dict[str, ModuleType], now: ModuleType, effort: gpu_timing.Effort) -> tuple[list[str], bool]:
+def row(
+    case: Case, others: dict[str, ModuleType], now: ModuleType, effort: gpu_timing.Effort
+) -> tuple[list[str], bool]:
     """The cells of this build and of the others, "-" for what is not right; whether all are."""
+
     def verified(name: str, kernel: ModuleType) -> tuple[Case, torch.Tensor]:
         one = with_build(case, kernel)
         one.verify_ours(name)
         return one, result(one)
 
     builds = {NOW: now, **others}
-    tried = {name: attempt(f"{case.name}, {name}", lambda n=name, k=kernel: verified(n, k)) for name, kernel in builds.items()}
+    tried = {
+        name: attempt(f"{case.name}, {name}", lambda n=name, k=kernel: verified(n, k))
+        for name, kernel in builds.items()
+    }
     bits = {name: found[1] for name, found in tried.items() if found}
     # Not before all have run on the same residual: launches to be recorded run first, and update it.
     right: dict[str, gpu_timing.Recorded] = {}

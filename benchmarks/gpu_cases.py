@@ -36,8 +36,8 @@ def variable(name: str, value: str | None) -> Iterator[None]:
 
 
 def gemm_config(config: tuple[int, ...] | None) -> contextlib.AbstractContextManager[None]:
-    """skinny_gemm launches (and recordings) take this (shape, splits), on CUDA (shape, splits, pieces); None, or nothing
-    in it: its own choice."""
+    """skinny_gemm launches (and recordings) take this (shape, splits), on CUDA (shape, splits, pieces); None, or
+    nothing in it: its own choice."""
     return variable(GEMM_VARIABLE, ",".join(map(str, config)) if config else None)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from scripts.load import ROOT, load_kernel
 
-
 # `kernels` takes no other minor version of ROCm or CUDA than that of torch.
 MAKES_ONE = {
     "rocm": "python scripts/build.py --backend rocm makes one, ROCM_PATH naming a ROCm of that version",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A decoder layer's kernels one after the other, beside torch's, on this GPU, as markdown.
 
-    python benchmarks/gpu_layer.py
-    python benchmarks/gpu_layer.py ../before --only "Llama 3.1 8B" --rows 1      # and another checkout's build
+    python -m benchmarks.gpu_layer
+    python -m benchmarks.gpu_layer ../before --only "Llama 3.1 8B" --rows 1      # and another checkout's build
 
 An operator timed in a series of itself always follows, and is followed by, its own kind; in a model each begins while
 another kernel ends. Here are the FP8 parts of a layer in their order, weights of several layers in rotation: addition,
@@ -18,16 +18,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks import gpu_report, gpu_timing  # noqa: E402
-from benchmarks.gpu_builds import NOW, load_builds  # noqa: E402
-from benchmarks.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap  # noqa: E402
-from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row  # noqa: E402
-from benchmarks.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes  # noqa: E402
+from benchmarks import gpu_report, gpu_timing
+from benchmarks.gpu_builds import NOW, load_builds
+from benchmarks.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
+from benchmarks.gpu_environment import Gpu, find_gpu
+from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
 
 QWEN_14B = LlamaShapes("Qwen2.5 14B", hidden=5120, heads=40, kv_heads=8, intermediate=13824)
 LAYERS = {shapes.name: shapes for shapes in (LLAMA_8B, QWEN_14B, LLAMA_70B_TP8, LLAMA_405B_TP8)}
@@ -35,15 +33,17 @@ DTYPE = torch.bfloat16
 # Of a result's root mean square, that of its error. Sums in another order may make another FP8 number of one value in a
 # thousand, 2^-4 of it away; the results are rounded at 2^-9.
 TOLERANCE = 2**-6
-# What torch.compile makes of the reference leaves out roundings at 2^-9, and so takes the neighbour of many an FP8 number,
-# twice in a layer; torch._scaled_mm keeps fewer bits of its sums. 7 % were seen.
+# What torch.compile makes of the reference leaves out roundings at 2^-9, and so takes the neighbour of many an FP8
+# number, twice in a layer; torch._scaled_mm keeps fewer bits of its sums. 7 % were seen.
 TORCHS_TOLERANCE = 2**-3
 
 
 class Layer:
     """A decoder layer's operands for `rows` tokens; `run(kernel, i)` launches its i-th copy's kernels."""
 
-    def __init__(self, reference: ModuleType, shapes: LlamaShapes, rows: int, fp8: torch.dtype, generator: torch.Generator):
+    def __init__(
+        self, reference: ModuleType, shapes: LlamaShapes, rows: int, fp8: torch.dtype, generator: torch.Generator
+    ):
         self.name, self.reference = f"{shapes.name}, {rows} rows", reference
         linears = shapes.linears
         self.bytes = sum(n * k for n, k in linears.values())
@@ -108,7 +108,9 @@ class Torchs:
         return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
 
 
-def row(layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, read_rate: float) -> tuple[list[str], bool, dict]:
+def row(
+    layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, read_rate: float
+) -> tuple[list[str], bool, dict]:
     """The cells, "-" for what is not there or not right; whether all builds are; the samples."""
     cases = {name: attempt(name, lambda n=name, k=k: layer.recorded(k, n)) for name, k in kernels.items()}
     with without_overlap():
@@ -118,7 +120,12 @@ def row(layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort,
     times = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort)
     us = {name: times[name].median_us if name in times else None for name in cases}
     floor, ours = layer.bytes / read_rate, us[NOW]
-    cells = [cell(floor), cell(ours), cell(times[NOW].spread_us if ours else None), *(cell(us[name]) for name in us if name != NOW)]
+    cells = [
+        cell(floor),
+        cell(ours),
+        cell(times[NOW].spread_us if ours else None),
+        *(cell(us[name]) for name in us if name != NOW),
+    ]
     compared = [cell(floor / ours if ours else None), cell(us["torch"] / ours if ours and us["torch"] else None)]
     return [*cells, *compared], right, {name: one.raw() for name, one in times.items()}
 
@@ -143,7 +150,9 @@ def run(gpu: Gpu, builds: dict[str, ModuleType], args) -> tuple[bool, dict]:
 def main(argv: list[str] | None = None) -> int:
     parser = gpu_report.parser(__doc__, list(LAYERS), metavar="LAYER")
     parser.add_argument("builds", type=Path, nargs="*", metavar="FOLDER", help="another checkout, with a build")
-    parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated")
+    parser.add_argument(
+        "--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated"
+    )
     args = parser.parse_args(argv)
     all_right = False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_timing
+from benchmarks import gpu_timing, performance
 from benchmarks.gpu_cases import GemmCase, RowCase, Wrong
 from benchmarks.gpu_environment import Gpu, Missing, random_numbers
 from benchmarks.gpu_timing import Recorded, record
@@ -97,6 +97,7 @@ def parser(description: str, operators: list[str], metavar: str = "OPERATOR") ->
     result.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     result.add_argument("--json", type=Path, metavar="FILE", help="all samples, with the environment")
+    performance.add_options(result)
     return result
 
 
@@ -108,7 +109,8 @@ def effort(args: argparse.Namespace) -> gpu_timing.Effort:
 def heading(gpu: Gpu, generator: torch.Generator) -> str:
     """What the figures of a sweep were taken on, in a line."""
     facts = gpu.environment
-    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {generator.initial_seed()}"
+    seed = generator.initial_seed()
+    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {seed}"
 
 
 def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
@@ -127,11 +129,12 @@ def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
 
 
 def figures_of(script: str, measure: Callable[[], dict], args: argparse.Namespace) -> dict | None:
-    """What `measure` returns, written where --json says; None, and one line on stderr, where there is nothing to
-    measure or ours is wrong."""
+    """What `measure` returns, written where --json says, and what it prints where --write says; None, and one line on
+    stderr, where there is nothing to measure or ours is wrong."""
     try:
-        figures = measure()
-    except (Missing, Wrong) as error:
+        with performance.recorded(script.removesuffix(".py"), args):
+            figures = measure()
+    except (Missing, Wrong, performance.SectionError) as error:
         note(f"{script}: {error}")
         return None
     if args.json:

@@ -14,8 +14,8 @@ from benchmarks import timing
 
 # The largest last-level cache at hand: MI300X's and MI350's (an H200 has 50 MiB of L2).
 LAST_LEVEL_CACHE = 256 << 20
-# Launches of a graph. Fewer, and the gap between two replays would count (of 32 launches it was 0.13 us each on an H200,
-# of 256 it is 0.02; a decoding step has hundreds); more, and recording them takes its time.
+# Launches of a graph. Fewer, and the gap between two replays would count (of 32 launches it was 0.13 us each on an
+# H200, of 256 it is 0.02; a decoding step has hundreds); more, and recording them takes its time.
 FEWEST, MOST = 256, 512
 # Event pairs a case. The launches are divided among them, whole replays each, so that an event's resolution (about a
 # microsecond) is little of what a pair measures.

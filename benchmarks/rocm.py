@@ -2,7 +2,7 @@
 """The GPU operators beside what others have published for an MI300X, as markdown.
 
     make bench-rocm VENV=/path/to/an/environment/with/torch/for/ROCm
-    python benchmarks/rocm.py --json figures.json      # with a build of the variant at hand
+    python -m benchmarks.rocm --json figures.json      # with a build of the variant at hand
 
 Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. A floor
 is the bytes that must be moved at the rate at which this GPU reads memory, measured here, and at 4.2 TB/s, which is
@@ -10,17 +10,14 @@ what gfx942 reaches of its 5.3 TB/s; it leaves out the launch, whose own floor s
 """
 
 import sys
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import gpu_report, gpu_timing, published_mi300x  # noqa: E402
-from benchmarks.gpu_cases import GemmCase, RowCase, gemm_config  # noqa: E402
-from benchmarks.gpu_environment import Gpu, find_gpu  # noqa: E402
-from benchmarks.gpu_report import Cases, attempt, cell, table_header, table_row  # noqa: E402
-from benchmarks.gpu_timing import Recorded, Times, record  # noqa: E402
+from benchmarks import gpu_report, gpu_timing, published_mi300x
+from benchmarks.gpu_cases import GemmCase, RowCase, gemm_config
+from benchmarks.gpu_environment import Gpu, find_gpu
+from benchmarks.gpu_report import Cases, attempt, cell, table_header, table_row
+from benchmarks.gpu_timing import Recorded, Times, record
 
 PUBLISHED = {
     "add_rms_norm_fp8": published_mi300x.ADD_RMS_NORM_FP8,

@@ -1,25 +1,22 @@
 #!/usr/bin/env python3
 """Times every allowed configuration of skinny_gemm on this GPU and writes the best ones to skinny_gemm_tuned.h.
 
-    python benchmarks/tune_skinny_gemm.py                                  # the layers of benchmarks/shapes.py
-    python benchmarks/tune_skinny_gemm.py --size 2304x16384 --dry-run
+    python -m benchmarks.tune_skinny_gemm                                  # the layers of benchmarks/shapes.py
+    python -m benchmarks.tune_skinny_gemm --size 2304x16384 --dry-run
     python scripts/build.py --backend rocm                                 # then: the next build has them
 
-A configuration is verified before it is timed. What the model of skinny_gemm_config.h chooses stays where nothing is
+A configuration is verified before it is timed. What the model of skinny_gemm/hip/config.h chooses stays where nothing is
 faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
 """
 
 import argparse
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import gpu_report, gpu_timing, tuned_header  # noqa: E402
-from benchmarks.gpu_cases import GemmCase, gemm_config  # noqa: E402
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers  # noqa: E402
-from benchmarks.shapes import MODELS  # noqa: E402
-from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError  # noqa: E402
+from benchmarks import gpu_report, gpu_timing, tuned_header
+from benchmarks.gpu_cases import GemmCase, gemm_config
+from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.shapes import MODELS
+from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError
 
 Config = tuple[int, ...]
 
@@ -90,7 +87,11 @@ def sweep_parser(description: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = {"type": gpu_report.weight_size, "action": "append", "metavar": "NxK"}
     result.add_argument("--size", **size, help="of the weights; may be repeated")
-    quick = {"const": gpu_timing.QUICK, "default": gpu_timing.Effort(), "help": "fewer launches: to see whether it runs"}
+    quick = {
+        "const": gpu_timing.QUICK,
+        "default": gpu_timing.Effort(),
+        "help": "fewer launches: to see whether it runs",
+    }
     result.add_argument("--quick", action="store_const", dest="effort", **quick)
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     return result

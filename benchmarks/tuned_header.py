@@ -1,19 +1,17 @@
-"""skinny_gemm/skinny_gemm_tuned.h and the table of skinny_gemm_config.h, read and written; no GPU in here."""
+"""skinny_gemm/hip/tuned.h and the table of skinny_gemm/hip/config.h, read and written; no GPU in here."""
 
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "scripts"))  # scripts/builder imports its neighbour as a script does
+from scripts.builder import BuildError
+from scripts.builder.toolchains import cxx_compiler
 
-from builder import BuildError  # noqa: E402
-from builder.toolchains import cxx_compiler  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
 TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"
@@ -85,7 +83,7 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
 
 
 def parse_ring_table(text: str) -> RingTable:
-    """From the text of skinny_gemm_config.h."""
+    """From the text of skinny_gemm/hip/config.h."""
     begin, end = _between(text, "struct RingShape {", CONFIG.name)
     names = ", ".join(re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE)).split(", ")
     begin, end = _between(text, "kRingShapes[] = {", CONFIG.name)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Decode real text with a Llama on FP8 kernels, beside the same model without them.
 
-    python examples/demo.py                              # the byte-level Llama of this repository
-    python examples/demo.py --prompt "def fibonacci(n):"
-    python examples/demo.py --model PATH_OR_ID           # any Llama checkpoint instead
+    python -m examples.demo                              # the byte-level Llama of this repository
+    python -m examples.demo --prompt "def fibonacci(n):"
+    python -m examples.demo --model PATH_OR_ID           # any Llama checkpoint instead
 
 quantises the model, loads the kernels with `kernels.get_kernel`, puts them in with `kernels.kernelize`, and prints
 both continuations, how well both predict held-out text, how fast they decode, and the time of each operator at
@@ -16,9 +16,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 
 class DemoError(Exception):
@@ -48,7 +45,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt_text(args: argparse.Namespace) -> str:
-    from llama_fp8 import text
+    from examples.llama_fp8 import text
 
     if args.prompt_file is None:
         prompt = text.default_prompt() if args.prompt is None else args.prompt
@@ -71,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from benchmarks.shapes import LLAMA_8B, LLAMA_405B_TP8
-    from llama_fp8 import decoding, operator_times, plot, text
+    from examples.llama_fp8 import decoding, operator_times, plot, text
     from scripts.load import default_backend, load_kernel
 
     backend = "cpu" if args.device == "cpu" else default_backend()

@@ -17,9 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from builder import BuildError, build, read_config  # noqa: E402
+from builder import BuildError, build, read_config
 
 
 def main() -> int:

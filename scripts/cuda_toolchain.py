@@ -14,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-PREFIX = Path(__file__).resolve().parents[1] / "build" / ".cuda"
-TOOLKIT = Path("nvidia") / "cu13"  # under PREFIX
+from builder.prefixes import CUDA_PREFIX as PREFIX
+from builder.prefixes import CUDA_TOOLKIT as TOOLKIT
+
 # The CUDA of the torch in requirements.txt: `kernels` loads the variant of torch's own minor version alone.
 PACKAGES = [
     "cuda-toolkit[nvcc,cccl,crt,nvvm,cudart]==13.0.3",

@@ -5,8 +5,8 @@
     python scripts/machine_code.py --update      # also writes the table
     python scripts/machine_code.py --check       # exit code 1 where a gate is missed or a figure differs from the table
 
-The table (tests/machine_code.json) is checked in: a change of a kernel, or of its flags, that moves a figure must
-update it, so that it is seen in review. Figures hold for the compiler that is named in it; the gates hold for any.
+The table (tests/codegen/machine_code.json) is checked in: a change of a kernel, or of its flags, that moves a figure
+must update it, so that it is seen in review. Figures hold for the compiler that is named in it; the gates hold for any.
 
 No GPU is needed. What is counted is code as it lies in the file: of a kernel's hot path (see Kernel.hot_path) and of
 its loops.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "tests" / "machine_code.json"
+TABLE = ROOT / "tests" / "codegen" / "machine_code.json"
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 WAVE_BYTES = 64 * 16  # of a 128-bit access by all lanes
 

@@ -11,7 +11,9 @@ CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "hip" / "config.h
 def ring_shapes() -> list[dict[str, int]]:
     """kRingShapes of skinny_gemm/hip/config.h."""
     text = CONFIG.read_text()
-    fields = re.findall(r"^\s+int ([\w, ]+);", text[text.index("struct RingShape") : text.index("constexpr int waves")], re.M)
+    fields = re.findall(
+        r"^\s+int ([\w, ]+);", text[text.index("struct RingShape") : text.index("constexpr int waves")], re.M
+    )
     names = [name for line in fields for name in line.split(", ")]
     table = text[text.index("kRingShapes[] = {") : text.index("kRingShapeCount")]
     rows = re.findall(r"\{(\d[\d, ]+)\}", table)
@@ -73,7 +75,10 @@ def rms_norm(kernel, f, dtype, weight, to_fp8, residual, owner, held) -> list[tu
         ("FP8 conversions one by one", f["cvt_pk_fp8"] == (4 * held if to_fp8 == "true" else 0)),
         ("no packed float32", f["pk"] >= (8 if to_fp8 == "true" else 4) * held),
         ("float16 added in float32", dtype != "f16" or residual != "true" or named(kernel, "v_pk_add_f16") >= 4 * held),
-        ("float16 multiplied in float32", (dtype, weight) != ("f16", "f16") or named(kernel, "v_pk_mul_f16") >= 4 * held),
+        (
+            "float16 multiplied in float32",
+            (dtype, weight) != ("f16", "f16") or named(kernel, "v_pk_mul_f16") >= 4 * held,
+        ),
         ("a division a number", f["rcp"] <= 4),
         ("more than half of the waves that a unit can hold do not fit", held == 8 or f["waves_per_simd"] >= 5),
     ]

@@ -17,8 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from builder.prefixes import ROCM_PREFIX as PREFIX
+
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-PREFIX = Path(__file__).resolve().parents[1] / "build" / ".rocm"
 # Package -> a tool of it, by which it is found. clang calls the bundler to join the architectures' code objects.
 COMPILER_PACKAGES = {
     "clang-22": "clang++-22",

@@ -1,25 +1,19 @@
-"""Fixtures: the built kernel, the device that it serves, and random numbers that a seed reproduces."""
+"""Fixtures: the built package, the device that it serves, the ROCm variant in the simulator."""
 
 import json
-import os
-import random
-import shutil
-import signal
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import FP8
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.problems.inputs import FP8
+from tests.settings import ROCM_HEADERS, ROOT, SEED
 
-SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
-# In the environment, so that worker and child processes draw the same numbers.
-SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
+# A Nix build tests a tree of build.toml's sources, torch-ext/ and tests/*.py: there test_kernels_ci.py alone can run.
+if not (ROOT / "scripts").is_dir():
+    collect_ignore = [folder.name for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 
 
 def pytest_addoption(parser) -> None:
@@ -34,14 +28,11 @@ def pytest_addoption(parser) -> None:
         help="run the tests that load the package, and no others, on this variant (default: all tests, on the variant"
         " of the GPU that torch sees, else the CPU's)",
     )
-    parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
 
 
 def pytest_configure(config) -> None:
-    config.addinivalue_line("markers", "slow: takes a minute or more; runs with --slow")
-    # What a shell starts in the background ignores SIGINT, and so would the programs that the tests interrupt.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As pytest.toml has it, which a Nix build's tree lacks.
+    config.addinivalue_line("markers", "kernels_ci: what kernel-builder runs of a finished build; under a minute")
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -49,33 +40,12 @@ def pytest_collection_modifyitems(config, items) -> None:
         others = [item for item in items if "kernel" not in item.fixturenames]
         items[:] = [item for item in items if "kernel" in item.fixturenames]
         config.hook.pytest_deselected(items=others)
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="takes a minute or more; --slow runs it"))
-
-
-def pytest_report_header() -> str:
-    return f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = (yield).get_result()
-    if report.failed:
-        report.sections.append(("seed", f"{SEED_VARIABLE}={SEED}"))
-
-
-@pytest.fixture
-def generator(request) -> torch.Generator:
-    """Seeded by the run's seed and the test's name: a test draws the same numbers alone as in the whole suite."""
-    name = f"{request.module.__name__}::{request.node.name}"
-    return torch.Generator().manual_seed(SEED ^ zlib.crc32(name.encode()))
 
 
 @pytest.fixture(scope="session")
 def kernel(request):
-    """The package as a user gets it: through kernels.get_kernel, from this repository's build/. Or the simulated one."""
+    """The package as a user gets it: through kernels.get_kernel, from this repository's build/. Or the simulated
+    one."""
     if arch := request.config.getoption("--simulate"):
         with request.getfixturevalue("simulated_rocm").on(arch, seed=SEED) as module:
             yield module
@@ -115,17 +85,6 @@ def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
     return FP8 if backend == "cpu" else (kernel.fp8_dtype(device),)
 
 
-ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"
-needs_rocm_toolchain = pytest.mark.skipif(
-    not (ROCM_HEADERS / "hip" / "hip_version.h").is_file() or not shutil.which("clang++-22"),
-    reason="python scripts/rocm_toolchain.py has not been run (.ci/run does)",
-)
-CUDA_TOOLKIT = ROOT / "build" / ".cuda" / "nvidia" / "cu13"
-needs_cuda_toolchain = pytest.mark.skipif(
-    not CUDA_TOOLKIT.is_dir(), reason="python scripts/cuda_toolchain.py has not been run (.ci/run does)"
-)
-
-
 @pytest.fixture(scope="session")
 def rocm_variant() -> Path:
     """This repository's ROCm variant, cross-built (or found up to date). For tests marked needs_rocm_toolchain."""
@@ -143,6 +102,6 @@ def rocm_library(rocm_variant) -> Path:
 
 @pytest.fixture(scope="session")
 def simulated_rocm(rocm_variant):
-    from simulated_rocm import SimulatedRocm
+    from benchmarks.simulated_rocm import SimulatedRocm
 
     return SimulatedRocm(rocm_variant, ROCM_HEADERS)

@@ -6,8 +6,9 @@
 //     a stream             has its own, by the id that HIP never gives twice. A handle may be given again while the destroyed
 //                          stream's work is pending
 //     hipStreamPerThread   is one handle for a stream a thread: each thread has its own
-//     a graph capture      has its own: a graph may be replayed beside any stream. Two executable graphs of one capture share
-//                          counters, as they share every operand and result, and may not run at the same time
+//     a graph capture      has its own for each stream in it: a graph may be replayed beside any stream, and its branches
+//                          beside each other. Two executable graphs of one capture share counters, as they share every
+//                          operand and result, and may not run at the same time
 //
 // They stay for the life of the process: nobody says when a stream's or a graph's last launch is over.
 #pragma once

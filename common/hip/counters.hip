@@ -58,10 +58,10 @@ CountersResult counters_for(void* stream) {
     if (capturing != hipStreamCaptureStatusActive) capture = 0;
 
     unsigned long long id = 0;
-    if (!capture) {
-        if (const hipError_t failed = hipStreamGetId(static_cast<hipStream_t>(stream), &id); failed != hipSuccess) return fail(failed);
+    if (const hipError_t failed = hipStreamGetId(static_cast<hipStream_t>(stream), &id); failed != hipSuccess) {
+        return fail(failed);
     }
-    const unsigned long long thread = stream == hipStreamPerThread && !capture ? number_of_thread() : 0;
+    const unsigned long long thread = stream == hipStreamPerThread ? number_of_thread() : 0;
 
     static std::mutex mutex;
     static std::map<int, Pool> pools;

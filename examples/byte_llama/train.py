@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the byte-level Llama of the demo on the running interpreter's standard library.
 
-    python examples/byte_llama/train.py
+    python -m examples.byte_llama.train
 
 What bounds the run is not the GPU but the text: seven to nine megabytes are read dozens of times.
 Hence dropout, strong weight decay, and the checkpoint that is kept: the best one on a validation
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -30,9 +30,7 @@ from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # The script runs from any folder, and the tests import it as byte_llama.train.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from byte_llama import corpus  # noqa: E402
+from examples.byte_llama import corpus
 
 
 @dataclass(frozen=True)
@@ -283,7 +281,7 @@ def train(settings: Settings, config: LlamaConfig, streams: Streams) -> dict:
         "seconds": round(seconds, 1),
         "validation_bits_per_byte": validation,
         "held_out_bits_per_byte": held_out,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     save(model.to("cpu", torch.bfloat16), report, settings.out)
     return report

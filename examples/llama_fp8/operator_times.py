@@ -6,6 +6,7 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
+
 from benchmarks import gpu_timing
 from benchmarks.shapes import LlamaShapes
 from benchmarks.timing import ceiling_cases, copies, in_turn

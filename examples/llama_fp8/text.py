@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from byte_llama import corpus
+
+from examples.byte_llama import corpus
 
 CHECKPOINT = Path(corpus.__file__).resolve().parent / "checkpoint"
 

@@ -1,59 +1,32 @@
-// RMSNorm + FP8 for NVIDIA GPUs.
+// Residual + RMSNorm + FP8 for NVIDIA GPUs.
 //
-// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
-// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
-// between the sum and the normalisation.
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element. The
+// weights (2 d a row) come from the caches. Floor: those bytes at the memory rate; on an H200 (4.47 TB/s) 52.5 us for
+// 2048 rows of 16384. Each element is read once and written once: a row stays in registers between sum and
+// normalisation.
 //
-//     block      row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
+//     CTA        row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
 //                        | vector T | ...                         |  thread t holds vectors t, t + T, ...
-//     cluster    the same with T the threads of 2, 4 or 8 blocks, whose sums meet in shared memory across the blocks
-//     warp       the same with T = 32, eight rows a block, no shared memory
+//     cluster    the same with T the threads of 2, 4 or 8 CTAs, whose sums meet in shared memory across the CTAs
+//     warp       the same with T = 32, eight rows a CTA, no shared memory
 //
 //   1 fetch      the first rows and the weights into L2, while the kernel before this one ends
 //   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
 //   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
 //   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
-//   5 fetch      of many rows, one that a later block takes, into L2: memory goes on while this block computes
+//   5 fetch      of many rows, one that a later CTA takes, into L2: memory goes on while this CTA computes
 //   6 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
 //
-// The sum's tree depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory (the careful
-// kernel below adds in the same order).
+// The tree of the sum depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory. The
+// element-by-element kernel (rms_norm_any) adds in the same order.
 //
-// H200, [rows, 16384] float16 with a residual, microseconds a launch in a graph (2026-11-21; floor: bytes at 4.47 TB/s):
-//   rows                                              1     8     32    128    512    2048
-//   floor                                             0.03  0.21  0.82  3.28   13.13  52.5
-//   1  a block a row, 8 or 16 bytes x 4 a thread      2.81  2.84  2.96  5.47   18.17  62.8
-//   2  few rows: a cluster of eight blocks a row      1.75  2.26  4.44
-//   3  cached loads instead of L1::no_allocate                          5.35   16.97  59.1
-//   4  only the first rows fetched before the wait                             15.98  58.3   (264 rows: 10.54 -> 8.79)
-//   5  four vectors a thread from 133 rows on; weights fetched once                          (140 rows: 8.24 -> 7.19)
-//      and of rows of up to 8192 two vectors a thread, however many: 1024 x 5120 12.6 -> 10.4, 8192 x 4096 61.9 -> 57.3
-//   6  of many rows, one fetched ahead (beside version 5: 15.76, 58.4)         15.51  56.3   (1024 rows: 30.1 -> 29.0)
-//      rms_norm_fp8: 2048 x 16384 29.8 -> 28.2, 2048 x 8192 20.0 -> 17.2, 4096 x 4096 16.0 -> 14.9, 4096 x 5120 20.1 -> 18.5
-//      (rms_norm, whose result is as wide as what it reads: 1 % slower to 2 % faster; it has none of it)
-//   7  a cluster's sums sent, to a barrier that counts their bytes, where they were stored and a release to the cluster waited for
-//      the residual as well                           1.46  1.94                              (16 rows: 3.44 -> 2.80)
-//   8  up to 33 rows over clusters of eight, and the next kernel let in after the wait where that makes the series faster
-//      (24 rows: 3.06 -> 2.11)                                     2.35
-//      of 4096, 64 rows by clusters of four: 2.80 -> 2.08, 128 rows 3.20 -> 2.23; why this start, and not always: next_at_once
-//   as shipped (benchmarks/cuda.py, 2026-11-22)        1.48  1.96  2.35  5.45   15.44  56.0
-//   each row's launch alone, nothing overlapping      2.62  2.90  3.75  6.59   18.08  58.4
-// Tried without gain: .cs and evict-first loads, .cs and write-through stores, clusters for 48 rows and more; blocks that
-// stay, with a ring of rows filled by the copy engine (512 rows: 17.2 -> 16.5 before version 4; 2048: 59.1 -> 62.0).
-// Beside version 6, 512 rows (15.6): before the wait no rows but 66, 198 or 264 (16.0, 16.2, 16.6), those from 66 to 198 or from
-// 132 to 264 (15.6, 16.5), none (17.1); 132, 200, 264 rows ahead (15.8, 15.5, 15.9), none (15.9); the next kernel let in when the
-// row has come (16.4) or its sum is known (17.2); what is fetched kept in L2 longer (15.5; 2048 rows 56.3 -> 55.8: too little for
-// lines that stay there when they are done with) or shorter (15.5); three rows a multiprocessor, so that the next kernel's blocks
-// find room earlier (512 threads of 40 registers, which do not load all at once, 18.7; 256 of eight vectors 19.6); 264 blocks that
-// stay for two rows (16.4); fetches by an elected lane, which are no loops over lanes (15.5; 128 rows 5.34 -> 5.40).
-// Beside version 7, 512 rows (15.5): a block a multiprocessor that stays for all its rows, so that the next kernel's finds room beside
-// it, rows fetched one, two or three ahead (18.7, 20.6, 21.2), or copied to shared memory while the row before is normalised (19.3 to
-// 20.4; 2048 rows: 66 to 85); rows over clusters of two, four or eight, of two or four vectors a thread (15.9 to 17.5); the first blocks
-// of a multiprocessor ahead of the second ones by 0.3 to 1.4 us (16.0); rows of the second round fetched before the wait (15.5 to 16.6)
-// or as soon as a row is asked for (15.5 to 17.2). What was fetched takes a block as long to load as what was not, 3.5 us (a clock in
-// each block): it is the way from L2 that is full then, and nothing fetched fills the 2 us between a launch's last load and the next
-// one's first. Little of that is left to gain: 0.9 us to normalise and store the last rows, 0.5 until the next launch is let go, 0.6
-// until its first load is back.
+// Files: rmsnorm_fp8.cu (kernels, launcher), config.h (launch geometry, when neighbours start), ../gpu.h (what HIP and
+// CUDA share), ../reciprocal_rms.h.
+//
+// Limit today: few rows are bound by the launch and one latency (1.5 us); 512 rows take 15.4 us against a floor of
+// 13.1. There nothing fills the 2 us between a launch's last load and the next one's first.
+//
+// Steps, dropped attempts and figures: docs/journal/rmsnorm_fp8-cuda.md.
 #include "../../common/cuda/mbarrier.h"
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/pdl.h"

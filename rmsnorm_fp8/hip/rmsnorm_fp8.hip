@@ -1,8 +1,9 @@
-// RMSNorm + FP8 for MI300X (gfx942) and MI350 (gfx950).
+// Residual + RMSNorm + FP8 for MI300X (gfx942) and MI350 (gfx950).
 //
-// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element; the
-// weights (2 d a row) come from the caches. Each element is read once and written once: a row stays in registers
-// between the sum and the normalisation.
+// Bytes, with a residual and 16-bit types: 2 (x) + 2 (residual) + 2 (residual written) + 1 (out) = 7 an element. The
+// weights (2 d a row) come from the caches. Floor: those bytes at the memory rate; estimated for an MI300X (4.2 TB/s)
+// 56 us for 2048 rows of 16384. Each element is read once and written once: a row stays in registers between sum and
+// normalisation.
 //
 //     workgroup    row r:  | vector 0 | vector 1 | ... | vector T-1 |  T threads, 8 elements (16 bytes) each
 //                          | vector T | ...                         |  thread t holds vectors t, t + T, ...
@@ -12,25 +13,18 @@
 //   1 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
 //   2 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree by DPP over 64 vectors
 //   3 exchange   the sums of 64 vectors through LDS, one barrier; every wave adds them in the same tree
-//   4 normalise  registers * r * weight / scale -> FP8, two numbers an instruction; lanes swap halves for 128-bit stores
+//   4 normalise  registers * r * weight / scale -> FP8, two numbers an instruction; lanes swap halves: 128-bit stores
 //
-// The sum's tree depends on d alone: not on the number of rows, on T, or on the layout in memory (the careful kernel
-// below adds in the same order).
+// The tree of the sum depends on d alone: not on the number of rows, on T, or on the layout in memory. The
+// element-by-element kernel (rms_norm_any) adds in the same order.
 //
-// Estimates (not measurements) for [rows, 16384] float16 with a residual on an MI300X, 304 compute units at 2.1 GHz,
-// 4.2 TB/s achievable; the counts are those of tests/machine_code.json:
-//   2048 rows   235 MB: 56 us at 4.2 TB/s. 18 instructions an element = 15 us of issue, hidden. Four workgroups of 512
-//               threads fit a compute unit (57 registers), 64 KiB of loads each; bandwidth x latency asks for some
-//               14 KiB. One barrier a row costs nothing while three other workgroups load.
-//   1 row       one compute unit does it all: 96 KiB at some 32 B a clock (1.5 us) after one memory latency (0.4 us), and 16
-//               waves on four SIMDs, whose 340 instructions each take 2.0 us, in part at the same time: 4.4 us by the
-//               simulator's clock. Below that, the row would have to be spread over units.
-//   bfloat16    no packed arithmetic: 29 instructions an element (gfx950: 22), 24 us at 2048 rows, hidden as well.
+// Files: rmsnorm_fp8.hip (kernels, launcher), config.h (launch geometry), ../gpu.h (what HIP and CUDA share),
+// ../reciprocal_rms.h.
 //
-// Versions (what each changes; their gains are to be measured):
-//   1  rms_norm_any: two passes over memory, element by element. The fallback, and the comparison
-//   2  rms_norm_fast: 128-bit accesses, the row in registers, one exchange
-//   3  packed arithmetic, the division by the scale from its reciprocal, 128-bit FP8 stores
+// Limit today: unknown, nothing has been measured on an AMD GPU. By the estimates many rows are bound by HBM; one row
+// is bound by the 96 KiB that one compute unit loads, 4.4 us.
+//
+// Steps and the design's estimates: docs/journal/rmsnorm_fp8-hip.md.
 #include "../../common/hip/device.h"
 #include "../../common/hip/quantize.h"
 #include "../../common/hip/dpp.h"

@@ -5,7 +5,7 @@ from .ninja_build import compile_library
 from .toolchains import TOOLCHAINS
 from .variant import install_variant
 
-__all__ = ["BuildConfig", "BuildError", "TOOLCHAINS", "build", "read_config"]
+__all__ = ["TOOLCHAINS", "BuildConfig", "BuildError", "build", "read_config"]
 
 
 def build(config: BuildConfig, backend: str, *, jobs: int | None = None, verbose: bool = False):

@@ -12,10 +12,8 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-import cuda_toolchain
-from rocm_toolchain import PREFIX as FETCHED_ROCM
-
 from .config import BuildConfig, BuildError, KernelSection
+from .prefixes import CUDA_PREFIX, CUDA_TOOLKIT, ROCM_PREFIX
 
 
 def torch_dir() -> Path:
@@ -130,7 +128,7 @@ class RocmToolchain:
     def __init__(self, config: BuildConfig):
         self.prefix_map = prefix_map(config)
         installed = os.environ.get("ROCM_PATH")
-        self.root = Path(installed) if installed else FETCHED_ROCM / "usr"
+        self.root = Path(installed) if installed else ROCM_PREFIX / "usr"
         version = self.root / "include" / "hip" / "hip_version.h"
         if not version.is_file():
             raise BuildError(f"{version}: no such file; python scripts/rocm_toolchain.py fetches what ROCm builds need")
@@ -190,7 +188,7 @@ class CudaToolchain:
 
     def __init__(self, config: BuildConfig):
         installed = os.environ.get("CUDA_HOME")
-        self.root = Path(installed) if installed else cuda_toolchain.PREFIX / cuda_toolchain.TOOLKIT
+        self.root = Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT
         header, self.nvcc = self.root / "include" / "cuda_runtime_api.h", self.root / "bin" / "nvcc"
         for needed in (header, self.nvcc):
             if not needed.is_file():
@@ -216,7 +214,7 @@ class CudaToolchain:
     def tools() -> Path:
         """The folder of nvcc, cuobjdump and nvdisasm."""
         installed = os.environ.get("CUDA_HOME")
-        return (Path(installed) if installed else cuda_toolchain.PREFIX / cuda_toolchain.TOOLKIT) / "bin"
+        return (Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT) / "bin"
 
     def archs(self, config: BuildConfig) -> list[str]:
         return all_archs(config, "cuda")

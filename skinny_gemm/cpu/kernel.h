@@ -1,30 +1,30 @@
 // Skinny FP8 GEMM on the CPU, over any of common/cpu/simd_*.h.
 //
-// Bytes: n k of weights, read once; A (m k) is decoded once a call and stays in the caches. At m = 1 the floor
-// is the memory's read rate; the work is to decode 64 weights in about 10 cycles, so that two cores keep up
-// with it. Above about 4 rows the multiplications are the limit: m n k / (products an instruction).
+// Bytes: n k of weights, read once. A (m k) is decoded once a call and stays in the caches. Floor at m = 1: n k at the
+// memory's read rate; the work is to decode 64 weights in about 10 cycles, so that two cores keep up with it. Above
+// about 4 rows the multiplications are the limit: m n k / (products an instruction).
 //
-//   few rows (m <= 4)    tiles of m x R::stream_n(m); the weights are decoded in registers, used m times
-//   more rows            K in slices: kColumns rows of B x kSlice are decoded into the nearest cache, then
-//                        multiplied with all rows of A in tiles of kTileM x R::tile_n
+//     few rows (m <= 4)    tiles of m x R::stream_n(m); the weights are decoded in registers, used m times
+//     more rows            K in slices: kColumns rows of B x kSlice are decoded into the nearest cache, then
+//                          multiplied with all rows of A in tiles of kTileM x R::tile_n
 //
-// Decoded A lies slice after slice, its m rows next to each other within one: with rows as far apart as K is
-// long, all of them would fall into the same few sets of the cache.
+// Decoded A lies slice after slice, its m rows next to each other within one. With rows as far apart as K is long, all
+// of them would fall into the same few sets of the cache.
 //
-// Order of the sum, the same in both and for every m, tile and thread count: one accumulator adds the products
-// of a step of R::step elements, step after step, lane by lane, then the lanes are added in a tree. That is
-// what makes a row's bits independent of the batch.
+// Order of the sum, the same in both and for every m, tile and thread count: one accumulator adds the products of a
+// step of R::step elements, step after step, lane by lane. Then the lanes are added in a tree. So a row's bits do not
+// depend on the batch.
 //
-// What an operand is, the instruction set says: float32, or bfloat16 in pairs, and by which power of two its
-// numbers are too small (R::operand_scale), which the end undoes exactly. Where the decoding turns NaN
-// codes into numbers, they are noted on the side and put into the result at the end.
+// The instruction set says what an operand is: float32, or bfloat16 in pairs. It also says by which power of two its
+// numbers are too small (R::operand_scale), which the end undoes exactly. Where decoding turns NaN codes into numbers,
+// they are noted on the side and put into the result at the end.
 //
-// Versions, 2304 x 16384, 2 cores of a Zen 4, with AVX2 / AVX-512; m = 1: share of the read rate, m = 8 and 32:
-// times faster than torch's float32 linear (benchmarks/cpu_ratios.py):
-//   1  float32 operands, rows of decoded A as far apart as K      0.61 / 0.66   2.19 / 1.73   1.32 / 0.90
-//   2  A in slices; AVX-512 decodes to bfloat16 by table look-up  0.60 / 0.71   2.9  / 4.3    1.58 / 2.6
-//   3  the next tile's weights fetched while this one is computed 0.68 / 0.85   2.9  / 4.4    1.58 / 2.6
-//   4  AVX2 decodes by multiplications, six columns at m = 1      0.80 / 0.85
+// Files: kernel.h (this kernel), one .cpp an instruction set, skinny_gemm.cpp (the launcher).
+//
+// Limit today, on two cores of a Zen 4: m = 1 reaches 0.62 to 0.97 of the read rate (AVX2: 0.44 to 0.92), by how busy
+// the machine's memory is; more rows are bound by multiplications.
+//
+// Steps and figures: docs/journal/skinny_gemm-cpu.md.
 #pragma once
 
 #include <limits>

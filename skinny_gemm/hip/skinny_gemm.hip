@@ -1,42 +1,29 @@
-// C = A B^T for up to 32 rows on MI300X (gfx942) and MI350 (gfx950): the launcher, and the warp-specialised kernel.
+// C = A B^T for up to 32 rows (m) in FP8 on MI300X (gfx942) and MI350 (gfx950): the launcher, and the warp-specialised
+// kernel.
 //
-// Bytes: n k of weights, read once; A (m k at most 512 KiB at k = 16384) comes from the caches.
+// Bytes: n k of weights, read once. A (m k, at most 512 KiB at k = 16384) comes from the caches. Floor: n k at the
+// read rate of HBM; estimated for an MI300X (4.2 TB/s) 9.0 us at 2304 x 16384, 51.9 us at 13312 x 16384.
 //
-//     HBM --> weight producers (registers, 48 to 64 KiB a workgroup in flight) --> LDS ring --\
-//     L2  --> row producers (registers) ------------------------------------> LDS ring ---> consumers (MFMA) --> result
+//     HBM --> weight producers (registers, 48 to 64 KiB a workgroup in flight) --> LDS ring --+
+//     L2  --> row producers (registers) -----------------------------------------> LDS ring --+--> consumers (MFMA)
+//                                                                                                   |
+//     result <-- scales, bias, rounding <-- workgroups that share columns (split-K) <-- sums of the consumers, in LDS
 //
-//   skinny_gemm_ring.h      who does what, the hand-over and why it is right
-//   skinny_gemm_producer.h  loads; skinny_gemm_consumer.h  multiplication
-//   skinny_gemm_tile.h      matrix instructions and layouts; split K and the epilogue
-//   skinny_gemm_direct.h    the simple kernel: fallback and comparison
-//   skinny_gemm_config.h    which of them, with how many splits of K
+// A workgroup has one to four tiles of 16 columns, all of K or a part of it. Waves are producers or consumers for
+// good; they hand stages over by words in LDS. Split-K goes through memory: the workgroup that arrives last adds the
+// parts.
 //
-// Estimates (not measurements) on an MI300X, 304 compute units at 2.1 GHz, 4.2 TB/s = 6.6 bytes a clock and unit; the
-// instruction counts are those of tests/machine_code.json:
-//   in flight     bandwidth x latency (0.9 us under load) is 3.8 MB, 12 KiB a unit. 48 or 64 KiB a workgroup, one or two a
-//                 unit.
-//   MFMA          m <= 8: 16 cycles a KiB of weights; four SIMDs take 256 bytes a clock, 39 times what comes. m = 32: 64
-//                 cycles a KiB, 10 times. Matrix instructions limit nothing: the sparse form saves LDS reads and issue
-//                 slots (half the fragments of A), not time at the matrix unit. For the same reason gfx950's wider ones
-//                 (16x16x128) would gain nothing here.
-//   LDS           a byte of weights is written once and read once; a tile of rows is read once by each tile of columns:
-//                 m = 32: 6.6 x (1 + 1 + 2) + A's writes = 28 of 128 bytes a clock. No bank conflicts, see ring.h.
-//   issue         10 instructions a KiB of weights loaded and written, 4 to 8 a KiB read and multiplied: a SIMD issues one in
-//                 4 cycles, four of them 155 in the time that a KiB takes to come.
-//   A             n / 16 tiles x m k from the L2 caches, 15.4 TB/s: m = 32 reads half as much again as the weights at two
-//                 tiles a workgroup, which hides behind them.
-//   13312 x 16384  218 MB: 51.9 us + one latency + launch (1.5): 54 us for every m <= 32.
-//   16384 x 6656   109 MB: 26.0 us: 28 us.
-//   2304 x 16384   37.7 MB: 9.0 us: 11 us. 144 workgroups of one tile do without split K: less than half of the units, at
-//                  14 bytes a clock each of the 32 that one can draw, instead of another 1.6 us to add parts.
+// Files: skinny_gemm.hip   launcher, kernel
+//        ring.h            who does what, the hand-over and why it is right
+//        producer.h        the loading waves;  consumer.h: the multiplying waves
+//        tile.h            matrix instructions and layouts, split-K, the way to the result
+//        direct.h          the simple kernel: fallback and comparison
+//        config.h          which kernel, with which shape and split-K, by a model;  tuned.h: measured choices
 //
-// Versions (what each changes; their gains are to be measured):
-//   1  direct: a wave loads what it multiplies; waves of a workgroup split K, and so do workgroups
-//   2  sparse instruction for m <= 8
-//   3  ring: loads of whole 256-byte runs by waves of their own, many in flight, no matter what the multiplication does
-//   4  buffer bounds instead of branches, so that waits stay partial at the ends too
-//   5  two row producers, and slots for as many steps as there are consumers, where a workgroup is alone on its unit
-//      (simulated: 15.9 -> 12.5 us for 32 x 2304 x 16384, 56.6 -> 55.0 us for 32 x 13312 x 16384)
+// Limit today: unknown, nothing has been measured on an AMD GPU. The model says HBM at every size of the tables:
+// matrix instructions, LDS and issue have room of a factor of 4 and more.
+//
+// Steps and the design's estimates: docs/journal/skinny_gemm-hip.md.
 #include "../../common/hip/counters.h"
 #include "../../common/hip/device.h"
 #include "config.h"

@@ -1,27 +1,23 @@
 // SwiGLU + FP8 for MI300X (gfx942) and MI350 (gfx950).
 //
-// Bytes: 4 (gate, up) + 1 (out) = 5 an output element, each moved once.
+// Bytes: 4 (gate, up) + 1 (out) = 5 an output element, each moved once. Floor: those bytes at the memory rate;
+// estimated for an MI300X (4.2 TB/s) 20 us for 2048 rows of 8192 results.
 //
 //     all vectors of 8 elements, row after row:  | 0 | 1 | ... |      thread t of workgroup g takes vector
-//     2 a thread:  g * 512 + t  and  g * 512 + 256 + t                 (row, column) by a multiplication, not a division
+//     2 a thread:  g * 512 + t  and  g * 512 + 256 + t     (row, column) by a multiplication, not a division
 //
 //   1 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
 //   2 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected; two numbers an instruction otherwise
 //   3 quantise   packed product, division by the scale from its reciprocal, two numbers a conversion
 //   4 store      lanes swap halves, so that a store is 128 bits as well
 //
-// Estimates (not measurements) for x [rows, 16384] float16 (8192 results a row) on an MI300X, 304 compute units at
-// 2.1 GHz, 4.2 TB/s achievable; the counts are those of tests/machine_code.json:
-//   2048 rows   84 MB: 20 us at 4.2 TB/s. 24 instructions an element, exp2 and rcp counting fourfold: 12 us of issue, hidden
-//               behind the loads of 7 waves a SIMD (112 KiB in flight a compute unit; bandwidth x latency is 14 KiB).
-//   128 rows    5.2 MB: 1.3 us, of which the caches (256 MB) may hold most; one latency (0.4 us), launch: 2.3 us.
-//   1 row       16 workgroups of one wave: launch and one latency, 1.9 us.
-//   bfloat16    no packed product, rounding by hand: 30 instructions, 15 us at 2048 rows (gfx950 has a conversion).
+// Files: swiglu_fp8.hip (kernels, launcher), config.h (launch geometry), ../gpu.h (what HIP and CUDA share),
+// ../silu.h.
 //
-// Versions (what each changes; their gains are to be measured):
-//   1  swiglu_any: element by element. The fallback, and the comparison
-//   2  swiglu_fast: 128-bit accesses, numbered through
-//   3  packed arithmetic, one check of range for eight gates, the quotient corrected instead of divided
+// Limit today: unknown, nothing has been measured on an AMD GPU. By the estimates many rows are bound by HBM; their 24
+// instructions an element, 12 us of issue at 2048 rows, hide behind the loads.
+//
+// Steps and the design's estimates: docs/journal/swiglu_fp8-hip.md.
 #include "../../common/divider.h"
 #include "../../common/hip/device.h"
 #include "../../common/hip/quantize.h"

@@ -130,8 +130,8 @@ class Fp8Linear(torch.nn.Module):
 
     def _weight_is_constant(self) -> bool:
         """Whether nothing that may still run writes the weight: it is what an earlier call of this layer used, and that
-        one's kernel has waited for whatever wrote it before it let others start. A compiled step cannot look: it promises
-        (docs/numerics.md)."""
+        one's kernel has waited for whatever wrote it before it let others start. A compiled step cannot look: it
+        promises (docs/numerics.md)."""
         if torch.compiler.is_compiling():
             return True
         if self.weight.is_inference():  # it does not count its changes

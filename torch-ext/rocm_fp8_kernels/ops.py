@@ -13,11 +13,11 @@ SKINNY_GEMM_MAX_ROWS = 32
 
 @functools.cache
 def _fp8_dtype_of(device_type: str, index: int | None) -> torch.dtype:
-    if device_type == "cuda" and torch.version.hip is not None:
-        # The architecture of the device at hand, not of the build: one binary serves several.
-        if torch.cuda.get_device_properties(index).gcnArchName.startswith("gfx942"):
-            return torch.float8_e4m3fnuz
-    return torch.float8_e4m3fn
+    if device_type != "cuda" or torch.version.hip is None:
+        return torch.float8_e4m3fn
+    # The architecture of the device at hand, not of the build: one binary serves several.
+    gfx942 = torch.cuda.get_device_properties(index).gcnArchName.startswith("gfx942")
+    return torch.float8_e4m3fnuz if gfx942 else torch.float8_e4m3fn
 
 
 # A device does not change its architecture: torch.compile need not look inside.
@@ -162,8 +162,8 @@ def skinny_gemm(
 ) -> torch.Tensor:
     """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
 
-    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32, on an NVIDIA
-    GPU within 1 to 16 and 17 to 32 (or all of them: docs/numerics.md).
+    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32, on an
+    NVIDIA GPU within 1 to 16 and 17 to 32 (or all of them: docs/numerics.md).
 
     Args:
         a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely. On a GPU

@@ -177,7 +177,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
             settings = file.metadata() or {}
             if settings.get("format") != _FORMAT:
                 raise ValueError(f"{directory / _WEIGHTS}: format {settings.get('format')!r}; needs {_FORMAT!r}")
-            state = {name: file.get_tensor(name) for name in file.keys()}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{directory / _WEIGHTS}: {error}") from None
     dtype = getattr(torch, settings["dtype"])

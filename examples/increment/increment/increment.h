@@ -1,7 +1,7 @@
-// increment: out[i] = x[i] + 1, the contract of every backend's launcher.
+// increment: out[i] = x[i] + 1. The contract: every backend defines launch_increment, the binding calls it.
 //
-// No torch in here: pointers and sizes alone, so that the kernel compiles in a second, can be called from
-// any framework, and does not change when torch does.
+// No torch in here: pointers and sizes alone. So a kernel compiles in a second, can be called from any
+// framework, and does not change when torch does.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace increment {
 struct IncrementArgs {
     const float* x;  // float32 [count]
     float* out;      // float32 [count], apart from x
-    int64_t count;
+    int64_t count;   // at least 1
 };
 
 // nullptr: launched. Otherwise one line in static storage that says why not.
@@ -23,9 +23,9 @@ struct Status {
 using RangeBody = void (*)(void* context, int64_t begin, int64_t end);
 using ParallelFor = void (*)(int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context);
 
-// Where a launch runs: the CPU backend reads `parallel_for`, a GPU backend would read `stream`.
+// Where a launch runs. The CPU backend reads `parallel_for`, the GPU backends read `stream`.
 struct Executor {
-    void* stream = nullptr;
+    void* stream = nullptr;  // hipStream_t or cudaStream_t, of the current device
     ParallelFor parallel_for = nullptr;
 };
 

@@ -1,5 +1,10 @@
 // The operator's schema, the checks of its tensors, and the way to the launcher; one binding for every backend.
 
+#if !defined(CPU_KERNEL) && !defined(USE_CUDA)
+#define USE_CUDA 1  // declares the stable ABI's stream functions, which are CUDA's by name on ROCm as well
+#endif
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -43,13 +48,31 @@ void check_apart(const Tensor& out, const Tensor& x) {
     STD_TORCH_CHECK(p + bytes <= q || q + bytes <= p, "out: overlaps x in memory");
 }
 
-Executor executor() {
-    Executor on;
-    on.parallel_for = [](int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context) {
-        torch::stable::parallel_for(begin, end, grain, [=](int64_t b, int64_t e) { body(context, b, e); });
-    };
-    return on;
-}
+// Where an operator on `t` runs, for as long as this object lives.
+class Launch {
+  public:
+#if defined(CPU_KERNEL)
+    explicit Launch(const Tensor&) {
+        on_.parallel_for = [](int64_t begin, int64_t end, int64_t grain, RangeBody body, void* context) {
+            torch::stable::parallel_for(begin, end, grain, [=](int64_t b, int64_t e) { body(context, b, e); });
+        };
+    }
+#else
+    // The tensor's device becomes the current one; the stream is torch's current stream there.
+    explicit Launch(const Tensor& t) : guard_(t.get_device_index()) {
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &on_.stream));
+    }
+
+  private:
+    torch::stable::accelerator::DeviceGuard guard_;
+
+  public:
+#endif
+    operator const Executor&() const { return on_; }
+
+  private:
+    Executor on_;
+};
 
 // Everything is checked before the launch, so a refused call has written nothing.
 void increment(const Tensor& out, const Tensor& x) {
@@ -64,7 +87,7 @@ void increment(const Tensor& out, const Tensor& x) {
     args.x = static_cast<const float*>(x.const_data_ptr());
     args.out = static_cast<float*>(out.mutable_data_ptr());
     args.count = x.numel();
-    const Status status = launch_increment(args, executor());
+    const Status status = launch_increment(args, Launch(x));
     STD_TORCH_CHECK(status.error == nullptr, "increment: ", status.error);
 }
 

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Run one operator of the built ROCm variant in the simulator: verify it, count its work, estimate its time.
+
+    python -m benchmarks.simulate skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config 0,1
+    python -m benchmarks.simulate add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
+    python -m benchmarks.simulate swiglu_fp8 --rows 1 --d 256 --trace 0:0
+    python -m benchmarks.simulate skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four workgroups; not verified
+    python -m benchmarks.simulate published       # estimates beside the times that others published for an MI300X
+
+Needs the variant (scripts/build.py --backend rocm) and what builds it (scripts/rocm_toolchain.py). The estimate ranks
+versions of a kernel and is no measurement: simulator/README.md.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from benchmarks.published_mi300x import ADD_RMS_NORM_FP8, SKINNY_GEMM, SOURCE, SWIGLU_FP8
+from benchmarks.simulated_rocm import FORMATS, SimulatedRocm
+from scripts import machine_code
+from scripts.builder.prefixes import ROCM_PREFIX
+from simulator import SimulationError, cost, report
+from simulator.profile import Profile
+from tests.problems import rms_norm as rms
+from tests.problems import skinny_gemm as gemm
+from tests.problems.comparisons import assert_between, assert_rounded_alike
+from tests.problems.inputs import normal
+
+ROOT = Path(__file__).resolve().parents[1]
+ALIGNMENT = 512  # of what a GPU's allocator gives
+GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise SystemExit(f"simulate.py: {message}")
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that begin where a GPU's allocation may. Memory that nothing touches is never taken from the system."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    buffer = torch.zeros(size + ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % ALIGNMENT
+    return buffer[start : start + size].view(dtype).view(shape)
+
+
+def aligned(values: torch.Tensor) -> torch.Tensor:
+    return empty(values.shape, values.dtype).copy_(values)
+
+
+# An operator as (what to call, the check of its result), on random inputs; on zeros where only a sample runs, which
+# takes as long and is not checked.
+
+
+def skinny_gemm(kernel, fp8: torch.dtype, args, generator):
+    if args.sample:
+        a, b, scales, check = empty((args.m, args.k), fp8), empty((args.n, args.k), fp8), [torch.ones(())] * 2, None
+    else:
+        inputs = gemm.draw(gemm.Problem(args.m, args.n, args.k, fp8), generator)
+        a, b, scales = aligned(inputs.a), aligned(inputs.b), [inputs.scale_a, inputs.scale_b]
+
+        def check(out):
+            inputs.assert_right(out, "skinny_gemm")
+
+    out = empty((args.m, args.n), DTYPES[args.dtype])
+    return lambda: kernel.skinny_gemm(a, b, *scales, out=out), check
+
+
+def rms_norm(kernel, fp8: torch.dtype, args, generator):
+    shape, dtype = (args.rows, args.d), DTYPES[args.dtype]
+    if args.sample:
+        x, residual, weight = empty(shape, dtype), empty(shape, dtype), empty(shape[1:], dtype)
+        scale, check = torch.ones(1), None
+    else:
+        inputs = rms.draw(shape, dtype, generator)
+        x, residual, weight, scale = (aligned(t) for t in (inputs.x, inputs.residual, inputs.weight, inputs.scale))
+        h = inputs.x + inputs.residual if args.operator == "add_rms_norm_fp8" else inputs.x
+
+        def check(out):
+            assert_between(out, *rms.bounds(h, inputs, fp8 if out.dtype == fp8 else None), args.operator)
+
+    out = empty(shape, dtype if args.operator == "rms_norm" else fp8)
+    arguments = {"rms_norm": (x, weight), "rms_norm_fp8": (x, weight, scale)}
+    arguments["add_rms_norm_fp8"] = (x, residual, weight, scale)
+    return lambda: getattr(kernel, args.operator)(*arguments[args.operator], out=out), check
+
+
+def swiglu_fp8(kernel, fp8: torch.dtype, args, generator):
+    shape, dtype = (args.rows, 2 * args.d), DTYPES[args.dtype]
+    scale = torch.full((1,), 0.05)
+    x = empty(shape, dtype) if args.sample else aligned(normal(shape, dtype, generator, 3.0))
+
+    def check(out):
+        assert_rounded_alike(out, kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8), "swiglu_fp8")
+
+    out = empty((args.rows, args.d), fp8)
+    return lambda: kernel.swiglu_fp8(x, scale, out=out), None if args.sample else check
+
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+RMS_NORMS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")
+ROW_OPERATORS = {name: rms_norm for name in RMS_NORMS} | {"swiglu_fp8": swiglu_fp8}
+OPERATORS = {"skinny_gemm": skinny_gemm} | ROW_OPERATORS
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def place(text: str) -> tuple[int, int]:
+    group, _, wave = text.rpartition(":")
+    return int(group or 0), int(wave)
+
+
+def parse(arguments: list[str] | None = None):
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="operator", required=True)
+    common = Parser(add_help=False)
+    common.add_argument("--arch", choices=["gfx942", "gfx950"], default="gfx942")
+    common.add_argument("--seed", type=int, default=1, help="of the inputs and of the schedule")
+    common.add_argument("--sample", type=positive, metavar="N", help="run the first N workgroups only; not verified")
+    common.add_argument("--annotate", action="store_true", help="print the disassembly with counts")
+    common.add_argument("--trace", type=place, metavar="[GROUP:]WAVE", help="print what one wave executes")
+    common.add_argument("--limit", type=positive, default=200, help="instructions to trace (default: 200)")
+    one = commands.add_parser("skinny_gemm", parents=[common])
+    for size in ("--m", "--n", "--k"):
+        one.add_argument(size, type=positive, required=True)
+    one.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the result")
+    one.add_argument("--config", metavar="SHAPE,SPLITS", help="of skinny_gemm/hip/config.h's table; --config=-1,1: direct")
+    for name in ROW_OPERATORS:
+        one = commands.add_parser(name, parents=[common])
+        one.add_argument("--rows", type=positive, required=True)
+        one.add_argument("--d", type=positive, required=True, help="columns of the result")
+        one.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
+    published = commands.add_parser("published", help="estimates beside published times")
+    published.add_argument("--sample", type=positive, metavar="N", default=4, help="workgroups of each (default: 4)")
+    return parser.parse_args(arguments)
+
+
+class Device:
+    """The built variant on the simulator."""
+
+    def __init__(self):
+        variants = sorted(ROOT.glob("build/torch-stable-abi*-rocm*-x86_64-linux"))
+        if not variants:
+            raise SystemExit("simulate.py: no ROCm variant is built; run: python scripts/build.py --backend rocm")
+        self.rocm = SimulatedRocm(variants[-1], ROCM_PREFIX / "usr" / "include")
+
+    def run(self, args):
+        """(launch, profile) of an operator's last launch, verified if it ran whole."""
+        generator = torch.Generator().manual_seed(args.seed)
+        runtime, before = self.rocm.runtime, len(self.rocm.runtime.launches)
+        os.environ.pop(GEMM_CONFIG, None)
+        if getattr(args, "config", None):
+            os.environ[GEMM_CONFIG] = args.config
+        profile = Profile(trace=args.trace, trace_limit=args.limit)
+        # Some at a time would share what only the first one finds cold.
+        resident = 1 if args.sample else 4
+        sample = (lambda grid: range(min(args.sample, grid[0] * grid[1] * grid[2]))) if args.sample else None
+        options = {"seed": args.seed, "resident": resident, "sample": sample, "profile": profile}
+        with self.rocm.on(args.arch, **options) as kernel:
+            call, check = OPERATORS[args.operator](kernel, FORMATS[args.arch], args, generator)
+            out = call()
+            launches = runtime.launches[before:]
+            if check:
+                check(out)
+        if len(launches) > 1:
+            print(f"{len(launches)} launches; this is the last one")
+        return launches[-1], profile
+
+
+def show(args, launch, profile) -> None:
+    name, grid, block, _, counters = launch
+    if args.trace and not profile.traced:
+        raise SystemExit(f"simulate.py: no wave {args.trace[0]}:{args.trace[1]} ran")
+    readable = machine_code.readable(machine_code.tool("llvm-cxxfilt", text=name).strip())
+    sizes = " x ".join(map(str, grid)), " x ".join(map(str, block))
+    print(f"{readable} on {args.arch}: {sizes[0]} workgroups of {sizes[1]} threads")
+    print("a sample: not verified" if args.sample else "verified against the reference")
+    if args.annotate:
+        print(report.annotated(counters, profile))
+    print(report.describe(counters, profile))
+    print(cost.describe(cost.estimate(counters, profile)))
+
+
+def published(device: Device, sample: int) -> None:
+    """A markdown table: this package's kernels estimated, another package's kernels as published."""
+    cases = [(f"add_rms_norm_fp8 --rows {r} --d 16384", ADD_RMS_NORM_FP8[r]) for r in (1, 32, 128, 512, 2048)]
+    cases += [(f"swiglu_fp8 --rows {r} --d 8192", SWIGLU_FP8[r]) for r in (1, 128, 2048)]
+    cases += [(f"skinny_gemm --m {m} --n {n} --k {k}", us) for (m, n, k), us in SKINNY_GEMM.items()]
+    print(f"Published: {SOURCE}: other kernels, measured. Estimates: this package's, on MI300X, in microseconds.\n")
+    print("| | estimate | bound | bytes alone | published | ratio |\n|---|---|---|---|---|---|")
+    for command, figure in cases:
+        launch, profile = device.run(parse([*command.split(), "--sample", str(sample)]))
+        result = cost.estimate(launch[4], profile)
+        us = 1e6 * result.seconds
+        print(
+            f"| {command} | {us:.1f} | {result.bound} | {1e6 * result.bytes_floor:.2f} | {figure.kernel_us:.1f} "
+            f"| {us / figure.kernel_us:.2f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    args = parse()
+    device = Device()
+    try:
+        if args.operator == "published":
+            published(device, args.sample)
+        else:
+            show(args, *device.run(args))
+    except AssertionError as error:
+        raise SystemExit(f"simulate.py: wrong result: {error}") from None
+    except (RuntimeError, ValueError, SimulationError) as error:
+        raise SystemExit(f"simulate.py: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The shipped ROCm variant on a machine without a GPU: the package's Python, its binding and its launchers run as they
+are, on CPU tensors; HIP's runtime is a test double, and the kernels run in the simulator.
+
+The operators are registered for CUDA tensors alone. Here a CPU implementation hands the same arguments to that very
+registration; what it asks of a GPU (a device guard, a stream) comes from torch_double.cpp. While it runs, the simulator
+knows the elements of the operator's tensors and nothing around them, so that any other access is a fault.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simulator.library import Runtime
+
+FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+def intervals(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """[begin, end) of the bytes of a tensor's elements."""
+    if tensor.numel() == 0:
+        return []
+    size, begin = tensor.element_size(), tensor.data_ptr()
+    if tensor.is_contiguous():
+        return [(begin, begin + tensor.numel() * size)]
+    # Rows in one piece, or elements one by one.
+    dense = tensor.stride(-1) == 1
+    width = tensor.shape[-1] if dense else 1
+    offsets = torch.zeros((), dtype=torch.int64)
+    for length, stride in list(zip(tensor.shape, tensor.stride()))[: -1 if dense else None]:
+        offsets = offsets[..., None] + torch.arange(length) * stride
+    return [(begin + o * size, begin + (o + width) * size) for o in set(offsets.reshape(-1).tolist())]
+
+
+class Scratch(TorchDispatchMode):
+    """Makes what an operator allocates known to the simulator."""
+
+    def __init__(self, register):
+        super().__init__()
+        self._register = register
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.new_empty, torch.ops.aten.empty):
+            result.view(torch.uint8).fill_(0xFF)  # NaN in every type: nothing may be read before it is written
+            self._register(intervals(result), True)
+        return result
+
+
+class SimulatedRocm:
+    """One a process: the double, the loaded variant, and its module."""
+
+    def __init__(self, variant: Path, hip_include: Path):
+        self.runtime = Runtime.shared(hip_include)
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "torch_double.so"
+            compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))))
+            source = Path(__file__).with_name("torch_double.cpp")
+            subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+            self._double = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        self.kernel = self._load(variant)
+        self.namespace = self.kernel._ops.ops
+        self._implementations = torch.library.Library(self.namespace.name, "IMPL")
+        for name in self._operators():
+            self._implementations.impl(name, self._on_cpu(getattr(self.namespace, name).default), "CPU")
+
+    @staticmethod
+    def _load(variant: Path) -> ModuleType:
+        # Not by `kernels`, which takes the variant for the torch at hand.
+        (library,) = variant.glob("*.so")
+        name = f"simulated{library.name.partition('.')[0]}"  # another package's modules have other names
+        spec = importlib.util.spec_from_file_location(
+            name, variant / "__init__.py", submodule_search_locations=[str(variant)]
+        )
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    def _operators(self) -> list[str]:
+        prefix = f"{self.namespace.name}::"
+        names = (schema.name for schema in torch._C._jit_get_all_schemas())
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def _on_cpu(self, operator):
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+        writes = [a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments]
+
+        def implementation(*arguments):
+            registered: list[int] = []
+
+            def register(parts: list[tuple[int, int]], writable: bool) -> None:
+                for begin, end in parts:
+                    registered.append(self.runtime.memory.register_address(begin, end - begin, "tensor", writable))
+
+            try:
+                for begin, end, writable in self._merged(zip(arguments, writes)):
+                    register([(begin, end)], writable)
+                with Scratch(register):
+                    return self.runtime.call(operator.redispatch, keys, *arguments)
+            finally:
+                for address in registered:
+                    self.runtime.memory.unregister(address)
+
+        return implementation
+
+    @staticmethod
+    def _merged(arguments) -> list[tuple[int, int, bool]]:
+        """The tensors' bytes, each once; writable if any argument that has it may be written."""
+        parts = [
+            (begin, end, writable)
+            for value, writable in arguments
+            if isinstance(value, torch.Tensor)
+            for begin, end in intervals(value)
+        ]
+        merged: list[tuple[int, int, bool]] = []
+        for begin, end, writable in sorted(parts):
+            if merged and begin < merged[-1][1]:
+                last = merged.pop()
+                merged.append((last[0], max(last[1], end), last[2] or writable))
+            else:
+                merged.append((begin, end, writable))
+        return merged
+
+    @contextlib.contextmanager
+    def on(self, arch: str, **options) -> Iterator[ModuleType]:
+        """The package's module, on a device of that architecture. `options`: those of Runtime.configure."""
+        self.runtime.configure(**options)
+        ops = self.kernel.ops
+        own = ops._fp8_dtype_of
+        ops._fp8_dtype_of = lambda device_type, index: FORMATS[arch]
+        try:
+            with self.runtime.on(arch):
+                yield self.kernel
+        finally:
+            ops._fp8_dtype_of = own

@@ -1,0 +1,47 @@
+"""For all tests: the run's seed in the report, random numbers that it reproduces, slow tests on request."""
+
+import os
+import signal
+import zlib
+
+import pytest
+import torch
+
+from tests.settings import SEED, SEED_VARIABLE
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
+
+
+def pytest_configure(config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each worker; tests of threads ask for their number
+        torch.set_num_threads(1)
+    # What a shell starts in the background ignores SIGINT, and so would the programs that the tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes a minute or more; --slow runs it"))
+
+
+def pytest_report_header() -> str:
+    return f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.failed:
+        report.sections.append(("seed", f"{SEED_VARIABLE}={SEED}"))
+
+
+@pytest.fixture
+def generator(request) -> torch.Generator:
+    """Seeded by the run's seed and the test's name: a test draws the same numbers alone as in the whole suite."""
+    name = f"{request.module.__name__}::{request.node.name}"
+    return torch.Generator().manual_seed(SEED ^ zlib.crc32(name.encode()))

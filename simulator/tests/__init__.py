@@ -1,0 +1,1 @@
+"""Tests of the simulator on snippets and small kernels. The shipped kernels run in tests/gpu."""

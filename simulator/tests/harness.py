@@ -1,0 +1,180 @@
+"""What the simulator's tests share: assembling snippets into kernels, compiling HIP sources, bit patterns to try."""
+
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.builder.config import BuildError
+from scripts.builder.toolchains import RocmToolchain
+from simulator import Checks, Simulator
+
+# Set by conftest.py at the root.
+SEED = int(os.environ["ROCM_FP8_TEST_SEED"])
+ARCHS = ("gfx942", "gfx950")
+LANES = 64
+# Registers of a snippet: inputs from v10 on, outputs from v30 on, scalar inputs from s8 on.
+INPUT, OUTPUT, SCALAR = 10, 30, 8
+INPUTS, OUTPUTS, SCALARS = 12, 8, 8
+
+clang = shutil.which(os.environ.get("ROCM_CLANG", "clang++-22"))
+needs_clang = pytest.mark.skipif(
+    not (clang and (shutil.which("llvm-objdump-22") or os.environ.get("LLVM_OBJDUMP"))),
+    reason="clang++-22, lld-22 or llvm-objdump-22 is missing: python scripts/rocm_toolchain.py brings them",
+)
+
+PROLOGUE = f"""
+  s_load_dwordx4 s[4:7], s[0:1], 0x0
+  s_load_dwordx8 s[{SCALAR}:{SCALAR + SCALARS - 1}], s[0:1], 0x10
+  v_lshlrev_b32_e32 v0, 2, v0
+  s_waitcnt lgkmcnt(0)
+""" + "".join(f"  global_load_dword v{INPUT + i}, v0, s[4:5] offset:{256 * i}\n" for i in range(INPUTS))
+PROLOGUE += "".join(f"  v_mov_b32_e32 v{OUTPUT + i}, 0x5a5a5a5a\n" for i in range(OUTPUTS)) + "  s_waitcnt vmcnt(0)\n"
+EPILOGUE = "  s_waitcnt vmcnt(0) lgkmcnt(0)\n  s_mov_b64 exec, -1\n" + "".join(
+    f"  global_store_dword v0, v{OUTPUT + i}, s[6:7] offset:{256 * i}\n" for i in range(OUTPUTS)
+)
+DESCRIPTOR = """
+.rodata
+.p2align 6
+.amdhsa_kernel {name}
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_user_sgpr_count 2
+  .amdhsa_next_free_vgpr 128
+  .amdhsa_accum_offset 64
+  .amdhsa_next_free_sgpr 100
+  .amdhsa_group_segment_fixed_size {lds}
+  .amdhsa_kernarg_size 48
+  .amdhsa_float_denorm_mode_32 3
+.end_amdhsa_kernel
+.text
+"""
+METADATA = """
+  - .name: {name}
+    .symbol: {name}.kd
+    .kernarg_segment_size: 48
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: {lds}
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 100
+    .vgpr_count: 128
+    .max_flat_workgroup_size: 1024
+    .args:
+      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 16, .size: 32, .value_kind: by_value}}
+"""
+
+
+def assemble(snippets: dict[str, str], arch: str, lds: int = 0, raw: bool = False) -> bytes:
+    """A code object with one kernel for each snippet. `raw`: the snippet is the whole kernel but its s_endpgm."""
+    text = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n.text\n']
+    for name, body in snippets.items():
+        whole = body if raw else PROLOGUE + body + "\n" + EPILOGUE
+        text.append(f".globl {name}\n.p2align 8\n.type {name},@function\n{name}:\n{whole}\n  s_endpgm\n")
+        text.append(DESCRIPTOR.format(name=name, lds=lds))
+    text.append(".amdgpu_metadata\n---\namdhsa.version: [1, 2]\n")
+    text.append(f"amdhsa.target: amdgcn-amd-amdhsa--{arch}\namdhsa.kernels:\n")
+    text += [METADATA.format(name=name, lds=lds) for name in snippets]
+    text.append("...\n.end_amdgpu_metadata\n")
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "snippets.s", Path(folder) / "snippets.co"
+        source.write_text("".join(text))
+        command = [clang, "-x", "assembler", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(out)]
+        done = subprocess.run([*command, "-fuse-ld=lld"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return out.read_bytes()
+
+
+class Snippets:
+    """Snippets of one architecture, assembled together, run one at a time on 64-lane inputs."""
+
+    def __init__(self, snippets: dict[str, str], arch: str, lds: int = 0, checks: Checks | None = None):
+        # Snippets show what instructions do; test_hazards.py has the distances between them.
+        self.simulator = Simulator(assemble(snippets, arch, lds), arch, checks=checks or Checks(hazards=False))
+
+    def run(self, name: str, inputs=(), scalars=(), seed: int = 0) -> np.ndarray:
+        """Output registers as [register, lane] of uint32."""
+        data = np.zeros((INPUTS, LANES), np.uint32)
+        for row, values in zip(data, inputs):
+            row[:] = values
+        result = np.zeros((OUTPUTS, LANES), np.uint32)
+        words = struct.pack(f"<{SCALARS}I", *[*scalars, *[0] * (SCALARS - len(scalars))])
+        self.simulator.launch(name, 1, LANES, [data, result, words], seed=seed)
+        return result
+
+
+def hip_toolchain():
+    """The build's own ROCm toolchain (scripts/builder); a test that has none is skipped, saying why."""
+
+    class NoConfig:
+        root = Path("/")
+
+    try:
+        return RocmToolchain(NoConfig())
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def compile_hip(source: str, folder: Path, *flags: str) -> Path:
+    """A shared library for both architectures of one HIP source."""
+    tools = hip_toolchain()
+    path, out = folder / "source.hip", folder / "library.so"
+    path.write_text(source)
+    command = [
+        tools.clang, "-x", "hip", *(f"--offload-arch={arch}" for arch in ARCHS), f"--rocm-path={tools.root}",
+        f"--rocm-device-lib-path={tools.device_libraries}", f"-isystem{tools.root / 'include'}", "-O3", "-std=c++20",
+        "-fPIC", "-shared", *flags, str(path), "-o", str(out), "-fuse-ld=lld", f"-L{tools.hip_library.parent}",
+        "-l:libamdhip64.so.7",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+SPECIAL_F32 = [
+    0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x00000001,
+    0x7F800001, 0xFFBFFFFF,
+    0x80000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F000000, 0x40490FDB, 0x4B800000, 0xCB000001,
+]  # fmt: skip
+SPECIAL_F16 = [
+    0x0000,
+    0x8000,
+    0x3C00,
+    0xBC00,
+    0x7C00,
+    0xFC00,
+    0x7E00,
+    0xFE01,
+    0x7C01,
+    0xFDFF,
+    0x0001,
+    0x8001,
+    0x03FF,
+    0x0400,
+    0x7BFF,
+]
+
+
+def patterns(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """64 bit patterns to try as an operand: special values, everyday ones, random bits."""
+    bits = rng.integers(0, 1 << 32, LANES, np.uint32)
+    if kind == "f32":
+        bits[: LANES // 3] = rng.choice(np.array(SPECIAL_F32, np.uint32), LANES // 3)
+        usual = (rng.standard_normal(LANES // 3) * 2.0 ** rng.integers(-8, 8, LANES // 3)).astype(np.float32)
+        bits[LANES // 3 : 2 * (LANES // 3)] = usual.view(np.uint32)
+    elif kind == "f16":
+        halves = bits.view(np.uint16)
+        halves[:LANES] = rng.choice(np.array(SPECIAL_F16, np.uint16), LANES)
+        halves[LANES : LANES + 32] = (rng.standard_normal(32) * 2).astype(np.float16).view(np.uint16)
+    elif kind == "int":
+        bits[: LANES // 4] = rng.choice(
+            np.array([0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32), LANES // 4
+        )
+        bits[LANES // 4 : LANES // 2] = rng.integers(0, 300, LANES // 4)
+    return rng.permutation(bits)

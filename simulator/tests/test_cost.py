@@ -1,0 +1,215 @@
+"""The simulator's profile, its playing back of courses, and the cost model: numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from simulator import Checks, Simulator, cost, profile
+from simulator.profile import Course, Profile
+from simulator.tests.harness import ARCHS, LANES, assemble, needs_clang
+from simulator.timeline import UnitRates, play
+
+pytestmark = needs_clang
+BASE = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n"
+
+
+def run(arch: str, body: str, *, grid: int = 1, threads: int = LANES, lds: int = 0, watched=None, **options):
+    """(counters, profile) of a kernel with 64 KiB at s[4:5] to read and at s[6:7] to write."""
+    simulator = Simulator(
+        assemble({"kernel": BASE + body}, arch, lds=lds, raw=True), arch, checks=Checks(hazards=False)
+    )
+    buffers = [np.zeros(64 * 1024 + 128, np.uint8) for _ in range(2)]
+    buffers = [each[-each.ctypes.data % 128 :][: 64 * 1024] for each in buffers]
+    watched = watched or Profile()
+    return simulator.launch("kernel", grid, threads, [*buffers, bytes(32)], profile=watched, **options), watched
+
+
+# --- Profile ---
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_waits_waited_for(arch):
+    body = """
+      v_lshlrev_b32 v1, 2, v0
+      global_load_dword v2, v1, s[4:5]
+      global_load_dword v3, v1, s[4:5]
+      ds_write_b32 v1, v1
+      s_waitcnt vmcnt(1)
+      s_waitcnt vmcnt(0)
+      s_waitcnt vmcnt(0)
+      ds_read_b32 v4, v1
+      s_load_dword s8, s[4:5], 0x0
+      s_waitcnt lgkmcnt(0)"""
+    counters, watched = run(arch, body, lds=256)
+    found = {key: (waits.times, waits.outstanding) for key, waits in watched.waits.items()}
+    assert found == {
+        ("vmcnt", "load (first touch)"): (1, 2),
+        ("vmcnt", "load (cached)"): (1, 1),
+        ("lgkmcnt", "scalar load"): (2, 4),  # the arguments alone, then one behind two LDS operations
+    }
+    assert counters.most_in_flight == 2
+    sites = {ins.mnemonic: site for ins, site in zip(counters.program, watched.sites) if site.accesses}
+    assert sites["global_load_dword"].lines == 2 and sites["ds_read_b32"].lds_cycles == 2
+
+
+POLL = """
+  v_mov_b32 v1, 0
+  v_mov_b32 v2, 1
+  ds_write_b32 v1, v1
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  v_readfirstlane_b32 s8, v0
+  s_cmp_ge_u32 s8, 64
+  s_cbranch_scc1 look
+  ds_write_b32 v1, v2
+  s_branch done
+look:
+  ds_read_b32 v3, v1
+  s_waitcnt lgkmcnt(0)
+  v_readfirstlane_b32 s9, v3
+  s_cmp_eq_u32 s9, 1
+  s_cbranch_scc1 done
+  s_sleep 1
+  s_branch look
+done:"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_looks_in_vain_are_not_kept(arch):
+    found, polls = set(), set()
+    for seed in range(12):
+        counters, watched = run(arch, POLL, threads=128, lds=256, seed=seed)
+        steps = watched.courses[0][1].steps
+        found.add(tuple(steps[steps.index((profile.BARRIER,)) :]))
+        polls.add(counters.mnemonics.get("s_sleep", 0))
+    assert len(found) == 1 and len(polls) > 1
+    assert [step for step in found.pop() if step[0] == profile.ACQUIRE] == [(profile.ACQUIRE, 0, 3)]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_trace_of_a_wave(arch):
+    lines = []
+    body = "s_movk_i32 s8, 0x11\n v_mov_b32 v1, s8\n v_add_u32 v2, v0, v1\n s_cmp_eq_u32 s8, s8"
+    watched = Profile(trace=(1, 0), trace_limit=5, write=lines.append)
+    run(arch, body, grid=3, watched=watched)
+    assert len(lines) == 5
+    assert lines[2].endswith(" s8=0x11") and lines[3].endswith(" v1=[0x11]")
+    assert lines[4].endswith(" v2=[0x11, 0x12, 0x50]") and "v_add_u32_e32 v2, v0, v1" in lines[4]
+
+
+# --- Playing back ---
+
+RATES = UnitRates(hbm=32.0, l2=64.0)
+LOAD = (profile.MEMORY, 16, True, "load", False)  # 1024 bytes
+WAIT_ALL = (profile.WAIT, 0, 0)
+
+
+def played(*groups, resident: int = 1):
+    return play([[Course(list(steps)) for steps in group] for group in groups], resident, RATES)
+
+
+def vector(cycles: int) -> tuple:
+    return profile.VECTOR, cycles
+
+
+def test_a_load_takes_its_latency_and_its_bytes():
+    found = played([[LOAD, WAIT_ALL]])
+    # 1024 bytes at 32 a cycle, then 900 cycles; the wave stands still from cycle 8 on.
+    assert found.cycles == 932 and found.stalls == {"HBM": 924} and found.loads_in_flight == 1
+    cached = (profile.MEMORY, 16, False, "load", False)
+    assert played([[cached, WAIT_ALL]]).cycles == 16 + 288
+    # Eight in flight share the bandwidth, not the latency.
+    assert played([[LOAD] * 8 + [WAIT_ALL]]).cycles == 8 * 32 + 900
+    assert played([[LOAD, WAIT_ALL] * 8]).cycles == 8 * 932
+    # Only the older one is waited for.
+    assert played([[LOAD, LOAD, (profile.WAIT, 1, 15)]]).cycles == 932
+
+
+def test_waves_share_their_simd():
+    assert played([[vector(64)]] * 4).cycles == 64
+    found = played([[vector(64)]] * 5)
+    assert found.cycles == 128 and found.stalls == {"issue": 64}
+    matrix = (profile.MATRIX, 16)
+    assert played([[matrix, matrix]]).stalls == {"matrix unit": 12}
+
+
+def test_barriers_and_flags():
+    barrier = (profile.BARRIER,)
+    found = played([[vector(64), barrier, vector(8)], [vector(16), barrier, vector(8)]])
+    assert found.cycles == 72 and found.stalls == {"barrier": 48}
+    flag = (8, 1)
+    found = played([[vector(64), (profile.RELEASE, *flag)], [(profile.ACQUIRE, *flag), vector(4)]])
+    assert found.cycles == 64 + 51 + 4 and found.stalls == {"LDS flag": 115}
+
+
+def test_the_units_lds_serves_one_access_at_a_time():
+    access = (profile.LDS, 8)
+    assert played([[access, WAIT_ALL]]).cycles == 8 + 51
+    assert played([[access, WAIT_ALL]] * 4).cycles == 4 * 8 + 51
+
+
+def test_workgroups_follow_one_another():
+    group = [[LOAD, WAIT_ALL]]
+    assert played(group, group, group).cycles == 3 * 932
+    assert played(group, group, group, resident=3).cycles == 3 * 32 + 900
+
+
+# --- The model ---
+
+TOY = cost.Chip("two units", units=2, clock=1e9, hbm=64e9, l2=128e9, launch=1e-6, unit_hbm=64.0)
+COPY = """
+  s_lshl_b32 s8, s2, 12
+  v_lshl_add_u32 v1, v0, 4, s8
+  global_load_dwordx4 v[4:7], v1, s[4:5]
+  s_waitcnt vmcnt(0)
+  global_store_dwordx4 v1, v[4:7], s[6:7]"""
+
+
+@pytest.mark.parametrize("groups", [None, range(3)])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_parts_of_a_copy(arch, groups):
+    # 16 workgroups read and write 4 KiB each; 3 of them stand for all.
+    result = cost.estimate(*run(arch, COPY, grid=16, threads=256, groups=groups), TOY)
+    size = 16 * 8192
+    assert result.bytes == size
+    expected = {
+        "launch": 1e-6, "HBM": size / 64e9, "L2": size / 128e9, "L1": size / 64 / 2e9,
+        "issue": 16 * 4 * 4 / 4 / 2e9, "matrix": 0, "LDS": 0,
+    }  # fmt: skip
+    assert {name: result.parts[name] for name in expected} == pytest.approx(expected)
+    assert result.bound == "HBM" and result.rounds == 8 / 4
+    assert result.seconds == pytest.approx(sum(result.parts[name] for name in ("launch", "HBM", "latency")))
+    # A first load cannot come back earlier, and all bytes take their time.
+    assert 1e-6 + size / 64e9 <= result.seconds <= 1e-6 + size / 64e9 + 2 * 1.3e-6
+
+
+def test_no_more_lines_than_a_buffer_has():
+    counters, _ = run("gfx942", COPY, grid=16, threads=256, groups=range(2))
+    counters.grid = 1000
+    assert cost.distinct_bytes(counters) == 2 * (65536 + 64)
+
+
+BOUNDS = {
+    "issue": "v_exp_f32 v1, v1\n" * 400,
+    "matrix": "v_mov_b32 v8, 0\n v_mov_b32 v9, 0\n"
+    + "v_mfma_f32_32x32x16_fp8_fp8 a[0:15], v[8:9], v[8:9], a[0:15]\n" * 200,
+    "LDS": "v_lshlrev_b32 v1, 7, v0\n" + "ds_write_b32 v1, v1\n" * 60 + "s_waitcnt lgkmcnt(0)\n",
+    "latency": "".join(
+        f"global_load_dword v2, v1, s[4:5] offset:{128 * i}\n s_waitcnt vmcnt(0)\n" for i in range(20)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_bounds(bound):
+    body = "v_lshlrev_b32 v1, 2, v0\n" + BOUNDS[bound]
+    result = cost.estimate(*run("gfx942", body, grid=4, threads=256, lds=65536))
+    assert result.bound == bound
+    assert bound in cost.describe(result)
+
+
+def test_conflicts_cost_time():
+    times = [
+        cost.estimate(*run("gfx942", BOUNDS["LDS"].replace(" 7,", f" {shift},"), threads=512, lds=65536)).seconds
+        for shift in (2, 4, 7)
+    ]
+    assert times[0] < times[1] < times[2]

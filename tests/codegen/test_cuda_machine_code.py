@@ -1,0 +1,180 @@
+"""What the machine code of the CUDA variant has to hold, read out of the built library: no GPU needed."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.settings import CUDA_TOOLKIT, ROOT, needs_cuda_toolchain
+
+pytestmark = needs_cuda_toolchain
+ARCHS = ["sm_89", "sm_90a", "sm_100"]
+BULK_ROW_TILES = (1, 2, 4)
+ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of rms_norm::cuda::RowOwner
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str  # of the function, without namespaces and parameters
+    template: tuple[int, ...]  # the values of its template's parameters
+    registers: int
+    stack: int  # bytes a thread
+    instructions: Counter
+
+    def count(self, pattern: str) -> int:
+        """Instructions whose name begins so."""
+        return sum(count for name, count in self.instructions.items() if re.match(pattern, name))
+
+
+def dump(library: Path, arch: str, what: str) -> str:
+    command = [CUDA_TOOLKIT / "bin" / "cuobjdump", "-arch", arch, what, library]
+    # It looks for nvdisasm in the PATH.
+    environment = {"PATH": f"{CUDA_TOOLKIT / 'bin'}:/usr/bin:/bin"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def kernels_of(library: Path, arch: str) -> list[Kernel]:
+    resources = {
+        name: (int(registers), int(stack))
+        for name, registers, stack in re.findall(
+            r"Function (\S+):\s+REG:(\d+) STACK:(\d+)", dump(library, arch, "-res-usage")
+        )
+    }
+    found = []
+    for part in re.split(r"\n\s*Function : ", dump(library, arch, "-sass"))[1:]:
+        mangled, code = part.split("\n", 1)
+        name, values = re.search(r"_cu_[0-9a-f]{8}\d+([a-z_]+)I(.*)EEv", mangled).groups()
+        # 7fb96aac3 13 rms_norm_fast: the hash of the file before it ends in digits of the name's length.
+        operations = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", code, re.M)
+        template = tuple(int(value) for value in re.findall(r"L(?:[ib]|NS\d*_\w+?E|S\d*_)(\d+)E", values + "E"))
+        found.append(Kernel(name, template, *resources[mangled.strip()], Counter(operations)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", "cuda"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    (path,) = Path(run.stdout.strip()).glob("*.so")
+    return path
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def kernels(request, library) -> tuple[str, list[Kernel]]:
+    return request.param, kernels_of(library, request.param)
+
+
+def named(kernels: list[Kernel], name: str) -> list[Kernel]:
+    return [kernel for kernel in kernels if kernel.name == name]
+
+
+def test_every_form_is_there(kernels):
+    _, found = kernels
+    counts = Counter(kernel.name for kernel in found)
+    # 2 types, of the weight as well, to 3 kinds of results, in 7 forms, to FP8 in one more; and so on.
+    assert counts == {
+        "rms_norm_fast": 2 * 2 * (3 * 7 + 2),
+        "rms_norm_any": 2,
+        "swiglu_fast": 2 * 2,
+        "swiglu_any": 2,
+        # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8,
+        # 16, 32; three of sixteen warps and one for clusters.
+        "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
+        "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
+    }
+
+
+def test_every_kernel_waits_for_the_one_before_it(kernels):
+    """ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents; chips before Hopper have neither."""
+    arch, found = kernels
+    for kernel in found:
+        assert bool(kernel.count("ACQBULK")) == bool(kernel.count("PREEXIT")) == (arch != "sm_89"), kernel
+
+
+def test_no_load_promises_that_nobody_writes(kernels):
+    """A kernel may start before the one that writes what it reads has ended: not through the path for constants."""
+    _, found = kernels
+    for kernel in found:
+        assert kernel.count(r"LDG\S*\.CONSTANT") == 0, kernel
+
+
+def test_rows_stay_in_registers(kernels):
+    _, found = kernels
+    for kernel in found:
+        assert kernel.stack <= 8, kernel
+        if kernel.name == "rms_norm_fast" and kernel.template[4] != ROW_OF_A_WARP:
+            assert kernel.registers <= 64, kernel  # blocks of 1024 threads
+
+
+def test_accesses_are_wide(kernels):
+    """All that a row's elements are read with, and FP8 in eights."""
+    _, found = kernels
+    for kernel in [*named(found, "swiglu_fast"), *named(found, "rms_norm_fast")]:
+        if kernel.name == "swiglu_fast":
+            held, loads, in_eights = kernel.template[1], 2, True
+        else:
+            *_, in_eights, residual, _, held, _ = kernel.template
+            loads = 2 + residual  # x and the weight
+        assert kernel.count(r"LDG\.E\.128") >= held * loads, kernel
+        assert kernel.count(r"LDG\.E(?!\.128)") <= 1, kernel  # the scale
+        assert kernel.count(r"STG\.E\.64") >= held * in_eights, kernel
+        assert kernel.count(r"STG\.E(?!\.(64|128))") == 0, kernel
+
+
+def test_what_rms_norm_fetches_into_l2(kernels):
+    """x, the residual and the weight before the wait; of a row ahead x and the residual. UBLKPF is the bulk fetch."""
+    arch, found = kernels
+    for kernel in named(found, "rms_norm_fast"):
+        *_, residual, owner, _, ahead = kernel.template
+        first = 0 if owner == ROW_OF_A_WARP else 2 + residual
+        expected = 0 if arch == "sm_89" else first + ahead * (1 + residual)
+        assert kernel.count("UBLKPF") == expected, kernel
+
+
+def test_nobody_waits_for_what_it_has_written(kernels):
+    """Clusters exchange their sums by STAS, which a barrier of the receiver counts: no fence, and none where there is
+    no cluster."""
+    arch, found = kernels
+    for kernel in found:
+        assert kernel.count("MEMBAR") == 0, kernel
+        if kernel.name == "rms_norm_fast":
+            clusters = kernel.template[4] == ROW_OF_A_CLUSTER
+        elif kernel.name == "skinny_gemm_bulk":
+            columns, rows, *_, for_clusters = kernel.template
+            clusters = rows < 4 or columns <= 48 or for_clusters
+        else:
+            clusters = False
+        assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel
+
+
+def test_the_gemm_feeds_its_matrix_instructions(kernels):
+    """A warp's turn: 2 words of 8 columns or rows, multiplied 16 by 8; each word widened once, by two instructions.
+
+    A copy is one instruction, not a loop over lanes, which ends in BRA.U.ANY, but for those that had better come slowly
+    and, with two groups of warps, a slot's first ones: see skinny_gemm_bulk.h.
+    """
+    arch, found = kernels
+    if arch == "sm_89":
+        return
+    for kernel in named(found, "skinny_gemm_bulk"):
+        columns, rows, slots, warps, clusters = kernel.template
+        assert clusters == ((columns, rows, slots) == (80, 4, 7)), kernel
+        assert warps == 8 or (warps == 16 and rows == 4 and columns > 64), kernel
+        two_groups = columns > 64 and rows == 4
+        copies = (512 if columns <= 32 else 32 * warps // (1 + two_groups)) // 128  # of the weights, a slot
+        assert kernel.count(r"BRA\.U\.ANY") == copies * (5 if two_groups else 1), kernel
+        if two_groups:
+            columns //= 2  # of each
+        products, turns = columns // 8 * rows // 2, slots * (2 if columns <= 32 else 1)
+        assert kernel.count("UTMALDG") >= 2, kernel
+        assert kernel.count(r"HMMA\.16816\.F32") == turns * 2 * products, kernel
+        assert kernel.count(r"F2FP\.F16\.E4M3\.UNPACK") == turns * 2 * 2 * (columns // 8 + rows), kernel
+        # Two blocks of eight or ten warps a multiprocessor, or one of sixteen: four or five warps on each quarter of
+        # it, with 512 registers of 32 lanes.
+        on_a_quarter = 4 if products >= 10 else 5
+        assert kernel.registers <= 512 // on_a_quarter // 8 * 8, kernel

@@ -1,0 +1,201 @@
+"""The machine-code gates: on the shipped library, on code that misses them, and on a small kernel that is known."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import machine_code
+from scripts.machine_code_gates import missed_gates, ring_shapes
+from tests.settings import ROCM_HEADERS, ROOT, needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+ARCHS = ["gfx942", "gfx950"]
+
+
+@pytest.fixture(scope="module")
+def kernels(rocm_library) -> dict[str, dict[str, machine_code.Kernel]]:
+    return machine_code.all_kernels(rocm_library)
+
+
+def table_of(kernels) -> dict:
+    archs = {arch: {name: machine_code.figures(k) for name, k in found.items()} for arch, found in kernels.items()}
+    return {"compiler": machine_code.compiler(), "archs": archs}
+
+
+@pytest.fixture(scope="module")
+def table(kernels) -> dict:
+    return table_of(kernels)
+
+
+def test_the_library_passes_every_gate(kernels, table):
+    assert missed_gates(kernels, table) == []
+
+
+def test_the_figures_are_those_of_the_table(table):
+    """Else: python scripts/machine_code.py --update, and look at what changed."""
+    checked_in = json.loads(machine_code.TABLE.read_text())
+    if checked_in["compiler"] != table["compiler"]:
+        pytest.skip(f"the table is of {checked_in['compiler']}; the gates, which hold for any, are tested above")
+    assert machine_code.differences(checked_in, table) == []
+    assert machine_code.render(checked_in) == machine_code.TABLE.read_text()
+
+
+def test_both_architectures_have_every_kernel(kernels):
+    assert list(kernels) == ARCHS
+    assert kernels["gfx942"].keys() == kernels["gfx950"].keys()
+    families = {name.partition("<")[0] for name in kernels["gfx942"]}
+    assert families == {
+        *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
+    }
+    assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
+
+
+# name of a kernel (a part of it), instruction -> what it is replaced by, the gate that must notice
+SABOTAGE = [
+    ("rms_norm_fast<f16, f16, true, true, workgroup, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
+    (
+        "rms_norm_fast<f16, f16, true, true, workgroup, 4>",
+        "global_store_dwordx4",
+        "global_store_dwordx2",
+        "narrow stores",
+    ),
+    ("rms_norm_fast<f16, f16, true, true, workgroup, 2>", "v_pk_add_f16", "v_add_f16", "added in float32"),
+    ("rms_norm_fast<bf16, bf16, true, false, wave, 1>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
+    ("rms_norm_any<f16>", "global_load_ushort", "flat_load_ushort", "flat"),
+    ("rms_norm_any<bf16>", "s_nop", "scratch_load_dword", "scratch accesses"),
+    ("swiglu_fast<f16, 2>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
+    ("swiglu_fast<bf16, 1>", "v_rcp_f32_e32", "v_sqrt_f32_e32", "reciprocal"),
+    ("skinny_gemm_ring<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
+    ("skinny_gemm_ring<8>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
+    ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
+]
+
+
+@pytest.mark.parametrize("name, instruction, instead, gate", SABOTAGE, ids=lambda v: v.split("<")[0])
+def test_each_gate_can_be_missed(kernels, name, instruction, instead, gate):
+    changed = {arch: {name: copy.deepcopy(kernels[arch][name])} for arch in ARCHS}
+    for arch in ARCHS:
+        matching = [i for i in changed[arch][name].code if i.name == instruction]
+        assert matching, f"{name} has no {instruction}"
+        for one in matching:
+            one.name = instead
+    missed = missed_gates(changed, table_of(changed))
+    assert all(any(line.startswith(arch) and gate in line for line in missed) for arch in ARCHS), missed
+
+
+def waits_of(kernel) -> list:
+    """Of the producers' loops, which alone write to LDS."""
+    loops = [body for body in kernel.loops if any(i.name.startswith("ds_write_b128") for i in body)]
+    return [i for body in loops for i in body if i.count("vmcnt")]
+
+
+METADATA = {
+    "vgpr_spill_count": 1,
+    "private_segment_fixed_size": 16,
+    "vgpr_count": 512,
+    "group_segment_fixed_size": 40000,
+}
+
+
+@pytest.mark.parametrize("key", METADATA)
+def test_what_the_metadata_says_is_looked_at(kernels, key):
+    name = "skinny_gemm_ring<2>"
+    changed = {"gfx942": {name: copy.deepcopy(kernels["gfx942"][name])}}
+    changed["gfx942"][name].metadata[key] = METADATA[key]
+    assert missed_gates(changed, table_of(changed))
+
+
+def test_a_drain_in_the_loop_is_noticed(kernels):
+    name = "skinny_gemm_ring<5>"
+    changed = {"gfx942": {name: copy.deepcopy(kernels["gfx942"][name])}}
+    waits = waits_of(changed["gfx942"][name])
+    assert waits
+    waits[-1].operands = "vmcnt(0)"
+    assert any("drained" in line for line in missed_gates(changed, table_of(changed)))
+
+
+SMALL = """
+#include <hip/hip_runtime.h>
+typedef float f4 __attribute__((ext_vector_type(4)));
+__global__ void straight(const f4* x, f4* out) { out[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x + 64]; }
+__global__ void looping(const f4* x, f4* out, int n) {
+    f4 sum = 0;
+    #pragma unroll 1
+    for (int i = 0; i < n; ++i) sum += __builtin_nontemporal_load(x + 64 * i + threadIdx.x);
+    out[threadIdx.x] = sum;
+}
+__global__ void rare(const f4* x, f4* out, int n) {
+    f4 v = x[threadIdx.x];
+    if (__builtin_expect(n > 5, 0)) for (int i = 0; i < 40; ++i) v = v * v + 1.0f / v;
+    out[threadIdx.x] = v;
+}
+__global__ void flat(float* const* p) { *p[0] = 1; }
+__global__ void spilling(float* out, int n) {
+    float v[64];
+    for (int i = 0; i < 64; ++i) v[i] = out[i];
+    out[0] = v[n];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> dict[str, machine_code.Kernel]:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.hip").write_text(SMALL)
+    bitcode = next(ROCM_HEADERS.parent.glob("**/amdgcn/bitcode/ockl.bc")).parent
+    command = [
+        *("clang++-22", "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={ROCM_HEADERS.parent}", "-O3", "-c"),
+        *(f"--rocm-device-lib-path={bitcode}", f"-isystem{ROCM_HEADERS}", "--offload-device-only"),
+        *("--no-gpu-bundle-output", str(folder / "small.hip"), "-o", str(folder / "small.co")),
+    ]
+    subprocess.run(command, check=True)
+    found = machine_code.kernels_of(Path(folder / "small.co").read_bytes())
+    return {kernel.name.split("(")[0]: kernel for kernel in found}
+
+
+def test_figures_of_a_known_kernel(small):
+    f = machine_code.figures(small["straight"])
+    assert (f["loads"], f["stores"], f["loads_before_wait"]) == (2, 1, 2)
+    assert f["hot"] == f["instructions"] and f["hot_per_KiB"] == round(f["hot"] / 3, 1)
+
+
+def test_a_loop_is_found_and_counted(small):
+    (loop,) = machine_code.figures(small["looping"])["loops"]
+    assert (loop["loads"], loop["nt"], loop["least_vmcnt"]) == (1, 1, 0)
+    assert loop["per_KiB"] == loop["instructions"] < 30
+
+
+def test_rare_code_is_not_of_the_hot_path(small):
+    f = machine_code.figures(small["rare"])
+    assert f["loads"] == f["stores"] == 1 and f["hot"] < f["instructions"] / 4
+
+
+def test_flat_and_scratch_accesses_are_seen(small):
+    found = {"gfx942": {name: small[name] for name in ("flat", "spilling", "straight")}}
+    missed = missed_gates(found, table_of(found))
+    assert any(line.startswith("gfx942 flat: flat") for line in missed)
+    assert any("spilling: scratch" in line for line in missed)
+    assert not any("straight" in line for line in missed)
+
+
+def test_the_command(rocm_library, tmp_path):
+    def command(*arguments: str):
+        script = [sys.executable, str(ROOT / "scripts" / "machine_code.py"), *arguments]
+        return subprocess.run(script, capture_output=True, text=True)
+
+    run = command("--check", "--library", str(rocm_library))
+    assert run.returncode == 0 and "0 gates missed" in run.stderr, run.stderr
+
+
+def test_a_changed_figure_is_named():
+    old = {"archs": {"gfx942": {"a": {"vgprs": 10, "lds": 0}, "gone": {}}}}
+    new = {"archs": {"gfx942": {"a": {"vgprs": 12, "lds": 0}, "new": {}}}}
+    assert machine_code.differences(old, new) == [
+        "gfx942 a: vgprs 10 -> 12",
+        "gfx942 gone: gone",
+        "gfx942 new: new",
+    ]

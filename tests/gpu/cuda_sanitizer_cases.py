@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Every form of the CUDA kernels once, on small sizes, each result compared: what compute-sanitizer watches.
+
+make sanitize-cuda                                          # memcheck, racecheck, initcheck, synccheck
+compute-sanitizer --kernel-regex kernel_substring=rocm_fp8 --error-exitcode 9 python -m tests.gpu.cuda_sanitizer_cases
+"""
+
+import os
+import sys
+
+# Each tensor an allocation of its own, so that an access beside it is beside an allocation.
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import torch
+
+from benchmarks import cuda_pieces
+from scripts.load import load_kernel
+
+FP8 = torch.float8_e4m3fn
+
+
+def same(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """FP8 numbers that are equal but for one in a hundred, floats within a bound far above what rounding does."""
+    if got.dtype == FP8:
+        differing = (got.float() != wanted.float()).float().mean().item()
+        assert differing < 0.01, f"{what}: {differing:.1%} differ"
+    else:
+        error = (got.double() - wanted.double()).abs().max() / wanted.double().abs().max()
+        assert error < 1e-2, f"{what}: {error:.1e}"
+
+
+def main() -> int:
+    kernel = load_kernel("cuda")
+    random = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
+
+    def normal(*shape: int, dtype=torch.float16) -> torch.Tensor:
+        return torch.randn(shape, generator=random, device="cuda").to(dtype)
+
+    scale, one = torch.tensor(0.02, device="cuda"), torch.ones((), device="cuda")
+    # A warp a row, a block, a cluster of 2, 4, 8, the next kernel let in later; long rows; element by element; rows
+    # fetched ahead.
+    sizes = (
+        (3, 128),
+        (140, 2880),
+        (9, 2880),
+        (2, 4096),
+        (3, 16384),
+        (20, 16384),
+        (300, 2048),
+        (1, 40000),
+        (2, 1001),
+        (240, 24576),
+    )
+    for rows, d in sizes:
+        for dtype in (torch.float16, torch.bfloat16):
+            x, residual, weight = normal(rows, d, dtype=dtype), normal(rows, d, dtype=dtype), normal(d, dtype=dtype)
+            updated = residual.clone()
+            got = kernel.add_rms_norm_fp8(x, updated, weight, scale)
+            wanted = kernel.reference.add_rms_norm_fp8(x, residual, weight, scale)
+            same(got, wanted, f"add_rms_norm_fp8 {rows}x{d}")
+            assert torch.equal(updated, residual)
+            wide = weight.float()
+            same(kernel.rms_norm(x, wide), kernel.reference.rms_norm(x, wide), f"rms_norm {rows}x{d}")
+    for rows, d in ((1, 8192), (40, 8192), (70, 1000), (3, 1001), (300, 8192), (1200, 8192)):
+        x = normal(rows, 2 * d)
+        same(kernel.swiglu_fp8(x, scale), kernel.reference.swiglu_fp8(x, scale), f"swiglu_fp8 {rows}x{d}")
+    for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
+        shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
+        for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
+            os.environ["ROCM_FP8_KERNELS_GEMM"] = config
+            a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)
+            torch.cuda.synchronize()
+            for constant in (False, True):
+                got = kernel.skinny_gemm(a, b, scale, one, out_dtype=torch.float32, constant_b=constant)
+                wanted = kernel.reference.skinny_gemm(a, b, scale, one, out_dtype=torch.float32)
+                same(got, wanted, f"skinny_gemm {m}x{n}x{k} {config}")
+    os.environ["ROCM_FP8_KERNELS_GEMM"] = ""
+    a, b = normal(3, 77).to(FP8), normal(5, 77).to(FP8)
+    same(kernel.skinny_gemm(a, b, scale, one), kernel.reference.skinny_gemm(a, b, scale, one), "skinny_gemm 3x5x77")
+    torch.cuda.synchronize()
+    print("all results right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

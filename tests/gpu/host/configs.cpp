@@ -1,0 +1,107 @@
+// The configuration functions of the GPU backends with C names, for test_rocm_configs.py and test_cuda_configs.py.
+#include "common/divider.h"
+#include "rmsnorm_fp8/hip/config.h"
+#include "rmsnorm_fp8/cuda/config.h"
+#include "skinny_gemm/hip/config.h"
+#include "skinny_gemm/cuda/config.h"
+#include "swiglu_fp8/hip/config.h"
+#include "swiglu_fp8/cuda/config.h"
+
+using namespace rocm_fp8;
+
+extern "C" {
+
+void rms_norm_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
+    const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, aligned);
+    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+void swiglu_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
+    const swiglu::hip::Config c = swiglu::hip::pick_config(rows, d, aligned);
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.groups};
+    for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+// The first n of numbers that divide() gets wrong, or -1.
+int64_t wrong_division(const uint32_t* numbers, int64_t count, uint32_t divisor) {
+    const Divider by = divider_by(divisor);
+    for (int64_t i = 0; i < count; ++i) {
+        if (divide(numbers[i], by) != numbers[i] / divisor) return numbers[i];
+    }
+    return -1;
+}
+
+void gemm_config(int64_t m, int64_t n, int64_t k, int arch, int aligned, int64_t out[2]) {
+    const skinny_gemm::hip::Config c = skinny_gemm::hip::pick_config(m, n, k, arch, aligned);
+    out[0] = c.shape;
+    out[1] = c.splits;
+}
+
+double gemm_estimate(int arch, int shape, int splits, int64_t m, int64_t n, int64_t k) {
+    return skinny_gemm::hip::estimated_us(skinny_gemm::hip::kChipModels[arch], skinny_gemm::hip::kRingShapes[shape], splits, m, n, k);
+}
+
+int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }
+
+void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned, int64_t out[5]) {
+    const rms_norm::cuda::Config c = rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned);
+    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows, c.cluster};
+    for (int i = 0; i < 5; ++i) out[i] = values[i];
+}
+
+void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligned, int64_t out[5]) {
+    const swiglu::cuda::Config c = swiglu::cuda::pick_config(rows, d, multiprocessors, aligned);
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.blocks, c.fetching};
+    for (int i = 0; i < 5; ++i) out[i] = values[i];
+}
+
+int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors) {
+    return rms_norm::cuda::rows_to_fetch(rows, row_bytes, multiprocessors);
+}
+int64_t cuda_rows_ahead(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
+    return rms_norm::cuda::rows_ahead(rows, rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned), multiprocessors);
+}
+
+int64_t cuda_next_at_once(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
+    const rms_norm::cuda::Config c = rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned);
+    return rms_norm::cuda::next_at_once(rows, d, c, multiprocessors);
+}
+
+void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[3]) {
+    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, multiprocessors, bulk);
+    const int64_t values[] = {c.shape, c.splits, c.pieces};
+    for (int i = 0; i < 3; ++i) out[i] = values[i];
+}
+
+void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int constant_b, int64_t out[3]) {
+    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, multiprocessors, true);
+    const skinny_gemm::cuda::Overlap o = skinny_gemm::cuda::pick_overlap(c, m, n, k, multiprocessors, constant_b);
+    const int64_t values[] = {o.before_next, o.window, o.ahead};
+    for (int i = 0; i < 3; ++i) out[i] = values[i];
+}
+
+int64_t cuda_gemm_most_columns(int64_t n, int pieces) { return skinny_gemm::cuda::Pieces(n, pieces).most_columns(); }
+
+int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) { return skinny_gemm::cuda::Pieces(n, pieces).first_column(piece); }
+
+int64_t cuda_gemm_columns(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].columns; }
+
+int64_t cuda_gemm_slots(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].slots(m); }
+
+int64_t cuda_gemm_step(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].step(m); }
+
+int64_t cuda_gemm_can_pace(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].paces(m); }
+
+int64_t cuda_gemm_can_split(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].splits(m); }
+int64_t cuda_gemm_clusters_alone(int blocks, int64_t multiprocessors) { return skinny_gemm::cuda::clusters_alone(blocks, multiprocessors); }
+
+int64_t cuda_gemm_warps(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].warps; }
+
+int64_t cuda_gemm_groups(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].groups(m); }
+
+int64_t cuda_gemm_first_step(int shape, int64_t m, int64_t k, int part, int splits) {
+    return skinny_gemm::cuda::first_bulk_step(skinny_gemm::cuda::kBulkShapes[shape].step(m), k, part, splits);
+}
+
+}  // extern "C"

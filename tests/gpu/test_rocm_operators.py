@@ -1,0 +1,376 @@
+"""The ROCm variant's operators, simulated: the shipped library's binding, launchers and machine code on both chips.
+
+The problems are those of the CPU's tests scaled to what a simulator can do. Every compiled kernel runs at least once.
+`pytest --simulate gfx942 tests/operators/test_swiglu.py` runs a whole file of the CPU's tests.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.simulated_rocm import FORMATS
+from scripts import machine_code
+from scripts.machine_code_gates import ring_shapes
+from tests.problems import rms_norm as rms
+from tests.problems import skinny_gemm as gemm
+from tests.problems import swiglu
+from tests.problems.buffers import Guarded, guarded, same_bytes
+from tests.problems.comparisons import assert_between, assert_rounded_alike
+from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
+from tests.settings import SEED, needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+CPU = torch.device("cpu")
+ARCHS = tuple(FORMATS)
+GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def kernel(simulated_rocm, arch):
+    with simulated_rocm.on(arch, seed=SEED) as module:
+        yield module
+
+
+@pytest.fixture
+def fp8(arch) -> torch.dtype:
+    return FORMATS[arch]
+
+
+# How rows lie in memory: the fast kernels' two cases, and the careful ones'.
+LAYOUTS = {"dense": {}, "strided": dict(pad=48), "padded": dict(pad=37, shift=3)}
+
+# --- rmsnorm_fp8 ---
+
+
+@pytest.mark.parametrize("d", [1, 33, 128, 144, 1024, 2880, 16384])
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_rms_norm(kernel, fp8, generator, dtype, d):
+    weight_dtype = torch.float32 if d % 3 else dtype
+    rows = 3 if d < 10**4 else 1
+    inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
+    results = []
+    for name, layout in LAYOUTS.items():
+        x, residual = (guarded(t, CPU, **layout) for t in (inputs.x, inputs.residual))
+        out, plain = Guarded((rows, d), fp8, CPU, **layout), Guarded((rows, d), dtype, CPU, **layout)
+        kernel.add_rms_norm_fp8(x.t, residual.t, inputs.weight, inputs.scale, out=out.t)
+        h = inputs.x + inputs.residual
+        assert same_bytes(residual.t, h), name
+        rms.assert_right(out.t, None, h, inputs, name) if h.numel() >= 100 else None
+        kernel.rms_norm(x.t, inputs.weight, out=plain.t)
+        wanted = kernel.reference.rms_norm(inputs.x, inputs.weight)
+        rms.assert_right(plain.t, wanted, inputs.x, inputs, name)
+        for tensor in (out, plain, residual):
+            tensor.assert_guards_intact(name)
+        results.append((out.t, plain.t))
+    # Neither the layout nor the kernel that takes it changes a bit.
+    assert all(same_bytes(a, b) for other in results[1:] for a, b in zip(results[0], other))
+
+
+def test_rms_norm_of_a_row_among_others(kernel, fp8, generator):
+    # From quarter waves to a workgroup a row; enough rows for another configuration.
+    for d, many in ((112, 33), (528, 40), (1040, 40)):
+        inputs = rms.draw((many, d), torch.bfloat16, generator)
+        together = kernel.rms_norm_fp8(inputs.x, inputs.weight, inputs.scale)
+        for row in (0, 17, many - 1):
+            alone = kernel.rms_norm_fp8(inputs.x[row], inputs.weight, inputs.scale)
+            assert same_bytes(alone, together[row]), f"{d} {row}"
+
+
+def test_the_other_format_is_converted_in_software(kernel, fp8, generator):
+    other = next(f for f in FORMATS.values() if f != fp8)
+    inputs = rms.draw((33, 272), torch.float16, generator)
+    wanted = kernel.reference.rms_norm_fp8(inputs.x, inputs.weight, inputs.scale, out_dtype=other)
+    got = kernel.rms_norm_fp8(inputs.x, inputs.weight, inputs.scale, out_dtype=other)
+    rms.assert_right(got, wanted, inputs.x, inputs, short(other))
+    x = normal((5, 96), torch.bfloat16, generator, 3.0)
+    got = kernel.swiglu_fp8(x, inputs.scale, out_dtype=other)
+    assert same_bytes(got, kernel.reference.swiglu_fp8(x, inputs.scale, out_dtype=other))
+
+
+SPECIAL = (0.0, -0.0, torch.inf, -torch.inf, torch.nan, 65504.0, -65504.0, 6e-8, -6e-8, 1.0)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_special_values_and_scales(kernel, fp8, generator, dtype):
+    """Infinities, NaN, zeros of both signs, subnormals; scales where the division is a division."""
+    x = normal((len(SPECIAL), 128), dtype, generator)
+    for i, value in enumerate(SPECIAL):
+        x[i, 3 * i] = value
+    x[1] = 0
+    gates = x.repeat(1, 2)
+    weight = torch.ones(128, dtype=dtype)
+    weight[5], weight[7], weight[9] = torch.inf, 0, -2
+    for value in (1.0, 0.75, 2.0**-70, 2.0**70, 1e-38, 1e-42, 0.0, -0.5, torch.inf, torch.nan):
+        scale = torch.tensor(value)
+        for name, arguments in (("rms_norm_fp8", (x, weight, scale)), ("swiglu_fp8", (gates, scale))):
+            got, wanted = getattr(kernel, name)(*arguments), getattr(kernel.reference, name)(*arguments, out_dtype=fp8)
+            g, w = got.float(), wanted.float()
+            assert torch.equal(g.isnan(), w.isnan()), f"{name} {value}"
+            assert_rounded_alike(got, wanted, f"{name} {value}")
+
+
+def rms_norm_kernels() -> list[str]:
+    types = [(t, w) for t in ("f16", "bf16") for w in (t, "f32")]
+    shapes = [("quarter_wave", 1), *(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8))]
+    outs = ["true, true", "true, false", "false, false"]
+    return [
+        f"rms_norm_fast<{t}, {w}, {out}, {owner}, {held}>"
+        for (t, w), out, (owner, held) in itertools.product(types, outs, shapes)
+    ]
+
+
+def arguments(pointers: str, sizes: str, types: str, more=()) -> type[ctypes.Structure]:
+    """An operator's arguments as its header has them."""
+    fields = [
+        *((name, ctypes.c_void_p) for name in pointers.split()),
+        *((name, ctypes.c_int64) for name in sizes.split()),
+        *((name, ctypes.c_int32) for name in types.split()),
+    ]
+    return type("Args", (ctypes.Structure,), {"_fields_": [*fields, *more]})
+
+
+RmsNormFp8Args = arguments(
+    "x residual weight scale out",
+    "rows d x_stride residual_stride out_stride",
+    "dtype weight_dtype out_dtype",
+    [("epsilon", ctypes.c_float)],
+)
+SwigluFp8Args = arguments("x scale out", "rows d x_stride out_stride", "dtype out_dtype")
+Divider = arguments("", "", "divisor factor shift")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz]
+LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}
+
+
+@pytest.fixture(scope="module")
+def code_objects(rocm_library) -> dict[str, list[bytes]]:
+    return machine_code.code_objects(rocm_library)
+
+
+@pytest.fixture(scope="module")
+def simulators(code_objects) -> dict[str, dict]:
+    """arch -> readable name -> (simulator, symbol)."""
+    from simulator import Simulator
+
+    found: dict[str, dict] = {}
+    for arch, objects in code_objects.items():
+        for one in objects:
+            simulator = Simulator(one, arch)
+            names = machine_code.tool("llvm-cxxfilt", text="\n".join(simulator.kernels)).splitlines()
+            for symbol, name in zip(simulator.kernels, names):
+                found.setdefault(arch, {})[machine_code.readable(name)] = (simulator, symbol)
+    return found
+
+
+@contextlib.contextmanager
+def known_to(memory, tensors: list[torch.Tensor]) -> Iterator[None]:
+    for tensor in tensors:
+        memory.register_address(tensor.data_ptr(), tensor.nbytes, "tensor")
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            memory.unregister(tensor.data_ptr())
+
+
+@pytest.mark.parametrize("name", rms_norm_kernels())
+def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
+    """Each compiled form by itself, whatever pick_rms_norm_config takes it for: lanes without work, a group not
+    full."""
+    simulator, symbol = simulators[arch][name]
+    values = name.removesuffix(">").split("<")[1].split(", ")
+    dtype, weight_dtype = ({"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[v] for v in values[:2])
+    to_fp8, residual, owner, held = values[2] == "true", values[3] == "true", values[4], int(values[5])
+    lanes = LANES[owner]
+    d = 8 * lanes * held - (16 if owner == "quarter_wave" else 48)
+    threads, rows = (lanes, 2) if owner == "workgroup" else (256, 256 // lanes + 1)
+    inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
+    out = torch.empty((rows, d), dtype=fp8 if to_fp8 else dtype)
+    out.view(torch.uint8).fill_(0x80)
+    h = inputs.x + inputs.residual if residual else inputs.x
+    tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
+    with known_to(simulator.memory, tensors):
+        types = (DTYPES.index(t) for t in (dtype, weight_dtype, out.dtype))
+        args = RmsNormFp8Args(*(t.data_ptr() for t in tensors), rows, d, d, d, d, *types, 1e-6)
+        groups = -(-rows // (1 if owner == "workgroup" else threads // lanes))
+        simulator.launch(symbol, groups, threads, [bytes(args)], seed=SEED)
+    assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
+    if residual:
+        assert same_bytes(inputs.residual, h)
+    # The bits are those of the careful kernel, which adds in the same order.
+    shifted = guarded(inputs.x if not residual else h, CPU, shift=1).t
+    careful = (
+        kernel.rms_norm_fp8(shifted, inputs.weight, inputs.scale) if to_fp8 else kernel.rms_norm(shifted, inputs.weight)
+    )
+    assert same_bytes(out, careful)
+
+
+# --- swiglu_fp8 ---
+
+
+SWIGLU_SIZES = [(0, 16), (1, 1), (3, 33), (2, 16), (7, 144), (1, 2880)]
+
+
+# The last size is the first that goes to workgroups of four waves; which type it has makes no difference to that.
+@pytest.mark.parametrize(
+    "dtype, rows, d", [*((t, *size) for t in HALF for size in SWIGLU_SIZES), (HALF[0], 90, 8192)], ids=short
+)
+def test_swiglu(kernel, fp8, generator, dtype, rows, d):
+    values, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
+    wanted = kernel.reference.swiglu_fp8(values, scale, out_dtype=fp8)
+    for name, layout in LAYOUTS.items():
+        if rows * d > 10**5 and name != "dense":
+            continue
+        x, out = guarded(values, CPU, **layout), Guarded((rows, d), fp8, CPU, **layout)
+        kernel.swiglu_fp8(x.t, scale, out=out.t)
+        assert_rounded_alike(out.t, wanted, name)
+        out.assert_guards_intact(name)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
+    swiglu.assert_every_gate_within_two_ulps(kernel, CPU, generator, dtype, fp8)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("held", [1, 2])
+def test_every_swiglu_kernel(simulators, kernel, arch, fp8, generator, held, dtype):
+    """By itself: pick_swiglu_config gives pairs of vectors to many rows only."""
+    simulator, symbol = simulators[arch][f"swiglu_fast<{short(dtype)}, {held}>"]
+    rows, d = 7, 272
+    x, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
+    out = torch.empty((rows, d), dtype=fp8)
+    out.view(torch.uint8).fill_(0x80)
+    tensors = [x, scale, out]
+    with known_to(simulator.memory, tensors):
+        types = DTYPES.index(dtype), DTYPES.index(fp8)
+        args = SwigluFp8Args(*(t.data_ptr() for t in tensors), rows, d, 2 * d, d, *types)
+        # d / 8 = 34 vectors a row: ceil(2^(31 + 6) / 34), 6 bits.
+        divider = Divider(d // 8, -(-(2**37) // (d // 8)), 6)
+        count = rows * d // 8
+        groups = -(-count // (64 * held))
+        simulator.launch(symbol, groups, 64, [bytes(args), bytes(divider), count], seed=SEED)
+    wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
+    assert_rounded_alike(out, wanted, "pairs")
+
+
+# --- skinny_gemm ---
+
+SHAPES = range(-1, len(ring_shapes()))
+
+
+@pytest.fixture
+def config(monkeypatch):
+    return lambda shape, splits: monkeypatch.setenv(GEMM_CONFIG, f"{shape},{splits}")
+
+
+def rows_of(shape: int) -> tuple[int, int]:
+    """The least and the most rows for which a shape is meant."""
+    most = 32 if shape < 0 else ring_shapes()[shape]["rows"]
+    return (1, most) if shape < 0 or most == 8 else (most // 2 + 1, most)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits):
+    """Columns and k beyond the last, in every form of the kernel; all kinds of scales, biases and results."""
+    config(shape, splits)
+    # A split is a workgroup of its own, which fills its slots however little k is left to it.
+    for m, n, k in ((rows_of(shape)[0], 37, 1040), (rows_of(shape)[1], 130 if splits == 1 else 66, 2320)):
+        bias, dtype = gemm.BIASES[(m + splits) % 7], FLOATS[(m + n + splits) % 3]
+        scale = gemm.SCALES[(m + shape) % 5], gemm.SCALES[(n + splits) % 5]
+        inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scale, bias, random_fp8 if m % 2 else random_codes)
+        layout = dict(pad=16) if splits == 2 else {}
+        a, b = (guarded(t, CPU, **layout) for t in (inputs.a, inputs.b))
+        out = Guarded((m, n), dtype, CPU, **layout)
+        kernel.skinny_gemm(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias, out=out.t)
+        inputs.assert_right(out.t, f"{m}x{n}x{k}")
+        out.assert_guards_intact("out")
+
+
+@pytest.mark.parametrize("shape, splits", [(-1, 2), (0, 1), (1, 2), (4, 1), (6, 4), (8, 1)])
+def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, splits):
+    config(shape, splits)
+    inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 50, 1808, fp8), generator)
+    results = []
+    for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16), (SEED + 3, 16)):
+        with simulated_rocm.on(arch, seed=seed, resident=resident) as kernel:
+            results.append(gemm.run(kernel, inputs, out_dtype=torch.float32))
+    inputs.assert_right(results[0], "one workgroup at a time")
+    assert all(same_bytes(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("n, k", [(37, 2064), (16, 100)])
+def test_a_gemm_row_does_not_depend_on_its_batch(kernel, fp8, generator, n, k):
+    inputs = gemm.draw(gemm.Problem(32, n, k, fp8), generator)
+    for sizes in (range(1, 9), range(9, 17), range(17, 33)):
+        most = gemm.run(kernel, inputs.rows(slice(0, sizes[-1])), out_dtype=torch.float32)
+        for m in (sizes[0], sizes[len(sizes) // 2]):
+            got = gemm.run(kernel, inputs.rows(slice(0, m)), out_dtype=torch.float32)
+            assert same_bytes(got, most[:m]), f"{m}"
+
+
+@pytest.mark.parametrize("k", [1, 17, 300])
+@pytest.mark.parametrize("m", [1, 8, 9, 32])
+def test_nan_in_a_gemm(kernel, fp8, generator, m, k):
+    gemm.assert_nan_stays_in_its_row_or_column(kernel, CPU, generator, fp8, m, k)
+
+
+@pytest.mark.parametrize("k", [1, 15, 17, 63, 65, 257])
+def test_odd_gemms(kernel, fp8, generator, k):
+    for m, n in ((1, 1), (7, 17), (16, 3), (32, 33)):
+        inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, bias=gemm.bias_of(torch.float16))
+        for shift, pad in ((0, 0), (3, 5)):
+            a, b = (guarded(t, CPU, shift=shift, pad=pad) for t in (inputs.a, inputs.b))
+            moved = gemm.Inputs(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias)
+            inputs.assert_right(gemm.run(kernel, moved, out_dtype=torch.float32), f"{m}x{n}x{k}")
+
+
+def test_the_counters_are_left_at_zero(simulated_rocm, kernel, fp8, generator, config):
+    """One stream's launches follow one another with the same counters: each finds them as the first did."""
+    for shape, splits in ((0, 4), (-1, 2), (8, 2), (0, 4)):
+        config(shape, splits)
+        inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 36, 528 * splits, fp8), generator)
+        first = gemm.run(kernel, inputs, out_dtype=torch.float32)
+        inputs.assert_right(first, f"{shape},{splits}")
+        assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)
+
+
+def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
+    other = next(f for f in FORMATS.values() if f != fp8)
+    inputs = gemm.draw(gemm.Problem(3, 5, 64, other), generator)
+    with pytest.raises(RuntimeError, match=rf"a: dtype {str(other).split('.')[1]}; this GPU \({arch}\) multiplies"):
+        gemm.run(kernel, inputs)
+
+
+@pytest.mark.parametrize("text", ["5", "x", "12,1", "-2,1", "0,0", "0,17", "0,1,"])
+def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, monkeypatch, text):
+    monkeypatch.setenv(GEMM_CONFIG, text)
+    inputs = gemm.draw(gemm.Problem(1, 16, 1024, fp8), generator)
+    with pytest.raises(RuntimeError, match=GEMM_CONFIG):
+        gemm.run(kernel, inputs)
+
+
+def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, generator, config):
+    config(0, 1)  # 8 rows at most; aligned
+    for m, k in ((9, 1024), (1, 1000)):
+        with pytest.raises(RuntimeError, match="cannot take these arguments"):
+            gemm.run(kernel, gemm.draw(gemm.Problem(m, 16, k, fp8), generator))
+    assert os.environ[GEMM_CONFIG] == "0,1"
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+@pytest.mark.slow
+def test_the_qkv_projection_of_llama_405b(kernel, fp8, generator, m):
+    """2304 x 16384 in full, as eight ranks have it; --slow."""
+    inputs = gemm.draw(gemm.Problem(m, 2304, 16384, fp8), generator)
+    inputs.assert_right(gemm.run(kernel, inputs), "QKV")

@@ -1,0 +1,94 @@
+"""The simulator and the shipped ROCm library, unmodified: every kernel in it is understood and free of hazards, and the
+simulator knows no more than it must.
+
+What the operators compute is in test_rocm_operators.py.
+"""
+
+import re
+
+import pytest
+
+from simulator import hazards, lds, matrix, packed, scalar, transfers, vector, vector_tables, vmem
+from simulator.code_object import load_all
+from simulator.program import program
+from simulator.tests.harness import ARCHS, needs_clang
+from tests.settings import ROOT, needs_rocm_toolchain
+
+pytestmark = [needs_clang, needs_rocm_toolchain]
+SIMULATOR_TESTS = ROOT / "simulator" / "tests"
+MNEMONIC = re.compile(r"\b(?:v|s|ds|global|flat|buffer)_[a-z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def shipped(rocm_library) -> dict[str, set[str]]:
+    """The mnemonics of every kernel, by architecture."""
+    found = {}
+    for arch in ARCHS:
+        kernels = [(code, kernel) for code in load_all(rocm_library, arch) for kernel in code.kernels.values()]
+        assert kernels
+        found[arch] = {ins.mnemonic for each in kernels for ins in program(*each)[0]}
+    return found
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_kernel_is_understood(shipped, arch):
+    assert "s_endpgm" in shipped[arch] and "v_mfma_f32_16x16x32_fp8_fp8" in shipped[arch]
+
+
+# What sources compiled in the tests come to, and what a small change of a kernel, or of the compiler, may ask for.
+LIKELY = set(
+    """
+    v_min3_f32 v_add_lshl_u32 v_xad_u32 s_getpc_b64 buffer_inv v_pk_mov_b32 s_setprio
+    v_not_b32 v_bfi_b32 v_max_u32 v_min_i32 v_sub_f32 v_cvt_i32_f32 v_fmaak_f32 v_cvt_f32_fp8 v_add_f16
+    s_min_i32 s_max_i32 s_max_u32 s_not_b32 s_not_b64 s_abs_i32 s_andn2_b32 s_bfe_i32 s_bcnt1_i32_b32 s_ff1_i32_b32
+    s_ff1_i32_b64 s_flbit_i32_b32 s_sext_i32_i8 s_sext_i32_i16 s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16
+""".split()
+)
+# One form stands for all relations and types.
+FAMILIES = ("s_cmp_", "s_cmpk_", "s_bitcmp", "v_cmp_", "v_cmpx_")
+# These only ask whether an instruction is right, not whether anything needs it.
+OF_INSTRUCTIONS = ("test_pseudocode.py", "test_instructions.py")
+
+
+def family(name: str) -> str:
+    return next((each for each in FAMILIES if name.startswith(each)), name)
+
+
+def test_no_instruction_is_known_in_vain(shipped):
+    """Each entry of the tables is used by a shipped kernel, by a test that is not about it, or LIKELY."""
+    sources = [each for each in SIMULATOR_TESTS.glob("test_*.py") if each.name not in OF_INSTRUCTIONS]
+    sources.append(SIMULATOR_TESTS / "harness.py")
+    written = {vector.base_name(name) for path in sources for name in MNEMONIC.findall(path.read_text())}
+    used = {vector.base_name(name) for names in shipped.values() for name in names} | written - LIKELY
+    matrices = {f"v_{name.replace('fmac_', 'fmac_f32_').replace('mfma_', 'mfma_f32_')}" for name in matrix.SUPPORTED}
+    memory = {
+        *(f"s_load_{form}" for form in vmem.SCALAR_LOADS), *vmem.CACHE_CONTROL,
+        *(f"ds_{name}" for name in lds.ACROSS_LANES),
+    }  # fmt: skip
+    tables = {
+        *vector_tables.OPERATIONS, *vector.SPECIAL, *packed.HANDLERS, *scalar.HANDLERS, *memory,
+        *(name.replace("f32", "i32") if name.endswith("i8") else name for name in matrices),
+    }  # fmt: skip
+    families = {family(name) for name in used}
+    assert not sorted(name for name in tables if family(name) not in families and name not in LIKELY)
+    assert tables >= LIKELY
+    for verbs, moves in {
+        ("global_load", "flat_load", "buffer_load"): transfers.LOADS,
+        ("global_store", "flat_store", "buffer_store"): transfers.STORES,
+        ("ds_read", "ds_read2", "ds_read2st64"): transfers.DS_READS,
+        ("ds_write", "ds_write2", "ds_write2st64"): transfers.DS_WRITES,
+    }.items():
+        assert not [form for form in moves if not used & {f"{verb}_{form}" for verb in verbs}], verbs
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_shipped_kernels_have_none_and_come_close(arch, rocm_library):
+    """The compiler leaves no more than the rules demand: for each it uses, some pair has just enough states."""
+    tight = set()
+    for code in load_all(rocm_library, arch):
+        for kernel in code.kernels.values():
+            instructions, _ = program(code, kernel)
+            near = list(hazards.violations(instructions, arch, slack=1))
+            assert not [str(each) for each in near if each.states < each.hazard.states], kernel.name
+            tight |= {each.hazard.view for each in near}
+    assert {"vector read", "plain read by VALU", "read by VALU", "DPP read", "scalar read by VALU"} <= tight

@@ -1,0 +1,404 @@
+"""examples/demo.py as a user runs it, its error messages, and the parts it is made of."""
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.settings import ROOT
+
+pytest.importorskip("transformers")
+pytest.importorskip("matplotlib")
+
+import torch
+
+from examples.byte_llama import corpus
+from tests.problems.tiny_llama import llama, tokens
+
+try:
+    corpus.stdlib_folder()
+except FileNotFoundError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+import itertools
+
+from benchmarks import timing
+from benchmarks.shapes import LlamaShapes
+from examples.llama_fp8 import decoding, operator_times, plot, text
+
+DEMO = [sys.executable, "-m", "examples.demo"]
+SHORT = ["--skip-operators", "--tokens", "8", "--windows", "1"]
+CONTEXT = 4096
+
+
+def started(*arguments: str, folder: Path, **environment: str) -> subprocess.Popen:
+    """The demo in `folder`, so that whatever it leaves is found there. Never on the network."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    return subprocess.Popen([*DEMO, *arguments], cwd=folder, env=os.environ | offline | environment, **pipes)
+
+
+def demo(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    with started(*arguments, folder=folder, **environment) as process:
+        try:
+            output, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()  # of no effect where it has ended
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """Folders: a Llama, a GPT-2, a Llama whose weights are damaged, and nothing."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    # A token a byte, in the way of real byte-level tokenizers.
+    vocabulary = {letter: i + 1 for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bytes_ = Tokenizer(BPE(vocab=vocabulary | {"</s>": 0}, merges=[]))
+    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_, eos_token="</s>")
+
+    folder = tmp_path_factory.mktemp("models")
+    generator = torch.Generator().manual_seed(1)
+    llama(generator, vocab_size=257, max_position_embeddings=CONTEXT).save_pretrained(folder / "llama")
+    sizes = dict(vocab_size=257, n_embd=32, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder / "gpt2")
+    for name in ("llama", "gpt2"):
+        tokenizer.save_pretrained(folder / name)
+    shutil.copytree(folder / "llama", folder / "damaged")
+    weights = folder / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (folder / "empty").mkdir()
+    return folder
+
+
+# --- runs ---
+
+
+def figures(output: str) -> tuple[dict[str, tuple[float, float]], float]:
+    """Bits per byte and tokens per second of both models; the share of equal next tokens."""
+    lines = output.splitlines()
+    table = next(i for i, line in enumerate(lines) if line.split() == "bits per byte tokens per second".split())
+    rows = {name: (float(bits), float(rate)) for name, bits, rate in (lines[table + i].split() for i in (1, 2))}
+    equal = next(line for line in lines if line.startswith("Equal next tokens: "))
+    return rows, float(equal.split()[3].rstrip("%")) / 100
+
+
+def test_the_byte_level_llama(kernel, device, tmp_path):
+    result = demo(*SHORT, "--device", device.type, "--prompt", "import os\nimport sy", folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Prompt:\nimport os\nimport sy\n" in result.stdout and kernel.__name__ in result.stdout
+    before, fp8 = (result.stdout.split(f"--- {name}:\n")[1].splitlines()[0] for name in ("bfloat16", "FP8"))
+    assert before == "s" and fp8 == "s"  # what follows is another line
+    rows, equal = figures(result.stdout)
+    assert list(rows) == ["bfloat16", "FP8"]
+    for bits, rate in rows.values():
+        # A uniform guess is 8 bits; no compressor of source code comes below 0.5.
+        assert 0.5 < bits < 3 and rate > 0
+    # FP8 loses little, on 512 scored bytes.
+    assert abs(rows["FP8"][0] - rows["bfloat16"][0]) < 0.05 and 0.9 < equal <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_llama_with_a_prompt_from_a_file(device, models, tmp_path):
+    (tmp_path / "prompt.txt").write_text("größer = 2\n", encoding="utf-8")
+    arguments = ["--model", str(models / "llama"), "--prompt-file", "prompt.txt", "--granularity", "tensor"]
+    result = demo(*SHORT, "--device", device.type, *arguments, folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Prompt:\ngrößer = 2\n" in result.stdout and "scales per tensor" in result.stdout
+    assert result.stdout.index("--- bfloat16:") < result.stdout.index("--- FP8:")
+    rows, equal = figures(result.stdout)
+    # Random weights know nothing of the text, but their logits of spread 1 are near each other in both formats.
+    assert all(6 < bits < 12 for bits, _ in rows.values()) and equal > 0.5
+    assert abs(rows["FP8"][0] - rows["bfloat16"][0]) < 0.2
+    assert [path.name for path in tmp_path.iterdir()] == ["prompt.txt"]
+
+
+# --- errors: one line that names what is wrong ---
+
+
+def assert_one_line(result: subprocess.CompletedProcess, *parts: str) -> None:
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("demo.py: "), result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    for part in parts:
+        assert part in result.stderr
+
+
+# What is wrong -> (arguments, what the message names).
+PROMPT_ERRORS = {
+    "missing": (["--prompt-file", "nowhere.txt"], ["nowhere.txt", "No such file"]),
+    "a folder": (["--prompt-file", "."], ["directory"]),
+    "not UTF-8": (["--prompt-file", "latin.txt"], ["latin.txt", "not UTF-8", "byte 3", "0xe9"]),
+    "empty": (["--prompt", ""], ["prompt is empty"]),
+    "an empty file": (["--prompt-file", "empty.txt"], ["prompt is empty"]),
+}
+
+
+@pytest.mark.parametrize("case", PROMPT_ERRORS)
+def test_prompts_that_are_none(tmp_path, case):
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "empty.txt").touch()
+    arguments, parts = PROMPT_ERRORS[case]
+    result = demo(*SHORT, *arguments, folder=tmp_path)
+    assert_one_line(result, *parts)
+    assert result.stdout == ""  # before any work
+
+
+MODEL_ERRORS = {
+    "empty": ["empty", "config.json"],
+    "gpt2": ["GPT2LMHeadModel", "only Llama models"],
+    "damaged": ["damaged"],
+}
+
+
+@pytest.mark.parametrize("name", MODEL_ERRORS)
+def test_models_that_are_none(device, models, tmp_path, name):
+    arguments = ["--device", device.type, "--prompt", "a", "--model", str(models / name)]
+    result = demo(*SHORT, *arguments, folder=tmp_path)
+    assert_one_line(result, *MODEL_ERRORS[name])
+
+
+def test_a_hub_model_without_the_network(device, tmp_path):
+    # Offline, and should that not hold: proxies that are a closed port.
+    closed = {f"{name}_proxy": "http://127.0.0.1:9" for name in ("http", "https", "HTTP", "HTTPS", "ALL")}
+    arguments = ["--device", device.type, "--prompt", "a", "--model", "nobody/no-model"]
+    result = demo(*SHORT, *arguments, folder=tmp_path, **closed)
+    assert_one_line(result, "couldn't")
+
+
+def test_no_build(tmp_path):
+    (tmp_path / "nothing").mkdir()
+    local = f"rocm-fp8-kernels/rocm-fp8-kernels={tmp_path / 'nothing'}"
+    result = demo(*SHORT, "--prompt", "a", folder=tmp_path, LOCAL_KERNELS=local)
+    assert_one_line(result, "no build of the kernels", "make build", "nothing")
+
+
+@pytest.mark.parametrize("wrong", [["--tokens", "0"], ["--windows", "-1"], ["--prompt", "a", "--prompt-file", "b"]])
+def test_arguments_that_make_no_sense(monkeypatch, capsys, wrong):
+    from examples import demo as module
+
+    monkeypatch.setattr(sys, "argv", ["demo.py", *wrong])
+    with pytest.raises(SystemExit) as caught:
+        module.main()
+    assert caught.value.code == 2 and "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--tokens", str(CONTEXT)], ["--device", "cuda"]], ids=["tokens", "device"])
+def test_more_than_there_is(kernel, models, monkeypatch, capsys, wrong):
+    from examples import demo as module
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--prompt", "a", "--model", str(models / "llama"), *wrong])
+    assert module.main() == 1
+    assert f"demo.py: {' '.join(wrong)}: " in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_with_130_and_leaves_nothing(device, models, tmp_path):
+    if device.type != "cpu":
+        pytest.skip("a GPU may be done before the signal comes")
+    # With the operators and their plot still to come; 4000 tokens leave seconds for the signal.
+    arguments = ["--model", str(models / "llama"), "--prompt", "a", "--tokens", "4000", "--output", "pictures"]
+    arguments += ["--device", "cpu"]
+    with started(*arguments, folder=tmp_path) as process:
+        for line in process.stdout:
+            if line.startswith("Prompt:"):
+                process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode == 130
+    assert "interrupted" in errors and "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_reader_that_leaves_is_no_error(device, models, tmp_path, buffering):
+    # A buffered demo meets the closed end of the pipe only when it exits.
+    arguments = [*SHORT, "--device", device.type, "--model", str(models / "llama"), "--prompt", "a"]
+    with started(*arguments, folder=tmp_path, PYTHONUNBUFFERED=buffering) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode != 0 and errors == ""
+
+
+# --- the parts: plot and operator times ---
+
+TIMES = [
+    operator_times.OperatorTime(model, f"skinny_gemm {name}", "64x32", 2e-6 * i, 3e-6 * i, 1e-6 * i)
+    for model in ("Small", "Large")
+    for i, name in enumerate(("QKV", "O", "Down"), 1)
+]
+
+
+def test_the_plot_is_a_picture(tmp_path):
+    path = tmp_path / "new" / "folder" / "times.png"
+    plot.draw(TIMES, "title", path)
+    picture = path.read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.endswith(b"IEND\xaeB`\x82")
+    assert [entry.name for entry in path.parent.iterdir()] == ["times.png"]
+    narrow = tmp_path / "one.png"
+    plot.draw(TIMES[:3], "title", narrow)
+    # The header's width: a panel a model.
+    widths = [int.from_bytes(p.read_bytes()[16:20], "big") for p in (path, narrow)]
+    assert widths[0] == 2 * widths[1]
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
+def test_a_plot_that_fails_leaves_nothing_new(tmp_path, monkeypatch, error):
+    from matplotlib import pyplot
+    from matplotlib.figure import Figure
+
+    def half(self, path, **kwargs):
+        Path(path).write_bytes(b"\x89PNG")
+        raise error
+
+    (tmp_path / "old.png").write_bytes(b"yesterday's")
+    monkeypatch.setattr(Figure, "savefig", half)
+    for name in ("new.png", "old.png"):
+        with pytest.raises(type(error)):
+            plot.draw(TIMES, "title", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+    assert (tmp_path / "old.png").read_bytes() == b"yesterday's"
+    assert pyplot.get_fignums() == []
+
+
+def test_operator_times(kernel, device, monkeypatch):
+    monkeypatch.setattr(timing, "ROTATED_BYTES", 1 << 18)
+    shapes = LlamaShapes("Small", hidden=64, heads=4, kv_heads=2, intermediate=96, head_dim=16)
+    times = list(operator_times.measure(kernel, shapes, str(device)))
+    gemms = [("skinny_gemm QKV", "128x64"), ("skinny_gemm O", "64x64"), ("skinny_gemm Gate/Up", "192x64")]
+    assert [(t.operator, t.shape) for t in times] == [
+        ("add_rms_norm_fp8", "1x64"),
+        ("swiglu_fp8", "1x192"),
+        *gemms,
+        ("skinny_gemm Down", "64x96"),
+    ]
+    assert all(t.model == "Small" and min(t.kernel, t.torch, t.floor) > 0 for t in times)
+
+
+def test_the_table_of_times():
+    header, first, *_ = operator_times.table(TIMES[1:]).splitlines()
+    assert [header.split()[0], *first.split()] == ["operator", "skinny_gemm", "O", "64x32", "4.0", "6.0", "2.0", "1.5x"]
+
+
+# --- the parts: text ---
+
+
+def test_the_default_prompt_is_unseen_and_ends_in_a_function():
+    prompt = text.default_prompt()
+    held_out = dict(corpus.held_out_files())["textwrap.py"].decode()
+    # Beside 160 new bytes it must fit into the byte-level model's context.
+    assert prompt in held_out and prompt[0] > " " and 500 < len(prompt.encode()) <= 1024 - 160 - 1
+    assert prompt.rstrip().endswith("def _wrap_chunks(self, chunks):")
+    assert prompt[-400:].encode() not in corpus.training_bytes()
+
+
+def test_windows_are_pieces_of_the_text_evenly_spread():
+    source = "".join(f"line {i:05}\n" for i in range(2000)).encode()
+    rows = text.windows(source, text.ByteTokenizer(), 50, 7)
+    assert rows.shape == (7, 50) and rows.dtype == torch.int64
+    starts = []
+    for row in rows.tolist():
+        assert row[0] == corpus.BOS
+        starts.append(source.index(bytes(row[1:])))
+    gaps = {b - a for a, b in itertools.pairwise(starts)}
+    assert starts[0] == 0 and len(gaps) == 1
+    # From the text's beginning to its end, but for what a window of a real tokenizer may take.
+    assert len(source) - 8 * 50 - 7 <= starts[-1] <= len(source) - 50
+    assert text.windows(source, text.ByteTokenizer(), 50, 1).shape == (1, 50)
+    with pytest.raises(ValueError, match="too short for one window of 50"):
+        text.windows(b"short", text.ByteTokenizer(), 50, 1)
+
+
+def test_quality_is_measured_on_what_calibration_never_sees():
+    tokenizer = text.ByteTokenizer()
+    calibration = text.calibration_windows(tokenizer, 256, 4)
+    held_out = text.held_out_windows(tokenizer, 256, 4)
+    assert calibration.shape == held_out.shape == (4, 256)
+    training, texts = corpus.training_bytes(), b"\n".join(t for _, t in corpus.held_out_files())
+    assert all(bytes(row[1:]) in training for row in calibration.tolist())
+    assert all(bytes(row[1:]) in texts and bytes(row[1:]) not in training for row in held_out.tolist())
+
+
+@pytest.mark.parametrize("sample", ["", "x = 1\n", "naïve 日本"])
+def test_the_byte_tokenizer(sample):
+    ids = text.ByteTokenizer().encode(sample)
+    assert ids == [corpus.BOS, *sample.encode()] and text.ByteTokenizer().decode(ids) == sample
+
+
+# --- the parts: decoding and quality ---
+
+
+class Toy(torch.nn.Module):
+    """Logits by a rule: `sure` for the token that follows in the alphabet, 0 for the other 127."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, sure: float):
+        super().__init__()
+        self.sure = sure
+
+    def forward(self, input_ids, use_cache):
+        assert input_ids.shape[0] == 1 and not use_cache
+        logits = torch.zeros(1, input_ids.shape[1], 128)
+        logits.scatter_(2, (input_ids[..., None] + 1) % 128, self.sure)
+        return type("Output", (), {"logits": logits})
+
+
+@pytest.mark.parametrize("sure", [0.0, 3.0, 40.0])
+def test_bits_per_byte_of_known_probabilities(sure):
+    window = torch.arange(32, 96)  # ASCII: a token is a byte
+    advanced = []
+    quality = decoding.measure(Toy(sure), text.ByteTokenizer(), torch.stack([window, window]), advanced.append)
+    assert advanced == [1, 1]
+    wanted = math.log2(1 + 127 * math.exp(-sure))  # 7 bits for a uniform guess, nearly 0 for certainty
+    assert quality.bits_per_byte == pytest.approx(wanted, rel=1e-5, abs=1e-9)
+    assert quality.next_tokens.shape == (64,)
+    if sure:
+        assert torch.equal(quality.next_tokens, torch.cat([window[32:], window[32:]]))
+
+
+def test_bits_are_shared_out_over_bytes():
+    # Scored are é, a document's end and A: four tokens, of which the separator is no text.
+    window = torch.tensor([corpus.BOS, *b"abc", *"é".encode(), corpus.BOS, *b"A"])
+
+    class Uniform(Toy):
+        def forward(self, input_ids, use_cache):
+            return type("Output", (), {"logits": torch.zeros(1, input_ids.shape[1], 256)})
+
+    quality = decoding.measure(Uniform(0), text.ByteTokenizer(), window[None], lambda _: None)
+    assert quality.bits_per_byte == pytest.approx(8 * 4 / 3)
+
+
+def test_the_share_of_equal_tokens():
+    a, b = (decoding.Quality(1.0, torch.tensor(ids)) for ids in ([1, 2, 3, 4], [1, 0, 3, 5]))
+    assert decoding.share_of_equal(a, b) == 0.5 and decoding.share_of_equal(a, a) == 1
+
+
+def test_continuing_is_greedy_and_stops_at_the_end(generator):
+    model = llama(generator, torch.float32)
+    loaded = text.LoadedModel("toy", model, None)
+    prompt = tokens(generator, 1, 6)[0].tolist()
+    advanced = []
+    result = decoding.continue_text(loaded, model, prompt, 10, advanced.append)
+    assert len(result.ids) == 10 and advanced == [1] * 10 and result.tokens_per_second > 0
+    ids = list(prompt)
+    for token in result.ids:
+        best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        assert best[token] >= best.max() - 1e-3  # float32, other order of sums
+        ids.append(token)
+
+    end = result.ids[4]
+    for eos in (end, [end, 9999]):
+        model.generation_config.eos_token_id = eos
+        stopped = decoding.continue_text(loaded, model, prompt, 10, lambda _: None)
+        assert stopped.ids == result.ids[: result.ids.index(end) + 1]
+    one = decoding.continue_text(loaded, model, prompt, 1, lambda _: None)
+    assert one.ids == result.ids[:1] and math.isnan(one.tokens_per_second)

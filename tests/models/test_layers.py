@@ -1,0 +1,435 @@
+"""What `kernels.kernelize` puts in place of a Llama's forwards: that it is there, and that it computes the same."""
+
+import copy
+import shutil
+
+import kernels
+import pytest
+import torch
+from kernels.layer.layer import _validate_layer
+from transformers.models.llama import modeling_llama
+
+from tests.problems.buffers import same_bytes
+from tests.problems.comparisons import assert_rounded_alike
+from tests.problems.inputs import FP8, HALF, normal, positive, random_fp8, short, weights
+from tests.problems.tiny_llama import NEAR, VARIANTS, decided, distance, kernelized, llama, logits, near, tokens
+
+INFERENCE, COMPILED, TRAINING = kernels.Mode.INFERENCE, kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING
+every_shape = pytest.mark.parametrize("shapes", VARIANTS)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+# transformers makes its RMSNorm open to kernelize only where it accepts the installed version of kernels.
+OPEN = hasattr(modeling_llama.LlamaRMSNorm, "kernel_layer_name")
+
+
+@pytest.fixture(autouse=True)
+def open_rms_norm(monkeypatch):
+    """What transformers' own decorator does, where it did nothing."""
+    if not OPEN:
+        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "kernel_layer_name", "RMSNorm", raising=False)
+
+
+@pytest.fixture
+def calls(kernel, monkeypatch) -> list[str]:
+    """Names of the package's operators, in the order of their calls."""
+    operators, names = kernel.layers._ops, []
+
+    def counted(name: str):
+        original = getattr(operators, name)
+
+        def call(*args, **kwargs):
+            names.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm"):
+        monkeypatch.setattr(operators, name, counted(name))
+    return names
+
+
+def quantized(kernel, generator, device, shapes: str = "grouped", **changes):
+    """(The quantised model on its reference operators, a copy on the kernels.)"""
+    model = llama(generator, device=device, **(VARIANTS[shapes] | changes))
+    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
+    return model, kernelized(kernel, copy.deepcopy(model))
+
+
+def forward_of(module: torch.nn.Module):
+    """The function that a call of the module runs."""
+    return module.forward.__func__
+
+
+def norms(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if isinstance(module, modeling_llama.LlamaRMSNorm)]
+
+
+def fp8_linears(kernel, model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
+
+
+# --- RMSNorm ---
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_rms_norm_computes_what_the_models_own_does(kernel, device, generator, calls, dtype):
+    model = kernelized(kernel, llama(generator, dtype, device))
+    assert len(norms(model)) == 5
+    pairs = []
+
+    def record(module, arguments, output):
+        pairs.append((output, modeling_llama.LlamaRMSNorm.forward(module, *arguments)))
+
+    for module in norms(model):
+        assert forward_of(module) is kernel.layers.RMSNorm.forward
+        module.register_forward_hook(record)
+    logits(model, tokens(generator, 4, 64, device))
+    assert calls == ["rms_norm"] * 5
+    for got, wanted in pairs:
+        assert_rounded_alike(got, wanted, "RMSNorm")
+
+
+@pytest.mark.skipif(not OPEN, reason="this transformers does not take this version of kernels: no RMSNorm to replace")
+def test_transformers_names_its_rms_norm_as_the_mapping_does(kernel):
+    assert modeling_llama.LlamaRMSNorm.kernel_layer_name in kernel.layers.mapping()
+
+
+@pytest.mark.parametrize(
+    "weight, x",
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ],
+    ids=lambda dtype: short(dtype),
+)
+def test_rms_norm_of_other_dtypes_is_the_models_own(kernel, device, generator, calls, weight, x):
+    # The operator's result has x's dtype; these give float32.
+    module = modeling_llama.LlamaRMSNorm(96, eps=1e-5).to(device=device, dtype=weight)
+    module.weight.copy_(weights((96,), weight, generator))
+    hidden = normal((4, 9, 96), x, generator).to(device)
+    wanted = module(hidden)
+    got = kernelized(kernel, module)(hidden)
+    assert forward_of(module) is kernel.layers.RMSNorm.forward
+    assert got.dtype == torch.float32 and same_bytes(got, wanted)
+    assert calls == []
+
+
+def test_a_float32_model_keeps_its_results(kernel, device, generator, calls):
+    model = llama(generator, torch.float32, device)
+    ids = tokens(generator, 2, 16, device)
+    wanted = logits(model, ids)
+    assert same_bytes(logits(kernelized(kernel, model), ids), wanted)
+    assert calls == []
+
+
+def test_epsilon_is_the_modules(kernel, device):
+    # So small a row that epsilon alone decides: 2^-12 / sqrt(2^-24 + 3 * 2^-24) = 1/2.
+    module = modeling_llama.LlamaRMSNorm(64, eps=3 * 2.0**-24).to(device=device, dtype=torch.bfloat16)
+    x = torch.full((2, 64), 2.0**-12, dtype=torch.bfloat16, device=device)
+    assert (kernelized(kernel, module)(x) == 0.5).all()
+
+
+# --- the mapping ---
+
+
+def test_the_mapping_names_both_layers(kernel):
+    own = kernel.layers._ops.backend()
+    assert own in ("cpu", "cuda", "rocm")
+    for asked, device in ((None, own), ("cuda", "cuda")):
+        mapping = kernel.layers.mapping(asked)
+        assert {name: list(repositories) for name, repositories in mapping.items()} == {
+            "RMSNorm": [device],
+            "Fp8LlamaDecoderLayer": [device],
+        }
+        for name, repositories in mapping.items():
+            assert repositories[device].load() is getattr(kernel.layers, name)
+            assert repositories[device].layer_name == name
+
+
+def test_a_repository_is_what_kernels_needs_it_to_be(kernel):
+    one, again = (kernel.layers.LoadedLayer(kernel.layers.RMSNorm) for _ in range(2))
+    other = kernel.layers.LoadedLayer(kernel.layers.Fp8LlamaDecoderLayer)
+    # kernels keeps loaded layers in a dictionary and copies mappings deeply.
+    assert one == again and hash(one) == hash(again) and {one: 1}[again] == 1
+    assert one != other and one != kernel.layers.RMSNorm and other not in {one: 1}
+    assert copy.deepcopy({"RMSNorm": one})["RMSNorm"].load() is kernel.layers.RMSNorm
+    assert "RMSNorm" in str(one)
+
+
+@pytest.mark.parametrize("name, replaced", [("RMSNorm", modeling_llama.LlamaRMSNorm), ("Fp8LlamaDecoderLayer", None)])
+def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name, replaced):
+    repository = kernel.layers.mapping()[name][kernel.layers._ops.backend()]
+    if replaced is None:
+        replaced = type(quantized(kernel, generator, device)[0].model.layers[0])
+    _validate_layer(check_cls=replaced, cls=repository.load(), repo=repository)
+    # The check is alive: a layer with a member more is refused.
+    other = type("Other", (repository.load(),), {"state": 1})
+    with pytest.raises(TypeError, match="additional members"):
+        _validate_layer(check_cls=replaced, cls=other, repo=repository)
+
+
+@pytest.mark.parametrize("mode", [INFERENCE, INFERENCE | COMPILED], ids=["inference", "compiled"])
+def test_both_inference_modes_take_the_kernels(kernel, device, generator, calls, mode):
+    model, _ = quantized(kernel, generator, device)
+    kernelized(kernel, model, mode)
+    assert all(forward_of(m) is kernel.layers.Fp8LlamaDecoderLayer.forward for m in model.model.layers)
+    assert all(forward_of(m) is kernel.layers.RMSNorm.forward for m in norms(model))
+    calls.clear()
+    logits(model, tokens(generator, 1, 5, device))
+    gemm = "skinny_gemm"
+    layer = ["rms_norm_fp8", gemm, gemm, "add_rms_norm_fp8", gemm, "swiglu_fp8", gemm]
+    assert calls == [*layer, *layer, "rms_norm"]
+
+
+@pytest.mark.parametrize("mode", [TRAINING, TRAINING | COMPILED], ids=["training", "compiled"])
+def test_training_keeps_the_modules_own_forward(kernel, device, generator, calls, mode):
+    model = llama(generator, device=device)
+    kernelized(kernel, model)
+    with pytest.raises(ValueError, match="does not support mode"):
+        kernelized(kernel, model, mode)
+    with kernels.use_kernel_mapping(kernel.layers.mapping(), inherit_mapping=False):
+        kernels.kernelize(model, mode=mode)
+    assert all(forward_of(m) is modeling_llama.LlamaRMSNorm.forward for m in norms(model))
+    with torch.enable_grad():
+        logits(model, tokens(generator, 1, 8, device)).float().square().sum().backward()
+    assert calls == [] and all(m.weight.grad.abs().sum() > 0 for m in norms(model))
+
+
+# --- the FP8 decoder layer ---
+
+
+@every_shape
+def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes):
+    reference, fast = quantized(kernel, generator, device, shapes)
+    ids = tokens(generator, 3, 48, device)
+    calls.clear()
+    wanted = logits(reference, ids)
+    assert calls == []
+    got = logits(fast, ids)
+    assert len(calls) > 0
+    assert distance(got, wanted) <= near(device)
+    # A lead of a quarter of a standard deviation is eight times what NEAR leaves for an average logit.
+    clear = decided(wanted, 8 * NEAR)
+    assert clear.float().mean() > 0.25
+    assert torch.equal(got.argmax(-1)[clear], wanted.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
+def test_dtypes_and_granularities_agree_too(kernel, device, generator, formats, dtype, granularity, fp8_dtype):
+    if fp8_dtype not in formats:
+        pytest.skip("not this GPU's format")
+    reference = llama(generator, dtype, device, **VARIANTS["biases"])
+    ids = tokens(generator, 2, 24, device)
+    kernel.quantization.quantize_llama(reference, [ids], granularity=granularity, fp8_dtype=fp8_dtype)
+    fast = kernelized(kernel, copy.deepcopy(reference))
+    got, wanted = logits(fast, ids), logits(reference, ids)
+    assert got.dtype == dtype and distance(got, wanted) <= near(device)
+
+
+def layer_arguments(model: torch.nn.Module, length: int, generator, device) -> tuple[torch.Tensor, dict]:
+    hidden = normal((1, length, model.config.hidden_size), model.dtype, generator).to(device)
+    positions = model.model.rotary_emb(hidden, torch.arange(length, device=device)[None])
+    return hidden, {"position_embeddings": positions}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["reference", "kernels"])
+def test_a_decoder_layer_does_not_write_its_input(kernel, device, generator, which):
+    model = quantized(kernel, generator, device)[which]
+    hidden, arguments = layer_arguments(model, 20, generator, device)
+    before = hidden.clone()
+    for _ in range(2):
+        result = model.model.layers[0](hidden, **arguments)
+        assert same_bytes(hidden, before) and result.data_ptr() != hidden.data_ptr()
+        assert not torch.equal(result, hidden)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["reference", "kernels"])
+def test_hidden_states_and_attentions_are_recorded(kernel, device, generator, which):
+    model = quantized(kernel, generator, device, attn_implementation="eager")[which]
+    ids = tokens(generator, 2, 12, device)
+    result = model(input_ids=ids, output_hidden_states=True, output_attentions=True, use_cache=False)
+    assert len(result.hidden_states) == 3 and len(result.attentions) == 2
+    # Written by no later layer, although the residual is added in place.
+    assert same_bytes(result.hidden_states[0], model.model.embed_tokens(ids))
+    assert same_bytes(model.lm_head(result.hidden_states[-1]), result.logits)
+    for weights_ in result.attentions:
+        assert weights_.shape == (2, 4, 12, 12)
+        assert (weights_.float().triu(1) == 0).all()
+        # Probabilities in bfloat16: 12 roundings of at most 2^-9 of each.
+        torch.testing.assert_close(weights_.float().sum(-1), torch.ones(2, 4, 12, device=device), atol=2**-8, rtol=0)
+    plain = model(input_ids=ids, use_cache=False)
+    assert same_bytes(plain.logits, result.logits)
+
+
+@every_shape
+def test_decoding_with_a_cache_equals_the_full_pass(kernel, device, generator, shapes):
+    model = quantized(kernel, generator, device, shapes)[1]
+    ids, begin = tokens(generator, 2, 48, device), 20
+    full = logits(model, ids)[:, begin:]
+    cache, parts = model(input_ids=ids[:, :begin], use_cache=True).past_key_values, []
+    for i in range(begin, ids.shape[1]):
+        step = model(input_ids=ids[:, i : i + 1], past_key_values=cache)
+        parts.append(step.logits)
+    cached = torch.cat(parts, dim=1)
+    # Attention sums in another order for one query than for many, and rounds to bfloat16 in between: more codes
+    # change than between operators. Without what the cache holds the result is another one altogether.
+    assert distance(cached, full) <= 2 * NEAR
+    assert distance(logits(model, ids[:, -1:]), full[:, -1:]) > 0.3
+    clear = decided(full, 16 * NEAR)
+    assert clear.any()
+    assert torch.equal(cached.argmax(-1)[clear], full.argmax(-1)[clear])
+
+
+def test_generate(kernel, device, generator):
+    model = quantized(kernel, generator, device)[1]
+    ids = tokens(generator, 1, 8, device)
+    mask = torch.ones_like(ids)
+    written = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    assert torch.equal(written[:, :8], ids) and written.shape == (1, 20)
+    full = logits(model, written)[:, 7:-1]
+    # Each token is the full pass's best, or so near to it that the order of attention's sums may decide.
+    chosen = full.gather(-1, written[:, 8:, None]).squeeze(-1)
+    assert (full.amax(-1) - chosen <= 16 * NEAR * full.float().std(-1)).all()
+
+
+# --- many rows ---
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 75])
+def test_a_linears_rows_do_not_depend_on_their_number(kernel, device, generator, calls, rows, granularity):
+    if device.type != "cpu":
+        pytest.skip("more rows than skinny_gemm takes go to the GPU's library")
+    model = llama(generator, device=device, **VARIANTS["biases"])
+    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)], granularity=granularity)
+    for linear in fp8_linears(kernel, model)[:4]:
+        x = random_fp8((rows, linear.in_features), FP8[0], generator).to(device)
+        calls.clear()
+        together = linear(x, ops=kernel.layers._ops)
+        assert calls == ["skinny_gemm"] * -(-rows // kernel.SKINNY_GEMM_MAX_ROWS)
+        alone = torch.cat([linear(row[None], ops=kernel.layers._ops) for row in x])
+        assert same_bytes(together, alone)
+        # Leading dimensions are rows, however many.
+        assert same_bytes(linear(x.view(1, rows, 1, -1), ops=kernel.layers._ops).view(rows, -1), together)
+
+
+def test_a_linear_promises_a_constant_weight_from_its_second_call_on(kernel, device, generator, monkeypatch):
+    """And not where the weight has been written since, or replaced, even at the same address."""
+    linear = torch.nn.Linear(64, 32, dtype=torch.bfloat16).to(device)
+    quantize = type(quantized(kernel, generator, device)[1].model.layers[0].mlp.down_proj).quantized
+    layer = quantize([linear], torch.ones(1), "tensor", kernel.fp8_dtype(device))
+    x = random_fp8((2, 64), kernel.fp8_dtype(device), generator).to(device)
+    promises, original = [], kernel.skinny_gemm
+
+    class Operators:
+        @staticmethod
+        def skinny_gemm(*args, constant_b: bool, **kwargs):
+            promises.append(constant_b)
+            return original(*args, constant_b=constant_b, **kwargs)
+
+    def call() -> torch.Tensor:
+        return layer(x, ops=Operators)
+
+    first = call()
+    assert same_bytes(call(), first) and promises == [False, True]
+    layer.weight.copy_(layer.weight.clone())
+    assert same_bytes(call(), first) and same_bytes(call(), first) and promises[2:] == [False, True]
+    layer.weight = layer.weight.view_as(layer.weight)
+    call()
+    call()
+    layer = copy.deepcopy(layer)
+    call()
+    assert promises[4:] == [False, True, False]
+    with torch.inference_mode():  # a tensor made here does not count its changes
+        layer.weight = layer.weight.clone()
+        call()
+        call()
+    assert promises[7:] == [False, False]
+
+
+def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generator):
+    if device.type != "cpu":
+        pytest.skip("more rows than skinny_gemm takes go to the GPU's library")
+    model = quantized(kernel, generator, device)[1]
+    # Of one token: attention then passes its value on, whatever the number of sequences.
+    ids = tokens(generator, 40, 1, device)
+    together = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    alone = torch.cat([model.model(input_ids=row[None], use_cache=False).last_hidden_state for row in ids])
+    assert same_bytes(together, alone)
+
+
+def test_no_rows(kernel, device, generator):
+    model = quantized(kernel, generator, device)[1]
+    linear = model.model.layers[0].mlp.down_proj
+    x = random_fp8((0, 7, linear.in_features), FP8[0], generator).to(device)
+    assert linear(x, ops=kernel.layers._ops).shape == (0, 7, linear.out_features)
+
+
+# --- torch.compile and autograd ---
+
+
+@pytest.fixture
+def fresh_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# Inductor keeps float32 where eager rounds to bfloat16 between elementwise steps, and its divisions on a GPU are not
+# correctly rounded, unless told otherwise.
+EAGERS_NUMBERS = {"emulate_precision_casts": True, "eager_numerics.division_rounding": True}
+COMPILERS = {"traced": dict(backend="aot_eager"), "inductor": dict(options=EAGERS_NUMBERS)}
+every_compiler = pytest.mark.parametrize(
+    "compiler",
+    [
+        "traced",
+        pytest.param(
+            "inductor",
+            marks=pytest.mark.skipif(
+                not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+            ),
+        ),
+    ],
+)
+
+
+@every_compiler
+def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
+    model = quantized(kernel, generator, device)[0]
+    kernelized(kernel, model, INFERENCE | COMPILED)
+    compiled = torch.compile(model.model.layers[0], fullgraph=True, **COMPILERS[compiler])
+    for length in (24, 40):  # one skinny_gemm a linear, and two
+        hidden, arguments = layer_arguments(model, length, generator, device)
+        before = hidden.clone()
+        wanted = model.model.layers[0](hidden, **arguments)
+        assert same_bytes(compiled(hidden, **arguments), wanted)
+        assert same_bytes(hidden, before)
+
+
+@every_compiler
+def test_a_compiled_rms_norm_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
+    model = kernelized(kernel, llama(generator, device=device), INFERENCE | COMPILED)
+    compiled = torch.compile(model.model.norm, fullgraph=True, **COMPILERS[compiler])
+    x = normal((3, 7, 64), torch.bfloat16, generator).to(device)
+    assert same_bytes(compiled(x), model.model.norm(x))
+
+
+def test_a_call_that_forgets_no_grad(kernel, device, generator):
+    model = quantized(kernel, generator, device)[1]
+    ids = tokens(generator, 2, 20, device)
+    wanted = logits(model, ids)
+    with torch.enable_grad():
+        assert same_bytes(logits(model, ids), wanted)
+    hidden = model.model.embed_tokens(ids)
+    scale = positive((1,), generator).to(device)
+    assert not kernel.rms_norm_fp8(hidden, model.model.norm.weight, scale).requires_grad

@@ -1,0 +1,310 @@
+"""From a bfloat16 Llama to FP8: weights, scales, calibration, whole models and the errors.
+
+What a quantised model should compute comes from `fake_quantized`: the original model, its linears one by one on
+weights and inputs that were rounded to FP8 here, without the package's code.
+"""
+
+import copy
+import sys
+import weakref
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from tests.problems.buffers import same_bytes
+from tests.problems.inputs import FP8, random_codes, short
+from tests.problems.tiny_llama import NEAR, VARIANTS, distance, kernelized, llama, logits, tokens
+
+GRANULARITIES = ("channel", "tensor")
+every_format = pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
+every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+
+# The linears of a decoder layer that share an input, hence an input scale and a scale of the joined weight.
+JOINED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def linear_module(kernel):
+    return sys.modules[kernel.quantization.Fp8Linear.__module__]
+
+
+def nearest_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """By definition: the nearest of all codes, the even one of two as near; the sign apart; no -0 in fnuz."""
+    magnitudes = torch.arange(128, dtype=torch.uint8).view(dtype).double()
+    magnitudes = magnitudes[~magnitudes.isnan()]  # in the order of their codes
+    distances = (values.double().abs()[..., None] - magnitudes).abs()
+    near = distances == distances.amin(-1, keepdim=True)
+    codes = torch.arange(len(magnitudes))
+    # Of two neighbours one code is even: prefer it, by the sort key 0 for even and 1 for odd.
+    code = torch.where(near, codes % 2, 2).argmin(-1)
+    sign = values.signbit() & ((code > 0) | (dtype == torch.float8_e4m3fn))
+    return (code + 128 * sign).to(torch.uint8).view(dtype)
+
+
+# --- weights ---
+
+
+@every_format
+@every_granularity
+def test_weights_are_the_nearest_codes(kernel, generator, fp8_dtype, granularity):
+    weight = torch.randn(24, 40, generator=generator).bfloat16()
+    weight[3] *= 1e-4  # a quiet channel: with a scale of its own it keeps its precision
+    weight[5] = 0
+    quantized, scale = linear_module(kernel).quantize_weight(weight, fp8_dtype, granularity)
+    largest = torch.tensor([max(abs(v) for v in row) for row in weight.tolist()])
+    if granularity == "tensor":
+        assert scale.shape == (1,)
+        wanted = largest.max().reshape(1, 1) / torch.finfo(fp8_dtype).max
+    else:
+        assert scale.shape == (1, 24)
+        wanted = largest.reshape(24, 1) / torch.finfo(fp8_dtype).max
+        assert scale[0, 5] == 1
+        wanted[5] = 1
+    assert scale.dtype == torch.float32 and torch.equal(scale.reshape(-1), wanted.reshape(-1))
+    assert same_bytes(quantized, nearest_fp8(weight.float() / wanted, fp8_dtype))
+    tops = (quantized.float().abs() == torch.finfo(fp8_dtype).max).any(dim=1)
+    assert tops.sum() == 23 if granularity == "channel" else 1 <= tops.sum() < 23
+
+
+@every_format
+@every_granularity
+def test_a_weight_of_zeros(kernel, fp8_dtype, granularity):
+    quantized, scale = linear_module(kernel).quantize_weight(torch.zeros(3, 4).half(), fp8_dtype, granularity)
+    assert (quantized.view(torch.uint8) == 0).all() and (scale == 1).all()
+
+
+@every_granularity
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused(kernel, generator, granularity, bad):
+    weight = torch.randn(4, 8, generator=generator)
+    weight[2, 3] = bad
+    with pytest.raises(ValueError, match="weight: .*NaN or infinity"):
+        linear_module(kernel).quantize_weight(weight, FP8[0], granularity)
+
+
+def test_an_unknown_granularity_is_refused(kernel, generator):
+    with pytest.raises(ValueError, match="granularity: 'row'.*'tensor' or 'channel'"):
+        linear_module(kernel).quantize_weight(torch.randn(4, 8, generator=generator), FP8[0], "row")
+
+
+def test_fnuz_means_the_same_numbers(kernel, generator):
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F]  # but NaN
+    scale = torch.rand(1, generator=generator) + 0.5
+    weight, doubled = linear_module(kernel).to_fnuz(codes.view(torch.float8_e4m3fn), scale)
+    assert weight.dtype == torch.float8_e4m3fnuz and not weight.float().isnan().any()
+    assert torch.equal(weight.double() * doubled.double(), codes.view(torch.float8_e4m3fn).double() * scale.double())
+    zeros = weight.view(torch.uint8)[(codes & 0x7F) == 0]
+    assert zeros.tolist() == [0, 0]
+
+
+def test_a_linear_in_fnuz_computes_the_same(kernel, device, generator):
+    # Twice the scales and half the codes' values: exact, so the bytes are equal. -0 in the weight becomes 0.
+    model = llama(generator, device=device, **VARIANTS["biases"])
+    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)], fp8_dtype=FP8[0])
+    linear = model.model.layers[1].mlp.gate_up_proj
+    linear.weight.view(torch.uint8)[::3, ::5] = 0x80
+    codes = random_codes((5, linear.in_features), FP8[0], generator).to(device).view(torch.uint8)
+    codes[codes == 0x80] = 0
+    wanted = linear(codes.view(FP8[0]))
+    converted = copy.deepcopy(linear).to_fnuz_()
+    assert converted.weight.dtype == FP8[1] and same_bytes(converted(codes.view(FP8[1])), wanted)
+
+
+# --- calibration ---
+
+
+def true_maxima(model: torch.nn.Module, inputs) -> dict[str, float]:
+    """Of every linear of the decoder layers, from the values themselves."""
+    seen: dict[str, list[float]] = {}
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _, arguments, name=name: seen.setdefault(name, []).extend(arguments[0].abs().flatten().tolist())
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".layers." in name
+    ]
+    for ids in inputs:
+        logits(model, ids)
+    for handle in handles:
+        handle.remove()
+    return {name: max(values) for name, values in seen.items()}
+
+
+def test_calibration_finds_the_maxima(kernel, device, generator):
+    model = llama(generator, device=device, **VARIANTS["biases"])
+    inputs = [tokens(generator, 2, 20, device), tokens(generator, 1, 7, device), tokens(generator, 3, 11, device)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    found = kernel.quantization.calibrate(model, (ids.cpu() for ids in inputs))
+    assert model.training
+    model.eval()
+    wanted = true_maxima(model, inputs)
+    firsts = {f"model.layers.{i}.{group[0]}" for i in range(2) for group in JOINED}
+    assert found == {name: value for name, value in wanted.items() if name in firsts} and len(found) == 8
+    assert all(same_bytes(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_calibration_needs_input(kernel, generator):
+    with pytest.raises(ValueError, match="inputs: empty"):
+        kernel.quantization.calibrate(llama(generator), [])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_activations_that_are_no_numbers_are_refused(kernel, generator, bad):
+    model = llama(generator)
+    model.model.embed_tokens.weight[7, 3] = bad
+    # Only in the first of two inputs: a maximum must not lose it.
+    with pytest.raises(ValueError, match=r"the input of model\.layers\.0\.self_attn\.q_proj becomes nan"):
+        kernel.quantization.calibrate(model, [torch.tensor([[7, 8]]), torch.tensor([[1, 2]])])
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+# --- whole models ---
+
+
+def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str):
+    """A copy of the original whose linears round weights and inputs to FP8 and back, and add in float32."""
+    largest, model = true_maxima(model, inputs), copy.deepcopy(model)
+    limit = torch.finfo(fp8_dtype).max
+
+    def rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return nearest_fp8((values.float() / scale).cpu(), fp8_dtype).float().to(values.device)
+
+    def forward(linear: torch.nn.Linear, input_scale: torch.Tensor, scale: torch.Tensor):
+        weight = rounded(linear.weight, scale)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            out = rounded(x, input_scale) @ weight.t() * input_scale * scale.reshape(1, -1)
+            return (out if linear.bias is None else out + linear.bias.float()).to(x.dtype)
+
+        return call
+
+    for i, layer in enumerate(model.model.layers):
+        for group in JOINED:
+            linears = [layer.get_submodule(name) for name in group]
+            input_scale = torch.tensor(largest[f"model.layers.{i}.{group[0]}"] / limit, device=model.device)
+            joint = max(linear.weight.abs().max().float() for linear in linears) / limit
+            for linear in linears:
+                channels = linear.weight.abs().amax(dim=1, keepdim=True).float() / limit
+                linear.forward = forward(linear, input_scale, channels if granularity == "channel" else joint)
+    return model
+
+
+@pytest.mark.parametrize("shapes", VARIANTS)
+@every_format
+@every_granularity
+def test_a_quantised_model_computes_what_it_should(kernel, device, generator, formats, shapes, fp8_dtype, granularity):
+    model = llama(generator, device=device, **VARIANTS[shapes])
+    inputs = [tokens(generator, 2, 16, device), tokens(generator, 1, 9, device)]
+    original = logits(model, inputs[0])
+    wanted = logits(fake_quantized(model, inputs, fp8_dtype, granularity), inputs[0])
+
+    result = kernel.quantization.quantize_llama(model, iter(inputs), granularity=granularity, fp8_dtype=fp8_dtype)
+    assert result is model
+    linears = [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
+    assert len(linears) == 8 and all(linear.weight.dtype == fp8_dtype for linear in linears)
+    assert not any(isinstance(m, torch.nn.Linear) and m is not model.lm_head for m in model.modules())
+    assert distance(logits(model, inputs[0]), wanted) <= NEAR
+    if fp8_dtype in formats:
+        assert distance(logits(kernelized(kernel, model), inputs[0]), wanted) <= NEAR
+    # FP8 rounds to a 2^-5 of an operand's size, root mean square: about 0.1 after eight products of two. A scale
+    # that is wrong by 2 in one linear alone is more.
+    assert 0 < distance(wanted, original) < 0.2
+
+
+def test_the_defaults_are_channels_and_the_devices_format(kernel, device, generator):
+    model = llama(generator, device=device)
+    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)])
+    linear = model.model.layers[0].self_attn.qkv_proj
+    assert linear.weight_scale.shape == (1, 192) and linear.weight.dtype == kernel.fp8_dtype(device)
+
+
+def tiny_gpt2() -> torch.nn.Module:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=1, n_head=2, n_positions=32)).bfloat16()
+
+
+def tiny_bert() -> torch.nn.Module:
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=128)
+    return BertModel(BertConfig(**sizes)).bfloat16()
+
+
+def broken_weight(generator) -> torch.nn.Module:
+    # Behind every linear's input, so that calibration does not meet it.
+    model = llama(generator)
+    model.model.layers[-1].mlp.down_proj.weight[3, 4] = float("nan")
+    return model
+
+
+def one_bias(generator) -> torch.nn.Module:
+    model = llama(generator)
+    model.model.layers[-1].self_attn.k_proj.bias = torch.nn.Parameter(torch.zeros(64).bfloat16())
+    return model
+
+
+# What is wrong -> (the model, arguments of quantize_llama, the message).
+ERRORS = {
+    "GPT2": (lambda g: tiny_gpt2(), {}, "GPT2LMHeadModel holds no LlamaDecoderLayer: only Llama"),
+    "Bert": (lambda g: tiny_bert(), {}, "BertModel holds no LlamaDecoderLayer: only Llama"),
+    "a linear": (lambda g: torch.nn.Linear(4, 4), {}, "Linear holds no LlamaDecoderLayer"),
+    "float32": (lambda g: llama(g, torch.float32), {}, "dtype is torch.float32; needs float16 or bfloat16"),
+    "gelu": (lambda g: llama(g, hidden_act="gelu"), {}, "hidden_act is 'gelu'"),
+    "granularity": (llama, dict(granularity="row"), "granularity: 'row'"),
+    "no input": (llama, dict(inputs=[]), "inputs: empty"),
+    "e5m2": (llama, dict(fp8_dtype=torch.float8_e5m2), "fp8_dtype"),
+    "bfloat16": (llama, dict(fp8_dtype=torch.bfloat16), "fp8_dtype"),
+    "a NaN in the last weight": (broken_weight, {}, "NaN or infinity"),
+    "a bias on K alone": (one_bias, {}, "some, but not all"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_come_before_the_model_is_changed(kernel, generator, case):
+    make, arguments, message = ERRORS[case]
+    model = make(generator)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=message):
+        kernel.quantization.quantize_llama(model, **({"inputs": [torch.tensor([[1, 2, 3]])]} | arguments))
+    assert [type(module) for module in model.modules()] == classes
+    after = model.state_dict()
+    assert after.keys() == before.keys() and all(same_bytes(after[name], value) for name, value in before.items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_quantising_twice_is_refused(kernel, generator):
+    model, ids = llama(generator), [tokens(generator, 1, 8)]
+    kernel.quantization.quantize_llama(model, ids)
+    for function in (kernel.quantization.quantize_llama, kernel.quantization.calibrate):
+        with pytest.raises(ValueError, match="quantised already"):
+            function(model, ids)
+
+
+def test_the_old_weights_go_layer_by_layer(kernel, generator, monkeypatch):
+    model = llama(generator, num_hidden_layers=3)
+    originals = [
+        [weakref.ref(layer.get_submodule(name).weight) for group in JOINED for name in group]
+        for layer in model.model.layers
+    ]
+    modeling = sys.modules[f"{kernel.__name__}.llama"]
+    convert, alive = modeling.convert, []
+
+    def counted(layer, join):
+        convert(layer, join)
+        alive.append([sum(weight() is not None for weight in weights) for weights in originals])
+
+    monkeypatch.setattr(modeling, "convert", counted)
+    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 8)])
+    assert alive == [[0, 7, 7], [0, 0, 7], [0, 0, 0]]

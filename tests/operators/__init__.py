@@ -1,0 +1,1 @@
+"""The package's operators on the device at hand, as a user loads them."""

@@ -1,0 +1,104 @@
+"""Run by test_cpu_paths.py in a process of its own: seeded problems on the CPU, results to a file.
+
+    python -m tests.operators.cpu_path_worker RESULTS SEED
+
+Every input, and every result, ends where the next page may not be touched; then, in a second round, begins where the
+page before may not be. A load or store outside a tensor ends the process.
+"""
+
+import ctypes
+import mmap
+import sys
+
+import torch
+
+from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
+
+PAGE = mmap.PAGESIZE
+PROT_NONE = 0
+
+_regions = []  # mappings stay for the life of the process
+
+
+def between_forbidden_pages(values: torch.Tensor, at_end: bool) -> torch.Tensor:
+    """A dense copy of `values` that touches the forbidden page after it (or before it)."""
+    pages = -(-max(values.nbytes, 1) // PAGE)
+    region = mmap.mmap(-1, (pages + 2) * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = PAGE + (pages * PAGE - values.nbytes if at_end else 0)
+    tensor = torch.frombuffer(region, dtype=torch.uint8, count=values.nbytes, offset=start)
+    tensor = tensor.view(values.dtype).view(values.shape)
+    tensor.copy_(values)
+    for page in (address, address + (pages + 1) * PAGE):
+        if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), PROT_NONE) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    _regions.append(region)
+    return tensor
+
+
+def row_problems(g: torch.Generator):
+    """(name, operator, arguments, result's shape and dtype): widths around every vector's length, special values."""
+    for dtype in HALF:
+        for d in (1, 7, 8, 15, 16, 17, 31, 32, 33, 47, 64, 100, 576, 2880, 4095):
+            x, residual = normal((5, d), dtype, g, 2.0), normal((5, d), dtype, g, 3.0)
+            gate_up, scale = normal((5, 2 * d), dtype, g, 3.0), positive((1,), g)
+            for weight_dtype in (dtype, torch.float32):
+                weight = weights((d,), weight_dtype, g)
+                name = f"{short(dtype)}-{d}-w{short(weight_dtype)}"
+                yield f"rms_norm-{name}", "rms_norm", (x, weight), dtype
+                for fp8 in FP8:
+                    yield f"rms_norm_fp8-{name}-{short(fp8)}", "rms_norm_fp8", (x, weight, scale), fp8
+                    arguments = (x, residual, weight, scale)
+                    yield f"add_rms_norm_fp8-{name}-{short(fp8)}", "add_rms_norm_fp8", arguments, fp8
+            for fp8 in FP8:
+                yield f"swiglu_fp8-{short(dtype)}-{d}-{short(fp8)}", "swiglu_fp8", (gate_up, scale), fp8
+        # Every 16-bit number, NaN and infinities included, as weight and as gate; quotients with full mantissas.
+        numbers, ones = every_number(dtype)[None], torch.ones(1, 2**16, dtype=dtype)
+        up = normal((1, 2**16), dtype, g, 30.0)
+        for fp8 in FP8:
+            for divisor in (1.0, 0.3):
+                name, scale = f"{short(dtype)}-all-{divisor}-{short(fp8)}", torch.tensor([divisor])
+                yield f"rms_norm_fp8-{name}", "rms_norm_fp8", (ones, numbers[0], scale), fp8
+                yield f"swiglu_fp8-{name}", "swiglu_fp8", (torch.cat([numbers, up], dim=1), scale), fp8
+        yield f"rms_norm-{short(dtype)}-all", "rms_norm", (ones, numbers[0]), dtype
+
+
+def gemm_problems(g: torch.Generator):
+    for format in FP8:
+        for m in (1, 2, 3, 4, 5, 8, 17, 32):
+            for n, k in ((1, 1), (5, 15), (13, 16), (12, 33), (14, 64), (37, 255), (13, 257), (26, 1000)):
+                a, b = random_codes((m, k), format, g), random_codes((n, k), format, g)
+                dtype = FLOATS[int(torch.randint(3, (), generator=g))]
+                arguments = (a, b, positive((m, 1), g), positive((1, n), g), normal((n,), dtype, g))
+                yield f"{m}x{n}x{k}-{short(format)}-{short(dtype)}", "skinny_gemm", arguments, dtype
+
+
+def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+    rows, columns = arguments[0].shape
+    return rows, {"swiglu_fp8": columns // 2, "skinny_gemm": len(arguments[1])}.get(operator, columns)
+
+
+def main(path: str, seed: str) -> None:
+    from scripts.load import load_kernel
+
+    kernel = load_kernel("cpu")
+    generator = torch.Generator().manual_seed(int(seed))
+    results = {}
+    for name, operator, arguments, dtype in (*row_problems(generator), *gemm_problems(generator)):
+        rounds = []
+        for at_end in (True, False):
+            placed = [between_forbidden_pages(a, at_end) for a in arguments]
+            nan = torch.full(result_shape(operator, arguments), torch.nan).to(dtype)
+            out = between_forbidden_pages(nan, at_end)
+            getattr(kernel, operator)(*placed, out=out)
+            rounds.append([t.clone() for t in ((out, placed[1]) if operator == "add_rms_norm_fp8" else (out,))])
+        for first, second in zip(*rounds):
+            if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+                sys.exit(f"{name}: the result depends on where the tensors lie")
+        results[name] = {"operator": operator, "arguments": arguments, "results": rounds[0]}
+    torch.save(results, path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Builds, the package's layout, the worked example, the choice of a backend."""

@@ -1,0 +1,92 @@
+"""What the documents say as code works: README's first snippet, the card that kernel-builder fills, the links."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from types import FunctionType
+
+import jinja2
+import pytest
+import torch
+
+from tests.settings import ROOT
+
+REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples" / "increment" / "README.md",
+]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def printed(code: str) -> str:
+    environment = os.environ | {"LOCAL_KERNELS": f"{REPO_ID}={ROOT}", "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_readmes_first_snippet_prints_what_it_says(backend):
+    if backend != "cpu":
+        pytest.skip("the snippet is for the CPU's variant")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"export LOCAL_KERNELS={REPO_ID}=$PWD" in blocks(text, "bash")[0]
+    assert printed(blocks(text, "python")[0]) == blocks(text, "text")[0]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.fixture
+def card(kernel) -> str:
+    """As `kernel-builder fill-card` renders it; its lists are wrong on purpose, since the card must not need them."""
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string((ROOT / "CARD.md").read_text(encoding="utf-8")).render(
+        repo_id=REPO_ID,
+        version=1,
+        functions=["SOME_CONSTANT"],
+        layers=["LoadedLayer"],
+        has_benchmark=True,
+        upstream=None,
+        source="https://example.org/source",
+        license="apache-2.0",
+    )
+
+
+def listed(card: str, heading: str) -> list[str]:
+    section = card.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(r"^- `(\w+)`", section, re.MULTILINE)
+
+
+def test_the_card_lists_functions_and_layers_and_nothing_else(card, kernel):
+    functions = [name for name in kernel.__all__ if isinstance(getattr(kernel, name), FunctionType)]
+    assert sorted(listed(card, "Available functions")) == sorted(functions)
+    layers = [name for name in kernel.layers.__all__ if inspect.isclass(getattr(kernel.layers, name))]
+    layers = [name for name in layers if issubclass(getattr(kernel.layers, name), torch.nn.Module)]
+    assert sorted(listed(card, "Available layers")) == sorted(layers)
+
+
+def test_the_card_is_whole(card):
+    assert card.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\ntags:\n- kernels\n")
+    assert not re.search(r"\{\{|\{%|\n\n\n|LoadedLayer|SOME_CONSTANT", card)
+    assert f"kernels benchmark {REPO_ID} --version 1" in card and "https://example.org/source" in card
+    assert "trust_remote_code" in card
+
+
+def test_the_cards_snippet_runs(card):
+    printed(blocks(card, "python")[0])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    local = [link.split("#")[0] for link in links if not link.startswith(("https://", "http://", "#"))]
+    missing = [link for link in local if not (document.parent / link).exists()]
+    assert not missing

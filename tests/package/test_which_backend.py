@@ -1,0 +1,55 @@
+"""Which variant of the package is loaded, and which tests run on it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from scripts import load
+from tests.settings import ROOT
+
+
+@pytest.mark.parametrize(
+    "gpu, hip, wanted", [(False, None, "cpu"), (False, "7.2", "cpu"), (True, None, "cuda"), (True, "7.2", "rocm")]
+)
+def test_the_gpus_where_there_is_one(monkeypatch, gpu, hip, wanted):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr("kernels.get_kernel", lambda *args, backend, **kwargs: asked.append(backend))
+    monkeypatch.setenv("LOCAL_KERNELS", "")
+    for backend in (None, "cpu"):
+        load.load_kernel(backend)
+    assert load.default_backend() == wanted and asked == [wanted, "cpu"]
+
+
+def collected(*options: str) -> list[str]:
+    """Files of the tests that would run, of two: one that loads the package and one that does not."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+    run = subprocess.run(
+        [*command, "tests/operators/test_swiglu.py", "tests/package/test_build.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout
+    return sorted({line.split("::")[0] for line in run.stdout.splitlines() if "::" in line})
+
+
+def test_a_backend_asked_for_runs_what_loads_the_package_alone():
+    assert collected() == ["tests/operators/test_swiglu.py", "tests/package/test_build.py"]
+    assert collected("--backend", "cpu") == ["tests/operators/test_swiglu.py"]
+
+
+def test_a_backend_that_is_not_built_is_named(tmp_path):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--backend", "cpu"]
+    run = subprocess.run(
+        [*command, "tests/operators/test_swiglu.py", "-k", "test_gates_at_the_edge"],
+        cwd=ROOT,
+        env=load.os.environ | {"LOCAL_KERNELS": f"{load.REPO_ID}={tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert "no build to test" in run.stdout and "scripts/build.py --backend cpu" in run.stdout

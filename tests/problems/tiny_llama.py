@@ -1,0 +1,101 @@
+"""A Llama of two layers that runs in milliseconds, its numbers drawn from a test's generator; and how near two of its
+results are."""
+
+import kernels
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 128
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=256,
+    rms_norm_eps=0.25,  # so large that a result shows whether it is the model's
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=None,
+    tie_word_embeddings=False,
+)
+
+# name -> what differs from SIZES: the shapes and options that change how the linears are joined.
+VARIANTS = {
+    "plain": {},
+    "grouped": dict(num_key_value_heads=2),
+    "biases": dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True),
+    "attention bias": dict(attention_bias=True),
+    "wide heads": dict(num_attention_heads=2, num_key_value_heads=1, head_dim=24),
+}
+
+LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=5000.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+
+# How far the logits of two computations of one quantised model may be apart, as a share of their norm, where both
+# round at the same points and only sums run in another order. That changes few bfloat16 numbers, by 2^-8, and
+# through them fewer FP8 codes, by at most 2^-3 of their value; even the 0.1 % of codes that an operator's test
+# allows are 0.06 of the 64 codes in a row, which move a linear's result by sqrt(0.06) * 2^-3 / sqrt(64) = 2^-8 of
+# its norm. Eight linears, one after the other: 2^-6.5. A wrong operand, scale or order moves it by its whole size.
+NEAR = 2.0**-5
+
+
+def near(device: torch.device) -> float:
+    """NEAR where skinny_gemm computes all rows. On a GPU more than 32 go through torch._scaled_mm, which rounds a sum
+    to bfloat16 before a bias is added, and to bfloat16 in a float16 model: one rounding more at each linear, twice as
+    many changed numbers."""
+    return NEAR if device.type == "cpu" else 2 * NEAR
+
+
+def llama(generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, device="cpu", **changes) -> LlamaForCausalLM:
+    """Activations of about 1 everywhere, norm weights and biases unlike any default."""
+    # As from_pretrained does it: `.to(dtype)` would round the frequencies of the rotary embedding as well.
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**(SIZES | changes)), dtype=dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                values = 1 + 0.5 * values
+            elif name.endswith("bias"):
+                values = 0.5 * values
+            elif "embed_tokens" not in name:
+                values = values / parameter.shape[1] ** 0.5
+            parameter.copy_(values)
+    model.tie_weights()
+    return model.to(device).eval()
+
+
+def tokens(generator: torch.Generator, batch: int, length: int, device="cpu") -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (batch, length), generator=generator).to(device)
+
+
+def kernelized(kernel, model: torch.nn.Module, mode: kernels.Mode = kernels.Mode.INFERENCE) -> torch.nn.Module:
+    """In place; an error where a layer that the mapping names keeps its own forward.
+
+    Other layers may: transformers' rotary embedding, for one, is open to kernels too.
+    """
+    with kernels.use_kernel_mapping(kernel.layers.mapping(), inherit_mapping=False):
+        return kernels.kernelize(model, mode=mode, use_fallback=kernels.KernelizeFallback.NO_LAYER)
+
+
+def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Norm of the difference, as a share of the norm."""
+    got, wanted = got.double(), wanted.double()
+    return ((got - wanted).norm() / wanted.norm()).item()
+
+
+def decided(wanted: torch.Tensor, margin: float) -> torch.Tensor:
+    """Where the best logit leads by so many standard deviations of a position's logits: the token is no near-tie."""
+    best = wanted.float().topk(2).values
+    return best[..., 0] - best[..., 1] > margin * wanted.float().std(-1)

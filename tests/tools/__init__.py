@@ -1,0 +1,1 @@
+"""The benchmarks, the tuner and the simulator's command."""

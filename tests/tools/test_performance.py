@@ -1,0 +1,108 @@
+"""benchmarks/performance.py: sections of a file that benchmarks replace."""
+
+import argparse
+import io
+import re
+import sys
+
+import pytest
+
+from benchmarks import gpu_report, performance
+from benchmarks.gpu_environment import Missing
+
+TEXT = """# Title
+
+<!-- begin: a -->
+old a
+<!-- end: a -->
+
+by hand
+
+<!-- begin: b -->
+<!-- end: b -->
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "performance.md"
+    file.write_text(TEXT)
+    return file
+
+
+def arguments(**given) -> argparse.Namespace:
+    return argparse.Namespace(**({"write": None, "section": None, "json": None} | given))
+
+
+def test_one_section_is_replaced_and_nothing_else():
+    once = performance.replaced(TEXT, "b", "| new |\n")
+    assert once == TEXT.replace("<!-- begin: b -->\n", "<!-- begin: b -->\n\n| new |\n\n")
+    assert performance.replaced(once, "b", "| new |") == once, "writing again changes nothing"
+    assert "old a" not in performance.replaced(TEXT, "a", "x") and "by hand" in performance.replaced(TEXT, "a", "x")
+
+
+@pytest.mark.parametrize(
+    "text, body",
+    [
+        (TEXT.replace("begin: a", "begin: c"), "x"),
+        (TEXT.replace("<!-- end: a -->\n", ""), "x"),
+        (TEXT + TEXT, "x"),
+        ("<!-- end: a -->\n<!-- begin: a -->\n", "x"),
+        (TEXT.replace("old a", "<!-- begin: d -->"), "x"),
+        (TEXT, " \n"),
+        (TEXT, "<!-- end: a -->"),
+    ],
+    ids=["no begin", "no end", "twice", "wrong order", "another section within", "nothing", "a marker"],
+)
+def test_what_cannot_be_replaced_is_refused(text, body):
+    with pytest.raises(performance.SectionError, match="section a: "):
+        performance.replaced(text, "a", body)
+
+
+def test_the_command(path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+    assert performance.main(["--section", "a", "--file", str(path)]) == 0
+    assert "from a pipe" in path.read_text() and "old a" not in path.read_text()
+    before = path.read_text()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x"))
+    assert performance.main(["--section", "c", "--file", str(path)]) == 1
+    assert "section c" in capsys.readouterr().err and path.read_text() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name], "no left-over"
+
+
+def test_what_a_benchmark_prints_is_recorded(path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cuda.py", "--write", "performance.md"])
+    with performance.recorded("cuda", arguments(write=path, section="a")):
+        print("| 1 |")
+        assert capsys.readouterr().out == "| 1 |\n", "and seen at once"
+    assert "\n`python -m benchmarks.cuda --write performance.md`\n\n| 1 |\n" in path.read_text()
+
+
+def test_nothing_is_recorded_of_a_run_that_fails(path, capsys):
+    def missing() -> dict:
+        print("half a table")
+        raise Missing("no GPU")
+
+    assert gpu_report.figures_of("cuda.py", missing, arguments(write=path, section="a")) is None
+    assert path.read_text() == TEXT and "no GPU" in capsys.readouterr().err
+
+
+def test_a_section_that_is_not_there_is_noticed_before_the_measurement(path, capsys):
+    def measured() -> dict:
+        raise AssertionError
+
+    assert gpu_report.figures_of("cuda.py", measured, arguments(write=path)) is None
+    assert "section cuda-operators" in capsys.readouterr().err
+
+
+def test_without_write_nothing_is_written(path):
+    assert gpu_report.figures_of("cuda.py", lambda: {"a": 1}, arguments()) == {"a": 1}
+    assert path.read_text() == TEXT
+
+
+def test_the_shipped_file_has_every_benchmarks_section():
+    text = performance.PERFORMANCE.read_text(encoding="utf-8")
+    names = re.findall(r"^<!-- begin: (\S+) -->$", text, re.MULTILINE)
+    assert set(performance.SECTIONS.values()) <= set(names)
+    for name in names:
+        assert "x" in performance.replaced(text, name, "x")
