@@ -15,6 +15,8 @@ constexpr Divider divider_by(uint32_t divisor) {
     const uint64_t factor = ((uint64_t(1) << (31 + bits)) + divisor - 1) / divisor;
     return {divisor, uint32_t(factor), bits};
 }
-ROCM_FP8_HD constexpr uint32_t divide(uint32_t n, Divider by) { return uint32_t((uint64_t(n) * by.factor) >> 31 >> by.shift); }
+ROCM_FP8_HD constexpr uint32_t divide(uint32_t n, Divider by) {
+    return uint32_t((uint64_t(n) * by.factor) >> 31 >> by.shift);
+}
 
 }  // namespace rocm_fp8

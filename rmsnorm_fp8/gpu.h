@@ -71,14 +71,15 @@ __device__ inline void rms_norm_row(const Args& a, int64_t row) {
     }
     // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
     __syncthreads();
-    const float r = reciprocal_rms(Rows::sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, typename Rows::Machine());
+    const float r =
+        reciprocal_rms(Rows::sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, typename Rows::Machine());
 
     const float scale = a.out_dtype == in ? 1.0f : *global<float>(a.scale);
     for (int64_t i = threadIdx.x; i < a.d; i += kThreads) {
         const uint32_t h = a.residual ? residual[i] : x[i];
-        const uint32_t y = 0xFFFFu & (a.weight_dtype == DType::f32
-                                          ? normalize<in>(h, r, f32x2{global<float>(a.weight)[i], 0.0f})
-                                          : normalize<in>(h, r, uint32_t(global<uint16_t>(a.weight)[i])));
+        const uint32_t y =
+            0xFFFFu & (a.weight_dtype == DType::f32 ? normalize<in>(h, r, f32x2{global<float>(a.weight)[i], 0.0f})
+                                                    : normalize<in>(h, r, uint32_t(global<uint16_t>(a.weight)[i])));
         if (a.out_dtype == in) {
             global<uint16_t>(a.out)[row * a.out_stride + i] = uint16_t(y);
         } else {
@@ -92,7 +93,8 @@ __device__ inline void rms_norm_row(const Args& a, int64_t row) {
 template <DType in, DType weight, class Pick>
 auto by_out(const Args& a, const Pick& pick) {
     if (!is_fp8(a.out_dtype)) return pick.template operator()<in, weight, false, false>();
-    return a.residual ? pick.template operator()<in, weight, true, true>() : pick.template operator()<in, weight, true, false>();
+    return a.residual ? pick.template operator()<in, weight, true, true>()
+                      : pick.template operator()<in, weight, true, false>();
 }
 template <DType in, class Pick>
 auto by_weight(const Args& a, const Pick& pick) {

@@ -16,16 +16,16 @@
 namespace rocm_fp8::rms_norm {
 
 struct Args {
-    const void* x;         // dtype [rows, d], rows x_stride elements apart
-    void* residual;        // dtype [rows, d], rows residual_stride apart; or nullptr
-    const void* weight;    // weight_dtype [d]
-    const float* scale;    // float32 [1]; unused where out_dtype == dtype
-    void* out;             // out_dtype [rows, d], rows out_stride apart
+    const void* x;       // dtype [rows, d], rows x_stride elements apart
+    void* residual;      // dtype [rows, d], rows residual_stride apart; or nullptr
+    const void* weight;  // weight_dtype [d]
+    const float* scale;  // float32 [1]; unused where out_dtype == dtype
+    void* out;           // out_dtype [rows, d], rows out_stride apart
     int64_t rows, d;
     int64_t x_stride, residual_stride, out_stride;
-    DType dtype;           // f16 or bf16
-    DType weight_dtype;    // dtype or f32
-    DType out_dtype;       // e4m3fn, e4m3fnuz or dtype
+    DType dtype;         // f16 or bf16
+    DType weight_dtype;  // dtype or f32
+    DType out_dtype;     // e4m3fn, e4m3fnuz or dtype
     float epsilon;
 };
 

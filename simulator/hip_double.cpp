@@ -47,7 +47,7 @@ thread_local int current_device = 0;
 thread_local hipError_t last_error = hipSuccess;
 thread_local PendingCall pending;
 thread_local hipStreamCaptureMode capture_mode = hipStreamCaptureModeGlobal;
-unsigned long long capture = 0;  // of every stream; 0: none is active
+unsigned long long capture = 0;       // of every stream; 0: none is active
 unsigned long long stream_epoch = 0;  // see simulator_set_stream_epoch
 
 hipError_t remember(hipError_t code) {
@@ -132,8 +132,8 @@ hipError_t hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** a
     if (!grid.x || !grid.y || !grid.z || !threads || threads > 1024) return remember(hipErrorInvalidConfiguration);
     if (!on_launch) return remember(hipErrorNotInitialized);
     const uint32_t grid3[] = {grid.x, grid.y, grid.z}, block3[] = {block.x, block.y, block.z};
-    return remember(hipError_t(
-        on_launch(found.bundle, found.name.c_str(), current_device, grid3, block3, dynamic_lds, arguments)));
+    return remember(
+        hipError_t(on_launch(found.bundle, found.name.c_str(), current_device, grid3, block3, dynamic_lds, arguments)));
 }
 
 hipError_t hipFuncSetAttribute(const void*, hipFuncAttribute, int) { return hipSuccess; }
@@ -213,7 +213,9 @@ hipError_t hipMemset(void* pointer, int value, size_t size) {
     std::memset(pointer, value, size);
     return hipSuccess;
 }
-hipError_t hipMemsetAsync(void* pointer, int value, size_t size, hipStream_t) { return hipMemset(pointer, value, size); }
+hipError_t hipMemsetAsync(void* pointer, int value, size_t size, hipStream_t) {
+    return hipMemset(pointer, value, size);
+}
 hipError_t hipMemcpy(void* to, const void* from, size_t size, hipMemcpyKind) {
     std::memcpy(to, from, size);
     return hipSuccess;

@@ -17,8 +17,8 @@ namespace rocm_fp8::skinny_gemm {
 constexpr int64_t kMaxRows = 32;
 
 struct Args {
-    const uint8_t* a;         // format [m, k], rows a_stride bytes apart
-    const uint8_t* b;         // format [n, k], rows b_stride bytes apart: torch.nn.Linear's weight
+    const uint8_t* a;  // format [m, k], rows a_stride bytes apart
+    const uint8_t* b;  // format [n, k], rows b_stride bytes apart: torch.nn.Linear's weight
     int64_t m, n, k;
     int64_t a_stride, b_stride;
     gemm::Epilogue epilogue;  // scales, bias and the result

@@ -10,13 +10,13 @@
 namespace rocm_fp8::swiglu {
 
 struct Args {
-    const void* x;         // dtype [rows, 2 d], rows x_stride elements apart: d of gate, then d of up
-    const float* scale;    // float32 [1]
-    void* out;             // out_dtype [rows, d], rows out_stride apart
+    const void* x;       // dtype [rows, 2 d], rows x_stride elements apart: d of gate, then d of up
+    const float* scale;  // float32 [1]
+    void* out;           // out_dtype [rows, d], rows out_stride apart
     int64_t rows, d;
     int64_t x_stride, out_stride;
-    DType dtype;           // f16 or bf16
-    DType out_dtype;       // e4m3fn or e4m3fnuz
+    DType dtype;      // f16 or bf16
+    DType out_dtype;  // e4m3fn or e4m3fnuz
 };
 
 // The arguments must be valid as above; x and out do not overlap.

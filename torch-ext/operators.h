@@ -12,8 +12,8 @@ using torch::stable::Tensor;
 
 void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon);
 void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& scale, double epsilon);
-void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,
-                      double epsilon);
+void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                      const Tensor& scale, double epsilon);
 void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                  const std::optional<Tensor>& bias, bool constant_b);

@@ -6,8 +6,8 @@ namespace rocm_fp8::binding {
 namespace {
 
 // Both with and without a residual, to FP8 (with a scale) or to x's own type (without).
-void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const Tensor* residual_t, const Tensor& weight_t,
-                   const Tensor* scale_t, double epsilon) {
+void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const Tensor* residual_t,
+                   const Tensor& weight_t, const Tensor* scale_t, double epsilon) {
     const Arg out(op, "out", out_t), x(op, "x", x_t), weight(op, "weight", weight_t);
     rms_norm::Args args{};
     args.dtype = x.dtype({DType::f16, DType::bf16});
@@ -64,8 +64,8 @@ void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, cons
     rms_norm_into("rms_norm_fp8", out, x, nullptr, weight, &scale, epsilon);
 }
 
-void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,
-                      double epsilon) {
+void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                      const Tensor& scale, double epsilon) {
     rms_norm_into("add_rms_norm_fp8", out, x, &residual, weight, &scale, epsilon);
 }
 

@@ -20,8 +20,8 @@ gemm::Scales gemm_scale(const Arg& scale, const Arg& a, int64_t count, const cha
 
 }  // namespace
 
-void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t, const Tensor& scale_b_t,
-                 const std::optional<Tensor>& bias_t, bool constant_b) {
+void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t,
+                 const Tensor& scale_b_t, const std::optional<Tensor>& bias_t, bool constant_b) {
     const char* const op = "skinny_gemm";
     const Arg out(op, "out", out_t), a(op, "a", a_t), b(op, "b", b_t);
     const Arg scale_a(op, "scale_a", scale_a_t), scale_b(op, "scale_b", scale_b_t);
@@ -37,7 +37,8 @@ void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, cons
     args.n = b.size(0);
     if (b.size(1) != args.k) b.refuse("shape ", b.shape(), "; needs [N, K] with a's K = ", args.k);
     if (args.k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
-    if (args.m > rocm_fp8::skinny_gemm::kMaxRows) a.refuse(args.m, " rows; at most ", rocm_fp8::skinny_gemm::kMaxRows, " are allowed");
+    if (args.m > rocm_fp8::skinny_gemm::kMaxRows)
+        a.refuse(args.m, " rows; at most ", rocm_fp8::skinny_gemm::kMaxRows, " are allowed");
     args.a_stride = a.row_stride();
     args.b_stride = b.row_stride();
     gemm::Epilogue& e = args.epilogue;

@@ -180,7 +180,8 @@ class Arg {
     };
     Extent extent() const {
         const int64_t begin = reinterpret_cast<int64_t>(data()), size = t_.element_size();
-        if (t_.dim() >= 2 && (last() == 1 || t_.stride(t_.dim() - 1) == 1)) return {begin, row_stride() * size, last() * size, rows()};
+        if (t_.dim() >= 2 && (last() == 1 || t_.stride(t_.dim() - 1) == 1))
+            return {begin, row_stride() * size, last() * size, rows()};
         // Anything else (scales, biases, weights): from its first element to its last.
         int64_t span = 1;
         for (int64_t i = 0; i < t_.dim(); ++i) span += (t_.size(i) - 1) * t_.stride(i);

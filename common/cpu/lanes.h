@@ -29,9 +29,13 @@ constexpr int kPartialSums = 32;
 constexpr int64_t element_size(DType t) { return t == DType::f32 ? 4 : is_fp8(t) ? 1 : 2; }
 
 template <DType type>
-inline const void* at(const void* p, int64_t i) { return static_cast<const char*>(p) + i * element_size(type); }
+inline const void* at(const void* p, int64_t i) {
+    return static_cast<const char*>(p) + i * element_size(type);
+}
 template <DType type>
-inline void* at(void* p, int64_t i) { return static_cast<char*>(p) + i * element_size(type); }
+inline void* at(void* p, int64_t i) {
+    return static_cast<char*>(p) + i * element_size(type);
+}
 
 // body(i, n, u) for the blocks of a row of d elements: block u of the 32 elements in turn; n is a constant in
 // whole blocks and an int in the last, partial one.
@@ -65,7 +69,9 @@ struct Lanes {
     };
 
     template <class Op, class... Fs>
-    static F each(Op op, Fs... f) { return {op(f.a...), op(f.b...)}; }
+    static F each(Op op, Fs... f) {
+        return {op(f.a...), op(f.b...)};
+    }
 
     static F set1(float x) { return {R::set1(x), R::set1(x)}; }
     static F add(F x, F y) { return each(R::add, x, y); }
@@ -141,8 +147,7 @@ struct Lanes {
         float value, largest;
         bool usual;
         explicit Scale(float s, float format_max)
-            : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s),
-              usual(s >= 0x1p-60f && s <= 0x1p60f) {
+            : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s), usual(s >= 0x1p-60f && s <= 0x1p60f) {
             largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize_block()
         }
     };

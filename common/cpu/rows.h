@@ -20,10 +20,13 @@ void run_rows(const Args& args, int64_t elements_per_row, RowsKernel<Args> kerne
         RowsKernel<Args> kernel;
     } context{&args, kernel};
     const int64_t grain = elements_per_row >= kElementsPerPart ? 1 : kElementsPerPart / elements_per_row;
-    on.parallel_for(0, args.rows, grain, [](void* c, int64_t begin, int64_t end) {
-        auto* context = static_cast<Context*>(c);
-        context->kernel(*context->args, begin, end);
-    }, &context);
+    on.parallel_for(
+        0, args.rows, grain,
+        [](void* c, int64_t begin, int64_t end) {
+            auto* context = static_cast<Context*>(c);
+            context->kernel(*context->args, begin, end);
+        },
+        &context);
 }
 
 }  // namespace rocm_fp8

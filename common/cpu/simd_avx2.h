@@ -21,7 +21,8 @@ struct Avx2 {
     static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
     // Of magnitudes: their order is that of their bits, with NaN at the top.
     static bool any_not_below(V a, V b, float bound) {
-        const __m256i most = _mm256_max_epi32(as_int(a), as_int(b)), limit = _mm256_set1_epi32(int(float_bits(bound)) - 1);
+        const __m256i most = _mm256_max_epi32(as_int(a), as_int(b)),
+                      limit = _mm256_set1_epi32(int(float_bits(bound)) - 1);
         return _mm256_movemask_ps(as_float(_mm256_cmpgt_epi32(most, limit))) != 0;
     }
     static bool any_nan(V a, V b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }

@@ -22,7 +22,8 @@ struct Avx512 {
     static V magnitude(V x) { return _mm512_abs_ps(x); }
     static bool any_not_below(V a, V b, float bound) {
         const V limit = _mm512_set1_ps(bound);
-        return !_kortestz_mask16_u8(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ), _mm512_cmp_ps_mask(b, limit, _CMP_NLT_UQ));
+        return !_kortestz_mask16_u8(_mm512_cmp_ps_mask(a, limit, _CMP_NLT_UQ),
+                                    _mm512_cmp_ps_mask(b, limit, _CMP_NLT_UQ));
     }
     static bool any_nan(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 
@@ -136,8 +137,8 @@ struct Avx512 {
     // Both registers as 32 bfloat16 in the elements' order.
     static __m512i rounded_words(V a, V b) {
         // The 16 of a below the 16 of b: word i of the result comes from word i / 2 of either half.
-        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                               5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a));
     }
     static void split_bf16(__m512i words, V& a, V& b) {
@@ -168,8 +169,7 @@ struct Avx512 {
         };
         static constexpr Order order = [] {
             Order o{};
-            for (int i = 0; i < 32; ++i)
-                o.index[i] = uint8_t(even_odd ? (i % 2) * 64 + i / 2 * 4 : i * 4);
+            for (int i = 0; i < 32; ++i) o.index[i] = uint8_t(even_odd ? (i % 2) * 64 + i / 2 * 4 : i * 4);
             return o;
         }();
         return _mm512_load_si512(order.index);

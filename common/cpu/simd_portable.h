@@ -24,13 +24,25 @@ struct Portable {
         return r;
     }
 
-    static V set1(float x) { return map([=](int) { return x; }); }
-    static V add(V a, V b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }
-    static V mul(V a, V b) { return map([&](int i) { return a.v[i] * b.v[i]; }); }
-    static V fma(V a, V b, V c) { return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); }); }
+    static V set1(float x) {
+        return map([=](int) { return x; });
+    }
+    static V add(V a, V b) {
+        return map([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    static V mul(V a, V b) {
+        return map([&](int i) { return a.v[i] * b.v[i]; });
+    }
+    static V fma(V a, V b, V c) {
+        return map([&](int i) { return fma1(a.v[i], b.v[i], c.v[i]); });
+    }
     // The bound where x is NaN, as the x86 instruction.
-    static V at_most(V x, float bound) { return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; }); }
-    static V magnitude(V x) { return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); }); }
+    static V at_most(V x, float bound) {
+        return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; });
+    }
+    static V magnitude(V x) {
+        return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); });
+    }
     // NaN is not below anything.
     static bool any_not_below(V a, V b, float bound) {
         bool any = false;
@@ -49,8 +61,12 @@ struct Portable {
             return bits_float((u + 0x7FFFu + ((u >> 16) & 1u)) & 0xFFFF0000u);
         });
     }
-    static V round_f16(V a) { return map([&](int i) { return half_to_float(float_to_half(a.v[i])); }); }
-    static V tame_nan(V a) { return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; }); }
+    static V round_f16(V a) {
+        return map([&](int i) { return half_to_float(float_to_half(a.v[i])); });
+    }
+    static V tame_nan(V a) {
+        return map([&](int i) { return a.v[i] != a.v[i] ? bits_float(0x7FC00000u) : a.v[i]; });
+    }
 
     static void load_bf16(const void* p, V& a, V& b) {
         uint16_t h[2 * width];
@@ -90,12 +106,16 @@ struct Portable {
         std::memcpy(p, h, sizeof h);
     }
     template <bool even_odd>
-    static void store_f32(void* p, V a, V b) { store_pairs<float, even_odd>(p, a, b, [](float x) { return x; }); }
+    static void store_f32(void* p, V a, V b) {
+        store_pairs<float, even_odd>(p, a, b, [](float x) { return x; });
+    }
     // Quantises the magnitudes a and b, at most the format's largest number times the scale, with the signs of
     // the last two.
     template <DType format, bool even_odd>
     static void store_fp8(void* p, V a, V b, V signed_a, V signed_b, V scale, V) {
-        auto quotient = [&](V x, V y) { return map([&](int i) { return __builtin_copysignf(x.v[i], y.v[i]) / scale.v[i]; }); };
+        auto quotient = [&](V x, V y) {
+            return map([&](int i) { return __builtin_copysignf(x.v[i], y.v[i]) / scale.v[i]; });
+        };
         store_pairs<uint8_t, even_odd>(p, quotient(a, signed_a), quotient(b, signed_b), fp8_encode<format>);
     }
 

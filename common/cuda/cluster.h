@@ -23,8 +23,12 @@ __device__ inline uint32_t blocks_in_cluster() {
 
 // The cluster's barrier in two halves: a block may be written to when it runs. It tells no more than that, and what
 // publish_barriers() has published before: a release would wait for all that a thread has written.
-__device__ inline void arrive_at_cluster_start() { ROCM_FP8_HOPPER("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void wait_for_cluster_start() { ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline void arrive_at_cluster_start() {
+    ROCM_FP8_HOPPER("barrier.cluster.arrive.relaxed.aligned;" :: : "memory");
+}
+__device__ inline void wait_for_cluster_start() {
+    ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" :: : "memory");
+}
 
 // The address of the same variable in another block's shared memory.
 __device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {

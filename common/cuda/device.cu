@@ -24,10 +24,11 @@ bool served(int capability) {
 
 Status query(int device, Chip* chip) {
     int major = 0, minor = 0;
-    for (auto [value, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
-                                    std::pair{&minor, cudaDevAttrComputeCapabilityMinor},
-                                    std::pair{&chip->multiprocessors, cudaDevAttrMultiProcessorCount}}) {
-        if (const cudaError_t code = cudaDeviceGetAttribute(value, attribute, device); code != cudaSuccess) return error_of(code);
+    for (auto [value, attribute] :
+         {std::pair{&major, cudaDevAttrComputeCapabilityMajor}, std::pair{&minor, cudaDevAttrComputeCapabilityMinor},
+          std::pair{&chip->multiprocessors, cudaDevAttrMultiProcessorCount}}) {
+        if (const cudaError_t code = cudaDeviceGetAttribute(value, attribute, device); code != cudaSuccess)
+            return error_of(code);
     }
     chip->capability = 10 * major + minor;
     chip->device = device;

@@ -11,9 +11,9 @@ namespace rocm_fp8 {
 constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;
 
 struct Chip {
-    int capability;       // 10 x major + minor: 90 is a Hopper
+    int capability;  // 10 x major + minor: 90 is a Hopper
     int multiprocessors;
-    int device;           // its number
+    int device;  // its number
     // Thread-block clusters, the bulk copy engine, and launches that overlap the kernel before them.
     bool hopper() const { return capability >= 90; }
 };
@@ -40,7 +40,8 @@ struct Grid {
 Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments);
 
 template <class... Parameters>
-Status launch_kernel(void (*kernel)(Parameters...), const Chip& chip, const Grid& grid, const Executor& on, Parameters... arguments) {
+Status launch_kernel(void (*kernel)(Parameters...), const Chip& chip, const Grid& grid, const Executor& on,
+                     Parameters... arguments) {
     void* pointers[] = {&arguments...};
     return launch_any(reinterpret_cast<const void*>(kernel), chip, grid, on.stream, pointers);
 }

@@ -17,15 +17,11 @@ namespace {
 
 // All earlier kernels of the stream have ended and what they wrote is seen. Every thread that reads what they may have
 // written, or writes, must have passed here.
-__device__ inline void wait_for_previous_kernel() {
-    ROCM_FP8_HOPPER("griddepcontrol.wait;" ::: "memory");
-}
+__device__ inline void wait_for_previous_kernel() { ROCM_FP8_HOPPER("griddepcontrol.wait;" :: : "memory"); }
 
 // The next kernel may start once all blocks of this one have said so, or have ended. It waits for the end of this one
 // before it reads results.
-__device__ inline void let_next_kernel_start() {
-    ROCM_FP8_HOPPER("griddepcontrol.launch_dependents;" ::: "memory");
-}
+__device__ inline void let_next_kernel_start() { ROCM_FP8_HOPPER("griddepcontrol.launch_dependents;" :: : "memory"); }
 
 // Fetches [p, p + bytes) into L2; 16-byte granules. By one thread.
 __device__ inline void fetch_to_l2(const void* p, uint32_t bytes) {

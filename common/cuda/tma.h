@@ -18,11 +18,14 @@ __device__ inline bool elected() {
 }
 
 // Brings the description of a matrix to the copy engine, one latency before its first use.
-__device__ inline void fetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ inline void fetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // Fetches the tile of `map` at (column, row) into L2.
 __device__ inline void fetch_tile_to_l2(const CUtensorMap* map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+                 : "memory");
 }
 
 // The tile of `map` at (column, row) to shared memory; zeros beyond the matrix. kOnce: read once, leaves L2 first.

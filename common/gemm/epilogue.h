@@ -23,8 +23,8 @@ __device__ inline void finish(const Epilogue& e, int64_t m, int64_t n, const Col
     if (e.out.dtype == DType::f32) {
         global<float>(e.out.data)[at] = v;
     } else {
-        global<uint16_t>(e.out.data)[at] = uint16_t(e.out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
-                                                                              : Pairs<DType::bf16>::round_any_nan(both(v)));
+        global<uint16_t>(e.out.data)[at] = uint16_t(
+            e.out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v)) : Pairs<DType::bf16>::round_any_nan(both(v)));
     }
 }
 

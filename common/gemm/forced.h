@@ -23,9 +23,11 @@ inline Status read_forced_config(int shapes, int most_splits, bool takes_pieces,
     const long splits = *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;
     const long pieces = takes_pieces && *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;
     constexpr long kMostPieces = 1 << 30;
-    if (*rest || shape < -1 || shape >= shapes || splits < 1 || splits > most_splits || pieces < 0 || pieces > kMostPieces) {
-        return {"ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes and "
-                "SPLITS from 1 to its limit"};
+    if (*rest || shape < -1 || shape >= shapes || splits < 1 || splits > most_splits || pieces < 0 ||
+        pieces > kMostPieces) {
+        return {
+            "ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes and "
+            "SPLITS from 1 to its limit"};
     }
     *forced = {true, int(shape), int(splits), int(pieces)};
     return {};

@@ -7,7 +7,9 @@
 namespace rocm_fp8::gemm {
 namespace {
 
-ROCM_FP8_DEVICE inline float scale_at(const Scales& scales, int64_t i) { return global<float>(scales.data)[i * scales.stride]; }
+ROCM_FP8_DEVICE inline float scale_at(const Scales& scales, int64_t i) {
+    return global<float>(scales.data)[i * scales.stride];
+}
 
 ROCM_FP8_DEVICE inline float bias_at(const Bias& bias, int64_t i) {
     if (!bias.data) return 0;

@@ -28,9 +28,11 @@ ArchResult current_arch();
 Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments);
 
 template <class... Parameters>
-Status launch_kernel(void (*kernel)(Parameters...), int64_t groups, int threads, const Executor& on, Parameters... arguments) {
+Status launch_kernel(void (*kernel)(Parameters...), int64_t groups, int threads, const Executor& on,
+                     Parameters... arguments) {
     void* pointers[] = {&arguments...};
-    return launch_any(reinterpret_cast<const void*>(kernel), dim3(uint32_t(groups)), dim3(threads), on.stream, pointers);
+    return launch_any(reinterpret_cast<const void*>(kernel), dim3(uint32_t(groups)), dim3(threads), on.stream,
+                      pointers);
 }
 
 }  // namespace rocm_fp8

@@ -36,9 +36,7 @@ struct Pairs<DType::f16> {
 
 template <>
 struct Pairs<DType::bf16> {
-    __device__ static f32x2 widen(uint32_t v) {
-        return __builtin_bit_cast(f32x2, u32x2{v << 16, v & 0xFFFF0000u});
-    }
+    __device__ static f32x2 widen(uint32_t v) { return __builtin_bit_cast(f32x2, u32x2{v << 16, v & 0xFFFF0000u}); }
     // To nearest even. A NaN whose lower half is not zero might come out as a number on gfx942: those of 16-bit
     // inputs, and those that arithmetic makes of them, have zeros there.
     __device__ static uint32_t round(f32x2 v) {

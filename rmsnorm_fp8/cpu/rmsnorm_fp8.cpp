@@ -8,8 +8,8 @@ Status launch(const Args& args, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
     RowsKernel<Args> kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                                        : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                                  : kernel_portable(args);
+                              : choice.isa == Isa::avx2 ? kernel_avx2(args)
+                                                        : kernel_portable(args);
     run_rows(args, args.d, kernel, on);
     return {};
 }

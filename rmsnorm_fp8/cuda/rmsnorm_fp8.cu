@@ -46,7 +46,7 @@ struct Machine {
 struct Rows {
     using Machine = cuda::Machine;
     static constexpr int kVector = cuda::kVector, kThreads = kSmallBlock;  // of rms_norm_any
-    static constexpr int kSlots = 256;  // sums of 32 vectors each: 65536 elements
+    static constexpr int kSlots = 256;                                     // sums of 32 vectors each: 65536 elements
     // The sum over a row from the sums of its groups of 32 vectors, in every lane.
     static __device__ float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWarp;
@@ -56,7 +56,6 @@ struct Rows {
         return v[0];
     }
 };
-
 
 // A vector of the weight as it lies in memory.
 template <DType weight_type>
@@ -85,14 +84,16 @@ struct RowOverlap {
 };
 
 // kHeld vectors a thread. fetches_ahead: it may be asked for that.
-template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld, bool fetches_ahead = false>
+template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld,
+          bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThreads) void rms_norm_fast(
     Args a, RowOverlap overlap) {
     constexpr bool by_warp = owner == RowOwner::warp, by_cluster = owner == RowOwner::cluster;
     const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
     const int t = by_warp ? lane : int(threadIdx.x);
-    const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
+    const int64_t row =
+        by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
     constexpr bool always_at_once = always_next_at_once(owner, kHeld);
     if (always_at_once || overlap.next_at_once) let_next_kernel_start();
     if (by_warp && row >= a.rows) return;
@@ -186,7 +187,8 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
             if (lane < blocks) {
                 const uint32_t barrier = address_in_block(&slots_full, lane);
 #pragma unroll
-                for (int v = 0; v < kHeld; ++v) send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
+                for (int v = 0; v < kHeld; ++v)
+                    send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
             }
             // Closes: the slots are read below by warps and blocks that did not write them.
             wait_for(&slots_full, 0);
@@ -275,7 +277,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!status.ok()) return status;
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
     const Config config = pick_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
-                                                               aligned(args) && args.out_dtype != DType::e4m3fnuz);
+                                      aligned(args) && args.out_dtype != DType::e4m3fnuz);
     const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
     if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);

@@ -231,8 +231,9 @@ Kernel kernel_by_config(const Config& c) {
 // Whether the fast kernels can take it: see pick_config.
 bool aligned(const Args& a) {
     const int64_t out_size = is_fp8(a.out_dtype) ? 1 : 2;
-    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride * out_size) &&
-           rows_aligned(a.weight, 0) && (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) &&
+           rows_aligned(a.out, a.out_stride * out_size) && rows_aligned(a.weight, 0) &&
+           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
 }
 
 }  // namespace

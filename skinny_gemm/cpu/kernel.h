@@ -127,8 +127,8 @@ class Gemm {
 
     // Row m of the tile of `count` columns from n0; partial(j): its sum, nan(j): whether column j holds a NaN code.
     template <DType out_type, class Partial, class Nan>
-    static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row,
-                       Partial partial, Nan nan) {
+    static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row, Partial partial,
+                       Nan nan) {
         constexpr float undo = R::template operand_scale<format> * R::template operand_scale<format>;
         const float scale_a = gemm::scale_at(p.epilogue.scale_a, m);
         float values[L::block] = {};
@@ -138,7 +138,8 @@ class Gemm {
         }
         auto v = L::tame_nan(L::template load<DType::f32, out_type>(values, Whole()));
         if constexpr (out_type != DType::f32) v = L::template round_to<out_type>(v);
-        L::template store<out_type, out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), v, count);
+        L::template store<out_type, out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), v,
+                                              count);
     }
 
     // --- few rows: M rows of A times N rows of B, straight from the bytes ---
@@ -183,8 +184,8 @@ class Gemm {
             for (int j = 0; j < N; ++j) nan[j] = holds_nan(b + j * p.b_stride, p.k);
         const Columns columns(p, n0, N);
         for (int i = 0; i < M; ++i)
-            finish<out_type>(p, i, n0, N, columns, has_nan[i], [&](int j) { return acc[i][j]; },
-                             [&](int j) { return nan[j]; });
+            finish<out_type>(
+                p, i, n0, N, columns, has_nan[i], [&](int j) { return acc[i][j]; }, [&](int j) { return nan[j]; });
     }
 
     static bool holds_nan(const uint8_t* codes, int64_t count) {
@@ -282,14 +283,13 @@ class Gemm {
         return {decode_rows, slices(p) * p.m * (slice_of(p.m) / kStep * kStepBytes),
                 p.epilogue.out.dtype == DType::f32   ? pick_columns<DType::f32>(p.m)
                 : p.epilogue.out.dtype == DType::f16 ? pick_columns<DType::f16>(p.m)
-                                            : pick_columns<DType::bf16>(p.m)};
+                                                     : pick_columns<DType::bf16>(p.m)};
     }
 };
 
 template <class R>
 Kernel pick_skinny_gemm(const Args& args) {
-    return args.format == DType::e4m3fn ? Gemm<R, DType::e4m3fn>::pick(args)
-                                        : Gemm<R, DType::e4m3fnuz>::pick(args);
+    return args.format == DType::e4m3fn ? Gemm<R, DType::e4m3fn>::pick(args) : Gemm<R, DType::e4m3fnuz>::pick(args);
 }
 
 }  // namespace

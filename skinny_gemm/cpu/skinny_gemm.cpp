@@ -12,8 +12,8 @@ Status launch(const Args& args, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
     const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                                    : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                              : kernel_portable(args);
+                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
+                                                    : kernel_portable(args);
 
     // At most 32 rows of A: kept between calls, because fresh pages would cost more than the decoding.
     static thread_local std::vector<char> memory;
@@ -31,10 +31,13 @@ Status launch(const Args& args, const Executor& on) {
     } context{args, kernel, operands, has_nan};
     // Parts of about 256 KiB of weights, in whole tiles.
     const int64_t tiles = 262144 / args.k / kPartColumns;
-    on.parallel_for(0, args.n, (tiles > 1 ? tiles : 1) * kPartColumns, [](void* c, int64_t begin, int64_t end) {
-        const auto* context = static_cast<Context*>(c);
-        context->kernel.columns(context->args, context->operands, context->has_nan, begin, end);
-    }, &context);
+    on.parallel_for(
+        0, args.n, (tiles > 1 ? tiles : 1) * kPartColumns,
+        [](void* c, int64_t begin, int64_t end) {
+            const auto* context = static_cast<Context*>(c);
+            context->kernel.columns(context->args, context->operands, context->has_nan, begin, end);
+        },
+        &context);
     return {};
 }
 

@@ -29,7 +29,8 @@ constexpr int kWarpK = 32;      // of a turn
 // Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring, kConsumers warps that multiply.
 template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
 struct Bulk {
-    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_, kRows = kRowTiles * kMmaNarrow;
+    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_,
+                         kRows = kRowTiles * kMmaNarrow;
     static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers, kClusters};
     // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
     static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
@@ -77,7 +78,8 @@ struct Bulk {
             struct {
                 // A few columns more: no two of a warp's writes in one bank.
                 alignas(16) float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
-                float scale_b[kByFours ? kColumns + 4 : 1], bias[kByFours ? kColumns + 4 : 1];  // of its columns, by fours alone
+                float scale_b[kByFours ? kColumns + 4 : 1],
+                    bias[kByFours ? kColumns + 4 : 1];  // of its columns, by fours alone
             };
         };
         // Of this block's share of the columns, from each block of the cluster: [block][row][column].
@@ -174,7 +176,7 @@ struct Feeder {
         copy_rows(slot, step);
     }
 
-   private:
+  private:
     __device__ int k_of(int step, int block) const { return (first_step + step) * B::kStep + block * kRowBytes; }
 };
 
@@ -213,7 +215,8 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
             if (lane == 0) arrive(&feeder.shared.empty[s]);
             // The slot of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
             // long as a slot takes to come: later, and a third of the ring is empty.)
-            if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kSlots < feeder.count && elected()) {
+            if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kSlots < feeder.count &&
+                elected()) {
                 feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
             }
 #pragma unroll
@@ -226,9 +229,9 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 // whatever the ring holds, are made and dropped.)
 template <int kColumns, int kRowTiles, int kSlots, int kConsumers, bool kClusters>
 __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kMostThreads,
-                             Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kShape.blocks()) void skinny_gemm_bulk(
-    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Pieces pieces,
-    Overlap overlap) {
+                             Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kShape.blocks()) void
+skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows,
+                 Pieces pieces, Overlap overlap) {
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>;
     using Shared = typename B::Shared;
@@ -333,7 +336,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
         for (int n = 0; n < B::kNarrow; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8, of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
+                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8,
+                          of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
                 const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
                 shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
             }
@@ -351,7 +355,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
         if constexpr (B::kByFours) {
             finish_by_fours<B>(a, shared, first_column, width, shift);
         } else if (finishes) {
-            for (int m = first_row; m < int(a.m); m += rows_apart) gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], of_block(m, own));
+            for (int m = first_row; m < int(a.m); m += rows_apart)
+                gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], of_block(m, own));
         }
         return;
     }
@@ -360,7 +365,8 @@ __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClus
         send_by_fours<B>(a, shared, part, share);
     } else {
         const int column = threadIdx.x % kColumns, owner = column / share;
-        const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+        const uint32_t to =
+            address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
         const uint32_t barrier = address_in_block(&shared.sums_full, owner);
         constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
         for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {

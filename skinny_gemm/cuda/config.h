@@ -19,13 +19,15 @@ struct BulkShape {
     int columns;                   // of the result a block, at most
     int slots8, slots16, slots32;  // of the ring, by rows of A, as many as find room. 0: there is no such form
     int warps = kWarps;
-    bool clusters = false;         // a slot fewer, and room for sums of other blocks instead: see splits()
+    bool clusters = false;  // a slot fewer, and room for sums of other blocks instead: see splits()
 
     ROCM_FP8_HD constexpr int slots(int64_t m) const { return m <= 8 ? slots8 : m <= 16 ? slots16 : slots32; }
     // A multiprocessor.
     ROCM_FP8_HD constexpr int blocks() const { return 2 * kWarps / warps; }
     // Groups of warps that share a block's columns. Where there are two of four warps, sums have another order.
-    ROCM_FP8_HD constexpr int groups(int64_t m) const { return warps > kWarps || (m > 16 && columns > kWideColumns) ? 2 : 1; }
+    ROCM_FP8_HD constexpr int groups(int64_t m) const {
+        return warps > kWarps || (m > 16 && columns > kWideColumns) ? 2 : 1;
+    }
     // Whether K may be split over a cluster. Other wide blocks of more than 16 rows have a slot more instead of the shared memory
     // that it takes.
     ROCM_FP8_HD constexpr bool splits(int64_t m) const { return m <= 16 || columns <= kSplitColumns || clusters; }
@@ -40,7 +42,9 @@ struct BulkShape {
     // registers left for it: they lost up to 8 %.)
     ROCM_FP8_HD constexpr bool paces(int64_t m) const { return produces(m) || m <= 16; }
     // k of a slot of the ring: 10 to 32 KiB of weights.
-    ROCM_FP8_HD constexpr int step(int64_t m) const { return columns <= kNarrowColumns ? kLongStep : 32 * warps / groups(m); }
+    ROCM_FP8_HD constexpr int step(int64_t m) const {
+        return columns <= kNarrowColumns ? kLongStep : 32 * warps / groups(m);
+    }
 };
 constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3},
                                      {32, 5, 4, 3},
@@ -75,7 +79,9 @@ struct Pieces {
     // Of the largest.
     ROCM_FP8_HD constexpr int most_columns() const { return columns + (larger > 0); }
     // That of piece `count` is one beyond the last column.
-    ROCM_FP8_HD constexpr int first_column(int piece) const { return piece * columns + (piece < larger ? piece : larger); }
+    ROCM_FP8_HD constexpr int first_column(int piece) const {
+        return piece * columns + (piece < larger ? piece : larger);
+    }
 };
 
 struct Config {
@@ -139,9 +145,10 @@ constexpr int64_t clusters_alone(int blocks, int64_t multiprocessors) {
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool bulk) {
     constexpr int64_t kEnoughForARing = 1024;    // k: below, filling the ring takes longer than using it
     constexpr int64_t kLongForOneBlock = 16384;  // k: below, one block after another costs more than it gains
-    constexpr int64_t kWorthSums = 6144;         // k: below, adding two parts, or two blocks instead of one, cost more than they gain
-    constexpr int64_t kLongForParts = 8192;      // k: the same, of 32 to 48 columns a multiprocessor
-    constexpr int64_t kWorthTwo = 22;            // columns a multiprocessor: fewer are not worth two blocks
+    constexpr int64_t kWorthSums =
+        6144;  // k: below, adding two parts, or two blocks instead of one, cost more than they gain
+    constexpr int64_t kLongForParts = 8192;  // k: the same, of 32 to 48 columns a multiprocessor
+    constexpr int64_t kWorthTwo = 22;        // columns a multiprocessor: fewer are not worth two blocks
     if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
     const int64_t all = multiprocessors, half = all / 2;
     if (m > 16 && k >= kLongForOneBlock && n <= all * kLargestColumns) {
@@ -161,7 +168,8 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessor
     if (n > all * kNarrowColumns) {
         if (k >= kLongForParts && n <= all * kSplitColumns) return in_pieces(m, n, all, 2);
         if (m <= 8 ? k < kWorthSums : n <= all * 40) return in_pieces(m, n, all, 1);
-        return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n), 1);
+        return in_pieces(m, n, k >= 5120 ? even_pieces(kNarrowColumns, n, 2 * all) : fewest_pieces(kNarrowColumns, n),
+                         1);
     }
     if (n > half * kNarrowColumns) {
         const int64_t clusters = clusters_alone(4, all);
@@ -171,19 +179,23 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessor
     } else if (n > half * 8 && k >= 2048) {
         return in_pieces(m, n, half, 2);
     }
-    const auto shortest = [&](int parts) { return parts <= 4 && k >= 2048 ? 512 : 1024; };  // part of k that is worth its sums
+    const auto shortest = [&](int parts) {
+        return parts <= 4 && k >= 2048 ? 512 : 1024;
+    };  // part of k that is worth its sums
     const int tiles = fewest_pieces(kNarrowColumns, n);
     int splits = 1;
-    while (splits < kMaxClusterSplits && tiles <= clusters_alone(splits + 1, all) && k / (splits + 1) >= shortest(splits + 1)) ++splits;
+    while (splits < kMaxClusterSplits && tiles <= clusters_alone(splits + 1, all) &&
+           k / (splits + 1) >= shortest(splits + 1))
+        ++splits;
     return in_pieces(m, n, tiles, splits);
 }
 
 // How a launch shares memory with the kernels beside it.
 struct Overlap {
     int before_next;  // the next kernel may start when so many steps of a block are still to be asked for; or kAtOnce
-    int window;       // of the ring's first round, so many slots are under way at a time, or, by forms that cannot pace it,
-                      // are asked for before the wait for the kernel before; 0: all at once
-    int ahead;        // slots beyond the ring that go to L2 before the wait for the kernel before
+    int window;  // of the ring's first round, so many slots are under way at a time, or, by forms that cannot pace it,
+                 // are asked for before the wait for the kernel before; 0: all at once
+    int ahead;   // slots beyond the ring that go to L2 before the wait for the kernel before
 };
 constexpr int kAtOnce = -1;  // before that wait
 

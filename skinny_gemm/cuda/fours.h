@@ -28,10 +28,11 @@ __device__ inline float4 sum_of_four(const typename B::Shared& shared, int m, in
 }
 
 // finish() for the columns n to n + 3, as far as they are in [first, end).
-__device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n, int64_t first, int64_t end, float4 scale_b,
-                                   float4 bias, float scale_a, float4 c) {
-    const float v[4] = {gemm::finished(e, c.x, scale_a, scale_b.x, bias.x), gemm::finished(e, c.y, scale_a, scale_b.y, bias.y),
-                        gemm::finished(e, c.z, scale_a, scale_b.z, bias.z), gemm::finished(e, c.w, scale_a, scale_b.w, bias.w)};
+__device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n, int64_t first, int64_t end,
+                                   float4 scale_b, float4 bias, float scale_a, float4 c) {
+    const float v[4] = {
+        gemm::finished(e, c.x, scale_a, scale_b.x, bias.x), gemm::finished(e, c.y, scale_a, scale_b.y, bias.y),
+        gemm::finished(e, c.z, scale_a, scale_b.z, bias.z), gemm::finished(e, c.w, scale_a, scale_b.w, bias.w)};
     const int64_t at = m * e.out.stride + n;
     const bool all = n >= first && n + 4 <= end;
     const auto is_ours = [&](int i) { return n + i >= first && n + i < end; };
@@ -48,7 +49,9 @@ __device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n
         return;
     }
     const bool f16 = e.out.dtype == DType::f16;
-    const auto round = [&](f32x2 pair) { return f16 ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair); };
+    const auto round = [&](f32x2 pair) {
+        return f16 ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair);
+    };
     const uint32_t low = round({v[0], v[1]}), high = round({v[2], v[3]});
     uint16_t* to = global<uint16_t>(e.out.data) + at;
     if (all && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
@@ -72,8 +75,8 @@ __device__ inline void finish_by_fours(const Args& a, const typename B::Shared& 
     if (four >= shift + width) return;
     const float4 scale_b = four_at(shared.scale_b + four), bias = four_at(shared.bias + four);
     for (int m = threadIdx.x / kLanesARow; m < int(a.m); m += kRowsAtOnce) {
-        finish_four(a.epilogue, m, first_column - shift + four, first_column, first_column + width, scale_b, bias, shared.scale_a[m],
-                    sum_of_four<B>(shared, m, four));
+        finish_four(a.epilogue, m, first_column - shift + four, first_column, first_column + width, scale_b, bias,
+                    shared.scale_a[m], sum_of_four<B>(shared, m, four));
     }
 }
 

@@ -58,7 +58,8 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(Args a) 
         uint4 columns[kPlainUnroll][1][2], rows[kPlainUnroll][kRowTiles];
 #pragma unroll
         for (int u = 0; u < kPlainUnroll; ++u) {
-            const int64_t step = first + u * kPlainWarps, k = step * kPlainStep + t * kChunk, end = step < steps ? a.k : 0;
+            const int64_t step = first + u * kPlainWarps, k = step * kPlainStep + t * kChunk,
+                          end = step < steps ? a.k : 0;
 #pragma unroll
             for (int i = 0; i < 2; ++i) columns[u][0][i] = load_chunk<aligned>(column[i], k, end);
 #pragma unroll

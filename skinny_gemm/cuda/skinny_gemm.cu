@@ -44,7 +44,8 @@ bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64
     static const auto encode = [] {
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found{};
-        const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+        const cudaError_t code =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(code == cudaSuccess ? function : nullptr);
     }();
     if (!encode) return false;
@@ -94,12 +95,15 @@ BulkChoice bulk_kernel(int shape, int64_t m) {
 
 template <bool aligned>
 void (*plain_kernel(int64_t m))(Args) {
-    return m <= 8 ? skinny_gemm_plain<1, aligned> : m <= 16 ? skinny_gemm_plain<2, aligned> : skinny_gemm_plain<4, aligned>;
+    return m <= 8    ? skinny_gemm_plain<1, aligned>
+           : m <= 16 ? skinny_gemm_plain<2, aligned>
+                     : skinny_gemm_plain<4, aligned>;
 }
 
 Status launch_plain(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
     const int64_t blocks = (a.n + kMmaWide - 1) / kMmaWide;
-    return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip, {blocks, kPlainWarps * kWarp}, on, a);
+    return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip,
+                         {blocks, kPlainWarps * kWarp}, on, a);
 }
 
 Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
@@ -135,7 +139,8 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
-    const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    const bool aligned =
+        args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
     Config config = pick_config(args.m, args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
     ForcedConfig forced;
     if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
@@ -147,7 +152,8 @@ Status launch(const Args& args, const Executor& on) {
             pieces = forced.pieces ? forced.pieces : fewest;
             const bool fits = shape.slots(args.m) && (forced.splits == 1 || shape.splits(args.m));
             if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
-                return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
+                return {
+                    "ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
             }
         }
         config = {forced.shape, forced.splits, pieces};

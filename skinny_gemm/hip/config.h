@@ -18,7 +18,7 @@ struct RingShape {
     int consumers;
     int depth, row_depth;  // units that a producer has in flight
     int row_slots;         // of the ring
-    int per_unit;          // workgroups that a compute unit holds at once (LDS, registers); the machine-code gates check it
+    int per_unit;  // workgroups that a compute unit holds at once (LDS, registers); the machine-code gates check it
 
     constexpr int waves() const { return weight_producers + row_producers + consumers; }
 };
@@ -27,9 +27,10 @@ struct RingShape {
 // their compute unit have more of all waves, and slots for as many steps as consumers work on at once: with two slots and
 // four consumers, two of those wait (simulated, 32 x 2304 x 16384: 15.9 us with two slots, 12.5 with four).
 constexpr RingShape kRingShapes[] = {
-    {8, 1, 8, 2, 4, 2, 2, 4, 1},  {8, 2, 4, 1, 2, 3, 2, 2, 2},  {8, 4, 4, 1, 4, 3, 2, 2, 2},  {8, 4, 8, 2, 4, 2, 2, 4, 1},
-    {16, 1, 8, 2, 4, 2, 2, 4, 1}, {16, 2, 4, 1, 2, 3, 2, 2, 2}, {16, 4, 4, 1, 4, 3, 2, 2, 2}, {16, 4, 8, 2, 4, 2, 2, 4, 1},
-    {32, 1, 6, 2, 4, 3, 2, 4, 1}, {32, 2, 4, 1, 2, 3, 1, 1, 2}, {32, 4, 4, 1, 4, 3, 1, 1, 2}, {32, 4, 8, 2, 4, 2, 2, 2, 1},
+    {8, 1, 8, 2, 4, 2, 2, 4, 1},  {8, 2, 4, 1, 2, 3, 2, 2, 2},  {8, 4, 4, 1, 4, 3, 2, 2, 2},
+    {8, 4, 8, 2, 4, 2, 2, 4, 1},  {16, 1, 8, 2, 4, 2, 2, 4, 1}, {16, 2, 4, 1, 2, 3, 2, 2, 2},
+    {16, 4, 4, 1, 4, 3, 2, 2, 2}, {16, 4, 8, 2, 4, 2, 2, 4, 1}, {32, 1, 6, 2, 4, 3, 2, 4, 1},
+    {32, 2, 4, 1, 2, 3, 1, 1, 2}, {32, 4, 4, 1, 4, 3, 1, 1, 2}, {32, 4, 8, 2, 4, 2, 2, 2, 1},
 };
 constexpr int kRingShapeCount = sizeof(kRingShapes) / sizeof(kRingShapes[0]);
 
@@ -49,8 +50,8 @@ struct ChipModel {
     double l2_bytes_per_us;    // all chiplets together
     double unit_bytes_per_us;  // one compute unit, from any cache
     double hbm_latency_us, l2_latency_us;
-    double hand_over_us;       // a consumer's step: two words, two fragments, the multiplications, one after the other
-    double split_us;           // parts to memory, one atomic operation, parts back
+    double hand_over_us;  // a consumer's step: two words, two fragments, the multiplications, one after the other
+    double split_us;      // parts to memory, one atomic operation, parts back
 };
 // MI300X: 4.2 of 5.3 TB/s, 15.4 TB/s, 64 bytes a clock at 2.1 GHz. MI350X: 6.9 of 8 TB/s, 2.4 GHz; the rest scaled.
 constexpr ChipModel kChipModels[] = {{304, 4.2e6, 15.4e6, 0.134e6, 0.45, 0.25, 0.33, 1.6},
@@ -61,8 +62,10 @@ constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 // Microseconds after the launch, by the model: the slowest of weights from HBM, rows of A from the L2 caches, both into one
 // compute unit, and the steps of a row producer, of a consumer and of a slot; then what rounds of workgroups and split K add. It ranks
 // configurations and is no measurement.
-constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int splits, int64_t m, int64_t n, int64_t k) {
-    const int64_t columns = int64_t(shape.tiles) * kGemmTileColumns, tiles = (n + columns - 1) / columns, groups = tiles * splits;
+constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int splits, int64_t m, int64_t n,
+                              int64_t k) {
+    const int64_t columns = int64_t(shape.tiles) * kGemmTileColumns, tiles = (n + columns - 1) / columns,
+                  groups = tiles * splits;
     const int64_t room = int64_t(chip.compute_units) * shape.per_unit;
     const int64_t rounds = (groups + room - 1) / room, together = rounds > 1 ? room : groups;
     const double depth_of_group = double(k) / splits;  // bytes of a column, and of a row

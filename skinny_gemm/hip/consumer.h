@@ -37,7 +37,8 @@ __device__ inline TileSum<Shape::rows> consume(Ring<Shape>& ring, int c, int ste
         const char* weights = ring.weights[producer];
         u32x4 b[kSteps];
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) b[s] = *reinterpret_cast<const u32x4*>(weights + place<kUnitRows>(j, 4 * s + g));
+        for (int s = 0; s < kSteps; ++s)
+            b[s] = *reinterpret_cast<const u32x4*>(weights + place<kUnitRows>(j, 4 * s + g));
         // Both slots are free as soon as their bytes are in registers; the release waits for that.
         publish(&ring.weights_free[producer], step / kWeightsEvery + 1);
         publish(&ring.rows_free[row_slot][tile], step / Shape::row_slots + 1);

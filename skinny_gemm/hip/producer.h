@@ -61,16 +61,16 @@ struct UnitLoader {
 // Weight producer p of a workgroup whose first column is `column`; steps [begin, begin + real_steps) of K, then zeros up to
 // `steps`.
 template <class Shape>
-__device__ inline void produce_weights(const Args& a, Ring<Shape>& ring, int p, int64_t column, int begin, int real_steps,
-                                       int steps) {
+__device__ inline void produce_weights(const Args& a, Ring<Shape>& ring, int p, int64_t column, int begin,
+                                       int real_steps, int steps) {
     constexpr int kEvery = Shape::weight_producers / Shape::tiles, kDepth = Shape::depth;
     const int first = p / Shape::tiles, units = steps / kEvery;  // a multiple of kDepth
     column += p % Shape::tiles * kTileColumns;
     const int64_t columns = a.n - column < kTileColumns ? a.n - column : kTileColumns;
     // A tile wholly beyond the last column is all zeros.
     const int64_t base = columns > 0 ? column : 0;
-    const UnitLoader<kUnitLoads> loader(Rows(a.b + base * a.b_stride, columns > 0 ? columns : 1, a.b_stride, a.k), columns,
-                                        a.b_stride, a.k);
+    const UnitLoader<kUnitLoads> loader(Rows(a.b + base * a.b_stride, columns > 0 ? columns : 1, a.b_stride, a.k),
+                                        columns, a.b_stride, a.k);
     const auto k_of = [&](int unit) {
         const int step = first + unit * kEvery;
         return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere;
@@ -100,9 +100,12 @@ __device__ inline void produce_weights(const Args& a, Ring<Shape>& ring, int p, 
 // Row producer q. The rows come from the L2 cache: every workgroup reads them.
 template <class Shape>
 __device__ inline void produce_rows(const Args& a, Ring<Shape>& ring, int q, int begin, int real_steps, int steps) {
-    constexpr int kLoads = Shape::rows * kRingStep / (kWave * 16), kEvery = Shape::row_producers, kDepth = Shape::row_depth;
+    constexpr int kLoads = Shape::rows * kRingStep / (kWave * 16), kEvery = Shape::row_producers,
+                  kDepth = Shape::row_depth;
     const UnitLoader<kLoads> loader(Rows(a.a, a.m, a.a_stride, a.k), a.m, a.a_stride, a.k);
-    const auto k_of = [&](int step) { return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere; };
+    const auto k_of = [&](int step) {
+        return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere;
+    };
     u32x4 flying[kDepth][kLoads];
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) loader.template request<kCached>(flying[d], k_of(q + d * kEvery));

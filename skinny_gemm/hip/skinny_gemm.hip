@@ -42,8 +42,8 @@ template <int index>
 struct Shape {
     static constexpr RingShape s = kRingShapes[index];
     static constexpr int rows = s.rows, tiles = s.tiles, weight_producers = s.weight_producers,
-                         row_producers = s.row_producers, consumers = s.consumers, depth = s.depth, row_depth = s.row_depth,
-                         row_slots = s.row_slots, threads = s.waves() * kWave;
+                         row_producers = s.row_producers, consumers = s.consumers, depth = s.depth,
+                         row_depth = s.row_depth, row_slots = s.row_slots, threads = s.waves() * kWave;
     static_assert(weight_producers % tiles == 0 && consumers % tiles == 0 && row_slots % row_producers == 0);
     // Steps that all roles' loops go through once: each producer's depth, each consumer's turn.
     static constexpr int lcm(int a, int b) {
@@ -51,7 +51,8 @@ struct Shape {
         while (c % b) c += a;
         return c;
     }
-    static constexpr int round = lcm(lcm(weight_producers / tiles * depth, row_producers * row_depth), consumers / tiles);
+    static constexpr int round =
+        lcm(lcm(weight_producers / tiles * depth, row_producers* row_depth), consumers / tiles);
     // Waves of a SIMD: a compute unit's four share its workgroups' waves.
     static constexpr int waves_per_simd = (s.waves() * s.per_unit + 3) / 4;
 };
@@ -113,7 +114,8 @@ Kernel direct_kernel(int64_t m) {
 // Where the arguments do not allow what is asked for, an error.
 Status forced_config(const Args& a, bool ring_allowed, Config* config) {
     ForcedConfig forced;
-    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set) return s;
+    if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set)
+        return s;
     const bool changed = forced.shape != config->shape || forced.splits != config->splits;
     if (changed && forced.shape != kDirect && (!ring_allowed || kRingShapes[forced.shape].rows < a.m)) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
@@ -135,13 +137,15 @@ Status launch(const Args& args, const Executor& on) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     if (args.format != native_fp8(chip.arch)) {
-        return {chip.arch == Arch::gfx942
-                    ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
-                    : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
+        return {
+            chip.arch == Arch::gfx942
+                ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
+                : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
     }
 
     constexpr int64_t kBufferBytes = 1 << 30;
-    const bool aligned = args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    const bool aligned =
+        args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
     const bool ring_allowed =
         aligned && args.k < kBufferBytes / 2 && args.b_stride < kBufferBytes / 64 && args.a_stride < kBufferBytes / 64;
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), ring_allowed);
@@ -156,7 +160,8 @@ Status launch(const Args& args, const Executor& on) {
         const CountersResult counters = counters_for(on.stream);
         if (!counters.status.ok()) return counters.status;
         split.arrived = counters.counters;
-        split.partial = static_cast<float*>(on.scratch(on.context, tiles * config.splits * args.m * columns * sizeof(float)));
+        split.partial =
+            static_cast<float*>(on.scratch(on.context, tiles * config.splits * args.m * columns * sizeof(float)));
         if (!split.partial) return {"no memory for the sums of split K"};
     }
     const int threads = ring ? kRingShapes[config.shape].waves() * kWave : kDirectWaves * kWave;

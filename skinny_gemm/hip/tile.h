@@ -61,8 +61,8 @@ class TileSum {
         if constexpr (kRows == 8) {
             using i32x2 = int __attribute__((ext_vector_type(2)));
             using i32x4 = int __attribute__((ext_vector_type(4)));
-            d[0] = __builtin_amdgcn_smfmac_f32_16x16x64_fp8_fp8(__builtin_bit_cast(i32x2, a.k), __builtin_bit_cast(i32x4, b),
-                                                                 d[0], pairs_, 0, 0);
+            d[0] = __builtin_amdgcn_smfmac_f32_16x16x64_fp8_fp8(__builtin_bit_cast(i32x2, a.k),
+                                                                __builtin_bit_cast(i32x4, b), d[0], pairs_, 0, 0);
         } else {
             const auto half = [](u32x4 v, int which) {
                 return __builtin_bit_cast(long, which ? u32x2{v.z, v.w} : u32x2{v.x, v.y});
@@ -71,7 +71,8 @@ class TileSum {
             for (int which = 0; which < 2; ++which) {
 #pragma unroll
                 for (int t = 0; t < kTiles; ++t) {
-                    d[t] = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(half(a.k[t], which), half(b, which), d[t], 0, 0, 0);
+                    d[t] =
+                        __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(half(a.k[t], which), half(b, which), d[t], 0, 0, 0);
                 }
             }
         }
@@ -94,8 +95,8 @@ class TileSum {
 // How K is divided between workgroups, and where those that share a tile of columns leave their sums.
 struct SplitK {
     int splits;
-    float* partial;      // [tiles of columns][splits][m][columns of a workgroup]; unused where splits == 1
-    uint32_t* arrived;   // [tiles of columns], all zero before and after a launch
+    float* partial;     // [tiles of columns][splits][m][columns of a workgroup]; unused where splits == 1
+    uint32_t* arrived;  // [tiles of columns], all zero before and after a launch
 };
 
 // Accesses that other workgroups see, or that see theirs, whatever chiplet they run on: they bypass the caches that are not
@@ -137,7 +138,9 @@ __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, con
 
     const int64_t part_size = a.m * kColumns;
     float* parts = split.partial + int64_t(tile) * split.splits * part_size;
-    each([&](int e, int m, int64_t, int column) { store_for_all(parts + part * part_size + e, of_workgroup(m, column)); });
+    each([&](int e, int m, int64_t, int column) {
+        store_for_all(parts + part * part_size + e, of_workgroup(m, column));
+    });
     // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
     constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
     asm volatile("" ::: "memory");

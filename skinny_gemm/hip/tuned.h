@@ -7,8 +7,8 @@
 namespace rocm_fp8::skinny_gemm::hip {
 
 struct TunedConfig {
-    int arch;      // 0: gfx942, 1: gfx950
-    int rows;      // class of rows: 8, 16 or 32
+    int arch;  // 0: gfx942, 1: gfx950
+    int rows;  // class of rows: 8, 16 or 32
     int64_t n, k;
     int shape, splits;
 };

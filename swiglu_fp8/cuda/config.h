@@ -10,9 +10,9 @@ constexpr int kVector = 8;  // elements of gate and of up: 16 bytes each
 constexpr int kThreads = 128, kMostThreads = 256;
 
 struct Config {
-    bool fast;       // else element by element: odd widths and strides, the format that is not the chip's
-    int vectors;     // a thread computes: 1 or 2
-    int threads;     // a block
+    bool fast;    // else element by element: odd widths and strides, the format that is not the chip's
+    int vectors;  // a thread computes: 1 or 2
+    int threads;  // a block
     int64_t blocks;
     int64_t fetching;  // the first of them, which fetch into L2 before the wait for the kernel before
 };
@@ -30,7 +30,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     if (!aligned || vectors >= kLargestIndex) return {false, 1, kThreads, blocks(rows * d, kThreads), 0};
     const auto config = [&](int held, int threads) {
         return Config{true, held, threads, blocks(vectors, held * threads),
-                                int64_t(kFetched) * multiprocessors / (held * threads)};
+                      int64_t(kFetched) * multiprocessors / (held * threads)};
     };
     if (vectors <= 256 * int64_t(multiprocessors)) return config(1, kWarpLanes);
     if (vectors <= 1500 * int64_t(multiprocessors)) return config(1, kThreads);

@@ -27,7 +27,6 @@
 namespace rocm_fp8::swiglu::cuda {
 namespace {
 
-
 struct Machine {
     __device__ static float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
     __device__ static float exp2(float v) {
@@ -71,8 +70,7 @@ constexpr int kThreadsALine = 8;  // 128 bytes
 
 // kHeld vectors a thread; `row_of` divides by the vectors of a row; the first `fetching` blocks fetch.
 template <DType in, int kHeld>
-__global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count,
-                                                                     uint32_t fetching) {
+__global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count, uint32_t fetching) {
     const uint32_t threads = blockDim.x, t = threadIdx.x;
     let_next_kernel_start();
     const void* gates[kHeld];
@@ -120,7 +118,7 @@ Status launch_as(const Args& a, const Chip& chip, const Config& c, const Executo
     }
     const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
     return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.blocks, c.threads}, on, a,
-                  divider_by(a_row), count, uint32_t(c.fetching));
+                         divider_by(a_row), count, uint32_t(c.fetching));
 }
 
 // Whether the fast kernel can take it: see pick_config.

@@ -9,10 +9,10 @@ namespace rocm_fp8::swiglu::hip {
 constexpr int kVector = 8;  // elements of gate and of up: 16 bytes each
 
 struct Config {
-    bool fast;        // else element by element: odd widths and strides, the format that is not the chip's
-    int vectors;      // a thread computes: 1 or 2
-    int threads;      // a workgroup
-    int64_t groups;   // workgroups
+    bool fast;       // else element by element: odd widths and strides, the format that is not the chip's
+    int vectors;     // a thread computes: 1 or 2
+    int threads;     // a workgroup
+    int64_t groups;  // workgroups
 };
 
 // aligned: gate, up and result of every row start at multiples of 16 bytes, d is a multiple of 16.

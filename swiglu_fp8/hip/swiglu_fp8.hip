@@ -28,7 +28,6 @@
 namespace rocm_fp8::swiglu::hip {
 namespace {
 
-
 struct Machine {
     __device__ static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
     __device__ static f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
@@ -56,7 +55,9 @@ __device__ inline bool any_unusual(u32x4 gate) {
         largest = __builtin_elementwise_max(largest, __builtin_bit_cast(i16x2, word));
         most_negative = __builtin_elementwise_max(most_negative, __builtin_bit_cast(u16x2, word));
     }
-    const auto differs = [](auto a, auto b) { return __builtin_bit_cast(uint32_t, a) != __builtin_bit_cast(uint32_t, b); };
+    const auto differs = [](auto a, auto b) {
+        return __builtin_bit_cast(uint32_t, a) != __builtin_bit_cast(uint32_t, b);
+    };
     return differs(largest, kHigh) || differs(most_negative, kLow);
 }
 
@@ -133,7 +134,8 @@ Status launch_as(const Args& a, const Config& c, const Executor& on) {
         return launch_kernel(swiglu_any<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
     }
     const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
-    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a, divider_by(a_row), count);
+    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a,
+                         divider_by(a_row), count);
 }
 
 // Whether the fast kernel can take it: see pick_config.
@@ -153,7 +155,8 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool native = args.out_dtype == native_fp8(chip.arch);
     const Config config = pick_config(args.rows, args.d, aligned(args) && native);
-    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on) : launch_as<DType::bf16>(args, config, on);
+    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on)
+                                    : launch_as<DType::bf16>(args, config, on);
 }
 
 }  // namespace rocm_fp8::swiglu

@@ -192,7 +192,9 @@ def test_a_nan_does_not_hide_its_neighbours(kernel, device, generator, dtype, fp
     """One gate that needs the careful silu and one NaN near it, in a row of usual gates: a wave decides for all of its
     lanes, so that nothing else may make it careful."""
     width, infinity = 1024, torch.inf
-    odd = torch.tensor([-200.0, infinity, -infinity, -87.0, 21.0, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)
+    odd = torch.tensor(
+        [-200.0, infinity, -infinity, -87.0, 21.0, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype
+    )
     nans = torch.tensor(NANS[dtype]).to(torch.int16).view(dtype)
     # Every odd gate with every NaN, before and behind it, one to three places away.
     cases = [(o, n, step) for o in range(len(odd)) for n in range(len(nans)) for step in (-3, -2, -1, 1, 2, 3)]

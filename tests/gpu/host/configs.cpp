@@ -39,7 +39,8 @@ void gemm_config(int64_t m, int64_t n, int64_t k, int arch, int aligned, int64_t
 }
 
 double gemm_estimate(int arch, int shape, int splits, int64_t m, int64_t n, int64_t k) {
-    return skinny_gemm::hip::estimated_us(skinny_gemm::hip::kChipModels[arch], skinny_gemm::hip::kRingShapes[shape], splits, m, n, k);
+    return skinny_gemm::hip::estimated_us(skinny_gemm::hip::kChipModels[arch], skinny_gemm::hip::kRingShapes[shape],
+                                          splits, m, n, k);
 }
 
 int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }
@@ -60,7 +61,8 @@ int64_t cuda_rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors)
     return rms_norm::cuda::rows_to_fetch(rows, row_bytes, multiprocessors);
 }
 int64_t cuda_rows_ahead(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
-    return rms_norm::cuda::rows_ahead(rows, rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned), multiprocessors);
+    return rms_norm::cuda::rows_ahead(rows, rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned),
+                                      multiprocessors);
 }
 
 int64_t cuda_next_at_once(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned) {
@@ -83,7 +85,9 @@ void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int
 
 int64_t cuda_gemm_most_columns(int64_t n, int pieces) { return skinny_gemm::cuda::Pieces(n, pieces).most_columns(); }
 
-int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) { return skinny_gemm::cuda::Pieces(n, pieces).first_column(piece); }
+int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) {
+    return skinny_gemm::cuda::Pieces(n, pieces).first_column(piece);
+}
 
 int64_t cuda_gemm_columns(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].columns; }
 
@@ -94,7 +98,9 @@ int64_t cuda_gemm_step(int shape, int64_t m) { return skinny_gemm::cuda::kBulkSh
 int64_t cuda_gemm_can_pace(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].paces(m); }
 
 int64_t cuda_gemm_can_split(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].splits(m); }
-int64_t cuda_gemm_clusters_alone(int blocks, int64_t multiprocessors) { return skinny_gemm::cuda::clusters_alone(blocks, multiprocessors); }
+int64_t cuda_gemm_clusters_alone(int blocks, int64_t multiprocessors) {
+    return skinny_gemm::cuda::clusters_alone(blocks, multiprocessors);
+}
 
 int64_t cuda_gemm_warps(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].warps; }
 

@@ -78,6 +78,7 @@ int main() {
     check("bfloat16", widen_bf16);
     const float inf = INFINITY;
     const Machine exact{false, false};
-    std::printf("special %d\n", rocm_fp8::swiglu::silu_any(inf, exact) == inf && std::isnan(rocm_fp8::swiglu::silu_any(-inf, exact)) &&
+    std::printf("special %d\n", rocm_fp8::swiglu::silu_any(inf, exact) == inf &&
+                                    std::isnan(rocm_fp8::swiglu::silu_any(-inf, exact)) &&
                                     std::isnan(rocm_fp8::swiglu::silu_any(float(NAN), exact)));
 }
