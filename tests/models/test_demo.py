@@ -245,9 +245,20 @@ def test_the_plot_is_a_picture(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["times.png"]
     narrow = tmp_path / "one.png"
     plot.draw(TIMES[:3], "title", narrow)
-    # The header's width: a panel a model.
-    widths = [int.from_bytes(p.read_bytes()[16:20], "big") for p in (path, narrow)]
-    assert widths[0] == 2 * widths[1]
+    # The header's width and height: a row a model, each as wide as a README.
+    sizes = [[int.from_bytes(p.read_bytes()[i : i + 4], "big") for i in (16, 20)] for p in (path, narrow)]
+    assert sizes[0][0] == sizes[1][0] == 1200 and sizes[0][1] > 1.7 * sizes[1][1]
+
+
+def test_the_plots_panels(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(plot.bars, "draw", lambda panels, title, path: drawn.extend(panels))
+    cached = operator_times.OperatorTime("Small", "swiglu_fp8", "1x9", 2e-6, 5e-6, None)
+    plot.draw([cached, *TIMES[:3]], "title", tmp_path / "a.png")
+    shares, ratios = drawn
+    # What stays in the caches has no share of memory's rate.
+    assert shares.bars[0].heights == [0.5] * 3 and shares.top == 1 and shares.groups[0] == "QKV\n64\nx32"
+    assert ratios.bars[0].heights == pytest.approx([2.5, 1.5, 1.5, 1.5]) and ratios.line == 1
 
 
 @pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
