@@ -1,6 +1,7 @@
 """The benchmarks: their clockwork, their shapes, and that the runner of `kernels benchmark` takes them, verified."""
 
 import functools
+import json
 import re
 import sys
 import types
@@ -129,6 +130,19 @@ def classes(kernel, device, on_cpu, monkeypatch) -> dict[str, type]:
 
 def run(cls: type) -> dict[str, runner.TimingResults]:
     return runner.run_benchmark_class(cls, iterations=3, warmup=1, repo_id=str(ROOT), is_local=True, revision="main")[0]
+
+
+def test_the_whole_command(classes, monkeypatch, tmp_path, capsys):
+    """`kernels benchmark FOLDER --output FILE` with what requirements.txt installs: its tables need packages, too."""
+    assert runner.MISSING_DEPS == []
+    monkeypatch.setattr(runner, "discover_benchmark_classes", lambda script, folder: list(classes.values()))
+    output = tmp_path / "results.json"
+    runner.run_benchmark(str(ROOT), branch=None, version=None, iterations=3, warmup=1, output=str(output))
+    rows = re.findall(r"(\w+) *│ small ", capsys.readouterr().err)
+    assert rows == list(CLASSES)
+    assert {result["workload"] for result in json.loads(output.read_text())["results"]} == {
+        f"{name}.small" for name in CLASSES
+    }
 
 
 def test_the_runner_finds_every_workload():
