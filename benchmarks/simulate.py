@@ -131,7 +131,9 @@ def parse(arguments: list[str] | None = None):
     for size in ("--m", "--n", "--k"):
         one.add_argument(size, type=positive, required=True)
     one.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the result")
-    one.add_argument("--config", metavar="SHAPE,SPLITS", help="of skinny_gemm/hip/config.h's table; --config=-1,1: direct")
+    one.add_argument(
+        "--config", metavar="SHAPE,SPLITS", help="of skinny_gemm/hip/config.h's table; --config=-1,1: direct"
+    )
     for name in ROW_OPERATORS:
         one = commands.add_parser(name, parents=[common])
         one.add_argument("--rows", type=positive, required=True)

@@ -61,12 +61,18 @@ def cuda_code(library: Path) -> dict[str, list[str]]:
     tools = CudaToolchain.tools()
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([tools / "cuobjdump", "-xelf", "all", library.resolve()], cwd=folder, check=True, capture_output=True)
+        subprocess.run(
+            [tools / "cuobjdump", "-xelf", "all", library.resolve()], cwd=folder, check=True, capture_output=True
+        )
         for cubin in sorted(Path(folder).glob("*.cubin")):
             arch = re.search(r"sm_\w+", cubin.name)[0]
             environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
             listing = subprocess.run(
-                [tools / "nvdisasm", "-c", "-novliw", cubin], check=True, capture_output=True, text=True, env=environment
+                [tools / "nvdisasm", "-c", "-novliw", cubin],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=environment,
             ).stdout
             current: list[str] | None = None
             for line in listing.splitlines():
