@@ -26,7 +26,8 @@ class Arguments:
     @staticmethod
     def _bytes(function, *arguments) -> bytes:
         buffer = ctypes.create_string_buffer(LARGEST)
-        return buffer.raw[: function(buffer, *arguments)]
+        size = function(buffer, *arguments)
+        return buffer.raw[:size]
 
     def rms_norm(self, x, residual, weight, scale, out, epsilon: float) -> bytes:
         """Of dense rows; `residual` may be None."""
