@@ -5,8 +5,8 @@
     python -m benchmarks.tune_skinny_gemm --size 2304x16384 --dry-run
     python scripts/build.py --backend rocm                                 # then: the next build has them
 
-A configuration is verified before it is timed. What the model of skinny_gemm/hip/config.h chooses stays where nothing is
-faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
+A configuration is verified before it is timed. What the model of skinny_gemm/hip/config.h chooses stays where nothing
+is faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
 """
 
 import argparse

@@ -30,7 +30,8 @@ ENTRIES = [
 def compiled_output(tmp_path: Path, program: str) -> list[list[int]]:
     source = tmp_path / "program.cpp"
     source.write_text(
-        f'#include "{header.CONFIG}"\n#include <cstdio>\nusing namespace rocm_fp8::skinny_gemm::hip;\nint main() {{ {program} }}'
+        f'#include "{header.CONFIG}"\n#include <cstdio>\nusing namespace rocm_fp8::skinny_gemm::hip;\n'
+        f"int main() {{ {program} }}"
     )
     subprocess.run([cxx_compiler(), "-std=c++20", source, "-o", tmp_path / "program"], check=True)
     output = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True).stdout
