@@ -50,7 +50,7 @@ def winner(times: dict[Config, gpu_timing.Times], model: Config) -> Config:
 
 def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed: int | None) -> tuple[str, bool]:
     """The new text of skinny_gemm_tuned.h, and whether every configuration was right."""
-    table = tuned_header.parse_ring_table(tuned_header.CONFIG.read_text())
+    table = tuned_header.ring_table()
     text = tuned_header.TUNED.read_text()
     old = tuned_header.parse_entries(text)
     for n, k in sizes:

@@ -101,3 +101,19 @@ def simulated_rocm(rocm_variant):
     from benchmarks.simulated_rocm import SimulatedRocm
 
     return SimulatedRocm(rocm_variant, ROCM_HEADERS)
+
+
+@pytest.fixture
+def environment(kernel, monkeypatch):
+    """environment(name, value) sets a variable of the package (None: removes it) and has it read again."""
+
+    def change(name: str, value: str | None) -> None:
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+        kernel.reread_environment()
+
+    yield change
+    monkeypatch.undo()
+    kernel.reread_environment()

@@ -264,8 +264,8 @@ __device__ inline void produce(const Feeder<B>& feeder) {
 
 // Reduction, first half: a warp's sums into shared memory, columns `shift` places on.
 template <class B>
-__device__ inline void store_sums(typename B::Shared& shared, const Sums (&sums)[B::kWide][B::kNarrow], int warp, int lane,
-                                  int shift) {
+__device__ inline void store_sums(typename B::Shared& shared, const Sums (&sums)[B::kWide][B::kNarrow], int warp,
+                                  int lane, int shift) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int w = 0; w < B::kWide; ++w) {
@@ -384,16 +384,13 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     const int share = B::share(splits);
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
-    const bool finishes =
-        first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
+    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
     // The epilogue's scales and bias are loaded while the sums are made. By fours they go through shared memory, where threads
     // stand for columns from the CTA's first on.
     const bool by_fours = B::kByFours && splits == 1;
     const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
     const bool brings = by_fours && int(threadIdx.x) < width;
-    const gemm::Column result(a.epilogue, brings                      ? first_column + int(threadIdx.x)
-                                          : !by_fours && finishes ? n
-                                                                  : 0);
+    const gemm::Column result(a.epilogue, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
     const float scale_a = threadIdx.x < a.m ? gemm::scale_at(a.epilogue.scale_a, threadIdx.x) : 0;
 
     Sums sums[B::kWide][B::kNarrow] = {};

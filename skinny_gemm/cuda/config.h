@@ -48,33 +48,33 @@ struct Regime {
 constexpr int kAnyColumns = 1 << 30;
 constexpr int64_t kAnyK = int64_t(1) << 62;
 // What K is worth, as measured on an H200 (4.47 TB/s, 132 multiprocessors).
-constexpr int64_t kEnoughForARing = 1024;    // below, filling the ring takes longer than using it
-constexpr int64_t kLongForOneCta = 16384;    // one CTA after another costs less than it gains (at 14336: 3 % slower)
-constexpr int64_t kShortForRounds = 8192;    // below, the cost of another round of CTAs shows
-constexpr int64_t kWorthSums = 6144;         // adding two parts, or two CTAs in place of one, cost less than they gain
-constexpr int64_t kLongForParts = 8192;      // the same, of 32 to 48 columns a multiprocessor
-constexpr int64_t kWorthHalfTiles = 5120;    // halves of the columns, in place of full tiles of 32
-constexpr int64_t kLongForFour = 12289;      // clusters of four wide CTAs
-constexpr int64_t kWorthTwoParts = 2048;     // two parts of K, of few columns
+constexpr int64_t kEnoughForARing = 1024;  // below, filling the ring takes longer than using it
+constexpr int64_t kLongForOneCta = 16384;  // one CTA after another costs less than it gains (at 14336: 3 % slower)
+constexpr int64_t kShortForRounds = 8192;  // below, the cost of another round of CTAs shows
+constexpr int64_t kWorthSums = 6144;       // adding two parts, or two CTAs in place of one, cost less than they gain
+constexpr int64_t kLongForParts = 8192;    // the same, of 32 to 48 columns a multiprocessor
+constexpr int64_t kWorthHalfTiles = 5120;  // halves of the columns, in place of full tiles of 32
+constexpr int64_t kLongForFour = 12289;    // clusters of four wide CTAs
+constexpr int64_t kWorthTwoParts = 2048;   // two parts of K, of few columns
 
 // The order matters: a size takes the first row that covers it and whose cut fits.
 constexpr Regime kRegimes[] = {
     // name              rows    columns a MP        k                                  cut       width  splits  warps  form  fill
-    {"one large CTA",    17, 32, 0,   128,           kLongForOneCta, kAnyK,             Cut::each,     0, 1, kLargeWarps, 0, 875},
-    {"wide, many rows",  17, 32, 128, kAnyColumns,   0, kAnyK,                          Cut::two, kWidestColumns, 1, kWarps, 65, 850},
-    {"wide, short K",    1, 16,  128, 224,           0, kShortForRounds,                Cut::two, kWidestColumns, 1, kWarps, 65, 850},
-    {"two CTAs a round", 1, 32,  64,  kAnyColumns,   0, kAnyK,                          Cut::two_even, kWideColumns, 1, kWarps, 0, 0},
-    {"two halves of K",  1, 32,  32,  kSplitColumns, kLongForParts, kAnyK,              Cut::each,     0, 2, kWarps, 0, 0},
-    {"one CTA, few rows", 1, 8,  32,  64,            0, kWorthSums,                     Cut::each,     0, 1, kWarps, 0, 0},
-    {"one CTA, to 40",   9, 32,  32,  40,            0, kAnyK,                          Cut::each,     0, 1, kWarps, 0, 0},
-    {"half the columns", 1, 32,  32,  64,            kWorthHalfTiles, kAnyK,            Cut::two_even, kNarrowColumns, 1, kWarps, 0, 0},
-    {"full tiles",       1, 32,  32,  64,            0, kWorthHalfTiles,                Cut::tiles, kNarrowColumns, 1, kWarps, 0, 0},
-    {"clusters of four", 17, 32, 16,  32,            kLongForFour, kAnyK,               Cut::clusters, 0, 4, kWarps, 0, 0},
-    {"one CTA",          1, 32,  16,  32,            0, kWorthSums,                     Cut::each,     0, 1, kWarps, 0, 0},
-    {"two halves, narrow", 1, 32, 22, 32,            kWorthSums, kAnyK,                 Cut::each,     0, 2, kWarps, 0, 0},
-    {"pairs of CTAs",    1, 32,  16,  22,            kWorthSums, kAnyK,                 Cut::half,     0, 2, kWarps, 0, 0},
-    {"pairs, few columns", 1, 32, 4,  16,            kWorthTwoParts, kAnyK,             Cut::half,     0, 2, kWarps, 0, 0},
-    {"the rest",         1, 32,  0,   16,            0, kAnyK,                          Cut::tiles, kNarrowColumns, kFill, kWarps, 0, 0},
+    {"one large CTA", 17, 32, 0, 128, kLongForOneCta, kAnyK, Cut::each, 0, 1, kLargeWarps, 0, 875},
+    {"wide, many rows", 17, 32, 128, kAnyColumns, 0, kAnyK, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
+    {"wide, short K", 1, 16, 128, 224, 0, kShortForRounds, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
+    {"two CTAs a round", 1, 32, 64, kAnyColumns, 0, kAnyK, Cut::two_even, kWideColumns, 1, kWarps, 0, 0},
+    {"two halves of K", 1, 32, 32, kSplitColumns, kLongForParts, kAnyK, Cut::each, 0, 2, kWarps, 0, 0},
+    {"one CTA, few rows", 1, 8, 32, 64, 0, kWorthSums, Cut::each, 0, 1, kWarps, 0, 0},
+    {"one CTA, to 40", 9, 32, 32, 40, 0, kAnyK, Cut::each, 0, 1, kWarps, 0, 0},
+    {"half the columns", 1, 32, 32, 64, kWorthHalfTiles, kAnyK, Cut::two_even, kNarrowColumns, 1, kWarps, 0, 0},
+    {"full tiles", 1, 32, 32, 64, 0, kWorthHalfTiles, Cut::tiles, kNarrowColumns, 1, kWarps, 0, 0},
+    {"clusters of four", 17, 32, 16, 32, kLongForFour, kAnyK, Cut::clusters, 0, 4, kWarps, 0, 0},
+    {"one CTA", 1, 32, 16, 32, 0, kWorthSums, Cut::each, 0, 1, kWarps, 0, 0},
+    {"two halves, narrow", 1, 32, 22, 32, kWorthSums, kAnyK, Cut::each, 0, 2, kWarps, 0, 0},
+    {"pairs of CTAs", 1, 32, 16, 22, kWorthSums, kAnyK, Cut::half, 0, 2, kWarps, 0, 0},
+    {"pairs, few columns", 1, 32, 4, 16, kWorthTwoParts, kAnyK, Cut::half, 0, 2, kWarps, 0, 0},
+    {"the rest", 1, 32, 0, 16, 0, kAnyK, Cut::tiles, kNarrowColumns, kFill, kWarps, 0, 0},
 };
 
 // As few pieces as CTAs of that many columns allow.

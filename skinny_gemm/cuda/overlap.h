@@ -16,16 +16,16 @@ namespace rocm_fp8::skinny_gemm::cuda {
 
 struct Overlap {
     int before_next;  // the next kernel may start when this many steps of a CTA are still to be asked for; or kAtOnce
-    int window;       // stages of the first round in flight at a time; by forms that cannot pace it: asked for before the
-                      // wait for the kernel before. 0: all at once
-    int ahead;        // stages beyond the ring that go to L2 before that wait
+    int window;  // stages of the first round in flight at a time; by forms that cannot pace it: asked for before the
+                 // wait for the kernel before. 0: all at once
+    int ahead;   // stages beyond the ring that go to L2 before that wait
 };
 constexpr int kAtOnce = -1;  // before that wait
 
 enum class OverlapRegime {
-    paced_full,     // every CTA slot is taken: the next kernel starts at once, and finds a slot when this one ends
-    paced_tail,     // slots are free: the next kernel starts in the tail, before CTAs end. At once it would put two of its own
-                    // on an idle multiprocessor, and the kernel after it again
+    paced_full,  // every CTA slot is taken: the next kernel starts at once, and finds a slot when this one ends
+    paced_tail,  // slots are free: the next kernel starts in the tail, before CTAs end. At once it would put two of its own
+                 // on an idle multiprocessor, and the kernel after it again
     paced_rows,     // the same with 17 rows and more, whose ring is short: more of it through L2
     held_full,      // as paced_full, for forms that cannot pace: one stage is left for after the wait
     held_halves,    // K in two parts, forms that cannot pace: three stages before the wait
@@ -63,11 +63,12 @@ struct Launch {
 };
 
 // Limits of the regimes, as seen on an H200 (150 sizes).
-constexpr int64_t kWorthPacing = 3072;    // k, where no CTA slot is free (2048: 1 % of a decoder layer lost)
-constexpr int kWorthPacingHalves = 8;     // steps, with 17 rows and more and K in two parts
-constexpr int64_t kShortPart = 4608;      // k of a part
-constexpr int64_t kLongPartFew = 8192, kLongPartMany = 12288;     // k of a part, up to 16 rows and more
-constexpr int64_t kFewBytesShort = 90 << 10, kFewBytes = 100 << 10;  // of weights a multiprocessor, of a short part, of others
+constexpr int64_t kWorthPacing = 3072;  // k, where no CTA slot is free (2048: 1 % of a decoder layer lost)
+constexpr int kWorthPacingHalves = 8;   // steps, with 17 rows and more and K in two parts
+constexpr int64_t kShortPart = 4608;    // k of a part
+constexpr int64_t kLongPartFew = 8192, kLongPartMany = 12288;  // k of a part, up to 16 rows and more
+constexpr int64_t kFewBytesShort = 90 << 10,
+                  kFewBytes = 100 << 10;  // of weights a multiprocessor, of a short part, of others
 
 constexpr OverlapRegime overlap_regime(const Launch& l, int64_t m, int64_t k, int multiprocessors) {
     const bool paces = l.form.paces(m);
@@ -84,7 +85,9 @@ constexpr OverlapRegime overlap_regime(const Launch& l, int64_t m, int64_t k, in
     // A CTA a multiprocessor: with few rows neither kernel is in the other's way.
     if (m <= 8) return OverlapRegime::at_once;
     if (l.part <= kShortPart) {
-        return m > 16 ? OverlapRegime::short_ring : l.bytes <= kFewBytesShort ? OverlapRegime::at_once : OverlapRegime::ring;
+        return m > 16                      ? OverlapRegime::short_ring
+               : l.bytes <= kFewBytesShort ? OverlapRegime::at_once
+                                           : OverlapRegime::ring;
     }
     const bool long_part = l.part >= (m <= 16 ? kLongPartFew : kLongPartMany);
     return l.bytes <= kFewBytes || long_part ? OverlapRegime::at_once : OverlapRegime::tail;

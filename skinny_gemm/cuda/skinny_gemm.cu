@@ -120,7 +120,8 @@ Status launch(const Args& args, const Executor& on) {
     if (!status.ok()) return status;
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
     const bool aligned = rows_fit(args);
-    Config config = pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
+    Config config =
+        pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
     ForcedConfig forced;
     if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
     if (forced.set) {

@@ -2,14 +2,14 @@
 
 import pytest
 
+from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
-from tests.gpu.host_configs import Configs
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory) -> Configs:
+def library() -> Configs:
     """The launchers' configuration functions."""
-    return Configs.compiled(tmp_path_factory.mktemp("configs"))
+    return configs()
 
 
 @pytest.fixture(scope="session")

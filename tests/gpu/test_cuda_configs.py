@@ -7,7 +7,6 @@ import tomllib
 import pytest
 
 from benchmarks import cuda_pieces
-from tests.gpu.host_configs import more_rows_may_have_other_bits
 from tests.settings import ROOT
 
 WARP, BLOCK, CLUSTER, ANY = range(4)
@@ -143,7 +142,7 @@ def test_every_gemm_choice_can_run(library, k):
                 able = [
                     i
                     for i in kind
-                    if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))
+                    if library.cuda_gemm_stages(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))
                 ]
                 fitting = [i for i in able if columns <= SHAPES[i]]
                 assert shape == fitting[0], "there is none, or a narrower one would do"
@@ -197,7 +196,7 @@ def test_every_overlap_can_run(library, constant_b):
                     assert before_next >= -1 and before_next != 0 and 1 <= ahead <= 6
                     if not window:
                         continue
-                    slots = library.cuda_gemm_slots(shape, m)
+                    slots = library.cuda_gemm_stages(shape, m)
                     assert (
                         constant_b and window >= 2 and pieces * splits <= (1 if shape in LARGE else 2) * multiprocessors
                     )
@@ -224,26 +223,17 @@ def test_the_parts_of_k_are_those_of_every_width(library, k):
         assert all(cut == cuts[0] for cut in cuts)
 
 
-def test_rows_within_which_bits_do_not_depend_on_their_number(library):
-    """Up to 16, and more; mostly all of them where eight warps share K: a block has no more than 64 columns, or is a
-    large one."""
-    for multiprocessors in (H200, 78, 16):
-        apart, may_be = set(), set()
-        for n, k in itertools.product(COLUMNS, (1024, 4096, 6144, 8192, 12304, 16384)):
-            turns = {}
-            for m in (1, 8, 9, 16, 17, 32):
-                shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
-                sharing = library.cuda_gemm_warps(shape) // library.cuda_gemm_groups(shape, m)
-                assert sharing == (4 if m > 16 and SHAPES[shape] > 64 and shape not in LARGE else 8)
-                turns.setdefault(m > 16, set()).add((splits, sharing))
-            assert len(turns[False]) == len(turns[True]) == 1
-            if n > 2 * multiprocessors * 64:
-                continue
-            if turns[False] != turns[True]:
-                apart.add((n, k))
-            if more_rows_may_have_other_bits(n, k, multiprocessors):
-                may_be.add((n, k))
-        assert apart == may_be
+@pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
+def test_a_row_class_has_one_order_of_sums(library, multiprocessors):
+    """Within 1 to 16 and within 17 to 32 rows K is split alike, and as many warps share it."""
+    for n, k in itertools.product(COLUMNS, (1024, 4096, 6144, 8192, 12304, 16384)):
+        orders: dict[bool, set] = {}
+        for m in (1, 8, 9, 16, 17, 32):
+            shape, splits, _ = library.cuda_gemm_config(m, n, k, multiprocessors, 1)
+            sharing = library.cuda_gemm_warps(shape) // library.cuda_gemm_groups(shape, m)
+            assert sharing == (4 if m > 16 and SHAPES[shape] > 64 and shape not in LARGE else 8)
+            orders.setdefault(m > 16, set()).add((splits, sharing))
+        assert len(orders[False]) == len(orders[True]) == 1, (n, k)
 
 
 def test_the_benchmark_knows_which_forms_there_are(library):
@@ -251,7 +241,7 @@ def test_the_benchmark_knows_which_forms_there_are(library):
         able = [
             i
             for i in range(len(SHAPES))
-            if library.cuda_gemm_slots(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))
+            if library.cuda_gemm_stages(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))
         ]
         assert list(cuda_pieces.all_shapes_for(m, splits)) == able
 

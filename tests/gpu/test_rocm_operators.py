@@ -250,8 +250,8 @@ SHAPES = range(-1, len(ring_shapes()))
 
 
 @pytest.fixture
-def config(monkeypatch):
-    return lambda shape, splits: monkeypatch.setenv(GEMM_CONFIG, f"{shape},{splits}")
+def config(environment):
+    return lambda shape, splits: environment(GEMM_CONFIG, f"{shape},{splits}")
 
 
 def rows_of(shape: int) -> tuple[int, int]:
@@ -334,8 +334,8 @@ def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
 
 
 @pytest.mark.parametrize("text", ["5", "x", "12,1", "-2,1", "0,0", "0,17", "0,1,"])
-def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, monkeypatch, text):
-    monkeypatch.setenv(GEMM_CONFIG, text)
+def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environment, text):
+    environment(GEMM_CONFIG, text)
     inputs = gemm.draw(gemm.Problem(1, 16, 1024, fp8), generator)
     with pytest.raises(RuntimeError, match=GEMM_CONFIG):
         gemm.run(kernel, inputs)
