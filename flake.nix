@@ -8,5 +8,15 @@
     kernel-builder.lib.genKernelFlakeOutputs {
       inherit self;
       path = ./.;
+      # The CPU's sources and flags are x86-64's: on aarch64 `-mavx2` is an error.
+      torchVersions =
+        defaultVersions:
+        map (
+          version:
+          if version.cpu or false then
+            version // { systems = builtins.filter (system: system == "x86_64-linux") version.systems; }
+          else
+            version
+        ) defaultVersions;
     };
 }

@@ -4,9 +4,9 @@
     python -m benchmarks.benchmark                                     # this repository's build, on the CPU
 
 Each workload is verified before it is timed: the row operators byte by byte against the package's reference,
-skinny_gemm within the bound of a float32 sum. Before each one its floor is printed: the bytes that it must move,
-at the rate at which this machine reads or copies memory. Buffers rotate, so nothing is served from a cache that
-a model would not find there.
+skinny_gemm within the bound of a float32 sum. Before each one stands what its bytes take at the rate of torch.sum
+(skinny_gemm) or Tensor.copy_ (the others), which a better kernel can beat. Buffers rotate, so nothing is served from
+a cache that a model would not find there.
 
 The Hub gets this file alone of its folder, so it uses none of the others.
 """
@@ -53,7 +53,8 @@ class Rotating(Benchmark):
         key = (self.device, kind)
         if key not in self._rates:
             self._rates[key] = seconds_a_byte(*key)
-        print(f"  {name}: {moved} bytes, floor {moved * self._rates[key] * 1e3:.4f} ms", file=sys.stderr)
+        ms, function = moved * self._rates[key] * 1e3, "sum" if kind == "read" else "Tensor.copy_"
+        print(f"  {name}: {moved} bytes, {ms:.4f} ms at the rate of torch.{function}", file=sys.stderr)
         self.sets = [make_set() for _ in range(copies(moved))]
         self.turn = -1
 

@@ -8,8 +8,8 @@ An operator timed in a series of itself always follows, and is followed by, its 
 another kernel ends. Here are the FP8 parts of a layer in their order, weights of several layers in rotation: addition,
 norm and quantisation; QKV; O; again a norm; gate and up; SwiGLU; down. Attention is not this package's: in its place
 stands a small addition of torch's, which overlaps nothing. torch's layer is torch.compile's norm and SwiGLU and
-torch._scaled_mm; "alone" is ours without overlap. The floor is the weights' bytes at the rate at which this GPU reads
-memory, the share is that of the rate which ours reaches, the ratio torch's time by ours. All of a table row are timed
+torch._scaled_mm; "alone" is ours without overlap. The floor is the weights' bytes at the memory's rate (as in
+benchmarks/cuda.py), the share the floor by our time, the ratio torch's time by ours. All of a table row are timed
 in turn, after a layer's results were compared with the reference's.
 """
 
@@ -109,7 +109,7 @@ class Torchs:
 
 
 def row(
-    layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, read_rate: float
+    layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, memory_rate: float
 ) -> tuple[list[str], bool, dict]:
     """The cells, "-" for what is not there or not right; whether all builds are; the samples."""
     cases = {name: attempt(name, lambda n=name, k=k: layer.recorded(k, n)) for name, k in kernels.items()}
@@ -119,7 +119,7 @@ def row(
     cases["torch"] = attempt("torch", lambda: layer.recorded(Torchs(layer.reference), "torch", TORCHS_TOLERANCE))
     times = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort)
     us = {name: times[name].median_us if name in times else None for name in cases}
-    floor, ours = layer.bytes / read_rate, us[NOW]
+    floor, ours = gpu_timing.floor_us(layer.bytes, times.values(), memory_rate), us[NOW]
     cells = [
         cell(floor),
         cell(ours),
@@ -134,13 +134,13 @@ def run(gpu: Gpu, builds: dict[str, ModuleType], args) -> tuple[bool, dict]:
     """The table, a row as it comes; whether every build was right; the figures for --json."""
     generator, figures = gpu_report.begin(gpu, args)
     kernels, results, all_right = {NOW: gpu.kernel, **builds}, [], True
-    columns = ["floor", "ours", "±", *builds, "alone", "torch", "share of read rate", "ratio"]
+    columns = ["floor", "ours", "±", *builds, "alone", "torch", "share of memory rate", "ratio"]
     print(f"\n### A decoder layer's FP8 kernels: microseconds\n\n{table_header(['layer', 'rows', *columns])}")
     for name in args.only or LAYERS:
         for rows in args.rows or GEMM_ROWS:
             layer = Layer(gpu.kernel.reference, LAYERS[name], rows, gpu.kernel.fp8_dtype(gpu.device), generator)
             note(layer.name)
-            cells, right, samples = row(layer, kernels, gpu_report.effort(args), figures["read_bytes_per_us"])
+            cells, right, samples = row(layer, kernels, gpu_report.effort(args), figures["memory_bytes_per_us"])
             print(table_row([name, str(rows), *cells]), flush=True)
             all_right &= right
             results.append({"layer": name, "rows": rows, "bytes": layer.bytes, "times": samples})

@@ -123,9 +123,13 @@ def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
     for name, value in environment.items():
         print(f"- {name}: {value}")
     read_rate, floor = gpu_timing.read_rate(launches), gpu_timing.launch_floor(launches)
-    print(f"- memory reads (torch.sum): {read_rate / 1e6:.2f} TB/s; a kernel that does nothing: {floor:.2f} us")
+    peak = gpu_timing.peak_rate(gpu.environment["GPU"])
+    published = f"{peak / 1e6:.2f} TB/s" if peak else "not known here"
+    print(f"- memory's published rate: {published}; torch.sum reads at {read_rate / 1e6:.2f} TB/s")
+    print(f"- a kernel that does nothing: {floor:.2f} us")
     print("- ±: half of what lies between the first and the last tenth of the samples", flush=True)
-    return generator, {"environment": environment, "read_bytes_per_us": read_rate, "launch_floor_us": floor}
+    rates = {"read_bytes_per_us": read_rate, "memory_bytes_per_us": max(peak or 0.0, read_rate)}
+    return generator, {"environment": environment, **rates, "launch_floor_us": floor}
 
 
 def figures_of(script: str, measure: Callable[[], dict], args: argparse.Namespace) -> dict | None:

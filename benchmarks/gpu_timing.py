@@ -5,7 +5,7 @@ recorded, and the gaps between them are the device's own. Needs torch only; torc
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -21,6 +21,15 @@ FEWEST, MOST = 256, 512
 # microsecond) is little of what a pair measures.
 SAMPLES = 20
 READ_BYTES = 8 << 30
+# What the vendors publish of their memories, in bytes a microsecond, by the beginning of the device's name.
+PEAK_RATES = {
+    "NVIDIA H100 80GB HBM3": 3.35e6,
+    "NVIDIA H200": 4.8e6,
+    "AMD Instinct MI300X": 5.3e6,
+    "AMD Instinct MI325X": 6.0e6,
+    "AMD Instinct MI350X": 8.0e6,
+    "AMD Instinct MI355X": 8.0e6,
+}
 
 
 @dataclass(frozen=True)
@@ -115,12 +124,22 @@ def measure(cases: dict[str, Recorded], effort: Effort) -> dict[str, Times]:
 
 
 def read_rate(effort: Effort) -> float:
-    """Bytes a microsecond that torch reaches reading memory: the ceiling of whatever reads more than it writes."""
+    """Bytes a microsecond that torch.sum reaches at best. A better kernel reads faster."""
     free, _ = torch.cuda.mem_get_info()
     source = torch.randn(min(READ_BYTES, free // 4) // 4, device="cuda")
     # Milliseconds each: fewer launches say as much.
     few = Effort(effort.warm_up // 16, effort.iterations // 16)
-    return source.nbytes / measure({"read": record(lambda i: source.sum(), 1)}, few)["read"].median_us
+    return source.nbytes / min(measure({"read": record(lambda i: source.sum(), 1)}, few)["read"].samples_us)
+
+
+def peak_rate(device_name: str) -> float | None:
+    """Bytes a microsecond that the vendor publishes; None for a device that is not listed."""
+    return next((rate for name, rate in PEAK_RATES.items() if device_name.startswith(name)), None)
+
+
+def floor_us(moved: int, times: Iterable[Times | None], memory_rate: float) -> float:
+    """Of a table row whose cases all move as many bytes (timing.floor). `memory_rate`: bytes a microsecond."""
+    return timing.floor(moved, [(moved, one.samples_us) for one in times if one], memory_rate)
 
 
 def launch_floor(effort: Effort) -> float:

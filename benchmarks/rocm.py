@@ -4,9 +4,9 @@
     make bench-rocm VENV=/path/to/an/environment/with/torch/for/ROCm
     python -m benchmarks.rocm --json figures.json      # with a build of the variant at hand
 
-Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. A floor
-is the bytes that must be moved at the rate at which this GPU reads memory, measured here, and at 4.2 TB/s, which is
-what gfx942 reaches of its 5.3 TB/s; it leaves out the launch, whose own floor stands above the tables.
+Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
+floor is the bytes that must be moved at the memory's rate, as in benchmarks/cuda.py; it leaves out the launch, whose
+own floor stands above the tables.
 """
 
 import sys
@@ -24,8 +24,6 @@ PUBLISHED = {
     "swiglu_fp8": published_mi300x.SWIGLU_FP8,
     "skinny_gemm": published_mi300x.SKINNY_GEMM,
 }
-# Bytes a microsecond that a GPU's memory reaches at best, where that is known.
-NOMINAL_RATES = {"gfx942": 4.2e6}
 DIRECT_KERNEL = (-1, 1)
 TITLES = gpu_report.TITLES | {"direct": "direct kernel"}
 
@@ -50,24 +48,18 @@ def record_gemm(case: GemmCase, backend: str) -> Cases:
     return cases | gpu_report.torchs_gemm(case)
 
 
-def floors_us(moved: int, read_rate: float, arch: str) -> tuple[float, float | None]:
-    """The bytes at the measured rate, and at the nominal one."""
-    nominal = NOMINAL_RATES.get(arch)
-    return moved / read_rate, moved / nominal if nominal else None
-
-
 def header(size: str, competitors: list[str]) -> str:
-    columns = [size, "floor, measured rate", "floor, 4.2 TB/s", "ours", "±", "GB/s"]
+    columns = [size, "floor", "ours", "±", "GB/s"]
     columns += [TITLES.get(name, name) for name in competitors if name != "ours"] + ["published", "ours / published"]
     return table_header(columns)
 
 
-def line(size: str, moved: int, times: dict[str, Times | None], floors: tuple, published_us: float, same: bool) -> str:
+def line(size: str, moved: int, times: dict[str, Times | None], floor: float, published_us: float, same: bool) -> str:
     """A row of a table. `same`: this is the GPU that the published figure is of, else there is no ratio to give."""
     ours = times["ours"]
     cells = [
         size,
-        *map(cell, floors),
+        cell(floor),
         cell(ours.median_us),
         cell(ours.spread_us),
         cell(moved / ours.median_us / 1e3, 0),
@@ -77,7 +69,7 @@ def line(size: str, moved: int, times: dict[str, Times | None], floors: tuple, p
     return table_row(cells)
 
 
-def table(gpu: Gpu, operator: str, args, generator: torch.Generator, read_rate: float) -> list[dict]:
+def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate: float) -> list[dict]:
     """Times an operator at every published size; prints each row as it comes. Returns the raw figures."""
     results = []
     print(f"\n### {gpu_report.title(operator)}\n")
@@ -88,9 +80,9 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, read_rate: 
         times = {name: measured.get(name) for name in cases}
         if not results:
             print(header(gpu_report.size_title(operator), list(times)))
-        floors = floors_us(case.bytes, read_rate, gpu.arch)
+        floor = gpu_timing.floor_us(case.bytes, times.values(), memory_rate)
         same = gpu.arch == "gfx942"
-        print(line(gpu_report.shown(size), case.bytes, times, floors, published.kernel_us, same), flush=True)
+        print(line(gpu_report.shown(size), case.bytes, times, floor, published.kernel_us, same), flush=True)
         results.append(
             {
                 "operator": operator,
@@ -109,7 +101,7 @@ def run(gpu: Gpu, args) -> dict:
     print(f"- published: {published_mi300x.SOURCE}, on an MI300X")
     results = []
     for operator in args.only or PUBLISHED:
-        results += table(gpu, operator, args, generator, figures["read_bytes_per_us"])
+        results += table(gpu, operator, args, generator, figures["memory_bytes_per_us"])
     return figures | {"published": published_mi300x.SOURCE, "results": results}
 
 

@@ -5,7 +5,7 @@ Absolute times on such a machine say little; ratios of medians taken in turn do.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -19,13 +19,13 @@ def rotated(names: list[str], round_: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def in_turn(
+def samples_in_turn(
     cases: dict[str, Callable[[int], object]],
     rounds: int = 15,
     warm_up: int = 2,
     synchronize: Callable[[], object] | None = None,
-) -> dict[str, float]:
-    """Median seconds of each case. A case is called with a running number, by which it picks its buffers.
+) -> dict[str, list[float]]:
+    """Seconds of each case, round by round. A case is called with a running number, by which it picks its buffers.
 
     `synchronize` waits for a GPU; such times hold the launch's latency, which gpu_timing.py's do not.
     """
@@ -40,7 +40,23 @@ def in_turn(
             elapsed = time.perf_counter() - begin
             if round_ >= warm_up:
                 times[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def in_turn(cases: dict[str, Callable[[int], object]], *args, **options) -> dict[str, float]:
+    """Median seconds of each case; the arguments are those of samples_in_turn."""
+    return {name: statistics.median(values) for name, values in samples_in_turn(cases, *args, **options).items()}
+
+
+def floor(moved: int, measured: Iterable[tuple[int, Sequence[float]]], known_rate: float = 0.0) -> float:
+    """What `moved` bytes take at the highest rate that is known of this memory, in the unit of the samples.
+
+    `measured`: of each case its bytes and its times, round by round. In each round the rate is the highest that any
+    case reached in it, or `known_rate` where that is higher; the floor is the median over the rounds. So no case can
+    beat its own floor, and a memory that is slower for a minute is compared with itself.
+    """
+    rounds = zip(*([each / time for time in times] for each, times in measured), strict=True)
+    return statistics.median(moved / max(known_rate, *rates) for rates in rounds)
 
 
 def copies(bytes_each: int, together: int | None = None) -> int:

@@ -138,7 +138,8 @@ def run(args: argparse.Namespace) -> None:
             for time in operator_times.measure(kernel, shapes, device):
                 times.append(time)
                 progress.update(1)
-        print(f"{shapes.name}, one row; torch in bfloat16; the floor at this machine's memory read rate:")
+        print(f"{shapes.name}, one row; torch in bfloat16; the floor: the weights at the highest rate of memory")
+        print("that anything reached meanwhile, or that is published for this GPU; activations stay in the caches:")
         print(operator_times.table([t for t in times if t.model == shapes.name]) + "\n")
     path = args.output / "operators.png"
     plot.draw(times, f"torch {torch.__version__}, {device}, {where}", path)

@@ -136,8 +136,8 @@ def test_a_graphs_tokens_are_the_steps(kernel, device, generator):
 
 
 def test_operators_are_timed_in_graphs_on_a_gpu(gpu):
-    case = operator_times._Case("a", "1x1", 1, gpu.launch("kernel", 2.0), gpu.launch("torch", 5.0), 7)
-    times = operator_times._in_turn(case, "cuda", 1)
-    assert times == {"kernel": pytest.approx(2e-6), "torch": pytest.approx(5e-6)}
+    case = operator_times._Case("a", "1x1", gpu.launch("kernel", 2.0), gpu.launch("torch", 5.0), 7)
+    samples = operator_times._samples(case, "cuda", 1, {})
+    assert samples == {"kernel": pytest.approx([2e-6] * 20), "torch": pytest.approx([5e-6] * 20)}
     # All operands, in rotation.
     assert {entry[1] for entry in gpu.log if entry[0] == "kernel"} == set(range(7))

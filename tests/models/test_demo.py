@@ -256,9 +256,20 @@ def test_the_plot_is_a_picture(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["times.png"]
     narrow = tmp_path / "one.png"
     plot.draw(TIMES[:3], "title", narrow)
-    # The header's width: a panel a model.
-    widths = [int.from_bytes(p.read_bytes()[16:20], "big") for p in (path, narrow)]
-    assert widths[0] == 2 * widths[1]
+    # The header's width and height: a row a model, each as wide as a README.
+    sizes = [[int.from_bytes(p.read_bytes()[i : i + 4], "big") for i in (16, 20)] for p in (path, narrow)]
+    assert sizes[0][0] == sizes[1][0] == 1200 and sizes[0][1] > 1.7 * sizes[1][1]
+
+
+def test_the_plots_panels(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(plot.bars, "draw", lambda panels, title, path: drawn.extend(panels))
+    cached = operator_times.OperatorTime("Small", "swiglu_fp8", "1x9", 2e-6, 5e-6, None)
+    plot.draw([cached, *TIMES[:3]], "title", tmp_path / "a.png")
+    shares, ratios = drawn
+    # What stays in the caches has no share of memory's rate.
+    assert shares.bars[0].heights == [0.5] * 3 and shares.top == 1 and shares.groups[0] == "QKV\n64\nx32"
+    assert ratios.bars[0].heights == pytest.approx([2.5, 1.5, 1.5, 1.5]) and ratios.line == 1
 
 
 @pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
@@ -291,10 +302,33 @@ def test_operator_times(kernel, device, monkeypatch):
         *gemms,
         ("skinny_gemm Down", "64x96"),
     ]
-    assert all(t.model == "Small" and min(t.kernel, t.torch, t.floor) > 0 for t in times)
+    assert all(t.model == "Small" and min(t.kernel, t.torch) > 0 for t in times)
+    assert [t.floor for t in times[:2]] == [None, None]  # their operands are in the caches
+    assert all(0 < t.floor <= t.kernel for t in times[2:])
+
+
+def test_an_operator_that_beats_torch_sum_is_its_own_floor(kernel, device, monkeypatch):
+    if device.type != "cpu":
+        pytest.skip("the probe runs beside the operators on a CPU")
+    monkeypatch.setattr(timing, "ROTATED_BYTES", 1 << 18)
+    # The probe reads 2**18 bytes in 64 seconds, the operators any number in 1: in 64x64 bytes the probe is faster.
+    took = {"read": 64.0, "kernel": 1.0, "torch": 8.0}
+
+    def samples(cases, rounds):
+        return {name: [took[name]] * rounds for name in cases}
+
+    monkeypatch.setattr(operator_times, "samples_in_turn", samples)
+    shapes = LlamaShapes("Small", hidden=64, heads=4, kv_heads=2, intermediate=96, head_dim=16)
+    floors = {t.shape: t.floor for t in operator_times.measure(kernel, shapes, "cpu")}
+    assert floors["64x64"] == 1.0 and floors["192x64"] == 1.0
+    took["read"] = 1.0
+    floors = {t.shape: t.floor for t in operator_times.measure(kernel, shapes, "cpu")}
+    assert floors["64x64"] == 64 * 64 / 2**18
 
 
 def test_the_table_of_times():
+    cached = operator_times.OperatorTime("Small", "swiglu_fp8", "1x9", 2e-6, 3e-6, None)
+    assert operator_times.table([cached]).split()[-2:] == ["-", "1.5x"]
     header, first, *_ = operator_times.table(TIMES[1:]).splitlines()
     assert [header.split()[0], *first.split()] == ["operator", "skinny_gemm", "O", "64x32", "4.0", "6.0", "2.0", "1.5x"]
 

@@ -45,6 +45,25 @@ def test_build_toml_is_what_kernels_parses():
     parsed = Build.open(str(ROOT))
     assert [str(b).split(".")[-1].lower() for b in parsed.general.backends] == table["general"]["backends"]
     assert table["general"]["hub"]["repo-id"] == REPO_ID
+    # `git clone` takes it; the card and metadata.json show it.
+    assert re.fullmatch(r"https://github\.com/[\w-]+/rocm-fp8-kernels", table["general"]["source"])
+
+
+@pytest.mark.skipif(shutil.which("nix-instantiate") is None, reason="needs nix-instantiate (Debian: nix-bin)")
+def test_nix_builds_the_cpu_variant_on_x86_64_alone():
+    """flake.nix on a stand-in for kernel-builder, whose sets of versions look like these."""
+    both, x86 = ["x86_64-linux", "aarch64-linux"], ["x86_64-linux"]
+    cpu, metal = {"torchVersion": "2.13", "cpu": True}, {"metal": True, "systems": ["aarch64-darwin"]}
+    cuda = {"cudaVersion": "13.0", "systems": both, "bundleBuild": True}
+    versions = [cpu | {"systems": [*both, "aarch64-darwin"]}, cuda, {"rocmVersion": "7.2", "systems": x86}, metal]
+    expression = f"""
+        let outputs = (import {ROOT}/flake.nix).outputs {{
+          self = null;
+          kernel-builder.lib.genKernelFlakeOutputs = arguments: arguments;
+        }}; in outputs.torchVersions (builtins.fromJSON {json.dumps(json.dumps(versions))})"""
+    command = ["nix-instantiate", "--eval", "--strict", "--json", "-E", expression]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found == [cpu | {"systems": x86}, *versions[1:]]
 
 
 def test_build_toml_lists_every_source_and_header():
@@ -68,6 +87,7 @@ def test_metadata_is_what_kernels_parses(variant, metadata):
     assert str(parsed.name) == table["general"]["name"]
     assert (parsed.version, parsed.license) == (table["general"]["version"], table["general"]["license"])
     # Raises where a file is missing, unknown or different.
+    assert metadata["source"] == parsed.source == table["general"]["source"]
     parsed.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, variant))
     assert set(metadata["digest"]["files"]) == {
         str(path.relative_to(variant))

@@ -15,10 +15,10 @@ from tests.tools.tables import tables
 Bound = cuda.Bound
 
 
-def line(operator="swiglu_fp8", size=8, moved=4_000_000, read_rate=1e6, **us) -> cuda.Line:
+def line(operator="swiglu_fp8", size=8, moved=4_000_000, memory_rate=1e6, **us) -> cuda.Line:
     """Times in microseconds; the floor is 4."""
     times = {name: value and gpu_timing.Times([value] * 20) for name, value in us.items()}
-    return cuda.Line(operator, size, moved, times, read_rate)
+    return cuda.Line(operator, size, moved, times, memory_rate)
 
 
 # --- the arithmetic of a row ---
@@ -37,16 +37,26 @@ def test_the_fastest_competitor_decides():
         "alone",
         "torch",
         "torch.compile",
-        "share of read rate",
+        "share of memory rate",
         "ratio",
     ]
+
+
+def test_nobody_beats_the_floor():
+    # 5 MB in 4 us are more than 1 MB/us: the floor is at the rate of the fastest, round by round.
+    for us in ({"ours": 4.0, "torch": 8.0}, {"ours": 4.5, "torch": 4.0}):
+        row = line(moved=5_000_000, **us)
+        assert row.floor_us == 4.0 and row.share == 4.0 / us["ours"] <= 1
+    mixed = line(moved=5_000_000, ours=4.0)
+    mixed.times["ours"] = gpu_timing.Times([4.0, 6.0] * 10)  # half the rounds beat 1 MB/us, the others do not
+    assert mixed.floor_us == 4.5 and mixed.share == 0.9
 
 
 def test_a_bound_is_missed_below_it_only():
     row = line(ours=5.0, alone=5.0, torch=6.0)
     assert row.missed(Bound(1.2, 0.8)) == []
     assert row.missed(Bound(1.3)) == ["swiglu_fp8 8: ratio 1.20, bound 1.30"]
-    assert row.missed(Bound(1.0, 0.9)) == ["swiglu_fp8 8: share of the read rate 0.80, bound 0.90"]
+    assert row.missed(Bound(1.0, 0.9)) == ["swiglu_fp8 8: share of the memory rate 0.80, bound 0.90"]
     # With nobody to compare with, nothing has been shown.
     assert line(ours=5.0, alone=5.0, torch=None).missed(Bound(0.5)) == ["swiglu_fp8 8: ratio -, bound 0.50"]
 
@@ -65,7 +75,7 @@ def test_the_mean_is_geometric_and_bounded():
 def test_every_size_has_its_bound():
     gemms = cuda.BOUNDS["skinny_gemm"]
     assert len(gemms) == 20 and {size[0] for size in gemms} == {1, 8, 16, 32}
-    assert gemms[8, 4096, 4096] == Bound(1.35) and gemms[32, 28672, 4096] == Bound(1.05, 0.92)
+    assert gemms[8, 4096, 4096] == Bound(1.35) and gemms[32, 28672, 4096] == Bound(1.05, 0.86)
     assert [bound.ratio for bound in cuda.BOUNDS["add_rms_norm_fp8"].values()] == [1.6, 1.6, 1.4, 1.3, 1.1, 1.1]
     assert list(cuda.BOUNDS["swiglu_fp8"]) == [1, 32, 128, 512, 2048]
 
@@ -129,7 +139,7 @@ def test_the_tables_the_figures_and_the_picture(script, tmp_path, capsys):
         "torch": "30.00",
         "torch.compile": "15.00",
         "flashinfer": "12.50",
-        "share of read rate": f"{7 * 96 / 1e4:.2f}",
+        "share of memory rate": f"{7 * 96 / 1e4:.2f}",
         "ratio": "1.25",
     }
     assert other_norm["rows"] == "4" and swiglu["ratio"] == "1.50" and "flashinfer" not in swiglu
@@ -150,6 +160,39 @@ def test_the_tables_the_figures_and_the_picture(script, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_figures_are_drawn_without_a_gpu(script, monkeypatch, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    assert cuda.main(["--quick", "--json", str(figures)]) == 0
+    monkeypatch.setattr(cuda, "find_gpu", lambda: pytest.fail("nothing is to be timed"))
+    drawn = []
+    monkeypatch.setattr(cuda.bars, "draw", lambda panels, title, path: drawn.append((panels, title)))
+    assert cuda.main(["--figures", str(figures), "--plot", str(tmp_path / "a.png")]) == 0
+    ((panels, title),) = drawn
+    assert title.startswith("Some GPU, torch 2.13, 2026-11-21") and len(panels) == 6
+    norm_share, norm_ratio, *_, gemm_share, gemm_ratio = panels
+    assert norm_share.groups == ["1", "4"] and gemm_share.groups == ["48\nx 160"]
+    # Of the memory's rate, ours and the best competitor's; and how many times faster ours is.
+    (ours,) = norm_share.bars
+    assert ours.heights == pytest.approx([7 * 96 / 1e4, 4 * 7 * 96 / 1e4]) and ours.heights[0] < 1
+    assert ours.marks == pytest.approx([height / 1.25 for height in ours.heights])
+    assert norm_ratio.bars[0].heights == [1.25, 1.25] and gemm_ratio.bars[0].label == "M = 2"
+    with pytest.raises(SystemExit):
+        cuda.main(["--figures", str(figures)])
+
+
+def test_axes_are_linear_and_begin_at_0(monkeypatch):
+    from matplotlib import pyplot
+
+    bars = cuda.bars
+    figure, axis = pyplot.subplots()
+    of_two = bars.Bars("a", "red", [0.5, None], [0.25, None])
+    bars._fill(axis, bars.Panel("title", "share", "rows", ["1", "2"], [of_two], top=1.0))
+    assert axis.get_yscale() == "linear" and axis.get_ylim() == (0, 1)
+    bars._fill(axis, bars.Panel("title", "times", "rows", ["1", "2"], [of_two], line=1.0))
+    assert axis.get_ylim() == (0, 1.3)
+    pyplot.close(figure)
+
+
 def test_other_sizes_of_the_gemm(script, capsys):
     assert cuda.main(["--quick", "--size", "48x160", "--size", "32x64"]) == 0
     sizes = [row["M, N x K"] for row in records(capsys.readouterr().out)]
@@ -168,7 +211,7 @@ def test_a_missed_bound_fails_the_check_alone(script, monkeypatch, capsys):
     assert [row["rows"] for row in records(captured.out)] == ["2"]
     assert captured.err.splitlines()[1:] == [
         "missed: swiglu_fp8 2: ratio 1.50, bound 1.60",
-        f"missed: swiglu_fp8 2: share of the read rate {5 * 96 / 1e4:.2f}, bound 0.10",
+        f"missed: swiglu_fp8 2: share of the memory rate {5 * 96 / 1e4:.2f}, bound 0.10",
     ]
 
 

@@ -15,7 +15,7 @@ from tests.tools.tables import tables
 TINY = LlamaShapes("Tiny", hidden=64, heads=2, kv_heads=1, intermediate=96, head_dim=32)
 # 128 x 64, 64 x 64, 192 x 64 and 64 x 96.
 TINY_BYTES = 30720
-COLUMNS = ["layer", "rows", "floor", "ours", "±", "alone", "torch", "share of read rate", "ratio"]
+COLUMNS = ["layer", "rows", "floor", "ours", "±", "alone", "torch", "share of memory rate", "ratio"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def layer(cpu, flow, monkeypatch):
 
 
 def begin(gpu, args):
-    return torch.Generator().manual_seed(args.seed or 1), {"read_bytes_per_us": TINY_BYTES / 10}
+    return torch.Generator().manual_seed(args.seed or 1), {"memory_bytes_per_us": TINY_BYTES / 10}
 
 
 def scaled_mm(a, b, scale_a, scale_b, out_dtype):

@@ -1,33 +1,63 @@
-"""What of the arguments is looked at in Python: what allocates, copies or fails before the binding's own checks."""
+"""What of the arguments is looked at in Python: what allocates, copies or fails before the binding's own checks.
+
+Refused like there: RuntimeError, `<operator>: <argument>: what it is; what is allowed`.
+"""
+
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def check_dims(name: str, x: torch.Tensor, least: int, needs: str) -> None:
+def refuse(operator: str, argument: str, why: str) -> NoReturn:
+    raise RuntimeError(f"{operator}: {argument}: {why}")
+
+
+def check_tensors(operator: str, **arguments: torch.Tensor) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            refuse(operator, name, f"{type(value).__name__}; needs a tensor")
+
+
+def check_dims(operator: str, name: str, x: torch.Tensor, least: int, needs: str) -> None:
     if x.dim() < least:
-        raise ValueError(f"{name}: {x.dim()} dimensions (shape {list(x.shape)}); needs {needs}")
+        refuse(operator, name, f"{x.dim()} dimensions (shape {list(x.shape)}); needs {needs}")
 
 
-def check_dtype(name: str, dtype: torch.dtype, allowed: tuple[torch.dtype, ...]) -> None:
-    if dtype not in allowed:
-        raise ValueError(f"{name}: {dtype}; allowed: {', '.join(map(str, allowed))}")
-
-
-def check_no_self_overlap(name: str, x: torch.Tensor) -> None:
+def check_no_self_overlap(operator: str, name: str, x: torch.Tensor) -> None:
     reach = 0  # of the dimensions with smaller strides, in elements
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
         if stride <= reach:
-            raise ValueError(f"{name}: shape {list(x.shape)} with strides {list(x.stride())} overlaps itself")
+            refuse(operator, name, f"shape {list(x.shape)} with strides {list(x.stride())} overlaps itself")
         reach += stride * (size - 1)
 
 
-def rows(name: str, x: torch.Tensor, **written: torch.Tensor) -> torch.Tensor:
+def result(
+    operator: str,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    allowed: tuple[torch.dtype, ...],
+    allocate: Callable[[torch.dtype | None], torch.Tensor],
+) -> torch.Tensor:
+    """`out`, whose own dtype the binding checks, or what `allocate` makes of out_dtype."""
+    if out_dtype is not None and out_dtype not in allowed:
+        refuse(operator, "out_dtype", f"{out_dtype}; allowed: {', '.join(map(str, allowed))}")
+    if out is None:
+        return allocate(out_dtype)
+    check_tensors(operator, out=out)
+    if out_dtype is not None and out_dtype != out.dtype:
+        refuse(operator, "out_dtype", f"{out_dtype}, but out has dtype {out.dtype}")
+    return out
+
+
+def rows(operator: str, name: str, x: torch.Tensor, **written: torch.Tensor) -> torch.Tensor:
     """x, or a copy where its leading dimensions are no rows with one stride (those of a transposed batch are none).
 
-    The kernel, which checks that what it writes overlaps no input, sees the copy only, so that the memory of x
-    itself is checked here.
+    The kernel checks that what it writes overlaps no input. It sees the copy only, so the memory of x itself is
+    checked here.
     """
     if x.dim() <= 2 or x.is_contiguous() or _is_rows(x):
         return x
@@ -35,7 +65,7 @@ def rows(name: str, x: torch.Tensor, **written: torch.Tensor) -> torch.Tensor:
         begin, end = _extent(x)
         for other, tensor in written.items():
             if tensor.numel() and not tensor.is_meta and _extent(tensor)[0] < end and begin < _extent(tensor)[1]:
-                raise ValueError(f"{other}: overlaps {name} in memory")
+                refuse(operator, other, f"overlaps {name} in memory")
     return x.contiguous()
 
 

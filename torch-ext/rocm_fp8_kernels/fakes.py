@@ -14,7 +14,9 @@ def _register(name: str) -> None:
         # The first argument is out; the kernels compare devices with the second one's.
         for argument, value in zip(names, args):
             if isinstance(value, torch.Tensor) and value.device != args[1].device:
-                raise RuntimeError(f"{argument}: on device {value.device}, but {names[1]} is on {args[1].device}")
+                raise RuntimeError(
+                    f"{name}: {argument}: on device {value.device}, but {names[1]} is on {args[1].device}"
+                )
 
     torch.library.register_fake(add_op_namespace_prefix(name), fake)
 

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._ops import ops
-from .arguments import FP8, check_dims, check_dtype, check_no_self_overlap, rows
+from .arguments import FP8, WIDE, check_dims, check_no_self_overlap, check_tensors, result, rows
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -42,14 +42,13 @@ def reread_environment() -> None:
     ops.reread_environment()
 
 
-def _allocate(x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
-    if out_dtype is not None:
-        check_dtype("out_dtype", out_dtype, FP8)
-    if out is None:
-        return torch.empty((*x.shape[:-1], width), dtype=out_dtype or fp8_dtype(x.device), device=x.device)
-    if out_dtype is not None and out_dtype != out.dtype:
-        raise ValueError(f"out_dtype: {out_dtype}, but out has dtype {out.dtype}")
-    return out
+def _fp8_result(
+    operator: str, x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
+        return torch.empty((*x.shape[:-1], width), dtype=dtype or fp8_dtype(x.device), device=x.device)
+
+    return result(operator, out, out_dtype, FP8, allocate)
 
 
 def rms_norm(
@@ -66,11 +65,11 @@ def rms_norm(
         out: x's dtype [..., d], overlapping no input; allocated if None.
 
     Returns: out.
-    Raises: RuntimeError naming the argument, before anything is written.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    ops.rms_norm(out, rows("x", x, out=out), weight, epsilon)
+    check_tensors("rms_norm", x=x, weight=weight)
+    out = result("rms_norm", out, None, (), lambda _: torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    ops.rms_norm(out, rows("rms_norm", "x", x, out=out), weight, epsilon)
     return out
 
 
@@ -94,14 +93,15 @@ def rms_norm_fp8(
         out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
 
     Returns: out. Values beyond the format's largest saturate, NaN stays NaN.
-    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
 
     Source: the kernel of "Creating custom kernels for the AMD MI300" (Hugging Face and AMD, 2025), with the
     mean (not the sum) of squares and the scale as divisor.
     """
-    check_dims("x", x, 1, "[..., d]")
-    out = _allocate(x, x.shape[-1], out, out_dtype)
-    ops.rms_norm_fp8(out, rows("x", x, out=out), weight, scale, epsilon)
+    check_tensors("rms_norm_fp8", x=x, weight=weight, scale=scale)
+    check_dims("rms_norm_fp8", "x", x, 1, "[..., d]")
+    out = _fp8_result("rms_norm_fp8", x, x.shape[-1], out, out_dtype)
+    ops.rms_norm_fp8(out, rows("rms_norm_fp8", "x", x, out=out), weight, scale, epsilon)
     return out
 
 
@@ -122,14 +122,16 @@ def add_rms_norm_fp8(
         The others: as in rms_norm_fp8.
 
     Returns: out.
-    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    check_dims("x", x, 1, "[..., d]")
-    out = _allocate(x, x.shape[-1], out, out_dtype)
-    updated = rows("residual", residual, out=out)
+    operator = "add_rms_norm_fp8"
+    check_tensors(operator, x=x, residual=residual, weight=weight, scale=scale)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    out = _fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    updated = rows(operator, "residual", residual, out=out)
     if updated is not residual:
-        check_no_self_overlap("residual", residual)
-    ops.add_rms_norm_fp8(out, rows("x", x, out=out, residual=residual), updated, weight, scale, epsilon)
+        check_no_self_overlap(operator, "residual", residual)
+    ops.add_rms_norm_fp8(out, rows(operator, "x", x, out=out, residual=residual), updated, weight, scale, epsilon)
     if updated is not residual:
         residual.copy_(updated)
     return out
@@ -147,13 +149,14 @@ def swiglu_fp8(
         out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
 
     Returns: out.
-    Raises: RuntimeError or ValueError naming the argument, before anything is written.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
 
     Source: as rms_norm_fp8; silu(v) = v / (1 + exp(-v)).
     """
-    check_dims("x", x, 1, "[..., 2 d]")
-    out = _allocate(x, x.shape[-1] // 2, out, out_dtype)
-    ops.swiglu_fp8(out, rows("x", x, out=out), scale)
+    check_tensors("swiglu_fp8", x=x, scale=scale)
+    check_dims("swiglu_fp8", "x", x, 1, "[..., 2 d]")
+    out = _fp8_result("swiglu_fp8", x, x.shape[-1] // 2, out, out_dtype)
+    ops.swiglu_fp8(out, rows("swiglu_fp8", "x", x, out=out), scale)
     return out
 
 
@@ -165,7 +168,7 @@ def skinny_gemm(
     bias: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = None,
     constant_b: bool = False,
 ) -> torch.Tensor:
     """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
@@ -181,17 +184,22 @@ def skinny_gemm(
         scale_b: float32, one element or [1, N].
         bias: float16, bfloat16 or float32 [N], or None.
         out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
-        out_dtype: dtype of the allocated result.
+        out_dtype: dtype of the result: out's if None, bfloat16 if out is None too.
         constant_b: promises that whatever wrote b has ended, as with weights that were loaded long before
             (docs/numerics.md). On a Hopper GPU the kernel then reads b while the kernel before it ends.
 
     Returns: out.
-    Raises: RuntimeError naming the argument, before anything is written.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    if out is None:
-        check_dims("a", a, 2, "[M, K]")
-        check_dims("b", b, 2, "[N, K]")
-        check_dtype("out_dtype", out_dtype, (torch.bfloat16, torch.float16, torch.float32))
-        out = torch.empty((a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+    check_tensors("skinny_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    if bias is not None:
+        check_tensors("skinny_gemm", bias=bias)
+
+    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
+        check_dims("skinny_gemm", "a", a, 2, "[M, K]")
+        check_dims("skinny_gemm", "b", b, 2, "[N, K]")
+        return torch.empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16, device=a.device)
+
+    out = result("skinny_gemm", out, out_dtype, WIDE, allocate)
     ops.skinny_gemm(out, a, b, scale_a, scale_b, bias, constant_b)
     return out

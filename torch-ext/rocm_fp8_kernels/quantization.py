@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .arguments import FP8, check_dtype
+from .arguments import FP8
 from .linear import Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
@@ -99,7 +99,8 @@ def quantize_llama(
     if granularity not in ("tensor", "channel"):
         raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.device)
-    check_dtype("fp8_dtype", fp8_dtype, FP8)
+    if fp8_dtype not in FP8:
+        raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
     for layer in layers:
         llama.check_linears(layer)
     # By id: as keys the modules would keep all of the old weights alive until the end.

@@ -53,8 +53,8 @@ def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
     return _into(out, quantize_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
-def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=torch.bfloat16, constant_b=False):
+def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, constant_b=False):
     c = a.float() @ b.float().t() * scale_a.reshape(-1, 1) * scale_b.reshape(1, -1)
     if bias is not None:
         c = c + bias.float()
-    return _into(out, c.to(out_dtype if out is None else out.dtype))
+    return _into(out, c.to(out_dtype or (torch.bfloat16 if out is None else out.dtype)))
