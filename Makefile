@@ -2,9 +2,11 @@
 #
 #   PYTHON  the interpreter to make the environment with (3.11 or later)
 #   VENV    where the environment is, or is made
+#   WORKERS processes that run the tests; each takes about 1.5 GB of memory
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
@@ -49,12 +51,12 @@ build-cuda: cuda-toolchain
 lint: $(READY)
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
-	@git ls-files '*.cpp' '*.h' '*.cu' '*.hip' ':!examples/increment' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	@git ls-files '*.cpp' '*.h' '*.cu' '*.hip' ':!examples/increment' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
 
 # On a GPU the package's own tests run twice: on its variant, with all others, and on the CPU's.
 test: build
-	@$(RUN) -m pytest
-	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest --backend cpu; fi
+	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal
+	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest -n $(WORKERS) --dist worksteal --backend cpu; fi
 
 demo: build
 	@$(RUN) -m examples.demo $(ARGS)

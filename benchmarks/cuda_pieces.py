@@ -9,7 +9,6 @@ rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is 
 a table row are timed in turn. Weights are constant, as in decoding.
 """
 
-import re
 import sys
 
 import torch
@@ -18,9 +17,8 @@ from benchmarks.gpu_cases import GEMM_ROWS, GemmCase
 from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
 from benchmarks.gpu_report import cell, heading, note, table_header, table_row
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser
-from benchmarks.tuned_header import ROOT
+from scripts.host_configs import configs
 
-CONFIG = ROOT / "skinny_gemm" / "cuda" / "config.h"
 OWN: Config = ()
 SIZES = (
     *((1024, 4096), (1024, 8192), (2048, 4096), (2048, 8192), (2304, 16384), (3072, 4096), (3072, 8192), (4096, 4096)),
@@ -37,25 +35,20 @@ SIZES = (
     *((10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
 TILES = (32, 64, 112)  # columns: the widest of each kind of shapes
-WIDEST_SPLIT = 48  # columns: beyond, a form for more than 16 rows splits K only if it is one for clusters
 LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
 def shapes_for(rows: int, splits: int = 1, large: bool = False) -> dict[int, int]:
-    """Index in its table: columns, narrowest first but for that for clusters, of the shapes
-    with a form for that: of those of two blocks a multiprocessor, or of the large ones."""
-    (table,) = re.findall(r"kBulkShapes\[\] = \{(.*?)\};", CONFIG.read_text(), re.S)
-    found = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)(, kLargeWarps)?(, kWarps, true)?\}", table)
-    by_rows = 1 if rows <= 8 else 2 if rows <= 16 else 3
-
-    def able(columns: int, for_clusters: bool) -> bool:
-        return splits == 1 or rows <= 16 or columns <= WIDEST_SPLIT or for_clusters
-
+    """Index in kBulkShapes: columns, of the forms for so many rows that can split K so: of those of two CTAs a
+    multiprocessor, narrowest first but for that for clusters, or of the large ones."""
+    library = configs()
     return {
-        index: int(shape[0])
-        for index, shape in enumerate(found)
-        if int(shape[by_rows]) and bool(shape[4]) == large and able(int(shape[0]), bool(shape[5]))
+        index: shape["columns"]
+        for index, shape in enumerate(library.tables["bulk"])
+        if library.cuda_gemm_stages(index, rows)
+        and (shape["warps"] == library.tables["large_warps"]) == large
+        and (splits == 1 or library.cuda_gemm_can_split(index, rows))
     }
 
 

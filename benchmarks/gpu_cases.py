@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -27,12 +28,21 @@ def variable(name: str, value: str | None) -> Iterator[None]:
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
+    environment_changed()
     try:
         yield
     finally:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
+        environment_changed()
+
+
+def environment_changed() -> None:
+    """Every loaded build of the package reads its variables anew; by itself it reads them once a process."""
+    for module in list(sys.modules.values()):
+        if again := getattr(module, "__dict__", {}).get("reread_environment"):
+            again()
 
 
 def gemm_config(config: tuple[int, ...] | None) -> contextlib.AbstractContextManager[None]:

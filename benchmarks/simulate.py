@@ -12,11 +12,11 @@ versions of a kernel and is no measurement: simulator/README.md.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
 
+from benchmarks.gpu_cases import GEMM_VARIABLE, variable
 from benchmarks.published_mi300x import ADD_RMS_NORM_FP8, SKINNY_GEMM, SOURCE, SWIGLU_FP8
 from benchmarks.simulated_rocm import FORMATS, SimulatedRocm
 from scripts import machine_code
@@ -30,7 +30,6 @@ from tests.problems.inputs import normal
 
 ROOT = Path(__file__).resolve().parents[1]
 ALIGNMENT = 512  # of what a GPU's allocator gives
-GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 
 
 class Parser(argparse.ArgumentParser):
@@ -157,9 +156,6 @@ class Device:
         """(launch, profile) of an operator's last launch, verified if it ran whole."""
         generator = torch.Generator().manual_seed(args.seed)
         runtime, before = self.rocm.runtime, len(self.rocm.runtime.launches)
-        os.environ.pop(GEMM_CONFIG, None)
-        if getattr(args, "config", None):
-            os.environ[GEMM_CONFIG] = args.config
         profile = Profile(trace=args.trace, trace_limit=args.limit)
         # Some at a time would share what only the first one finds cold.
         resident = 1 if args.sample else 4
@@ -167,7 +163,8 @@ class Device:
         options = {"seed": args.seed, "resident": resident, "sample": sample, "profile": profile}
         with self.rocm.on(args.arch, **options) as kernel:
             call, check = OPERATORS[args.operator](kernel, FORMATS[args.arch], args, generator)
-            out = call()
+            with variable(GEMM_VARIABLE, getattr(args, "config", None)):
+                out = call()
             launches = runtime.launches[before:]
             if check:
                 check(out)

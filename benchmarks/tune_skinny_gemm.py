@@ -5,8 +5,8 @@
     python -m benchmarks.tune_skinny_gemm --size 2304x16384 --dry-run
     python scripts/build.py --backend rocm                                 # then: the next build has them
 
-A configuration is verified before it is timed. What the model of skinny_gemm/hip/config.h chooses stays where nothing is
-faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
+A configuration is verified before it is timed. What the model of skinny_gemm/hip/config.h chooses stays where nothing
+is faster by more than the spread of both. Entries of other sizes and of the other architecture stay as they are.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def winner(times: dict[Config, gpu_timing.Times], model: Config) -> Config:
 
 def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed: int | None) -> tuple[str, bool]:
     """The new text of skinny_gemm_tuned.h, and whether every configuration was right."""
-    table = tuned_header.parse_ring_table(tuned_header.CONFIG.read_text())
+    table = tuned_header.ring_table()
     text = tuned_header.TUNED.read_text()
     old = tuned_header.parse_entries(text)
     for n, k in sizes:

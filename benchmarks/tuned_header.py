@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scripts.builder import BuildError
 from scripts.builder.toolchains import cxx_compiler
+from scripts.host_configs import configs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,23 +83,10 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
     return start + len(begin), end
 
 
-def parse_ring_table(text: str) -> RingTable:
-    """From the text of skinny_gemm/hip/config.h."""
-    begin, end = _between(text, "struct RingShape {", CONFIG.name)
-    names = ", ".join(re.findall(r"^ *int ([\w, ]+);", text[begin:end], re.MULTILINE)).split(", ")
-    begin, end = _between(text, "kRingShapes[] = {", CONFIG.name)
-    rows = [[int(value) for value in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", text[begin:end])]
-    if not rows or any(len(row) != len(names) for row in rows):
-        raise HeaderError(f"{CONFIG.name}: kRingShapes does not hold {len(names)} numbers a shape")
-
-    def constant(name: str) -> int:
-        found = re.search(rf"\b{name} = (\d+);", text)
-        if not found:
-            raise HeaderError(f"{CONFIG.name}: holds no {name}")
-        return int(found[1])
-
-    limits = ("kGemmTileColumns", "kMaxSplits", "kMaxSplitTiles", "kEnoughForARing")
-    return RingTable([dict(zip(names, row, strict=True)) for row in rows], *map(constant, limits))
+def ring_table() -> RingTable:
+    """Of skinny_gemm/hip/config.h."""
+    tables = configs().tables
+    return RingTable(tables["ring"], **tables["ring_limits"])
 
 
 TABLE = "kTunedConfigs[] = {\n    {-1, 0, 0, 0, 0, 0},"

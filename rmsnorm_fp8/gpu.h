@@ -30,6 +30,34 @@ __device__ inline uint32_t normalize(uint32_t h, float r, f32x2 weights) {
     return Pairs<in>::round_any_nan(Pairs<in>::widen(n) * weights);
 }
 
+// A vector of 8 weights as it lies in memory.
+template <DType weight_type>
+struct WeightVector {
+    static constexpr int kLoads = weight_type == DType::f32 ? 2 : 1;
+    Vector128 bits[kLoads];
+    __device__ void load_from(const void* weight, VectorIndex vector) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) bits[i] = load_vector(weight, (vector * kLoads + i) * 16);
+    }
+    // Two of them, as normalize takes them.
+    __device__ auto pair(int i) const {
+        if constexpr (weight_type == DType::f32) {
+            return f32x2{bits_float(word(bits[i / 2], i % 2 * 2)), bits_float(word(bits[i / 2], i % 2 * 2 + 1))};
+        } else {
+            return word(bits[0], i);
+        }
+    }
+};
+
+// Whether the fast kernels can take it: d is a multiple of `elements`; rows of all tensors start at multiples of 16 bytes,
+// those of an FP8 result of `fp8_bytes`.
+inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
+    const bool out =
+        is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, fp8_bytes) : rows_aligned(a.out, a.out_stride * 2);
+    return a.d % elements == 0 && out && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.weight, 0) &&
+           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
+}
+
 // A row by a block of Rows::kThreads, element by element: any d, strides and alignment of the element's own, either FP8
 // format; h is read again from memory.
 //

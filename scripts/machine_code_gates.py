@@ -1,23 +1,14 @@
 """The gates of machine_code.py: what must hold of every kernel's code, and why."""
 
-import re
-from pathlib import Path
+from host_configs import configs
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 SIMDS = 4
-CONFIG = Path(__file__).resolve().parents[1] / "skinny_gemm" / "hip" / "config.h"
 
 
 def ring_shapes() -> list[dict[str, int]]:
     """kRingShapes of skinny_gemm/hip/config.h."""
-    text = CONFIG.read_text()
-    fields = re.findall(
-        r"^\s+int ([\w, ]+);", text[text.index("struct RingShape") : text.index("constexpr int waves")], re.M
-    )
-    names = [name for line in fields for name in line.split(", ")]
-    table = text[text.index("kRingShapes[] = {") : text.index("kRingShapeCount")]
-    rows = re.findall(r"\{(\d[\d, ]+)\}", table)
-    return [dict(zip(names, map(int, row.split(",")), strict=True)) for row in rows]
+    return configs().tables["ring"]
 
 
 def missed_gates(kernels: dict, table: dict) -> list[str]:

@@ -26,6 +26,11 @@ struct Args {
     bool constant_b;          // whatever wrote b has ended (see docs/numerics.md): it may be read at once
 };
 
+// Whether 128-bit loads can take both operands: k and every row's start are multiples of 16 bytes.
+inline bool rows_fit(const Args& args) {
+    return args.k % 16 == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+}
+
 // The arguments must be valid as above; m <= kMaxRows; out overlaps nothing.
 Status launch(const Args& args, const Executor& on);
 

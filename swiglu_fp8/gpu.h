@@ -9,6 +9,12 @@
 namespace rocm_fp8::swiglu {
 namespace {
 
+// Whether the fast kernel can take it: d is a multiple of `elements`; rows of x start at multiples of 16 bytes, those of the
+// result of `fp8_bytes`.
+inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
+    return a.d % elements == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride, fp8_bytes);
+}
+
 // By all blocks of kThreads together, element by element: any d, strides and alignment of the element's own, either FP8
 // format.
 template <DType in, int kThreads, class Machine>

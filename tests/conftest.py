@@ -1,13 +1,12 @@
 """Fixtures: the built package, the device that it serves, the ROCm variant in the simulator."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.builds import built
 from tests.problems.inputs import FP8
 from tests.settings import ROCM_HEADERS, ROOT, SEED
 
@@ -88,10 +87,7 @@ def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
 @pytest.fixture(scope="session")
 def rocm_variant() -> Path:
     """This repository's ROCm variant, cross-built (or found up to date). For tests marked needs_rocm_toolchain."""
-    command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", "rocm"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return Path(run.stdout.strip())
+    return built("rocm")
 
 
 @pytest.fixture(scope="session")
@@ -105,3 +101,19 @@ def simulated_rocm(rocm_variant):
     from benchmarks.simulated_rocm import SimulatedRocm
 
     return SimulatedRocm(rocm_variant, ROCM_HEADERS)
+
+
+@pytest.fixture
+def environment(kernel, monkeypatch):
+    """environment(name, value) sets a variable of the package (None: removes it) and has it read again."""
+
+    def change(name: str, value: str | None) -> None:
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+        kernel.reread_environment()
+
+    yield change
+    monkeypatch.undo()
+    kernel.reread_environment()

@@ -1,6 +1,7 @@
 // The operators' schemas, and their registration; one binding for every backend.
 #include <torch/csrc/stable/library.h>
 
+#include "../common/environment.h"
 #include "operators.h"
 #include "registration.h"
 
@@ -14,6 +15,12 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def(
         "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
         "bool constant_b=False) -> ()");
+    ops.def("reread_environment() -> ()");
+}
+
+// It has no tensor, so no backend.
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
+    ops.impl("reread_environment", TORCH_BOX(&rocm_fp8::reread_environment));
 }
 
 #if defined(CPU_KERNEL)

@@ -1,8 +1,8 @@
 #include "features.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <initializer_list>
+
+#include "../environment.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -22,11 +22,11 @@ bool supports(Isa isa) {
 }
 
 IsaChoice choose() {
-    const char* asked = std::getenv("ROCM_FP8_KERNELS_CPU");
+    const std::string& asked = environment().cpu;
     for (Isa isa : {Isa::avx512, Isa::avx2, Isa::portable}) {
-        if (asked == nullptr || *asked == '\0') {
+        if (asked.empty()) {
             if (supports(isa)) return {isa, nullptr};
-        } else if (std::strcmp(asked, isa_name(isa)) == 0) {
+        } else if (asked == isa_name(isa)) {
             if (supports(isa)) return {isa, nullptr};
             return {Isa::portable, "ROCM_FP8_KERNELS_CPU asks for an instruction set that this processor lacks"};
         }

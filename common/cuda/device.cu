@@ -1,11 +1,11 @@
 #include "device.h"
 
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
+
+#include "../environment.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -44,12 +44,6 @@ Status query(int device, Chip* chip) {
     return {message.c_str()};
 }
 
-// Read at every launch: it may be another for the next recording of a graph.
-bool overlap_wanted() {
-    const char* text = std::getenv("ROCM_FP8_KERNELS_PDL");
-    return !text || std::strcmp(text, "0") != 0;
-}
-
 }  // namespace
 
 ChipResult current_chip() {
@@ -85,7 +79,7 @@ Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* 
         cluster.id = cudaLaunchAttributeClusterDimension;
         cluster.val.clusterDim = {uint32_t(grid.cluster), 1, 1};
     }
-    if (chip.hopper() && overlap_wanted()) {
+    if (chip.hopper() && environment().pdl) {
         cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -30,6 +30,10 @@ __device__ inline uint4 load(const void* p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
+// The same at an offset; a vector as HIP names it, too.
+using Vector128 = uint4;
+using VectorIndex = int64_t;
+__device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { return load(offset(base, byte)); }
 __device__ inline void store(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "../environment.h"
 #include "../types.h"
 
 namespace rocm_fp8 {
@@ -16,8 +17,8 @@ struct ForcedConfig {
 
 // shapes: entries of the table.
 inline Status read_forced_config(int shapes, int most_splits, bool takes_pieces, ForcedConfig* forced) {
-    const char* text = std::getenv("ROCM_FP8_KERNELS_GEMM");
-    if (!text || !*text) return {};
+    const char* text = environment().gemm.c_str();
+    if (!*text) return {};
     char* rest = nullptr;
     const long shape = std::strtol(text, &rest, 10);
     const long splits = *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;

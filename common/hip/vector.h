@@ -38,6 +38,12 @@ template <class T>
 __device__ inline T load(const void* base, uint32_t byte) {
     return *global<T>(static_cast<const char*>(base) + byte);
 }
+// 128 bits, as CUDA names them, too. Offsets of 32 bits leave the base in scalar registers.
+using Vector128 = u32x4;
+using VectorIndex = uint32_t;
+__device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { return load<u32x4>(base, byte); }
+__device__ inline uint32_t word(const u32x4& v, int i) { return v[i]; }
+
 // For what is read once: it does not push anything else out of the caches.
 template <class T>
 __device__ inline T load_once(const void* base, uint32_t byte) {

@@ -57,26 +57,6 @@ struct Rows {
     }
 };
 
-// A vector of the weight as it lies in memory.
-template <DType weight_type>
-struct WeightVector {
-    static constexpr int kLoads = weight_type == DType::f32 ? 2 : 1;
-    uint4 bits[kLoads];
-    __device__ void load_from(const void* weight, int64_t vector) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) bits[i] = load(offset(weight, (vector * kLoads + i) * 16));
-    }
-    // Two of them, as normalize takes them.
-    __device__ auto pair(int i) const {
-        if constexpr (weight_type == DType::f32) {
-            const uint4& w = bits[i / 2];
-            return f32x2{__uint_as_float(word(w, i % 2 * 2)), __uint_as_float(word(w, i % 2 * 2 + 1))};
-        } else {
-            return word(bits[0], i);
-        }
-    }
-};
-
 // How a launch shares the chip with those beside it: see rows_to_fetch, rows_ahead and next_at_once.
 struct RowOverlap {
     int64_t fetched, ahead;
@@ -258,13 +238,6 @@ Kernel kernel_by_config(const Config& c, bool ahead) {
     return nullptr;
 }
 
-// Whether the fast kernels can take it: see pick_config.
-bool aligned(const Args& a) {
-    const bool out = is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, 8) : rows_aligned(a.out, a.out_stride * 2);
-    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && out && rows_aligned(a.weight, 0) &&
-           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
-}
-
 }  // namespace
 }  // namespace rocm_fp8::rms_norm::cuda
 
@@ -277,7 +250,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!status.ok()) return status;
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
     const Config config = pick_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
-                                      aligned(args) && args.out_dtype != DType::e4m3fnuz);
+                                      rows_fit(args, kVector, 8) && args.out_dtype != DType::e4m3fnuz);
     const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
     if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);

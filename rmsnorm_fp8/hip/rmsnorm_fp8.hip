@@ -52,26 +52,6 @@ struct Rows {
     }
 };
 
-// A vector of the weight as it lies in memory.
-template <DType weight_type>
-struct WeightVector {
-    u32x4 bits[weight_type == DType::f32 ? 2 : 1];
-    __device__ void load_from(const void* weight, uint32_t vector) {
-        constexpr uint32_t kLoads = sizeof(bits) / 16;
-#pragma unroll
-        for (uint32_t i = 0; i < kLoads; ++i) bits[i] = load<u32x4>(weight, (vector * kLoads + i) * 16);
-    }
-    // Two of them, as normalize takes them.
-    __device__ auto pair(int i) const {
-        if constexpr (weight_type == DType::f32) {
-            const u32x4 w = bits[i / 2];
-            return __builtin_bit_cast(f32x2, i % 2 ? u32x2{w.z, w.w} : u32x2{w.x, w.y});
-        } else {
-            return bits[0][i];
-        }
-    }
-};
-
 // kHeld vectors a thread.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
 __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(Args a) {
@@ -228,14 +208,6 @@ Kernel kernel_by_config(const Config& c) {
     return nullptr;
 }
 
-// Whether the fast kernels can take it: see pick_config.
-bool aligned(const Args& a) {
-    const int64_t out_size = is_fp8(a.out_dtype) ? 1 : 2;
-    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) &&
-           rows_aligned(a.out, a.out_stride * out_size) && rows_aligned(a.weight, 0) &&
-           (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
-}
-
 }  // namespace
 }  // namespace rocm_fp8::rms_norm::hip
 
@@ -248,7 +220,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
-    const Config config = pick_config(args.rows, args.d, aligned(args) && !foreign);
+    const Config config = pick_config(args.rows, args.d, rows_fit(args, 2 * kVector, 16) && !foreign);
     const int64_t groups = (args.rows + config.rows - 1) / config.rows;
     if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {

@@ -15,7 +15,7 @@
 
 #include "../../common/cuda/tma.h"
 #include "../../common/cuda/pdl.h"
-#include "config.h"
+#include "overlap.h"
 #include "../../common/gemm/epilogue.h"
 #include "fours.h"
 #include "mma.h"
@@ -26,12 +26,12 @@ namespace {
 constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
 constexpr int kWarpK = 32;      // of a turn
 
-// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kSlots in the ring, kConsumers warps that multiply.
+// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kStages in the ring, kConsumers warps that multiply.
 template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
 struct Bulk {
-    static constexpr int kColumns = kColumns_, kSlots = kSlots_, kConsumers = kConsumers_,
+    static constexpr int kColumns = kColumns_, kStages = kSlots_, kConsumers = kConsumers_,
                          kRows = kRowTiles * kMmaNarrow;
-    static constexpr BulkShape kShape{kColumns, kSlots, kSlots, kSlots, kConsumers, kClusters};
+    static constexpr BulkShape kShape{kColumns, kStages, kStages, kStages, kConsumers, kClusters};
     // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
     static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
     static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
@@ -43,8 +43,8 @@ struct Bulk {
     static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
     static constexpr int kNarrow = (kRowsWide ? kGroupColumns : kRows) / kMmaNarrow;
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
-    static constexpr int kStep = kShape.step(kRows);                           // k of a slot
-    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a slot; copies of each matrix
+    static constexpr int kStep = kShape.step(kRows);                           // k of a stage
+    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a stage; copies of each matrix
     // A warp more keeps the ring full, and another paces its first round; or those that multiply do it.
     static constexpr bool kProducer = kShape.produces(kRows), kPaces = kShape.paces(kRows);
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
@@ -68,12 +68,12 @@ struct Bulk {
     // The first of a warp's columns.
     static __device__ int group_column(int warp) { return warp / kGroupWarps * kGroupColumns; }
 
-    struct Slot {
+    struct Stage {
         uint8_t columns[kBlocks][kColumns][kRowBytes], rows[kBlocks][kRows][kRowBytes];
     };
     struct Shared {
         union {
-            alignas(1024) Slot slots[kSlots];
+            alignas(1024) Stage stages[kStages];
             // When the ring is done.
             struct {
                 // A few columns more: no two of a warp's writes in one bank.
@@ -86,8 +86,8 @@ struct Bulk {
         alignas(16) float sums[kSplits ? kRows * kSharedColumns : 1];
         Barrier sums_full;
         float scale_a[kRows];
-        Barrier full[kSlots], empty[kSlots];
-        Barrier first[kSlots];  // where the first round is paced, its weights; `full` is then about its rows alone
+        Barrier full[kStages], empty[kStages];
+        Barrier first[kStages];  // where the first round is paced, its weights; `full` is then about its rows alone
     };
 };
 
@@ -113,17 +113,17 @@ struct Feeder {
     int ahead;   // steps that go to L2 beyond the first round
 
     __device__ bool paced() const { return B::kPaces && window > 0; }
-    __device__ void copy_weights(int slot, int step, Barrier* barrier) const {
+    __device__ void copy_weights(int stage, int step, Barrier* barrier) const {
 #pragma unroll
         for (int b = 0; b < B::kBlocks; ++b) {
-            copy_tile<true>(shared.slots[slot].columns[b], weights, k_of(step, b), first_column, barrier);
+            copy_tile<true>(shared.stages[stage].columns[b], weights, k_of(step, b), first_column, barrier);
         }
     }
-    __device__ void copy_rows(int slot, int step) const {
+    __device__ void copy_rows(int stage, int step) const {
         if (step == tail) let_next_kernel_start();
 #pragma unroll
         for (int b = 0; b < B::kBlocks; ++b) {
-            copy_tile<false>(shared.slots[slot].rows[b], rows, k_of(step, b), 0, &shared.full[slot]);
+            copy_tile<false>(shared.stages[stage].rows[b], rows, k_of(step, b), 0, &shared.full[stage]);
         }
     }
     // Of the weights to L2: the steps from `from` to before `to`.
@@ -140,40 +140,40 @@ struct Feeder {
     }
     // All of them, or as many as `window` says.
     __device__ void begin_first() const {
-        for (int s = 0; s < B::kSlots && s < count; ++s) {
+        for (int s = 0; s < B::kStages && s < count; ++s) {
             if (window == 0 || s < window) begin(s);
         }
     }
     // The others, and what goes to L2: each when the step `window` before it has come.
     __device__ void begin_rest() const {
-        for (int s = window; s < B::kSlots + ahead && s < count; ++s) {
-            if (s - window < B::kSlots) wait_for(&shared.first[s - window], 0);
-            if (s < B::kSlots) begin(s);
+        for (int s = window; s < B::kStages + ahead && s < count; ++s) {
+            if (s - window < B::kStages) wait_for(&shared.first[s - window], 0);
+            if (s < B::kStages) begin(s);
             else fetch_weights(s, s + 1);
         }
     }
     // begun: the weights were, as far as begin_first and begin_rest do. (Unrolled, and the two cases apart: the way to the
-    // first rows counts. A loop over the slots, their addresses made at run time, cost up to 4 %.)
+    // first rows counts. A loop over the stages, their addresses made at run time, cost up to 4 %.)
     __device__ void first_round(bool begun) const {
         if (begun) {
-            for (int s = 0; s < B::kSlots && s < count; ++s) {
+            for (int s = 0; s < B::kStages && s < count; ++s) {
                 if (paced()) arrive_expecting(&shared.full[s], B::kRows * B::kStep);
                 else if (window > 0 && s >= window) begin(s);
                 copy_rows(s, s);
             }
         } else {
-            for (int s = 0; s < B::kSlots && s < count; ++s) {
+            for (int s = 0; s < B::kStages && s < count; ++s) {
                 begin(s);
                 copy_rows(s, s);
             }
         }
     }
-    // parity: of the slot's last round.
-    __device__ void refill(int slot, uint32_t parity, int step) const {
-        wait_for(&shared.empty[slot], parity);
-        arrive_expecting(&shared.full[slot], (columns + B::kRows) * B::kStep);
-        copy_weights(slot, step, &shared.full[slot]);
-        copy_rows(slot, step);
+    // parity: of the stage's last round.
+    __device__ void refill(int stage, uint32_t parity, int step) const {
+        wait_for(&shared.empty[stage], parity);
+        arrive_expecting(&shared.full[stage], (columns + B::kRows) * B::kStep);
+        copy_weights(stage, step, &shared.full[stage]);
+        copy_rows(stage, step);
     }
 
   private:
@@ -186,10 +186,10 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
     const int at = row * kRowBytes + (((warp % 4 * 2 + t / 2) ^ row) * kChunk) + t % 2 * 8;
     constexpr int kTurnBlocks = B::kTurn / kRowBytes;
     uint32_t parity = 0;
-    for (int first = 0; first < feeder.count; first += B::kSlots, parity ^= 1) {
-        // Unrolled: a slot's addresses are constants beside the lane's own.
+    for (int first = 0; first < feeder.count; first += B::kStages, parity ^= 1) {
+        // Unrolled: a stage's addresses are constants beside the lane's own.
 #pragma unroll
-        for (int s = 0; s < B::kSlots; ++s) {
+        for (int s = 0; s < B::kStages; ++s) {
             const int step = first + s;
             if (step >= feeder.count) return;
             wait_for(&feeder.shared.full[s], parity);
@@ -198,8 +198,8 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 #pragma unroll
             for (int turn = 0; turn < B::kTurns; ++turn) {
                 const int block = turn * kTurnBlocks + warp % B::kGroupWarps / 4;
-                const uint8_t* column = feeder.shared.slots[s].columns[block][B::group_column(warp)] + at;
-                const uint8_t* of_a = feeder.shared.slots[s].rows[block][0] + at;
+                const uint8_t* column = feeder.shared.stages[s].columns[block][B::group_column(warp)] + at;
+                const uint8_t* of_a = feeder.shared.stages[s].rows[block][0] + at;
                 const uint8_t *of_narrow = B::kRowsWide ? column : of_a, *of_wide = B::kRowsWide ? of_a : column;
 #pragma unroll
                 for (int n = 0; n < B::kNarrow; ++n) {
@@ -210,14 +210,14 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
                     wide[turn][w / 2][w % 2] = *reinterpret_cast<const uint2*>(of_wide + w * 8 * kRowBytes);
                 }
             }
-            // The slot is free as soon as what is in it has been read.
+            // The stage is free as soon as what is in it has been read.
             __syncwarp();
             if (lane == 0) arrive(&feeder.shared.empty[s]);
-            // The slot of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
-            // long as a slot takes to come: later, and a third of the ring is empty.)
-            if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kSlots < feeder.count &&
+            // The stage of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
+            // long as a stage takes to come: later, and a third of the ring is empty.)
+            if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kStages < feeder.count &&
                 elected()) {
-                feeder.refill((s + B::kSlots - 1) % B::kSlots, s == 0 ? parity ^ 1 : parity, step - 1 + B::kSlots);
+                feeder.refill((s + B::kStages - 1) % B::kStages, s == 0 ? parity ^ 1 : parity, step - 1 + B::kStages);
             }
 #pragma unroll
             for (int turn = 0; turn < B::kTurns; ++turn) multiply_chunks(sums, wide[turn], narrow[turn]);
@@ -225,17 +225,117 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
     }
 }
 
-// A block has a piece of the columns, a cluster of blocks splits K for one. (Sums of columns beyond the piece's, from
-// whatever the ring holds, are made and dropped.)
-template <int kColumns, int kRowTiles, int kSlots, int kConsumers, bool kClusters>
-__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kMostThreads,
-                             Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>::kShape.blocks()) void
+// --- the phases of a CTA ---
+
+// Prologue, by one thread: barriers, what may be asked for before the kernel before has ended, and the next kernel's start.
+// (Not elected(): what the next kernel asks for while this one ends should come slowly. With it 4096 x 3072 with 32 rows took
+// 6.0 us in place of 4.9, others up to 5 % longer; H200.)
+template <class B>
+__device__ inline void prologue(const Feeder<B>& feeder, const Args& a, int splits, int part, bool early) {
+    typename B::Shared& shared = feeder.shared;
+    for (int s = 0; s < B::kStages; ++s) {
+        make_barrier(&shared.full[s], 1);
+        make_barrier(&shared.empty[s], B::kConsumers);
+        if (feeder.paced()) make_barrier(&shared.first[s], 1);
+    }
+    if (splits > 1) make_barrier(&shared.sums_full, 1);
+    publish_barriers();
+    if (splits > 1) arrive_expecting(&shared.sums_full, B::columns_of(part, splits) * int(a.m) * splits * 4);
+    if (a.constant_b) {
+        feeder.begin_first();
+        if (early && !feeder.paced()) feeder.fetch_weights(B::kStages, B::kStages + feeder.ahead);
+    } else if (early && B::kRows > kMmaNarrow) {
+        feeder.fetch_weights(0, B::kStages);  // with up to 8 rows no faster, or up to 9 % slower
+    }
+    fetch_map(feeder.rows);
+    if (early) let_next_kernel_start();
+}
+
+// The producer warp's loop, by one thread: every step beyond the ring's first round.
+template <class B>
+__device__ inline void produce(const Feeder<B>& feeder) {
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int step = B::kStages; step < feeder.count; ++step) {
+        feeder.refill(stage, parity, step);
+        if (++stage == B::kStages) stage = 0, parity ^= 1;
+    }
+}
+
+// Reduction, first half: a warp's sums into shared memory, columns `shift` places on.
+template <class B>
+__device__ inline void store_sums(typename B::Shared& shared, const Sums (&sums)[B::kWide][B::kNarrow], int warp,
+                                  int lane, int shift) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int w = 0; w < B::kWide; ++w) {
+#pragma unroll
+        for (int n = 0; n < B::kNarrow; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8;
+                const int of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
+                const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
+                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
+            }
+        }
+    }
+}
+
+// Reduction, second half: the CTA's sum of one element over the warps that share K.
+template <class B>
+__device__ inline float sum_of_one(const typename B::Shared& shared, int m, int column) {
+    float c = shared.parts[0][m][column];
+#pragma unroll
+    for (int p = 1; p < B::kGroupWarps; ++p) c += shared.parts[p][m][column];
+    return c;
+}
+
+// Split K: the CTA's sums to the CTAs of the cluster, each of which finishes `share` columns.
+template <class B>
+__device__ inline void send_sums(const Args& a, typename B::Shared& shared, int part, int share) {
+    if constexpr (B::kByFours) {
+        send_by_fours<B>(a, shared, part, share);
+    } else {
+        const int column = threadIdx.x % B::kColumns, owner = column / share;
+        const uint32_t to =
+            address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+        const uint32_t barrier = address_in_block(&shared.sums_full, owner);
+        constexpr int kRowsAtOnce = B::kConsumers * kWarp / B::kColumns;
+        for (int m = threadIdx.x / B::kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * B::kColumns;
+             m += kRowsAtOnce) {
+            send_in_cluster(to + m * share * 4, sum_of_one<B>(shared, m, column), barrier);
+        }
+    }
+}
+
+// Split K: the sum of one element over the cluster, in the order of the parts.
+template <class B>
+__device__ inline float sum_over_cluster(const typename B::Shared& shared, int m, int own, int share, int splits) {
+    const float* from = shared.sums + m * share + own;
+    const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
+    float c = of_part(0);
+    if (B::kByFours && splits == 4) {
+        // All at once: one latency.
+        const float others[] = {of_part(1), of_part(2), of_part(3)};
+        for (float other : others) c += other;
+    } else {
+        for (int p = 1; p < splits; ++p) c += of_part(p);
+    }
+    return c;
+}
+
+// A CTA has a piece of the columns; with split K a cluster of CTAs has it. (Sums of columns beyond the piece's, from whatever
+// the ring holds, are made and dropped.)
+template <int kColumns, int kRowTiles, int kStages, int kConsumers, bool kClusters>
+__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kMostThreads,
+                             Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kShape.slots()) void
 skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows,
                  Pieces pieces, Overlap overlap) {
 #if __CUDA_ARCH__ >= 900
-    using B = Bulk<kColumns, kRowTiles, kSlots, kConsumers, kClusters>;
+    using B = Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>;
     using Shared = typename B::Shared;
-    extern __shared__ __align__(1024) uint8_t memory[];  // as the engine's swizzle wants it
+    extern __shared__ __align__(1024) uint8_t memory[];  // as TMA's swizzle wants it
     static_assert(alignof(Shared) == 1024);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
 
@@ -250,30 +350,11 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
                            first_step, count,    tail,  overlap.window, overlap.ahead};
 
     const bool feeds = warp == B::kThreads / kWarp - 1;
-    // (Not elected(): what the next kernel asks for while this one ends had better come slowly. 4096 x 3072 with 32 rows took 6.0 us
-    // instead of 4.9, others up to 5 % longer.)
-    if (feeds && lane == 0) {
-        for (int s = 0; s < kSlots; ++s) {
-            make_barrier(&shared.full[s], 1);
-            make_barrier(&shared.empty[s], kConsumers);
-            if (feeder.paced()) make_barrier(&shared.first[s], 1);
-        }
-        if (splits > 1) make_barrier(&shared.sums_full, 1);
-        publish_barriers();
-        if (splits > 1) arrive_expecting(&shared.sums_full, B::columns_of(part, splits) * int(a.m) * splits * 4);
-        if (a.constant_b) {
-            feeder.begin_first();
-            if (early && !feeder.paced()) feeder.fetch_weights(kSlots, kSlots + overlap.ahead);
-        } else if (early && kRowTiles > 1) {
-            feeder.fetch_weights(0, kSlots);  // with fewer rows it was no faster, or up to 9 % slower
-        }
-        fetch_map(&rows);
-        if (early) let_next_kernel_start();
-    }
+    if (feeds && lane == 0) prologue(feeder, a, splits, part, early);
     // Closes: barriers are used below by threads that did not make them.
     __syncthreads();
-    // Closes: a block of the cluster may not be written to before it runs. (Where a block is alone there is no cluster,
-    // and its barriers would be those of the block, which the two roles pass at different places.)
+    // Closes: a CTA of the cluster may not be written to before it runs. (Without split K there is no cluster, and its
+    // barriers would be those of the CTA, which the two roles pass at different places.)
     if (splits > 1) arrive_at_cluster_start();
     // What is left of a warp that does not multiply: the barrier at which it has arrived.
     const auto leave = [&] {
@@ -294,25 +375,18 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     // (Two groups of warps leave no registers for what the compiler keeps of it then: 1 % slower.)
     if (feeds && (B::kGroups == 1 ? elected() : lane == 0)) feeder.first_round(a.constant_b);
     if (B::kProducer && warp == kConsumers) {
-        if (elected()) {
-            int slot = 0;
-            uint32_t parity = 0;
-            for (int step = kSlots; step < count; ++step) {
-                feeder.refill(slot, parity, step);
-                if (++slot == kSlots) slot = 0, parity ^= 1;
-            }
-        }
+        if (elected()) produce(feeder);
         leave();
         return;
     }
 
-    // The block of the cluster that finishes a column gets its sums: `share` columns each. A thread stays with one.
+    // Of the columns that this CTA finishes (with split K `share` of them) a thread stays with one.
     const int share = B::share(splits);
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
-    // What the results need beside the sums is on its way while those are made: by fours by way of shared memory, where threads
-    // stand for columns from the block's first on.
+    // The epilogue's scales and bias are loaded while the sums are made. By fours they go through shared memory, where threads
+    // stand for columns from the CTA's first on.
     const bool by_fours = B::kByFours && splits == 1;
     const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
     const bool brings = by_fours && int(threadIdx.x) < width;
@@ -329,65 +403,27 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
         shared.scale_b[threadIdx.x + shift] = result.scale;
         shared.bias[threadIdx.x + shift] = result.bias;
     }
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int w = 0; w < B::kWide; ++w) {
-#pragma unroll
-        for (int n = 0; n < B::kNarrow; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8,
-                          of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
-                const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
-                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
-            }
-        }
-    }
-    // Closes: the parts, and the scales, are read below by other threads.
+    store_sums<B>(shared, sums, warp, lane, shift);
+    // Closes: the sums of all warps, and the scales, are read below by other threads.
     consumers_meet<B>();
-    const auto of_block = [&](int m, int column) {
-        float c = shared.parts[0][m][column];
-#pragma unroll
-        for (int p = 1; p < B::kGroupWarps; ++p) c += shared.parts[p][m][column];
-        return c;
-    };
+
     if (splits == 1) {
         if constexpr (B::kByFours) {
             finish_by_fours<B>(a, shared, first_column, width, shift);
         } else if (finishes) {
-            for (int m = first_row; m < int(a.m); m += rows_apart)
-                gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], of_block(m, own));
+            for (int m = first_row; m < int(a.m); m += rows_apart) {
+                gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], sum_of_one<B>(shared, m, own));
+            }
         }
         return;
     }
     wait_for_cluster_start();
-    if constexpr (B::kByFours) {
-        send_by_fours<B>(a, shared, part, share);
-    } else {
-        const int column = threadIdx.x % kColumns, owner = column / share;
-        const uint32_t to =
-            address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-        const uint32_t barrier = address_in_block(&shared.sums_full, owner);
-        constexpr int kRowsAtOnce = kConsumers * kWarp / kColumns;
-        for (int m = threadIdx.x / kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * kColumns; m += kRowsAtOnce) {
-            send_in_cluster(to + m * share * 4, of_block(m, column), barrier);
-        }
-    }
-    // All of them, also those that finish nothing: a block may not end before all that is sent to it has come.
+    send_sums<B>(a, shared, part, share);
+    // By all threads, also those that finish nothing: a CTA may not end before all that is sent to it has come.
     wait_for(&shared.sums_full, 0);
     if (!finishes) return;
     for (int m = first_row; m < int(a.m); m += rows_apart) {
-        const float* from = shared.sums + m * share + own;
-        const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
-        float c = of_part(0);
-        if (B::kByFours && splits == 4) {
-            // All at once: one latency.
-            const float others[] = {of_part(1), of_part(2), of_part(3)};
-            for (float other : others) c += other;
-        } else {
-            for (int p = 1; p < splits; ++p) c += of_part(p);
-        }
-        gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], c);
+        gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], sum_over_cluster<B>(shared, m, own, share, splits));
     }
 #endif
 }

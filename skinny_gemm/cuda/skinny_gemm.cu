@@ -12,7 +12,7 @@
 //     this kernel        |launch|weights|wait|== work ==|     PDL; weights before the wait only where b is constant
 //
 // One CTA has a partition of the columns, all of K or a part of it. Partitions have even sizes, as many as there are
-// CTA slots. With split-K the CTAs of a cluster share a partition, and each finishes some of its columns.
+// CTA stages. With split-K the CTAs of a cluster share a partition, and each finishes some of its columns.
 //
 // Files: skinny_gemm.cu   launcher
 //        bulk.h           the main kernel (Hopper and later): TMA ring, main loop, reduction
@@ -21,40 +21,20 @@
 //        mma.h            matrix instructions and fragment maps
 //        config.h         which kernel, with which tile, partitions and split-K
 //
-// Limit today: where every CTA slot is taken, memory is busy 95 to 98 % of the time between the ends. What is left is
+// Limit today: where every CTA stage is taken, memory is busy 95 to 98 % of the time between the ends. What is left is
 // 0.8 to 1.1 us from one kernel's end to the end of the next one's wait, and at m = 32 power and the widening of FP8.
 //
 // How it came to this, what was tried and dropped, and the figures: docs/journal/skinny_gemm-cuda.md.
-#include <cudaTypedefs.h>
-
 #include <atomic>
 
 #include "../../common/cuda/device.h"
-#include "bulk.h"
-#include "config.h"
+#include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/forced.h"
+#include "bulk.h"
 #include "plain.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
-
-// Makes the description of a matrix [rows, k] of bytes by which the copy engine takes tiles of kRowBytes by `height`; false
-// where it takes none (an overlapping layout, a driver older than CUDA 12).
-bool describe(CUtensorMap* map, const void* data, int64_t rows, int64_t k, int64_t stride, int height) {
-    static const auto encode = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult found{};
-        const cudaError_t code =
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(code == cudaSuccess ? function : nullptr);
-    }();
-    if (!encode) return false;
-    const cuuint64_t size[] = {cuuint64_t(k), cuuint64_t(rows)}, strides[] = {cuuint64_t(stride)};
-    const cuuint32_t box[] = {kRowBytes, cuuint32_t(height)}, element_strides[] = {1, 1};
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(data), size, strides, box, element_strides,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
 
 using BulkKernel = void (*)(Args, CUtensorMap, CUtensorMap, Pieces, Overlap);
 
@@ -67,16 +47,16 @@ struct BulkChoice {
 template <int shape, int row_tiles>
 BulkChoice bulk_choice() {
     constexpr BulkShape s = kBulkShapes[shape];
-    constexpr int kSlots = s.slots(row_tiles * kMmaNarrow);
-    if constexpr (kSlots > 0) {
-        using B = Bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
+    constexpr int kStages = s.stages(row_tiles * kMmaNarrow);
+    if constexpr (kStages > 0) {
+        using B = Bulk<s.columns, row_tiles, kStages, s.warps, s.clusters>;
         constexpr int kSharedBytes = int(sizeof(typename B::Shared));
         // Of a multiprocessor, and what each block takes beside its own.
         constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
-        static_assert(s.blocks() * (kSharedBytes + kReserved) <= kAllShared);
+        static_assert(s.slots() * (kSharedBytes + kReserved) <= kAllShared);
         static_assert(!B::kSplits || B::shares_fit());
         static std::atomic<uint64_t> allowed;
-        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kSlots, s.warps, s.clusters>;
+        const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kStages, s.warps, s.clusters>;
         return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
     } else {
         return {};  // there is no such form
@@ -110,8 +90,8 @@ Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const 
     const BulkChoice choice = bulk_kernel(config.shape, a.m);
     const Pieces pieces(a.n, config.pieces);
     CUtensorMap weights, rows;
-    if (!describe(&weights, a.b, a.n, a.k, a.b_stride, pieces.most_columns()) ||
-        !describe(&rows, a.a, a.m, a.k, a.a_stride, choice.rows)) {
+    if (!describe(&weights, {a.b, a.n, a.k, a.b_stride, kRowBytes, pieces.most_columns()}) ||
+        !describe(&rows, {a.a, a.m, a.k, a.a_stride, kRowBytes, choice.rows})) {
         return launch_plain(a, chip, true, on);
     }
     const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
@@ -139,9 +119,9 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
-    const bool aligned =
-        args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
-    Config config = pick_config(args.m, args.n, args.k, chip.multiprocessors, aligned && chip.hopper());
+    const bool aligned = rows_fit(args);
+    Config config =
+        pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
     ForcedConfig forced;
     if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
     if (forced.set) {
@@ -150,7 +130,7 @@ Status launch(const Args& args, const Executor& on) {
             const BulkShape shape = kBulkShapes[forced.shape];
             const int fewest = fewest_pieces(shape.columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
-            const bool fits = shape.slots(args.m) && (forced.splits == 1 || shape.splits(args.m));
+            const bool fits = shape.stages(args.m) && (forced.splits == 1 || shape.splits(args.m));
             if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
                 return {
                     "ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};

@@ -57,6 +57,8 @@ struct ChipModel {
 constexpr ChipModel kChipModels[] = {{304, 4.2e6, 15.4e6, 0.134e6, 0.45, 0.25, 0.33, 1.6},
                                      {256, 6.9e6, 17.0e6, 0.154e6, 0.45, 0.22, 0.29, 1.6}};
 
+constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
+
 constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
 // Microseconds after the launch, by the model: the slowest of weights from HBM, rows of A from the L2 caches, both into one
@@ -102,7 +104,6 @@ constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int
 // 64 rows of b (32 of a) lie within 2^30 bytes.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool aligned = true) {
     const ChipModel& chip = kChipModels[arch];
-    constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
     if (!aligned || k < kEnoughForARing) {
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
         const int64_t tiles = (n + kGemmTileColumns - 1) / kGemmTileColumns;

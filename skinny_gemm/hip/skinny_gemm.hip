@@ -144,8 +144,7 @@ Status launch(const Args& args, const Executor& on) {
     }
 
     constexpr int64_t kBufferBytes = 1 << 30;
-    const bool aligned =
-        args.k % kChunk == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    const bool aligned = rows_fit(args);
     const bool ring_allowed =
         aligned && args.k < kBufferBytes / 2 && args.b_stride < kBufferBytes / 64 && args.a_stride < kBufferBytes / 64;
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), ring_allowed);

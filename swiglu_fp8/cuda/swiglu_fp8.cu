@@ -121,11 +121,6 @@ Status launch_as(const Args& a, const Chip& chip, const Config& c, const Executo
                          divider_by(a_row), count, uint32_t(c.fetching));
 }
 
-// Whether the fast kernel can take it: see pick_config.
-bool aligned(const Args& a) {
-    return a.d % kVector == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride, 8);
-}
-
 }  // namespace
 }  // namespace rocm_fp8::swiglu::cuda
 
@@ -137,7 +132,7 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     const bool native = args.out_dtype == DType::e4m3fn;
-    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, aligned(args) && native);
+    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, rows_fit(args, kVector, 8) && native);
     return args.dtype == DType::f16 ? launch_as<DType::f16>(args, chip, config, on)
                                     : launch_as<DType::bf16>(args, chip, config, on);
 }

@@ -138,11 +138,6 @@ Status launch_as(const Args& a, const Config& c, const Executor& on) {
                          divider_by(a_row), count);
 }
 
-// Whether the fast kernel can take it: see pick_config.
-bool aligned(const Args& a) {
-    return a.d % (2 * kVector) == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride);
-}
-
 }  // namespace
 }  // namespace rocm_fp8::swiglu::hip
 
@@ -154,7 +149,7 @@ Status launch(const Args& args, const Executor& on) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     const bool native = args.out_dtype == native_fp8(chip.arch);
-    const Config config = pick_config(args.rows, args.d, aligned(args) && native);
+    const Config config = pick_config(args.rows, args.d, rows_fit(args, 2 * kVector, 16) && native);
     return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on)
                                     : launch_as<DType::bf16>(args, config, on);
 }

@@ -2,14 +2,14 @@
 
 import re
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.settings import CUDA_TOOLKIT, ROOT, needs_cuda_toolchain
+from tests.builds import built
+from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 
 pytestmark = needs_cuda_toolchain
 ARCHS = ["sm_89", "sm_90a", "sm_100"]
@@ -57,10 +57,7 @@ def kernels_of(library: Path, arch: str) -> list[Kernel]:
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", "cuda"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    (path,) = Path(run.stdout.strip()).glob("*.so")
+    (path,) = built("cuda").glob("*.so")
     return path
 
 

@@ -68,6 +68,7 @@ def main() -> int:
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
             os.environ["ROCM_FP8_KERNELS_GEMM"] = config
+            kernel.reread_environment()
             a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)
             torch.cuda.synchronize()
             for constant in (False, True):
@@ -75,6 +76,7 @@ def main() -> int:
                 wanted = kernel.reference.skinny_gemm(a, b, scale, one, out_dtype=torch.float32)
                 same(got, wanted, f"skinny_gemm {m}x{n}x{k} {config}")
     os.environ["ROCM_FP8_KERNELS_GEMM"] = ""
+    kernel.reread_environment()
     a, b = normal(3, 77).to(FP8), normal(5, 77).to(FP8)
     same(kernel.skinny_gemm(a, b, scale, one), kernel.reference.skinny_gemm(a, b, scale, one), "skinny_gemm 3x5x77")
     torch.cuda.synchronize()

@@ -9,17 +9,12 @@ import subprocess
 import pytest
 
 from scripts.machine_code_gates import ring_shapes as shapes
-from tests.gpu.host_configs import Configs, compile_host
+from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
 
 QUARTER_WAVE, WAVE, WORKGROUP, ANY = range(4)
 DIRECT = -1
 GFX942, GFX950 = 0, 1
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Configs:
-    return Configs.compiled(tmp_path_factory.mktemp("host"))
 
 
 WIDTHS = sorted({16, 128, 144, 512, 528, 1024, 2048, 2880, 4096, 5120, 8192, 14336, 16384, 28672, 32768, 53248, 65536})
@@ -42,12 +37,19 @@ def test_rms_norm_holds_the_whole_row(library, d):
         assert (lanes * vectors * 8 - d) / (8 * vectors) < max(64, lanes / 2) or owner != WORKGROUP
 
 
-def test_rms_norm_spreads_few_rows_and_stacks_many(library):
-    one = library.rms_norm_config(1, 16384, 1)
-    assert one == (WORKGROUP, 2, 1024, 1)
-    assert library.rms_norm_config(2048, 16384, 1) == (WORKGROUP, 4, 512, 1)
-    assert library.rms_norm_config(2048, 128, 1)[0] == QUARTER_WAVE
-    assert library.rms_norm_config(10**5, 2048, 1)[0] == WAVE
+MANY = (*range(1, 400), *range(400, 10000, 97))  # rows
+
+
+@pytest.mark.parametrize("d", WIDTHS)
+def test_rms_norm_spreads_few_rows_and_stacks_many(library, d):
+    """A row's lanes never grow with the number of rows."""
+    chosen = [library.rms_norm_config(rows, d, 1) for rows in MANY]
+    lanes = [{QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[owner] for owner, _, threads, _ in chosen]
+    assert lanes == sorted(lanes, reverse=True)
+
+
+def test_rms_norm_reaches_every_owner(library):
+    assert {library.rms_norm_config(rows, d, 1)[0] for rows in MANY for d in WIDTHS} == {QUARTER_WAVE, WAVE, WORKGROUP}
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -69,9 +71,9 @@ def test_swiglu_covers_every_vector_once(library, d):
 
 
 def test_swiglu_spreads_few_vectors(library):
-    # One row of 8192 results: more than one compute unit takes part.
-    assert library.swiglu_config(1, 8192, 1) == (1, 1, 64, 16)
-    assert library.swiglu_config(2048, 8192, 1) == (1, 2, 256, 4096)
+    # One row of 8192 results: more than one compute unit takes part; of many rows fewer than there are vectors.
+    assert library.swiglu_config(1, 8192, 1)[3] > 1
+    assert {library.swiglu_config(rows, 8192, 1)[1:3] for rows in MANY} >= {(1, 64), (2, 256)}
 
 
 def test_swiglu_falls_back(library):
@@ -154,6 +156,14 @@ def test_the_estimates_are_near_the_floor(library):
         for rows in (8, 16, 32):
             us = library.gemm_estimate(GFX942, *gemm(library, rows, n, k), rows, n, k)
             assert floor < us < max(1.05 * floor, floor + 1.5), (n, k, rows, us)
+
+
+def test_every_shape_is_chosen_for_some_size(library):
+    columns = (*range(256, 24000, 256), 28672, 29696, 34816, 53248, 57344, 128256)
+    sizes = itertools.product((8, 16, 32), columns, (1024, 2048, 4096, 8192, 16384, 28672), (GFX942, GFX950))
+    chosen = {gemm(library, *size) for size in sizes}
+    assert {shape for shape, _ in chosen} == set(range(len(shapes())))
+    assert {splits for _, splits in chosen} == {1, 2, 4, 8, 16}
 
 
 def test_unaligned_and_small_go_to_the_simple_kernel(library):

@@ -5,7 +5,6 @@ The problems are those of the CPU's tests scaled to what a simulator can do. Eve
 """
 
 import contextlib
-import ctypes
 import itertools
 import os
 from collections.abc import Iterator
@@ -129,25 +128,6 @@ def rms_norm_kernels() -> list[str]:
     ]
 
 
-def arguments(pointers: str, sizes: str, types: str, more=()) -> type[ctypes.Structure]:
-    """An operator's arguments as its header has them."""
-    fields = [
-        *((name, ctypes.c_void_p) for name in pointers.split()),
-        *((name, ctypes.c_int64) for name in sizes.split()),
-        *((name, ctypes.c_int32) for name in types.split()),
-    ]
-    return type("Args", (ctypes.Structure,), {"_fields_": [*fields, *more]})
-
-
-RmsNormFp8Args = arguments(
-    "x residual weight scale out",
-    "rows d x_stride residual_stride out_stride",
-    "dtype weight_dtype out_dtype",
-    [("epsilon", ctypes.c_float)],
-)
-SwigluFp8Args = arguments("x scale out", "rows d x_stride out_stride", "dtype out_dtype")
-Divider = arguments("", "", "divisor factor shift")
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}
 
 
@@ -183,7 +163,7 @@ def known_to(memory, tensors: list[torch.Tensor]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", rms_norm_kernels())
-def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
+def test_every_rms_norm_kernel(simulators, host_arguments, kernel, arch, fp8, generator, name):
     """Each compiled form by itself, whatever pick_rms_norm_config takes it for: lanes without work, a group not
     full."""
     simulator, symbol = simulators[arch][name]
@@ -199,10 +179,9 @@ def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
     h = inputs.x + inputs.residual if residual else inputs.x
     tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
     with known_to(simulator.memory, tensors):
-        types = (DTYPES.index(t) for t in (dtype, weight_dtype, out.dtype))
-        args = RmsNormFp8Args(*(t.data_ptr() for t in tensors), rows, d, d, d, d, *types, 1e-6)
+        args = host_arguments.rms_norm(*tensors, epsilon=1e-6)
         groups = -(-rows // (1 if owner == "workgroup" else threads // lanes))
-        simulator.launch(symbol, groups, threads, [bytes(args)], seed=SEED)
+        simulator.launch(symbol, groups, threads, [args], seed=SEED)
     assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
     if residual:
         assert same_bytes(inputs.residual, h)
@@ -220,20 +199,25 @@ def test_every_rms_norm_kernel(simulators, kernel, arch, fp8, generator, name):
 SWIGLU_SIZES = [(0, 16), (1, 1), (3, 33), (2, 16), (7, 144), (1, 2880)]
 
 
-# The last size is the first that goes to workgroups of four waves; which type it has makes no difference to that.
-@pytest.mark.parametrize(
-    "dtype, rows, d", [*((t, *size) for t in HALF for size in SWIGLU_SIZES), (HALF[0], 90, 8192)], ids=short
-)
+@pytest.mark.parametrize("rows, d", SWIGLU_SIZES)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_swiglu(kernel, fp8, generator, dtype, rows, d):
     values, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
     wanted = kernel.reference.swiglu_fp8(values, scale, out_dtype=fp8)
     for name, layout in LAYOUTS.items():
-        if rows * d > 10**5 and name != "dense":
-            continue
         x, out = guarded(values, CPU, **layout), Guarded((rows, d), fp8, CPU, **layout)
         kernel.swiglu_fp8(x.t, scale, out=out.t)
         assert_rounded_alike(out.t, wanted, name)
         out.assert_guards_intact(name)
+
+
+# Neither the chip nor the type makes a difference to the launch; each machine code runs by itself below.
+@pytest.mark.parametrize("arch", ARCHS[:1], indirect=True)
+def test_swiglu_in_workgroups_of_four_waves(kernel, fp8, generator):
+    """The first number of rows that goes to them."""
+    x, scale = normal((90, 2 * 8192), HALF[0], generator, 3.0), positive((1,), generator)
+    wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
+    assert_rounded_alike(kernel.swiglu_fp8(x, scale), wanted, "swiglu_fp8")
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
@@ -243,7 +227,7 @@ def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("held", [1, 2])
-def test_every_swiglu_kernel(simulators, kernel, arch, fp8, generator, held, dtype):
+def test_every_swiglu_kernel(simulators, host_arguments, kernel, arch, fp8, generator, held, dtype):
     """By itself: pick_swiglu_config gives pairs of vectors to many rows only."""
     simulator, symbol = simulators[arch][f"swiglu_fast<{short(dtype)}, {held}>"]
     rows, d = 7, 272
@@ -252,13 +236,10 @@ def test_every_swiglu_kernel(simulators, kernel, arch, fp8, generator, held, dty
     out.view(torch.uint8).fill_(0x80)
     tensors = [x, scale, out]
     with known_to(simulator.memory, tensors):
-        types = DTYPES.index(dtype), DTYPES.index(fp8)
-        args = SwigluFp8Args(*(t.data_ptr() for t in tensors), rows, d, 2 * d, d, *types)
-        # d / 8 = 34 vectors a row: ceil(2^(31 + 6) / 34), 6 bits.
-        divider = Divider(d // 8, -(-(2**37) // (d // 8)), 6)
+        args, divider = host_arguments.swiglu(*tensors), host_arguments.divider(d // 8)
         count = rows * d // 8
         groups = -(-count // (64 * held))
-        simulator.launch(symbol, groups, 64, [bytes(args), bytes(divider), count], seed=SEED)
+        simulator.launch(symbol, groups, 64, [args, divider, count], seed=SEED)
     wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
     assert_rounded_alike(out, wanted, "pairs")
 
@@ -269,8 +250,8 @@ SHAPES = range(-1, len(ring_shapes()))
 
 
 @pytest.fixture
-def config(monkeypatch):
-    return lambda shape, splits: monkeypatch.setenv(GEMM_CONFIG, f"{shape},{splits}")
+def config(environment):
+    return lambda shape, splits: environment(GEMM_CONFIG, f"{shape},{splits}")
 
 
 def rows_of(shape: int) -> tuple[int, int]:
@@ -339,7 +320,7 @@ def test_the_counters_are_left_at_zero(simulated_rocm, kernel, fp8, generator, c
     """One stream's launches follow one another with the same counters: each finds them as the first did."""
     for shape, splits in ((0, 4), (-1, 2), (8, 2), (0, 4)):
         config(shape, splits)
-        inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 36, 528 * splits, fp8), generator)
+        inputs = gemm.draw(gemm.Problem(rows_of(shape)[0], 20, 272 * splits, fp8), generator)
         first = gemm.run(kernel, inputs, out_dtype=torch.float32)
         inputs.assert_right(first, f"{shape},{splits}")
         assert same_bytes(gemm.run(kernel, inputs, out_dtype=torch.float32), first)
@@ -353,8 +334,8 @@ def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
 
 
 @pytest.mark.parametrize("text", ["5", "x", "12,1", "-2,1", "0,0", "0,17", "0,1,"])
-def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, monkeypatch, text):
-    monkeypatch.setenv(GEMM_CONFIG, text)
+def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environment, text):
+    environment(GEMM_CONFIG, text)
     inputs = gemm.draw(gemm.Problem(1, 16, 1024, fp8), generator)
     with pytest.raises(RuntimeError, match=GEMM_CONFIG):
         gemm.run(kernel, inputs)

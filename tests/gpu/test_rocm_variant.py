@@ -231,17 +231,10 @@ def test_an_unsupported_gpu_is_told_what_there_is(simulated_rocm, kernel):
 PER_THREAD = 2  # hipStreamPerThread
 
 
-class CountersResult(ctypes.Structure):
-    """As common/hip/counters.h has it."""
-
-    _fields_ = [("counters", ctypes.c_void_p), ("error", ctypes.c_char_p)]
-
-
-def test_counters_are_shared_only_by_launches_in_order(simulated_rocm, kernel, rocm_library):
+def test_counters_are_shared_only_by_launches_in_order(simulated_rocm, host_arguments, kernel, rocm_library):
     """A stream has its own, also one with the handle of another that was destroyed; a capture on it, and a thread of
     hipStreamPerThread, too. All are zero, and none overlap."""
     counters_for = ctypes.CDLL(str(rocm_library))["_ZN8rocm_fp812counters_forEPv"]
-    counters_for.restype, counters_for.argtypes = CountersResult, [ctypes.c_void_p]
     set_capture = simulated_rocm.runtime.double.simulator_set_capture
     set_capture.argtypes = [ctypes.c_uint64]
     set_epoch = simulated_rocm.runtime.double.simulator_set_stream_epoch
@@ -250,10 +243,10 @@ def test_counters_are_shared_only_by_launches_in_order(simulated_rocm, kernel, r
 
     def ask(stream: int, capture: int = 0, key: tuple = ()) -> None:
         set_capture(capture)
-        result = counters_for(stream)
+        address, error = host_arguments.counters(counters_for, stream)
         set_capture(0)
-        assert result.error is None
-        assert found.setdefault((stream, capture, *key), result.counters) == result.counters
+        assert error is None
+        assert found.setdefault((stream, capture, *key), address) == address
 
     for _ in range(2):
         for stream in (0x1000, 0x2000, *range(0x3000, 0x3000 + 80)):  # more than one allocation holds
@@ -271,6 +264,6 @@ def test_counters_are_shared_only_by_launches_in_order(simulated_rocm, kernel, r
         worker.join()
     assert len(found) == 82 * 3 + 1 + 3
     addresses = sorted(found.values())
-    size = 4 * 1024
+    size = host_arguments.counters_bytes
     assert all(b - a >= size for a, b in itertools.pairwise(addresses))
     assert all(ctypes.string_at(address, size) == bytes(size) for address in addresses)

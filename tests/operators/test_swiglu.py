@@ -172,7 +172,7 @@ def shown(gates: torch.Tensor, where: torch.Tensor) -> list[str]:
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_every_pattern_beside_any_other(kernel, device, generator, dtype, fp8):
     """All 16-bit gates in a random order give the bytes that they give in sorted order."""
-    gates = every_gate(dtype)
+    gates = every_number(dtype)
     order = torch.randperm(len(gates), generator=generator)
     mixed = gates.view(torch.int16)[order].view(dtype)
     wrong = by_gates(kernel, device, mixed[None], fp8)[0] != by_gates(kernel, device, gates[None], fp8)[0][order]

@@ -8,7 +8,16 @@ tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on th
 """
 
 from . import fakes, layers, quantization, reference  # noqa: F401
-from .ops import SKINNY_GEMM_MAX_ROWS, add_rms_norm_fp8, fp8_dtype, rms_norm, rms_norm_fp8, skinny_gemm, swiglu_fp8
+from .ops import (
+    SKINNY_GEMM_MAX_ROWS,
+    add_rms_norm_fp8,
+    fp8_dtype,
+    reread_environment,
+    rms_norm,
+    rms_norm_fp8,
+    skinny_gemm,
+    swiglu_fp8,
+)
 
 __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
@@ -17,6 +26,7 @@ __all__ = [
     "layers",
     "quantization",
     "reference",
+    "reread_environment",
     "rms_norm",
     "rms_norm_fp8",
     "skinny_gemm",

@@ -34,6 +34,14 @@ def backend() -> str:
     return ops.name.removeprefix("_rocm_fp8_kernels_").split("_")[0]
 
 
+def reread_environment() -> None:
+    """Reads the ROCM_FP8_KERNELS_* variables anew. Otherwise they are read once a process, at the first launch.
+
+    For tests and tuning. ROCM_FP8_KERNELS_CPU is not read again.
+    """
+    ops.reread_environment()
+
+
 def _fp8_result(
     operator: str, x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:

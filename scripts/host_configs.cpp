@@ -1,15 +1,72 @@
 // The configuration functions of the GPU backends with C names, for test_rocm_configs.py and test_cuda_configs.py.
-#include "common/divider.h"
-#include "rmsnorm_fp8/hip/config.h"
-#include "rmsnorm_fp8/cuda/config.h"
-#include "skinny_gemm/hip/config.h"
-#include "skinny_gemm/cuda/config.h"
-#include "swiglu_fp8/hip/config.h"
-#include "swiglu_fp8/cuda/config.h"
+#include "../common/divider.h"
+#include "../rmsnorm_fp8/hip/config.h"
+#include "../rmsnorm_fp8/cuda/config.h"
+#include "../skinny_gemm/hip/config.h"
+#include "../skinny_gemm/cuda/overlap.h"
+#include "../swiglu_fp8/hip/config.h"
+#include "../swiglu_fp8/cuda/config.h"
+
+#include <string>
 
 using namespace rocm_fp8;
 
+namespace {
+
+constexpr int kHopper = 90;
+
+std::string object(std::initializer_list<std::pair<const char*, int64_t>> fields) {
+    std::string text;
+    for (const auto& [name, value] : fields) {
+        text += (text.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + std::to_string(value);
+    }
+    return text + "}";
+}
+
+template <class Shapes, class Fields>
+std::string list(const Shapes& shapes, Fields fields) {
+    std::string text;
+    for (const auto& shape : shapes) text += (text.empty() ? "[" : ", ") + fields(shape);
+    return text + "]";
+}
+
+}  // namespace
+
 extern "C" {
+
+// The tables of compiled forms and their limits, as JSON; fields have the headers' names.
+const char* tables() {
+    static const std::string text = [] {
+        using namespace skinny_gemm;
+        const auto ring = [](const hip::RingShape& s) {
+            return object({{"rows", s.rows},
+                           {"tiles", s.tiles},
+                           {"weight_producers", s.weight_producers},
+                           {"row_producers", s.row_producers},
+                           {"consumers", s.consumers},
+                           {"depth", s.depth},
+                           {"row_depth", s.row_depth},
+                           {"row_slots", s.row_slots},
+                           {"per_unit", s.per_unit}});
+        };
+        const auto bulk = [](const cuda::BulkShape& s) {
+            return object({{"columns", s.columns},
+                           {"stages8", s.stages8},
+                           {"stages16", s.stages16},
+                           {"stages32", s.stages32},
+                           {"warps", s.warps},
+                           {"clusters", s.clusters}});
+        };
+        const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
+                                           {"max_splits", hip::kMaxSplits},
+                                           {"max_split_tiles", hip::kMaxSplitTiles},
+                                           {"enough_for_a_ring", hip::kEnoughForARing}});
+        return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
+               ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
+               ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
+    }();
+    return text.c_str();
+}
 
 void rms_norm_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
     const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, aligned);
@@ -71,13 +128,13 @@ int64_t cuda_next_at_once(int64_t rows, int64_t d, int multiprocessors, int clus
 }
 
 void cuda_gemm_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int bulk, int64_t out[3]) {
-    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, multiprocessors, bulk);
+    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, {kHopper, multiprocessors}, bulk);
     const int64_t values[] = {c.shape, c.splits, c.pieces};
     for (int i = 0; i < 3; ++i) out[i] = values[i];
 }
 
 void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int constant_b, int64_t out[3]) {
-    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, multiprocessors, true);
+    const skinny_gemm::cuda::Config c = skinny_gemm::cuda::pick_config(m, n, k, {kHopper, multiprocessors}, true);
     const skinny_gemm::cuda::Overlap o = skinny_gemm::cuda::pick_overlap(c, m, n, k, multiprocessors, constant_b);
     const int64_t values[] = {o.before_next, o.window, o.ahead};
     for (int i = 0; i < 3; ++i) out[i] = values[i];
@@ -91,7 +148,7 @@ int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) {
 
 int64_t cuda_gemm_columns(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].columns; }
 
-int64_t cuda_gemm_slots(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].slots(m); }
+int64_t cuda_gemm_stages(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].stages(m); }
 
 int64_t cuda_gemm_step(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].step(m); }
 

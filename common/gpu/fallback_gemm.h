@@ -1,0 +1,71 @@
+// The main loop of the GEMM that takes any K, stride and alignment, for AMD and NVIDIA GPUs: each wave (or warp) loads what it
+// multiplies straight into registers.
+//
+//     workgroup   one tile of columns; wave w takes the steps w, w + kFallbackWaves, ... of 64 k, kFallbackUnroll at a time
+//     lane        Tile says which columns, which rows and which 16 bytes of a step it loads
+//
+// A Tile has: kColumnLoads, kRowLoads; Chunk, zero(), of_words(); load_weights(p), load_rows(p); column(lane, i),
+// row(lane, i), chunk(lane); multiply(columns, rows).
+#pragma once
+
+#include "../vendor.h"
+
+namespace rocm_fp8::gemm {
+namespace {
+
+constexpr int kFallbackWaves = 8, kFallbackUnroll = 4, kFallbackStep = 64, kFallbackChunk = 16;
+
+// 16 bytes of a row from k on, zeros from `end` on. Not aligned: byte by byte, none read beyond the row's end.
+template <class Tile, bool aligned, bool weights>
+__device__ inline typename Tile::Chunk load_chunk(const uint8_t* row, int64_t k, int64_t end) {
+    if constexpr (aligned) {
+        // A chunk is inside or outside as a whole. Outside, the row's first one is loaded in its place: no branch.
+        const void* p = offset(row, k < end ? k : 0);
+        const typename Tile::Chunk v = weights ? Tile::load_weights(p) : Tile::load_rows(p);
+        return k < end ? v : Tile::zero();
+    } else {
+        uint32_t words[kFallbackChunk / 4] = {};
+        for (int i = 0; i < kFallbackChunk; ++i) {
+            if (k + i < end) words[i / 4] |= uint32_t(global<uint8_t>(row)[k + i]) << (i % 4 * 8);
+        }
+        return Tile::of_words(words);
+    }
+}
+
+// Adds the steps [begin, end) of a tile of columns, those of this wave. Args has a, b, m, n, k and the strides of
+// skinny_gemm.h. Rows and columns beyond the last are computed as copies of it; nobody may write them.
+template <class Tile, bool aligned, class Args>
+__device__ inline void multiply_fallback(const Args& a, int64_t first_column, int64_t begin, int64_t end, int wave,
+                                         int lane, Tile& tile) {
+    using Chunk = typename Tile::Chunk;
+    const uint8_t *column[Tile::kColumnLoads], *row[Tile::kRowLoads];
+    for (int i = 0; i < Tile::kColumnLoads; ++i) {
+        const int64_t n = first_column + Tile::column(lane, i);
+        column[i] = a.b + (n < a.n ? n : a.n - 1) * a.b_stride;
+    }
+    for (int i = 0; i < Tile::kRowLoads; ++i) {
+        const int64_t m = Tile::row(lane, i);
+        row[i] = a.a + (m < a.m ? m : a.m - 1) * a.a_stride;
+    }
+    for (int64_t first = begin + wave; first < end; first += kFallbackWaves * kFallbackUnroll) {
+        Chunk columns[kFallbackUnroll][Tile::kColumnLoads], rows[kFallbackUnroll][Tile::kRowLoads];
+#pragma unroll
+        for (int u = 0; u < kFallbackUnroll; ++u) {
+            const int64_t step = first + u * kFallbackWaves;
+            const int64_t k = step * kFallbackStep + Tile::chunk(lane) * kFallbackChunk, limit = step < end ? a.k : 0;
+#pragma unroll
+            for (int i = 0; i < Tile::kColumnLoads; ++i) {
+                columns[u][i] = load_chunk<Tile, aligned, true>(column[i], k, limit);
+            }
+#pragma unroll
+            for (int i = 0; i < Tile::kRowLoads; ++i) {
+                rows[u][i] = load_chunk<Tile, aligned, false>(row[i], k, limit);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < kFallbackUnroll; ++u) tile.multiply(columns[u], rows[u]);
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::gemm

@@ -1,0 +1,31 @@
+"""Builds of this repository that tests ask for: one a run, whichever worker comes first."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.settings import ROOT
+
+# The same in all workers of a run.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+
+
+def built(backend: str) -> Path:
+    """The folder of the variant, built or found up to date. A build puts a new folder in the place of the old one, so
+    that workers may not each make one."""
+    folder = ROOT / "build" / ".work"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{backend}.of-a-test-run", "a+") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.seek(0)
+        run, _, variant = record.read().partition("\n")
+        if run != RUN or not Path(variant).is_dir():
+            command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", backend]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            variant = done.stdout.strip()
+            record.truncate(0)
+            record.write(f"{RUN}\n{variant}")
+    return Path(variant)
