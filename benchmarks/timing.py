@@ -20,32 +20,19 @@ def rotated(names: list[str], round_: int) -> list[str]:
 
 
 def samples_in_turn(
-    cases: dict[str, Callable[[int], object]],
-    rounds: int = 15,
-    warm_up: int = 2,
-    synchronize: Callable[[], object] | None = None,
+    cases: dict[str, Callable[[int], object]], rounds: int = 15, warm_up: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each case, round by round. A case is called with a running number, by which it picks its buffers.
-
-    `synchronize` waits for a GPU; such times hold the launch's latency, which gpu_timing.py's do not.
-    """
+    """Seconds of each case, round by round. A case is called with a running number, by which it picks its buffers."""
     names = list(cases)
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(warm_up + rounds):
         for name in rotated(names, round_):
             begin = time.perf_counter()
             cases[name](round_)
-            if synchronize:
-                synchronize()
             elapsed = time.perf_counter() - begin
             if round_ >= warm_up:
                 times[name].append(elapsed)
     return times
-
-
-def in_turn(cases: dict[str, Callable[[int], object]], *args, **options) -> dict[str, float]:
-    """Median seconds of each case; the arguments are those of samples_in_turn."""
-    return {name: statistics.median(values) for name, values in samples_in_turn(cases, *args, **options).items()}
 
 
 def floor(moved: int, measured: Iterable[tuple[int, Sequence[float]]], known_rate: float = 0.0) -> float:

@@ -34,8 +34,8 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
-def test_medians_without_the_warm_up(clock):
-    # Per case the seconds of rounds 0 to 6, of which two warm up. Means, minima and medians all differ.
+def test_samples_without_the_warm_up(clock):
+    # Per case the seconds of rounds 0 to 6, of which two warm up.
     seconds = {"a": [90, 80, 5, 1, 9, 4, 30], "b": [0, 0, 7, 7, 8, 100, 6]}
 
     def case(name: str):
@@ -44,22 +44,16 @@ def test_medians_without_the_warm_up(clock):
 
         return call
 
-    assert timing.in_turn({name: case(name) for name in seconds}, rounds=5, warm_up=2) == {"a": 5, "b": 7}
+    got = timing.samples_in_turn({name: case(name) for name in seconds}, rounds=5, warm_up=2)
+    assert got == {name: values[2:] for name, values in seconds.items()}
 
 
 def test_the_order_rotates(clock):
     calls = []
     cases = {name: (lambda i, name=name: calls.append((i, name))) for name in "abc"}
-    assert timing.in_turn(cases, rounds=3, warm_up=1) == {"a": 0, "b": 0, "c": 0}
+    assert timing.samples_in_turn(cases, rounds=3, warm_up=1) == {name: [0] * 3 for name in "abc"}
     rounds = ["".join(name for i, name in calls if i == n) for n in range(4)]
     assert rounds == ["abc", "bca", "cab", "abc"] and [i for i, _ in calls] == [i for i in range(4) for _ in "abc"]
-
-
-def test_waiting_for_the_device_counts(clock):
-    def synchronize() -> None:
-        clock.now += 2
-
-    assert timing.in_turn({"a": lambda i: None}, rounds=3, warm_up=0, synchronize=synchronize) == {"a": 2}
 
 
 def test_rotated_copies_exceed_the_caches():
