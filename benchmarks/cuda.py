@@ -248,7 +248,9 @@ def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
             bars.Bars(name, COLORS[i % 4], [r.ratio for r in rows]) for i, (name, rows) in enumerate(series.items())
         ]
         unit = f"share of {of_it[0].memory_rate / 1e6:.1f} TB/s"
-        peers = {TITLES.get(name, name) for line in of_it for name in line.times if name not in OURS}
+        peers = {
+            TITLES.get(name, name) for line in of_it for name, time in line.times.items() if time and name not in OURS
+        }
         panels += [
             bars.Panel(operator, unit, across, groups, shares, top=1.2, marks="best other"),
             bars.Panel(

@@ -16,7 +16,7 @@ import torch
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
-OPERATORS = {"rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm"}
+OPERATORS = {"rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "reread_environment"}
 
 
 @pytest.fixture(scope="module")
