@@ -1,4 +1,4 @@
-// Thread-block clusters (Hopper and later): blocks that run at the same time and reach into each other's shared memory.
+// Thread-block clusters (Hopper and later): CTAs that run at the same time and access each other's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ __device__ inline uint32_t blocks_in_cluster() {
     return blocks;
 }
 
-// The cluster's barrier in two halves: a block may be written to when it runs. It tells no more than that, and what
-// publish_barriers() has published before: a release would wait for all that a thread has written.
+// The cluster's barrier in two halves. After it, all CTAs of the cluster run, so that their shared memory may be
+// written, and mbarriers published by publish_barriers() are visible. It orders nothing else: a release would wait for
+// all writes of the thread.
 __device__ inline void arrive_at_cluster_start() {
     ROCM_FP8_HOPPER("barrier.cluster.arrive.relaxed.aligned;" :: : "memory");
 }
@@ -30,7 +31,7 @@ __device__ inline void wait_for_cluster_start() {
     ROCM_FP8_HOPPER("barrier.cluster.wait.acquire.aligned;" :: : "memory");
 }
 
-// The address of the same variable in another block's shared memory.
+// The address of the same variable in the shared memory of the cluster's CTA `rank`.
 __device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {
     uint32_t address = 0;
     ROCM_FP8_HOPPER("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));

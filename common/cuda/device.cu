@@ -10,7 +10,7 @@
 namespace rocm_fp8 {
 namespace {
 
-// As build.toml lists them. Machine code serves later minor versions of its major one, "a" code its own chip alone.
+// As build.toml lists them. Machine code runs on later minor versions of its major version; "a" code on its chip alone.
 constexpr int kCapabilities[] = {89, 90, 100};
 
 Status error_of(cudaError_t code) { return {cudaGetErrorString(code)}; }
@@ -35,7 +35,7 @@ Status query(int device, Chip* chip) {
     if (served(chip->capability)) return {};
     const auto name = [](int capability) { return "sm_" + std::to_string(capability); };
     static std::mutex mutex;
-    static std::string message;  // one kind of foreign device is enough to be told about
+    static std::string message;  // made once, for the first unsupported device
     const std::lock_guard<std::mutex> lock(mutex);
     if (message.empty()) {
         message = "this GPU is of architecture " + name(chip->capability) + "; the binary holds kernels for";
@@ -49,7 +49,7 @@ Status query(int device, Chip* chip) {
 ChipResult current_chip() {
     int device = 0;
     if (const cudaError_t code = cudaGetDevice(&device); code != cudaSuccess) return {{}, error_of(code)};
-    // A device does not change. 0: not asked yet.
+    // Cached, as a device does not change. 0: not asked yet.
     constexpr int kDevices = 64;
     static std::atomic<uint64_t> known[kDevices];
     if (device < kDevices) {
@@ -86,7 +86,7 @@ Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* 
     }
     const cudaError_t code = cudaLaunchKernelExC(&config, kernel, arguments);
     if (code == cudaSuccess) return {};
-    (void)cudaGetLastError();  // it is reported here: nobody else is to find it
+    (void)cudaGetLastError();  // clears the error, so that no later call reports it again
     return error_of(code);
 }
 

@@ -7,14 +7,14 @@
 
 namespace rocm_fp8 {
 
-// In one dimension of a grid.
+// The largest grid in x.
 constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;
 
 struct Chip {
-    int capability;  // 10 x major + minor: 90 is a Hopper
+    int capability;  // 10 x major + minor: 90 is Hopper
     int multiprocessors;
     int device;  // its number
-    // Thread-block clusters, the bulk copy engine, and launches that overlap the kernel before them.
+    // Whether the chip has thread-block clusters, TMA and PDL.
     bool hopper() const { return capability >= 90; }
 };
 
@@ -29,14 +29,15 @@ ChipResult current_chip();
 struct Grid {
     int64_t blocks;
     int threads;
-    int cluster = 1;       // neighbouring blocks that run at the same time and see each other's shared memory
+    int cluster = 1;       // CTAs in a thread-block cluster
     int shared_bytes = 0;  // of dynamic shared memory
 };
 
-// Launches `kernel`; an error is this launch's own, in CUDA's words.
+// Launches `kernel`. An error is this launch's own and has CUDA's text.
 //
-// On a Hopper the kernel may start while the one before it in the stream still runs: it must not read what others write,
-// nor write anything, before wait_for_previous_kernel() (overlap.h). ROCM_FP8_KERNELS_PDL=0 switches that off.
+// On Hopper and later the launch uses PDL: the kernel may start while the previous one in the stream still runs. Before
+// wait_for_previous_kernel() (pdl.h) it must not write, nor read what others write. ROCM_FP8_KERNELS_PDL=0 disables
+// PDL.
 Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments);
 
 template <class... Parameters>

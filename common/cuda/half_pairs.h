@@ -1,7 +1,7 @@
-// Arithmetic on pairs of 16-bit floats, rounded as the same operation in float32 and then to 16 bits.
+// Arithmetic on pairs of 16-bit floats. Results equal the same operation in float32, rounded to 16 bits afterwards.
 //
-// The packed instructions round once. That gives the same: for + and * a result rounded to 24 bits and then to 11 (or 8)
-// is the result rounded to 11 (or 8), because 24 >= 2 * 11 + 2.
+// The packed instructions round once, which gives the same result. For + and *, rounding to 24 bits and then to 11 (or
+// 8) equals rounding to 11 (or 8) directly, because 24 >= 2 * 11 + 2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,7 +36,7 @@ template <class Pair>
 struct PackedPairs {
     static __device__ uint32_t add(uint32_t a, uint32_t b) { return bits(__hadd2_rn(pair<Pair>(a), pair<Pair>(b))); }
     static __device__ uint32_t mul(uint32_t a, uint32_t b) { return bits(__hmul2_rn(pair<Pair>(a), pair<Pair>(b))); }
-    // Of a NaN and a number, the number.
+    // If one operand is NaN, the other one.
     static __device__ uint32_t min(uint32_t a, uint32_t b) { return bits(__hmin2(pair<Pair>(a), pair<Pair>(b))); }
     static __device__ uint32_t max(uint32_t a, uint32_t b) { return bits(__hmax2(pair<Pair>(a), pair<Pair>(b))); }
 };

@@ -1,5 +1,5 @@
-// Instructions of Hopper and later chips in sources that are compiled for earlier ones as well. There they are nothing:
-// kernels that cannot do without are never launched there.
+// Instructions of Hopper and later, in sources that are compiled for earlier chips as well. There they compile to
+// nothing. Kernels that depend on them are never launched there.
 #pragma once
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -3,9 +3,9 @@
 //     kernel n      |== work ==========|
 //     kernel n + 1        |launch|fetch|wait|== work ==========|
 //
-// What a kernel does before it waits: fetch its inputs into the L2 cache. That is right even for those that the kernel
-// before it is still writing, because L2 is where all writes of the device meet; a read into registers or shared
-// memory would not be. What a kernel is told to be constant it may read at once. On chips without it everything here is nothing.
+// Before it waits, a kernel may fetch its inputs into the L2 cache. That is safe even for inputs that the previous
+// kernel still writes, because all writes of the device go through L2. A read into registers or shared memory is not
+// safe, unless the caller declares the data constant. On earlier chips everything here compiles to nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 namespace rocm_fp8 {
 namespace {
 
-// All earlier kernels of the stream have ended and what they wrote is seen. Every thread that reads what they may have
-// written, or writes, must have passed here.
+// Waits until all earlier kernels of the stream have ended and their writes are visible. Each thread must call it
+// before it writes, or reads data that they may have written.
 __device__ inline void wait_for_previous_kernel() { ROCM_FP8_HOPPER("griddepcontrol.wait;" :: : "memory"); }
 
-// The next kernel may start once all blocks of this one have said so, or have ended. It waits for the end of this one
-// before it reads results.
+// The next kernel may start once all CTAs of this one have called this or have ended. It waits for the end of this
+// kernel before it reads results.
 __device__ inline void let_next_kernel_start() { ROCM_FP8_HOPPER("griddepcontrol.launch_dependents;" :: : "memory"); }
 
-// Fetches [p, p + bytes) into L2; 16-byte granules. By one thread.
+// Fetches [p, p + bytes) into L2; both are multiples of 16 bytes. Called by one thread.
 __device__ inline void fetch_to_l2(const void* p, uint32_t bytes) {
     ROCM_FP8_HOPPER("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }

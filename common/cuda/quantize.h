@@ -1,19 +1,19 @@
-// fp8(y / scale) in e4m3fn, to the byte what a rounded float32 division followed by a saturating conversion gives, for a y
-// that is a 16-bit float.
+// fp8(y / scale) in e4m3fn for a 16-bit y. It gives the same byte as a rounded float32 division and a saturating
+// conversion.
 //
-// The chip converts two numbers an instruction: to nearest even, saturating, NaN kept. A division is ten instructions or
-// more. Here it is two: with high just below 1 / scale and low just above what that lacks,
+// The chip converts two numbers an instruction: to nearest even, saturating, NaN kept. A division takes ten
+// instructions or more. Here it takes two. Let high be just below 1 / scale, and low just above 1 / scale - high. Then
 //
 //     q = fma(y, high, y * low)
 //
-// is y / scale, at most 2^-43 of itself larger, before its one rounding. That can be another number than the rounded
-// quotient only where the middle between two float32 numbers lies between the two, and another FP8 number only where one
-// of those is itself in the middle between two FP8 numbers. tests/test_quotients.py goes through all such cases: with 11
-// (or 8) bits in y and 24 in scale there is none. (Below the quotient there is one, y a power of two and scale the float32
-// before one: hence "larger".)
+// before its one rounding exceeds y / scale by a relative error of at most 2^-43. The rounded q can differ from the
+// rounded quotient only if a midpoint of two float32 numbers lies between the two unrounded values. Its FP8 number can
+// differ only if one of those two float32 numbers is itself a midpoint of two FP8 numbers. tests/test_quotients.py
+// checks all such cases: with 11 (or 8) bits in y and 24 in scale there is none. An error below the quotient would not
+// do: there is one such case, with y a power of two and scale the float32 number before one.
 //
-// An infinite y stays infinite because low is never 0 (it is at least 2^-64 of high) and has high's sign. Scales outside
-// [2^-60, 2^60] take the division.
+// An infinite y stays infinite, because low has high's sign and is never 0 (it is at least 2^-64 of high). Scales
+// outside [2^-60, 2^60] use the division.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,14 @@ struct QuantizationScale {
 
     __device__ explicit QuantizationScale(const float* p) : scale(*p), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {
         high = __frcp_rz(scale);
-        // The remainder is exact, its quotient right within 2^-22, and so too large with 2^-21 added.
+        // The remainder is exact. Its quotient has a relative error below 2^-22, so that adding 2^-21 makes it too
+        // large.
         const float remainder = __fmaf_rn(-scale, high, 1.0f);
         low = fmaxf(remainder * high * (1 + 0x1p-21f), high * 0x1p-64f);
     }
 };
 
-// Two numbers; `a` in the lower byte.
+// Converts two numbers; `a` goes to the lower byte.
 __device__ inline uint32_t two_to_fp8(float a, float b) {
     uint16_t both;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(b), "f"(a));

@@ -22,7 +22,7 @@ bool encode(CUtensorMap* map, const ByteMatrix& m) {
                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// One entry a set: a model's weights are a few hundred matrices, at addresses that are multiples of 512 bytes.
+// A direct-mapped cache: a model's weights are a few hundred matrices, at addresses that are multiples of 512 bytes.
 struct Kept {
     ByteMatrix matrix{};
     CUtensorMap map;
@@ -37,7 +37,7 @@ uint32_t set_of(const ByteMatrix& m) {
 }  // namespace
 
 bool describe(CUtensorMap* map, const ByteMatrix& matrix) {
-    static thread_local Kept* const kept = new Kept[kKept];  // 192 KiB; a thread that launches lives long
+    static thread_local Kept* const kept = new Kept[kKept];  // 192 KiB, never freed: launching threads live long
     Kept& entry = kept[set_of(matrix)];
     if (!(entry.matrix == matrix)) {
         entry.matrix = {};

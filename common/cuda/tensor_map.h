@@ -1,4 +1,4 @@
-// Host side: descriptors by which TMA takes tiles of a matrix of bytes, encoded once.
+// Host side: TMA descriptors of matrices of bytes, encoded once and kept.
 #pragma once
 
 #include <cuda.h>
@@ -7,7 +7,8 @@
 
 namespace rocm_fp8 {
 
-// [rows, k] bytes, rows `stride` bytes apart, in tiles of `height` rows by `width` bytes, with the 128-byte swizzle.
+// [rows, k] bytes, rows `stride` bytes apart. TMA loads tiles of `height` rows by `width` bytes with the 128-byte
+// swizzle.
 struct ByteMatrix {
     const void* data;
     int64_t rows, k, stride;
@@ -16,8 +17,9 @@ struct ByteMatrix {
     bool operator==(const ByteMatrix&) const = default;
 };
 
-// false where TMA takes no such matrix (an overlapping layout, a driver older than CUDA 12). A descriptor depends on
-// nothing but the ByteMatrix, so that each thread keeps those that it used last: encoding takes some 100 ns of the host.
+// Returns false if TMA cannot take the matrix (an overlapping layout, a driver older than CUDA 12). A descriptor
+// depends on the ByteMatrix alone. So each thread keeps those that it used last: encoding takes some 100 ns on the
+// host.
 bool describe(CUtensorMap* map, const ByteMatrix& matrix);
 
 }  // namespace rocm_fp8

@@ -1,5 +1,4 @@
-// The bulk copy engine (Hopper and later): tiles of a matrix from global to shared memory, completing on a barrier in
-// shared memory.
+// TMA (Hopper and later): copies tiles of a matrix from global to shared memory, and completes on an mbarrier.
 #pragma once
 
 #include <cuda.h>
@@ -9,15 +8,16 @@
 namespace rocm_fp8 {
 namespace {
 
-// One lane of a warp that is here as a whole. Where it is asked right before the engine, the compiler knows that one lane is left
-// and makes one instruction of a copy; after `lane == 0` it makes a loop over the lanes, some 60 cycles, of each.
+// True in one lane of the warp, all of whose lanes must be here. Directly before a TMA copy it tells the compiler that
+// one lane is active, so that the copy is one instruction. After `lane == 0` each copy becomes a loop over the lanes,
+// which takes some 60 cycles.
 __device__ inline bool elected() {
     uint32_t is;
     asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
 
-// Brings the description of a matrix to the copy engine, one latency before its first use.
+// Prefetches a TMA descriptor, which saves one latency at its first use.
 __device__ inline void fetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -28,10 +28,11 @@ __device__ inline void fetch_tile_to_l2(const CUtensorMap* map, int column, int 
                  : "memory");
 }
 
-// The tile of `map` at (column, row) to shared memory; zeros beyond the matrix. kOnce: read once, leaves L2 first.
+// Copies the tile of `map` at (column, row) to shared memory, with zeros beyond the matrix. kOnce: data that are read
+// once and evicted from L2 first.
 template <bool kOnce>
 __device__ inline void copy_tile(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier) {
-    // What createpolicy gives for evict_first and evict_last.
+    // The policies that createpolicy returns for evict_first and evict_last.
     constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000;
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::

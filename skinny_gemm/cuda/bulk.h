@@ -1,16 +1,17 @@
-// The GEMM kernel for Hopper and later: the copy engine fills a ring in shared memory, eight warps multiply, or sixteen.
+// The GEMM kernel for Hopper and later: TMA fills a ring in shared memory, and 8 or 16 warps multiply.
 //
-//     HBM --> copy engine: 10 to 32 KiB of weights ---+
-//     L2  --> copy engine: the rows' same k ----------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31 --> registers
+//     HBM --> TMA: 10 to 32 KiB of weights a stage ---+
+//     L2  --> TMA: the same k of the rows of A -------+-> ring --> warp w: all columns, k = 256 i + 32 w ... + 31
+//                                                                  --> sums in registers
+//     registers --> shared memory: summed over the warps
+//               --> with split-K, to the CTA of the cluster that finishes the column: summed over the CTAs
 //
-//     registers --> shared memory: added over the warps
-//               --> with split K, to the block of the cluster that finishes the column: added over the blocks
+// The k that a warp adds, and their order, do not depend on the columns of a CTA. So all widths give the same bits,
+// with one exception: more than 64 columns by more than 16 rows. A warp has no registers for all of those sums, so it
+// takes one half of the columns:
 //
-// Which k a warp adds, in which order, does not depend on how many columns a block has: all widths give the same bits. But
-// for more than 64 columns by more than 16 rows, of which a warp cannot hold all sums. There
-//
-//     warp w of 8:   one half of the columns or the other, k = 128 i + 32 (w % 4) ... + 31
-//     warp w of 16:  one half of the columns or the other, k = 256 i + 32 (w % 8) ... + 31: the bits of all widths again
+//     warp w of 8:   k = 128 i + 32 (w % 4) ... + 31: the exception
+//     warp w of 16:  k = 256 i + 32 (w % 8) ... + 31: the same bits as all other widths
 #pragma once
 
 #include "../../common/cuda/tma.h"
@@ -23,34 +24,36 @@
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
 
-constexpr int kRowBytes = 128;  // of a row of the ring: all banks once, and k of a copy
-constexpr int kWarpK = 32;      // of a turn
+constexpr int kRowBytes = 128;  // of a row in a stage: all banks once; also the k of one TMA copy
+constexpr int kWarpK = 32;      // k of a warp in one turn
 
-// Up to kColumns of the result a block, up to 8 * kRowTiles rows of A, kStages in the ring, kConsumers warps that multiply.
+// The compile-time shape of the kernel. A CTA makes up to kColumns columns of the result for up to 8 * kRowTiles rows
+// of A. The ring has kStages stages, and kConsumers warps multiply.
 template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kStages = kSlots_, kConsumers = kConsumers_,
                          kRows = kRowTiles * kMmaNarrow;
     static constexpr BulkShape kShape{kColumns, kStages, kStages, kStages, kConsumers, kClusters};
-    // Groups of warps, each with columns of its own; the warps of a group share k. A turn: each of them once.
+    // Each group of warps has its own columns; the warps of a group divide k. In a turn each warp of a group takes
+    // kWarpK.
     static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;
     static constexpr int kGroupColumns = kColumns / kGroups, kTurn = kGroupWarps * kWarpK;
-    static constexpr bool kSplits = kShape.splits(kRows);  // K, over a cluster
-    // A thread makes the results of a column, or of four of them (skinny_gemm_fours.h).
+    static constexpr bool kSplits = kShape.splits(kRows);  // split-K over a cluster
+    // Whether a thread finishes four columns at a time (fours.h), not one.
     static constexpr bool kByFours = kGroups == 2 && kConsumers == kWarps;
-    // Columns are the matrix instruction's wide operand where they come in sixteens, else rows are.
+    // The matrix instruction's wide operand: the columns if their number is a multiple of 16, else the rows.
     static constexpr bool kRowsWide = kGroupColumns % kMmaWide != 0;
     static constexpr int kWide = (kRowsWide ? kRows : kGroupColumns) / kMmaWide;
     static constexpr int kNarrow = (kRowsWide ? kGroupColumns : kRows) / kMmaNarrow;
     static_assert(!kRowsWide || kRows % kMmaWide == 0);
     static constexpr int kStep = kShape.step(kRows);                           // k of a stage
-    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a stage; copies of each matrix
-    // A warp more keeps the ring full, and another paces its first round; or those that multiply do it.
+    static constexpr int kTurns = kStep / kTurn, kBlocks = kStep / kRowBytes;  // of a stage; TMA copies of each matrix
+    // An extra warp keeps the ring full, and another one paces its first round. Without them the consumers do it.
     static constexpr bool kProducer = kShape.produces(kRows), kPaces = kShape.paces(kRows);
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
 
-    // The columns of which a block of a cluster makes the results: so many, but no more than there are from its first on.
+    // How many columns each CTA of a cluster finishes; the last CTAs may have fewer.
     ROCM_FP8_HD static constexpr int share(int splits) {
         const int even = (kColumns + splits - 1) / splits;
         return kByFours ? (even + 3) / 4 * 4 : even;
@@ -59,7 +62,7 @@ struct Bulk {
         const int left = kColumns - part * share(splits);
         return left < 0 ? 0 : left < share(splits) ? left : share(splits);
     }
-    // Of all blocks of a cluster, at most.
+    // Upper bound of splits * share(splits).
     static constexpr int kSharedColumns = kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits;
     static constexpr bool shares_fit(int splits = kMaxClusterSplits) {
         return splits == 0 || (splits * share(splits) <= kSharedColumns && shares_fit(splits - 1));
@@ -74,43 +77,43 @@ struct Bulk {
     struct Shared {
         union {
             alignas(1024) Stage stages[kStages];
-            // When the ring is done.
+            // Reuses the ring's memory after the main loop.
             struct {
-                // A few columns more: no two of a warp's writes in one bank.
+                // Padded, so that a warp's writes meet no bank conflicts.
                 alignas(16) float parts[kGroupWarps][kRows][kColumns + (kRowsWide ? 4 : 8)];
                 float scale_b[kByFours ? kColumns + 4 : 1],
-                    bias[kByFours ? kColumns + 4 : 1];  // of its columns, by fours alone
+                    bias[kByFours ? kColumns + 4 : 1];  // of the CTA's columns; only with kByFours
             };
         };
-        // Of this block's share of the columns, from each block of the cluster: [block][row][column].
+        // The sums of this CTA's share of the columns, sent by each CTA of the cluster: [CTA][row][column].
         alignas(16) float sums[kSplits ? kRows * kSharedColumns : 1];
         Barrier sums_full;
         float scale_a[kRows];
         Barrier full[kStages], empty[kStages];
-        Barrier first[kStages];  // where the first round is paced, its weights; `full` is then about its rows alone
+        Barrier first[kStages];  // weights of a paced first round; `full` then covers its rows alone
     };
 };
 
-// The engine's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). A lane 4 g + t reads 8 bytes, half of
-// chunk 2 w + t / 2. So that the sixteen lanes of four values of g meet eight different chunks, and that the sums of
-// lanes t = 0 ... 3 go to different banks below, g stands for the row with its three bits reversed.
+// TMA's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). Lane 4 g + t reads 8 bytes, half of chunk 2 w
+// + t / 2. The lane's row is g with its three bits reversed, for two reasons. Sixteen lanes with four values of g then
+// read eight different chunks. And store_sums writes the sums of lanes t = 0 ... 3 to different banks.
 __device__ inline int row_of(int g) { return (g & 1) << 2 | (g & 2) | g >> 2; }
 
-// Among the consumers alone.
+// A barrier of the consumer warps alone.
 template <class B>
 __device__ inline void consumers_meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(B::kConsumers * kWarp) : "memory");
 }
 
-// Keeps a block's ring full: one thread at a time.
+// Keeps a CTA's ring full. Its methods are called by one thread at a time.
 template <class B>
 struct Feeder {
     typename B::Shared& shared;
     const CUtensorMap *weights, *rows;
     int first_column, columns, first_step, count;
-    int tail;    // the step with which the next kernel may start; -1: it was let before
-    int window;  // of the first round's steps, so many at a time, or so many before the wait; 0: all at once
-    int ahead;   // steps that go to L2 beyond the first round
+    int tail;    // the step at which the next kernel may start; -1: it already may
+    int window;  // steps of a paced first round in flight at once; not paced: steps before the PDL wait; 0: all
+    int ahead;   // steps beyond the first round that are prefetched into L2
 
     __device__ bool paced() const { return B::kPaces && window > 0; }
     __device__ void copy_weights(int stage, int step, Barrier* barrier) const {
@@ -126,25 +129,26 @@ struct Feeder {
             copy_tile<false>(shared.stages[stage].rows[b], rows, k_of(step, b), 0, &shared.full[stage]);
         }
     }
-    // Of the weights to L2: the steps from `from` to before `to`.
+    // Prefetches the weights of steps [from, to) into L2.
     __device__ void fetch_weights(int from, int to) const {
         for (int step = from; step < to && step < count; ++step) {
             for (int b = 0; b < B::kBlocks; ++b) fetch_tile_to_l2(weights, k_of(step, b), first_column);
         }
     }
-    // The weights of a step of the first round.
+    // Loads the weights of one step of the first round.
     __device__ void begin(int step) const {
         Barrier* const barrier = paced() ? &shared.first[step] : &shared.full[step];
         arrive_expecting(barrier, (columns + (paced() ? 0 : B::kRows)) * B::kStep);
         copy_weights(step, step, barrier);
     }
-    // All of them, or as many as `window` says.
+    // Loads the weights of the first `window` steps, or of the whole first round if `window` is 0.
     __device__ void begin_first() const {
         for (int s = 0; s < B::kStages && s < count; ++s) {
             if (window == 0 || s < window) begin(s);
         }
     }
-    // The others, and what goes to L2: each when the step `window` before it has come.
+    // Loads the weights of the other steps, then prefetches into L2. Each step waits until the step `window` before it
+    // has arrived.
     __device__ void begin_rest() const {
         for (int s = window; s < B::kStages + ahead && s < count; ++s) {
             if (s - window < B::kStages) wait_for(&shared.first[s - window], 0);
@@ -152,8 +156,8 @@ struct Feeder {
             else fetch_weights(s, s + 1);
         }
     }
-    // begun: the weights were, as far as begin_first and begin_rest do. (Unrolled, and the two cases apart: the way to the
-    // first rows counts. A loop over the stages, their addresses made at run time, cost up to 4 %.)
+    // begun: begin_first and begin_rest have loaded their part of the weights. The two cases are separate, so that both
+    // loops unroll: with stage addresses computed at run time, the first rows arrive later (up to 4 %).
     __device__ void first_round(bool begun) const {
         if (begun) {
             for (int s = 0; s < B::kStages && s < count; ++s) {
@@ -168,7 +172,7 @@ struct Feeder {
             }
         }
     }
-    // parity: of the stage's last round.
+    // parity: that of the stage's previous round.
     __device__ void refill(int stage, uint32_t parity, int step) const {
         wait_for(&shared.empty[stage], parity);
         arrive_expecting(&shared.full[stage], (columns + B::kRows) * B::kStep);
@@ -187,7 +191,7 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
     constexpr int kTurnBlocks = B::kTurn / kRowBytes;
     uint32_t parity = 0;
     for (int first = 0; first < feeder.count; first += B::kStages, parity ^= 1) {
-        // Unrolled: a stage's addresses are constants beside the lane's own.
+        // Unrolled, so that a stage's offset is a constant.
 #pragma unroll
         for (int s = 0; s < B::kStages; ++s) {
             const int step = first + s;
@@ -210,11 +214,12 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
                     wide[turn][w / 2][w % 2] = *reinterpret_cast<const uint2*>(of_wide + w * 8 * kRowBytes);
                 }
             }
-            // The stage is free as soon as what is in it has been read.
+            // Closes: the stage is refilled only after all lanes have read it into registers.
             __syncwarp();
             if (lane == 0) arrive(&feeder.shared.empty[s]);
-            // The stage of the step before: by now the other warps have left it. (Before this one multiplies, which takes as
-            // long as a stage takes to come: later, and a third of the ring is empty.)
+            // Refills the stage of the previous step, which the other warps have left by now. It comes before this warp
+            // multiplies: a step's products take as long as a stage's load, and a later refill leaves a third of the
+            // ring empty.
             if (!B::kProducer && step > 0 && step % B::kConsumers == warp && step - 1 + B::kStages < feeder.count &&
                 elected()) {
                 feeder.refill((s + B::kStages - 1) % B::kStages, s == 0 ? parity ^ 1 : parity, step - 1 + B::kStages);
@@ -227,9 +232,10 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
 
 // --- the phases of a CTA ---
 
-// Prologue, by one thread: barriers, what may be asked for before the kernel before has ended, and the next kernel's start.
-// (Not elected(): what the next kernel asks for while this one ends should come slowly. With it 4096 x 3072 with 32 rows took
-// 6.0 us in place of 4.9, others up to 5 % longer; H200.)
+// Prologue, by one thread: mbarriers, the loads that need not wait for the previous kernel, and the next kernel's
+// start. The caller picks the thread by its lane, not by elected(). The slower issue is wanted: the prologue's loads
+// compete with the last loads of the previous kernel (H200: with elected() 4096 x 3072 with 32 rows takes 6.0 us, not
+// 4.9).
 template <class B>
 __device__ inline void prologue(const Feeder<B>& feeder, const Args& a, int splits, int part, bool early) {
     typename B::Shared& shared = feeder.shared;
@@ -245,13 +251,13 @@ __device__ inline void prologue(const Feeder<B>& feeder, const Args& a, int spli
         feeder.begin_first();
         if (early && !feeder.paced()) feeder.fetch_weights(B::kStages, B::kStages + feeder.ahead);
     } else if (early && B::kRows > kMmaNarrow) {
-        feeder.fetch_weights(0, B::kStages);  // with up to 8 rows no faster, or up to 9 % slower
+        feeder.fetch_weights(0, B::kStages);  // up to 8 rows: no gain, or up to 9 % slower
     }
     fetch_map(feeder.rows);
     if (early) let_next_kernel_start();
 }
 
-// The producer warp's loop, by one thread: every step beyond the ring's first round.
+// The producer warp's loop, by one thread: all steps after the ring's first round.
 template <class B>
 __device__ inline void produce(const Feeder<B>& feeder) {
     int stage = 0;
@@ -262,7 +268,7 @@ __device__ inline void produce(const Feeder<B>& feeder) {
     }
 }
 
-// Reduction, first half: a warp's sums into shared memory, columns `shift` places on.
+// Reduction, first half: stores a warp's sums in shared memory, with all columns moved up by `shift`.
 template <class B>
 __device__ inline void store_sums(typename B::Shared& shared, const Sums (&sums)[B::kWide][B::kNarrow], int warp,
                                   int lane, int shift) {
@@ -291,7 +297,7 @@ __device__ inline float sum_of_one(const typename B::Shared& shared, int m, int 
     return c;
 }
 
-// Split K: the CTA's sums to the CTAs of the cluster, each of which finishes `share` columns.
+// Split-K: sends the CTA's sums to the CTAs of the cluster, each of which finishes `share` columns.
 template <class B>
 __device__ inline void send_sums(const Args& a, typename B::Shared& shared, int part, int share) {
     if constexpr (B::kByFours) {
@@ -309,14 +315,14 @@ __device__ inline void send_sums(const Args& a, typename B::Shared& shared, int 
     }
 }
 
-// Split K: the sum of one element over the cluster, in the order of the parts.
+// Split-K: the sum of one element over the cluster, in the order of the parts.
 template <class B>
 __device__ inline float sum_over_cluster(const typename B::Shared& shared, int m, int own, int share, int splits) {
     const float* from = shared.sums + m * share + own;
     const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
     float c = of_part(0);
     if (B::kByFours && splits == 4) {
-        // All at once: one latency.
+        // All loads before the first addition, so that they cost one latency.
         const float others[] = {of_part(1), of_part(2), of_part(3)};
         for (float other : others) c += other;
     } else {
@@ -325,8 +331,8 @@ __device__ inline float sum_over_cluster(const typename B::Shared& shared, int m
     return c;
 }
 
-// A CTA has a piece of the columns; with split K a cluster of CTAs has it. (Sums of columns beyond the piece's, from whatever
-// the ring holds, are made and dropped.)
+// A CTA, or with split-K a cluster of CTAs, computes one piece of the columns. For columns beyond the piece it computes
+// sums from undefined contents of the ring and drops them.
 template <int kColumns, int kRowTiles, int kStages, int kConsumers, bool kClusters>
 __global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kMostThreads,
                              Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kShape.slots()) void
@@ -335,7 +341,7 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
 #if __CUDA_ARCH__ >= 900
     using B = Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>;
     using Shared = typename B::Shared;
-    extern __shared__ __align__(1024) uint8_t memory[];  // as TMA's swizzle wants it
+    extern __shared__ __align__(1024) uint8_t memory[];  // TMA's swizzle needs this alignment
     static_assert(alignof(Shared) == 1024);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
 
@@ -351,17 +357,18 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
 
     const bool feeds = warp == B::kThreads / kWarp - 1;
     if (feeds && lane == 0) prologue(feeder, a, splits, part, early);
-    // Closes: barriers are used below by threads that did not make them.
+    // Closes: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
-    // Closes: a CTA of the cluster may not be written to before it runs. (Without split K there is no cluster, and its
-    // barriers would be those of the CTA, which the two roles pass at different places.)
+    // Closes: no CTA writes to another CTA of the cluster before that one runs. Without split-K there is no cluster:
+    // its barrier would then be the CTA's own, which the two roles pass at different points of the code.
     if (splits > 1) arrive_at_cluster_start();
-    // What is left of a warp that does not multiply: the barrier at which it has arrived.
+    // The end of a warp that does not multiply: it completes the cluster barrier at which it has arrived.
     const auto leave = [&] {
         __syncwarp();
         if (splits > 1) wait_for_cluster_start();
     };
-    // Before the wait, which stops a warp as a whole: the warp that paces comes to it when it is done, or never.
+    // Before the PDL wait, because that stops the whole warp. The pacing warp reaches it after pacing, or, if it has no
+    // other role, never.
     if (warp == B::kPacer && feeder.paced()) {
         if (elected()) feeder.begin_rest();
         if (B::kProducer) {
@@ -372,7 +379,7 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     }
     wait_for_previous_kernel();
 
-    // (Two groups of warps leave no registers for what the compiler keeps of it then: 1 % slower.)
+    // elected() costs registers here, which CTAs with two groups of warps do not have (1 % slower).
     if (feeds && (B::kGroups == 1 ? elected() : lane == 0)) feeder.first_round(a.constant_b);
     if (B::kProducer && warp == kConsumers) {
         if (elected()) produce(feeder);
@@ -380,13 +387,13 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
         return;
     }
 
-    // Of the columns that this CTA finishes (with split K `share` of them) a thread stays with one.
+    // This CTA finishes `share` columns (all of them without split-K); each thread has one of these for all its rows.
     const int share = B::share(splits);
     const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
     const int64_t n = int64_t(first_column) + part * share + own;
     const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
-    // The epilogue's scales and bias are loaded while the sums are made. By fours they go through shared memory, where threads
-    // stand for columns from the CTA's first on.
+    // The epilogue's scales and bias are loaded before the main loop, which hides their latency. With four columns a
+    // thread they go through shared memory: thread i loads those of the CTA's column i.
     const bool by_fours = B::kByFours && splits == 1;
     const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
     const bool brings = by_fours && int(threadIdx.x) < width;
@@ -397,14 +404,14 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     consume(feeder, sums, warp, lane);
 
     if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
-    // Closes: the sums take the ring's place, which other warps may still be reading.
+    // Closes: the sums overwrite the ring, which other warps may still be reading.
     consumers_meet<B>();
     if (brings) {
         shared.scale_b[threadIdx.x + shift] = result.scale;
         shared.bias[threadIdx.x + shift] = result.bias;
     }
     store_sums<B>(shared, sums, warp, lane, shift);
-    // Closes: the sums of all warps, and the scales, are read below by other threads.
+    // Closes: other threads read the sums of all warps, and the scales, below.
     consumers_meet<B>();
 
     if (splits == 1) {
@@ -419,7 +426,7 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     }
     wait_for_cluster_start();
     send_sums<B>(a, shared, part, share);
-    // By all threads, also those that finish nothing: a CTA may not end before all that is sent to it has come.
+    // All threads wait, also those that finish nothing: a CTA must not end before all data sent to it has arrived.
     wait_for(&shared.sums_full, 0);
     if (!finishes) return;
     for (int m = first_row; m < int(a.m); m += rows_apart) {

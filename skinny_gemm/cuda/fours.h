@@ -1,9 +1,10 @@
-// The results of wide blocks of more than 16 rows, four neighbouring columns a thread: from the sums of the warps that share K,
-// in shared memory, to the result or to the block of the cluster that finishes the columns.
+// The epilogue of wide CTAs with more than 16 rows: each thread finishes four neighbouring columns. It adds the sums of
+// the warps that divide K, in shared memory. The totals go to the result, or to the CTA of the cluster that finishes
+// the columns.
 //
-// A thread a column, as other blocks do it, writes 2 bytes at a time, and most 32-byte sectors of the result in two halves. At
-// 28672 x 4096 with 32 rows, where all blocks end together, that took 0.3 to 0.5 us longer (H200). Narrower blocks are slower by
-// fours: this is more code, which every launch runs but once.
+// Other CTAs use one thread a column. That writes 2 bytes at a time, and most 32-byte sectors of the result in two
+// halves. Where all CTAs end together this costs 0.3 to 0.5 us (28672 x 4096 with 32 rows, H200). Narrower CTAs are
+// faster with one column a thread, because this code is longer and runs only once a launch.
 #pragma once
 
 #include "../../common/cuda/mbarrier.h"
@@ -27,7 +28,7 @@ __device__ inline float4 sum_of_four(const typename B::Shared& shared, int m, in
     return c;
 }
 
-// finish() for the columns n to n + 3, as far as they are in [first, end).
+// finish() for those of the columns n ... n + 3 that are in [first, end).
 __device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n, int64_t first, int64_t end,
                                    float4 scale_b, float4 bias, float scale_a, float4 c) {
     const float v[4] = {
@@ -64,8 +65,8 @@ __device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n
     }
 }
 
-// The results of a block that has all of K: `width` columns from first_column on. In shared memory they stand `shift` places
-// on, so that a thread's four are those that begin at a multiple of four in the result.
+// Without split-K: the results of `width` columns from first_column on. In shared memory the columns are moved up by
+// `shift`, so that a thread's four columns begin at a multiple of four in the result.
 template <class B>
 __device__ inline void finish_by_fours(const Args& a, const typename B::Shared& shared, int first_column, int width,
                                        int shift) {
@@ -80,7 +81,7 @@ __device__ inline void finish_by_fours(const Args& a, const typename B::Shared& 
     }
 }
 
-// A block's sums over its part of K to the blocks of the cluster, each of which finishes `share` columns, a multiple of four.
+// Split-K: sends the CTA's sums to the CTAs of the cluster, each of which finishes `share` columns, a multiple of four.
 template <class B>
 __device__ inline void send_by_fours(const Args& a, typename B::Shared& shared, int part, int share) {
     constexpr int kFours = B::kColumns / 4, kRowsAtOnce = B::kConsumers * kWarp / kFours;

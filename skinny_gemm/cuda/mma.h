@@ -1,18 +1,18 @@
-// Matrix instructions of the CUDA kernels: sums of 16 columns (rows of B, the weights) by 8 rows of A, or of 16 rows by 8
-// columns: the products, and the bits of their sums, are the same.
+// Matrix instructions of the CUDA kernels: sums of 16 columns (rows of B, the weights) by 8 rows of A, or of 16 rows by
+// 8 columns. Both ways give the same bits.
 //
-// FP8 is widened to float16, which holds every number of it exactly, and multiplied there (m16n8k16, float32 sums). The
-// FP8 instructions of these chips keep fewer bits of their sums than float32 has (on Hopper 14), and memory, not
-// arithmetic, is what should limit this operator. (mma.sync in FP8 is no way around: for sm_90 and sm_100 ptxas makes the
-// same conversions and float16 instructions of it.)
+// FP8 is widened to float16, which represents every FP8 number exactly, and multiplied there (m16n8k16, float32 sums).
+// The FP8 instructions of these chips keep fewer bits of their sums than float32 has (on Hopper 14). The conversions
+// cost little, because memory limits this operator, not arithmetic. mma.sync on FP8 operands gains nothing: for sm_90
+// and sm_100 ptxas compiles it to the same conversions and float16 instructions.
 //
-// The instruction spreads k over lanes and registers in an order of its own; a dot product has none. So lane 4 g + t
-// takes the chunk k = 16 t ... 16 t + 15 (or 8 t ... 8 t + 7) of column g, of column g + 8 and of row g, and a word of each
-// is one instruction's k (columns and rows the other way round where rows are the wide operand):
+// The instruction has its own assignment of k to lanes and registers, but a dot product may take k in any order. So
+// lane 4 g + t loads the chunk k = 16 t ... 16 t + 15 (or 8 t ... 8 t + 7) of column g, of column g + 8 and of row g.
+// Each instruction takes one word of each chunk (with rows as the wide operand, columns and rows are exchanged):
 //
-//     columns (wide: A of the instruction)   a0: bytes 0, 1 of column g   a1: of g + 8   a2: bytes 2, 3 of g   a3: of g + 8
-//     rows (narrow: B)                       b0: bytes 0, 1 of row g      b1: bytes 2, 3
-//     sums                                   d0, d1: column g, rows 2t and 2t + 1        d2, d3: column g + 8
+//     columns (wide: A of the instruction)  a0: bytes 0, 1 of column g  a1: of g + 8  a2: bytes 2, 3 of g  a3: of g + 8
+//     rows (narrow: B)                      b0: bytes 0, 1 of row g     b1: bytes 2, 3
+//     sums                                  d0, d1: column g, rows 2t and 2t + 1      d2, d3: column g + 8
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
 
-constexpr int kMmaWide = 16, kMmaNarrow = 8;  // of either operand
+constexpr int kMmaWide = 16, kMmaNarrow = 8;  // columns or rows of the wide and of the narrow operand
 constexpr int kChunk = 16;                    // bytes of the widest load
 
 // Four FP8 numbers as two pairs of float16.
@@ -45,7 +45,8 @@ __device__ inline void multiply(Sums& d, Four first, Four second, Four narrow) {
         : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(narrow.low), "r"(narrow.high));
 }
 
-// kWide tiles of the wide operand by kNarrow of the narrow one. Chunk: a lane's k of each column and row, 8 bytes or 16.
+// Multiplies kWide tiles of the wide operand by kNarrow tiles of the narrow one. Chunk: a lane's part of k of each
+// column and row, 8 or 16 bytes.
 template <int kWide, int kNarrow, class Chunk>
 __device__ inline void multiply_chunks(Sums (&sums)[kWide][kNarrow], const Chunk (&wide)[kWide][2],
                                        const Chunk (&narrow)[kNarrow]) {

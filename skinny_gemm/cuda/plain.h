@@ -1,9 +1,10 @@
-// The simple GEMM kernel on CUDA: each warp loads what it multiplies straight into registers.
+// The simple GEMM kernel on CUDA: each warp loads its operands straight into registers.
 //
-// A CTA is eight warps on one tile of 16 columns (common/gpu/fallback_gemm.h). The warps' sums meet in shared memory.
+// A CTA is eight warps on one tile of 16 columns (common/gpu/fallback_gemm.h). The warps' sums are added in shared
+// memory.
 //
-// It takes any K, stride and alignment (`aligned` false: byte by byte, none read beyond a row's K), and serves chips
-// without the bulk copy engine.
+// It takes any K, stride and alignment. With `aligned` false it loads single bytes and reads none beyond a row's K.
+// Chips without TMA use it for everything.
 #pragma once
 
 #include "../../common/cuda/pdl.h"
@@ -17,7 +18,8 @@ namespace {
 
 constexpr int kPlainWarps = gemm::kFallbackWaves;
 
-// As common/gpu/fallback_gemm.h wants it: lane 4 g + t loads 16 bytes of columns g and g + 8, and of row g of each 8.
+// The tile that common/gpu/fallback_gemm.h needs. Lane 4 g + t loads 16 bytes of columns g and g + 8, and of row g of
+// each 8 rows.
 template <int kRowTiles>
 struct PlainTile {
     static constexpr int kColumnLoads = 2, kRowLoads = kRowTiles;
@@ -55,7 +57,7 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(Args a) 
 #pragma unroll
         for (int i = 0; i < 4; ++i) parts[warp][r * kMmaNarrow + 2 * t + i % 2][g + i / 2 * 8] = tile.sums[0][r][i];
     }
-    // Closes: the sums are added below by other warps.
+    // Closes: other warps read the sums below.
     __syncthreads();
     for (int e = threadIdx.x; e < int(a.m) * kMmaWide; e += kPlainWarps * kWarp) {
         const int m = e / kMmaWide, j = e % kMmaWide;
