@@ -220,7 +220,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
-    const Config config = pick_config(args.rows, args.d, rows_fit(args, 2 * kVector, 16) && !foreign);
+    const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && !foreign);
     const int64_t groups = (args.rows + config.rows - 1) / config.rows;
     if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
