@@ -23,6 +23,23 @@ struct Config {
     int rows;     // a workgroup
 };
 
+// The compiled forms of the fast kernel.
+struct RowForm {
+    RowOwner owner;
+    int vectors;
+};
+constexpr RowForm kRowForms[] = {{RowOwner::quarter_wave, 1}, {RowOwner::wave, 1},      {RowOwner::wave, 2},
+                                 {RowOwner::wave, 4},         {RowOwner::workgroup, 1}, {RowOwner::workgroup, 2},
+                                 {RowOwner::workgroup, 4},    {RowOwner::workgroup, 8}};
+constexpr int kRowFormCount = sizeof(kRowForms) / sizeof(kRowForms[0]);
+
+constexpr int form_of(const Config& c) {
+    int form = 0;
+    while (form + 1 < kRowFormCount && (kRowForms[form].owner != c.owner || kRowForms[form].vectors != c.vectors))
+        ++form;
+    return form;
+}
+
 constexpr int kVector = 8;  // elements
 constexpr int kMostThreads = 1024;
 

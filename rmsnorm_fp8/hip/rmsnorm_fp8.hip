@@ -28,6 +28,7 @@
 #include "../../common/hip/device.h"
 #include "../../common/hip/quantize.h"
 #include "../../common/hip/dpp.h"
+#include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "../gpu.h"
 
@@ -192,20 +193,10 @@ using Kernel = void (*)(Args);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const Config& c) {
-    switch (c.owner) {
-        case RowOwner::quarter_wave: return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::quarter_wave, 1>;
-        case RowOwner::wave:
-            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 1>
-                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 2>
-                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 4>;
-        case RowOwner::workgroup:
-            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 1>
-                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 2>
-                   : c.vectors == 4 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 4>
-                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 8>;
-        case RowOwner::any: return rms_norm_any<in>;
-    }
-    return nullptr;
+    if (c.owner == RowOwner::any) return rms_norm_any<in>;
+    return kernel_at<kRowFormCount>(form_of(c), []<int i>() -> Kernel {
+        return rms_norm_fast<in, weight, to_fp8, with_residual, kRowForms[i].owner, kRowForms[i].vectors>;
+    });
 }
 
 }  // namespace
