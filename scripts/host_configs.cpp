@@ -68,14 +68,14 @@ const char* tables() {
     return text.c_str();
 }
 
-void rms_norm_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
-    const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, aligned);
+void rms_norm_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4]) {
+    const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, Arch(arch), aligned);
     const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows};
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
 
-void swiglu_config(int64_t rows, int64_t d, int aligned, int64_t out[4]) {
-    const swiglu::hip::Config c = swiglu::hip::pick_config(rows, d, aligned);
+void swiglu_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4]) {
+    const swiglu::hip::Config c = swiglu::hip::pick_config(rows, d, Arch(arch), aligned);
     const int64_t values[] = {c.fast, c.vectors, c.threads, c.groups};
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }

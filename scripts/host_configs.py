@@ -25,8 +25,8 @@ def compile_host(source: Path, target: Path, *flags: str) -> Path:
 INT, LONG, DOUBLE = ctypes.c_int, ctypes.c_int64, ctypes.c_double
 # name of configs.cpp: (result, arguments, how many numbers it returns through a last pointer)
 FUNCTIONS = {
-    "rms_norm_config": (None, (LONG, LONG, INT), 4),
-    "swiglu_config": (None, (LONG, LONG, INT), 4),
+    "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),
+    "swiglu_config": (None, (LONG, LONG, INT, INT), 4),
     "wrong_division": (LONG, (ctypes.c_void_p, LONG, ctypes.c_uint32), 0),
     "gemm_config": (None, (LONG, LONG, LONG, INT, INT), 2),
     "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG), 0),

@@ -4,10 +4,9 @@
 #include <hip/hip_runtime.h>
 
 #include "../types.h"
+#include "chips.h"
 
 namespace rocm_fp8 {
-
-enum class Arch : int { gfx942, gfx950 };
 
 // float8 format of a chip's own instructions.
 constexpr DType native_fp8(Arch arch) { return arch == Arch::gfx942 ? DType::e4m3fnuz : DType::e4m3fn; }

@@ -22,6 +22,29 @@ struct Config {
     int cluster;  // blocks a row
 };
 
+// The compiled forms of the fast kernel. To be able to fetch rows ahead costs nothing with four vectors a thread; with two it
+// cost few rows 2 % (H200), so that there are both.
+struct RowForm {
+    RowOwner owner;
+    int vectors;
+    bool fetches_ahead;
+};
+constexpr RowForm kRowForms[] = {{RowOwner::warp, 1, false},    {RowOwner::warp, 2, false},
+                                 {RowOwner::warp, 4, false},    {RowOwner::block, 2, false},
+                                 {RowOwner::block, 2, true},    {RowOwner::block, 4, true},
+                                 {RowOwner::cluster, 1, false}, {RowOwner::cluster, 4, false}};
+constexpr int kRowFormCount = sizeof(kRowForms) / sizeof(kRowForms[0]);
+
+constexpr int form_of(const Config& c, bool ahead) {
+    const bool fetches = c.owner == RowOwner::block && (ahead || c.vectors == 4);
+    const auto is = [&](const RowForm& f) {
+        return f.owner == c.owner && f.vectors == c.vectors && f.fetches_ahead == fetches;
+    };
+    int form = 0;
+    while (form + 1 < kRowFormCount && !is(kRowForms[form])) ++form;
+    return form;
+}
+
 constexpr int kVector = 8;  // elements
 constexpr int kMostThreads = 1024, kSmallBlock = 256;
 

@@ -31,6 +31,7 @@
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/pdl.h"
 #include "../../common/cuda/quantize.h"
+#include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "../gpu.h"
 
@@ -220,22 +221,11 @@ using Kernel = void (*)(Args, RowOverlap);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const Config& c, bool ahead) {
-    switch (c.owner) {
-        case RowOwner::warp:
-            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 1>
-                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 2>
-                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::warp, 4>;
-        case RowOwner::block:
-            // To be able to fetch ahead costs nothing with four vectors; with two it cost few rows 2 %.
-            if (c.vectors == 4) return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 4, to_fp8>;
-            return ahead ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 2, to_fp8>
-                         : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::block, 2>;
-        case RowOwner::cluster:
-            return c.vectors == 1 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::cluster, 1>
-                                  : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::cluster, 4>;
-        case RowOwner::any: return rms_norm_any<in>;
-    }
-    return nullptr;
+    if (c.owner == RowOwner::any) return rms_norm_any<in>;
+    return kernel_at<kRowFormCount>(form_of(c, ahead), []<int i>() -> Kernel {
+        constexpr RowForm f = kRowForms[i];
+        return rms_norm_fast < in, weight, to_fp8, with_residual, f.owner, f.vectors, f.fetches_ahead && to_fp8 > ;
+    });
 }
 
 }  // namespace

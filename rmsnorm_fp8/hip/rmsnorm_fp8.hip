@@ -28,6 +28,7 @@
 #include "../../common/hip/device.h"
 #include "../../common/hip/quantize.h"
 #include "../../common/hip/dpp.h"
+#include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "../gpu.h"
 
@@ -192,20 +193,10 @@ using Kernel = void (*)(Args);
 
 template <DType in, DType weight, bool to_fp8, bool with_residual>
 Kernel kernel_by_config(const Config& c) {
-    switch (c.owner) {
-        case RowOwner::quarter_wave: return rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::quarter_wave, 1>;
-        case RowOwner::wave:
-            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 1>
-                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 2>
-                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::wave, 4>;
-        case RowOwner::workgroup:
-            return c.vectors == 1   ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 1>
-                   : c.vectors == 2 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 2>
-                   : c.vectors == 4 ? rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 4>
-                                    : rms_norm_fast<in, weight, to_fp8, with_residual, RowOwner::workgroup, 8>;
-        case RowOwner::any: return rms_norm_any<in>;
-    }
-    return nullptr;
+    if (c.owner == RowOwner::any) return rms_norm_any<in>;
+    return kernel_at<kRowFormCount>(form_of(c), []<int i>() -> Kernel {
+        return rms_norm_fast<in, weight, to_fp8, with_residual, kRowForms[i].owner, kRowForms[i].vectors>;
+    });
 }
 
 }  // namespace
@@ -220,7 +211,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
-    const Config config = pick_config(args.rows, args.d, rows_fit(args, 2 * kVector, 16) && !foreign);
+    const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && !foreign);
     const int64_t groups = (args.rows + config.rows - 1) / config.rows;
     if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {

@@ -30,6 +30,7 @@
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/forced.h"
+#include "../../common/gpu/kernel_at.h"
 #include "bulk.h"
 #include "plain.h"
 
@@ -63,14 +64,10 @@ BulkChoice bulk_choice() {
     }
 }
 
-template <int index = 0>
 BulkChoice bulk_kernel(int shape, int64_t m) {
-    if constexpr (index < kBulkShapeCount) {
-        if (shape != index) return bulk_kernel<index + 1>(shape, m);
-        return m <= 8 ? bulk_choice<index, 1>() : m <= 16 ? bulk_choice<index, 2>() : bulk_choice<index, 4>();
-    } else {
-        return {};
-    }
+    return kernel_at<kBulkShapeCount>(shape, [&]<int i>() {
+        return m <= 8 ? bulk_choice<i, 1>() : m <= 16 ? bulk_choice<i, 2>() : bulk_choice<i, 4>();
+    });
 }
 
 template <bool aligned>

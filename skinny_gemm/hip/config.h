@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "../../common/hip/chips.h"
 #include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -54,8 +55,8 @@ struct ChipModel {
     double split_us;      // parts to memory, one atomic operation, parts back
 };
 // MI300X: 4.2 of 5.3 TB/s, 15.4 TB/s, 64 bytes a clock at 2.1 GHz. MI350X: 6.9 of 8 TB/s, 2.4 GHz; the rest scaled.
-constexpr ChipModel kChipModels[] = {{304, 4.2e6, 15.4e6, 0.134e6, 0.45, 0.25, 0.33, 1.6},
-                                     {256, 6.9e6, 17.0e6, 0.154e6, 0.45, 0.22, 0.29, 1.6}};
+constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 4.2e6, 15.4e6, 0.134e6, 0.45, 0.25, 0.33, 1.6},
+                                     {compute_units(Arch::gfx950), 6.9e6, 17.0e6, 0.154e6, 0.45, 0.22, 0.29, 1.6}};
 
 constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
 

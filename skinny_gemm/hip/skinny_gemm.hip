@@ -26,6 +26,7 @@
 // Steps and the design's estimates: docs/journal/skinny_gemm-hip.md.
 #include "../../common/hip/counters.h"
 #include "../../common/hip/device.h"
+#include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "consumer.h"
 #include "direct.h"
@@ -94,13 +95,8 @@ __global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd
 
 using Kernel = void (*)(Args, SplitK);
 
-template <int index = 0>
 Kernel ring_kernel(int shape) {
-    if constexpr (index < kRingShapeCount) {
-        return shape == index ? skinny_gemm_ring<index> : ring_kernel<index + 1>(shape);
-    } else {
-        return nullptr;
-    }
+    return kernel_at<kRingShapeCount>(shape, []<int i>() -> Kernel { return skinny_gemm_ring<i>; });
 }
 
 template <bool aligned>
@@ -165,7 +161,7 @@ Status launch(const Args& args, const Executor& on) {
     }
     const int threads = ring ? kRingShapes[config.shape].waves() * kWave : kDirectWaves * kWave;
     if (tiles * config.splits * threads > kMaxThreads) return {"b has more rows than one launch takes"};
-    const Kernel kernel = ring      ? ring_kernel<>(config.shape)
+    const Kernel kernel = ring      ? ring_kernel(config.shape)
                           : aligned ? direct_kernel<true>(args.m)
                                     : direct_kernel<false>(args.m);
     return launch_kernel(kernel, tiles * config.splits, threads, on, args, split);

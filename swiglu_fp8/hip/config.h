@@ -2,7 +2,7 @@
 // be tested anywhere.
 #pragma once
 
-#include <cstdint>
+#include "../../common/hip/chips.h"
 
 namespace rocm_fp8::swiglu::hip {
 
@@ -17,17 +17,17 @@ struct Config {
 
 // aligned: gate, up and result of every row start at multiples of 16 bytes, d is a multiple of 16.
 //
-// All vectors of all rows are numbered through, so that short rows leave no lane idle. Few of them go to workgroups of
-// one wave, which spread over the compute units; many (four workgroups a unit) to pairs a thread, which halves the stores
-// and doubles the loads in flight.
-constexpr Config pick_config(int64_t rows, int64_t d, bool aligned) {
+// All vectors of all rows are numbered through, so that short rows leave no lane idle. Few vectors go to workgroups of one
+// wave, which spread over the compute units. Many (four workgroups a unit) go to pairs a thread: half the stores, twice the
+// loads in flight.
+constexpr Config pick_config(int64_t rows, int64_t d, Arch arch, bool aligned) {
     constexpr int kWaveLanes = 64, kGroup = 256;
-    constexpr int64_t kComputeUnits = 304, kLargestIndex = int64_t(1) << 31;
-    const int64_t vectors = rows * (d / kVector);
+    constexpr int64_t kLargestIndex = int64_t(1) << 31;
+    const int64_t vectors = rows * (d / kVector), units = compute_units(arch);
     const auto groups = [](int64_t items, int64_t a_group) { return (items + a_group - 1) / a_group; };
     if (!aligned || vectors >= kLargestIndex) return {false, 1, kGroup, groups(rows * d, kGroup)};
-    if (vectors <= kComputeUnits * kGroup) return {true, 1, kWaveLanes, groups(vectors, kWaveLanes)};
-    if (vectors <= 4 * kComputeUnits * kGroup) return {true, 1, kGroup, groups(vectors, kGroup)};
+    if (vectors <= units * kGroup) return {true, 1, kWaveLanes, groups(vectors, kWaveLanes)};
+    if (vectors <= 4 * units * kGroup) return {true, 1, kGroup, groups(vectors, kGroup)};
     return {true, 2, kGroup, groups(vectors, 2 * kGroup)};
 }
 

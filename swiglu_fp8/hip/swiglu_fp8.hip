@@ -149,7 +149,7 @@ Status launch(const Args& args, const Executor& on) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     const bool native = args.out_dtype == native_fp8(chip.arch);
-    const Config config = pick_config(args.rows, args.d, rows_fit(args, 2 * kVector, 16) && native);
+    const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && native);
     return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on)
                                     : launch_as<DType::bf16>(args, config, on);
 }

@@ -15,6 +15,7 @@ from tests.settings import SEED
 QUARTER_WAVE, WAVE, WORKGROUP, ANY = range(4)
 DIRECT = -1
 GFX942, GFX950 = 0, 1
+every_chip = pytest.mark.parametrize("arch", [GFX942, GFX950], ids=["gfx942", "gfx950"])
 
 
 WIDTHS = sorted({16, 128, 144, 512, 528, 1024, 2048, 2880, 4096, 5120, 8192, 14336, 16384, 28672, 32768, 53248, 65536})
@@ -24,10 +25,11 @@ ROWS = (1, 2, 32, 128, 304, 608, 2048, 10**5, 10**7)
 # --- rmsnorm_fp8 ---
 
 
+@every_chip
 @pytest.mark.parametrize("d", WIDTHS)
-def test_rms_norm_holds_the_whole_row(library, d):
+def test_rms_norm_holds_the_whole_row(library, arch, d):
     for rows in ROWS:
-        owner, vectors, threads, per_group = library.rms_norm_config(rows, d, 1)
+        owner, vectors, threads, per_group = library.rms_norm_config(rows, d, arch, 1)
         lanes = {QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[owner]
         assert threads % 64 == 0 and threads <= 1024 and threads == (threads if owner == WORKGROUP else 256)
         assert per_group == (1 if owner == WORKGROUP else threads // lanes)
@@ -40,46 +42,64 @@ def test_rms_norm_holds_the_whole_row(library, d):
 MANY = (*range(1, 400), *range(400, 10000, 97))  # rows
 
 
+@every_chip
 @pytest.mark.parametrize("d", WIDTHS)
-def test_rms_norm_spreads_few_rows_and_stacks_many(library, d):
+def test_rms_norm_spreads_few_rows_and_stacks_many(library, arch, d):
     """A row's lanes never grow with the number of rows."""
-    chosen = [library.rms_norm_config(rows, d, 1) for rows in MANY]
+    chosen = [library.rms_norm_config(rows, d, arch, 1) for rows in MANY]
     lanes = [{QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[owner] for owner, _, threads, _ in chosen]
     assert lanes == sorted(lanes, reverse=True)
 
 
-def test_rms_norm_reaches_every_owner(library):
-    assert {library.rms_norm_config(rows, d, 1)[0] for rows in MANY for d in WIDTHS} == {QUARTER_WAVE, WAVE, WORKGROUP}
+@every_chip
+def test_rms_norm_reaches_every_owner(library, arch):
+    assert {library.rms_norm_config(rows, d, arch, 1)[0] for rows in MANY for d in WIDTHS} == {
+        QUARTER_WAVE,
+        WAVE,
+        WORKGROUP,
+    }
 
 
+@every_chip
 @pytest.mark.parametrize("rows", ROWS)
-def test_rms_norm_falls_back(library, rows):
+def test_rms_norm_falls_back(library, arch, rows):
     for d, aligned in ((16384, 0), (65552, 1), (131072, 1), (1, 0)):
-        assert library.rms_norm_config(rows, d, aligned) == (ANY, 0, 256, 1)
+        assert library.rms_norm_config(rows, d, arch, aligned) == (ANY, 0, 256, 1)
 
 
 # --- swiglu_fp8 ---
 
 
+@every_chip
 @pytest.mark.parametrize("d", WIDTHS)
-def test_swiglu_covers_every_vector_once(library, d):
+def test_swiglu_covers_every_vector_once(library, arch, d):
     for rows in (1, 3, 128, 2048):
-        fast, vectors, threads, groups = library.swiglu_config(rows, d, 1)
+        fast, vectors, threads, groups = library.swiglu_config(rows, d, arch, 1)
         needed = rows * d // 8
         assert fast and vectors in (1, 2) and threads in (64, 256)
         assert groups * threads * vectors >= needed > (groups - 1) * threads * vectors
 
 
-def test_swiglu_spreads_few_vectors(library):
+@every_chip
+def test_swiglu_spreads_few_vectors(library, arch):
     # One row of 8192 results: more than one compute unit takes part; of many rows fewer than there are vectors.
-    assert library.swiglu_config(1, 8192, 1)[3] > 1
-    assert {library.swiglu_config(rows, 8192, 1)[1:3] for rows in MANY} >= {(1, 64), (2, 256)}
+    assert library.swiglu_config(1, 8192, arch, 1)[3] > 1
+    assert {library.swiglu_config(rows, 8192, arch, 1)[1:3] for rows in MANY} >= {(1, 64), (2, 256)}
 
 
-def test_swiglu_falls_back(library):
-    assert library.swiglu_config(3, 33, 0) == (0, 1, 256, 1)
+@every_chip
+def test_swiglu_falls_back(library, arch):
+    assert library.swiglu_config(3, 33, arch, 0) == (0, 1, 256, 1)
     # 2^31 vectors: indices are 32 bits.
-    assert library.swiglu_config(2**20, 2**14, 1)[0] == 0
+    assert library.swiglu_config(2**20, 2**14, arch, 1)[0] == 0
+
+
+def test_the_chips_differ_in_compute_units(library):
+    """A launch that fills the 256 compute units of gfx950 does not fill the 304 of gfx942."""
+    rows, d = 4 * 280 * 256 // 512, 4096  # vectors of swiglu: 280 workgroups for each of four a compute unit
+    assert library.swiglu_config(rows, d, GFX942, 1)[1] == 1 and library.swiglu_config(rows, d, GFX950, 1)[1] == 2
+    found = {arch: [library.rms_norm_config(rows, 8192, arch, 1)[1] for rows in MANY] for arch in (GFX942, GFX950)}
+    assert found[GFX942] != found[GFX950] and all(a <= b for a, b in zip(found[GFX942], found[GFX950], strict=True))
 
 
 def test_division_by_multiplication(library):
