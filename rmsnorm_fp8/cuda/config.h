@@ -8,22 +8,22 @@ namespace rocm_fp8::rms_norm::cuda {
 
 // Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes).
 enum class RowOwner : int {
-    warp,     // 8 rows a block
-    block,    // up to 1024 threads
-    cluster,  // 2, 4 or 8 blocks
+    warp,     // 8 rows a CTA
+    block,    // a CTA of up to 1024 threads
+    cluster,  // 2, 4 or 8 CTAs
     any       // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
 };
 
 struct Config {
     RowOwner owner;
-    int vectors;  // a thread holds
-    int threads;  // a block
-    int rows;     // a block
-    int cluster;  // blocks a row
+    int vectors;  // per thread
+    int threads;  // per CTA
+    int rows;     // per CTA
+    int cluster;  // CTAs per row
 };
 
-// The compiled forms of the fast kernel. To be able to fetch rows ahead costs nothing with four vectors a thread; with two it
-// cost few rows 2 % (H200), so that there are both.
+// The compiled forms of the fast kernel. To be able to fetch rows ahead costs nothing with four vectors a thread; with
+// two it cost few rows 2 % (H200), so that there are both.
 struct RowForm {
     RowOwner owner;
     int vectors;
@@ -48,8 +48,8 @@ constexpr int form_of(const Config& c, bool ahead) {
 constexpr int kVector = 8;  // elements
 constexpr int kMostThreads = 1024, kSmallBlock = 256;
 
-// aligned: rows of all tensors start at multiples of 16 bytes (those of an FP8 result of 8), d is a multiple of 8.
-// clusters: whether the chip has them.
+// aligned: rows of all tensors start at multiples of 16 bytes (rows of an FP8 result: 8), and d is a multiple of 8.
+// clusters: whether the chip has thread-block clusters.
 constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool clusters, bool aligned) {
     constexpr int kWarpLanes = 32, kMaxHeld = 4, kMaxCluster = 8;
     const int64_t vectors = d / kVector;
@@ -63,58 +63,59 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     const auto threads = [&](int64_t held, int64_t blocks) {
         return int((vectors + held * blocks * kWarpLanes - 1) / (held * blocks * kWarpLanes)) * kWarpLanes;
     };
-    // Few rows: a row is spread over several multiprocessors, but no block is smaller than it is worth. So long as two such blocks a
-    // multiprocessor hold all rows: beside skinny_gemm's blocks, which leave few registers, a row's one large block finds no room
-    // before they end (a decoder layer with 17 to 33 rows of 8192: 2.5 to 4.6 % shorter so, of 16384 1 %, of 4096 0.2 to 5.6 %; H200).
+    // Few rows: a cluster spreads a row over several multiprocessors, in CTAs of a minimum size. This holds as long as
+    // two such CTAs a multiprocessor are enough for all rows. The reason is skinny_gemm, whose CTAs leave few
+    // registers: a row's one large CTA could not start before they end.
     for (int cluster = clusters ? kMaxCluster : 1; cluster > 1; cluster /= 2) {
         if (vectors >= cluster * kSmallBlock / 2 && threads(1, cluster) <= kMostThreads) {
-            if (rows * cluster > 2 * multiprocessors) break;  // smaller clusters of them are no faster than a block
+            if (rows * cluster > 2 * multiprocessors) break;  // smaller clusters are no faster than one CTA
             return {RowOwner::cluster, 1, threads(1, cluster), 1, cluster};
         }
     }
-    // As many threads a row as there may be; of long rows, where multiprocessors have more than one, fewer, with more loads each.
+    // As many threads a row as a CTA may have. Long rows, with more than one row a multiprocessor, take fewer threads
+    // with more loads each.
     for (int held : {2, 4}) {
         if (held < kMaxHeld && rows > multiprocessors && d > 8192) continue;
         if (threads(held, 1) <= kMostThreads) return {RowOwner::block, held, threads(held, 1), 1, 1};
     }
-    // Too long for a block.
+    // Too long for one CTA.
     if (clusters) return {RowOwner::cluster, kMaxHeld, threads(kMaxHeld, 2), 1, 2};
     return {RowOwner::any, 0, kSmallBlock, 1, 1};
 }
 
-// How many rows, the first ones, are fetched into L2 before the wait for the kernel before. What has room on the chip at
-// once and a little more is read sooner so; of many rows, what the first blocks read while the kernel before ends: beyond
-// that, fetching is in the way of what is needed now (H200: 512 rows of 16384 17.2 -> 16.0 us, 2048 60.0 -> 58.3).
+// How many of the first rows are fetched into L2 before the PDL wait. If all rows fit on the chip at once, or nearly,
+// all are fetched. Of more rows only those that the first CTAs read are fetched, while the previous kernel ends.
+// Further fetches would delay the loads that are needed now.
 constexpr int64_t rows_to_fetch(int64_t rows, int64_t row_bytes, int multiprocessors) {
-    constexpr int64_t kAll = 64 << 10, kFirst = 32 << 10;  // bytes a multiprocessor
+    constexpr int64_t kAll = 64 << 10, kFirst = 32 << 10;  // bytes per multiprocessor
     if (rows * row_bytes <= kAll * multiprocessors) return rows;
     const int64_t each = kFirst / row_bytes;
     return (each > 1 ? each : 1) * multiprocessors;
 }
 
-// How many rows ahead of its own a block fetches one into L2 while it normalises: nearly as many as are under way at once,
-// so that memory has something to do meanwhile, and what is fetched is read before other rows drive it out. (H200, 2048 rows
-// of 16384: 132, 200, 230, 264, 300 rows ahead 57.8, 56.5, 56.3, 56.6, 57.5 us, without 58.3; before the exchange of the sums
-// 57.4; before the row itself is there 65.2.) 0: none. With fewer rows than that twice it gained nothing, or lost 2 %.
+// While a CTA normalises its row, it fetches one row into L2. The result says how many rows ahead of its own that row
+// is; 0: no fetch. It is nearly the number of rows in flight at once. So memory stays busy, and a fetched row is read
+// before other rows evict it. With fewer rows than twice this number the fetch gains nothing, or loses 2 %.
 constexpr int64_t rows_ahead(int64_t rows, const Config& c, int multiprocessors) {
     if (c.owner != RowOwner::block) return 0;
-    constexpr int kRegisters = 64 << 10;  // of a multiprocessor; a thread takes 48, or with four vectors 64
+    constexpr int kRegisters = 64 << 10;  // per multiprocessor; a thread takes 48, or with four vectors 64
     const int64_t at_once = int64_t(kRegisters / (c.vectors <= 2 ? 48 : 64) / c.threads) * multiprocessors;
     const int64_t ahead = at_once * 7 / 8;
     return rows >= 2 * ahead ? ahead : 0;
 }
 
-// Four vectors a thread, more than a row a multiprocessor: always (192 rows of 16384: 7.98 us, later 8.02). The kernel knows it without
-// its arguments, for which it would have to wait.
+// Four vectors a thread, with more than one row a multiprocessor: the next kernel always starts early. This is known at
+// compile time, so that the kernel need not wait until its arguments are loaded.
 ROCM_FP8_HD constexpr bool always_next_at_once(RowOwner owner, int vectors) {
     return owner == RowOwner::block && vectors == 4;
 }
 
-// Whether the next kernel may start as soon as this one runs, or only when the one before has ended. skinny_gemm of up to 32 rows
-// uses an early start for its weights (a decoder layer's kernels in a graph, 8192 or 4096 wide: 2 to 7 % shorter so). But in a
-// series of this kernel alone it lets three and four launches stand in line, which then get in each other's way: the later start is
-// faster from 8 rows on, by a third at 64 to 256 rows of 4096 (H200). It is taken where no skinny_gemm follows, or hardly gains; not
-// of rows in several rounds, whose next kernel finds no place before the end anyway (512 rows of 16384: 1 % slower).
+// Whether the next kernel may start as soon as this one runs, or only after the previous one has ended. A skinny_gemm
+// of up to 32 rows uses the early start to load its weights: a decoder layer is 2 to 7 % shorter. But in a series of
+// this kernel alone the early start lets three or four launches queue, which delay each other. There the later start is
+// faster from 8 rows on, by a third at 64 to 256 rows of 4096 (H200). So it is used where no skinny_gemm follows, or
+// where that hardly gains. Rows in several rounds keep the early start: their next kernel finds no free CTA slot before
+// the end anyway.
 constexpr bool next_at_once(int64_t rows, int64_t d, const Config& c, int multiprocessors) {
     constexpr int64_t kElements = 1 << 18;
     return always_next_at_once(c.owner, c.vectors) || rows * d <= kElements || rows > 2 * multiprocessors;

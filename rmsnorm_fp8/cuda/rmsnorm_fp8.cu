@@ -10,11 +10,11 @@
 //     cluster    the same with T the threads of 2, 4 or 8 CTAs, whose sums meet in shared memory across the CTAs
 //     warp       the same with T = 32, eight rows a CTA, no shared memory
 //
-//   1 fetch      the first rows and the weights into L2, while the kernel before this one ends
+//   1 fetch      the first rows and the weights into L2, while the previous kernel ends
 //   2 load       x and residual, 128 bits a lane, all of a thread's vectors before the first is used
 //   3 h, sum     packed addition; h goes back to the residual; squares of a vector, then a tree over 32 vectors
 //   4 exchange   the sums of 32 vectors through shared memory, one barrier; every warp adds them in the same tree
-//   5 fetch      of many rows, one that a later CTA takes, into L2: memory goes on while this CTA computes
+//   5 fetch      with many rows: a row of a later CTA into L2, so that memory stays busy while this CTA computes
 //   6 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
 //
 // The tree of the sum depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory. The
@@ -48,23 +48,23 @@ struct Rows {
     using Machine = cuda::Machine;
     static constexpr int kVector = cuda::kVector, kThreads = kSmallBlock;  // of rms_norm_any
     static constexpr int kSlots = 256;                                     // sums of 32 vectors each: 65536 elements
-    // The sum over a row from the sums of its groups of 32 vectors, in every lane.
+    // The sum of a row from the sums of its groups of 32 vectors. Every lane gets it.
     static __device__ float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWarp;
-        float v[1] = {0};  // not sum_over_lanes of a float: nvcc makes other code of it than what was measured
+        float v[1] = {0};  // not the scalar sum_over_lanes: nvcc generates different code for it than was measured
         for (int i = lane; i < used; i += kWarp) v[0] += slots[i];
         sum_over_warp(v);
         return v[0];
     }
 };
 
-// How a launch shares the chip with those beside it: see rows_to_fetch, rows_ahead and next_at_once.
+// How a launch overlaps with its neighbours in the stream: see rows_to_fetch, rows_ahead and next_at_once.
 struct RowOverlap {
     int64_t fetched, ahead;
     bool next_at_once;
 };
 
-// kHeld vectors a thread. fetches_ahead: it may be asked for that.
+// kHeld: vectors per thread. fetches_ahead: compiled with the fetch of rows_ahead.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld,
           bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThreads) void rms_norm_fast(
@@ -95,8 +95,8 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
             }
         }
     }
-    __shared__ Barrier slots_full;  // of clusters alone
-    // Closes: a block of the cluster may not be written to before it runs.
+    __shared__ Barrier slots_full;  // used with clusters alone
+    // Closes: no CTA writes to another CTA of the cluster before that one runs.
     if constexpr (by_cluster) {
         if (t == 0) {
             make_barrier(&slots_full, 1);
@@ -110,13 +110,13 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
     if (!always_at_once && !overlap.next_at_once) let_next_kernel_start();
 
     uint4 h[kHeld], added[kHeld];
-    // Weights are loaded with the row where there is room for them, so that one latency covers both; else before the
-    // exchange, which hides it; those that do not fit are loaded at their use.
+    // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
+    // loaded before the exchange, which hides the latency. Those that do not fit are loaded at their use.
     constexpr bool weights_first = kHeld <= 2, weights_last = kHeld * WeightVector<weight_type>::kLoads > 4;
     WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        // Threads beyond the row's end load its last vector and do not count it.
+        // Threads beyond the row's end load its last vector, but do not add it to the sum.
         const int loaded = index(v) < vectors ? index(v) : vectors - 1;
         h[v] = load(offset(x, loaded * 16));
         if constexpr (with_residual) added[v] = load(offset(residual, loaded * 16));
@@ -155,7 +155,7 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
     sum_over_warp(sums);
     float sum;
     if constexpr (by_warp) {
-        // What sum_of_slots would give.
+        // The same bits as sum_of_slots.
         sum = sums[0];
         if constexpr (kHeld >= 2) sum += sums[1];
         if constexpr (kHeld == 4) sum += sums[2] + sums[3];
@@ -171,7 +171,7 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
                 for (int v = 0; v < kHeld; ++v)
                     send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
             }
-            // Closes: the slots are read below by warps and blocks that did not write them.
+            // Closes: the slots are read below by warps and CTAs that did not write them.
             wait_for(&slots_full, 0);
         } else {
             if (lane == 0) {

@@ -1,4 +1,4 @@
-// How a launch of swiglu_fp8.cu is cut into blocks: a function of the sizes alone, with no CUDA in it, so that it can be
+// How a launch of swiglu_fp8.cu is cut into CTAs: a function of the sizes alone, with no CUDA in it, so that it can be
 // tested anywhere.
 #pragma once
 
@@ -11,20 +11,21 @@ constexpr int kThreads = 128, kMostThreads = 256;
 
 struct Config {
     bool fast;    // else element by element: odd widths and strides, the format that is not the chip's
-    int vectors;  // a thread computes: 1 or 2
-    int threads;  // a block
+    int vectors;  // per thread: 1 or 2
+    int threads;  // per CTA
     int64_t blocks;
-    int64_t fetching;  // the first of them, which fetch into L2 before the wait for the kernel before
+    int64_t fetching;  // so many of the first CTAs fetch into L2 before the PDL wait
 };
 
 // aligned: gate and up of every row start at multiples of 16 bytes, the result at multiples of 8.
 //
-// All vectors of all rows are numbered through, so that short rows leave no thread idle. Few of them go to blocks of one
-// warp, which spread over the multiprocessors; very many to pairs a thread. What the first blocks read while the kernel
-// before ends is fetched before the wait; beyond that, fetching is in the way of what is needed now.
+// The vectors of all rows have consecutive numbers, so that short rows leave no thread idle. Few vectors go to CTAs of
+// one warp, which spread over the multiprocessors. With very many, each thread takes two. The vectors of the first CTAs
+// are fetched before the PDL wait, while the previous kernel ends. Further fetches would delay the loads that are
+// needed now.
 constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool aligned) {
     constexpr int64_t kLargestIndex = int64_t(1) << 31;
-    constexpr int kWarpLanes = 32, kFetched = 1024;  // vectors a multiprocessor: 32 KiB of gate and up
+    constexpr int kWarpLanes = 32, kFetched = 1024;  // vectors per multiprocessor: 32 KiB of gate and up
     const int64_t vectors = rows * (d / kVector);
     const auto blocks = [](int64_t items, int64_t a_block) { return (items + a_block - 1) / a_block; };
     if (!aligned || vectors >= kLargestIndex) return {false, 1, kThreads, blocks(rows * d, kThreads), 0};
@@ -35,7 +36,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     if (vectors <= 256 * int64_t(multiprocessors)) return config(1, kWarpLanes);
     if (vectors <= 1500 * int64_t(multiprocessors)) return config(1, kThreads);
     if (vectors <= 3800 * int64_t(multiprocessors)) return config(1, kMostThreads);
-    // (Up to 2 % faster than either neighbour, there alone.)
+    // In this range alone up to 2 % faster than either neighbour.
     if (vectors <= 4600 * int64_t(multiprocessors)) return config(2, kMostThreads);
     return config(2, kThreads);
 }

@@ -6,7 +6,7 @@
 //     all vectors of 8 elements, row after row:  | 0 | 1 | ... |      thread t of CTA b takes vector
 //     one a thread:  b * T + t;  two:  b * 2T + t and b * 2T + T + t  (row, column) by a multiplication, not a division
 //
-//   1 fetch      the first CTAs' vectors into L2, while the kernel before this one ends
+//   1 fetch      the first CTAs' vectors into L2, while the previous kernel ends
 //   2 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
 //   3 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected. At most 2.03 ulp on every 16-bit gate
 //   4 quantise   packed product, division by the scale in two multiplications, two numbers a conversion
@@ -41,7 +41,7 @@ struct Machine {
     }
 };
 
-// round(round(silu(gate)) * up), widened.
+// round(round(silu(gate)) * up), widened to float32.
 template <DType in>
 __device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVector / 2]) {
     f32x2 v[kVector / 2];
@@ -68,7 +68,7 @@ __device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVec
 
 constexpr int kThreadsALine = 8;  // 128 bytes
 
-// kHeld vectors a thread; `row_of` divides by the vectors of a row; the first `fetching` blocks fetch.
+// kHeld: vectors per thread. `row_of` divides by the vectors of a row. The first `fetching` CTAs fetch into L2.
 template <DType in, int kHeld>
 __global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count, uint32_t fetching) {
     const uint32_t threads = blockDim.x, t = threadIdx.x;
