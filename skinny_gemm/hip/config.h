@@ -1,5 +1,5 @@
-// How a launch of skinny_gemm.hip is cut into workgroups: a function of the sizes alone, with no HIP in it, so that it can
-// be tested anywhere.
+// How a launch of skinny_gemm.hip is cut into workgroups: a function of the sizes alone, with no HIP in it, so that it
+// can be tested anywhere.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace rocm_fp8::skinny_gemm::hip {
 
-// One compiled form of the warp-specialised kernel. See skinny_gemm_ring.h.
+// One compiled form of the warp-specialised kernel. See ring.h.
 struct RingShape {
     int rows;              // of A at most: 8 (sparse instruction), 16 or 32
-    int tiles;             // of 16 columns a workgroup
+    int tiles;             // of 16 columns, per workgroup
     int weight_producers;  // waves
     int row_producers;
     int consumers;
@@ -24,9 +24,9 @@ struct RingShape {
     constexpr int waves() const { return weight_producers + row_producers + consumers; }
 };
 
-// All of them. A workgroup has weight_producers * depth * 4 KiB of weights in flight, 48 to 72 KiB. Those that are alone on
-// their compute unit have more of all waves, and slots for as many steps as consumers work on at once: with two slots and
-// four consumers, two of those wait (simulated, 32 x 2304 x 16384: 15.9 us with two slots, 12.5 with four).
+// All compiled shapes. A workgroup has weight_producers * depth * 4 KiB of weights in flight, 48 to 72 KiB. Shapes with
+// one workgroup a compute unit have more waves of each role, and as many slots as steps that the consumers work on at
+// once. With two slots and four consumers, two of these would wait.
 constexpr RingShape kRingShapes[] = {
     {8, 1, 8, 2, 4, 2, 2, 4, 1},  {8, 2, 4, 1, 2, 3, 2, 2, 2},  {8, 4, 4, 1, 4, 3, 2, 2, 2},
     {8, 4, 8, 2, 4, 2, 2, 4, 1},  {16, 1, 8, 2, 4, 2, 2, 4, 1}, {16, 2, 4, 1, 2, 3, 2, 2, 2},
@@ -47,24 +47,24 @@ constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share 
 
 struct ChipModel {
     int compute_units;
-    double bytes_per_us;       // that reads from HBM reach
-    double l2_bytes_per_us;    // all chiplets together
+    double bytes_per_us;       // reads from HBM
+    double l2_bytes_per_us;    // reads from L2, all chiplets together
     double unit_bytes_per_us;  // one compute unit, from any cache
     double hbm_latency_us, l2_latency_us;
-    double hand_over_us;  // a consumer's step: two words, two fragments, the multiplications, one after the other
+    double hand_over_us;  // a consumer's step in sequence: two words, two fragments, the multiplications
     double split_us;      // parts to memory, one atomic operation, parts back
 };
 // MI300X: 4.2 of 5.3 TB/s, 15.4 TB/s, 64 bytes a clock at 2.1 GHz. MI350X: 6.9 of 8 TB/s, 2.4 GHz; the rest scaled.
 constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 4.2e6, 15.4e6, 0.134e6, 0.45, 0.25, 0.33, 1.6},
                                      {compute_units(Arch::gfx950), 6.9e6, 17.0e6, 0.154e6, 0.45, 0.22, 0.29, 1.6}};
 
-constexpr int64_t kEnoughForARing = 1024;  // k: below, filling the ring takes longer than using it
+constexpr int64_t kEnoughForARing = 1024;  // smaller k: filling the ring takes longer than the loop
 
 constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
-// Microseconds after the launch, by the model: the slowest of weights from HBM, rows of A from the L2 caches, both into one
-// compute unit, and the steps of a row producer, of a consumer and of a slot; then what rounds of workgroups and split K add. It ranks
-// configurations and is no measurement.
+// The model's estimate in microseconds after the launch. It takes the slowest part: weights from HBM, rows of A from
+// L2, both into one compute unit, or the steps of a row producer, of a consumer and of a slot. Then it adds the rounds
+// of workgroups and split-K. It ranks configurations and is no measurement.
 constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int splits, int64_t m, int64_t n,
                               int64_t k) {
     const int64_t columns = int64_t(shape.tiles) * kGemmTileColumns, tiles = (n + columns - 1) / columns,
@@ -72,7 +72,7 @@ constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int
     const int64_t room = int64_t(chip.compute_units) * shape.per_unit;
     const int64_t rounds = (groups + room - 1) / room, together = rounds > 1 ? room : groups;
     const double depth_of_group = double(k) / splits;  // bytes of a column, and of a row
-    // Workgroups that run together share the bandwidth and end together; a last round that is not full wastes the rest.
+    // Workgroups of a round share the bandwidth and end together. A last round that is not full wastes the rest.
     const double used = double(groups) / double(rounds * together);
     // Little's law: too few workgroups do not have enough in flight. Latency under load is twice the idle one.
     const double flying = double(together) * shape.weight_producers * shape.depth * 4096;
@@ -87,7 +87,7 @@ constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int
     const double multiply = steps * shape.tiles / shape.consumers * chip.hand_over_us;
     // A slot is filled, read by a consumer of each tile, and freed, before it takes another step.
     const double slots = steps / shape.row_slots * (chip.hand_over_us + chip.l2_latency_us / 2);
-    // The slowest part hides the others, but they are in its way.
+    // The slowest part hides the others, but they still delay it a little.
     constexpr double kInTheWay = 0.03;
     double us = 0, all = 0;
     for (double part : {hbm, l2, unit, rows, multiply, slots}) {
@@ -101,8 +101,8 @@ constexpr double estimated_us(const ChipModel& chip, const RingShape& shape, int
     return us;
 }
 
-// arch: 0 for gfx942, 1 for gfx950. aligned: all rows of a and b start at multiples of 16 bytes, k is a multiple of 16, and
-// 64 rows of b (32 of a) lie within 2^30 bytes.
+// arch: 0 for gfx942, 1 for gfx950. aligned: all rows of a and b start at multiples of 16 bytes, k is a multiple of 16,
+// and 64 rows of b (32 of a) lie within 2^30 bytes.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool aligned = true) {
     const ChipModel& chip = kChipModels[arch];
     if (!aligned || k < kEnoughForARing) {
@@ -118,8 +118,8 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
     for (const TunedConfig& t : kTunedConfigs) {
         if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits};
     }
-    // Of a class of rows all take the same configuration (m is the class's), so that a row's bits do not depend on how many
-    // others there are.
+    // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
+    // batch.
     Config best{kDirect, 1};
     double best_us = 0;
     for (int i = 0; i < kRingShapeCount; ++i) {

@@ -1,4 +1,4 @@
-// The multiplying waves of the warp-specialised GEMM kernel. See skinny_gemm_ring.h for the hand-over.
+// The multiplying waves of the warp-specialised GEMM kernel. See ring.h for the hand-over.
 #pragma once
 
 #include "ring.h"
@@ -6,7 +6,7 @@
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
 
-// Consumer c: the sums of its tile over its steps.
+// Consumer c: makes the sums of its tile over its steps.
 template <class Shape>
 __device__ inline TileSum<Shape::rows> consume(Ring<Shape>& ring, int c, int steps) {
     constexpr int kRows = Shape::rows, kTiles = Shape::tiles, kSteps = kRingStep / kStep;

@@ -1,11 +1,11 @@
-// The loading waves of the warp-specialised GEMM kernel. See skinny_gemm_ring.h for the hand-over.
+// The loading waves of the warp-specialised GEMM kernel. See ring.h for the hand-over.
 //
-// A producer keeps kDepth units in flight, in registers: it waits for the oldest, writes it to its slot, hands it over,
-// and at once asks for the unit kDepth further on. The wait is a partial one (vmcnt counts loads in order), so the others
-// stay in flight.
+// A producer keeps kDepth units in flight, in registers. It waits for the oldest one, writes it to its slot and hands
+// it over. Then it starts to load the unit kDepth steps further on. The wait is partial, because vmcnt counts loads in
+// order, so the other units stay in flight.
 //
-// Loads go through buffer descriptors, whose bounds give zeros for whatever is not there (rows and columns beyond the
-// last, k beyond K, units beyond the last step) without a branch and without touching memory.
+// Loads go through buffer descriptors. Their bounds check gives zeros for rows and columns beyond the last, for k
+// beyond K and for units beyond the last step. That needs no branch and accesses no memory.
 #pragma once
 
 #include "ring.h"
@@ -13,7 +13,7 @@
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
 
-// An offset outside of every buffer: added to others it still is (sizes are below 2^30).
+// An offset outside of every buffer. The sum with another offset is outside too (sizes are below 2^30).
 constexpr uint32_t kNowhere = 0x40000000u;
 
 // Cache policies of a load on gfx942 and gfx950.
@@ -34,12 +34,12 @@ struct Rows {
     }
 };
 
-// kLoads registers of 16 bytes: lane l has chunk l % 16 of rows l / 16 + 4 i.
+// kLoads loads of 16 bytes a lane: lane l has chunk l % 16 of rows l / 16 + 4 i.
 template <int kLoads>
 struct UnitLoader {
     Rows rows;
     uint32_t row_offset[kLoads];
-    uint32_t k, end;  // this lane's chunk of step 0; of the rows
+    uint32_t k, end;  // this lane's chunk of step 0; the end of the rows
 
     __device__ UnitLoader(Rows from, int64_t count, int64_t stride, int64_t end_k)
         : rows(from), k(threadIdx.x % kChunks * kChunk), end(uint32_t(end_k)) {
@@ -49,7 +49,7 @@ struct UnitLoader {
             row_offset[i] = row < count ? uint32_t(row * stride) : kNowhere;
         }
     }
-    // The chunks from `first` on, this lane's own k.
+    // Loads the chunks of the step that begins at k = `first`.
     template <int policy>
     __device__ void request(u32x4 (&into)[kLoads], uint32_t first) const {
         const uint32_t at = first < end ? first : kNowhere;
@@ -58,8 +58,8 @@ struct UnitLoader {
     }
 };
 
-// Weight producer p of a workgroup whose first column is `column`; steps [begin, begin + real_steps) of K, then zeros up to
-// `steps`.
+// Weight producer p of a workgroup whose first column is `column`. It loads steps [begin, begin + real_steps) of K,
+// then zeros up to `steps`.
 template <class Shape>
 __device__ inline void produce_weights(const Args& a, Ring<Shape>& ring, int p, int64_t column, int begin,
                                        int real_steps, int steps) {
@@ -123,7 +123,7 @@ __device__ inline void produce_rows(const Args& a, Ring<Shape>& ring, int q, int
             for (int i = 0; i < kLoads; ++i) {
                 u32x4 v = flying[d][i];
                 if constexpr (Shape::rows == 8) {
-                    // As the sparse instruction wants it: see RowFragment<8>.
+                    // The sparse instruction's layout: see RowFragment<8>.
                     const u32x2 low = low_pairs(v), high = high_pairs(v);
                     v = u32x4{low.x, low.y, high.x, high.y};
                     *reinterpret_cast<u32x4*>(ring.rows[slot] + place<8>(row + 4 * i, chunk)) = v;

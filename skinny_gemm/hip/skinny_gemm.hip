@@ -9,19 +9,19 @@
 //                                                                                                   |
 //     result <-- scales, bias, rounding <-- workgroups that share columns (split-K) <-- sums of the consumers, in LDS
 //
-// A workgroup has one to four tiles of 16 columns, all of K or a part of it. Waves are producers or consumers for
-// good; they hand stages over by words in LDS. Split-K goes through memory: the workgroup that arrives last adds the
-// parts.
+// A workgroup has one to four tiles of 16 columns, and all of K or a part of it. A wave keeps one role, producer or
+// consumer. Waves hand slots of the ring over by words in LDS. Split-K goes through memory: the workgroup that arrives
+// last adds the parts.
 //
 // Files: skinny_gemm.hip   launcher, kernel
-//        ring.h            who does what, the hand-over and why it is right
+//        ring.h            who does what, the hand-over and its proof
 //        producer.h        the loading waves;  consumer.h: the multiplying waves
-//        tile.h            matrix instructions and layouts, split-K, the way to the result
+//        tile.h            matrix instructions and layouts, split-K, the epilogue
 //        direct.h          the simple kernel: fallback and comparison
 //        config.h          which kernel, with which shape and split-K, by a model;  tuned.h: measured choices
 //
-// Limit today: unknown, nothing has been measured on an AMD GPU. The model says HBM at every size of the tables:
-// matrix instructions, LDS and issue have room of a factor of 4 and more.
+// Limit today: unknown, nothing has been measured on an AMD GPU. By the model it is HBM at every size of the tables.
+// Matrix instructions, LDS and issue have a margin of a factor of 4 or more.
 //
 // Steps and the design's estimates: docs/journal/skinny_gemm-hip.md.
 #include "../../common/hip/counters.h"
@@ -38,7 +38,7 @@ namespace {
 
 static_assert(kTileColumns == kGemmTileColumns && kMaxSplitTiles <= kCounters);
 
-// An entry of the table as types of the kernel.
+// An entry of the table as compile-time constants of the kernel.
 template <int index>
 struct Shape {
     static constexpr RingShape s = kRingShapes[index];
@@ -46,7 +46,7 @@ struct Shape {
                          row_producers = s.row_producers, consumers = s.consumers, depth = s.depth,
                          row_depth = s.row_depth, row_slots = s.row_slots, threads = s.waves() * kWave;
     static_assert(weight_producers % tiles == 0 && consumers % tiles == 0 && row_slots % row_producers == 0);
-    // Steps that all roles' loops go through once: each producer's depth, each consumer's turn.
+    // Steps in one unrolled round of all roles' loops: a multiple of each producer's depth and of each consumer's turn.
     static constexpr int lcm(int a, int b) {
         int c = a;
         while (c % b) c += a;
@@ -54,7 +54,7 @@ struct Shape {
     }
     static constexpr int round =
         lcm(lcm(weight_producers / tiles * depth, row_producers* row_depth), consumers / tiles);
-    // Waves of a SIMD: a compute unit's four share its workgroups' waves.
+    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
     static constexpr int waves_per_simd = (s.waves() * s.per_unit + 3) / 4;
 };
 

@@ -1,15 +1,15 @@
-// What both GEMM kernels for gfx942 and gfx950 share: the matrix instructions, and the way from a workgroup's partial
-// sums to the result.
+// Common parts of both GEMM kernels for gfx942 and gfx950: the matrix instructions, and the epilogue that turns a
+// workgroup's partial sums into the result.
 //
-// A tile is kRows rows of A by 16 columns of the result (rows of B). K goes in steps of 64: lane l = 16 g + j holds the
-// 16 bytes k = 16 g ... 16 g + 15 of column j (B) and, in the same way, of row j (A).
+// A tile is kRows rows of A by 16 columns of the result (rows of B). K is taken in steps of 64. Lane l = 16 g + j holds
+// the 16 bytes k = 16 g ... 16 g + 15 of column j (B) and, in the same way, of row j (A).
 //
-//   9 to 32 rows  v_mfma_f32_16x16x32_fp8_fp8, twice a step and tile of 16 rows. The instruction wants k = 8 g ... of 32;
-//                 it is given the first halves of the 16 bytes, then the second ones: another order of the same k for
-//                 both operands, and a dot product has no order of its own.
-//   up to 8 rows  v_smfmac_f32_16x16x64_fp8_fp8, once a step. Its A is sparse: of four neighbouring k it holds two, and an
-//                 index says which. Sparse row 2r holds k = 0, 1 (mod 4) of row r, sparse row 2r + 1 the other two: eight
-//                 dense rows in sixteen sparse ones, no work for absent rows. D[2r] + D[2r + 1] is row r's sum.
+//   9 to 32 rows  v_mfma_f32_16x16x32_fp8_fp8, twice a step and tile of 16 rows. The instruction expects k = 8 g ... of 32.
+//                 It gets the first halves of the 16 bytes, then the second halves. That permutes k in the same way in
+//                 both operands, which does not change a dot product.
+//   up to 8 rows  v_smfmac_f32_16x16x64_fp8_fp8, once a step. Its A is sparse: it holds two of four neighbouring k, and
+//                 an index says which. Sparse row 2r holds k = 0, 1 (mod 4) of row r, sparse row 2r + 1 the other two.
+//                 So eight dense rows fill sixteen sparse ones. D[2r] + D[2r + 1] is row r's sum.
 //
 // D (both): lane l = 16 g + j holds rows 4 g ... 4 g + 3 of column j.
 #pragma once
@@ -33,7 +33,7 @@ struct RowFragment<8> {
     u32x2 k;  // of this lane's sparse row
 };
 
-// Of 16 bytes of a dense row: the pairs k = 0, 1 (mod 4), and the others.
+// The pairs k = 0, 1 (mod 4) of 16 bytes of a dense row; high_pairs gives the others.
 __device__ inline u32x2 low_pairs(u32x4 k) {
     constexpr uint32_t kLowHalves = 0x05040100u;
     return u32x2{__builtin_amdgcn_perm(k.y, k.x, kLowHalves), __builtin_amdgcn_perm(k.w, k.z, kLowHalves)};
@@ -92,15 +92,15 @@ class TileSum {
     }
 };
 
-// How K is divided between workgroups, and where those that share a tile of columns leave their sums.
+// How K is divided between workgroups, and where workgroups that share a tile of columns store their sums.
 struct SplitK {
     int splits;
     float* partial;     // [tiles of columns][splits][m][columns of a workgroup]; unused where splits == 1
     uint32_t* arrived;  // [tiles of columns], all zero before and after a launch
 };
 
-// Accesses that other workgroups see, or that see theirs, whatever chiplet they run on: they bypass the caches that are not
-// coherent between chiplets (sc1). So the write-back of the release below finds little to write.
+// Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
+// chiplets (sc1). So the write-back of the release below finds little to write.
 __device__ inline void store_for_all(float* p, float v) {
     __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -108,10 +108,11 @@ __device__ inline float load_of_any(const float* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// The workgroup's part is in LDS: sums [kGroups][kTiles][kRows][16], to be added over the groups in their order.
+// The epilogue. The workgroup's part is in LDS: sums [kGroups][kTiles][kRows][16], added over the groups in their
+// order.
 //
-// With split K each workgroup leaves its part in memory, and the one that arrives last adds all parts, in their order:
-// the same bits whichever comes last. It also leaves the counter as it found it, at zero.
+// With split-K each workgroup stores its part in memory. The workgroup that arrives last adds all parts, in the order
+// of the parts, so that the bits do not depend on which one is last. It also resets the counter to zero.
 template <int kRows, int kTiles, int kGroups>
 __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, const float* sums, int tile, int part) {
     constexpr int kColumns = kTiles * kTileColumns;
@@ -149,9 +150,9 @@ __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, con
     __syncthreads();
     __shared__ uint32_t before;
     if (threadIdx.x == 0) {
-        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so that
-        // other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after it, so that this
-        // compute unit reads theirs from there.
+        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so
+        // that other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after the
+        // atomic, so that this compute unit reads their parts from memory.
         before = __hip_atomic_fetch_add(split.arrived + tile, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
     }
     // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
