@@ -1,5 +1,5 @@
-// What is the same in the RMSNorm kernels for AMD and NVIDIA GPUs: the order of a vector's sum, an element's arithmetic, the
-// careful kernel, the choice by types.
+// Common parts of the RMSNorm kernels for AMD and NVIDIA GPUs: the order of a vector's sum, an element's arithmetic,
+// the element-by-element kernel, the choice by types.
 #pragma once
 
 #include "../common/fp8.h"
@@ -49,8 +49,8 @@ struct WeightVector {
     }
 };
 
-// Whether the fast kernels can take it: d is a multiple of `elements`; rows of all tensors start at multiples of 16 bytes,
-// those of an FP8 result of `fp8_bytes`.
+// Whether the fast kernels can take the arguments. d must be a multiple of `elements`. Rows of all tensors must start
+// at multiples of 16 bytes, rows of an FP8 result at multiples of `fp8_bytes`.
 inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
     const bool out =
         is_fp8(a.out_dtype) ? rows_aligned(a.out, a.out_stride, fp8_bytes) : rows_aligned(a.out, a.out_stride * 2);
@@ -58,10 +58,11 @@ inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
            (!a.residual || rows_aligned(a.residual, a.residual_stride * 2));
 }
 
-// A row by a block of Rows::kThreads, element by element: any d, strides and alignment of the element's own, either FP8
-// format; h is read again from memory.
+// One row per CTA or workgroup of Rows::kThreads, element by element. It takes any d, any stride, the element's own
+// alignment and either FP8 format. It reads h again from memory.
 //
-// Rows: kVector, kSlots and sum_of_slots(slots, used) of the fast kernels, whose order of the sum this one keeps; Machine.
+// Rows has kVector, kSlots and sum_of_slots(slots, used) of the fast kernels, so that the order of the sum is theirs,
+// and Machine.
 template <class Rows, DType in>
 __device__ inline void rms_norm_row(const Args& a, int64_t row) {
     constexpr int kVector = Rows::kVector, kSlots = Rows::kSlots, kThreads = Rows::kThreads;

@@ -1,5 +1,5 @@
-// The operators as torch calls them, one file of definitions an operator family. They write into `out` and return nothing:
-// no operator allocates, torch.compile sees every write in the schema, and the Python functions decide what is allocated.
+// The operators as torch calls them, defined in one file per operator family. They write into `out` and return nothing.
+// So no operator allocates, torch.compile sees every write in the schema, and the Python functions allocate.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

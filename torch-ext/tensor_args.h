@@ -3,7 +3,7 @@
 //     RuntimeError: rms_norm_fp8: weight: shape [4]; needs [d] = [8]
 //
 // Everything is checked before a launcher is called, so a refused call has written nothing. The Python functions raise
-// the same type: a C++ exception can become no other through torch's stable ABI.
+// the same type, because torch's stable ABI turns every C++ exception into RuntimeError.
 #pragma once
 
 #include <torch/csrc/stable/device.h>
@@ -47,7 +47,7 @@ std::optional<DType> dtype_of(ScalarType t) {
     }
 }
 
-// Not torch's own check, which puts the name of a C++ function and a source line in front.
+// Used in place of torch's own check, whose message begins with a C++ function name and a source line.
 template <class... Parts>
 [[noreturn]] void refuse(const char* op, const Parts&... parts) {
     std::ostringstream message;

@@ -53,8 +53,8 @@ inline void for_blocks(int64_t d, Body body) {
     }
 }
 
-// Elements between quantisation and what comes before it, in the nearest cache. Two short loops keep more
-// blocks in flight than one long one, whose chain of some 150 cycles fills the processor's schedulers.
+// Elements buffered in the L1 cache between the arithmetic and the quantisation. Two short loops keep more blocks in
+// flight than one long loop, whose dependency chain of some 150 cycles fills the processor's schedulers.
 constexpr int kStage = 1024;
 
 // Into the second-level cache; an address outside the process' memory does no harm.
@@ -138,10 +138,9 @@ struct Lanes {
 
     // Quantisation: fp8(y / scale), as by a division rounded to float32.
     //
-    // Registers take y * (1 / scale) and correct it by the remainder, which fma gives exactly: the division's
-    // result (Markstein) at a third of its cost. That asks for numbers far from float32's limits: what is
-    // above the format's largest number is cut off before, and scales outside [2^-60, 2^60] and NaN go through
-    // the division itself.
+    // y * (1 / scale) is corrected by the remainder, which fma gives exactly. That is the division's result (Markstein)
+    // at a third of its cost. It needs numbers far from float32's limits. So y is first clamped to the format's largest
+    // number times the scale. Scales outside [2^-60, 2^60] and NaN use the division itself.
     struct Scale {
         V scale, reciprocal;
         float value, largest;

@@ -9,7 +9,7 @@ namespace rocm_fp8 {
 template <class Args>
 using RowsKernel = void (*)(const Args& args, int64_t begin, int64_t end);
 
-// About this many elements make a part of the work worth a thread.
+// The smallest part of the work for a thread, in elements: below it, starting a thread costs more than it saves.
 constexpr int64_t kElementsPerPart = 32768;
 
 // The rows of `args`, `elements_per_row` each, on the executor's threads.

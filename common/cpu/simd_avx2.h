@@ -97,7 +97,7 @@ struct Avx2 {
         }
     }
 
-    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
     using Operand = __m256;
     using Sum = __m256;
     // 16 registers: 4 x 3 sums, 3 columns and the row.

@@ -94,7 +94,7 @@ struct Avx512 {
         _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_ternarylogic_epi32(code, top, sign_bit, 0xF8));
     }
 
-    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
     //
     // An operand is 32 bfloat16, in which every FP8 number is exact. Two table look-ups of 128 entries give a
     // code's upper and lower byte, NaN included, and the interleaving of the two makes the elements' order

@@ -1,4 +1,4 @@
-// Registers of 8 floats in plain C++: the path for any x86-64 processor, and the text to read first.
+// Registers of 8 floats in plain C++: the path for any x86-64 processor, and the version to read first.
 // simd_avx2.h and simd_avx512.h implement the same members.
 #pragma once
 
@@ -119,7 +119,7 @@ struct Portable {
         store_pairs<uint8_t, even_odd>(p, quotient(a, signed_a), quotient(b, signed_b), fp8_encode<format>);
     }
 
-    // --- skinny_gemm: see skinny_gemm_cpu.h ---
+    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
     using Operand = V;
     using Sum = V;
     static constexpr int step = 8, parts = 1, tile_n = 3;

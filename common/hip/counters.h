@@ -1,16 +1,16 @@
-// Counters in device memory by which workgroups of one launch find out who comes last.
+// Counters in device memory, which tell the workgroups of one launch which of them arrives last.
 //
-// They are zero before a launch and the kernel leaves them zero, so that no launch has to clear them first. Launches that
-// may run at the same time must not share them:
+// They are zero before a launch, and the kernel resets them to zero, so that no launch has to clear them. Launches that
+// may run at the same time must not share counters:
 //
-//     a stream             has its own, by the id that HIP never gives twice. A handle may be given again while the destroyed
-//                          stream's work is pending
-//     hipStreamPerThread   is one handle for a stream a thread: each thread has its own
-//     a graph capture      has its own for each stream in it: a graph may be replayed beside any stream, and its branches
-//                          beside each other. Two executable graphs of one capture share counters, as they share every
-//                          operand and result, and may not run at the same time
+//     a stream             has its own, by the id that HIP never reuses. A handle may be reused while work of the
+//                          destroyed stream is pending
+//     hipStreamPerThread   is one handle for one stream per thread: each thread has its own counters
+//     a graph capture      has its own for each stream in it: a graph may run beside any stream, and its branches
+//                          beside each other. Two executable graphs of one capture share counters, as they share
+//                          every operand and result, and must not run at the same time
 //
-// They stay for the life of the process: nobody says when a stream's or a graph's last launch is over.
+// They are never freed: no call tells when a stream's or a graph's last launch is over.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace rocm_fp8 {
 
-// At most this many for a launch: 4 KiB.
+// The most counters of a launch: 4 KiB.
 constexpr int kCounters = 1024;
 
 struct CountersResult {
@@ -27,7 +27,7 @@ struct CountersResult {
     Status status;
 };
 
-// Of the current device, for launches on `stream` (hipStream_t). Host cost: a look-up.
+// The counters for launches on `stream` (hipStream_t) of the current device. Host cost: a look-up.
 CountersResult counters_for(void* stream);
 
 }  // namespace rocm_fp8

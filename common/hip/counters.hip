@@ -17,7 +17,7 @@ struct Pool {
     int left = 0;
 };
 
-// Zeroed memory, whatever is being captured in the meantime: on a stream of its own, and finished when it returns.
+// Allocates zeroed memory, also during a capture: it uses its own stream and waits for it before it returns.
 hipError_t allocate_zeroed(uint32_t** memory, size_t bytes) {
     hipStreamCaptureMode mode = hipStreamCaptureModeRelaxed;
     hipError_t code = hipThreadExchangeStreamCaptureMode(&mode);
@@ -32,7 +32,7 @@ hipError_t allocate_zeroed(uint32_t** memory, size_t bytes) {
     return code;
 }
 
-// From 1 on, never given twice.
+// A number per thread, from 1 on, never reused.
 unsigned long long number_of_thread() {
     static std::atomic<unsigned long long> threads{0};
     static thread_local const unsigned long long number = ++threads;
@@ -49,7 +49,7 @@ CountersResult counters_for(void* stream) {
     unsigned long long capture = 0;
     const hipError_t code = hipStreamGetCaptureInfo(static_cast<hipStream_t>(stream), &capturing, &capture);
     if (code == hipErrorStreamCaptureImplicit) {
-        // The legacy stream, while another one is captured: it cannot be captured itself.
+        // The legacy stream, while another stream is captured. It cannot be captured itself.
         (void)hipGetLastError();
         capturing = hipStreamCaptureStatusNone;
     } else if (code != hipSuccess) {

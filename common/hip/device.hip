@@ -24,7 +24,7 @@ ArchResult query(int device) {
         if (name == kArchNames[i]) return {Arch(i), {}};
     }
     static std::mutex mutex;
-    static std::string message;  // one kind of foreign device is enough to be told about
+    static std::string message;  // made once, for the first unsupported device
     const std::lock_guard<std::mutex> lock(mutex);
     if (message.empty()) {
         message = "this GPU is a " + name + "; the binary holds kernels for";
@@ -38,7 +38,7 @@ ArchResult query(int device) {
 ArchResult current_arch() {
     int device = 0;
     if (const hipError_t code = hipGetDevice(&device); code != hipSuccess) return {{}, error_of(code)};
-    // 0: not asked yet. A device does not change.
+    // Cached, as a device does not change. 0: not asked yet.
     constexpr int kDevices = 64;
     static std::atomic<int> known[kDevices];
     const int seen = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
@@ -51,7 +51,7 @@ ArchResult current_arch() {
 Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments) {
     const hipError_t code = hipLaunchKernel(kernel, grid, block, arguments, 0, static_cast<hipStream_t>(stream));
     if (code == hipSuccess) return {};
-    (void)hipGetLastError();  // it is reported here: nobody else is to find it
+    (void)hipGetLastError();  // clears the error, so that no later call reports it again
     return error_of(code);
 }
 

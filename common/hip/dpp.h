@@ -49,7 +49,7 @@ __device__ inline float sum_to_last_lane(float v) {
     v += dpp<kLastOfRowToNext, kRows1And3>(v);
     return v + dpp<kLane31ToUpperHalf, kRows2And3>(v);
 }
-// As other chips name it.
+// The name is common with CUDA.
 constexpr int kLaneOfSum = kWave - 1;
 __device__ inline float sum_over_lanes(float v) { return sum_to_last_lane(v); }
 
@@ -58,9 +58,9 @@ __device__ inline float of_last_lane(float v) {
     return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
 }
 
-// Two 8-byte halves a lane -> one 16-byte store a lane. On entry a lane holds its part of two blocks, `first` and
-// `second`; on exit an even lane holds first of itself and of its neighbour, an odd lane second of its neighbour and
-// of itself.
+// Turns two 8-byte halves a lane into one 16-byte store a lane. On entry a lane holds its part of two pieces, `first`
+// and `second`. On exit an even lane holds `first` of itself and of its neighbour. An odd lane holds `second` of its
+// neighbour and of itself.
 __device__ inline u32x4 pair_up(u32x2 first, u32x2 second) {
     const bool odd = threadIdx.x & 1;
     const u32x2 mine = odd ? second : first, other = odd ? first : second;

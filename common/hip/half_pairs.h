@@ -1,8 +1,9 @@
-// Arithmetic on pairs of 16-bit floats, rounded as the same operation in float32 and then to 16 bits.
+// Arithmetic on pairs of 16-bit floats. Results equal the same operation in float32, rounded to 16 bits afterwards.
 //
-// float16 has packed instructions on both chips. Their single rounding gives the same: for +, * a result rounded to
-// 24 bits and then to 11 is the result rounded to 11 (24 >= 2 * 11 + 2). bfloat16 has none: it is float32's upper
-// half, so widening is a shift; rounding is three instructions a pair-element on gfx942, one a pair on gfx950.
+// float16 has packed instructions on both chips. They round once, which gives the same result: for + and *, rounding to
+// 24 bits and then to 11 equals rounding to 11 directly (24 >= 2 * 11 + 2). bfloat16 has no packed instructions. It is
+// the upper half of a float32, so widening is a shift. Rounding takes three instructions an element on gfx942, one a
+// pair on gfx950.
 #pragma once
 
 #include "../types.h"
@@ -37,8 +38,8 @@ struct Pairs<DType::f16> {
 template <>
 struct Pairs<DType::bf16> {
     __device__ static f32x2 widen(uint32_t v) { return __builtin_bit_cast(f32x2, u32x2{v << 16, v & 0xFFFF0000u}); }
-    // To nearest even. A NaN whose lower half is not zero might come out as a number on gfx942: those of 16-bit
-    // inputs, and those that arithmetic makes of them, have zeros there.
+    // Rounds to nearest even. On gfx942 a NaN whose lower half is not zero may become a number. NaNs of 16-bit inputs,
+    // and those that arithmetic makes of them, have zeros there.
     __device__ static uint32_t round(f32x2 v) {
 #if defined(__gfx950__)
         using bf16x2 = __bf16 __attribute__((ext_vector_type(2)));
@@ -50,7 +51,7 @@ struct Pairs<DType::bf16> {
         return __builtin_amdgcn_perm(u.y, u.x, kUpperHalves);
 #endif
     }
-    // For any NaN (those of float32 weights).
+    // The same for any NaN, such as those of float32 weights.
     __device__ static uint32_t round_any_nan(f32x2 v) {
         constexpr float kNan = __builtin_nanf("");
         return round(f32x2{v.x == v.x ? v.x : kNan, v.y == v.y ? v.y : kNan});

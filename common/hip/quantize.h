@@ -1,13 +1,13 @@
-// fp8(y / scale), eight elements a lane, to the byte what a rounded float32 division followed by a saturating
-// conversion gives.
+// fp8(y / scale), eight elements a lane. It gives the same byte as a rounded float32 division and a saturating
+// conversion.
 //
-// The chips' conversion (two numbers an instruction, in the chip's own format) rounds to nearest even and keeps NaN,
-// but does not saturate: what is beyond the largest number becomes NaN too.
+// The chips convert two numbers an instruction, in the chip's own format. The conversion rounds to nearest even and
+// keeps NaN, but does not saturate: a number beyond the largest one becomes NaN too.
 //
-// A division is some ten instructions. Here: y times the reciprocal, corrected by the remainder, which fma gives
-// exactly (Markstein): three, packed. That needs numbers far from float32's limits, so scales outside
-// [2^-60, 2^60] take the division, in a branch of their own; and the eight numbers are looked at together: only
-// where one of the wave's reaches the largest FP8 number are they clamped one by one.
+// A division takes some ten instructions. Here it takes three, packed: y times the reciprocal, corrected by the
+// remainder, which fma gives exactly (Markstein). That needs numbers far from float32's limits, so scales outside
+// [2^-60, 2^60] use the division, in a separate branch. Saturation tests the eight numbers together. They are clamped
+// one by one only if a number of the wave reaches the largest FP8 number.
 #pragma once
 
 #include "../fp8.h"
@@ -30,7 +30,7 @@ struct QuantizationScale {
         : scale(load_scalar(p)), reciprocal(1.0f / scale), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {}
 };
 
-// |v| at most the largest number; NaN stays.
+// Clamps |v| to the largest number; NaN stays NaN.
 __device__ inline float saturate(float v) {
     constexpr float kMax = Fp8Format<kNativeFp8>::max;
     const float clamped = __builtin_amdgcn_fmed3f(v, -kMax, kMax);
@@ -55,7 +55,7 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
         }
         // The remainder with this sign keeps a quotient of -0.
         auto correct = [&](int i) { q[i] = fma(-fma(q[i], both(s.scale), -y[i]), both(s.reciprocal), q[i]); };
-        // NaN is not seen by fmaxf, and needs nothing.
+        // fmaxf ignores NaN, which needs no clamping.
         if (any_lane(largest >= Fp8Format<kNativeFp8>::max)) {
             for (int i = 0; i < 4; ++i) {
                 // A finite estimate for an infinite y, or the correction would be NaN.

@@ -1,7 +1,7 @@
 // Registers of several elements, and 128-bit accesses to global memory.
 //
-// Pointers are cast to the global address space here: through generic pointers the compiler may use flat
-// instructions, which also count as LDS accesses and so are waited for with them.
+// Pointers are cast to the global address space here. Through generic pointers the compiler may use flat instructions.
+// These also count as LDS accesses, so that waits for LDS would wait for them too.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -30,7 +30,7 @@ __device__ inline Global<T>* global(void* p) {
     return (Global<T>*)(p);
 }
 
-// Bytes beyond p, in 64 bits.
+// p + bytes, in 64 bits.
 __device__ inline const void* offset(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
 __device__ inline void* offset(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
 
@@ -44,7 +44,7 @@ using VectorIndex = uint32_t;
 __device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { return load<u32x4>(base, byte); }
 __device__ inline uint32_t word(const u32x4& v, int i) { return v[i]; }
 
-// For what is read once: it does not push anything else out of the caches.
+// For data that are read once: a non-temporal access does not evict other data from the caches.
 template <class T>
 __device__ inline T load_once(const void* base, uint32_t byte) {
     return __builtin_nontemporal_load(global<T>(static_cast<const char*>(base) + byte));
@@ -54,19 +54,19 @@ __device__ inline void store(void* base, uint32_t byte, T value) {
     *global<T>(static_cast<char*>(base) + byte) = value;
 }
 
-// One number that all lanes need and that no kernel writes: through the scalar cache, into a scalar register.
+// Loads one number that all lanes need and no kernel writes, through the scalar cache into a scalar register.
 __device__ inline float load_scalar(const float* p) { return *(__attribute__((address_space(4))) const float*)(p); }
 
-// Makes the compiler have a scalar value here, and not load it where it is used, at the end of a chain.
+// Makes the compiler load a scalar value by this point, not later at its use, where the latency would add up.
 template <class T>
 __device__ inline void have_now(T& v) {
     asm volatile("" : "+s"(v));
 }
 
-// Whether any lane of the wave has it: for a branch to rare code that the whole wave takes or passes by.
+// Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips.
 __device__ inline bool any_lane(bool v) { return __builtin_expect(__builtin_amdgcn_ballot_w64(v) != 0, 0); }
 
-// A value that is the same in all lanes of the wave, as the compiler cannot know: into a scalar register.
+// Moves a value that is the same in all lanes of the wave to a scalar register; the compiler cannot know that it is.
 __device__ inline int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 
 }  // namespace

@@ -49,7 +49,7 @@ void rms_norm_rows(const Args& args, int64_t begin, int64_t end) {
         const F r = L::set1(1.0f / std::sqrt(mean + args.epsilon));
 
         const void* h_row = with_residual ? residual : x;
-        // This pass reads caches only: meanwhile the next row comes from memory.
+        // This pass reads from caches only, so the next row is prefetched from memory meanwhile.
         const int64_t ahead = row + 1 < end ? 1 : 0;
         const void* next_x = at<in>(x, ahead * args.x_stride);
         const void* next_residual = with_residual ? at<in>(residual, ahead * args.residual_stride) : next_x;

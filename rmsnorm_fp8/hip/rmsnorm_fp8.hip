@@ -44,7 +44,7 @@ struct Machine {
 struct Rows {
     using Machine = hip::Machine;
     static constexpr int kVector = hip::kVector, kSlots = 2 * kWave, kThreads = 256;  // of rms_norm_any
-    // The sum over a row from the sums of its groups of 64 vectors, in LDS; in every lane.
+    // The sum of a row from the sums of its groups of 64 vectors, in LDS. Every lane gets it.
     __device__ static float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWave;
         float v = lane < used ? slots[lane] : 0.0f;
@@ -57,15 +57,16 @@ struct Rows {
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
 __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(Args a) {
     constexpr bool whole_group = owner == RowOwner::workgroup, quarter = owner == RowOwner::quarter_wave;
-    // Weights are loaded with the row where there is room for them, so that one latency covers both.
-    // Else before the exchange, which hides it; those of eight vectors do not fit and are loaded at their use.
+    // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
+    // loaded before the exchange, which hides the latency. Those of eight vectors do not fit and are loaded at their
+    // use.
     constexpr bool weights_first = kHeld <= 2, weights_last = kHeld == 8;
     const int lanes = whole_group ? int(blockDim.x) : quarter ? 16 : kWave;
     const int t = whole_group ? int(threadIdx.x) : int(threadIdx.x) % lanes;
     int64_t row = blockIdx.x;
     if constexpr (owner == RowOwner::wave) row = row * 4 + uniform(threadIdx.x / kWave);
     if constexpr (quarter) row = row * 16 + threadIdx.x / 16;
-    // Only whole waves, or rows of 16 lanes, are without work: nothing is exchanged between those.
+    // Only whole waves, or whole rows of 16 lanes, leave here: no data are exchanged between those.
     if (!whole_group && row >= a.rows) return;
 
     const void* x = offset(a.x, row * a.x_stride * 2);
@@ -83,7 +84,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
         h[v] = load<u32x4>(x, loaded(v) * 16);
         if constexpr (with_residual) added[v] = load<u32x4>(residual, loaded(v) * 16);
     }
-    // In this order: the first sum waits for the row alone.
+    // Keeps the order of the loads, so that the first sum waits for the row alone.
     __builtin_amdgcn_sched_barrier(0);
     const auto load_weights = [&] {
 #pragma unroll
@@ -95,7 +96,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     if constexpr (to_fp8) scale = QuantizationScale(a.scale);
     have_now(a.epsilon);
     have_now(a.out);
-    // What is above does not wait for the row, and what is below does.
+    // Code above does not wait for the row; code below does.
     __builtin_amdgcn_sched_barrier(0);
 
     float sums[kHeld];
@@ -110,7 +111,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
         const float squares = sum_of_squares(wide);
         sums[v] = index(v) < vectors ? squares : 0.0f;
     }
-    // Loads before stores, and no load's wait behind a store: vmcnt counts both, in order.
+    // Loads come before stores, because vmcnt counts both in order: a later load's wait would include the stores.
     if constexpr (!weights_first && !weights_last) load_weights();
     __builtin_amdgcn_sched_barrier(0);
     if constexpr (with_residual) {
@@ -137,7 +138,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
             __syncthreads();
             sum = Rows::sum_of_slots(slots, kHeld * waves);
         } else {
-            // What sum_of_slots would give.
+            // The same bits as sum_of_slots.
             sum = of_last_lane(sums[0]);
             if constexpr (kHeld >= 2) sum = of_last_lane(sums[1]) + sum;
             if constexpr (kHeld == 4) sum = (of_last_lane(sums[3]) + of_last_lane(sums[2])) + sum;

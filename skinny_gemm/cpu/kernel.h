@@ -1,23 +1,23 @@
 // Skinny FP8 GEMM on the CPU, over any of common/cpu/simd_*.h.
 //
 // Bytes: n k of weights, read once. A (m k) is decoded once a call and stays in the caches. Floor at m = 1: n k at the
-// memory's read rate; the work is to decode 64 weights in about 10 cycles, so that two cores keep up with it. Above
-// about 4 rows the multiplications are the limit: m n k / (products an instruction).
+// memory's read rate. Two cores reach it only if they decode 64 weights in about 10 cycles. Above about 4 rows the
+// multiplications are the limit: m n k / (products an instruction).
 //
 //     few rows (m <= 4)    tiles of m x R::stream_n(m); the weights are decoded in registers, used m times
 //     more rows            K in slices: kColumns rows of B x kSlice are decoded into the nearest cache, then
 //                          multiplied with all rows of A in tiles of kTileM x R::tile_n
 //
-// Decoded A lies slice after slice, its m rows next to each other within one. With rows as far apart as K is long, all
-// of them would fall into the same few sets of the cache.
+// Decoded A is stored slice after slice, with the m rows of a slice next to each other. With rows K elements apart, all
+// of them would map to the same few sets of the cache.
 //
 // Order of the sum, the same in both and for every m, tile and thread count: one accumulator adds the products of a
 // step of R::step elements, step after step, lane by lane. Then the lanes are added in a tree. So a row's bits do not
 // depend on the batch.
 //
-// The instruction set says what an operand is: float32, or bfloat16 in pairs. It also says by which power of two its
-// numbers are too small (R::operand_scale), which the end undoes exactly. Where decoding turns NaN codes into numbers,
-// they are noted on the side and put into the result at the end.
+// The instruction set defines an operand: float32, or bfloat16 in pairs. Its numbers may be too small by a power of two
+// (R::operand_scale), which the epilogue undoes exactly. Where decoding turns NaN codes into numbers, a mask records
+// them and the epilogue puts NaN into the result.
 //
 // Files: kernel.h (this kernel), one .cpp an instruction set, skinny_gemm.cpp (the launcher).
 //
@@ -101,11 +101,11 @@ class Gemm {
         }
     }
 
-    // --- the end: lanes to one number, scales, bias, rounding ---
+    // --- epilogue: lanes to one number, scales, bias, rounding ---
 
     using Whole = std::integral_constant<int, L::block>;
 
-    // What a column's results have in common; of at most L::block columns from n0.
+    // Scales and bias of at most L::block columns from n0.
     struct Columns {
         float scale[L::block], bias[L::block];
         Columns(const Args& p, int64_t n0, int count) {
@@ -147,7 +147,7 @@ class Gemm {
     template <int M, int N, DType out_type>
     static void stream_tile(const Args& p, const char* a, const bool* has_nan, int64_t n0) {
         Sum acc[M][N];
-        typename R::NanMask any_nan;  // of all columns: registers are short here, and NaN codes rare
+        typename R::NanMask any_nan;  // one mask for all columns: registers are scarce here, and NaN codes rare
         for (auto& row : acc)
             for (Sum& v : row) v = R::zero();
         const uint8_t* b = p.b + n0 * p.b_stride;
@@ -168,7 +168,7 @@ class Gemm {
         for (; k + kLine <= p.k; k += kLine) {
             for (int j = 0; j < N; ++j) {
                 __builtin_prefetch(b + j * p.b_stride + k + kPrefetch);
-                // The next tile into the second level: this far ahead the page tables are walked in time.
+                // Prefetches the next tile into L2, early enough for page-table walks.
                 __builtin_prefetch(b + (j + N) * p.b_stride + k, 0, 2);
             }
             for (int u = 0; u < kLine; u += kStep) step(b + k + u, p.b_stride);
@@ -228,8 +228,8 @@ class Gemm {
             for (int j = 0; j < N; ++j) R::store_sum(acc + (i * kColumns + j) * kLanes, sum[i][j]);
     }
 
-    // M rows times kColumns columns (those beyond the last hold whatever the slice held before and are dropped
-    // at the end).
+    // M rows times kColumns columns. Columns beyond the last use stale data of the slice and are dropped in the
+    // epilogue.
     template <int M>
     static void slice_rows(const char* a, int64_t bytes, Scratch& s, int64_t m) {
         for (int j = 0; j < kColumns; j += R::tile_n)

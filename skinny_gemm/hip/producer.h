@@ -49,7 +49,7 @@ struct UnitLoader {
             row_offset[i] = row < count ? uint32_t(row * stride) : kNowhere;
         }
     }
-    // Loads the chunks of the step that begins at k = `first`.
+    // Loads one chunk from each of the lane's rows. `first` is the k of the lane's own chunk.
     template <int policy>
     __device__ void request(u32x4 (&into)[kLoads], uint32_t first) const {
         const uint32_t at = first < end ? first : kNowhere;

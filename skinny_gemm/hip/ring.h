@@ -4,7 +4,7 @@
 // of which covers 256 contiguous bytes of four rows. A workgroup has kTiles tiles of 16 columns, with the same steps
 // for all.
 //
-//     waves      0 .. W-1       weight producers. Wave p loads the units of tile p % kTiles, steps p / kTiles + i W / kTiles
+//     waves      0 .. W-1       weight producers. Wave p loads tile p % kTiles, steps p / kTiles + i W / kTiles
 //                W .. W+Q-1     row producers. Wave q loads all rows of A, steps q + i Q
 //                W+Q .. W+Q+C-1 consumers. Wave c multiplies tile c % kTiles, steps c / kTiles + i C / kTiles
 //     LDS        weights[W]     a slot a weight producer

@@ -84,7 +84,7 @@ __global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd
         __syncthreads();
     } else {
         const auto sum = consume<S>(lds.ring, wave - kFirstConsumer, steps);
-        // Closes: the sums take the ring's place, which other consumers may still be reading.
+        // Closes: the sums overwrite the ring, which other consumers may still be reading.
         __syncthreads();
         sum.store(&lds.sums[wave - kFirstConsumer][0][0]);
     }
@@ -107,7 +107,7 @@ Kernel direct_kernel(int64_t m) {
                         : skinny_gemm_direct<32, aligned>;
 }
 
-// Where the arguments do not allow what is asked for, an error.
+// Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(const Args& a, bool ring_allowed, Config* config) {
     ForcedConfig forced;
     if (const Status s = read_forced_config(kRingShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set)

@@ -31,8 +31,8 @@ const uint16_t* silu_table(DType type);
 
 namespace {
 
-// out[i] = table[in[i]], eight to a store: a store each would take longer than the loads. SSE2, which every x86-64
-// has; a gather is slower even where there is one.
+// out[i] = table[in[i]], eight elements a store: one store each would take longer than the loads. It uses SSE2, which
+// every x86-64 processor has. A gather instruction is slower.
 inline void look_up(const uint16_t* table, const uint16_t* in, uint16_t* out, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {

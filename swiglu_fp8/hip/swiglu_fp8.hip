@@ -38,9 +38,9 @@ struct Machine {
     __device__ static f32x2 rcp(f32x2 v) { return f32x2{rcp(v.x), rcp(v.y)}; }
 };
 
-// Whether a gate lies outside of [kSiluLow, kSiluHigh] or is NaN, by its bits: those of numbers of one sign have the order
-// of their magnitudes. Not by v_min3_f32 and v_max3_f32: of a signalling NaN they make a quiet one, and then forget the
-// numbers that they held.
+// Whether a gate lies outside of [kSiluLow, kSiluHigh] or is NaN, by its bits: those of numbers of one sign have the
+// order of their magnitudes. Not by v_min3_f32 and v_max3_f32: of a signalling NaN they make a quiet one, and then
+// forget the numbers that they held.
 template <DType in>
 __device__ inline bool any_unusual(u32x4 gate) {
     using i16x2 = int16_t __attribute__((ext_vector_type(2)));
@@ -61,7 +61,7 @@ __device__ inline bool any_unusual(u32x4 gate) {
     return differs(largest, kHigh) || differs(most_negative, kLow);
 }
 
-// round(round(silu(gate)) * up), widened.
+// round(round(silu(gate)) * up), widened to float32.
 template <DType in>
 __device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
     f32x2 v[kVector / 2];
@@ -80,7 +80,7 @@ __device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
 
 constexpr int kFastThreads = 256;
 
-// kHeld vectors a thread; `row_of` divides by the vectors of a row.
+// kHeld: vectors per thread. `row_of` divides by the vectors of a row.
 template <DType in, int kHeld>
 __global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count) {
     const uint32_t threads = blockDim.x, t = threadIdx.x;
@@ -90,7 +90,8 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         index[v] = (blockIdx.x * kHeld + v) * threads + t;
-        // Threads beyond the end load the last vector: a branch around loads would keep them from being in flight together.
+        // Threads beyond the end load the last vector: a branch around loads would keep them from being in flight
+        // together.
         const uint32_t n = index[v] < count ? index[v] : count - 1, row = divide(n, row_of);
         const void* x = offset(a.x, row * a.x_stride * 2 + (n - row * row_of.divisor) * 16);
         gate[v] = load_once<u32x4>(x, 0);
@@ -113,7 +114,7 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_
     if constexpr (kHeld == 1) {
         if (index[0] < count) store(out(index[0]), 0, q[0]);
     } else {
-        // Neighbours are of one row: a row has an even number of vectors.
+        // Neighbours belong to one row, because a row has an even number of vectors.
         const u32x4 two = pair_up(q[0], q[1]);
         const uint32_t first = t & 1 ? index[1] - 1 : index[0];
         if (first < count) store(out(first), 0, two);
