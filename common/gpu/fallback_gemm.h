@@ -1,5 +1,5 @@
-// The main loop of the GEMM that takes any K, stride and alignment, for AMD and NVIDIA GPUs: each wave (or warp) loads what it
-// multiplies straight into registers.
+// The main loop of the GEMM that takes any K, stride and alignment, for AMD and NVIDIA GPUs: each wave (or warp) loads
+// what it multiplies straight into registers.
 //
 //     workgroup   one tile of columns; wave w takes the steps w, w + kFallbackWaves, ... of 64 k, kFallbackUnroll at a time
 //     lane        Tile says which columns, which rows and which 16 bytes of a step it loads

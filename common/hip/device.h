@@ -22,8 +22,8 @@ struct ArchResult {
 // Of the current device. An error names the architectures that the binary holds.
 ArchResult current_arch();
 
-// Launches `kernel`; an error is this launch's own, in HIP's words. (What <<< >>> leaves in hipGetLastError may be of any
-// call before it, and a query that says "not ready" counts as one.)
+// Launches `kernel`; an error is this launch's own, in HIP's words. (What <<< >>> leaves in hipGetLastError may be of
+// any call before it, and a query that says "not ready" counts as one.)
 Status launch_any(const void* kernel, dim3 grid, dim3 block, void* stream, void** arguments);
 
 template <class... Parameters>

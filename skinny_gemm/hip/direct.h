@@ -2,9 +2,9 @@
 //
 // A workgroup is eight waves on one tile of 16 columns (common/gpu/fallback_gemm.h). The waves' sums meet in LDS.
 //
-// It takes any K, stride and alignment (`aligned` false: byte by byte, none read beyond a row's K), and is what the ring
-// kernel is compared with. A load covers 64 bytes of each of 16 rows: half cache lines, the other half with the next
-// step's load.
+// It takes any K, stride and alignment (`aligned` false: byte by byte, none read beyond a row's K), and is what the
+// ring kernel is compared with. A load covers 64 bytes of each of 16 rows: half cache lines, the other half with the
+// next step's load.
 #pragma once
 
 #include "../../common/gpu/fallback_gemm.h"
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kDirectWaves = gemm::kFallbackWaves;
 
-// As common/gpu/fallback_gemm.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 (with up to 8
-// rows, of the dense row of its sparse one).
+// As common/gpu/fallback_gemm.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 (with
+// up to 8 rows, of the dense row of its sparse one).
 template <int kRows>
 struct DirectTile {
     static constexpr int kColumnLoads = 1, kRowLoads = kRows == 32 ? 2 : 1;

@@ -4,9 +4,9 @@
 // A tile is kRows rows of A by 16 columns of the result (rows of B). K is taken in steps of 64. Lane l = 16 g + j holds
 // the 16 bytes k = 16 g ... 16 g + 15 of column j (B) and, in the same way, of row j (A).
 //
-//   9 to 32 rows  v_mfma_f32_16x16x32_fp8_fp8, twice a step and tile of 16 rows. The instruction expects k = 8 g ... of
-//                 32. It gets the first halves of the 16 bytes, then the second halves. That permutes k in the same way in
-//                 both operands, which does not change a dot product.
+//   9 to 32 rows  v_mfma_f32_16x16x32_fp8_fp8, twice a step and tile of 16 rows.
+//                 The instruction expects k = 8 g ... of 32. It gets the first halves of the 16 bytes, then the second
+//                 halves. That permutes k in the same way in both operands, which does not change a dot product.
 //   up to 8 rows  v_smfmac_f32_16x16x64_fp8_fp8, once a step. Its A is sparse: it holds two of four neighbouring k, and
 //                 an index says which. Sparse row 2r holds k = 0, 1 (mod 4) of row r, sparse row 2r + 1 the other two.
 //                 So eight dense rows fill sixteen sparse ones. D[2r] + D[2r + 1] is row r's sum.
