@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times every allowed configuration of skinny_gemm on this GPU and writes the best ones to skinny_gemm_tuned.h.
+"""Times every allowed configuration of skinny_gemm on this GPU and writes the best ones to skinny_gemm/hip/tuned.h.
 
     python -m benchmarks.tune_skinny_gemm                                  # the layers of benchmarks/shapes.py
     python -m benchmarks.tune_skinny_gemm --size 2304x16384 --dry-run
@@ -49,7 +49,7 @@ def winner(times: dict[Config, gpu_timing.Times], model: Config) -> Config:
 
 
 def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed: int | None) -> tuple[str, bool]:
-    """The new text of skinny_gemm_tuned.h, and whether every configuration was right."""
+    """The new text of skinny_gemm/hip/tuned.h, and whether every configuration was right."""
     table = tuned_header.ring_table()
     text = tuned_header.TUNED.read_text()
     old = tuned_header.parse_entries(text)

@@ -93,7 +93,7 @@ TABLE = "kTunedConfigs[] = {\n    {-1, 0, 0, 0, 0, 0},"
 
 
 def parse_entries(text: str) -> list[Entry]:
-    """From the text of skinny_gemm_tuned.h, the first entry, which matches nothing, left out."""
+    """From the text of skinny_gemm/hip/tuned.h, the first entry, which matches nothing, left out."""
     begin, end = _between(text, TABLE, TUNED.name)
     entries, comment = [], ""
     for line in filter(None, map(str.strip, text[begin:end].splitlines())):
@@ -147,7 +147,10 @@ def picks(tuned: str, sizes: list[tuple[int, int, int, int]]) -> list[tuple[int,
     except BuildError as error:
         raise HeaderError(str(error)) from None
     with tempfile.TemporaryDirectory() as folder_name:
-        folder = Path(folder_name)
+        # As in the repository, for the header's own includes.
+        folder = Path(folder_name) / CONFIG.parent.relative_to(ROOT)
+        folder.mkdir(parents=True)
+        (Path(folder_name) / "common").symlink_to(ROOT / "common")
         (folder / CONFIG.name).write_text(CONFIG.read_text())
         (folder / TUNED.name).write_text(tuned)
         listed = ", ".join(f"{{{', '.join(map(str, size))}}}" for size in sizes)

@@ -1,5 +1,5 @@
 // Configurations measured on a GPU, written by benchmarks/tune_skinny_gemm.py. Where a size is not listed, the model in
-// skinny_gemm_config.h decides.
+// config.h decides.
 #pragma once
 
 #include <cstdint>
