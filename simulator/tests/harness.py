@@ -1,5 +1,6 @@
 """What the simulator's tests share: assembling snippets into kernels, compiling HIP sources, bit patterns to try."""
 
+import hashlib
 import os
 import shutil
 import struct
@@ -16,6 +17,7 @@ from simulator import Checks, Simulator
 
 # Set by conftest.py at the root.
 SEED = int(os.environ["ROCM_FP8_TEST_SEED"])
+ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("gfx942", "gfx950")
 LANES = 64
 # Registers of a snippet: inputs from v10 on, outputs from v30 on, scalar inputs from s8 on.
@@ -122,9 +124,19 @@ def hip_toolchain():
 
 
 def compile_hip(source: str, folder: Path, *flags: str) -> Path:
-    """A shared library for both architectures of one HIP source."""
+    """A shared library for both architectures of one HIP source.
+
+    Compiled once for all tests and workers: kept in build/ by its source, flags and compiler; `folder` gets a copy.
+    """
     tools = hip_toolchain()
-    path, out = folder / "source.hip", folder / "library.so"
+    key = hashlib.sha256("\0".join([source, *flags, str(tools.clang), str(tools.root)]).encode()).hexdigest()[:16]
+    kept = ROOT / "build" / ".work" / "simulator" / key
+    path, out = kept / "source.hip", kept / f"library.{os.getpid()}.so"
+    copy = folder / "library.so"
+    if (kept / "library.so").is_file():
+        shutil.copyfile(kept / "library.so", copy)
+        return copy
+    kept.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     command = [
         tools.clang, "-x", "hip", *(f"--offload-arch={arch}" for arch in ARCHS), f"--rocm-path={tools.root}",
@@ -134,7 +146,9 @@ def compile_hip(source: str, folder: Path, *flags: str) -> Path:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return out
+    os.replace(out, kept / "library.so")
+    shutil.copyfile(kept / "library.so", copy)
+    return copy
 
 
 SPECIAL_F32 = [
