@@ -58,7 +58,7 @@ def rocm_code(library: Path) -> dict[str, list[str]]:
 
 
 def cuda_code(library: Path) -> dict[str, list[str]]:
-    tools = CudaToolchain.tools()
+    tools = CudaToolchain.toolkit() / "bin"
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../types.h"
+#include "features.h"
 
 namespace rocm_fp8 {
 
@@ -27,6 +28,27 @@ void run_rows(const Args& args, int64_t elements_per_row, RowsKernel<Args> kerne
             context->kernel(*context->args, begin, end);
         },
         &context);
+}
+
+// Each instruction set's kernel for the arguments' types.
+template <class Args>
+struct RowsKernels {
+    RowsKernel<Args> (*portable)(const Args&);
+    RowsKernel<Args> (*avx2)(const Args&);
+    RowsKernel<Args> (*avx512)(const Args&);
+};
+
+// A row operator's launch, by the instruction set of this process.
+template <class Args>
+Status launch_rows(const Args& args, const RowsKernels<Args>& kernels, const Executor& on) {
+    if (args.rows == 0 || args.d == 0) return {};
+    const IsaChoice choice = cpu_isa();
+    if (choice.error) return {choice.error};
+    const auto kernel = choice.isa == Isa::avx512 ? kernels.avx512
+                        : choice.isa == Isa::avx2 ? kernels.avx2
+                                                  : kernels.portable;
+    run_rows(args, args.d, kernel(args), on);
+    return {};
 }
 
 }  // namespace rocm_fp8

@@ -187,8 +187,7 @@ class CudaToolchain:
     quiet = ["-Wno-restrict", "-Wno-unknown-warning-option"]
 
     def __init__(self, config: BuildConfig):
-        installed = os.environ.get("CUDA_HOME")
-        self.root = Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT
+        self.root = self.toolkit()
         header, self.nvcc = self.root / "include" / "cuda_runtime_api.h", self.root / "bin" / "nvcc"
         for needed in (header, self.nvcc):
             if not needed.is_file():
@@ -211,10 +210,10 @@ class CudaToolchain:
         self.threads = -(-len(os.sched_getaffinity(0)) // max(sources, 1))
 
     @staticmethod
-    def tools() -> Path:
-        """The folder of nvcc, cuobjdump and nvdisasm."""
+    def toolkit() -> Path:
+        """CUDA_HOME, or what scripts/cuda_toolchain.py fetched. nvcc, cuobjdump and nvdisasm are in its bin/."""
         installed = os.environ.get("CUDA_HOME")
-        return (Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT) / "bin"
+        return Path(installed) if installed else CUDA_PREFIX / CUDA_TOOLKIT
 
     def archs(self, config: BuildConfig) -> list[str]:
         return all_archs(config, "cuda")

@@ -1,7 +1,6 @@
 #include <cmath>
 #include <vector>
 
-#include "../../common/cpu/features.h"
 #include "../../common/cpu/simd_portable.h"
 #include "kernel.h"
 
@@ -39,14 +38,7 @@ const uint16_t* silu_table(DType type) {
 }
 
 Status launch(const Args& args, const Executor& on) {
-    if (args.rows == 0 || args.d == 0) return {};
-    const IsaChoice choice = cpu_isa();
-    if (choice.error) return {choice.error};
-    RowsKernel<Args> kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                              : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                        : kernel_portable(args);
-    run_rows(args, args.d, kernel, on);
-    return {};
+    return launch_rows(args, RowsKernels<Args>{kernel_portable, kernel_avx2, kernel_avx512}, on);
 }
 
 }  // namespace rocm_fp8::swiglu
