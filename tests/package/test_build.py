@@ -61,8 +61,9 @@ done
 if [ -n "$compiles" ] && [ -n "$source" ]; then
     echo "$(basename "$source")" >> "{log}"
     if [ -e "{wait}" ]; then
-        touch "{wait}.reached"
-        sleep 60
+        # No child process: a shell that waits for one may miss a SIGINT that comes as the child ends.
+        : > "{wait}.reached"
+        exec sleep 60
     fi
 fi
 exec {compiler} "$@"
