@@ -10,7 +10,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build build-cuda lint test demo ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
@@ -18,6 +18,8 @@ help:
 	@echo "make lint    the style of the Python and C++ sources (ruff, clang-format)"
 	@echo "make build   compile the CPU variant into build/; on an NVIDIA GPU the CUDA variant too"
 	@echo "make build-cuda   compile the CUDA variant, on any machine"
+	@echo "make release ARGS=..."
+	@echo "             build and check what this machine can, and say what would be published; ARGS=--upload does it"
 	@echo "make ratios  the CPU operators against torch and memory, checked against their bounds (on an idle machine)"
 	@echo "make bench-rocm VENV=ENV ARGS=..."
 	@echo "             on an MI300X or MI350: build the ROCm variant, time it beside published figures. ENV is an"
@@ -60,6 +62,9 @@ test: build
 
 demo: build
 	@$(RUN) -m examples.demo $(ARGS)
+
+release: $(READY) cuda-toolchain
+	@$(RUN) scripts/release.py $(ARGS)
 
 ratios: build
 	@$(RUN) -m benchmarks.cpu_ratios --check

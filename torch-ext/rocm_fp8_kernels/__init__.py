@@ -7,8 +7,14 @@ tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on th
 `quantization` what turns a bfloat16 Llama into one that runs on these operators.
 """
 
-from . import fakes, layers, quantization, reference  # noqa: F401
-from .ops import (
+from pathlib import Path as _Path
+
+from .intact import check_files as _check_files
+
+_check_files(_Path(__file__).parent)  # before the library is loaded
+
+from . import fakes, layers, quantization, reference  # noqa: E402, F401
+from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
     add_rms_norm_fp8,
     fp8_dtype,

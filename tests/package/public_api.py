@@ -1,0 +1,96 @@
+"""The package's public interface as data, and what a change of it breaks.
+
+    python -m tests.package.public_api --update
+
+writes api_v<version>.json beside this file, of the version that build.toml names. It refuses a change that would break
+callers of that version: such a change needs a new version, which is a new file."""
+
+import argparse
+import inspect
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import torch
+
+from tests.settings import ROOT
+
+
+def snapshot_file() -> Path:
+    version = tomllib.loads((ROOT / "build.toml").read_text())["general"]["version"]
+    return Path(__file__).with_name(f"api_v{version}.json")
+
+
+def parameters(function) -> list[list[str]]:
+    """[name, kind, default] each."""
+    return [
+        [p.name, p.kind.name, "" if p.default is p.empty else repr(p.default)]
+        for p in inspect.signature(function).parameters.values()
+    ]
+
+
+def interface(kernel) -> dict:
+    """Functions with their parameters, constants with their values, and the operators' schemas."""
+    found = {"callables": {}, "constants": {}, "schemas": {}}
+    for prefix, module in [
+        ("", kernel),
+        *((f"{n}.", getattr(kernel, n)) for n in ("layers", "quantization", "reference")),
+    ]:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value):
+                for method in [m for m in ("__init__", "forward") if hasattr(value, m)]:
+                    found["callables"][f"{prefix}{name}.{method}"] = parameters(getattr(value, method))
+            elif callable(value):
+                found["callables"][prefix + name] = parameters(value)
+            elif not inspect.ismodule(value):
+                found["constants"][prefix + name] = repr(value)
+    namespace = kernel._ops.ops.name
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith(f"{namespace}::"):
+            found["schemas"][schema.name.split("::")[1]] = str(schema).replace(f"{namespace}::", "")
+    return {kind: dict(sorted(values.items())) for kind, values in found.items()}
+
+
+def breaks(old: dict, new: dict) -> list[str]:
+    """What a caller of `old` loses: a line each."""
+    found = [f"{name} is gone" for kind in old for name in old[kind] if name not in new[kind]]
+    for name in old["callables"].keys() & new["callables"].keys():
+        before, after = old["callables"][name], new["callables"][name]
+        if after[: len(before)] != before:
+            found.append(f"{name}: the parameters were {before}")
+        found += [f"{name}: the new parameter {p[0]} has no default" for p in after[len(before) :] if not p[2]]
+    for name in old["schemas"].keys() & new["schemas"].keys():
+        before, after = (torch._C.parse_schema(f"x::{each['schemas'][name]}") for each in (old, new))
+        if not after.is_backward_compatible_with(before):
+            found.append(f"{name}: the schema was {old['schemas'][name]}")
+    return sorted(found)
+
+
+def render(api: dict) -> str:
+    """JSON with a line a name, which is what a change shows in review."""
+    kinds = []
+    for kind, values in api.items():
+        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+        kinds.append(f"  {json.dumps(kind)}: {{\n{rows}\n  }}")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
+
+
+def main() -> int:
+    from scripts.load import load_kernel
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="write the snapshot")
+    args = parser.parse_args()
+    new, file = interface(load_kernel("cpu")), snapshot_file()
+    lost = breaks(json.loads(file.read_text()), new) if file.is_file() else []
+    for line in lost:
+        print(line, file=sys.stderr)
+    if args.update and not lost:
+        file.write_text(render(new))
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
