@@ -14,6 +14,9 @@ void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double e
 void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& scale, double epsilon);
 void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
                       const Tensor& scale, double epsilon);
+void quantize_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const std::optional<Tensor>& upper_bound,
+                  int64_t group, double fp8_max, bool power_of_two);
+void quantize_static_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                  const std::optional<Tensor>& bias, bool constant_b);

@@ -32,6 +32,7 @@ const char* name_of(DType t) {
         case DType::bf16: return "bfloat16";
         case DType::e4m3fn: return "float8_e4m3fn";
         case DType::e4m3fnuz: return "float8_e4m3fnuz";
+        case DType::e8m0: return "float8_e8m0fnu";
     }
     return "?";
 }
@@ -43,6 +44,7 @@ std::optional<DType> dtype_of(ScalarType t) {
         case ScalarType::BFloat16: return DType::bf16;
         case ScalarType::Float8_e4m3fn: return DType::e4m3fn;
         case ScalarType::Float8_e4m3fnuz: return DType::e4m3fnuz;
+        case ScalarType::Float8_e8m0fnu: return DType::e8m0;
         default: return std::nullopt;
     }
 }
@@ -133,7 +135,13 @@ class Arg {
     // [..., d] as rows with one stride; the last dimension contiguous.
     int64_t row_stride() const {
         check_last_contiguous();
+        return leading_stride();
+    }
+
+    // The same with any stride of the last dimension.
+    int64_t leading_stride() const {
         int64_t stride = last(), expected = 0;
+        if (t_.numel() == 0) return stride;
         bool first = true;
         for (int64_t i = t_.dim() - 2; i >= 0; --i) {
             if (t_.size(i) == 1) continue;

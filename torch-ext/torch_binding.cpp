@@ -11,6 +11,11 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def(
         "add_rms_norm_fp8(Tensor(a!) out, Tensor x, Tensor(b!) residual, Tensor weight, Tensor scale, float epsilon) "
         "-> ()");
+    // group: 32, 64 or 128 elements of a row; 0: a row; -1: the tensor. Each has a scale of its own.
+    ops.def(
+        "quantize_fp8(Tensor(a!) out, Tensor(b!) scale, Tensor x, Tensor? upper_bound, int group, float fp8_max, "
+        "bool power_of_two) -> ()");
+    ops.def("quantize_static_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
     ops.def("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
     ops.def(
         "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
@@ -31,6 +36,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
     ops.impl("rms_norm", TORCH_BOX(&rocm_fp8::binding::rms_norm));
     ops.impl("rms_norm_fp8", TORCH_BOX(&rocm_fp8::binding::rms_norm_fp8));
     ops.impl("add_rms_norm_fp8", TORCH_BOX(&rocm_fp8::binding::add_rms_norm_fp8));
+    ops.impl("quantize_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_fp8));
+    ops.impl("quantize_static_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_static_fp8));
     ops.impl("swiglu_fp8", TORCH_BOX(&rocm_fp8::binding::swiglu_fp8));
     ops.impl("skinny_gemm", TORCH_BOX(&rocm_fp8::binding::skinny_gemm));
 }

@@ -133,6 +133,20 @@ struct Lanes {
         return R::any_not_below(R::magnitude(x.a), R::magnitude(x.b), bound);
     }
 
+    // Of numbers that are none NaN.
+    static F larger(F x, F y) { return each(R::larger, x, y); }
+    static F magnitude(F x) { return each(R::magnitude, x); }
+    // The largest of `start` and the finite numbers of x.
+    template <DType row>
+    __attribute__((noinline)) static float finite_maximum(F x, float start) {
+        float values[block];
+        store_block<DType::f32, row>(values, x);
+        for (float v : values) {
+            if (v > start && v < __builtin_inff()) start = v;
+        }
+        return start;
+    }
+
     // For NaNs with any payload (those of float32 weights).
     static F tame_nan(F x) { return each(R::tame_nan, x); }
 

@@ -19,6 +19,7 @@ struct Avx512 {
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm512_min_ps(x, _mm512_set1_ps(bound)); }
+    static V larger(V a, V b) { return _mm512_max_ps(a, b); }
     static V magnitude(V x) { return _mm512_abs_ps(x); }
     static bool any_not_below(V a, V b, float bound) {
         const V limit = _mm512_set1_ps(bound);

@@ -40,6 +40,9 @@ struct Portable {
     static V at_most(V x, float bound) {
         return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; });
     }
+    static V larger(V a, V b) {
+        return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    }
     static V magnitude(V x) {
         return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); });
     }

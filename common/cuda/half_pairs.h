@@ -41,6 +41,9 @@ struct PackedPairs {
     static __device__ uint32_t max(uint32_t a, uint32_t b) { return bits(__hmax2(pair<Pair>(a), pair<Pair>(b))); }
 };
 
+// The larger of the low halves and of the high ones, as unsigned numbers.
+__device__ inline uint32_t max_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+
 template <DType>
 struct Pairs;
 

@@ -29,7 +29,9 @@ struct QuantizationScale {
 
     __device__ QuantizationScale() {}
 
-    __device__ explicit QuantizationScale(const float* p) : scale(*p), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {
+    __device__ explicit QuantizationScale(const float* p) : QuantizationScale(*p) {}
+    __device__ explicit QuantizationScale(float value)
+        : scale(value), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {
         high = __frcp_rz(scale);
         // The remainder is exact. Its quotient has a relative error below 2^-22, so that adding 2^-21 makes it too
         // large.
@@ -57,6 +59,13 @@ __device__ inline uint2 quantize(const float2 (&y)[4], const QuantizationScale& 
         for (int i = 0; i < 4; ++i) q[i] = two_to_fp8(y[i].x / s.scale, y[i].y / s.scale);
     }
     return {q[0] | q[1] << 16, q[2] | q[3] << 16};
+}
+
+// The same of numbers of type `in`: what is said above holds of 16-bit ones, float32 takes the division.
+template <DType in>
+__device__ inline uint2 quantize_vector(const float2 (&y)[4], QuantizationScale s) {
+    if (in == DType::f32) s.usual = false;
+    return quantize(y, s);
 }
 
 }  // namespace

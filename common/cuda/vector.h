@@ -38,6 +38,9 @@ __device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { re
 __device__ inline void store(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 
+// The name is common with HIP.
+__device__ inline void store_at(void* p, uint2 v) { store(p, v); }
+
 __device__ inline uint32_t& word(uint4& v, int i) { return (&v.x)[i]; }
 __device__ inline uint32_t word(const uint4& v, int i) { return (&v.x)[i]; }
 __device__ inline uint32_t word(const uint2& v, int i) { return (&v.x)[i]; }
@@ -59,6 +62,17 @@ __device__ inline float sum_over_lanes(float v) {
     float sum[1] = {v};
     sum_over_warp(sum);
     return sum[0];
+}
+
+// The largest over each kCount neighbouring lanes, in every one of them.
+template <int kCount>
+__device__ inline uint32_t max_over_lanes(uint32_t v) {
+#pragma unroll
+    for (int distance = 1; distance < kCount; distance *= 2) {
+        const uint32_t other = __shfl_xor_sync(kWholeWarp, v, distance);
+        v = v > other ? v : other;
+    }
+    return v;
 }
 
 // Marks a value that is the same in all lanes (HIP moves it to a scalar register).

@@ -10,6 +10,9 @@ namespace {
 // DPP controls (LLVM's AMDGPU guide, "DPP16"). A row is 16 lanes.
 enum Dpp : int {
     kSwapNeighbours = 0xB1,   // quad_perm:[1,0,3,2]
+    kSwapPairs = 0x4E,        // quad_perm:[2,3,0,1]
+    kMirrorHalfRow = 0x141,   // row_half_mirror: lane i takes lane 7 - i of its eight
+    kMirrorRow = 0x140,       // row_mirror: lane 15 - i of its row
     kRowShiftRight1 = 0x111,  // lane i takes lane i - 1 of its row
     kRowShiftRight2 = 0x112,
     kRowShiftRight4 = 0x114,
@@ -56,6 +59,23 @@ __device__ inline float sum_over_lanes(float v) { return sum_to_last_lane(v); }
 // Every lane has lane 63's value.
 __device__ inline float of_last_lane(float v) {
     return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
+}
+
+// The largest over each kCount neighbouring lanes (4, 8, 16 or 64), in every one of them.
+template <int kCount>
+__device__ inline uint32_t max_over_lanes(uint32_t v) {
+    const auto with = [&](uint32_t other) { v = v > other ? v : other; };
+    with(dpp<kSwapNeighbours>(v));
+    with(dpp<kSwapPairs>(v));
+    // From here on lanes that are to be swapped hold the same in their fours, then eights: a mirror serves.
+    if constexpr (kCount >= 8) with(dpp<kMirrorHalfRow>(v));
+    if constexpr (kCount >= 16) with(dpp<kMirrorRow>(v));
+    if constexpr (kCount == kWave) {
+        with(dpp<kLastOfRowToNext, kRows1And3>(v));
+        with(dpp<kLane31ToUpperHalf, kRows2And3>(v));
+        v = uint32_t(__builtin_amdgcn_readlane(int(v), kWave - 1));
+    }
+    return v;
 }
 
 // Turns two 8-byte halves a lane into one 16-byte store a lane. On entry a lane holds its part of two pieces, `first`

@@ -17,6 +17,13 @@ using f16x2 = _Float16 __attribute__((ext_vector_type(2)));
 __device__ inline f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
 __device__ inline f32x2 both(float v) { return f32x2{v, v}; }
 
+// The larger of the low halves and of the high ones, as unsigned numbers.
+__device__ inline uint32_t max_halves(uint32_t a, uint32_t b) {
+    using u16x2 = uint16_t __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32_t,
+                              __builtin_elementwise_max(__builtin_bit_cast(u16x2, a), __builtin_bit_cast(u16x2, b)));
+}
+
 template <DType>
 struct Pairs;
 

@@ -26,8 +26,9 @@ struct QuantizationScale {
     float scale = 1, reciprocal = 1;
     bool usual = true;
     __device__ QuantizationScale() {}
-    __device__ explicit QuantizationScale(const float* p)
-        : scale(load_scalar(p)), reciprocal(1.0f / scale), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {}
+    __device__ explicit QuantizationScale(float value)
+        : scale(value), reciprocal(1.0f / value), usual(value >= 0x1p-60f && value <= 0x1p60f) {}
+    __device__ explicit QuantizationScale(const float* p) : QuantizationScale(load_scalar(p)) {}
 };
 
 // Clamps |v| to the largest number; NaN stays NaN.
@@ -73,6 +74,12 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
         for (int i = 0; i < 4; ++i) q[i] = f32x2{saturate(y[i].x / s.scale), saturate(y[i].y / s.scale)};
     }
     return u32x2{four_to_fp8(q[0], q[1]), four_to_fp8(q[2], q[3])};
+}
+
+// The same of numbers of any type. The name is common with CUDA.
+template <DType>
+__device__ inline u32x2 quantize_vector(const f32x2 (&y)[4], const QuantizationScale& s) {
+    return quantize(y, s);
 }
 
 }  // namespace

@@ -54,6 +54,9 @@ __device__ inline void store(void* base, uint32_t byte, T value) {
     *global<T>(static_cast<char*>(base) + byte) = value;
 }
 
+// The name is common with CUDA.
+__device__ inline void store_at(void* p, u32x2 v) { *global<u32x2>(p) = v; }
+
 // Loads one number that all lanes need and no kernel writes, through the scalar cache into a scalar register.
 __device__ inline float load_scalar(const float* p) { return *(__attribute__((address_space(4))) const float*)(p); }
 

@@ -74,7 +74,7 @@ def _row_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: torch.
 
     def torch_add_rms_norm(_: int) -> torch.Tensor:
         h = x + residual
-        return kernel.reference.quantize_fp8(F.rms_norm(h, (d,), weight, 1e-5) / scale, fp8)
+        return kernel.reference.encode_fp8(F.rms_norm(h, (d,), weight, 1e-5) / scale, fp8)
 
     yield _Case(
         "add_rms_norm_fp8",
@@ -86,7 +86,7 @@ def _row_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: torch.
 
     def torch_swiglu(_: int) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)
-        return kernel.reference.quantize_fp8(F.silu(gate) * up / scale, fp8)
+        return kernel.reference.encode_fp8(F.silu(gate) * up / scale, fp8)
 
     yield _Case(
         "swiglu_fp8",

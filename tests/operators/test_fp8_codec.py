@@ -88,7 +88,7 @@ def test_every_16_bit_number_is_encoded(kernel, device, dtype, half, scale):
     quotients = values.float() / torch.tensor(scale)
     got = quantised(kernel, device, values, scale, dtype)
     assert_codes(got, definition.encode(quotients, dtype), quotients, dtype)
-    assert_codes(raw(kernel.reference.quantize_fp8(quotients, dtype)), got, quotients, dtype)
+    assert_codes(raw(kernel.reference.encode_fp8(quotients, dtype)), got, quotients, dtype)
 
 
 def test_ties_and_their_neighbours(kernel, device, dtype):

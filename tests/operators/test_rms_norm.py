@@ -64,7 +64,7 @@ def test_the_modules_of_transformers_give_the_same(kernel, device, generator, d,
     got, _ = inputs.call(kernel, "rms_norm", device, None, 1e-5)
     assert_rounded_alike(got, normal_wanted, "rms_norm")
     for fp8 in FP8:
-        quantised = kernel.reference.quantize_fp8(fused_wanted.float() / inputs.scale.to(device), fp8)
+        quantised = kernel.reference.encode_fp8(fused_wanted.float() / inputs.scale.to(device), fp8)
         got, residual = inputs.call(kernel, "add_rms_norm_fp8", device, fp8, 1e-5)
         assert_rounded_alike(got, quantised, short(fp8))
         assert same_bytes(residual, summed)

@@ -12,7 +12,8 @@ GUARD_BYTES = 256
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, row after row, on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    # A clone has the strides of a contiguous tensor even where it has one element.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import torch
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+SCALES = (torch.float32, torch.float8_e8m0fnu)
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -41,13 +42,15 @@ def result(
     out_dtype: torch.dtype | None,
     allowed: tuple[torch.dtype, ...],
     allocate: Callable[[torch.dtype | None], torch.Tensor],
+    name: str = "out",
 ) -> torch.Tensor:
-    """`out`, whose own dtype the binding checks, or what `allocate` makes of out_dtype."""
+    """`out`, whose own dtype the binding checks, or what `allocate` makes of out_dtype. `name` is the argument's."""
     if out_dtype is not None and out_dtype not in allowed:
-        refuse(operator, "out_dtype", f"{out_dtype}; allowed: {', '.join(map(str, allowed))}")
+        of = "scale_dtype" if name == "scale_out" else "out_dtype"
+        refuse(operator, of, f"{out_dtype}; allowed: {', '.join(map(str, allowed))}")
     if out is None:
         return allocate(out_dtype)
-    check_tensors(operator, out=out)
+    check_tensors(operator, **{name: out})
     if out_dtype is not None and out_dtype != out.dtype:
         refuse(operator, "out_dtype", f"{out_dtype}, but out has dtype {out.dtype}")
     return out

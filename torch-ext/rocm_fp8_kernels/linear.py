@@ -23,7 +23,7 @@ def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) 
         raise ValueError("weight: holds NaN or infinity")
     scale = largest / torch.finfo(dtype).max
     scale[scale == 0] = 1.0  # a channel of zeros
-    quantized = reference.quantize_fp8(wide / scale, dtype)
+    quantized = reference.encode_fp8(wide / scale, dtype)
     return quantized, (scale.reshape(1, -1) if granularity == "channel" else scale.reshape(1))
 
 

@@ -1,11 +1,12 @@
 """The operators' Python functions: allocate what was not given, call the kernel."""
 
 import functools
+import math
 
 import torch
 
 from ._ops import ops
-from .arguments import FP8, WIDE, check_dims, check_no_self_overlap, check_tensors, result, rows
+from .arguments import FP8, SCALES, WIDE, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -49,6 +50,113 @@ def _fp8_result(
         return torch.empty((*x.shape[:-1], width), dtype=dtype or fp8_dtype(x.device), device=x.device)
 
     return result(operator, out, out_dtype, FP8, allocate)
+
+
+_OF_TENSOR, _OF_ROW = -1, 0  # of the operators' `group`
+
+
+def _scale_result(
+    operator: str,
+    x: torch.Tensor,
+    d: int,
+    scaling: str,
+    group_size: int,
+    scale_dtype: torch.dtype,
+    column_major: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, int]:
+    """Where the scales of x's rows of d values go, and the operators' `group`."""
+    if scaling not in ("tensor", "row", "group"):
+        refuse(operator, "scaling", f"{scaling!r}; allowed: 'tensor', 'row', 'group'")
+    if scaling == "group" and group_size not in (32, 64, 128):
+        refuse(operator, "group_size", f"{group_size}; allowed: 32, 64, 128")
+    group = {"tensor": _OF_TENSOR, "row": _OF_ROW, "group": group_size}[scaling]
+
+    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
+        dtype = dtype or torch.float32
+        if group == _OF_TENSOR:
+            return torch.empty(1, dtype=dtype, device=x.device)
+        leading, groups = x.shape[:-1], 1 if group == _OF_ROW else -(-d // group)
+        if not column_major:
+            return torch.empty((*leading, groups), dtype=dtype, device=x.device)
+        # Columns begin at multiples of 16 bytes, as TMA asks.
+        rows_, unit = math.prod(leading), 16 // dtype.itemsize
+        padded = torch.empty((groups, -(-rows_ // unit) * unit), dtype=dtype, device=x.device)
+        return padded[:, :rows_].t().unflatten(0, leading) if leading else padded[:, 0]
+
+    return result(operator, out, scale_dtype if out is None else None, SCALES, allocate, name="scale_out"), group
+
+
+def _scale_of_zeros(fp8_max: float, power_of_two: bool) -> torch.Tensor:
+    scale = torch.tensor(1e-10) / torch.tensor(fp8_max)
+    if power_of_two:
+        mantissa, exponent = math.frexp(scale)
+        scale = torch.tensor(math.ldexp(1.0, exponent - (mantissa == 0.5)))
+    return scale
+
+
+def quantize_fp8(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    scaling: str = "row",
+    group_size: int = 128,
+    scale_dtype: torch.dtype = torch.float32,
+    power_of_two: bool = False,
+    scale_ub: torch.Tensor | None = None,
+    fp8_max: float | None = None,
+    column_major_scales: bool = False,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantises to FP8, by `scale` or by scales that it computes: `fp8(x / scale)`.
+
+        amax  = max |x| over the finite values of the tensor, a row or a group of a row
+        amax  = max(min(amax, scale_ub), 1e-10)
+        scale = amax / fp8_max, with power_of_two the least power of two that is not smaller
+        q     = fp8(x / scale), by the scale that is returned
+
+    Args:
+        x: float16, bfloat16 or float32 [..., d], last dimension contiguous, rows strided freely.
+        scale: float32, one element, on x's device: x is quantised by it, and the arguments below but for out and
+            out_dtype have no effect. None: scales are computed.
+        scaling: what has a scale: "tensor" (scales [1]), "row" ([..., 1]) or "group" ([..., ceil(d / group_size)]).
+        group_size: 32, 64 or 128; the last group of a row may be shorter.
+        scale_dtype: torch.float32 or torch.float8_e8m0fnu, which implies power_of_two.
+        power_of_two: rounds scales up to powers of two ("UE8M0" where they are float32).
+        scale_ub: float32, one element, on x's device: an upper bound of amax.
+        fp8_max: the number that amax becomes, 2 to the format's largest (default: that). vLLM divides by 224 on
+            float8_e4m3fnuz.
+        column_major_scales: allocates scales of the same shape whose row index is the fastest. Columns begin at
+            multiples of 16 bytes, as TMA asks.
+        out: FP8 [..., d], overlapping no input; allocated if None.
+        scale_out: the scales, in any strides without overlap; its dtype counts, not scale_dtype.
+        out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
+
+    Returns: (out, scales). Infinities saturate, NaN stays NaN; neither counts in amax. Of an empty x the scales are
+    those of zeros.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "quantize_fp8"
+    check_tensors(operator, x=x)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    out = _fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    if scale is not None:
+        check_tensors(operator, scale=scale)
+        ops.quantize_static_fp8(out, rows(operator, "x", x, out=out), scale)
+        return out, scale
+    if scale_ub is not None:
+        check_tensors(operator, scale_ub=scale_ub)
+    scales, group = _scale_result(
+        operator, x, x.shape[-1], scaling, group_size, scale_dtype, column_major_scales, scale_out
+    )
+    largest = torch.finfo(out.dtype).max if fp8_max is None else float(fp8_max)
+    kept = rows(operator, "x", x, out=out, scale_out=scales)
+    ops.quantize_fp8(out, scales, kept, scale_ub, group, largest, power_of_two)
+    if x.numel() == 0:  # there is nothing to launch
+        scales.copy_(_scale_of_zeros(largest, power_of_two or scales.dtype != torch.float32))
+    return out, scales
 
 
 def rms_norm(

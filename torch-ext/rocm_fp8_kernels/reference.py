@@ -7,10 +7,19 @@ import torch
 
 from .ops import fp8_dtype
 
-__all__ = ["add_rms_norm_fp8", "normalize", "quantize_fp8", "rms_norm", "rms_norm_fp8", "skinny_gemm", "swiglu_fp8"]
+__all__ = [
+    "add_rms_norm_fp8",
+    "encode_fp8",
+    "normalize",
+    "quantize_fp8",
+    "rms_norm",
+    "rms_norm_fp8",
+    "skinny_gemm",
+    "swiglu_fp8",
+]
 
 
-def quantize_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def encode_fp8(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """float32 values -> FP8: to nearest even, saturating (infinities too), NaN kept.
 
     A negative value that rounds to zero is -0 in float8_e4m3fn and +0 in float8_e4m3fnuz, which has no -0.
@@ -33,13 +42,67 @@ def _fp8_dtype(x: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype
     return out_dtype or (fp8_dtype(x.device) if out is None else out.dtype)
 
 
+def _least_power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """Not below scale: positive normal float32 numbers."""
+    return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+
+
+def _computed_scales(
+    y: torch.Tensor, dtype: torch.dtype, scaling, group_size, power_of_two, scale_ub, fp8_max
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales of float32 values [..., d] in the shape that is returned, and one for each value."""
+    d = y.shape[-1]
+    magnitudes = torch.where(y.isfinite(), y.abs(), 0.0)
+    if scaling == "tensor":
+        amax = magnitudes.max().reshape(1) if y.numel() else magnitudes.new_zeros(1)
+    elif scaling == "row":
+        amax = magnitudes.amax(-1, keepdim=True) if d else magnitudes.new_zeros((*y.shape[:-1], 1))
+    else:
+        groups = -(-d // group_size)
+        filled = torch.nn.functional.pad(magnitudes, (0, groups * group_size - d))
+        amax = filled.unflatten(-1, (groups, group_size)).amax(-1)
+    if scale_ub is not None:
+        amax = torch.minimum(amax, scale_ub.reshape(()))
+    # A tensor as the divisor: a number's reciprocal would be multiplied by.
+    largest = torch.finfo(dtype).max if fp8_max is None else fp8_max
+    scale = amax.clamp(min=1e-10) / torch.full_like(amax, largest)
+    if power_of_two:
+        scale = _least_power_of_two(scale)
+    each = scale.repeat_interleave(group_size, -1)[..., :d] if scaling == "group" else scale
+    return scale, each
+
+
+def quantize_fp8(
+    x,
+    scale=None,
+    *,
+    scaling="row",
+    group_size=128,
+    scale_dtype=torch.float32,
+    power_of_two=False,
+    scale_ub=None,
+    fp8_max=None,
+    column_major_scales=False,
+    out=None,
+    scale_out=None,
+    out_dtype=None,
+):
+    dtype = _fp8_dtype(x, out, out_dtype)
+    if scale is not None:
+        return _into(out, encode_fp8(x.float() / scale, dtype)), scale
+    scale_dtype = scale_dtype if scale_out is None else scale_out.dtype
+    power_of_two = power_of_two or scale_dtype == torch.float8_e8m0fnu
+    scales, each = _computed_scales(x.float(), dtype, scaling, group_size, power_of_two, scale_ub, fp8_max)
+    return _into(out, encode_fp8(x.float() / each, dtype)), _into(scale_out, scales.to(scale_dtype))
+
+
 def rms_norm(x, weight, epsilon=1e-6, *, out=None):
     return _into(out, (normalize(x, epsilon) * weight).to(x.dtype))
 
 
 def rms_norm_fp8(x, weight, scale, epsilon=1e-6, *, out=None, out_dtype=None):
     y = rms_norm(x, weight, epsilon)
-    return _into(out, quantize_fp8(y.float() / scale, _fp8_dtype(x, out, out_dtype)))
+    return _into(out, encode_fp8(y.float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
 def add_rms_norm_fp8(x, residual, weight, scale, epsilon=1e-6, *, out=None, out_dtype=None):
@@ -50,7 +113,7 @@ def add_rms_norm_fp8(x, residual, weight, scale, epsilon=1e-6, *, out=None, out_
 def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
     gate, up = x.chunk(2, dim=-1)
     g = torch.nn.functional.silu(gate.float()).to(x.dtype)
-    return _into(out, quantize_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
+    return _into(out, encode_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
 
 
 def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, constant_b=False):

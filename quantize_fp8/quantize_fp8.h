@@ -1,0 +1,27 @@
+// Quantisation to FP8: the contract of every backend's launcher.
+//
+//     out = fp8(float(x) / scale)
+//
+// by a scale that is given, or by scales that are computed (../common/dynamic_scale.h) and written.
+#pragma once
+
+#include "../common/dynamic_scale.h"
+#include "../common/types.h"
+
+namespace rocm_fp8::quantize {
+
+struct Args {
+    const void* x;             // dtype [rows, d], rows x_stride elements apart
+    const float* given_scale;  // float32 [1]; or nullptr: `scale` is computed
+    DynamicScale scale;
+    void* out;  // out_dtype [rows, d], rows out_stride apart
+    int64_t rows, d;
+    int64_t x_stride, out_stride;
+    DType dtype;      // f16, bf16 or f32
+    DType out_dtype;  // e4m3fn or e4m3fnuz
+};
+
+// The arguments must be valid as above; no two of x, out and the scales overlap.
+Status launch(const Args& args, const Executor& on);
+
+}  // namespace rocm_fp8::quantize
