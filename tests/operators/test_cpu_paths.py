@@ -64,6 +64,7 @@ import re, sys, torch
 from scripts.load import load_kernel
 kernel = load_kernel("cpu")
 one, fp8 = torch.ones(1), torch.float8_e4m3fn
+torch.set_num_threads(2)
 b = torch.randn(1 << 20).to(fp8).repeat(64).view(4096, 16384)
 a = torch.randn(32, 16384).to(fp8)
 
