@@ -214,11 +214,21 @@ def test_swiglu(kernel, fp8, generator, dtype, rows, d):
 
 # Neither the chip nor the type makes a difference to the launch; each machine code runs by itself below.
 @pytest.mark.parametrize("arch", ARCHS[:1], indirect=True)
-def test_swiglu_in_workgroups_of_four_waves(kernel, fp8, generator):
-    """The first number of rows that goes to them."""
-    x, scale = normal((90, 2 * 8192), HALF[0], generator, 3.0), positive((1,), generator)
+def test_swiglu_in_workgroups_of_four_waves(simulated_rocm, arch, fp8, generator):
+    """The first number of rows that goes to them: every ninth workgroup and the last, which write what is theirs."""
+    rows, d, elements = 90, 8192, 8 * 256  # elements of a workgroup
+    x, scale = normal((rows, 2 * d), HALF[0], generator, 3.0), positive((1,), generator)
+    out = torch.empty((rows, d), dtype=fp8)
+    out.view(torch.uint8).fill_(0x80)
+    ran = torch.zeros(rows * d // elements, dtype=torch.bool)
+    ran[::9] = ran[-1] = True
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: ran.nonzero()[:, 0].tolist()) as kernel:
+        kernel.swiglu_fp8(x, scale, out=out)
+        assert simulated_rocm.runtime.launches[-1][1:3] == ((len(ran), 1, 1), (256, 1, 1))
     wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
-    assert_rounded_alike(kernel.swiglu_fp8(x, scale), wanted, "swiglu_fp8")
+    parts, wanted_parts = (t.view(torch.uint8).view(len(ran), elements) for t in (out, wanted))
+    assert_rounded_alike(parts[ran].view(fp8), wanted_parts[ran].view(fp8), "swiglu_fp8")
+    assert (parts[~ran] == 0x80).all()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
