@@ -39,14 +39,14 @@ WORKER = "import sys; from tests.operators.cpu_path_worker import main; main(*sy
 WRONG = ["sse9", "AVX2", "avx", "avx5122"]
 
 
-# 64 MiB of weights. Writing 5 to clear_refs sets the peak of resident memory to what is resident now.
+# 32 MiB of weights. Writing 5 to clear_refs sets the peak of resident memory to what is resident now.
 PEAK = """
 import re, sys, torch
 from scripts.load import load_kernel
 kernel = load_kernel("cpu")
 one, fp8 = torch.ones(1), torch.float8_e4m3fn
 torch.set_num_threads(2)
-b = torch.randn(1 << 20).to(fp8).repeat(64).view(4096, 16384)
+b = torch.randn(1 << 20).to(fp8).repeat(32).view(2048, 16384)
 a = torch.randn(32, 16384).to(fp8)
 
 def status(key):
