@@ -17,6 +17,8 @@ def pytest_addoption(parser) -> None:
 def pytest_configure(config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each worker; tests of threads ask for their number
         torch.set_num_threads(1)
+        # Of the programs that tests start, too: threads that wait for one another's turn on a busy core spin.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     # What a shell starts in the background ignores SIGINT, and so would the programs that the tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -110,7 +110,7 @@ void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clus
 
 void cuda_swiglu_config(int64_t rows, int64_t d, int multiprocessors, int aligned, int64_t out[5]) {
     const swiglu::cuda::Config c = swiglu::cuda::pick_config(rows, d, multiprocessors, aligned);
-    const int64_t values[] = {c.fast, c.vectors, c.threads, c.blocks, c.fetching};
+    const int64_t values[] = {c.fast, c.vectors, c.threads, c.ctas, c.fetching};
     for (int i = 0; i < 5; ++i) out[i] = values[i];
 }
 
@@ -155,8 +155,8 @@ int64_t cuda_gemm_step(int shape, int64_t m) { return skinny_gemm::cuda::kBulkSh
 int64_t cuda_gemm_can_pace(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].paces(m); }
 
 int64_t cuda_gemm_can_split(int shape, int64_t m) { return skinny_gemm::cuda::kBulkShapes[shape].splits(m); }
-int64_t cuda_gemm_clusters_alone(int blocks, int64_t multiprocessors) {
-    return skinny_gemm::cuda::clusters_alone(blocks, multiprocessors);
+int64_t cuda_gemm_clusters_alone(int ctas, int64_t multiprocessors) {
+    return skinny_gemm::cuda::clusters_alone(ctas, multiprocessors);
 }
 
 int64_t cuda_gemm_warps(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].warps; }

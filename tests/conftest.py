@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.builds import built
+from tests.forked import forking_process
 from tests.problems.inputs import FP8
 from tests.settings import ROCM_HEADERS, ROOT, SEED
 
@@ -101,6 +102,13 @@ def simulated_rocm(rocm_variant):
     from benchmarks.simulated_rocm import SimulatedRocm
 
     return SimulatedRocm(rocm_variant, ROCM_HEADERS)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """run(program, *arguments, **environment): see forking_process()."""
+    with forking_process(without=("ROCM_FP8_KERNELS_CPU",)) as run:
+        yield run
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 // Vectors of floats for the row kernels, written once over an instruction set's registers (simd_*.h).
 //
-// A Lanes<R>::F is a pair of registers. How a row's elements lie in it depends on the row's type, because
-// the cheapest widening does:
+// Lanes<R>::F holds one block of a row in two registers, a and b. The row's type decides the layout:
 //
-//     f16, f32   a = the first half of the block, b = the second
-//     bf16       a = the even elements, b = the odd: in a 32-bit word of two bf16 the odd one is a float32
-//                after a mask, the even one after a shift, and packing is a shift and a merge
+//     f16, f32   a: the first half of the block; b: the second
+//     bf16       a: the even elements; b: the odd. Of a 32-bit word with two bf16, a shift widens the even one and a
+//                mask the odd one
 //
-// Arithmetic does not care; loads and stores are told the layout by the row's type.
+// Only loads and stores depend on the layout. All instruction sets do the same operations in the same order. They add
+// the same 32 partial sums (element index modulo 32) in the same tree. So all give the same bytes.
 //
-// Every instruction set does the same operations in the same order and adds the same 32 partial sums
-// (element index modulo 32) in the same tree, so all give the same bytes.
-//
-// Everything is in an unnamed namespace: see ../fp8.h.
+// The namespace is unnamed for the reason that ../fp8.h gives.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +34,8 @@ inline void* at(void* p, int64_t i) {
     return static_cast<char*>(p) + i * element_size(type);
 }
 
-// body(i, n, u) for the blocks of a row of d elements: block u of the 32 elements in turn; n is a constant in
-// whole blocks and an int in the last, partial one.
+// Calls body(i, n, u) for each block of a row of d elements. i: its first element. n: its elements, a constant unless
+// the block is the last and partial. u: its number within its 32 elements.
 template <class L, class Body>
 inline void for_blocks(int64_t d, Body body) {
     using Whole = std::integral_constant<int, L::block>;
@@ -53,11 +50,11 @@ inline void for_blocks(int64_t d, Body body) {
     }
 }
 
-// Elements buffered in the L1 cache between the arithmetic and the quantisation. Two short loops keep more blocks in
-// flight than one long loop, whose dependency chain of some 150 cycles fills the processor's schedulers.
+// Elements that stay in the L1 cache between the arithmetic and the quantisation. Two short loops keep more blocks in
+// flight than one loop, whose dependency chain of about 150 cycles fills the schedulers.
 constexpr int kStage = 1024;
 
-// Into the second-level cache; an address outside the process' memory does no harm.
+// Prefetches into L2. The address may be outside the process' memory.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 template <class R>
@@ -78,7 +75,7 @@ struct Lanes {
     static F mul(F x, F y) { return each(R::mul, x, y); }
     static F fma(F x, F y, F z) { return each(R::fma, x, y, z); }
 
-    // n elements of `type` in the layout of `row`; zeros above n.
+    // Loads n elements of `type` in the layout of `row`, with zeros after them.
     template <DType type, DType row, class N>
     static F load(const void* p, N n) {
         if constexpr (std::is_same_v<N, int>) {
@@ -100,26 +97,24 @@ struct Lanes {
         }
     }
 
-    // To the 16-bit type and back: a rounding point of the unfused modules.
-    //
-    // A NaN stays NaN as long as its payload's low 15 bits are not all ones, which would carry into the
-    // sign: true of any NaN that stems from 16-bit operands or was made by an instruction.
+    // Rounds to the 16-bit type and back, as the unfused modules do. Not for a NaN whose low 15 bits are all ones: the
+    // carry would reach its sign. NaNs of 16-bit operands and of instructions have no such payload.
     template <DType row>
     static F round_to(F x) {
         if constexpr (row == DType::f16) return each(R::round_f16, x);
         else return each(R::round_bf16, x);
     }
-    // The same to bfloat16 where an instruction set has a quicker way by which numbers below 2^-126 become 0.
+    // The same to bfloat16, with a faster instruction that flushes numbers below 2^-126 to 0.
     template <DType row>
     static constexpr bool can_flush = row == DType::bf16 && R::flushes;
     static F round_flushing(F x) {
         R::round_bf16_pair(x.a, x.b);
         return x;
     }
-    // A flushed number times one below this bound, divided by a usual scale (see below), is 0 in FP8 in any case.
+    // A flushed number is 0 in FP8 in any case: multiplied by less than this bound and divided by a usual scale.
     static constexpr float kFlushedFactor = 0x1p48f;
 
-    // Whether all n numbers are below `bound` in magnitude, and none is NaN.
+    // Whether the magnitudes of all n numbers are below `bound`. NaN is not.
     template <DType type>
     static bool all_below(const void* p, int64_t n, float bound) {
         bool any = false;
@@ -147,24 +142,24 @@ struct Lanes {
         return start;
     }
 
-    // For NaNs with any payload (those of float32 weights).
+    // Makes every NaN the default one, so that round_to() takes it. Float32 weights can hold any payload.
     static F tame_nan(F x) { return each(R::tame_nan, x); }
 
     // Quantisation: fp8(y / scale), as by a division rounded to float32.
     //
     // y * (1 / scale) is corrected by the remainder, which fma gives exactly. That is the division's result (Markstein)
-    // at a third of its cost. It needs numbers far from float32's limits. So y is first clamped to the format's largest
-    // number times the scale. Scales outside [2^-60, 2^60] and NaN use the division itself.
+    // at a third of its cost. The operands must be far from float32's limits: y is first clamped to the format's
+    // largest number times the scale. NaN and scales outside [2^-60, 2^60] take the division.
     struct Scale {
         V scale, reciprocal;
         float value, largest;
         bool usual;
         explicit Scale(float s, float format_max)
             : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s), usual(s >= 0x1p-60f && s <= 0x1p60f) {
-            largest = usual ? format_max * s : 0.0f;  // 0: every block takes the branch in quantize_block()
+            largest = usual ? format_max * s : 0.0f;  // 0: quantize_block() divides every block
         }
     };
-    // round_to and store, for what quantize() reads: with a usual scale by the quicker way, where there is one.
+    // Rounds and stores what quantize() reads. With a usual scale a flushing instruction may round.
     template <DType row, class N>
     static void store_for_fp8(void* p, F x, const Scale& s, N n) {
         if constexpr (can_flush<row> && !std::is_same_v<N, int>) {
@@ -173,7 +168,7 @@ struct Lanes {
         store<row, row>(p, round_to<row>(x), n);
     }
 
-    // n numbers of the row's type to FP8. See kStage.
+    // Converts n numbers of the row's type to FP8.
     template <DType out, DType row>
     static void quantize(const void* values, void* p, int64_t n, const Scale& s) {
         for_blocks<Lanes>(n, [&](int64_t i, auto count, int) {
@@ -182,7 +177,7 @@ struct Lanes {
         });
     }
 
-    // Sum of 32 partial sums, `sums` holding them in order (two F of 16, or one of 32).
+    // Adds the 32 partial sums, which lie in `sums` in order: two F of 16, or one of 32.
     template <DType row>
     static float sum(const F (&sums)[kPartialSums / block]) {
         float lane[kPartialSums];

@@ -20,7 +20,7 @@ struct Avx2 {
     static V at_most(V x, float bound) { return _mm256_min_ps(x, _mm256_set1_ps(bound)); }
     static V larger(V a, V b) { return _mm256_max_ps(a, b); }
     static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
-    // Of magnitudes: their order is that of their bits, with NaN at the top.
+    // For magnitudes: their bits have the same order as the numbers, with NaN at the top.
     static bool any_not_below(V a, V b, float bound) {
         const __m256i most = _mm256_max_epi32(as_int(a), as_int(b)),
                       limit = _mm256_set1_epi32(int(float_bits(bound)) - 1);
@@ -54,7 +54,7 @@ struct Avx2 {
         a = _mm256_loadu_ps(f);
         b = _mm256_loadu_ps(f + 8);
         if constexpr (even_odd) {
-            // Within 128-bit halves first: 0 2 8 10 | 4 6 12 14, then the quarters into order.
+            // The shuffle gives 0 2 8 10 | 4 6 12 14; the permutation puts the 64-bit quarters in order.
             const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0b10001000));
             const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0b11011101));
             a = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0b11011000));
@@ -87,7 +87,7 @@ struct Avx2 {
         const __m256i x = with_sign<format>(encode<format>(a, scale, reciprocal), signed_a);
         const __m256i y = with_sign<format>(encode<format>(b, scale, reciprocal), signed_b);
         if constexpr (even_odd) {
-            // Codes in the low byte of each word: even | odd << 8 is two neighbours.
+            // Each 32-bit word has a code in its low byte: even | odd << 8 is two neighbours.
             const __m256i words = _mm256_or_si256(x, _mm256_slli_epi32(y, 8));
             const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0b11011000);
             _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
@@ -101,9 +101,9 @@ struct Avx2 {
     // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
     using Operand = __m256;
     using Sum = __m256;
-    // 16 registers: 4 x 3 sums, 3 columns and the row.
+    // Of 16 registers: 4 x 3 sums, 3 columns and one row.
     static constexpr int step = 32, parts = 4, tile_n = 3;
-    // 6 sums at m = 1: enough chains, and a register each for the rest.
+    // At m = 1, 6 sums hide the latency of fma and leave registers for the operands.
     static constexpr int stream_n(int m) { return m == 1 ? 6 : m == 2 ? 4 : 3; }
     template <DType format>
     static constexpr float operand_scale = Fp8Format<format>::half_scale;
@@ -119,14 +119,13 @@ struct Avx2 {
     static Sum dot(Sum s, Operand a, Operand b) { return _mm256_fmadd_ps(a, b, s); }
     template <DType format>
     static void decode(const uint8_t* p, Operand* out) {
-        // Times 128 as a signed 16-bit word a code's fields stand where IEEE half has them, but for a second sign bit
-        // below the first, which is cleared. The multiplication of byte pairs takes one of the two: no shifts, whose
-        // pipes the conversions need.
+        // 128 times a code, in a signed 16-bit word, has IEEE half's fields and a copy of the sign below the sign; the
+        // mask clears that copy. maddubs picks the even or the odd bytes. Shifts would take the conversions' ports.
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i fields = _mm256_set1_epi16(int16_t(0xBF80));
         const __m256i even = _mm256_and_si256(_mm256_maddubs_epi16(_mm256_set1_epi16(0x0080), x), fields);
         const __m256i odd = _mm256_and_si256(_mm256_maddubs_epi16(_mm256_set1_epi16(int16_t(0x8000)), x), fields);
-        // The elements' order (0 2 4 .. 14, 16 .. 30, 1 3 ..) is the same for A and B.
+        // The order of the elements (0 2 4 .. 14, 16 .. 30, 1 3 ..) is the same for A and B.
         out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(even));
         out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(even, 1));
         out[2] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
@@ -142,7 +141,7 @@ struct Avx2 {
         }
     }
     static bool any_nan(const NanMask& mask) {
-        // e4m3fn notes the largest magnitude bits (NaN: 0x7F), fnuz a comparison's result (NaN: 0xFF).
+        // `seen` is, for e4m3fn, the largest magnitude bits (NaN: 0x7F); for fnuz, 0xFF where a code was NaN.
         const __m256i top = _mm256_max_epu8(mask.seen, _mm256_set1_epi8(0x7F));
         return _mm256_movemask_epi8(_mm256_cmpeq_epi8(top, mask.seen)) != 0;
     }
@@ -151,16 +150,16 @@ struct Avx2 {
     static __m256i as_int(__m256 x) { return _mm256_castps_si256(x); }
     static __m256 as_float(__m256i x) { return _mm256_castsi256_ps(x); }
 
-    // fp8_encode(magnitude / scale) on 8 lanes, one code a 32-bit lane. See Lanes::quantize.
+    // fp8_encode(magnitude / scale) on 8 lanes, one code a 32-bit lane. Lanes::Scale explains the division.
     template <DType format>
     static __m256i encode(V magnitude, V scale, V reciprocal) {
         using T = Fp8Format<format>;
         const V about = _mm256_mul_ps(magnitude, reciprocal);
         const V a = _mm256_fmadd_ps(_mm256_fnmadd_ps(about, scale, magnitude), reciprocal, about);
-        // a's power of two above the smallest normal number's, as a multiple of 2^23; 0 for subnormal numbers.
+        // The exponent of a less that of the smallest normal number, times 2^23; 0 for subnormal numbers.
         const __m256i power = _mm256_subs_epu16(_mm256_and_si256(as_int(a), _mm256_set1_epi32(0x7F800000)),
                                                 _mm256_set1_epi32(int(float_bits(T::min_normal))));
-        // Added to 2^20 times that power, a is rounded to nearest even to 3 bits below it.
+        // Adding 2^20 times that power of two rounds a to 3 bits below it, to nearest even.
         const __m256i big = _mm256_add_epi32(power, _mm256_set1_epi32(int(float_bits(T::min_normal * 0x1p20f))));
         const __m256i eighths = _mm256_sub_epi32(as_int(_mm256_add_ps(a, as_float(big))), big);
         return _mm256_add_epi32(eighths, _mm256_srli_epi32(power, 20));

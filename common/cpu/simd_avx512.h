@@ -1,5 +1,5 @@
-// AVX-512 registers of 16 floats; members as in simd_portable.h. Needs F, BW, DQ, VL, VBMI and BF16, that
-// is Zen 4 or Sapphire Rapids: the last two are what makes the GEMM's decoding cheap.
+// AVX-512 registers of 16 floats; members as in simd_portable.h. Needs F, BW, DQ, VL, VBMI and BF16: Zen 4 or Sapphire
+// Rapids. VBMI and BF16 make the GEMM's decoding cheap.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ namespace {
 
 struct Avx512 {
     static constexpr int width = 16;
-    static constexpr bool flushes = true;  // vcvtne2ps2bf16 takes subnormal numbers for 0
+    static constexpr bool flushes = true;  // vcvtne2ps2bf16 reads subnormal numbers as 0
     using V = __m512;
 
     static V set1(float x) { return _mm512_set1_ps(x); }
@@ -61,7 +61,7 @@ struct Avx512 {
     }
 
     static void store_bf16(void* p, V a, V b) {
-        // Odd elements keep their upper half, the even ones' go below it.
+        // The upper halves: of odd elements in place, of even elements shifted below them.
         _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(as_int(a), 16), as_int(b)));
     }
     static void store_f16(void* p, V a, V b) {
@@ -84,7 +84,7 @@ struct Avx512 {
     template <DType format, bool even_odd>
     static void store_fp8(void* p, V a, V b, V signed_a, V signed_b, V scale, V reciprocal) {
         const __m512i x = encode<format>(a, scale, reciprocal), y = encode<format>(b, scale, reciprocal);
-        // The codes are the lanes' lowest bytes, the signs in their highest.
+        // A lane has its code in the lowest byte, its sign in the highest.
         const __m512i low = byte_order<even_odd>(), high = _mm512_add_epi8(low, _mm512_set1_epi8(3));
         const __m256i code = _mm512_castsi512_si256(_mm512_permutex2var_epi8(x, low, y));
         const __m256i top = _mm512_castsi512_si256(_mm512_permutex2var_epi8(as_int(signed_a), high, as_int(signed_b)));
@@ -97,9 +97,9 @@ struct Avx512 {
 
     // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
     //
-    // An operand is 32 bfloat16, in which every FP8 number is exact. Two table look-ups of 128 entries give a
-    // code's upper and lower byte, NaN included, and the interleaving of the two makes the elements' order
-    // 0-7, 16-23, 32-39, 48-55 | 8-15, ...: the same for A and B, which is all that a dot product asks.
+    // An operand is 32 bfloat16, which hold every FP8 number exactly. Two look-ups in tables of 128 entries give the
+    // upper and the lower byte, also of NaN. Interleaving them leaves the elements in the order
+    // 0-7, 16-23, 32-39, 48-55 | 8-15, ..., the same for A and B.
     using Operand = __m512i;
     using Sum = __m512;
     static constexpr int step = 64, parts = 2, tile_n = 6;
@@ -122,7 +122,7 @@ struct Avx512 {
         __m512i hi = _mm512_permutex2var_epi8(_mm512_load_si512(table.high), x, _mm512_load_si512(table.high + 64));
         hi = _mm512_ternarylogic_epi32(hi, x, _mm512_set1_epi8(int8_t(0x80)), 0xF8);  // hi | (x & 0x80)
         if constexpr (!Fp8Format<format>::has_negative_zero) {
-            // The look-up takes 7 bits: 0x80 read the entry of 0 and must become NaN, not -0.
+            // The look-up reads 7 bits: 0x80 has got the entry of 0, and must become NaN.
             const __mmask64 nan = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8(int8_t(0x80)));
             lo = _mm512_mask_mov_epi8(lo, nan, _mm512_set1_epi8(int8_t(0xFF)));
             hi = _mm512_mask_mov_epi8(hi, nan, _mm512_set1_epi8(0x7F));
@@ -135,9 +135,9 @@ struct Avx512 {
     static bool any_nan(const NanMask&) { return false; }
 
   private:
-    // Both registers as 32 bfloat16 in the elements' order.
+    // Rounds both registers to 32 bfloat16, in the order of the elements.
     static __m512i rounded_words(V a, V b) {
-        // The 16 of a below the 16 of b: word i of the result comes from word i / 2 of either half.
+        // The conversion puts a's 16 below b's. Word i of the result is word i / 2 of a (even i) or of b.
         const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b, a));
@@ -162,7 +162,7 @@ struct Avx512 {
         return _mm512_add_epi32(eighths, _mm512_srli_epi32(power, 20));
     }
 
-    // For a permutation of two registers' bytes: the lowest byte of each lane, in the elements' order.
+    // Indices for a permutation of two registers' bytes: the lowest byte of each lane, in the order of the elements.
     template <bool even_odd>
     static __m512i byte_order() {
         struct Order {

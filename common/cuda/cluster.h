@@ -15,10 +15,10 @@ __device__ inline uint32_t rank_in_cluster() {
     ROCM_FP8_HOPPER("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-__device__ inline uint32_t blocks_in_cluster() {
-    uint32_t blocks = 1;
-    ROCM_FP8_HOPPER("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-    return blocks;
+__device__ inline uint32_t ctas_in_cluster() {
+    uint32_t ctas = 1;
+    ROCM_FP8_HOPPER("mov.u32 %0, %%cluster_nctarank;" : "=r"(ctas));
+    return ctas;
 }
 
 // The cluster's barrier in two halves. After it, all CTAs of the cluster run, so that their shared memory may be
@@ -32,7 +32,7 @@ __device__ inline void wait_for_cluster_start() {
 }
 
 // The address of the same variable in the shared memory of the cluster's CTA `rank`.
-__device__ inline uint32_t address_in_block(const void* p, uint32_t rank) {
+__device__ inline uint32_t address_in_cta(const void* p, uint32_t rank) {
     uint32_t address = 0;
     ROCM_FP8_HOPPER("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
     return address;

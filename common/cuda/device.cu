@@ -69,7 +69,7 @@ ChipResult current_chip() {
 Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments) {
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(uint32_t(grid.blocks));
+    config.gridDim = dim3(uint32_t(grid.ctas));
     config.blockDim = dim3(uint32_t(grid.threads));
     config.dynamicSmemBytes = size_t(grid.shared_bytes);
     config.stream = static_cast<cudaStream_t>(stream);

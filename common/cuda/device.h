@@ -8,7 +8,7 @@
 namespace rocm_fp8 {
 
 // The largest grid in x.
-constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;
+constexpr int64_t kMaxCtas = (int64_t(1) << 31) - 1;
 
 struct Chip {
     int capability;  // 10 x major + minor: 90 is Hopper
@@ -27,7 +27,7 @@ struct ChipResult {
 ChipResult current_chip();
 
 struct Grid {
-    int64_t blocks;
+    int64_t ctas;
     int threads;
     int cluster = 1;       // CTAs in a thread-block cluster
     int shared_bytes = 0;  // of dynamic shared memory

@@ -1,9 +1,9 @@
-// What every GEMM's arguments say of its result. The contract of all backends; nothing to compile for a GPU.
+// The arguments that describe a GEMM's result, on all backends.
 //
 //     out[m, n] = round_out((c[m, n] * scale_a[m]) * scale_b[n] + bias[n])
 //
-// c is the float32 sum over k. Each of the three operations rounds to float32, in this order; no two are fused. Without a
-// bias nothing is added. The last step rounds to out's type.
+// c is the float32 sum over k. Each of the three operations rounds to float32, in this order; none are fused. Without
+// a bias nothing is added. The last step rounds to out's type.
 #pragma once
 
 #include "../types.h"
@@ -12,7 +12,7 @@ namespace rocm_fp8::gemm {
 
 // float32 dequantisation scales of the rows of an operand.
 struct Scales {
-    const float* data;  // float32 [1], or a vector of which element i stands i * stride elements on
+    const float* data;  // float32 [1] or [rows]; element i is at data[i * stride]
     int64_t stride;     // 0: one scale for all rows
 };
 

@@ -1,5 +1,4 @@
-// From the float32 sum over k to the result: the arithmetic of args.h for every backend, and the store of one element on
-// GPUs.
+// From the float32 sum over k to the result, as args.h defines it: for every backend. The store: for GPUs.
 #pragma once
 
 #include "scales.h"
@@ -7,7 +6,7 @@
 namespace rocm_fp8::gemm {
 namespace {
 
-// The result in float32. Compilers may not fuse here: every backend is built without contraction.
+// The result in float32. Every backend is built without contraction, so that nothing is fused here.
 ROCM_FP8_DEVICE inline float finished(const Epilogue& e, float c, float scale_a, float scale_b, float bias) {
     float v = c * scale_a * scale_b;
     if (e.bias.data) v += bias;  // without one, -0 stays -0
@@ -16,7 +15,7 @@ ROCM_FP8_DEVICE inline float finished(const Epilogue& e, float c, float scale_a,
 
 #if defined(__HIPCC__) || defined(__CUDACC__)
 
-// out[m, n] from the sum c.
+// Stores out[m, n], given the sum c.
 __device__ inline void finish(const Epilogue& e, int64_t m, int64_t n, const Column& column, float scale_a, float c) {
     const float v = finished(e, c, scale_a, column.scale, column.bias);
     const int64_t at = m * e.out.stride + n;

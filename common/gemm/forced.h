@@ -1,5 +1,5 @@
-// ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS takes that entry of a GPU backend's table (-1: its simple kernel) instead of what
-// the configuration function says: for tuning and tests. Where columns can be cut freely, SHAPE,SPLITS,PIECES says how.
+// ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS[,PIECES] replaces what a GPU backend's configuration function picks: for tuning
+// and tests. SHAPE: an index into the backend's table, or -1 for its fallback. PIECES: of the columns (CUDA).
 #pragma once
 
 #include <cstdlib>
@@ -27,8 +27,8 @@ inline Status read_forced_config(int shapes, int most_splits, bool takes_pieces,
     if (*rest || shape < -1 || shape >= shapes || splits < 1 || splits > most_splits || pieces < 0 ||
         pieces > kMostPieces) {
         return {
-            "ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes and "
-            "SPLITS from 1 to its limit"};
+            "ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes "
+            "and SPLITS from 1 to its limit"};
     }
     *forced = {true, int(shape), int(splits), int(pieces)};
     return {};

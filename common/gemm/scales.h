@@ -19,7 +19,7 @@ ROCM_FP8_DEVICE inline float bias_at(const Bias& bias, int64_t i) {
     return bias.dtype == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
 }
 
-// What the results of one column need besides their sums and their rows' scales.
+// The scale and the bias of one column.
 struct Column {
     float scale, bias;
     ROCM_FP8_DEVICE Column(const Epilogue& e, int64_t n) : scale(scale_at(e.scale_b, n)), bias(bias_at(e.bias, n)) {}

@@ -1,8 +1,9 @@
-// The main loop of the GEMM that takes any K, stride and alignment, for AMD and NVIDIA GPUs: each wave (or warp) loads
-// what it multiplies straight into registers.
+// The main loop of the GEMM for any K, stride and alignment, on AMD and NVIDIA GPUs. Each wave (or warp) loads its
+// operands straight into registers.
 //
-//     workgroup   one tile of columns; wave w takes the steps w, w + kFallbackWaves, ... of 64 k, kFallbackUnroll at a time
-//     lane        Tile says which columns, which rows and which 16 bytes of a step it loads
+//     workgroup   one tile of columns
+//     wave w      the steps w, w + kFallbackWaves, ... of 64 k each; kFallbackUnroll of them at a time
+//     lane        the columns, rows and 16 bytes of a step that Tile names
 //
 // A Tile has: kColumnLoads, kRowLoads; Chunk, zero(), of_words(); load_weights(p), load_rows(p); column(lane, i),
 // row(lane, i), chunk(lane); multiply(columns, rows).
@@ -15,11 +16,12 @@ namespace {
 
 constexpr int kFallbackWaves = 8, kFallbackUnroll = 4, kFallbackStep = 64, kFallbackChunk = 16;
 
-// 16 bytes of a row from k on, zeros from `end` on. Not aligned: byte by byte, none read beyond the row's end.
+// Loads 16 bytes of a row from k on, with zeros from `end` on. Without alignment it loads single bytes, none beyond
+// the row's end.
 template <class Tile, bool aligned, bool weights>
 __device__ inline typename Tile::Chunk load_chunk(const uint8_t* row, int64_t k, int64_t end) {
     if constexpr (aligned) {
-        // A chunk is inside or outside as a whole. Outside, the row's first one is loaded in its place: no branch.
+        // A chunk is wholly inside or outside. Outside, the row's first chunk is loaded instead of a branch.
         const void* p = offset(row, k < end ? k : 0);
         const typename Tile::Chunk v = weights ? Tile::load_weights(p) : Tile::load_rows(p);
         return k < end ? v : Tile::zero();
@@ -32,8 +34,8 @@ __device__ inline typename Tile::Chunk load_chunk(const uint8_t* row, int64_t k,
     }
 }
 
-// Adds the steps [begin, end) of a tile of columns, those of this wave. Args has a, b, m, n, k and the strides of
-// skinny_gemm.h. Rows and columns beyond the last are computed as copies of it; nobody may write them.
+// Adds this wave's share of the steps [begin, end) of a tile of columns. Args has a, b, m, n, k and the strides of
+// skinny_gemm.h. Rows and columns beyond the last are copies of it, which the caller must not store.
 template <class Tile, bool aligned, class Args>
 __device__ inline void multiply_fallback(const Args& a, int64_t first_column, int64_t begin, int64_t end, int wave,
                                          int lane, Tile& tile) {

@@ -9,7 +9,7 @@ namespace rocm_fp8::rms_norm::cuda {
 // Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes).
 enum class RowOwner : int {
     warp,     // 8 rows a CTA
-    block,    // a CTA of up to 1024 threads
+    cta,      // one CTA of up to 1024 threads
     cluster,  // 2, 4 or 8 CTAs
     any       // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
 };
@@ -30,13 +30,13 @@ struct RowForm {
     bool fetches_ahead;
 };
 constexpr RowForm kRowForms[] = {{RowOwner::warp, 1, false},    {RowOwner::warp, 2, false},
-                                 {RowOwner::warp, 4, false},    {RowOwner::block, 2, false},
-                                 {RowOwner::block, 2, true},    {RowOwner::block, 4, true},
+                                 {RowOwner::warp, 4, false},    {RowOwner::cta, 2, false},
+                                 {RowOwner::cta, 2, true},      {RowOwner::cta, 4, true},
                                  {RowOwner::cluster, 1, false}, {RowOwner::cluster, 4, false}};
 constexpr int kRowFormCount = sizeof(kRowForms) / sizeof(kRowForms[0]);
 
 constexpr int form_of(const Config& c, bool ahead) {
-    const bool fetches = c.owner == RowOwner::block && (ahead || c.vectors == 4);
+    const bool fetches = c.owner == RowOwner::cta && (ahead || c.vectors == 4);
     const auto is = [&](const RowForm& f) {
         return f.owner == c.owner && f.vectors == c.vectors && f.fetches_ahead == fetches;
     };
@@ -46,7 +46,7 @@ constexpr int form_of(const Config& c, bool ahead) {
 }
 
 constexpr int kVector = 8;  // elements
-constexpr int kMostThreads = 1024, kSmallBlock = 256;
+constexpr int kMostThreads = 1024, kSmallCta = 256;
 
 // aligned: rows of all tensors start at multiples of 16 bytes (rows of an FP8 result: 8), and d is a multiple of 8.
 // clusters: whether the chip has thread-block clusters.
@@ -54,20 +54,20 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     constexpr int kWarpLanes = 32, kMaxHeld = 4, kMaxCluster = 8;
     const int64_t vectors = d / kVector;
     if (!aligned || vectors > 2 * kMaxHeld * kMostThreads) {
-        return {RowOwner::any, 0, kSmallBlock, 1, 1};
+        return {RowOwner::any, 0, kSmallCta, 1, 1};
     }
     if (vectors <= 4 * kWarpLanes) {
         const int held = vectors <= kWarpLanes ? 1 : vectors <= 2 * kWarpLanes ? 2 : 4;
-        return {RowOwner::warp, held, kSmallBlock, kSmallBlock / kWarpLanes, 1};
+        return {RowOwner::warp, held, kSmallCta, kSmallCta / kWarpLanes, 1};
     }
-    const auto threads = [&](int64_t held, int64_t blocks) {
-        return int((vectors + held * blocks * kWarpLanes - 1) / (held * blocks * kWarpLanes)) * kWarpLanes;
+    const auto threads = [&](int64_t held, int64_t ctas) {
+        return int((vectors + held * ctas * kWarpLanes - 1) / (held * ctas * kWarpLanes)) * kWarpLanes;
     };
     // Few rows: a cluster spreads a row over several multiprocessors, in CTAs of a minimum size. This holds as long as
     // two such CTAs a multiprocessor are enough for all rows. The reason is skinny_gemm, whose CTAs leave few
     // registers: a row's one large CTA could not start before they end.
     for (int cluster = clusters ? kMaxCluster : 1; cluster > 1; cluster /= 2) {
-        if (vectors >= cluster * kSmallBlock / 2 && threads(1, cluster) <= kMostThreads) {
+        if (vectors >= cluster * kSmallCta / 2 && threads(1, cluster) <= kMostThreads) {
             if (rows * cluster > 2 * multiprocessors) break;  // smaller clusters are no faster than one CTA
             return {RowOwner::cluster, 1, threads(1, cluster), 1, cluster};
         }
@@ -76,11 +76,11 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     // with more loads each.
     for (int held : {2, 4}) {
         if (held < kMaxHeld && rows > multiprocessors && d > 8192) continue;
-        if (threads(held, 1) <= kMostThreads) return {RowOwner::block, held, threads(held, 1), 1, 1};
+        if (threads(held, 1) <= kMostThreads) return {RowOwner::cta, held, threads(held, 1), 1, 1};
     }
     // Too long for one CTA.
     if (clusters) return {RowOwner::cluster, kMaxHeld, threads(kMaxHeld, 2), 1, 2};
-    return {RowOwner::any, 0, kSmallBlock, 1, 1};
+    return {RowOwner::any, 0, kSmallCta, 1, 1};
 }
 
 // How many of the first rows are fetched into L2 before the PDL wait. If all rows fit on the chip at once, or nearly,
@@ -97,7 +97,7 @@ constexpr int64_t rows_to_fetch(int64_t rows, int64_t row_bytes, int multiproces
 // is; 0: no fetch. It is nearly the number of rows in flight at once. So memory stays busy, and a fetched row is read
 // before other rows evict it. With fewer rows than twice this number the fetch gains nothing, or loses 2 %.
 constexpr int64_t rows_ahead(int64_t rows, const Config& c, int multiprocessors) {
-    if (c.owner != RowOwner::block) return 0;
+    if (c.owner != RowOwner::cta) return 0;
     constexpr int kRegisters = 64 << 10;  // per multiprocessor; a thread takes 48, or with four vectors 64
     const int64_t at_once = int64_t(kRegisters / (c.vectors <= 2 ? 48 : 64) / c.threads) * multiprocessors;
     const int64_t ahead = at_once * 7 / 8;
@@ -107,7 +107,7 @@ constexpr int64_t rows_ahead(int64_t rows, const Config& c, int multiprocessors)
 // Four vectors a thread, with more than one row a multiprocessor: the next kernel always starts early. This is known at
 // compile time, so that the kernel need not wait until its arguments are loaded.
 ROCM_FP8_HD constexpr bool always_next_at_once(RowOwner owner, int vectors) {
-    return owner == RowOwner::block && vectors == 4;
+    return owner == RowOwner::cta && vectors == 4;
 }
 
 // Whether the next kernel may start as soon as this one runs, or only after the previous one has ended. A skinny_gemm

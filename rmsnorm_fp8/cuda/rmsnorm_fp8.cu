@@ -46,8 +46,8 @@ struct Machine {
 
 struct Rows {
     using Machine = cuda::Machine;
-    static constexpr int kVector = cuda::kVector, kThreads = kSmallBlock;  // of rms_norm_any
-    static constexpr int kSlots = 256;                                     // sums of 32 vectors each: 65536 elements
+    static constexpr int kVector = cuda::kVector, kThreads = kSmallCta;  // of rms_norm_any
+    static constexpr int kSlots = 256;                                   // sums of 32 vectors each: 65536 elements
     // The sum of a row from the sums of its groups of 32 vectors. Every lane gets it.
     static __device__ float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWarp;
@@ -67,14 +67,13 @@ struct RowOverlap {
 // kHeld: vectors per thread. fetches_ahead: compiled with the fetch of rows_ahead.
 template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld,
           bool fetches_ahead = false>
-__global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThreads) void rms_norm_fast(
+__global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads) void rms_norm_fast(
     Args a, RowOverlap overlap) {
     constexpr bool by_warp = owner == RowOwner::warp, by_cluster = owner == RowOwner::cluster;
-    const int blocks = by_cluster ? int(blocks_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
+    const int ctas = by_cluster ? int(ctas_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
     const int t = by_warp ? lane : int(threadIdx.x);
-    const int64_t row =
-        by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / blocks;
+    const int64_t row = by_warp ? int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp : blockIdx.x / ctas;
     constexpr bool always_at_once = always_next_at_once(owner, kHeld);
     if (always_at_once || overlap.next_at_once) let_next_kernel_start();
     if (by_warp && row >= a.rows) return;
@@ -82,10 +81,10 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
     const void* x = offset(a.x, row * a.x_stride * 2);
     void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
     const int vectors = int(a.d / kVector);
-    const auto index = [&](int v) { return (v * blocks + rank) * lanes + t; };
+    const auto index = [&](int v) { return (v * ctas + rank) * lanes + t; };
     if constexpr (!by_warp) {
         if (t < kHeld && row < overlap.fetched) {
-            const int first = (t * blocks + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
+            const int first = (t * ctas + rank) * lanes, end = first + lanes < vectors ? first + lanes : vectors;
             if (first < end) {
                 const uint32_t bytes = (end - first) * 16;
                 fetch_to_l2(offset(x, first * 16), bytes);
@@ -101,7 +100,7 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
         if (t == 0) {
             make_barrier(&slots_full, 1);
             publish_barriers();
-            arrive_expecting(&slots_full, kHeld * blocks * (lanes / kWarp) * sizeof(float));
+            arrive_expecting(&slots_full, kHeld * ctas * (lanes / kWarp) * sizeof(float));
         }
         __syncwarp();
         arrive_at_cluster_start();
@@ -162,14 +161,14 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
     } else {
         __shared__ float slots[Rows::kSlots];
         const int warps = lanes / kWarp, warp = t / kWarp;
-        const auto slot = [&](int v) { return (v * blocks + rank) * warps + warp; };
+        const auto slot = [&](int v) { return (v * ctas + rank) * warps + warp; };
         if constexpr (by_cluster) {
             wait_for_cluster_start();
-            if (lane < blocks) {
-                const uint32_t barrier = address_in_block(&slots_full, lane);
+            if (lane < ctas) {
+                const uint32_t barrier = address_in_cta(&slots_full, lane);
 #pragma unroll
                 for (int v = 0; v < kHeld; ++v)
-                    send_in_cluster(address_in_block(slots + slot(v), lane), sums[v], barrier);
+                    send_in_cluster(address_in_cta(slots + slot(v), lane), sums[v], barrier);
             }
             // Closes: the slots are read below by warps and CTAs that did not write them.
             wait_for(&slots_full, 0);
@@ -181,7 +180,7 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallBlock : kMostThread
             // Closes: the slots are read below by warps that did not write them.
             __syncthreads();
         }
-        sum = Rows::sum_of_slots(slots, kHeld * blocks * warps);
+        sum = Rows::sum_of_slots(slots, kHeld * ctas * warps);
     }
     if (fetches_ahead && t == 0 && overlap.ahead && row + overlap.ahead < a.rows) {
         fetch_to_l2(offset(x, overlap.ahead * a.x_stride * 2), vectors * 16);
@@ -241,8 +240,8 @@ Status launch(const Args& args, const Executor& on) {
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
     const Config config = pick_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
                                       rows_fit(args, kVector, 8) && args.out_dtype != DType::e4m3fnuz);
-    const int64_t blocks = (args.rows + config.rows - 1) / config.rows * config.cluster;
-    if (blocks > kMaxBlocks) return {"x has more rows than one launch takes"};
+    const int64_t ctas = (args.rows + config.rows - 1) / config.rows * config.cluster;
+    if (ctas > kMaxCtas) return {"x has more rows than one launch takes"};
     const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
     const RowOverlap overlap{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
                              rows_ahead(args.rows, config, chip.multiprocessors),
@@ -250,7 +249,7 @@ Status launch(const Args& args, const Executor& on) {
     const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
         return kernel_by_config<in, weight, to_fp8, with_residual>(config, overlap.ahead > 0);
     });
-    return launch_kernel(kernel, chip, {blocks, config.threads, config.cluster}, on, args, overlap);
+    return launch_kernel(kernel, chip, {ctas, config.threads, config.cluster}, on, args, overlap);
 }
 
 }  // namespace rocm_fp8::rms_norm

@@ -304,9 +304,8 @@ __device__ inline void send_sums(const Args& a, typename B::Shared& shared, int 
         send_by_fours<B>(a, shared, part, share);
     } else {
         const int column = threadIdx.x % B::kColumns, owner = column / share;
-        const uint32_t to =
-            address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-        const uint32_t barrier = address_in_block(&shared.sums_full, owner);
+        const uint32_t to = address_in_cta(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+        const uint32_t barrier = address_in_cta(&shared.sums_full, owner);
         constexpr int kRowsAtOnce = B::kConsumers * kWarp / B::kColumns;
         for (int m = threadIdx.x / B::kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * B::kColumns;
              m += kRowsAtOnce) {
@@ -346,7 +345,7 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     Shared& shared = *reinterpret_cast<Shared*>(memory);
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-    const int splits = B::kSplits ? blocks_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
+    const int splits = B::kSplits ? ctas_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
     const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
     const int first_step = first_bulk_step(B::kStep, a.k, part, splits);
     const int count = first_bulk_step(B::kStep, a.k, part + 1, splits) - first_step;

@@ -1,15 +1,15 @@
 // How a launch of skinny_gemm on CUDA is cut into CTAs: a pure function of the sizes and the chip, without CUDA.
 //
 //     1  kTunedConfigs   a measured entry for this chip, row class, n and k
-//     2  kRegimes        the first row of the table that covers the size, and whose cut is legal and fills its form
+//     2  kRegimes        the first regime that covers the size and whose cut is legal and fills its form
 //     3  the plain kernel
 //
-// A regime proposes one cut: so many pieces of the columns, K in so many parts. The narrowest legal form takes it. There is
-// no estimate of the time, as on ROCm: all legal cuts of a size read the same bytes. What tells them apart is what runs
-// beside them in a decoder layer, by measurement (docs/journal/skinny_gemm-cuda.md, entries 9 to 27; H200).
+// A regime proposes one cut: the number of pieces of the columns and of parts of K. The narrowest legal form takes it.
+// Unlike ROCm, no time is estimated: all legal cuts of a size read the same bytes. They differ in how they run beside
+// other kernels of a decoder layer, which was measured (docs/journal/skinny_gemm-cuda.md, entries 9 to 27; H200).
 //
-// A row's bits depend on `splits`, and on the form only where two groups of warps share its columns. Neither depends on M
-// within a row class (1 to 16, 17 to 32).
+// A row's bits depend on `splits`, and on whether two groups of warps share a CTA's columns. Within a row class (1 to
+// 16, 17 to 32) neither depends on M.
 #pragma once
 
 #include "shapes.h"
@@ -23,35 +23,35 @@ struct ChipKey {
 };
 
 enum class Cut {
-    half,      // as many pieces as half the multiprocessors
+    half,      // a piece for two multiprocessors
     each,      // a piece a multiprocessor
-    two,       // two a multiprocessor and round, in as few rounds as the regime's width allows
-    two_even,  // the same; but full tiles of that width where those are nearly as many
+    two,       // two pieces a multiprocessor and round, in the fewest rounds that the regime's width allows
+    two_even,  // the same; full tiles of that width where those are nearly as many
     tiles,     // full tiles of that width
-    clusters   // as many as clusters of the regime's splits find room
+    clusters   // as many pieces as clusters of the regime's splits fit on the chip
 };
-constexpr int kFill = 0;  // splits: as many as clusters find room for, while a part of K is worth its sums
+constexpr int kFill = 0;  // splits: as many as clusters of them fit on the chip, see splits_that_fill()
 
 struct Regime {
     const char* name;
     int rows_from, rows_to;        // of A
-    int columns_from, columns_to;  // of the result a multiprocessor: more than the first, at most the second
+    int columns_from, columns_to;  // a multiprocessor: more than the first, at most the second
     int64_t k_from, k_to;          // at least the first, less than the second
     Cut cut;
     int width;       // columns of a tile, for `two`, `two_even` and `tiles`
     int splits;      // of K
     int warps;       // of a CTA
-    int least_form;  // columns of the narrowest form that will do
-    int least_fill;  // of the form's columns, per mille of all pieces together
+    int least_form;  // columns: narrower forms are not taken
+    int least_fill;  // n, per mille of the columns of all pieces
 };
 
 constexpr int kAnyColumns = 1 << 30;
 constexpr int64_t kAnyK = int64_t(1) << 62;
-// What K is worth, as measured on an H200 (4.47 TB/s, 132 multiprocessors).
+// Limits of K, as measured on an H200 (4.47 TB/s, 132 multiprocessors).
 constexpr int64_t kEnoughForARing = 1024;  // below, filling the ring takes longer than using it
-constexpr int64_t kLongForOneCta = 16384;  // one CTA after another costs less than it gains (at 14336: 3 % slower)
+constexpr int64_t kLongForOneCta = 16384;  // from here one large CTA a multiprocessor gains (at 14336: 3 % slower)
 constexpr int64_t kShortForRounds = 8192;  // below, the cost of another round of CTAs shows
-constexpr int64_t kWorthSums = 6144;       // adding two parts, or two CTAs in place of one, cost less than they gain
+constexpr int64_t kWorthSums = 6144;       // from here two parts, or two CTAs in place of one, gain more than they cost
 constexpr int64_t kLongForParts = 8192;    // the same, of 32 to 48 columns a multiprocessor
 constexpr int64_t kWorthHalfTiles = 5120;  // halves of the columns, in place of full tiles of 32
 constexpr int64_t kLongForFour = 12289;    // clusters of four wide CTAs
@@ -59,7 +59,7 @@ constexpr int64_t kWorthTwoParts = 2048;   // two parts of K, of few columns
 
 // The order matters: a size takes the first row that covers it and whose cut fits.
 constexpr Regime kRegimes[] = {
-    // name              rows    columns a MP        k                                  cut       width  splits  warps  form  fill
+    // name, rows, columns a multiprocessor, k, cut, width, splits, warps, least form, least fill
     {"one large CTA", 17, 32, 0, 128, kLongForOneCta, kAnyK, Cut::each, 0, 1, kLargeWarps, 0, 875},
     {"wide, many rows", 17, 32, 128, kAnyColumns, 0, kAnyK, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
     {"wide, short K", 1, 16, 128, 224, 0, kShortForRounds, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
@@ -77,18 +77,18 @@ constexpr Regime kRegimes[] = {
     {"the rest", 1, 32, 0, 16, 0, kAnyK, Cut::tiles, kNarrowColumns, kFill, kWarps, 0, 0},
 };
 
-// As few pieces as CTAs of that many columns allow.
+// The fewest pieces of at most that many columns.
 constexpr int fewest_pieces(int columns, int64_t n) { return int((n + columns - 1) / columns); }
 
-// How many clusters of so many CTAs find room at once where each CTA is alone on a multiprocessor: what
-// cudaOccupancyMaxActiveClusters says of an H200, whose GPCs have 16 or 18 multiprocessors; in proportion on other chips.
+// How many clusters of that many CTAs run at once if each CTA has a multiprocessor for itself. For an H200, whose GPCs
+// have 16 or 18 multiprocessors: cudaOccupancyMaxActiveClusters. For other chips: in proportion.
 constexpr int64_t clusters_alone(int ctas, int64_t multiprocessors) {
     constexpr int kOfAnH200[kMaxClusterSplits] = {132, 66, 39, 30, 22, 17, 15, 15};
     return kOfAnH200[ctas - 1] * multiprocessors / kOfAnH200[0];
 }
 
-// The narrowest form that is legal for these pieces. What a CTA multiplies beyond its piece costs time, and clock where the
-// chip's power is the limit.
+// The narrowest form that is legal for these pieces. Columns beyond the piece cost time, and clock rate where power is
+// the limit.
 constexpr Config in_pieces(int64_t m, int64_t n, int64_t pieces, int splits, int warps = kWarps) {
     const int columns = Pieces(n, int(pieces)).most_columns();
     for (int shape = 0; shape < kBulkShapeCount; ++shape) {
@@ -115,11 +115,11 @@ constexpr int64_t pieces_of(const Regime& r, int64_t n, int64_t multiprocessors)
         case Cut::two_even: break;
     }
     const int64_t fewest = fewest_pieces(r.width, n), pieces = (fewest + two - 1) / two * two;
-    // Full tiles leave CTA slots empty: they are taken where those are at most a tenth.
+    // Full tiles are taken where they leave at most a tenth of the CTA slots empty.
     return r.cut == Cut::two || 10 * fewest < 9 * pieces ? pieces : fewest;
 }
 
-// As many parts of K as clusters find room for, while a part is worth its sums.
+// The most parts of K for which all clusters run at once and no part is too short.
 constexpr int splits_that_fill(int64_t pieces, int64_t k, int64_t multiprocessors) {
     constexpr int64_t kShortPart = 512, kLongPart = 1024;  // k: of up to four parts, of more or of a short K
     const auto worth = [&](int parts) {

@@ -86,8 +86,8 @@ template <class B>
 __device__ inline void send_by_fours(const Args& a, typename B::Shared& shared, int part, int share) {
     constexpr int kFours = B::kColumns / 4, kRowsAtOnce = B::kConsumers * kWarp / kFours;
     const int column = threadIdx.x % kFours * 4, owner = column / share;
-    const uint32_t to = address_in_block(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-    const uint32_t barrier = address_in_block(&shared.sums_full, owner);
+    const uint32_t to = address_in_cta(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
+    const uint32_t barrier = address_in_cta(&shared.sums_full, owner);
     if (threadIdx.x >= kRowsAtOnce * kFours) return;
 #pragma unroll
     for (int i = 0; i < (B::kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {

@@ -1,13 +1,13 @@
-// How a launch of skinny_gemm on CUDA shares memory with the kernels beside it (PDL): a pure function, without CUDA.
+// How a launch of skinny_gemm on CUDA shares memory bandwidth with its neighbours (PDL): a pure function without CUDA.
 //
 //     kernel before   ==== last bytes ====|
 //     this launch        |first round of the ring: paced|wait| == ring ====== tail ==|
 //     next kernel                                                    |launch, its own first round|
 //
-// An early start of the next kernel hides its launch and its first weights. It costs: this launch's last bytes wait behind
-// them in memory's queues. A multiprocessor that asks for 110 KiB at once has those queues full for 3 us (n = k = 4096 on an
-// H200: 1.2 us from the wait to the first rows in place of 0.6). 27 KiB in flight on each keep memory busy. So a launch asks for its
-// first round a few stages at a time. The measurements: docs/journal/skinny_gemm-cuda.md, entries 13 to 16, 24, 26 and 27.
+// If the next kernel starts early, its launch and its first weights cost no time. But this launch's last bytes then
+// queue behind those weights. 110 KiB requested at once by each multiprocessor fill the queues for 3 us. (H200, n = k =
+// 4096: the first rows come 1.2 us after the wait instead of 0.6.) 27 KiB in flight on each keep memory busy. So a
+// launch requests its first round stage by stage: docs/journal/skinny_gemm-cuda.md, entries 13 to 16 and 24 to 27.
 #pragma once
 
 #include "config.h"
@@ -15,25 +15,25 @@
 namespace rocm_fp8::skinny_gemm::cuda {
 
 struct Overlap {
-    int before_next;  // the next kernel may start when this many steps of a CTA are still to be asked for; or kAtOnce
-    int window;  // stages of the first round in flight at a time; by forms that cannot pace it: asked for before the
-                 // wait for the kernel before. 0: all at once
-    int ahead;   // stages beyond the ring that go to L2 before that wait
+    int before_next;  // the next kernel may start when a CTA has this many steps left to request; or kAtOnce
+    int window;  // stages of the first round in flight at a time. Forms that cannot pace: stages requested before the
+                 // PDL wait. 0: all at once
+    int ahead;   // stages beyond the ring that are fetched into L2 before the PDL wait
 };
-constexpr int kAtOnce = -1;  // before that wait
+constexpr int kAtOnce = -1;  // before the PDL wait
 
 enum class OverlapRegime {
-    paced_full,  // every CTA slot is taken: the next kernel starts at once, and finds a slot when this one ends
-    paced_tail,  // slots are free: the next kernel starts in the tail, before CTAs end. At once it would put two of its own
-                 // on an idle multiprocessor, and the kernel after it again
-    paced_rows,     // the same with 17 rows and more, whose ring is short: more of it through L2
-    held_full,      // as paced_full, for forms that cannot pace: one stage is left for after the wait
-    held_halves,    // K in two parts, forms that cannot pace: three stages before the wait
-    wide_clusters,  // clusters of four wide CTAs: four stages of seven before the wait, the next kernel about 2 us early
-    at_once,        // all at once, and the next kernel too
-    tail,           // all at once, the next kernel in the last quarter
-    ring,           // all at once, the next kernel when the ring is in flight
-    short_ring      // the same, of at most four stages
+    paced_full,   // all CTA slots are taken: the next kernel starts at once, and gets slots as this one ends
+    paced_tail,   // slots are free: the next kernel starts in the tail, before CTAs end. Started at once, it would put
+                  // two of its CTAs on an idle multiprocessor
+    paced_rows,   // the same with 17 rows and more, whose ring is short: more goes through L2
+    held_full,    // as paced_full, for forms that cannot pace: all stages but one before the PDL wait
+    held_halves,  // K in two parts, forms that cannot pace: three stages before the wait
+    wide_clusters,  // clusters of four wide CTAs: four of seven stages before the wait, the next kernel 2 us early
+    at_once,        // the first round at once, and the next kernel too
+    tail,           // the first round at once, the next kernel in the last quarter
+    ring,           // the first round at once, the next kernel when the ring is in flight
+    short_ring      // the same, with at most four stages of the ring
 };
 
 // What the regimes depend on.
@@ -43,9 +43,9 @@ struct Launch {
     int64_t ctas, slots, part;  // CTAs; CTA slots of the chip; k of a part
     int64_t bytes;              // of weights a multiprocessor
     int step, stages, count;    // k of a stage; stages of the ring; steps of a part
-    bool full;                  // at least 85 % of the CTA slots are taken
-    bool alone;                 // a multiprocessor has one CTA at most
-    bool all_fetch;             // every CTA may fetch weights before the wait
+    bool full;                  // the CTAs take at least 85 % of the slots
+    bool alone;                 // at most one CTA a multiprocessor
+    bool all_fetch;             // every CTA may fetch weights before the PDL wait
 
     constexpr Launch(const Config& c, int64_t m, int64_t n, int64_t k, int multiprocessors, bool constant_b)
         : form(kBulkShapes[c.shape]),
@@ -62,7 +62,7 @@ struct Launch {
           all_fetch(constant_b && ctas <= slots) {}
 };
 
-// Limits of the regimes, as seen on an H200 (150 sizes).
+// Limits of the regimes, as measured on an H200 (150 sizes).
 constexpr int64_t kWorthPacing = 3072;  // k, where no CTA slot is free (2048: 1 % of a decoder layer lost)
 constexpr int kWorthPacingHalves = 8;   // steps, with 17 rows and more and K in two parts
 constexpr int64_t kShortPart = 4608;    // k of a part
@@ -82,7 +82,7 @@ constexpr OverlapRegime overlap_regime(const Launch& l, int64_t m, int64_t k, in
     if (l.all_fetch && !paces && l.splits == 2) return OverlapRegime::held_halves;
     if (2 * l.ctas > l.slots) return OverlapRegime::at_once;
     if (l.ctas < multiprocessors) return l.splits > 1 && m <= 16 ? OverlapRegime::at_once : OverlapRegime::tail;
-    // A CTA a multiprocessor: with few rows neither kernel is in the other's way.
+    // At least a CTA a multiprocessor. With few rows the two kernels do not disturb each other.
     if (m <= 8) return OverlapRegime::at_once;
     if (l.part <= kShortPart) {
         return m > 16                      ? OverlapRegime::short_ring
@@ -93,13 +93,13 @@ constexpr OverlapRegime overlap_regime(const Launch& l, int64_t m, int64_t k, in
     return l.bytes <= kFewBytes || long_part ? OverlapRegime::at_once : OverlapRegime::tail;
 }
 
-// paced_tail: the step before the end with which the next kernel starts, so that it is there when this one ends.
+// paced_tail: how many steps before its end a CTA lets the next kernel start, so that it is ready at this one's end.
 constexpr int steps_before_end(const Launch& l, int64_t m, int64_t n, int pieces) {
     constexpr int64_t kInFlight = 48 << 10;  // bytes a multiprocessor
     constexpr int kFewestColumns = 28;       // fewer take no less time
     const int64_t columns = Pieces(n, pieces).most_columns();
     const int64_t step_bytes = l.step * (columns < kFewestColumns ? kFewestColumns : columns);
-    const int sooner = l.splits == 1 || m <= 8 ? 2 : 0;  // clusters with more to multiply need no such lead
+    const int sooner = l.splits == 1 || m <= 8 ? 2 : 0;  // split K with more rows needs no lead
     const int steps = int((kInFlight + l.bytes / 12 + step_bytes / 2) / step_bytes) + sooner;
     return steps < l.count - 2 ? steps : l.count - 2;
 }

@@ -78,9 +78,9 @@ void (*plain_kernel(int64_t m))(Args) {
 }
 
 Status launch_plain(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
-    const int64_t blocks = (a.n + kMmaWide - 1) / kMmaWide;
+    const int64_t ctas = (a.n + kMmaWide - 1) / kMmaWide;
     return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip,
-                         {blocks, kPlainWarps * kWarp}, on, a);
+                         {ctas, kPlainWarps * kWarp}, on, a);
 }
 
 Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const Executor& on) {

@@ -1,4 +1,4 @@
-// Configurations measured on a GPU, which override config.h's regimes. An entry serves one chip, row class, n and k.
+// Configurations measured on a GPU, for one chip, row class, n and k each. They override config.h's regimes.
 #pragma once
 
 #include <cstdint>

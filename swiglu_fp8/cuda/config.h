@@ -13,7 +13,7 @@ struct Config {
     bool fast;    // else element by element: odd widths and strides, the format that is not the chip's
     int vectors;  // per thread: 1 or 2
     int threads;  // per CTA
-    int64_t blocks;
+    int64_t ctas;
     int64_t fetching;  // so many of the first CTAs fetch into L2 before the PDL wait
 };
 
@@ -27,10 +27,10 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     constexpr int64_t kLargestIndex = int64_t(1) << 31;
     constexpr int kWarpLanes = 32, kFetched = 1024;  // vectors per multiprocessor: 32 KiB of gate and up
     const int64_t vectors = rows * (d / kVector);
-    const auto blocks = [](int64_t items, int64_t a_block) { return (items + a_block - 1) / a_block; };
-    if (!aligned || vectors >= kLargestIndex) return {false, 1, kThreads, blocks(rows * d, kThreads), 0};
+    const auto ctas = [](int64_t items, int64_t a_cta) { return (items + a_cta - 1) / a_cta; };
+    if (!aligned || vectors >= kLargestIndex) return {false, 1, kThreads, ctas(rows * d, kThreads), 0};
     const auto config = [&](int held, int threads) {
-        return Config{true, held, threads, blocks(vectors, held * threads),
+        return Config{true, held, threads, ctas(vectors, held * threads),
                       int64_t(kFetched) * multiprocessors / (held * threads)};
     };
     if (vectors <= 256 * int64_t(multiprocessors)) return config(1, kWarpLanes);

@@ -113,11 +113,11 @@ __global__ __launch_bounds__(kThreads) void swiglu_any(Args a) {
 template <DType in>
 Status launch_as(const Args& a, const Chip& chip, const Config& c, const Executor& on) {
     if (!c.fast) {
-        constexpr int64_t kMostBlocks = 1 << 20;  // the kernel's loop takes the rest
-        return launch_kernel(swiglu_any<in>, chip, {c.blocks < kMostBlocks ? c.blocks : kMostBlocks, c.threads}, on, a);
+        constexpr int64_t kMostCtas = 1 << 20;  // the kernel's loop takes the rest
+        return launch_kernel(swiglu_any<in>, chip, {c.ctas < kMostCtas ? c.ctas : kMostCtas, c.threads}, on, a);
     }
     const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
-    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.blocks, c.threads}, on, a,
+    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.ctas, c.threads}, on, a,
                          divider_by(a_row), count, uint32_t(c.fetching));
 }
 

@@ -21,6 +21,7 @@ from tests.problems import swiglu
 from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.comparisons import assert_between, assert_rounded_alike
 from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
+from tests.problems.pairwise import pairwise
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -185,12 +186,12 @@ def test_every_rms_norm_kernel(simulators, host_arguments, kernel, arch, fp8, ge
     assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
     if residual:
         assert same_bytes(inputs.residual, h)
-    # The bits are those of the careful kernel, which adds in the same order.
-    shifted = guarded(inputs.x if not residual else h, CPU, shift=1).t
+    # The careful kernel adds in the same order: the same bits. It is slow to simulate: the last row alone.
+    shifted = guarded(h[-1:], CPU, shift=1).t
     careful = (
         kernel.rms_norm_fp8(shifted, inputs.weight, inputs.scale) if to_fp8 else kernel.rms_norm(shifted, inputs.weight)
     )
-    assert same_bytes(out, careful)
+    assert same_bytes(out[-1:], careful)
 
 
 # --- swiglu_fp8 ---
@@ -213,16 +214,26 @@ def test_swiglu(kernel, fp8, generator, dtype, rows, d):
 
 # Neither the chip nor the type makes a difference to the launch; each machine code runs by itself below.
 @pytest.mark.parametrize("arch", ARCHS[:1], indirect=True)
-def test_swiglu_in_workgroups_of_four_waves(kernel, fp8, generator):
-    """The first number of rows that goes to them."""
-    x, scale = normal((90, 2 * 8192), HALF[0], generator, 3.0), positive((1,), generator)
+def test_swiglu_in_workgroups_of_four_waves(simulated_rocm, arch, fp8, generator):
+    """The first number of rows that goes to them: every ninth workgroup and the last, which write what is theirs."""
+    rows, d, elements = 90, 8192, 8 * 256  # elements of a workgroup
+    x, scale = normal((rows, 2 * d), HALF[0], generator, 3.0), positive((1,), generator)
+    out = torch.empty((rows, d), dtype=fp8)
+    out.view(torch.uint8).fill_(0x80)
+    ran = torch.zeros(rows * d // elements, dtype=torch.bool)
+    ran[::9] = ran[-1] = True
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: ran.nonzero()[:, 0].tolist()) as kernel:
+        kernel.swiglu_fp8(x, scale, out=out)
+        assert simulated_rocm.runtime.launches[-1][1:3] == ((len(ran), 1, 1), (256, 1, 1))
     wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
-    assert_rounded_alike(kernel.swiglu_fp8(x, scale), wanted, "swiglu_fp8")
+    parts, wanted_parts = (t.view(torch.uint8).view(len(ran), elements) for t in (out, wanted))
+    assert_rounded_alike(parts[ran].view(fp8), wanted_parts[ran].view(fp8), "swiglu_fp8")
+    assert (parts[~ran] == 0x80).all()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
-    swiglu.assert_every_gate_within_two_ulps(kernel, CPU, generator, dtype, fp8)
+    swiglu.assert_every_gate_within_two_ulps(kernel, CPU, generator, dtype, fp8, rounds=2)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
@@ -260,37 +271,56 @@ def rows_of(shape: int) -> tuple[int, int]:
     return (1, most) if shape < 0 or most == 8 else (most // 2 + 1, most)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 4])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits):
+def tiles_of(shape: int) -> int:
+    """Of 16 columns, in a workgroup."""
+    return 1 if shape < 0 else ring_shapes()[shape]["tiles"]
+
+
+# Every form on both chips with every split, at either size, with either layout of the rows.
+GEMM_FORMS = [
+    (arch, shape, *rest)
+    for (arch, shape), *rest in pairwise(
+        *(tuple(itertools.product(ARCHS, SHAPES)), (1, 2, 4), ("few", "many"), FLOATS),
+        *((random_fp8, random_codes), (0, 16)),
+        seed=SEED,
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "arch, shape, splits, rows, dtype, values, pad, number",
+    [(*form, i) for i, form in enumerate(GEMM_FORMS)],
+    indirect=["arch"],
+    ids=lambda value: short(value) if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value)),
+)
+def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits, rows, dtype, values, pad, number):
     """Columns and k beyond the last, in every form of the kernel; all kinds of scales, biases and results."""
     config(shape, splits)
     # A split is a workgroup of its own, which fills its slots however little k is left to it.
-    for m, n, k in ((rows_of(shape)[0], 37, 1040), (rows_of(shape)[1], 130 if splits == 1 else 66, 2320)):
-        bias, dtype = gemm.BIASES[(m + splits) % 7], FLOATS[(m + n + splits) % 3]
-        scale = gemm.SCALES[(m + shape) % 5], gemm.SCALES[(n + splits) % 5]
-        inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scale, bias, random_fp8 if m % 2 else random_codes)
-        layout = dict(pad=16) if splits == 2 else {}
-        a, b = (guarded(t, CPU, **layout) for t in (inputs.a, inputs.b))
-        out = Guarded((m, n), dtype, CPU, **layout)
-        kernel.skinny_gemm(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias, out=out.t)
-        inputs.assert_right(out.t, f"{m}x{n}x{k}")
-        out.assert_guards_intact("out")
+    many = 16 * tiles_of(shape) * (2 if splits == 1 else 1) + 2
+    m, n, k = (rows_of(shape)[0], 37, 1040) if rows == "few" else (rows_of(shape)[1], many, 2320)
+    scales = gemm.SCALES[number % 5], gemm.SCALES[number // 5 % 5]
+    inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scales, gemm.BIASES[number % 7], values)
+    a, b = (guarded(t, CPU, pad=pad) for t in (inputs.a, inputs.b))
+    out = Guarded((m, n), dtype, CPU, pad=pad)
+    kernel.skinny_gemm(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias, out=out.t)
+    inputs.assert_right(out.t, f"{m}x{n}x{k}")
+    out.assert_guards_intact("out")
 
 
 @pytest.mark.parametrize("shape, splits", [(-1, 2), (0, 1), (1, 2), (4, 1), (6, 4), (8, 1)])
 def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, splits):
     config(shape, splits)
-    inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 50, 1808, fp8), generator)
+    inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 34, 1808, fp8), generator)
     results = []
-    for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16), (SEED + 3, 16)):
+    for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16)):
         with simulated_rocm.on(arch, seed=seed, resident=resident) as kernel:
             results.append(gemm.run(kernel, inputs, out_dtype=torch.float32))
     inputs.assert_right(results[0], "one workgroup at a time")
     assert all(same_bytes(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize("n, k", [(37, 2064), (16, 100)])
+@pytest.mark.parametrize("n, k", [(20, 2064), (16, 100)])
 def test_a_gemm_row_does_not_depend_on_its_batch(kernel, fp8, generator, n, k):
     inputs = gemm.draw(gemm.Problem(32, n, k, fp8), generator)
     for sizes in (range(1, 9), range(9, 17), range(17, 33)):
@@ -300,25 +330,27 @@ def test_a_gemm_row_does_not_depend_on_its_batch(kernel, fp8, generator, n, k):
             assert same_bytes(got, most[:m]), f"{m}"
 
 
-@pytest.mark.parametrize("k", [1, 17, 300])
-@pytest.mark.parametrize("m", [1, 8, 9, 32])
+@pytest.mark.parametrize("arch, m, k", pairwise(ARCHS, (1, 8, 9, 32), (1, 17, 300), seed=SEED), indirect=["arch"])
 def test_nan_in_a_gemm(kernel, fp8, generator, m, k):
     gemm.assert_nan_stays_in_its_row_or_column(kernel, CPU, generator, fp8, m, k)
 
 
-@pytest.mark.parametrize("k", [1, 15, 17, 63, 65, 257])
-def test_odd_gemms(kernel, fp8, generator, k):
-    for m, n in ((1, 1), (7, 17), (16, 3), (32, 33)):
-        inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, bias=gemm.bias_of(torch.float16))
-        for shift, pad in ((0, 0), (3, 5)):
-            a, b = (guarded(t, CPU, shift=shift, pad=pad) for t in (inputs.a, inputs.b))
-            moved = gemm.Inputs(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias)
-            inputs.assert_right(gemm.run(kernel, moved, out_dtype=torch.float32), f"{m}x{n}x{k}")
+ODD_GEMMS = pairwise(
+    *(ARCHS, (1, 15, 17, 63, 65, 257), ((1, 1), (7, 17), (16, 3), (32, 33)), ("dense", "padded")), seed=SEED
+)
+
+
+@pytest.mark.parametrize("arch, k, size, layout", ODD_GEMMS, indirect=["arch"])
+def test_odd_gemms(kernel, fp8, generator, k, size, layout):
+    inputs = gemm.draw(gemm.Problem(*size, k, fp8), generator, bias=gemm.bias_of(torch.float16))
+    a, b = (guarded(t, CPU, **LAYOUTS[layout]) for t in (inputs.a, inputs.b))
+    moved = gemm.Inputs(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias)
+    inputs.assert_right(gemm.run(kernel, moved, out_dtype=torch.float32), f"{size} {k}")
 
 
 def test_the_counters_are_left_at_zero(simulated_rocm, kernel, fp8, generator, config):
     """One stream's launches follow one another with the same counters: each finds them as the first did."""
-    for shape, splits in ((0, 4), (-1, 2), (8, 2), (0, 4)):
+    for shape, splits in ((0, 4), (-1, 2), (4, 2), (0, 4)):
         config(shape, splits)
         inputs = gemm.draw(gemm.Problem(rows_of(shape)[0], 20, 272 * splits, fp8), generator)
         first = gemm.run(kernel, inputs, out_dtype=torch.float32)

@@ -123,10 +123,10 @@ def test_the_byte_level_llama(kernel, device, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_llama_with_a_prompt_from_a_file(device, models, tmp_path):
+def test_another_llama_with_a_prompt_from_a_file(kernel, called, device, models, tmp_path):
     (tmp_path / "prompt.txt").write_text("größer = 2\n", encoding="utf-8")
     arguments = ["--model", str(models / "llama"), "--prompt-file", "prompt.txt", "--granularity", "tensor"]
-    result = demo(*SHORT, "--device", device.type, *arguments, folder=tmp_path)
+    result = called(*SHORT, "--device", device.type, *arguments, folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "Prompt:\ngrößer = 2\n" in result.stdout and "scales per tensor" in result.stdout
     assert result.stdout.index("--- bfloat16:") < result.stdout.index("--- FP8:")
@@ -178,7 +178,7 @@ MODEL_ERRORS = {
 @pytest.mark.parametrize("name", MODEL_ERRORS)
 def test_models_that_are_none(kernel, called, device, models, tmp_path, name):
     arguments = ["--device", device.type, "--prompt", "a", "--model", str(models / name)]
-    result = (demo if name == "gpt2" else called)(*SHORT, *arguments, folder=tmp_path)
+    result = called(*SHORT, *arguments, folder=tmp_path)
     assert_one_line(result, *MODEL_ERRORS[name])
 
 

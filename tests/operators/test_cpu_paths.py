@@ -3,11 +3,8 @@
 The row operators promise the same bytes on every path, skinny_gemm a result within the same bound.
 """
 
-import json
 import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import torch
 
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_gemm_close
-from tests.settings import ROOT
 
 VARIABLE = "ROCM_FP8_KERNELS_CPU"
 # What each path is compiled for, as /proc/cpuinfo spells it.
@@ -27,44 +23,30 @@ NEEDS = {
 }
 PATHS = list(NEEDS)
 
-# A process that has torch, and forks for each value of the variable: the kernel is loaded in the child.
-ONE_CALL_EACH = """
-import json, os, sys, torch
-import kernels, torch._dynamo  # what loading the package imports
+ONE_CALL = """
+import torch
 from scripts.load import load_kernel
-
-def one_call():
-    kernel = load_kernel("cpu")
-    out = torch.full((2, 40), 7, dtype=torch.bfloat16)
-    try:
-        kernel.rms_norm(torch.ones(2, 40, dtype=torch.bfloat16), torch.ones(40, dtype=torch.bfloat16), out=out)
-        return f"computed {out[0, 0].item()}"
-    except RuntimeError as error:
-        assert (out == 7).all()
-        return str(error)
-
-for path in json.loads(sys.argv[1]):
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        if path is not None:
-            os.environ[VARIABLE] = path
-        os.write(writer, one_call().encode())
-        os._exit(0)
-    os.close(writer)
-    assert os.waitpid(child, 0)[1] == 0, path
-    print(json.dumps([path, open(reader).read()]))
-""".replace("VARIABLE", repr(VARIABLE))
+kernel = load_kernel("cpu")
+out = torch.full((2, 40), 7, dtype=torch.bfloat16)
+try:
+    kernel.rms_norm(torch.ones(2, 40, dtype=torch.bfloat16), torch.ones(40, dtype=torch.bfloat16), out=out)
+    print("computed", out[0, 0].item(), end="")
+except RuntimeError as error:
+    assert (out == 7).all()
+    print(error, end="")
+"""
+WORKER = "import sys; from tests.operators.cpu_path_worker import main; main(*sys.argv[1:])"
 WRONG = ["sse9", "AVX2", "avx", "avx5122"]
 
 
-# 64 MiB of weights. Writing 5 to clear_refs sets the peak of resident memory to what is resident now.
+# 32 MiB of weights. Writing 5 to clear_refs sets the peak of resident memory to what is resident now.
 PEAK = """
 import re, sys, torch
 from scripts.load import load_kernel
 kernel = load_kernel("cpu")
 one, fp8 = torch.ones(1), torch.float8_e4m3fn
-b = torch.randn(1 << 20).to(fp8).repeat(64).view(4096, 16384)
+torch.set_num_threads(2)
+b = torch.randn(1 << 20).to(fp8).repeat(32).view(2048, 16384)
 a = torch.randn(32, 16384).to(fp8)
 
 def status(key):
@@ -89,11 +71,6 @@ def lacking(path: str) -> set[str]:
     return NEEDS[path] - processor_flags()
 
 
-def environment(path: str | None) -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key != VARIABLE}
-    return env if path is None else env | {VARIABLE: path}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def cpu_only(device):
     if device.type != "cpu":
@@ -101,7 +78,13 @@ def cpu_only(device):
 
 
 @pytest.fixture(scope="module")
-def results(kernel, tmp_path_factory):
+def on_path(kernel, forked):
+    """on_path(path, code, *arguments): what the code prints where the variable has that value; None: it is not set."""
+    return lambda path, *program: forked(*program, **({} if path is None else {VARIABLE: path}))
+
+
+@pytest.fixture(scope="module")
+def results(on_path, tmp_path_factory):
     """path -> results of cpu_path_worker.py, each computed once; every path gets the same seed."""
     folder = tmp_path_factory.mktemp("paths")
 
@@ -110,13 +93,15 @@ def results(kernel, tmp_path_factory):
         if lacking(path):
             pytest.skip(f"this processor lacks {', '.join(sorted(lacking(path)))}")
         file = folder / f"{path}.pt"
-        command = [sys.executable, "-m", "tests.operators.cpu_path_worker", str(file), os.environ["ROCM_FP8_TEST_SEED"]]
-        run = subprocess.run(command, cwd=ROOT, env=environment(path), capture_output=True, text=True, timeout=600)
-        # -11: an access outside a tensor.
-        assert run.returncode == 0, f"{path}: exit {run.returncode}\n{run.stderr[-2000:]}"
+        on_path(path, WORKER, str(file), os.environ["ROCM_FP8_TEST_SEED"])
         return torch.load(file)
 
     return of
+
+
+def test_a_touched_page_is_seen(on_path):
+    with pytest.raises(AssertionError, match="exit -11"):
+        on_path(None, "import ctypes; ctypes.string_at(0)")
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -143,13 +128,9 @@ def test_skinny_gemm_stays_within_the_bound(results, path):
 
 
 @pytest.fixture(scope="module")
-def answers(kernel) -> dict[str | None, str]:
+def answers(on_path) -> dict[str | None, str]:
     """What a call says, by the value of the variable; None: it is not set."""
-    wishes = json.dumps([None, "", *PATHS, *WRONG])
-    command = [sys.executable, "-c", ONE_CALL_EACH, wishes]
-    run = subprocess.run(command, cwd=ROOT, env=environment(None), capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    return dict(map(json.loads, run.stdout.splitlines()))
+    return {path: on_path(path, ONE_CALL) for path in (None, "", *PATHS, *WRONG)}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -174,12 +155,8 @@ def test_a_path_that_does_not_exist_is_an_error(answers, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_skinny_gemm_makes_no_copy_of_the_weights(kernel, path):
+def test_skinny_gemm_makes_no_copy_of_the_weights(on_path, path):
     if lacking(path):
         pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
-    run = subprocess.run(
-        [sys.executable, "-c", PEAK], cwd=ROOT, env=environment(path), capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    grown = [int(line) for line in run.stdout.split()]  # KiB
+    grown = [int(line) for line in on_path(path, PEAK).split()]  # KiB
     assert len(grown) == 2 and max(grown) < 8 * 1024, grown

@@ -1,10 +1,7 @@
 """What the documents say as code works: README's first snippet, the card that kernel-builder fills, the links."""
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from types import FunctionType
 
 import jinja2
@@ -25,14 +22,12 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def printed(code: str) -> str:
-    environment = os.environ | {"LOCAL_KERNELS": f"{REPO_ID}={ROOT}", "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+@pytest.fixture
+def printed(forked):
+    return lambda code: forked(code, LOCAL_KERNELS=f"{REPO_ID}={ROOT}")
 
 
-def test_the_readmes_first_snippet_prints_what_it_says(backend):
+def test_the_readmes_first_snippet_prints_what_it_says(printed, backend):
     if backend != "cpu":
         pytest.skip("the snippet is for the CPU's variant")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -80,7 +75,7 @@ def test_the_card_is_whole(card):
     assert "trust_remote_code" in card
 
 
-def test_the_cards_snippet_runs(card):
+def test_the_cards_snippet_runs(printed, card):
     printed(blocks(card, "python")[0])
 
 

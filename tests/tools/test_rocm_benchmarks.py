@@ -237,13 +237,26 @@ def test_nothing_wrong_is_timed(small_tables, cpu, capsys):
         assert len(tables(captured.out)) == 0 and re.fullmatch(r"rocm.py: ours, .*differ.*\n", captured.err)
 
 
-@pytest.mark.parametrize("script", ["cuda", "rocm", "tune_skinny_gemm"])
-def test_without_a_gpu_one_line_says_so(script):
+# One process for all of them, as it imports torch: what each exits with.
+AS_SCRIPTS = """
+import runpy, sys
+scripts, sys.argv[1:] = sys.argv[1:], []
+for script in scripts:
+    try:
+        runpy.run_module(f"benchmarks.{script}", run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        print(error.code)
+"""
+
+
+def test_without_a_gpu_one_line_says_so():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", f"benchmarks.{script}"]
+    scripts = ["cuda", "rocm", "tune_skinny_gemm"]
+    command = [sys.executable, "-c", AS_SCRIPTS, *scripts]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 1 and run.stdout == ""
-    assert re.fullmatch(rf"{script}.py: no GPU: torch \S+ \((CUDA|HIP) \S+\) finds none\n", run.stderr)
+    assert run.returncode == 0 and run.stdout == "1\n1\n1\n", run.stderr
+    lines = [rf"{script}.py: no GPU: torch \S+ \((CUDA|HIP) \S+\) finds none\n" for script in scripts]
+    assert re.fullmatch("".join(lines), run.stderr)
 
 
 def test_without_the_variant_one_line_says_so(monkeypatch, capsys):
