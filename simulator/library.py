@@ -138,11 +138,12 @@ class Runtime:
     def call(self, function, *arguments):
         """Calls a C function; what went wrong in the simulation of its launches is raised here."""
         self._error = None
-        result = function(*arguments)
-        if self._error is not None:
+        try:
+            return function(*arguments)
+        finally:  # also where the function has made an error of its own of the failed launch
             error, self._error = self._error, None
-            raise error
-        return result
+            if error is not None:
+                raise error
 
     def simulators(self, bundle: int, arch: str) -> list[Simulator]:
         """One simulator for each of the bundle's code objects of that architecture."""

@@ -56,6 +56,10 @@ _LOGIC = {
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
     "andn2": lambda a, b: a & ~b,
+    "orn2": lambda a, b: a | ~b,
+    "nand": lambda a, b: ~(a & b),
+    "nor": lambda a, b: ~(a | b),
+    "xnor": lambda a, b: ~(a ^ b),
 }
 # name: (width of the result, of the second source, function); SCC says whether the result, cut to its width, is not 0.
 BITS = {

@@ -110,15 +110,19 @@ def _carry(ins: Instruction, name: str):
 
 
 def _mad_64(ins: Instruction, name: str):
-    """v_mad_u64_u32: dst pair, carry out, a, b, c pair."""
-    a, b, c = ins.source(2, "u32"), ins.source(3, "u32"), ins.source(4, "u64")
-    put, put_carry = ins.put_vector(0, "u64"), ins.put_lanes(1)
+    """v_mad_u64_u32 and v_mad_i64_i32: dst pair, bit 64 of the sum, a, b, c pair."""
+    kind, wide = ("i32", np.int64) if name == "v_mad_i64_i32" else ("u32", np.uint64)
+    a, b, c = ins.source(2, kind), ins.source(3, kind), ins.source(4, f"{kind[0]}64")
+    put, put_bit = ins.put_vector(0, f"{kind[0]}64"), ins.put_lanes(1)
 
     def run(wave):
-        product = a(wave).astype(np.uint64) * b(wave)
-        total = product + c(wave)
+        product, added = a(wave).astype(wide) * b(wave), c(wave)
+        total = product + added
         put(wave, total)
-        put_carry(wave, total < product)
+        if kind == "u32":
+            put_bit(wave, total < product)
+        else:  # the sign of the sum, were it not cut to 64 bits
+            put_bit(wave, (total ^ ((product ^ total) & (added ^ total))) < 0)
 
     return run
 
@@ -226,7 +230,7 @@ def _bit_operation(ins: Instruction, name: str):
 
 SPECIAL = {
     **dict.fromkeys(CARRY, _carry),
-    "v_mad_u64_u32": _mad_64,
+    **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32"], _mad_64),
     **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
     **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
     "v_cvt_pk_fp8_f32": _pack_bytes,

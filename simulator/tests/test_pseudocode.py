@@ -79,7 +79,7 @@ def vector_text(name: str, half: int = 0) -> str:
     target = register("v", 30, destination)
     if name.startswith("v_cmp"):
         target = "vcc"
-    elif "_co_" in name or name.startswith("v_mad_u64"):
+    elif "_co_" in name or name.startswith(("v_mad_u64", "v_mad_i64")):
         target += ", vcc"
     if name.startswith(("v_addc", "v_subb", "v_cndmask")):
         sources.append("vcc")
@@ -239,7 +239,7 @@ def check_vector(arch: str, key: str, words: list[np.ndarray], active: int, rng:
         if writes_lanes:
             masks["VCC"] |= after["D0"].bits
             continue
-        if name.startswith("v_mad_u64"):
+        if name.startswith(("v_mad_u64", "v_mad_i64")):
             masks["VCC"] |= after["D1"].bits << lane
         elif masks["VCC"] != vcc:
             masks["VCC"] |= after["VCC"].bits & 1 << lane
