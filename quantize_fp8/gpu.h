@@ -75,7 +75,7 @@ struct Elements {
 };
 
 __device__ inline float upper_bound(const DynamicScale& rule) {
-    return rule.upper_bound ? *global<float>(rule.upper_bound) : bits_float(kInfinity);
+    return rule.upper_bound ? load_scalar(rule.upper_bound) : bits_float(kInfinity);
 }
 
 __device__ inline void write_scale(const DynamicScale& to, int64_t row, int64_t group, float scale) {
@@ -102,12 +102,20 @@ __device__ inline uint32_t largest_of_group(uint32_t v, int threads) {
     return max_over_lanes<kLanes>(lane < waves ? maxima[lane] : 0u);
 }
 
+// The largest of the maxima that quantize_largest has written.
+template <int kThreads>
+__device__ inline uint32_t largest_partial(const uint32_t* partials, int count) {
+    uint32_t largest = 0;
+    for (int i = threadIdx.x; i < count; i += kThreads) largest = larger(largest, global<uint32_t>(partials)[i]);
+    return largest_of_group<kThreads>(largest, kThreads);
+}
+
 // Where a flat kernel's scale comes from; a positive value: the lanes that hold a group.
 constexpr int kGiven = 0, kFromPartials = -1;
 
 // `row_of` divides by the lanes of a row: its vectors, filled up to whole groups.
 template <DType in, int kScale, int kThreads>
-__device__ inline void quantize_flat(const Args& a, Divider row_of, uint32_t count, const uint32_t* partials,
+__device__ inline void write_vectors(const Args& a, Divider row_of, uint32_t count, const uint32_t* partials,
                                      int partial_count) {
     const uint32_t index = blockIdx.x * kThreads + threadIdx.x, n = index < count ? index : count - 1;
     const uint32_t row = divide(n, row_of), column = n - row * row_of.divisor, vectors = uint32_t(a.d) / kVector;
@@ -117,14 +125,9 @@ __device__ inline void quantize_flat(const Args& a, Divider row_of, uint32_t cou
                 column < vectors ? column : vectors - 1);
     float scale;
     if constexpr (kScale == kGiven) {
-        scale = *global<float>(a.given_scale);
+        scale = load_scalar(a.given_scale);
     } else if constexpr (kScale == kFromPartials) {
-        uint32_t largest = 0;
-        for (int i = threadIdx.x; i < partial_count; i += kThreads) {
-            largest = larger(largest, global<uint32_t>(partials)[i]);
-        }
-        largest = largest_of_group<kThreads>(largest, kThreads);
-        scale = scale_of(bits_float(largest), a.scale, upper_bound(a.scale));
+        scale = scale_of(bits_float(largest_partial<kThreads>(partials, partial_count)), a.scale, upper_bound(a.scale));
         if (index == 0) write_scale(a.scale, 0, 0, scale);
     } else {
         const uint32_t largest = max_over_lanes<kScale>(e.largest());
@@ -137,7 +140,7 @@ __device__ inline void quantize_flat(const Args& a, Divider row_of, uint32_t cou
 
 // kHeld vectors a thread. Of a workgroup's row `threads` is the number of its threads, else kLanes.
 template <DType in, int kHeld, bool whole_group, int kMostThreads>
-__device__ inline void quantize_row(const Args& a, int threads) {
+__device__ inline void write_row(const Args& a, int threads) {
     const int lanes = whole_group ? threads : kLanes;
     const int t = whole_group ? int(threadIdx.x) : int(threadIdx.x) % kLanes;
     const int64_t row =
@@ -151,6 +154,7 @@ __device__ inline void quantize_row(const Args& a, int threads) {
     // together.
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) e[v].load_from(x, index(v) < vectors ? index(v) : vectors - 1);
+    after_loads();
     uint32_t largest = 0;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) largest = larger(largest, e[v].largest());
@@ -193,40 +197,40 @@ __device__ inline void quantize_elements(const Args& a, int64_t row, int64_t beg
     }
 }
 
-// Any sizes, strides and either FP8 format: a workgroup takes rows, of groups each wave takes some.
-template <DType in, int kThreads>
+// Any sizes, strides and either FP8 format: a workgroup takes rows, of groups each wave takes some. kScale as above, of
+// rows or groups kOfRow and kOfGroup.
+constexpr int kOfRow = 1, kOfGroup = 2;
+
+template <DType in, int kScale, int kThreads>
 __device__ inline void quantize_by_element(const Args& a, const uint32_t* partials, int partial_count) {
     const int t = threadIdx.x, lane = t % kLanes;
     float scale = 0;
-    const float bound = a.given_scale ? 0.0f : upper_bound(a.scale);
-    if (a.given_scale) {
-        scale = *global<float>(a.given_scale);
-    } else if (partials) {
-        uint32_t largest = 0;
-        for (int i = t; i < partial_count; i += kThreads) largest = larger(largest, global<uint32_t>(partials)[i]);
-        scale = scale_of(bits_float(largest_of_group<kThreads>(largest, kThreads)), a.scale, bound);
+    if constexpr (kScale == kGiven) {
+        scale = load_scalar(a.given_scale);
+    } else if constexpr (kScale == kFromPartials) {
+        scale = scale_of(bits_float(largest_partial<kThreads>(partials, partial_count)), a.scale, upper_bound(a.scale));
         if (blockIdx.x == 0 && t == 0) write_scale(a.scale, 0, 0, scale);
     }
     for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        if (a.given_scale || partials) {
-            quantize_elements<in>(a, row, 0, a.d, scale, t, kThreads);
-        } else if (a.scale.group == DynamicScale::kRow) {
-            const uint32_t mine = largest_element<in>(a, row, 0, a.d, t, kThreads);
-            scale = scale_of(bits_float(largest_of_group<kThreads>(mine, kThreads)), a.scale, bound);
-            if (t == 0) write_scale(a.scale, row, 0, scale);
-            quantize_elements<in>(a, row, 0, a.d, scale, t, kThreads);
-            // Closes: the next row's maxima overwrite those that waves may still read.
-            __syncthreads();
-        } else {
+        if constexpr (kScale == kOfGroup) {
             const int64_t groups = a.scale.groups(a.d);
             for (int64_t group = uniform(t / kLanes); group < groups; group += kThreads / kLanes) {
                 const int64_t begin = group * a.scale.group, rest = a.d - begin;
                 const int64_t end = begin + (rest < a.scale.group ? rest : a.scale.group);
                 const uint32_t mine = largest_element<in>(a, row, begin, end, lane, kLanes);
-                scale = scale_of(bits_float(max_over_lanes<kLanes>(mine)), a.scale, bound);
+                scale = scale_of(bits_float(max_over_lanes<kLanes>(mine)), a.scale, upper_bound(a.scale));
                 if (lane == 0) write_scale(a.scale, row, group, scale);
                 quantize_elements<in>(a, row, begin, end, scale, lane, kLanes);
             }
+        } else {
+            if constexpr (kScale == kOfRow) {
+                const uint32_t mine = largest_element<in>(a, row, 0, a.d, t, kThreads);
+                scale = scale_of(bits_float(largest_of_group<kThreads>(mine, kThreads)), a.scale, upper_bound(a.scale));
+                if (t == 0) write_scale(a.scale, row, 0, scale);
+                // Closes: the next row's maxima overwrite those that waves may still read.
+                __syncthreads();
+            }
+            quantize_elements<in>(a, row, 0, a.d, scale, t, kThreads);
         }
     }
 }
@@ -256,27 +260,27 @@ __device__ inline void find_largest(const Args& a, Divider row_of, uint32_t coun
 constexpr int kThreads = 256, kMostThreads = 1024;
 
 template <DType in, int kScale>
-__global__ __launch_bounds__(kThreads) void flat_kernel(Args a, Divider row_of, uint32_t count,
-                                                        const uint32_t* partials, int partial_count) {
+__global__ __launch_bounds__(kThreads) void quantize_flat(Args a, Divider row_of, uint32_t count,
+                                                          const uint32_t* partials, int partial_count) {
     begin_kernel();
-    quantize_flat<in, kScale, kThreads>(a, row_of, count, partials, partial_count);
+    write_vectors<in, kScale, kThreads>(a, row_of, count, partials, partial_count);
 }
 
 template <DType in, int kHeld, bool whole_group>
-__global__ __launch_bounds__(whole_group ? kMostThreads : kThreads) void row_kernel(Args a) {
+__global__ __launch_bounds__(whole_group ? kMostThreads : kThreads) void quantize_rows(Args a) {
     begin_kernel();
-    quantize_row<in, kHeld, whole_group, kMostThreads>(a, int(blockDim.x));
+    write_row<in, kHeld, whole_group, kMostThreads>(a, int(blockDim.x));
 }
 
-template <DType in>
-__global__ __launch_bounds__(kThreads) void any_kernel(Args a, const uint32_t* partials, int partial_count) {
+template <DType in, int kScale>
+__global__ __launch_bounds__(kThreads) void quantize_any(Args a, const uint32_t* partials, int partial_count) {
     begin_kernel();
-    quantize_by_element<in, kThreads>(a, partials, partial_count);
+    quantize_by_element<in, kScale, kThreads>(a, partials, partial_count);
 }
 
 template <DType in, bool by_vector>
-__global__ __launch_bounds__(kThreads) void largest_kernel(Args a, Divider row_of, uint32_t count,
-                                                           uint32_t* partials) {
+__global__ __launch_bounds__(kThreads) void quantize_largest(Args a, Divider row_of, uint32_t count,
+                                                             uint32_t* partials) {
     begin_kernel();
     find_largest<in, kThreads, by_vector>(a, row_of, count, partials);
 }
@@ -328,7 +332,7 @@ Status launch_as(const Args& a, int units, bool native, const Executor& on, cons
         partial_count = int(wanted < most ? wanted : most);
         partials = static_cast<uint32_t*>(on.scratch(on.context, partial_count * int64_t(sizeof(uint32_t))));
         if (!partials) return {"no memory for the maxima of a tensor's parts"};
-        const auto kernel = by_vector ? largest_kernel<in, true> : largest_kernel<in, false>;
+        const auto kernel = by_vector ? quantize_largest<in, true> : quantize_largest<in, false>;
         const Status status = go(kernel, partial_count, kThreads, a, row_of, count, partials);
         if (!status.ok()) return status;
     }
@@ -340,18 +344,23 @@ Status launch_as(const Args& a, int units, bool native, const Executor& on, cons
             const int64_t threads = whole_group ? parts(vectors, held * kLanes) * kLanes : kThreads;
             const int64_t groups = whole_group ? a.rows : parts(a.rows, kThreads / kLanes);
             const auto kernel = kernel_at<kRowFormCount>(form, []<int i>() -> void (*)(Args) {
-                return row_kernel<in, kRowForms[i].held, kRowForms[i].whole_group>;
+                return quantize_rows<in, kRowForms[i].held, kRowForms[i].whole_group>;
             });
             return go(kernel, groups, int(threads), a);
         }
-        return go(any_kernel<in>, any_groups, kThreads, a, found, partial_count);
     }
-    if (!by_vector) return go(any_kernel<in>, any_groups, kThreads, a, found, partial_count);
-    const auto kernel = a.given_scale ? flat_kernel<in, kGiven>
-                        : of_tensor   ? flat_kernel<in, kFromPartials>
-                        : group == 32 ? flat_kernel<in, 4>
-                        : group == 64 ? flat_kernel<in, 8>
-                                      : flat_kernel<in, 16>;
+    if (!by_vector || (!a.given_scale && group == DynamicScale::kRow)) {
+        const auto kernel = a.given_scale ? quantize_any<in, kGiven>
+                            : of_tensor   ? quantize_any<in, kFromPartials>
+                            : group > 0   ? quantize_any<in, kOfGroup>
+                                          : quantize_any<in, kOfRow>;
+        return go(kernel, any_groups, kThreads, a, found, partial_count);
+    }
+    const auto kernel = a.given_scale ? quantize_flat<in, kGiven>
+                        : of_tensor   ? quantize_flat<in, kFromPartials>
+                        : group == 32 ? quantize_flat<in, 4>
+                        : group == 64 ? quantize_flat<in, 8>
+                                      : quantize_flat<in, 16>;
     return go(kernel, parts(count, kThreads), kThreads, a, row_of, count, found, partial_count);
 }
 

@@ -43,6 +43,10 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return rms_norm(kernel, figures, *values)
     if family == "swiglu_fast":
         return swiglu(kernel, figures, *values)
+    if family == "quantize_flat":
+        return quantize(kernel, figures, values[0], 1, int(values[1]))
+    if family == "quantize_rows":
+        return quantize(kernel, figures, values[0], int(values[1]), 64)
     if family == "skinny_gemm_ring":
         return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
@@ -86,6 +90,28 @@ def swiglu(kernel, f, dtype, held) -> list[tuple[str, bool]]:
         ("no packed float32", f["pk"] >= 40 * held),
         ("float16 multiplied in float32", dtype != "f16" or named(kernel, "v_pk_mul_f16") >= 4 * held),
         ("fewer than 7 waves a SIMD", f["waves_per_simd"] >= 7),
+    ]
+
+
+def quantize(kernel, f, dtype, held, scale) -> list[tuple[str, bool]]:
+    """scale: of quantize_flat's template; 64: of a row."""
+    loads = {i.name for i in kernel.hot_path if i.is_load}
+    stores = {i.name for i in kernel.hot_path if i.is_store}
+    values, one_of_row = held * (2 if dtype == "f32" else 1), (held, scale) == (1, 64)
+    # A vector's FP8 bytes; the scale, as a float32 or as an exponent. Of a tensor's parts the maxima are read, too.
+    written = {"global_store_dwordx2"} | ({"global_store_dword", "global_store_byte"} if scale else set())
+    read = {"global_load_dwordx4"} | ({"global_load_dword"} if scale == -1 else set())
+    if scale == -1:  # its loop over the parts is what hot_path ends at
+        return [("loads", loads <= read), ("narrow stores", stores <= written)]
+    return [
+        ("loads of less than 128 bits", loads == read),
+        ("narrow stores", stores <= written),
+        ("the values are not asked for at once", f["loads_before_wait"] >= values),
+        ("FP8 conversions one by one", f["cvt_pk_fp8"] == 4 * held),
+        # With one vector of a row the compiler lays the rare scales' divisions on the straight path, behind a branch.
+        ("no packed float32", one_of_row or f["pk"] >= 8 * held),
+        ("a division a number", one_of_row or f["rcp"] <= 2),
+        ("more than half of the waves that a unit can hold do not fit", held == 8 or f["waves_per_simd"] >= 5),
     ]
 
 

@@ -30,8 +30,7 @@ struct QuantizationScale {
     __device__ QuantizationScale() {}
 
     __device__ explicit QuantizationScale(const float* p) : QuantizationScale(*p) {}
-    __device__ explicit QuantizationScale(float value)
-        : scale(value), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {
+    __device__ explicit QuantizationScale(float value) : scale(value), usual(scale >= 0x1p-60f && scale <= 0x1p60f) {
         high = __frcp_rz(scale);
         // The remainder is exact. Its quotient has a relative error below 2^-22, so that adding 2^-21 makes it too
         // large.

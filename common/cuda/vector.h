@@ -38,7 +38,8 @@ __device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { re
 __device__ inline void store(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 
-// The name is common with HIP.
+// The names are common with HIP.
+__device__ inline float load_scalar(const float* p) { return *p; }
 __device__ inline void store_at(void* p, uint2 v) { store(p, v); }
 
 __device__ inline uint32_t& word(uint4& v, int i) { return (&v.x)[i]; }

@@ -76,9 +76,15 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
     return u32x2{four_to_fp8(q[0], q[1]), four_to_fp8(q[2], q[3])};
 }
 
-// The same of numbers of any type. The name is common with CUDA.
+// The same with scales that differ between lanes, of numbers of any type. The name is common with CUDA.
 template <DType>
-__device__ inline u32x2 quantize_vector(const f32x2 (&y)[4], const QuantizationScale& s) {
+__device__ inline u32x2 quantize_vector(const f32x2 (&y)[4], QuantizationScale s) {
+    // The division is right for every lane, so that the whole wave takes it or none does.
+    if (any_lane(!s.usual)) {
+        s.usual = false;
+        return quantize(y, s);
+    }
+    s.usual = true;
     return quantize(y, s);
 }
 

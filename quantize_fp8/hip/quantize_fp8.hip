@@ -9,6 +9,8 @@
 namespace rocm_fp8::quantize {
 namespace {
 __device__ inline void begin_kernel() {}
+// Code above does not wait for the loads; code below does.
+__device__ inline void after_loads() { __builtin_amdgcn_sched_barrier(0); }
 }  // namespace
 }  // namespace rocm_fp8::quantize
 

@@ -50,6 +50,7 @@ def test_both_architectures_have_every_kernel(kernels):
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
         *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
+        *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
     }
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
@@ -69,6 +70,9 @@ SABOTAGE = [
     ("rms_norm_any<bf16>", "s_nop", "scratch_load_dword", "scratch accesses"),
     ("swiglu_fast<f16, 2>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
     ("swiglu_fast<bf16, 1>", "v_rcp_f32_e32", "v_sqrt_f32_e32", "reciprocal"),
+    ("quantize_flat<bf16, 16>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
+    ("quantize_rows<f16, 4, true>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
+    ("quantize_rows<f32, 2, false>", "v_pk_fma_f32", "v_fma_f32", "packed"),
     ("skinny_gemm_ring<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
     ("skinny_gemm_ring<8>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
     ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
