@@ -111,7 +111,7 @@ __device__ inline uint32_t largest_partial(const uint32_t* partials, int count) 
 }
 
 // Where a flat kernel's scale comes from; a positive value: the lanes that hold a group.
-constexpr int kGiven = 0, kFromPartials = -1;
+constexpr int kGiven = 0, kFromPartials = 1;
 
 // `row_of` divides by the lanes of a row: its vectors, filled up to whole groups.
 template <DType in, int kScale, int kThreads>
@@ -199,7 +199,7 @@ __device__ inline void quantize_elements(const Args& a, int64_t row, int64_t beg
 
 // Any sizes, strides and either FP8 format: a workgroup takes rows, of groups each wave takes some. kScale as above, of
 // rows or groups kOfRow and kOfGroup.
-constexpr int kOfRow = 1, kOfGroup = 2;
+constexpr int kOfRow = 2, kOfGroup = 3;
 
 template <DType in, int kScale, int kThreads>
 __device__ inline void quantize_by_element(const Args& a, const uint32_t* partials, int partial_count) {
@@ -344,7 +344,9 @@ Status launch_as(const Args& a, int units, bool native, const Executor& on, cons
             const int64_t threads = whole_group ? parts(vectors, held * kLanes) * kLanes : kThreads;
             const int64_t groups = whole_group ? a.rows : parts(a.rows, kThreads / kLanes);
             const auto kernel = kernel_at<kRowFormCount>(form, []<int i>() -> void (*)(Args) {
-                return quantize_rows<in, kRowForms[i].held, kRowForms[i].whole_group>;
+                constexpr int held =
+                    in == DType::f32 && kRowForms[i].held == 8 ? 4 : kRowForms[i].held;  // see row_form
+                return quantize_rows<in, held, kRowForms[i].whole_group>;
             });
             return go(kernel, groups, int(threads), a);
         }

@@ -100,8 +100,8 @@ def quantize(kernel, f, dtype, held, scale) -> list[tuple[str, bool]]:
     values, one_of_row = held * (2 if dtype == "f32" else 1), (held, scale) == (1, 64)
     # A vector's FP8 bytes; the scale, as a float32 or as an exponent. Of a tensor's parts the maxima are read, too.
     written = {"global_store_dwordx2"} | ({"global_store_dword", "global_store_byte"} if scale else set())
-    read = {"global_load_dwordx4"} | ({"global_load_dword"} if scale == -1 else set())
-    if scale == -1:  # its loop over the parts is what hot_path ends at
+    read = {"global_load_dwordx4"} | ({"global_load_dword"} if scale == 1 else set())
+    if scale == 1:  # its loop over the parts is what hot_path ends at
         return [("loads", loads <= read), ("narrow stores", stores <= written)]
     return [
         ("loads of less than 128 bits", loads == read),

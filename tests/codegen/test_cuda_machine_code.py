@@ -14,6 +14,7 @@ from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 pytestmark = needs_cuda_toolchain
 ARCHS = ["sm_89", "sm_90a", "sm_100"]
 BULK_ROW_TILES = (1, 2, 4)
+F32 = 0  # of rocm_fp8::DType
 ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of rms_norm::cuda::RowOwner
 
 
@@ -79,6 +80,11 @@ def test_every_form_is_there(kernels):
         "rms_norm_any": 2,
         "swiglu_fast": 2 * 2,
         "swiglu_any": 2,
+        # 3 types; a given scale, a tensor's, of 4, 8 or 16 lanes; 7 forms but one of float32; and so on.
+        "quantize_flat": 3 * 5,
+        "quantize_rows": 3 * 7 - 1,
+        "quantize_any": 3 * 4,
+        "quantize_largest": 3 * 2,
         # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8,
         # 16, 32; three of sixteen warps and one for clusters.
         "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
@@ -121,6 +127,17 @@ def test_accesses_are_wide(kernels):
         assert kernel.count(r"LDG\.E(?!\.128)") <= 1, kernel  # the scale
         assert kernel.count(r"STG\.E\.64") >= held * in_eights, kernel
         assert kernel.count(r"STG\.E(?!\.(64|128))") == 0, kernel
+
+
+def test_quantize_reads_and_writes_in_vectors(kernels):
+    """16 bytes of x, 8 of the result; beside them scales, and of a tensor's parts their maxima."""
+    _, found = kernels
+    for kernel in [*named(found, "quantize_flat"), *named(found, "quantize_rows")]:
+        values = 2 if kernel.template[0] == F32 else 1
+        held = kernel.template[1] if kernel.name == "quantize_rows" else 1
+        assert kernel.count(r"LDG\.E\.128") >= held * values, kernel
+        assert kernel.count(r"STG\.E\.64") >= held, kernel
+        assert kernel.count(r"STG\.E(?!\.(64|U8))") <= 1, kernel
 
 
 def test_what_rms_norm_fetches_into_l2(kernels):

@@ -5,6 +5,7 @@ make sanitize-cuda                                          # memcheck, racechec
 compute-sanitizer --kernel-regex kernel_substring=rocm_fp8 --error-exitcode 9 python -m tests.gpu.cuda_sanitizer_cases
 """
 
+import itertools
 import os
 import sys
 
@@ -64,6 +65,24 @@ def main() -> int:
     for rows, d in ((1, 8192), (40, 8192), (70, 1000), (3, 1001), (300, 8192), (1200, 8192)):
         x = normal(rows, 2 * d)
         same(kernel.swiglu_fp8(x, scale), kernel.reference.swiglu_fp8(x, scale), f"swiglu_fp8 {rows}x{d}")
+    # The vectors of rows, a warp, a CTA with 1 to 8 vectors a thread, element by element; the tensor's two launches.
+    modes = (dict(scaling="row"), dict(scaling="tensor"), dict(scaling="group"), dict(scaling="group", group_size=32))
+    modes += (dict(scaling="group", group_size=64, scale_dtype=torch.float8_e8m0fnu), dict(scale=scale))
+    for rows, d in (
+        (1, 7),
+        (3, 128),
+        (5, 520),
+        (2, 1032),
+        (140, 2048),
+        (2, 8192),
+        (300, 16384),
+        (1, 40000),
+        (1, 65536),
+    ):
+        for dtype, mode in itertools.product((torch.float16, torch.bfloat16, torch.float32), modes):
+            x = normal(rows, d, dtype=dtype)
+            got, wanted = (module.quantize_fp8(x, **mode)[0] for module in (kernel, kernel.reference))
+            same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):

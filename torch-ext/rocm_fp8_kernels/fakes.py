@@ -21,5 +21,13 @@ def _register(name: str) -> None:
     torch.library.register_fake(add_op_namespace_prefix(name), fake)
 
 
-for _name in ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "quantize_fp8", "quantize_static_fp8"):
+for _name in (
+    "rms_norm",
+    "rms_norm_fp8",
+    "add_rms_norm_fp8",
+    "swiglu_fp8",
+    "skinny_gemm",
+    "quantize_fp8",
+    "quantize_static_fp8",
+):
     _register(_name)
