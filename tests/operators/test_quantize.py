@@ -144,3 +144,22 @@ def test_the_same_bits_again_and_alone(kernel, device, generator):
         alone = kernel.quantize_fp8(x[7:8], scaling=scaling)
         for a, b, c in zip(first, again, alone):
             assert same_bytes(a, b) and same_bytes(a[7:8], c)
+
+
+def test_to_fnuz_is_exact(kernel, device):
+    """Every byte: the same numbers at twice the scale."""
+    q = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    for scale in (torch.tensor([0.3]), torch.tensor([0.25]).to(torch.float8_e8m0fnu)):
+        converted, twice = kernel.to_fnuz(q, scale.to(device))
+        assert converted.dtype == torch.float8_e4m3fnuz and twice.dtype == scale.dtype
+        before, after = (a.float().cpu() * b.float().cpu() for a, b in ((q, scale), (converted, twice)))
+        assert torch.equal(before.isnan(), after.isnan()) and int(after.isnan().sum()) == 2
+        assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
+    transposed = kernel.to_fnuz(q.view(16, 16).t(), torch.ones(16, 1, device=device))[0]
+    assert torch.equal(
+        transposed.t().reshape(-1).view(torch.uint8), kernel.to_fnuz(q, torch.ones(1))[0].view(torch.uint8)
+    )
+    with pytest.raises(RuntimeError, match="to_fnuz: q: dtype torch.float8_e4m3fnuz"):
+        kernel.to_fnuz(converted, twice)
+    with pytest.raises(RuntimeError, match="to_fnuz: scale: dtype torch.float16"):
+        kernel.to_fnuz(q, torch.ones(1, dtype=torch.float16))

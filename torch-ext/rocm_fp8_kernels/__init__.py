@@ -14,6 +14,7 @@ from .intact import check_files as _check_files
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
 from . import fakes, layers, quantization, reference  # noqa: E402, F401
+from .linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
     add_rms_norm_fp8,
@@ -39,4 +40,5 @@ __all__ = [
     "rms_norm_fp8",
     "skinny_gemm",
     "swiglu_fp8",
+    "to_fnuz",
 ]

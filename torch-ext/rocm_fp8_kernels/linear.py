@@ -5,6 +5,7 @@ from types import ModuleType
 import torch
 
 from . import reference
+from .arguments import SCALES, check_tensors, refuse
 from .ops import SKINNY_GEMM_MAX_ROWS
 
 __all__ = ["Fp8Linear", "quantize_weight", "to_fnuz"]
@@ -27,13 +28,28 @@ def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) 
     return quantized, (scale.reshape(1, -1) if granularity == "channel" else scale.reshape(1))
 
 
-def to_fnuz(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A float8_e4m3fn tensor without NaN, and its scale, as float8_e4m3fnuz: the same bytes mean half as much there.
+def to_fnuz(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float8_e4m3fn tensor and its scale as float8_e4m3fnuz, exactly: for checkpoints on gfx942.
 
-    The exception is -0, whose byte is fnuz' NaN: it becomes 0.
+    The same byte means half as much in float8_e4m3fnuz, so the scale doubles. -0, whose byte is NaN there, becomes 0;
+    NaN becomes that NaN.
+
+    Args:
+        q: float8_e4m3fn, any shape and strides.
+        scale: float32, or float8_e8m0fnu below its largest number, 2^127; any shape.
+
+    Returns: (float8_e4m3fnuz of q's shape, scales of scale's shape and dtype), new tensors.
+    Raises: RuntimeError naming the argument.
     """
-    codes = weight.view(torch.uint8)
-    return torch.where(codes == 0x80, 0, codes).view(torch.float8_e4m3fnuz), scale * 2
+    check_tensors("to_fnuz", q=q, scale=scale)
+    if q.dtype != torch.float8_e4m3fn:
+        refuse("to_fnuz", "q", f"dtype {q.dtype}; allowed: torch.float8_e4m3fn")
+    if scale.dtype not in SCALES:
+        refuse("to_fnuz", "scale", f"dtype {scale.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    codes = q.view(torch.uint8)
+    nan, minus_zero = (codes & 0x7F) == 0x7F, codes == 0x80
+    converted = codes.masked_fill(minus_zero, 0).masked_fill(nan, 0x80).view(torch.float8_e4m3fnuz)
+    return converted, scale * 2 if scale.dtype == torch.float32 else (scale.float() * 2).to(scale.dtype)
 
 
 class _SeenTensor:

@@ -49,8 +49,7 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         )
         output, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         output = output.reshape(*shape, -1)
-        # No operator before it to quantise its input: a few elementwise ones of torch.
-        quantized = reference.encode_fp8(output.float() / self.o_proj.input_scale, self.o_proj.weight.dtype)
+        quantized, _ = ops.quantize_fp8(output, self.o_proj.input_scale, out_dtype=self.o_proj.weight.dtype)
         return self.o_proj(quantized, ops=ops), weights
 
 
