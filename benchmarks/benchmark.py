@@ -121,6 +121,34 @@ class SwigluFp8(Rotating):
         return self.check_bytes(out, self.kernel.reference.swiglu_fp8(x, self.scale, out_dtype=out.dtype))
 
 
+class QuantizeFp8(Rotating):
+    """bfloat16 [rows, 16384], a computed float32 scale for each row or for each 128 of a row."""
+
+    def make(self, rows: int, scaling: str, d: int = 16384) -> None:
+        groups = 1 if scaling == "row" else -(-d // 128)
+
+        def make_set():
+            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
+            scales = torch.full((rows, groups), float("nan"), device=self.device)
+            x = torch.randn(rows, d, device=self.device).bfloat16()
+            return x, out.view(self.kernel.fp8_dtype(self.device)), scales
+
+        self.scaling = scaling
+        self.prepare(f"quantize_fp8 [{rows}, {d}] by {scaling}", rows * (3 * d + 4 * groups), "copy", make_set)
+
+    def run(self) -> None:
+        x, out, scales = self.next_set()
+        self.kernel.quantize_fp8(x, scaling=self.scaling, out=out, scale_out=scales)
+
+    def verify(self) -> torch.Tensor:
+        x, out, scales = self.next_set()
+        self.kernel.quantize_fp8(x, scaling=self.scaling, out=out, scale_out=scales)
+        want, want_scales = self.kernel.reference.quantize_fp8(x, scaling=self.scaling, out_dtype=out.dtype)
+        if not torch.equal(scales, want_scales):
+            raise AssertionError("a scale differs from the reference's")
+        return self.check_bytes(out, want)
+
+
 class SkinnyGemm(Rotating):
     """M rows of activations, weights [N, K], bfloat16 result."""
 
@@ -155,7 +183,7 @@ ROWS = (1, 8, 32, 128, 256)
 GEMMS = [(m, n, k) for n, k in ((2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096)) for m in (1, 8, 16, 32)]
 
 
-def add_workload(cls: type[Rotating], name: str, sizes: tuple[int, ...]) -> None:
+def add_workload(cls: type[Rotating], name: str, sizes: tuple[int | str, ...]) -> None:
     setattr(cls, f"setup_{name}", lambda self: self.make(*sizes))
     setattr(cls, f"benchmark_{name}", lambda self: self.run())
     setattr(cls, f"verify_{name}", lambda self: self.verify())
@@ -164,6 +192,8 @@ def add_workload(cls: type[Rotating], name: str, sizes: tuple[int, ...]) -> None
 for _rows in ROWS:
     add_workload(AddRmsNormFp8, f"rows{_rows:03}", (_rows,))
     add_workload(SwigluFp8, f"rows{_rows:03}", (_rows,))
+    for _scaling in ("row", "group"):
+        add_workload(QuantizeFp8, f"{_scaling}_rows{_rows:03}", (_rows, _scaling))
 for _m, _n, _k in GEMMS:
     add_workload(SkinnyGemm, f"{_n}x{_k}_m{_m:02}", (_m, _n, _k))
 # The runner takes every subclass of Benchmark in this module that has workloads; this one has none.
@@ -176,7 +206,7 @@ def main() -> None:
     from scripts.load import load_kernel
 
     kernel = load_kernel("cpu")
-    for cls in (AddRmsNormFp8, SwigluFp8, SkinnyGemm):
+    for cls in (AddRmsNormFp8, SwigluFp8, QuantizeFp8, SkinnyGemm):
         for method in [name for name in dir(cls) if name.startswith("benchmark_")]:
             workload = cls()
             workload.kernel = kernel

@@ -64,6 +64,18 @@ def test_swiglu_fp8(kernel, rows, d, dtype):
     assert_nearly_all_equal(kernel.swiglu_fp8(x, scale), kernel.reference.swiglu_fp8(x, scale))
 
 
+@pytest.mark.parametrize("scaling", ["tensor", "row", "group"])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("d", [128, 1001, 4096])
+def test_quantize_fp8(kernel, rows, d, scaling):
+    x = drawn(rows, d, dtype=torch.bfloat16, spread=3.0)
+    for power_of_two in (False, True):
+        options = dict(scaling=scaling, power_of_two=power_of_two)
+        got, wanted = (module.quantize_fp8(x, **options) for module in (kernel, kernel.reference))
+        assert torch.equal(got[0].view(torch.uint8), wanted[0].view(torch.uint8))
+        assert torch.equal(got[1], wanted[1])
+
+
 @pytest.mark.parametrize("rows", [1, 9, 32])
 @pytest.mark.parametrize("n, k", [(64, 1024), (130, 4096), (37, 77)])
 def test_skinny_gemm(kernel, rows, n, k):

@@ -11,9 +11,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def(
         "add_rms_norm_fp8(Tensor(a!) out, Tensor x, Tensor(b!) residual, Tensor weight, Tensor scale, float epsilon) "
         "-> ()");
-    // group: 32, 64 or 128 elements of a row; 0: a row; -1: the tensor. Each has a scale of its own.
+    // group: 32, 64 or 128 elements of a row; 0: a row; -1: the tensor. Each has a scale of its own. scale_out: float32,
+    // float8_e8m0fnu or its bytes, as uint8.
     ops.def(
-        "quantize_fp8(Tensor(a!) out, Tensor(b!) scale, Tensor x, Tensor? upper_bound, int group, float fp8_max, "
+        "quantize_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor? scale_ub, int group, float fp8_max, "
         "bool power_of_two) -> ()");
     ops.def("quantize_static_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
     ops.def("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");

@@ -31,7 +31,12 @@ class Call:
     written: list[Guarded]
 
     def __call__(self, kernel):
-        return getattr(kernel, self.operator)(**self.arguments)
+        return getattr(kernel, function_of(self.operator))(**self.arguments)
+
+
+def function_of(operator: str) -> str:
+    """The Python function that calls the operator; TENSORS has the operators' names."""
+    return operator.replace("_static", "")
 
 
 def valid_call(operator: str, device, generator) -> Call:
@@ -44,6 +49,8 @@ def valid_call(operator: str, device, generator) -> Call:
         "rms_norm_fp8": lambda: dict(x=rows(), weight=weight, scale=scale),
         "add_rms_norm_fp8": lambda: dict(x=rows(), residual=rows(), weight=weight, scale=scale),
         "swiglu_fp8": lambda: dict(x=rows(d=2 * D), scale=scale),
+        "quantize_fp8": lambda: dict(x=rows(), scale_ub=1 + scale),
+        "quantize_static_fp8": lambda: dict(x=rows(), scale=scale),
         "skinny_gemm": lambda: dict(
             a=random_fp8((ROWS, K), FP8, generator),
             b=random_fp8((D, K), FP8, generator),
@@ -59,6 +66,9 @@ def valid_call(operator: str, device, generator) -> Call:
     if "residual" in arguments:
         written.append(guarded(arguments["residual"], device))
         arguments["residual"] = written[1].t
+    if operator == "quantize_fp8":
+        written.append(Guarded((ROWS, 1), torch.float32, device))
+        arguments["scale_out"] = written[1].t
     return Call(operator, arguments, written)
 
 
@@ -76,15 +86,17 @@ class Bad:
 
     @property
     def message(self) -> str:
-        return rf"^{self.operator}: " + (self.says or f"{self.named}: ")
+        return rf"^{function_of(self.operator)}: " + (self.says or f"{self.named}: ")
 
 
-ROW_OPERATORS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8")
+ROW_OPERATORS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "quantize_fp8", "quantize_static_fp8")
 TENSORS = {
     "rms_norm": ("x", "weight", "out"),
     "rms_norm_fp8": ("x", "weight", "scale", "out"),
     "add_rms_norm_fp8": ("x", "residual", "weight", "scale", "out"),
     "swiglu_fp8": ("x", "scale", "out"),
+    "quantize_fp8": ("x", "scale_ub", "out", "scale_out"),
+    "quantize_static_fp8": ("x", "scale", "out"),
     "skinny_gemm": ("a", "b", "scale_a", "scale_b", "bias", "out"),
 }
 # Rows, as opposed to scales and the like: the last dimension must be contiguous.
@@ -139,7 +151,9 @@ def common(operator: str) -> list[Bad]:
         for other in ("meta", "cpu") if torch.cuda.is_available() else ("meta",):
             says = rf".*\b{name}\b.*\b{other}\b"
             cases.append(Bad(operator, name, f"device-{other}", to_device(name, other), says))
-        if name not in ("out", "bias"):  # a norm without weight, a scale of 1?
+        # Without `scale` quantize_fp8 computes scales.
+        optional = ("out", "bias", "scale_out", "scale_ub") + ("scale",) * (operator == "quantize_static_fp8")
+        if name not in optional:  # a norm without weight, a scale of 1?
             cases.append(Bad(operator, name, "none", replace(name, lambda t: None)))
         cases.append(Bad(operator, name, "a-number", replace(name, lambda t: 0.5)))
         if not name.startswith("scale"):
@@ -156,7 +170,7 @@ def common(operator: str) -> list[Bad]:
         elif name in ("weight", "bias"):
             cases.append(Bad(operator, name, "too-wide", replace(name, wider)))
             cases.append(Bad(operator, name, "one-element", replace(name, lambda t: t[:1])))
-        elif name == "scale":
+        elif name in ("scale", "scale_ub"):
             cases.append(Bad(operator, name, "two-elements", replace(name, wider)))
             cases.append(Bad(operator, name, "empty", replace(name, lambda t: t[:0])))
             for dtype in (torch.float16, torch.bfloat16):
@@ -172,6 +186,8 @@ def strided_out(args: Arguments) -> None:
             args[name] = args[name][: ROWS // 2]
     if "scale_a" in args:
         args["scale_a"] = args["scale_a"][: ROWS // 2]
+    if "scale_out" in args:
+        args["scale_out"] = args["scale_out"][: ROWS // 2]
     args["out"] = spread_written(args["out"])
 
 
@@ -189,10 +205,12 @@ def share(target: str, source: str, shift: int = 0) -> Change:
 
 def overlaps(operator: str) -> list[Bad]:
     cases = []
-    written = ("out", "residual") if operator == "add_rms_norm_fp8" else ("out",)
+    others = {"add_rms_norm_fp8": ("residual",), "quantize_fp8": ("scale_out",)}.get(operator, ())
+    written = ("out", *others)
     for target in written:
         for source in TENSORS[operator]:
-            if source in written and (target, source) != ("out", "residual"):
+            # Of two that are written one is named.
+            if source in written and (target, source) not in (("out", "residual"), ("scale_out", "out")):
                 continue
             cases.append(Bad(operator, target, f"is-{source}", share(target, source)))
             cases.append(Bad(operator, target, f"overlaps-end-of-{source}", share_last_element(target, source)))
@@ -218,8 +236,10 @@ def transposed_overlap(target: str, source: str) -> Change:
                 args[name] = arena.transpose(0, 1) if name == source else args[name][:1].expand(3, 2, -1).contiguous()
         out = args["out"]
         args["out"] = torch.zeros(3, 2, D, dtype=out.dtype, device=out.device)
+        if "scale_out" in args:
+            args["scale_out"] = torch.zeros(3, 2, 1, device=out.device)
         t = args[target]
-        args[target] = arena.flatten().view(torch.uint8)[: t.numel() * t.element_size()].view(t.dtype).view(3, 2, D)
+        args[target] = arena.flatten().view(torch.uint8)[: t.numel() * t.element_size()].view(t.dtype).view(t.shape)
 
     return change
 
@@ -250,6 +270,47 @@ def out_dtype_conflict(args: Arguments) -> None:
     args["out_dtype"] = torch.float32 if args["out"].dtype == torch.bfloat16 else other_format()
 
 
+def given(**values: object) -> Change:
+    return lambda args: args.update(values)
+
+
+def grouped(
+    strides: tuple[int, int] | None = None, shape: tuple[int, int] = (ROWS, 3), scaling: str = "group"
+) -> Change:
+    """Rows of 80, so 3 groups of 32; scale_out has this shape, with these strides."""
+
+    def change(args: Arguments) -> None:
+        x, out = args["x"], args["out"]
+        args |= dict(x=x.repeat(1, 4)[:, :80], out=torch.zeros(ROWS, 80, dtype=out.dtype, device=out.device))
+        memory = torch.zeros(64, device=x.device)
+        args["scale_out"] = memory.as_strided(shape, strides or (shape[1], 1))
+        args |= dict(scaling=scaling, group_size=32)
+
+    return change
+
+
+def transposed_scales(args: Arguments) -> None:
+    args["x"], args["out"] = args["x"].view(2, 2, D), args["out"].view(2, 2, D)
+    args["scale_out"] = args["scale_out"].view(2, 2, 1).transpose(0, 1)
+
+
+def scales_of_rows_without_values(args: Arguments) -> None:
+    args["x"], args["out"] = args["x"][:, :0], args["out"][:, :0]
+    args["scale_out"] = args["scale_out"][:1].expand(ROWS, 1)
+
+
+def fp8_max_above(args: Arguments) -> None:
+    args["fp8_max"] = torch.finfo(args["out"].dtype).max * (1 + 2**-20)
+
+
+def allocated(name: str, **values: object) -> Change:
+    def change(args: Arguments) -> None:
+        args[name] = None
+        args.update(values)
+
+    return change
+
+
 def out_dtype_wrong(dtype: torch.dtype) -> Change:
     def change(args: Arguments) -> None:
         del args["out"]
@@ -274,6 +335,8 @@ def transposed_out(args: Arguments) -> None:
         if name in args:
             args[name] = args[name].view(2, 2, args[name].shape[-1])
     args["out"] = args["out"].view(2, 2, D).transpose(0, 1)
+    if "scale_out" in args:
+        args["scale_out"] = args["scale_out"].view(2, 2, 1)
 
 
 def rows_beyond_the_limit(args: Arguments) -> None:
@@ -292,7 +355,56 @@ for _operator in TENSORS:
         CASES.append(Bad(_operator, "out_dtype", "conflict", out_dtype_conflict))
     if _operator not in ("rms_norm", "skinny_gemm"):
         CASES.append(Bad(_operator, "out_dtype", "float32", out_dtype_wrong(torch.float32)))
+_SCALES = [
+    ("dtype-float16", to_dtype("scale_out", torch.float16)),
+    ("dtype-bfloat16", to_dtype("scale_out", torch.bfloat16)),
+    ("dtype-fp8", to_dtype("scale_out", torch.float8_e4m3fn)),
+    ("zero-dim", replace("scale_out", lambda t: t[0, 0])),
+    ("zero-dim-e8m0", replace("scale_out", lambda t: t[0, 0].to(torch.float8_e8m0fnu))),
+    ("one-dim", replace("scale_out", lambda t: t[:, 0])),
+    ("one-dim-more", replace("scale_out", lambda t: t[None])),
+    ("row-missing", replace("scale_out", lambda t: t[:-1])),
+    ("one-for-all", replace("scale_out", lambda t: t[:1, 0])),
+    ("as-a-row", replace("scale_out", lambda t: t.t())),
+    ("of-groups", replace("scale_out", wider)),
+    ("overlapping-itself", replace("scale_out", lambda t: t[:1].expand(ROWS, 1))),
+    ("overlapping-itself-without-values", scales_of_rows_without_values),
+    ("no-rows", transposed_scales),
+    ("of-a-tensor-one-a-row", given(scaling="tensor")),
+    ("of-a-tensor-zero-dim", lambda args: args.update(scaling="tensor", scale_out=args["scale_out"][0, 0])),
+    ("of-a-tensor-2-dims", lambda args: args.update(scaling="tensor", scale_out=args["scale_out"][:1])),
+    ("group-missing", grouped(shape=(ROWS, 2))),
+    ("group-too-many", grouped(shape=(ROWS, 4))),
+    ("groups-for-rows", grouped(scaling="row")),
+    ("groups-by-rows", grouped(shape=(3, ROWS))),
+    ("rows-that-overlap", grouped((2, 1))),
+    ("rows-all-one", grouped((0, 1))),
+    ("groups-all-one", grouped((1, 0))),
+    ("columns-that-overlap", grouped((1, 3))),
+    ("columns-and-rows-alike", grouped((1, 1))),
+    ("overlaps-transposed-x", transposed_overlap("scale_out", "x")),
+]
+CASES += [Bad("quantize_fp8", "scale_out", why, change) for why, change in _SCALES]
 CASES += [
+    *(Bad("quantize_fp8", "scaling", str(v), given(scaling=v)) for v in ("block", "", None, 128, ["row"])),
+    *(
+        Bad("quantize_fp8", "group_size", str(v), given(scaling="group", group_size=v))
+        for v in (0, -1, 1, 16, 33, 256, 128.0, None, True, "128")
+    ),
+    *(Bad("quantize_fp8", "fp8_max", str(v), given(fp8_max=v)) for v in (0, -448.0, 1.999, 1e9, "448", [448.0])),
+    *(Bad("quantize_fp8", "fp8_max", str(v), given(fp8_max=float(v))) for v in ("nan", "inf", "-inf")),
+    Bad("quantize_fp8", "fp8_max", "just-above-the-largest", fp8_max_above),
+    Bad("quantize_fp8", "fp8_max", "just-above-fnuz", allocated("out", out_dtype=torch.float8_e4m3fnuz, fp8_max=241)),
+    Bad("quantize_fp8", "fp8_max", "a-tensor", lambda args: args.update(fp8_max=args["scale_ub"])),
+    *(
+        Bad("quantize_fp8", "scale_dtype", str(v).split(".")[-1], allocated("scale_out", scale_dtype=v))
+        for v in (torch.float16, torch.uint8, torch.float8_e4m3fn, torch.float64, "float32")
+    ),
+    Bad("quantize_fp8", "x", "dtype-fp8", to_dtype("x", torch.float8_e4m3fn)),
+    Bad("quantize_fp8", "out", "dtype-bfloat16", to_dtype("out", torch.bfloat16)),
+    Bad("quantize_static_fp8", "out", "dtype-float32", to_dtype("out", torch.float32)),
+    Bad("quantize_static_fp8", "scale", "one-a-row", replace("scale", lambda t: t.expand(ROWS, 1).contiguous())),
+    Bad("quantize_static_fp8", "scale", "dtype-e8m0", to_dtype("scale", torch.float8_e8m0fnu)),
     # Types that are right elsewhere: float32 only for weights, one 16-bit type for all, FP8 where FP8 is made.
     Bad("rms_norm", "x", "dtype-float32", to_dtype("x", torch.float32)),
     Bad("rms_norm", "weight", "dtype-of-other-width", to_dtype("weight", torch.float16)),
@@ -339,7 +451,8 @@ CASES += [
 @pytest.mark.parametrize("operator", TENSORS)
 def test_the_calls_that_are_spoilt_are_valid(kernel, device, generator, operator):
     call = valid_call(operator, device, generator)
-    assert call(kernel) is call.arguments["out"]
+    got = call(kernel)
+    assert (got[0] if isinstance(got, tuple) else got) is call.arguments["out"]
     assert not call.arguments["out"].float().isnan().any()
 
 
@@ -378,3 +491,40 @@ def test_columns_of_one_buffer_do_not_overlap(kernel, device, generator, operato
     before = x.clone()
     assert torch.equal(raw(call(kernel)), raw(wanted))
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("strides", [(3, 1), (1, ROWS), (1, ROWS + 3), (5, 1), (6, 2), (2, 11)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu], ids=["f32", "e8m0"])
+def test_scales_of_any_strides_are_taken(kernel, device, generator, strides, dtype):
+    """The calls that `grouped` spoils by their strides alone."""
+    call = valid_call("quantize_fp8", device, generator)
+    grouped(strides)(call.arguments)
+    scales = torch.zeros(64, dtype=torch.uint8, device=device).view(dtype) if dtype.itemsize == 1 else None
+    if scales is not None:
+        call.arguments["scale_out"] = scales.as_strided((ROWS, 3), strides)
+    q, scale = call(kernel)
+    assert scale is call.arguments["scale_out"] and scale.dtype == dtype
+    wanted = kernel.reference.quantize_fp8(
+        call.arguments["x"],
+        scaling="group",
+        group_size=32,
+        scale_ub=call.arguments["scale_ub"],
+        scale_dtype=dtype,
+        out_dtype=q.dtype,
+    )
+    assert same_bytes(q, wanted[0]) and same_bytes(scale, wanted[1])
+
+
+def test_scales_may_lie_beside_their_rows(kernel, device, generator):
+    """Rows of one buffer, each its FP8 values and then its scale: the ranges of addresses cross."""
+    call = valid_call("quantize_fp8", device, generator)
+    wanted = [t.clone() for t in call(kernel)]
+    arena = torch.zeros(ROWS, D + 4, dtype=torch.uint8, device=device)
+    call.arguments["out"] = arena[:, :D].view(wanted[0].dtype)
+    call.arguments["scale_out"] = arena.view(torch.float32)[:, D // 4 :]
+    for got, want in zip(call(kernel), wanted, strict=True):
+        assert same_bytes(got, want)
+    # One element earlier a scale lies in its row's values.
+    call.arguments["scale_out"] = arena.view(torch.float32)[:, D // 4 - 1 : D // 4]
+    with pytest.raises(RuntimeError, match="^quantize_fp8: scale_out: overlaps out in memory"):
+        call(kernel)

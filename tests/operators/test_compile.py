@@ -10,6 +10,8 @@ import torch
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
 
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
 # Inductor needs a C++ compiler for what it generates around the operators; tracing and functionalisation do not.
 BACKEND = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 
@@ -41,6 +43,8 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
         "rms_norm_fp8": lambda: (half(rows, 40), weight, scale),
         "add_rms_norm_fp8": lambda: (half(rows, 40), half(rows, 40), weight, scale),
         "swiglu_fp8": lambda: (half(rows, 80), scale),
+        "quantize_fp8": lambda: (half(rows, 40),),
+        "quantize_static_fp8": lambda: (half(rows, 40), scale),
         "skinny_gemm": lambda: (
             random_fp8((rows, 64), NATIVE, generator),
             random_fp8((40, 64), NATIVE, generator),
@@ -52,15 +56,35 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
     return tuple(value.to(device) for value in values)
 
 
-OPERATORS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm")
+# As the schemas name them.
+OPERATORS = (
+    "rms_norm",
+    "rms_norm_fp8",
+    "add_rms_norm_fp8",
+    "swiglu_fp8",
+    "skinny_gemm",
+    "quantize_fp8",
+    "quantize_static_fp8",
+)
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
-def both_ways(function: Callable, args: tuple, compiled: Callable) -> torch.Tensor:
+def function_of(kernel, operator: str) -> Callable[..., Result]:
+    """The Python function that calls the operator."""
+    return getattr(kernel, operator.replace("_static", ""))
+
+
+def parts(result: Result) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def both_ways(function: Callable[..., Result], args: tuple, compiled: Callable[..., Result]) -> Result:
     """The compiled result, after its bytes and those of every argument afterwards were found equal to eager's."""
     eager_args, compiled_args = (tuple(a.clone() for a in args) for _ in range(2))
     wanted, got = function(*eager_args), compiled(*compiled_args)
-    assert same_bytes(got, wanted)
+    assert len(parts(got)) == len(parts(wanted))
+    for i, (a, b) in enumerate(zip(parts(got), parts(wanted))):
+        assert same_bytes(a, b) and a.stride() == b.stride(), f"result {i}"
     for i, (a, b) in enumerate(zip(compiled_args, eager_args)):
         assert same_bytes(a, b), f"argument {i} afterwards"
     return got
@@ -68,7 +92,7 @@ def both_ways(function: Callable, args: tuple, compiled: Callable) -> torch.Tens
 
 @every_operator
 def test_one_graph_with_an_allocated_result(kernel, device, generator, operator):
-    function = getattr(kernel, operator)
+    function = function_of(kernel, operator)
     compiled = torch.compile(function, fullgraph=True, backend=BACKEND)
     both_ways(function, arguments(operator, 4, device, generator), compiled)
 
@@ -76,10 +100,10 @@ def test_one_graph_with_an_allocated_result(kernel, device, generator, operator)
 @every_operator
 def test_one_graph_that_writes_into_out(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
-    out = torch.empty_like(getattr(kernel, operator)(*(a.clone() for a in args)))
+    out = torch.empty_like(parts(function_of(kernel, operator)(*(a.clone() for a in args)))[0])
 
     def function(out, *args):
-        result = getattr(kernel, operator)(*args, out=out)
+        result = parts(function_of(kernel, operator)(*args, out=out))[0]
         # What is computed from `out` afterwards must see the new values.
         return result.float() + out.float()
 
@@ -96,7 +120,7 @@ def test_any_number_of_rows_in_one_graph(kernel, device, generator, operator):
         graphs += 1
         return module.forward
 
-    function = getattr(kernel, operator)
+    function = function_of(kernel, operator)
     # Backends of torch's own go through more stages; the number of graphs is Dynamo's alone.
     counted = torch.compile(function, fullgraph=True, backend=count, dynamic=True)
     compiled = torch.compile(function, fullgraph=True, backend=BACKEND, dynamic=True)
@@ -160,12 +184,18 @@ def registered_samples(operator: str, device, generator):
     """Arguments of the registered operator: dense, without rows, and as columns of wider tensors."""
     dtype = torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else NATIVE
     rest = (1e-6,) if "rms_norm" in operator else ()
+    if operator == "quantize_fp8":
+        rest = (torch.tensor([1.5], device=device), 32, 224.0, False)
+
+    def written(rows: int, width: int) -> tuple[torch.Tensor, ...]:
+        sizes = [(dtype, 40, width)] + [(torch.float32, 2, width - 38)] * (operator == "quantize_fp8")
+        return tuple(torch.zeros((rows, w), dtype=t, device=device)[:, :d] for t, d, w in sizes)
+
     for rows in (0, 4):
         args = arguments(operator, rows, device, generator)
-        yield (torch.zeros((rows, 40), dtype=dtype, device=device), *args, *rest)
-    out = torch.zeros(4, 64, dtype=dtype, device=device)[:, :40]
+        yield (*written(rows, 40), *args, *rest)
     wide = torch.cat([args[0], args[0]], dim=-1)[:, : args[0].shape[1]]
-    yield (out, wide, *args[1:], *rest)
+    yield (*written(4, 64), wide, *args[1:], *rest)
 
 
 @every_operator
@@ -184,7 +214,7 @@ def test_torchs_checks_of_the_registration(kernel, device, generator, operator):
 def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, generator, operator):
     op = getattr(kernel._ops.ops, operator).default
     declared = {argument.name for argument in op._schema.arguments if argument.is_write}
-    assert declared == ({"out", "residual"} if operator == "add_rms_norm_fp8" else {"out"})
+    assert declared == {"out"} | {"add_rms_norm_fp8": {"residual"}, "quantize_fp8": {"scale_out"}}.get(operator, set())
     for sample in list(registered_samples(operator, device, generator))[1:]:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in sample]
         assert op(*sample) is None
@@ -199,6 +229,76 @@ def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, genera
 @every_operator
 def test_meta_tensors_give_shapes(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
-    wanted = getattr(kernel, operator)(*args)
-    got = getattr(kernel, operator)(*(a.to("meta") for a in args))
-    assert got.is_meta and (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+    function = function_of(kernel, operator)
+    assert_meta_as(function(*(a.to("meta") for a in args)), function(*args))
+
+
+def assert_meta_as(got: Result, wanted: Result) -> None:
+    for a, b in zip(parts(got), parts(wanted), strict=True):
+        assert a.is_meta and (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
+# --- quantize_fp8: its scales ---
+
+E8M0 = torch.float8_e8m0fnu
+MODES = [
+    dict(scaling="tensor"),
+    dict(scaling="tensor", scale_dtype=E8M0, fp8_max=224.0),
+    dict(scaling="row", column_major_scales=True),
+    dict(scaling="row", power_of_two=True, scale_ub=1.5),
+    dict(scaling="row", scale_dtype=E8M0),
+    dict(scaling="group", group_size=32, scale_dtype=E8M0, column_major_scales=True),
+    dict(scaling="group", group_size=64, power_of_two=True, column_major_scales=True),
+    dict(scaling="group", fp8_max=224.0, scale_ub=1.5),
+]
+every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(str(v) for v in mode.values()))
+
+
+def quantize_in(mode: dict, kernel, device) -> Callable[..., Result]:
+    if "scale_ub" in mode:
+        mode = mode | dict(scale_ub=torch.tensor([mode["scale_ub"]], device=device))
+    return lambda x: kernel.quantize_fp8(x, **mode)
+
+
+@every_mode
+def test_one_graph_of_each_kind_of_scales(kernel, device, generator, mode):
+    function = quantize_in(mode, kernel, device)
+    x = normal((2, 3, 200), torch.bfloat16, generator).to(device)
+    got = both_ways(function, (x,), torch.compile(function, fullgraph=True, backend=BACKEND))
+    assert got[1].float().min() > 0
+    assert_meta_as(quantize_in(mode, kernel, "meta")(x.to("meta")), got)
+
+
+@every_mode
+def test_any_number_of_rows_with_each_kind_of_scales(kernel, device, generator, mode):
+    function = quantize_in(mode, kernel, device)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        for rows in (3, 17, 64):
+            both_ways(function, (normal((rows, 200), torch.float32, generator).to(device),), compiled)
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (3, 0)], ids=str)
+@pytest.mark.parametrize("kind", [dict(), dict(power_of_two=True), dict(scale_dtype=E8M0)], ids=str)
+def test_one_graph_of_an_empty_tensor(kernel, device, shape, kind):
+    """Its scales are written without a kernel of the package."""
+
+    def function(x):
+        return tuple(kernel.quantize_fp8(x, scaling=scaling, **kind)[1] for scaling in ("tensor", "row"))
+
+    x = torch.empty(shape, device=device)
+    # Inductor folds these scales to constants, and knows no constant of this type on a CPU.
+    backend = "aot_eager" if "scale_dtype" in kind else BACKEND
+    both_ways(function, (x,), torch.compile(function, fullgraph=True, backend=backend))
+
+
+def test_scales_are_seen_to_be_written(kernel, device, generator):
+    x = normal((4, 200), torch.bfloat16, generator).to(device)
+
+    def function(x, scales):
+        before = scales * 2
+        q, got = kernel.quantize_fp8(x, scaling="group", scale_out=scales)
+        return before, q.float() * scales[:, :1], got + scales
+
+    scales = torch.ones(4, 2, device=device)
+    both_ways(function, (x, scales), torch.compile(function, fullgraph=True, backend=BACKEND))

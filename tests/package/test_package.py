@@ -16,7 +16,7 @@ import torch
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
-OPERATORS = {"rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm"}
+OPERATORS = {"rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "quantize_fp8"}
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,9 @@ def test_the_namespace_is_unique_and_one_everywhere(kernel, metadata, library):
     assert kernel._ops.ops is getattr(torch.ops, name)
     assert kernel._ops.add_op_namespace_prefix("x") == f"{name}::x"
     registered = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(f"{name}::")}
-    assert registered == {f"{name}::{operator}" for operator in (*OPERATORS, "reread_environment")}
+    assert registered == {
+        f"{name}::{operator}" for operator in (*OPERATORS, "quantize_static_fp8", "reread_environment")
+    }
 
 
 # --- the Python side ---

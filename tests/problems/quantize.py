@@ -33,12 +33,8 @@ class Problem:
     @property
     def id(self) -> str:
         name, size = self.scaling
-        parts = [
-            f"{self.rows}x{self.d}",
-            short(self.dtype),
-            short(self.fp8),
-            f"{name}{size if name == 'group' else ''}",
-        ]
+        parts = [f"{self.rows}x{self.d}", short(self.dtype), short(self.fp8)]
+        parts += [f"{name}{size if name == 'group' else ''}"]
         parts += [short(self.kind[0]) + ("-pow2" if self.kind[1] else ""), self.place, self.layout]
         return "-".join(parts + ["ub"] * self.bound + ["lower"] * self.lower)
 
@@ -74,20 +70,8 @@ def values(problem: Problem, generator: torch.Generator) -> torch.Tensor:
 def special_values(dtype: torch.dtype) -> torch.Tensor:
     """Both kinds of NaN, infinities, zeros, subnormals, the largest and smallest numbers."""
     if dtype == torch.float32:
-        codes = [
-            0x7FC00000,
-            0x7F800001,
-            -0x400000,
-            0x7F800000,
-            -0x800000,
-            0,
-            -(2**31),
-            1,
-            0x7FFFFF,
-            0x800000,
-            0x7F7FFFFF,
-        ]
-        return torch.tensor(codes, dtype=torch.int32).view(dtype)
+        codes = [0x7FC00000, 0x7F800001, -0x400000, 0x7F800000, -0x800000, 0, -(2**31), 1, 0x7FFFFF, 0x800000]
+        return torch.tensor([*codes, 0x7F7FFFFF], dtype=torch.int32).view(dtype)
     infinity = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}[dtype]
     positive = [infinity + 1, 0x7FFF, infinity, 0, 1, infinity - 1, 0x0100, 0x3C00]
     return torch.tensor([*positive, *(code - 2**15 for code in positive)], dtype=torch.int16).view(dtype)

@@ -91,9 +91,14 @@ def test_shapes_are_those_of_the_models():
 
 # --- benchmarks/benchmark.py, as `kernels benchmark` runs it ---
 
-CLASSES = ("AddRmsNormFp8", "SkinnyGemm", "SwigluFp8")
+CLASSES = ("AddRmsNormFp8", "QuantizeFp8", "SkinnyGemm", "SwigluFp8")
 # Small enough for a test; 2 rows of the row operators, 3 of the GEMM, sizes off the vectors' lengths.
-SMALL = {"AddRmsNormFp8": (2, 600), "SkinnyGemm": (3, 70, 200), "SwigluFp8": (2, 600)}
+SMALL = {
+    "AddRmsNormFp8": (2, 600),
+    "QuantizeFp8": (2, "group", 600),
+    "SkinnyGemm": (3, 70, 200),
+    "SwigluFp8": (2, 600),
+}
 
 
 def workloads(cls: type) -> list[str]:
@@ -145,7 +150,7 @@ def test_the_runner_finds_every_workload():
     gemms = set()
     for cls in found:
         names = workloads(cls)
-        assert len(names) == (16 if cls.__name__ == "SkinnyGemm" else 5)
+        assert len(names) == {"SkinnyGemm": 16, "QuantizeFp8": 10}.get(cls.__name__, 5)
         for name in names:
             assert callable(getattr(cls, f"setup_{name}")) and callable(getattr(cls, f"verify_{name}"))
             if match := re.fullmatch(r"(\d+)x(\d+)_m(\d+)", name):
@@ -169,6 +174,7 @@ def test_a_workload_runs_and_is_verified(classes, capsys, name):
         == {
             "AddRmsNormFp8": 2 * 600 * (2 + 2 + 2 + 1),
             "SwigluFp8": 2 * 600 * (2 + 2 + 1),
+            "QuantizeFp8": 2 * 600 * (2 + 1) + 2 * 5 * 4,
             "SkinnyGemm": 70 * 200 + 3 * 200 + 3 * 70 * 2,
         }[name]
     )
@@ -183,6 +189,8 @@ WRONG = {
     "a few bytes of the norm": ("AddRmsNormFp8", "add_rms_norm_fp8", one_byte_in_a_hundred, "bytes differ"),
     "the residual": ("AddRmsNormFp8", "add_rms_norm_fp8", None, "the residual differs"),
     "a few bytes of SwiGLU": ("SwigluFp8", "swiglu_fp8", one_byte_in_a_hundred, "bytes differ"),
+    "a few bytes of quantize_fp8": ("QuantizeFp8", "quantize_fp8", one_byte_in_a_hundred, "bytes differ"),
+    "a scale": ("QuantizeFp8", "quantize_fp8", "scale", "a scale differs"),
     "the GEMM by 2 %": ("SkinnyGemm", "skinny_gemm", lambda out: out.mul_(1.02), "outside the bound"),
     "one NaN": ("SkinnyGemm", "skinny_gemm", lambda out: out[0, :1].fill_(float("nan")), "outside the bound"),
     "nothing is written": ("SkinnyGemm", "skinny_gemm", lambda out: out.fill_(float("nan")), "outside the bound"),
@@ -200,7 +208,9 @@ def test_a_wrong_kernel_is_found(kernel, classes, monkeypatch, case):
         if spoil is None:  # the residual keeps its old values
             args = (args[0], args[1].clone(), *args[2:])
         original(*args, out=out, **kwargs)
-        if spoil is not None:
+        if spoil == "scale":
+            kwargs["scale_out"][-1, -1:] *= 1 + 2**-20
+        elif spoil is not None:
             spoil(out)
         return out
 
@@ -227,7 +237,7 @@ def test_the_script_by_itself(classes, capsys, monkeypatch):
     sys.modules["benchmark_module"].main()
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"[\d.]+ ms$", "", line).split() for line in lines] == [
-        [name, "small", "median"] for name in ("AddRmsNormFp8", "SwigluFp8", "SkinnyGemm")
+        [name, "small", "median"] for name in ("AddRmsNormFp8", "SwigluFp8", "QuantizeFp8", "SkinnyGemm")
     ]
 
 

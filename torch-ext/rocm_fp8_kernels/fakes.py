@@ -8,14 +8,17 @@ from ._ops import add_op_namespace_prefix, ops
 
 
 def _register(name: str) -> None:
-    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
+    arguments = getattr(ops, name).default._schema.arguments
+    # The kernels compare devices with that of the first input.
+    first = next(i for i, argument in enumerate(arguments) if not argument.is_write)
+    operator = name.replace("_static", "")  # of the Python function
 
     def fake(*args) -> None:
-        # The first argument is out; the kernels compare devices with the second one's.
-        for argument, value in zip(names, args):
-            if isinstance(value, torch.Tensor) and value.device != args[1].device:
+        device = args[first].device
+        for argument, value in zip(arguments, args):
+            if isinstance(value, torch.Tensor) and value.device != device:
                 raise RuntimeError(
-                    f"{name}: {argument}: on device {value.device}, but {names[1]} is on {args[1].device}"
+                    f"{operator}: {argument.name}: on device {value.device}, but {arguments[first].name} is on {device}"
                 )
 
     torch.library.register_fake(add_op_namespace_prefix(name), fake)

@@ -53,6 +53,8 @@ def _fp8_result(
 
 
 _OF_TENSOR, _OF_ROW = -1, 0  # of the operators' `group`
+# The operators take its bytes: Inductor compiles none that writes the type itself.
+_E8M0 = torch.float8_e8m0fnu
 
 
 def _scale_result(
@@ -64,35 +66,55 @@ def _scale_result(
     scale_dtype: torch.dtype,
     column_major: bool,
     out: torch.Tensor | None,
-) -> tuple[torch.Tensor, int]:
-    """Where the scales of x's rows of d values go, and the operators' `group`."""
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The scales of x's rows of d values, the same memory as the operators take it, and their `group`."""
     if scaling not in ("tensor", "row", "group"):
         refuse(operator, "scaling", f"{scaling!r}; allowed: 'tensor', 'row', 'group'")
-    if scaling == "group" and group_size not in (32, 64, 128):
+    if scaling == "group" and not (isinstance(group_size, int) and group_size in (32, 64, 128)):
         refuse(operator, "group_size", f"{group_size}; allowed: 32, 64, 128")
     group = {"tensor": _OF_TENSOR, "row": _OF_ROW, "group": group_size}[scaling]
 
     def allocate(dtype: torch.dtype | None) -> torch.Tensor:
-        dtype = dtype or torch.float32
+        dtype = torch.uint8 if dtype == _E8M0 else torch.float32
         if group == _OF_TENSOR:
             return torch.empty(1, dtype=dtype, device=x.device)
         leading, groups = x.shape[:-1], 1 if group == _OF_ROW else -(-d // group)
         if not column_major:
             return torch.empty((*leading, groups), dtype=dtype, device=x.device)
         # Columns begin at multiples of 16 bytes, as TMA asks.
-        rows_, unit = math.prod(leading), 16 // dtype.itemsize
-        padded = torch.empty((groups, -(-rows_ // unit) * unit), dtype=dtype, device=x.device)
-        return padded[:, :rows_].t().unflatten(0, leading) if leading else padded[:, 0]
+        unit = 16 // dtype.itemsize
+        strides, size = [-(-math.prod(leading) // unit) * unit], 1
+        for n in reversed(leading):
+            strides.insert(0, size)
+            size *= n
+        return torch.empty_strided((*leading, groups), strides, dtype=dtype, device=x.device)
 
-    return result(operator, out, scale_dtype if out is None else None, SCALES, allocate, name="scale_out"), group
+    found = result(operator, out, scale_dtype if out is None else None, SCALES, allocate, name="scale_out")
+    if out is None:
+        return (found.view(_E8M0) if found.dtype == torch.uint8 else found), found, group
+    if out.dtype not in SCALES:
+        refuse(operator, "scale_out", f"dtype {out.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    return out, (out.view(torch.uint8) if out.dtype == _E8M0 and out.dim() else out), group
 
 
-def _scale_of_zeros(fp8_max: float, power_of_two: bool) -> torch.Tensor:
-    scale = torch.tensor(1e-10) / torch.tensor(fp8_max)
-    if power_of_two:
-        mantissa, exponent = math.frexp(scale)
-        scale = torch.tensor(math.ldexp(1.0, exponent - (mantissa == 0.5)))
-    return scale
+def _largest_quotient(operator: str, fp8_max: float | None, dtype: torch.dtype) -> float:
+    if fp8_max is None:
+        # Another dtype is refused by the binding.
+        return torch.finfo(dtype).max if dtype in FP8 else 2.0
+    if not isinstance(fp8_max, (int, float)):
+        refuse(operator, "fp8_max", f"{type(fp8_max).__name__}; needs a number")
+    return float(fp8_max)
+
+
+def _write_scales_of_zeros(scales: torch.Tensor, fp8_max: float, power_of_two: bool) -> None:
+    # On the scales' device: a copy from the host would end a graph capture.
+    scale = torch.full_like(scales, 1e-10, dtype=torch.float32)
+    scale = scale / torch.full_like(scale, fp8_max)
+    bits = scale.view(torch.int32)
+    if scales.dtype == torch.uint8:
+        scales.copy_((bits + 0x7FFFFF) >> 23)
+    else:
+        scales.copy_(((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32) if power_of_two else scale)
 
 
 def quantize_fp8(
@@ -131,7 +153,8 @@ def quantize_fp8(
         column_major_scales: allocates scales of the same shape whose row index is the fastest. Columns begin at
             multiples of 16 bytes, as TMA asks.
         out: FP8 [..., d], overlapping no input; allocated if None.
-        scale_out: the scales, in any strides without overlap; its dtype counts, not scale_dtype.
+        scale_out: the scales; its dtype counts, not scale_dtype. Any strides without overlap, if the leading
+            dimensions collapse into rows with one stride. Under torch.compile's Inductor it must be float32.
         out_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; the device's own (`fp8_dtype`) if None.
 
     Returns: (out, scales). Infinities saturate, NaN stays NaN; neither counts in amax. Of an empty x the scales are
@@ -148,14 +171,14 @@ def quantize_fp8(
         return out, scale
     if scale_ub is not None:
         check_tensors(operator, scale_ub=scale_ub)
-    scales, group = _scale_result(
+    scales, written, group = _scale_result(
         operator, x, x.shape[-1], scaling, group_size, scale_dtype, column_major_scales, scale_out
     )
-    largest = torch.finfo(out.dtype).max if fp8_max is None else float(fp8_max)
+    largest = _largest_quotient(operator, fp8_max, out.dtype)
     kept = rows(operator, "x", x, out=out, scale_out=scales)
-    ops.quantize_fp8(out, scales, kept, scale_ub, group, largest, power_of_two)
+    ops.quantize_fp8(out, written, kept, scale_ub, group, largest, power_of_two)
     if x.numel() == 0:  # there is nothing to launch
-        scales.copy_(_scale_of_zeros(largest, power_of_two or scales.dtype != torch.float32))
+        _write_scales_of_zeros(written, largest, power_of_two)
     return out, scales
 
 
