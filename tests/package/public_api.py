@@ -24,10 +24,13 @@ def snapshot_file() -> Path:
 
 def parameters(function) -> list[list[str]]:
     """[name, kind, default] each."""
-    return [
-        [p.name, p.kind.name, "" if p.default is p.empty else repr(p.default)]
-        for p in inspect.signature(function).parameters.values()
-    ]
+
+    def shown(default) -> str:
+        if inspect.ismodule(default):  # of the package; where it lies is no part of the interface
+            return default.__name__.split(".", 1)[1]
+        return "" if default is inspect.Parameter.empty else repr(default)
+
+    return [[p.name, p.kind.name, shown(p.default)] for p in inspect.signature(function).parameters.values()]
 
 
 def interface(kernel) -> dict:
