@@ -1,13 +1,14 @@
 """Fixtures: the built package, the device that it serves, the ROCm variant in the simulator."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.builds import built
-from tests.forked import forking_process
+from tests.forked import start
 from tests.problems.inputs import FP8
 from tests.settings import ROCM_HEADERS, ROOT, SEED
 
@@ -106,9 +107,16 @@ def simulated_rocm(rocm_variant):
 
 @pytest.fixture(scope="session")
 def forked():
-    """run(program, *arguments, **environment): see forking_process()."""
-    with forking_process(without=("ROCM_FP8_KERNELS_CPU",)) as run:
-        yield run
+    """run(program, *arguments, **environment) -> what the program printed, in a process of its own, offline. It must
+    end with 0; a negative exit code is a signal."""
+
+    def run(program: str, *arguments: str, **environment: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if name != "ROCM_FP8_KERNELS_CPU"}
+        done = start(program, kept | {"HF_HUB_OFFLINE": "1"} | environment, arguments=arguments).wait(600)
+        assert done.returncode == 0, f"{environment}: exit {done.returncode}\n{done.err[-2000:]}"
+        return done.out
+
+    return run
 
 
 @pytest.fixture

@@ -1,60 +1,78 @@
-"""Programs that need a process of their own and torch: forks of one that has imported it, which takes seconds."""
+"""Programs that need a process of their own and torch: forks of one that has imported it, which takes seconds.
 
-import contextlib
-import json
+What reads the environment when it is imported (kernels, huggingface_hub, the package) is imported by each program."""
+
+import multiprocessing
 import os
-import subprocess
+import re
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from tests.settings import ROOT
 
-# A line of input is [environment, code, arguments]; the answer is [exit code, standard output, standard error] of a
-# child. The package is loaded in the child.
-SERVER = """
-import json, os, sys, tempfile, traceback, torch
-import kernels, torch._dynamo  # what loading the package imports
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["torch", "torch._dynamo"])  # the package imports it
 
-def run(environment, code, arguments):
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int  # negative: the signal that ended it
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """What a traceback ends with, without the notes after it."""
+        return re.findall(r"^[\w.]+(?:Error|Exception): .*", self.err, re.MULTILINE)[-1]
+
+
+@dataclass(frozen=True)
+class Running:
+    process: multiprocessing.Process
+    folder: tempfile.TemporaryDirectory  # of its output
+
+    def wait(self, timeout: float = 120) -> Done:
+        self.process.join(timeout)
+        out, err = (Path(self.folder.name, stream).read_text() for stream in ("out", "err"))
+        if self.process.is_alive():
+            self.process.kill()
+            raise TimeoutError(f"still running after {timeout} s: {err}")
+        return Done(self.process.exitcode, out, err)
+
+
+def start(code: str, environment: dict[str, str], *, arguments: Sequence[str] = (), cwd: Path | None = None) -> Running:
+    """Runs `code` with that environment and no other, as python -c would, in cwd (the repository's root)."""
+    folder = tempfile.TemporaryDirectory()
+    for stream in ("out", "err"):
+        Path(folder.name, stream).touch()
+    process = FORKSERVER.Process(target=program, args=(code, environment, [*arguments], str(cwd or ROOT), folder.name))
+    process.start()
+    return Running(process, folder)
+
+
+def program(code: str, environment: dict[str, str], arguments: list[str], cwd: str, folder: str) -> None:
+    """The forked process."""
+    os.environ.clear()
     os.environ.update(environment)
-    sys.argv[1:] = arguments
+    os.chdir(cwd)
+    sys.argv = ["-c", *arguments]
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        os.dup2(os.open(os.path.join(folder, stream), os.O_WRONLY | os.O_TRUNC), descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    for imported in [name for name in sys.modules if name.split(".")[0] in ("kernels", "huggingface_hub", "tests")]:
+        del sys.modules[imported]
+    status = 0
     try:
-        exec(code, {"__name__": "__main__"})
-        return 0
+        exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit as exit:
+        status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     except BaseException:
         traceback.print_exc()
-        return 1
-
-for line in sys.stdin:
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        child = os.fork()
-        if child == 0:
-            os.dup2(output.fileno(), 1)
-            os.dup2(errors.fileno(), 2)
-            code = run(*json.loads(line))
-            sys.stdout.flush()
-            os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        output.seek(0)
-        errors.seek(0)
-        print(json.dumps([code, output.read(), errors.read()]), flush=True)
-"""
-
-
-@contextlib.contextmanager
-def forking_process(without: tuple[str, ...]) -> Iterator[Callable[..., str]]:
-    """run(program, *arguments, **environment) -> what the program printed, in a child. Of the variables `without` the
-    child has those that are given. It must end with 0; a negative exit code is a signal."""
-    base = {key: value for key, value in os.environ.items() if key not in without} | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", SERVER]
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, cwd=ROOT, env=base, **pipes) as process:
-
-        def run(program: str, *arguments: str, **environment: str) -> str:
-            print(json.dumps([environment, program, arguments]), file=process.stdin, flush=True)
-            code, output, errors = json.loads(process.stdout.readline())
-            assert code == 0, f"{environment}: exit {code}\n{errors[-2000:]}"
-            return output
-
-        yield run
-        process.stdin.close()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
