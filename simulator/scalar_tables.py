@@ -57,9 +57,7 @@ _LOGIC = {
     "xor": lambda a, b: a ^ b,
     "andn2": lambda a, b: a & ~b,
     "orn2": lambda a, b: a | ~b,
-    "nand": lambda a, b: ~(a & b),
     "nor": lambda a, b: ~(a | b),
-    "xnor": lambda a, b: ~(a ^ b),
 }
 # name: (width of the result, of the second source, function); SCC says whether the result, cut to its width, is not 0.
 BITS = {

@@ -69,14 +69,9 @@ OPERATIONS = {
     "v_and_b32": ("u32", ["u32"] * 2, np.bitwise_and),
     "v_or_b32": ("u32", ["u32"] * 2, np.bitwise_or),
     "v_xor_b32": ("u32", ["u32"] * 2, np.bitwise_xor),
-    **{
-        f"v_{name}_{kind}": (kind, [kind] * 2, compute)
-        for name, compute in (("max", np.maximum), ("min", np.minimum)) for kind in ("u32", "i32")
-    },
-    **{
-        f"v_{name}3_{kind}": (kind, [kind] * 3, lambda a, b, c, of=compute: of(of(a, b), c))
-        for name, compute in (("max", np.maximum), ("min", np.minimum)) for kind in ("u32", "i32")
-    },
+    "v_max_u32": ("u32", ["u32"] * 2, np.maximum),
+    "v_max3_u32": ("u32", ["u32"] * 3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "v_min_i32": ("i32", ["i32"] * 2, np.minimum),
     "v_lshlrev_b32": ("u32", ["u32"] * 2, lambda a, b: b << (a & U32(31))),
     "v_lshrrev_b32": ("u32", ["u32"] * 2, lambda a, b: b >> (a & U32(31))),
     "v_ashrrev_i32": ("i32", ["u32", "i32"], lambda a, b: b >> (a & U32(31)).view(I32)),
