@@ -3,12 +3,12 @@
 from builder import BuildConfig
 
 
-def render_card(config: BuildConfig) -> str:
-    import jinja2  # torch brings it
+def render_card(config: BuildConfig, **instead) -> str:
+    """`instead` replaces values of the template, for tests."""
+    import jinja2
 
     general = config.table["general"]
-    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string((config.root / "CARD.md").read_text(encoding="utf-8")).render(
+    values = dict(
         repo_id=config.repo_id,
         version=general["version"],
         # fill-card guesses functions and layers from the sources; the card lists them itself.
@@ -19,3 +19,6 @@ def render_card(config: BuildConfig) -> str:
         source=general.get("source"),
         license=general["license"].lower(),
     )
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string((config.root / "CARD.md").read_text(encoding="utf-8"))
+    return template.render(**values | instead)

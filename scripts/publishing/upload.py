@@ -38,7 +38,6 @@ class Release:
     def look(self, api) -> None:
         """Asks the Hub what is published. A repository that is not there is an empty one."""
         from huggingface_hub.errors import RepositoryNotFoundError
-        from huggingface_hub.hf_api import RepoFile
 
         try:
             branches = api.list_repo_refs(self.repo_id, repo_type="kernel").branches
@@ -46,15 +45,18 @@ class Release:
             return
         heads = {branch.name: branch.target_commit for branch in branches}
         self.parent = heads.get(self.branch)
-        tree = api.list_repo_tree(
-            self.repo_id, repo_type="kernel", revision=self.parent or heads["main"], recursive=True
-        )
-        self.existing = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+        self.existing = self.files_at(api, self.parent or heads["main"])
+
+    def files_at(self, api, revision: str) -> dict[str, object]:
+        """Path -> huggingface_hub's RepoFile."""
+        from huggingface_hub.hf_api import RepoFile
+
+        tree = api.list_repo_tree(self.repo_id, repo_type="kernel", revision=revision, recursive=True)
+        return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
     def stale(self) -> list[str]:
         """Files to delete: what an older upload of the same variants left. A new branch begins as a copy of main."""
-        folders = tuple({path.rsplit("/", 1)[0] for path in self.files if path.startswith("build/")})
-        variants = tuple({"/".join(folder.split("/")[:2]) + "/" for folder in folders})
+        variants = {"/".join(path.split("/")[:2]) + "/" for path in self.files if path.startswith("build/")}
         replaced = ("build/", "benchmarks/") if self.parent is None else (*variants, "benchmarks/benchmark")
         return sorted(path for path in self.existing if path.startswith(replaced) and path not in self.files)
 
@@ -94,10 +96,7 @@ class Release:
 
     def confirm(self, api, commit: str) -> None:
         """Each file is there with the bytes that were sent."""
-        from huggingface_hub.hf_api import RepoFile
-
-        tree = api.list_repo_tree(self.repo_id, repo_type="kernel", revision=commit, recursive=True)
-        there = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+        there = self.files_at(api, commit)
         wrong = [path for path, file in self.files.items() if not same_content(there.get(path), file)]
         if wrong:
             raise UploadError(f"published, but these are not on the Hub as they were sent: {', '.join(wrong)}")

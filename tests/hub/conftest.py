@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from publishing import Release
 
+from scripts.load import REPO_ID
 from tests.hub.client import Client
 from tests.hub.server import TOKEN, Hub
 from tests.settings import ROOT
-
-REPO = "rocm-fp8-kernels/rocm-fp8-kernels"
-
 
 logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request
 
@@ -77,7 +75,7 @@ def release(api, xet_off):
     """release(folder, version) publishes the variants in a folder, as scripts/release.py does after its checks."""
 
     def publish(folder: Path, version: int = 1) -> str:
-        planned = Release.of(REPO, version, sorted(folder.iterdir()), ROOT / "benchmarks", "---\n---\n# card\n")
+        planned = Release.of(REPO_ID, version, sorted(folder.iterdir()), ROOT / "benchmarks", "---\n---\n# card\n")
         return planned.publish(api, f"version {version}")
 
     return publish

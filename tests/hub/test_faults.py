@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
-from tests.hub.conftest import REPO
+from scripts.load import REPO_ID
 from tests.hub.faults import Fault
-from tests.hub.test_fetch import GET
+from tests.hub.programs import GET
 
 LIBRARY = r"GET .*/resolve/.*\.so$"
 # Tries until it works, and says how each try failed.
@@ -17,7 +17,7 @@ TRY = f"""
 from kernels import get_kernel
 for attempt in range(12):
     try:
-        kernel = get_kernel('{REPO}', version=1, backend='cpu')
+        kernel = get_kernel('{REPO_ID}', version=1, backend='cpu')
         break
     except Exception as error:
         print(type(error).__name__, str(error).strip().replace(chr(10), ' '))

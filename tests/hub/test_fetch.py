@@ -7,18 +7,9 @@ import sys
 
 import pytest
 
-from tests.hub.conftest import REPO
+from scripts.load import REPO_ID
+from tests.hub.programs import GET, USE
 from tests.settings import ROOT
-
-# Prints where the kernel lies, after it has computed something that is known.
-USE = """
-import torch
-x = torch.tensor([[3.0, 4.0]], dtype=torch.bfloat16)
-y = kernel.rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 0.0)
-assert torch.equal(y, kernel.reference.rms_norm(x, torch.ones(2, dtype=torch.bfloat16), 0.0)) and y.abs().sum() > 1
-print(kernel.__file__)
-"""
-GET = f"from kernels import get_kernel\nkernel = get_kernel('{REPO}', backend='cpu', {{}})\n" + USE
 
 
 def test_by_version_and_by_revision(client, published, cpu_variant):
@@ -34,9 +25,9 @@ def test_by_version_and_by_revision(client, published, cpu_variant):
 def test_whether_there_is_one(client, published):
     code = f"""
 from kernels import has_kernel
-print(has_kernel('{REPO}', version=1, backend='cpu'), has_kernel('{REPO}', version=1))
+print(has_kernel('{REPO_ID}', version=1, backend='cpu'), has_kernel('{REPO_ID}', version=1))
 try:
-    has_kernel('{REPO}', version=2)
+    has_kernel('{REPO_ID}', version=2)
 except ValueError as error:
     print(error)
 """
@@ -61,7 +52,7 @@ class Norm(torch.nn.Module):
     def forward(self, x):
         raise AssertionError("the slow way")
 
-layer = LayerRepository(repo_id="{REPO}", layer_name="RMSNorm", version=1)
+layer = LayerRepository(repo_id="{REPO_ID}", layer_name="RMSNorm", version=1)
 with use_kernel_mapping({{"Norm": {{"cpu": layer}}}}):
     norm = kernelize(torch.nn.Sequential(Norm()), mode=Mode.INFERENCE, device="cpu")
 x = torch.randn(2, 64, dtype=torch.bfloat16)
@@ -82,7 +73,7 @@ def test_an_untrusted_publisher_is_loaded_on_request_alone(client, published):
         done.returncode == 1 and "is not from a trusted publisher" in done.error and "trust_remote_code" in done.error
     )
     assert not [line for line in client.hub.requests if "/resolve/" in line]
-    for allowed in ("True", f"['{REPO}']"):
+    for allowed in ("True", f"['{REPO_ID}']"):
         assert client.run(GET.format(f"version=1, trust_remote_code={allowed}")).returncode == 0
 
 
@@ -105,7 +96,7 @@ from kernels.resolver import resolve_hub_kernel
 for versions, _ in {ENVIRONMENTS!r}:
     torch.version.cuda, torch.version.hip = versions.get("cuda"), versions.get("hip")
     try:
-        found = resolve_hub_kernel('{REPO}', api=_get_hf_api(), backend=None, revision='v1').variant_str
+        found = resolve_hub_kernel('{REPO_ID}', api=_get_hf_api(), backend=None, revision='v1').variant_str
     except FileNotFoundError as error:
         found = str(error)
     print(json.dumps(found))
@@ -122,18 +113,18 @@ for versions, _ in {ENVIRONMENTS!r}:
 
 
 def test_the_commands_of_kernels(client, published):
-    versions = client.kernels("versions", REPO)
+    versions = client.kernels("versions", REPO_ID)
     assert versions.returncode == 0 and versions.out.startswith("Version 1:\n"), versions.err
     assert all(f"-{name}-" in versions.out for name in ("cpu", "cu130", "rocm72"))
-    info = client.kernels("info", REPO, "--json")
+    info = client.kernels("info", REPO_ID, "--json")
     described = json.loads(info.out)
     assert (described["name"], described["version"]) == ("rocm-fp8-kernels", 1)
     assert described["backends"] == ["cpu", "cuda", "rocm"] and described["revision"] == "v1"
     # Nothing of ours is signed: only kernels-community's workflows are accepted as signers.
-    signature = client.kernels("verify-signature", REPO, "1", "--all-variants")
+    signature = client.kernels("verify-signature", REPO_ID, "1", "--all-variants")
     assert signature.returncode == 1
     assert signature.out.count("cannot verify kernel integrity, signature not found") == 3
-    assert client.kernels("verify-signature", REPO, "1", "--all-variants", "--filter-unsigned").returncode == 0
+    assert client.kernels("verify-signature", REPO_ID, "1", "--all-variants", "--filter-unsigned").returncode == 0
 
 
 @pytest.fixture
@@ -153,7 +144,7 @@ def test_a_locked_project_runs_offline(client, published, consumer, tmp_path):
 
     done = client.run(run, HF_HUB_OFFLINE="1")
     assert done.returncode == 1 and done.error.startswith("FileNotFoundError")
-    argv = ["hf", "download", "--repo-type", "kernel", REPO, "--revision", published, "--cache-dir"]
+    argv = ["hf", "download", "--repo-type", "kernel", REPO_ID, "--revision", published, "--cache-dir"]
     download = f"import os, sys; sys.argv = [*{argv!r}, os.environ['KERNELS_CACHE']]; "
     assert client.run(download + "from huggingface_hub.cli.hf import main; main()").returncode == 0
     before = len(client.hub.requests)
@@ -166,7 +157,7 @@ from pathlib import Path
 from kernels import get_locked_kernel
 import torch
 torch.version.cuda = None
-kernel = get_locked_kernel('{REPO}', lockfile=Path('{consumer / "kernels.lock"}'))
+kernel = get_locked_kernel('{REPO_ID}', lockfile=Path('{consumer / "kernels.lock"}'))
 """
     assert client.run(locked + USE, HF_HUB_OFFLINE="1").returncode == 0
     assert client.run(locked + USE).returncode == 0

@@ -12,8 +12,8 @@ from builder import read_config
 from huggingface_hub.errors import HfHubHTTPError
 from publishing import UploadError, problems_of, variants_in
 
+from scripts.load import REPO_ID
 from tests.hub.client import Client
-from tests.hub.conftest import REPO
 from tests.hub.faults import Fault
 from tests.hub.server import TOKEN
 from tests.settings import ROOT
@@ -36,9 +36,9 @@ def command(client: Client, folder, *arguments: str, start=False, **environment:
 
 def state(hub) -> tuple:
     """Branches and the files of each."""
-    if REPO not in hub.store.repositories:
+    if REPO_ID not in hub.store.repositories:
         return ()
-    repository = hub.store.repositories[REPO]
+    repository = hub.store.repositories[REPO_ID]
     return {name: repository.commits[oid].files for name, oid in repository.branches.items()}
 
 
@@ -46,22 +46,22 @@ def test_it_says_what_it_would_do_and_does_it_when_asked(client, hub, folder, cp
     dry = command(client, folder)
     assert dry.returncode == 0, dry.err
     assert f"checked: {cpu_variant.name}\n" in dry.out
-    assert f"would publish: {REPO} v1 (new) on {hub.endpoint}\n" in dry.out and "metadata.json" in dry.out
+    assert f"would publish: {REPO_ID} v1 (new) on {hub.endpoint}\n" in dry.out and "metadata.json" in dry.out
     assert state(hub) == () and not [line for line in hub.requests if line.startswith(("POST", "PUT"))]
 
     done = command(client, folder, "--upload")
-    assert done.returncode == 0 and done.out.splitlines()[-1].startswith(f"published: {REPO} v1, commit "), done.err
+    assert done.returncode == 0 and done.out.splitlines()[-1].startswith(f"published: {REPO_ID} v1, commit "), done.err
     files = state(hub)
     wanted = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert set(files["v1"]) == {f"build/{path}" for path in wanted} | {".gitattributes", "benchmarks/benchmark.py"}
     assert set(files["main"]) == {".gitattributes", "README.md"}
     card = hub.store.content(files["main"]["README.md"].etag).read_text()
-    assert card.startswith("---\nlibrary_name: kernels\n") and f'get_kernel("{REPO}", version=1' in card
+    assert card.startswith("---\nlibrary_name: kernels\n") and f'get_kernel("{REPO_ID}", version=1' in card
     assert [name for name, blob in files["v1"].items() if blob.sha256] == [n for n in files["v1"] if n.endswith(".so")]
 
-    before = dict(hub.store.repositories[REPO].branches)
+    before = dict(hub.store.repositories[REPO_ID].branches)
     again = command(client, folder, "--upload")
-    assert again.returncode == 0 and hub.store.repositories[REPO].branches == before, "a commit without a change"
+    assert again.returncode == 0 and hub.store.repositories[REPO_ID].branches == before, "a commit without a change"
     assert not [line for line in command(client, folder).out.splitlines() if line.startswith(("  add", "  change"))]
 
 

@@ -4,9 +4,10 @@ import inspect
 import re
 from types import FunctionType
 
-import jinja2
 import pytest
 import torch
+from builder import read_config
+from publishing import render_card
 
 from tests.settings import ROOT
 
@@ -14,7 +15,7 @@ REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "examples" / "increment" / "README.md",
+    *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 
 
@@ -42,17 +43,8 @@ def test_the_readme_is_short():
 @pytest.fixture
 def card(kernel) -> str:
     """As `kernel-builder fill-card` renders it; its lists are wrong on purpose, since the card must not need them."""
-    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string((ROOT / "CARD.md").read_text(encoding="utf-8")).render(
-        repo_id=REPO_ID,
-        version=1,
-        functions=["SOME_CONSTANT"],
-        layers=["LoadedLayer"],
-        has_benchmark=True,
-        upstream=None,
-        source="https://example.org/source",
-        license="apache-2.0",
-    )
+    wrong = dict(functions=["SOME_CONSTANT"], layers=["LoadedLayer"])
+    return render_card(read_config(ROOT), **wrong, source="https://example.org/source")
 
 
 def listed(card: str, heading: str) -> list[str]:
