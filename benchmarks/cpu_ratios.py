@@ -85,6 +85,35 @@ def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
     return medians(cases, {"copy": moved["copy"], operator: bytes_moved, "torch.compile": bytes_moved}, operator)
 
 
+def dynamic(kernel, operator: str, scaling: str, generator: torch.Generator) -> dict[str, float]:
+    """Medians of a row operator by computed scales, by a given one ("static"), and of the former's reference compiled
+    by torch."""
+    scale, weight = torch.tensor(0.02), torch.rand(D, generator=generator).bfloat16()
+    width = 2 * D if operator == "swiglu" else D
+    count = copies(ROWS * width * 2)
+    x = [torch.randn(ROWS, width, generator=generator).bfloat16() for _ in range(count)]
+    residual = [torch.randn(ROWS, D, generator=generator).bfloat16() for _ in range(count)]
+    out = [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
+    scales = torch.empty(ROWS, 1 if scaling == "row" else D // 128)
+
+    def arguments(i: int) -> tuple:
+        return (x[i % count], residual[i % count], weight) if operator == "add_rms_norm" else (x[i % count],)
+
+    name = operator_by_computed_scales(operator)
+    function, static = getattr(kernel, name), getattr(kernel, f"{operator}_fp8")
+    compiled = torch.compile(getattr(kernel.reference, name))
+    cases = {
+        "static": lambda i: static(*arguments(i), scale, out=out[i % count]),
+        "dynamic": lambda i: function(*arguments(i), scaling=scaling, out=out[i % count], scale_out=scales),
+        "torch.compile": lambda i: compiled(*arguments(i), scaling=scaling),
+    }
+    return {case: statistics.median(times) for case, times in samples_in_turn(cases).items()}
+
+
+def operator_by_computed_scales(operator: str) -> str:
+    return "quantize_fp8" if operator == "quantize" else f"{operator}_dynamic_fp8"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
@@ -137,6 +166,16 @@ def measure(seed: int | None) -> list[str]:
             f"share of the copy rate: {bound(operator, t['floor'] / t[operator], least)}, "
             f"torch.compile's {t['floor'] / t['torch.compile']:.2f}"
         )
+    for operator in ("quantize", "add_rms_norm", "swiglu"):
+        for scaling in ("row", "group"):
+            t = dynamic(kernel, operator, scaling, generator)
+            name = f"{operator_by_computed_scales(operator)} by {scaling}"
+            print(
+                f"{name} [{ROWS},{D}] bfloat16: {t['dynamic'] * 1e3:.2f} ms, by a given scale "
+                f"{t['static'] * 1e3:.2f} ms, torch.compile {t['torch.compile'] * 1e3:.2f} ms; "
+                f"share of the given scale's rate: {bound(name, t['static'] / t['dynamic'], 0.8)}, "
+                f"times faster than torch.compile: {bound(name, t['torch.compile'] / t['dynamic'], 2.0)}"
+            )
     return failures
 
 

@@ -19,7 +19,7 @@ namespace rocm_fp8 {
 
 enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz, e8m0 };
 
-constexpr bool is_fp8(DType t) { return t == DType::e4m3fn || t == DType::e4m3fnuz; }
+ROCM_FP8_HD constexpr bool is_fp8(DType t) { return t == DType::e4m3fn || t == DType::e4m3fnuz; }
 
 // nullptr: launched. Otherwise one line in static storage that says what the caller did wrong.
 struct Status {

@@ -32,6 +32,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=16, help="held-out windows to score (default: %(default)s)")
     parser.add_argument("--granularity", choices=["channel", "tensor"], default="channel", help="of the weight scales")
     parser.add_argument(
+        "--activations",
+        choices=["static", "dynamic"],
+        default="static",
+        help="scales of the linears' inputs: from calibration, or computed for each row",
+    )
+    parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="cuda means any GPU (default: a GPU that torch sees, else cpu)"
     )
     parser.add_argument("--skip-operators", action="store_true", help="no times of single operators, no plot")
@@ -102,13 +108,16 @@ def run(args: argparse.Namespace) -> None:
 
     with bar(1, "quantising"):
         quantized = copy.deepcopy(loaded.model)
-        calibration = text.calibration_windows(loaded.tokenizer, min(512, length), 8)
-        kernel.quantization.quantize_llama(quantized, calibration.split(1), granularity=args.granularity)
+        static = args.activations == "static"
+        calibration = text.calibration_windows(loaded.tokenizer, min(512, length), 8).split(1) if static else None
+        options = dict(granularity=args.granularity, activations=args.activations)
+        kernel.quantization.quantize_llama(quantized, calibration, **options)
         # Without a word on every other layer that could have a kernel.
         logging.getLogger("kernels").setLevel(logging.ERROR)
         with kernels.use_kernel_mapping(kernel.layers.mapping()):
             kernels.kernelize(quantized, mode=kernels.Mode.INFERENCE)
-    print(f"Quantised: linears of {len(quantized.model.layers)} layers to FP8, weight scales per {args.granularity}.\n")
+    scales = f"weight scales per {args.granularity}, {args.activations} activations"
+    print(f"Quantised: linears of {len(quantized.model.layers)} layers to FP8, {scales}.\n")
 
     print(f"Prompt:\n{prompt[-400:]}\n")
     models = {"bfloat16": loaded.model, "FP8": quantized}

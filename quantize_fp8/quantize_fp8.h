@@ -11,9 +11,9 @@
 namespace rocm_fp8::quantize {
 
 struct Args {
-    const void* x;             // dtype [rows, d], rows x_stride elements apart
-    const float* given_scale;  // float32 [1]; or nullptr: `scale` is computed
-    DynamicScale scale;
+    const void* x;       // dtype [rows, d], rows x_stride elements apart
+    const float* scale;  // float32 [1]; or nullptr: `dynamic` says how it is computed
+    DynamicScale dynamic;
     void* out;  // out_dtype [rows, d], rows out_stride apart
     int64_t rows, d;
     int64_t x_stride, out_stride;
@@ -23,5 +23,9 @@ struct Args {
 
 // The arguments must be valid as above; no two of x, out and the scales overlap.
 Status launch(const Args& args, const Executor& on);
+
+// On a GPU: a scale for the tensor, whose largest finite magnitude is the largest of maxima[0, count), as bits. It is
+// the second half of such a launch: the first one writes x and the maxima.
+Status launch_by_maxima(const Args& args, const uint32_t* maxima, int64_t count, const Executor& on);
 
 }  // namespace rocm_fp8::quantize

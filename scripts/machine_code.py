@@ -71,6 +71,10 @@ class Instruction:
     def is_store(self) -> bool:
         return re.match(r"(global|buffer)_store", self.name) is not None
 
+    @property
+    def is_conversion(self) -> bool:
+        return self.name == "v_cvt_pk_fp8_f32"
+
 
 @dataclass
 class Kernel:
@@ -92,28 +96,30 @@ class Kernel:
 
     @property
     def hot_path(self) -> list[Instruction]:
-        """What runs when nothing is rare: the shortest way from the entry over a store to the end. Rare code is longer
-        than what it stands in for. Only branches on all lanes alike are choices: code under a lane mask is never
-        passed by."""
+        """What runs when nothing is rare: the shortest way from the entry over a conversion to FP8, if there are any,
+        and a store behind it to the end. Rare code is longer than what it stands in for. Only branches on all lanes
+        alike are choices: code under a lane mask is never passed by."""
         edges = self.edges
         for i, instruction in enumerate(self.code):
             if instruction.name == "s_cbranch_execz":
                 edges[i] = [i + 1]
             elif instruction.name == "s_cbranch_execnz":
                 edges[i] = edges[i][:1]
-        # Breadth first over (instruction, whether a store lies behind it).
-        start = (0, False)
+        converts = any(i.is_conversion for i in self.code)
+        # Breadth first over (instruction, whether a conversion lies behind it, whether a store does).
+        start = (0, not converts, False)
         came_from, queue = {start: None}, collections.deque([start])
         while queue:
-            i, stored = state = queue.popleft()
+            i, converted, stored = state = queue.popleft()
             if stored and self.code[i].name == "s_endpgm":
                 path = []
                 while state is not None:
                     path.append(self.code[state[0]])
                     state = came_from[state]
                 return path[::-1]
+            converted = converted or self.code[i].is_conversion
             for j in edges[i]:
-                following = (j, stored or self.code[j].is_store)
+                following = (j, converted, stored or (converted and self.code[j].is_store))
                 if following not in came_from:
                     came_from[following] = state
                     queue.append(following)
@@ -157,14 +163,21 @@ class Kernel:
         return sorted(bodies, key=lambda body: body[0].address)
 
 
+# Of templates' enumerations, by value.
+ENUMERATIONS = {
+    "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"],
+    "RowOwner": ["quarter_wave", "wave", "workgroup", "any"],
+    "Holder": ["wave", "workgroup", "cluster"],
+    "Output": ["values", "fp8", "computed"],
+}
+
+
 def readable(name: str) -> str:
-    """rms_norm_fast<f16, f32, true, true, workgroup, 4>: a demangled name without namespaces and parameters."""
+    """rms_norm_fast<f16, f16, fp8, true, workgroup, 4>: a demangled name without namespaces and parameters."""
     name = re.sub(r"\(anonymous namespace\)::|\b[a-z]\w*::|^void ", "", name)
-    name = re.sub(r"\(Args\b[^()]*\)$", "", name)
-    types = ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"]
-    owners = ["quarter_wave", "wave", "workgroup", "any"]
-    name = re.sub(r"\(DType\)(\d)", lambda m: types[int(m[1])], name)
-    return re.sub(r"\(RowOwner\)(\d)", lambda m: owners[int(m[1])], name)
+    for enumeration, values in ENUMERATIONS.items():
+        name = re.sub(rf"\({enumeration}\)(\d)", lambda m: values[int(m[1])], name)
+    return re.sub(r"(?<=>)\([^()]*\)$", "", name)
 
 
 def kernels_of(code_object: bytes) -> list[Kernel]:

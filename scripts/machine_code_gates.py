@@ -1,5 +1,7 @@
 """The gates of machine_code.py: what must hold of every kernel's code, and why."""
 
+from collections.abc import Set
+
 from host_configs import configs
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
@@ -43,10 +45,10 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return rms_norm(kernel, figures, *values)
     if family == "swiglu_fast":
         return swiglu(kernel, figures, *values)
-    if family == "quantize_flat":
-        return quantize(kernel, figures, values[0], 1, int(values[1]))
-    if family == "quantize_rows":
-        return quantize(kernel, figures, values[0], int(values[1]), 64)
+    if family in ("quantize_flat", "swiglu_groups"):
+        return flat(kernel, figures, family.startswith("swiglu"), values[0], int(values[1]))
+    if family in ("quantize_rows", "swiglu_rows"):
+        return rows(kernel, figures, family.startswith("swiglu"), values[0], int(values[2]))
     if family == "skinny_gemm_ring":
         return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
@@ -54,21 +56,27 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
     return []
 
 
-def wide(kernel, held: int, to_fp8: bool) -> list[tuple[str, bool]]:
-    """All vector accesses 128 bits, but the FP8 bytes of a single vector, which are 64."""
+def wide(kernel, held: int, to_fp8: bool, others: Set[str] = frozenset()) -> list[tuple[str, bool]]:
+    """All vector accesses 128 bits, but the FP8 bytes of a single vector, which are 64, and `others`."""
     loads = {i.name for i in kernel.hot_path if i.is_load}
     stores = {i.name for i in kernel.hot_path if i.is_store}
-    allowed = {"global_store_dwordx4"} | ({"global_store_dwordx2"} if held == 1 and to_fp8 else set())
+    allowed = {"global_store_dwordx4"} | ({"global_store_dwordx2"} if held == 1 and to_fp8 else set()) | others
     return [("loads of less than 128 bits", loads == {"global_load_dwordx4"}), ("narrow stores", stores <= allowed)]
 
 
-def rms_norm(kernel, f, dtype, weight, to_fp8, residual, owner, held) -> list[tuple[str, bool]]:
+SCALE_STORES = {"global_store_dword", "global_store_byte"}  # a float32, or an exponent
+
+
+def rms_norm(kernel, f, dtype, weight, output, residual, owner, held) -> list[tuple[str, bool]]:
     held, row = int(held), int(held) * (2 if residual == "true" else 1)
+    computed, to_fp8 = output == "computed", output != "values"
+    # Of the ways through scales of rows and of groups hot_path takes parts of both.
+    conversions = (named(kernel, "v_cvt_pk_fp8_f32") if computed else f["cvt_pk_fp8"]) >= 4 * held
     return [
-        *wide(kernel, held, to_fp8 == "true"),
+        *wide(kernel, held, to_fp8, SCALE_STORES if computed else set()),
         ("the row is not asked for at once", f["loads_before_wait"] >= row),
-        ("FP8 conversions one by one", f["cvt_pk_fp8"] == (4 * held if to_fp8 == "true" else 0)),
-        ("no packed float32", f["pk"] >= (8 if to_fp8 == "true" else 4) * held),
+        ("FP8 conversions one by one", conversions == to_fp8),
+        ("no packed float32", f["pk"] >= (4 if computed or not to_fp8 else 8) * held),
         ("float16 added in float32", dtype != "f16" or residual != "true" or named(kernel, "v_pk_add_f16") >= 4 * held),
         (
             "float16 multiplied in float32",
@@ -93,25 +101,46 @@ def swiglu(kernel, f, dtype, held) -> list[tuple[str, bool]]:
     ]
 
 
-def quantize(kernel, f, dtype, held, scale) -> list[tuple[str, bool]]:
-    """scale: of quantize_flat's template; 64: of a row."""
-    loads = {i.name for i in kernel.hot_path if i.is_load}
-    stores = {i.name for i in kernel.hot_path if i.is_store}
-    values, one_of_row = held * (2 if dtype == "f32" else 1), (held, scale) == (1, 64)
-    # A vector's FP8 bytes; the scale, as a float32 or as an exponent. Of a tensor's parts the maxima are read, too.
-    written = {"global_store_dwordx2"} | ({"global_store_dword", "global_store_byte"} if scale else set())
-    read = {"global_load_dwordx4"} | ({"global_load_dword"} if scale == 1 else set())
-    if scale == 1:  # its loop over the parts is what hot_path ends at
-        return [("loads", loads <= read), ("narrow stores", stores <= written)]
+GIVEN, FROM_MAXIMA = 0, 1  # scales of quantize_flat's template; else of groups of that size
+
+
+def flat(kernel, f, gated: bool, dtype, scale: int) -> list[tuple[str, bool]]:
+    """A vector a thread."""
+    if scale == FROM_MAXIMA:  # its loop over the maxima is what hot_path ends at
+        stores = {i.name for i in kernel.code if i.is_store}
+        return [
+            ("narrow stores", stores <= {"global_store_dwordx2"} | SCALE_STORES),
+            ("fewer than 8 waves a SIMD", f["waves_per_simd"] >= 8),
+        ]
     return [
-        ("loads of less than 128 bits", loads == read),
-        ("narrow stores", stores <= written),
-        ("the values are not asked for at once", f["loads_before_wait"] >= values),
+        *wide(kernel, 1, True, SCALE_STORES if scale != GIVEN else set()),
+        ("FP8 conversions one by one", f["cvt_pk_fp8"] == 4),
+        *quantized(f, gated, dtype, 1),
+        ("fewer than 8 waves a SIMD", f["waves_per_simd"] >= 8),
+    ]
+
+
+def rows(kernel, f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
+    """Vectors far from each other: d may be an odd number of them, so that each has a store of its own."""
+    return [
+        *wide(kernel, 1, True, SCALE_STORES),
         ("FP8 conversions one by one", f["cvt_pk_fp8"] == 4 * held),
-        # With one vector of a row the compiler lays the rare scales' divisions on the straight path, behind a branch.
-        ("no packed float32", one_of_row or f["pk"] >= 8 * held),
-        ("a division a number", one_of_row or f["rcp"] <= 2),
+        *quantized(f, gated, dtype, held),
         ("more than half of the waves that a unit can hold do not fit", held == 8 or f["waves_per_simd"] >= 5),
+    ]
+
+
+def quantized(f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
+    """What is common to kernels of quantize_rows.h."""
+    of_silu = 8 * held if gated else 0
+    return [
+        (
+            "the values are not asked for at once",
+            f["loads_before_wait"] == held * (2 if gated or dtype == "f32" else 1),
+        ),
+        ("no packed float32", f["pk"] >= 8 * held + (40 * held if gated else 0)),
+        ("other than one exponential a number", f["exp"] == of_silu),
+        ("a division a number, or a rare scale's computed with the others", f["rcp"] <= of_silu + 2),
     ]
 
 

@@ -95,7 +95,7 @@ def _packed16(ins: Instruction, name: str):
 
 def _word_of_pair(ins: Instruction, position: int, half: int, negate: int):
     operand = ins.operands[position]
-    if operand.kind == "constant" and half:
+    if operand.kind == "constant" and half and operand.body != "0":  # what it is of another nobody says
         raise UnsupportedError(f"the upper half of constant {operand.text} in {ins.text.line}")
     ins.note(operand, 2, read=True)
     words = ins.words(position, half)

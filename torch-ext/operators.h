@@ -16,6 +16,15 @@ void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual
                       const Tensor& scale, double epsilon);
 void quantize_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const std::optional<Tensor>& upper_bound,
                   int64_t group, double fp8_max, bool power_of_two);
+void rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& weight, double epsilon,
+                          const std::optional<Tensor>& normalized, const std::optional<Tensor>& upper_bound,
+                          int64_t group, double fp8_max, bool power_of_two);
+void add_rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& residual,
+                              const Tensor& weight, double epsilon, const std::optional<Tensor>& normalized,
+                              const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max,
+                              bool power_of_two);
+void swiglu_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, std::optional<double> limit,
+                        const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max, bool power_of_two);
 void quantize_static_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,

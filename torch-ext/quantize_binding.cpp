@@ -25,20 +25,13 @@ quantize::Args of(const Arg& out, const Arg& x) {
 
 }  // namespace
 
-void quantize_fp8(const Tensor& out_t, const Tensor& scale_t, const Tensor& x_t,
-                  const std::optional<Tensor>& upper_bound_t, int64_t group, double fp8_max, bool power_of_two) {
+void quantize_fp8(const Tensor& out_t, const Tensor& scale, const Tensor& x_t, const std::optional<Tensor>& upper_bound,
+                  int64_t group, double fp8_max, bool power_of_two) {
     const char* const op = "quantize_fp8";
-    const Arg out(op, "out", out_t), scale(op, "scale_out", scale_t), x(op, "x", x_t);
+    const Arg out(op, "out", out_t), x(op, "x", x_t);
     quantize::Args args = of(out, x);
-    args.scale = dynamic_scale(op, scale, x, args.d, args.out_dtype, group, fp8_max, power_of_two);
-    scale.check_apart_from(x);
-    scale.check_apart_from(out);
-    if (upper_bound_t) {
-        const Arg bound(op, "scale_ub", *upper_bound_t);
-        args.scale.upper_bound = bound.scale_of(x);
-        scale.check_apart_from(bound);
-        out.check_apart_from(bound);
-    }
+    const ScaleArgs wanted{scale, upper_bound, group, fp8_max, power_of_two};
+    args.dynamic = dynamic_scale(op, wanted, x, args.d, args.out_dtype, {&x}, {&out});
     check(op, quantize::launch(args, Launch(x_t)));
 }
 
@@ -46,7 +39,7 @@ void quantize_static_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& s
     const char* const op = "quantize_fp8";
     const Arg out(op, "out", out_t), x(op, "x", x_t), scale(op, "scale", scale_t);
     quantize::Args args = of(out, x);
-    args.given_scale = scale.scale_of(x);
+    args.scale = scale.scale_of(x);
     out.check_apart_from(scale);
     check(op, quantize::launch(args, Launch(x_t)));
 }

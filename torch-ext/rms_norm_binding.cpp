@@ -1,13 +1,21 @@
 #include "../rmsnorm_fp8/rmsnorm_fp8.h"
 #include "binding.h"
 #include "operators.h"
+#include "scale_args.h"
 
 namespace rocm_fp8::binding {
 namespace {
 
-// Both with and without a residual, to FP8 (with a scale) or to x's own type (without).
-void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const Tensor* residual_t,
-                   const Tensor& weight_t, const Tensor* scale_t, double epsilon) {
+// What not all of the operators have; nullptr: not this one.
+struct Options {
+    const Tensor* residual = nullptr;
+    const Tensor* scale = nullptr;
+    const ScaleArgs* computed = nullptr;  // with neither of the two the result has x's own type
+    const Tensor* normalized = nullptr;
+};
+
+void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const Tensor& weight_t, double epsilon,
+                   const Options& options) {
     const Arg out(op, "out", out_t), x(op, "x", x_t), weight(op, "weight", weight_t);
     rms_norm::Args args{};
     args.dtype = x.dtype({DType::f16, DType::bf16});
@@ -24,28 +32,43 @@ void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const
     out.check_device_of(x);
     out.check_rows_of(x, args.d);
     args.out_stride = out.written_row_stride();
-    if (scale_t) {
-        const Arg scale(op, "scale", *scale_t);
-        args.out_dtype = out.dtype({DType::e4m3fn, DType::e4m3fnuz});
+    if (options.scale || options.computed) args.out_dtype = out.dtype({DType::e4m3fn, DType::e4m3fnuz});
+    else args.out_dtype = out.dtype({args.dtype});
+    if (options.scale) {
+        const Arg scale(op, "scale", *options.scale);
         args.scale = scale.scale_of(x);
         out.check_apart_from(scale);
-    } else {
-        args.out_dtype = out.dtype({args.dtype});
     }
     out.check_apart_from(x);
     out.check_apart_from(weight);
 
-    if (residual_t) {
-        const Arg residual(op, "residual", *residual_t);
-        residual.dtype({args.dtype});
-        residual.check_device_of(x);
-        residual.check_rows_of(x, args.d);
-        args.residual_stride = residual.written_row_stride();
-        residual.check_apart_from(x);
-        residual.check_apart_from(weight);
-        if (scale_t) residual.check_apart_from(Arg(op, "scale", *scale_t));
-        out.check_apart_from(residual);
-        args.residual = residual.mutable_data();
+    std::vector<const Arg*> written{&out};
+    const auto check_written = [&](const Arg& t) {
+        t.dtype({args.dtype});
+        t.check_device_of(x);
+        t.check_rows_of(x, args.d);
+        t.written_row_stride();
+        t.check_apart_from(x);
+        t.check_apart_from(weight);
+        for (const Arg* other : written) other->check_apart_from(t);
+        written.push_back(&t);
+    };
+    std::optional<Arg> residual, normalized;
+    if (options.residual) {
+        residual.emplace(op, "residual", *options.residual);
+        check_written(*residual);
+        if (options.scale) residual->check_apart_from(Arg(op, "scale", *options.scale));
+        args.residual_stride = residual->written_row_stride();
+        args.residual = residual->mutable_data();
+    }
+    if (options.normalized) {
+        normalized.emplace(op, "normalized_out", *options.normalized);
+        check_written(*normalized);
+        args.normalized_stride = normalized->written_row_stride();
+        args.normalized = normalized->mutable_data();
+    }
+    if (options.computed) {
+        args.dynamic = dynamic_scale(op, *options.computed, x, args.d, args.out_dtype, {&x, &weight}, written);
     }
     args.epsilon = float(epsilon);
     args.x = x.data();
@@ -57,16 +80,33 @@ void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const
 }  // namespace
 
 void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon) {
-    rms_norm_into("rms_norm", out, x, nullptr, weight, nullptr, epsilon);
+    rms_norm_into("rms_norm", out, x, weight, epsilon, {});
 }
 
 void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& scale, double epsilon) {
-    rms_norm_into("rms_norm_fp8", out, x, nullptr, weight, &scale, epsilon);
+    rms_norm_into("rms_norm_fp8", out, x, weight, epsilon, {.scale = &scale});
 }
 
 void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
                       const Tensor& scale, double epsilon) {
-    rms_norm_into("add_rms_norm_fp8", out, x, &residual, weight, &scale, epsilon);
+    rms_norm_into("add_rms_norm_fp8", out, x, weight, epsilon, {.residual = &residual, .scale = &scale});
+}
+
+void rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& weight, double epsilon,
+                          const std::optional<Tensor>& normalized, const std::optional<Tensor>& upper_bound,
+                          int64_t group, double fp8_max, bool power_of_two) {
+    const ScaleArgs computed{scale, upper_bound, group, fp8_max, power_of_two};
+    rms_norm_into("rms_norm_dynamic_fp8", out, x, weight, epsilon,
+                  {.computed = &computed, .normalized = normalized ? &*normalized : nullptr});
+}
+
+void add_rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& residual,
+                              const Tensor& weight, double epsilon, const std::optional<Tensor>& normalized,
+                              const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max,
+                              bool power_of_two) {
+    const ScaleArgs computed{scale, upper_bound, group, fp8_max, power_of_two};
+    rms_norm_into("add_rms_norm_dynamic_fp8", out, x, weight, epsilon,
+                  {.residual = &residual, .computed = &computed, .normalized = normalized ? &*normalized : nullptr});
 }
 
 }  // namespace rocm_fp8::binding

@@ -1,29 +1,63 @@
+#include <cmath>
+
 #include "../swiglu_fp8/swiglu_fp8.h"
 #include "binding.h"
 #include "operators.h"
+#include "scale_args.h"
 
 namespace rocm_fp8::binding {
+namespace {
 
-void swiglu_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& scale_t) {
-    const char* const op = "swiglu_fp8";
-    const Arg out(op, "out", out_t), x(op, "x", x_t), scale(op, "scale", scale_t);
+swiglu::Args of(const Arg& out, const Arg& x) {
     swiglu::Args args{};
     args.dtype = x.dtype({DType::f16, DType::bf16});
     if (x.dim() < 1 || x.last() % 2 != 0) x.refuse("shape ", x.shape(), "; needs [..., 2 d]");
     args.d = x.last() / 2;
     args.rows = x.rows();
     args.x_stride = x.row_stride();
-
     args.out_dtype = out.dtype({DType::e4m3fn, DType::e4m3fnuz});
     out.check_device_of(x);
     out.check_rows_of(x, args.d);
     args.out_stride = out.written_row_stride();
-    args.scale = scale.scale_of(x);
     out.check_apart_from(x);
-    out.check_apart_from(scale);
-
+    args.limit = INFINITY;
     args.x = x.data();
     args.out = out.mutable_data();
+    return args;
+}
+
+// To nearest even, as a float32: what clamping in the type compares with.
+float rounded(double value, DType type) {
+    if (std::isinf(value)) return INFINITY;
+    const double ulp =
+        std::ldexp(1.0, std::max(std::ilogb(value), type == DType::f16 ? -14 : -126) - (type == DType::f16 ? 10 : 7));
+    const double nearest = std::nearbyint(value / ulp) * ulp;
+    const double largest = type == DType::f16 ? 65504.0 : 0x1.FEp127;
+    return nearest > largest ? INFINITY : float(nearest);
+}
+
+}  // namespace
+
+void swiglu_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& scale_t) {
+    const char* const op = "swiglu_fp8";
+    const Arg out(op, "out", out_t), x(op, "x", x_t), scale(op, "scale", scale_t);
+    swiglu::Args args = of(out, x);
+    args.scale = scale.scale_of(x);
+    out.check_apart_from(scale);
+    check(op, swiglu::launch(args, Launch(x_t)));
+}
+
+void swiglu_dynamic_fp8(const Tensor& out_t, const Tensor& scale, const Tensor& x_t, std::optional<double> limit,
+                        const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max, bool power_of_two) {
+    const char* const op = "swiglu_dynamic_fp8";
+    const Arg out(op, "out", out_t), x(op, "x", x_t);
+    swiglu::Args args = of(out, x);
+    if (limit) {
+        args.limit = rounded(*limit, args.dtype);
+        if (!(args.limit > 0)) refuse(op, "limit: ", *limit, "; needs a positive number");
+    }
+    const ScaleArgs wanted{scale, upper_bound, group, fp8_max, power_of_two};
+    args.dynamic = dynamic_scale(op, wanted, x, args.d, args.out_dtype, {&x}, {&out});
     check(op, swiglu::launch(args, Launch(x_t)));
 }
 

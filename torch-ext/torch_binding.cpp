@@ -17,6 +17,16 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
         "quantize_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor? scale_ub, int group, float fp8_max, "
         "bool power_of_two) -> ()");
     ops.def("quantize_static_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
+    ops.def(
+        "rms_norm_dynamic_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor weight, float epsilon, "
+        "Tensor(c!)? normalized_out, Tensor? scale_ub, int group, float fp8_max, bool power_of_two) -> ()");
+    ops.def(
+        "add_rms_norm_dynamic_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor(d!) residual, Tensor weight, "
+        "float epsilon, Tensor(c!)? normalized_out, Tensor? scale_ub, int group, float fp8_max, bool power_of_two) "
+        "-> ()");
+    ops.def(
+        "swiglu_dynamic_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, float? limit, Tensor? scale_ub, int group, "
+        "float fp8_max, bool power_of_two) -> ()");
     ops.def("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
     ops.def(
         "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
@@ -39,6 +49,9 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
     ops.impl("add_rms_norm_fp8", TORCH_BOX(&rocm_fp8::binding::add_rms_norm_fp8));
     ops.impl("quantize_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_fp8));
     ops.impl("quantize_static_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_static_fp8));
+    ops.impl("rms_norm_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::rms_norm_dynamic_fp8));
+    ops.impl("add_rms_norm_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::add_rms_norm_dynamic_fp8));
+    ops.impl("swiglu_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::swiglu_dynamic_fp8));
     ops.impl("swiglu_fp8", TORCH_BOX(&rocm_fp8::binding::swiglu_fp8));
     ops.impl("skinny_gemm", TORCH_BOX(&rocm_fp8::binding::skinny_gemm));
 }

@@ -28,6 +28,11 @@ template <class T>
 const T* global(const void* p) {
     return static_cast<const T*>(p);
 }
+template <class T>
+T* global(void* p) {
+    return static_cast<T*>(p);
+}
+inline float load_scalar(const float* p) { return *p; }
 struct FloatPair {
     float x, y;
 };

@@ -128,20 +128,8 @@ struct Lanes {
         return R::any_not_below(R::magnitude(x.a), R::magnitude(x.b), bound);
     }
 
-    // Of numbers that are none NaN.
-    static F larger(F x, F y) { return each(R::larger, x, y); }
-    static F magnitude(F x) { return each(R::magnitude, x); }
-    // The largest of `start` and the finite numbers of x.
-    template <DType row>
-    __attribute__((noinline)) static float finite_maximum(F x, float start) {
-        float values[block];
-        store_block<DType::f32, row>(values, x);
-        for (float v : values) {
-            if (v > start && v < __builtin_inff()) start = v;
-        }
-        return start;
-    }
-
+    // Within [low, high]; NaN stays NaN.
+    static F clamp(F x, float low, float high) { return {R::clamp(x.a, low, high), R::clamp(x.b, low, high)}; }
     // Makes every NaN the default one, so that round_to() takes it. Float32 weights can hold any payload.
     static F tame_nan(F x) { return each(R::tame_nan, x); }
 
@@ -154,8 +142,9 @@ struct Lanes {
         V scale, reciprocal;
         float value, largest;
         bool usual;
+        static bool is_usual(float s) { return s >= 0x1p-60f && s <= 0x1p60f; }
         explicit Scale(float s, float format_max)
-            : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s), usual(s >= 0x1p-60f && s <= 0x1p60f) {
+            : scale(R::set1(s)), reciprocal(R::set1(1.0f / s)), value(s), usual(is_usual(s)) {
             largest = usual ? format_max * s : 0.0f;  // 0: quantize_block() divides every block
         }
     };
@@ -171,10 +160,25 @@ struct Lanes {
     // Converts n numbers of the row's type to FP8.
     template <DType out, DType row>
     static void quantize(const void* values, void* p, int64_t n, const Scale& s) {
-        for_blocks<Lanes>(n, [&](int64_t i, auto count, int) {
+        // Captured by value: no store of a result changes a copy.
+        for_blocks<Lanes>(n, [=](int64_t i, auto count, int) {
             const F y = load<row, row>(at<row>(values, i), count);
             quantize_block<out, row>(at<out>(p, i), y, s, count);
         });
+    }
+
+    // The same of finite numbers by a usual scale, whole blocks only. Returns how many numbers those are. It clamps all:
+    // of a maximum's own block the question would be a guess. Prefetches as many numbers `ahead`.
+    template <DType out, DType row>
+    static int64_t quantize_finite(const void* values, void* p, int64_t n, const Scale& s, const void* ahead) {
+        int64_t i = 0;
+        for (; i + block <= n; i += block) {
+            prefetch(at<row>(ahead, i));
+            const F y = load_block<row, row>(at<row>(values, i));
+            const V a = R::at_most(R::magnitude(y.a), s.largest), b = R::at_most(R::magnitude(y.b), s.largest);
+            store_quotients<out, row>(at<out>(p, i), a, b, y, s);
+        }
+        return i;
     }
 
     // Adds the 32 partial sums, which lie in `sums` in order: two F of 16, or one of 32.
@@ -199,11 +203,16 @@ struct Lanes {
         }
         if constexpr (std::is_same_v<N, int>) {
             uint8_t buffer[block];
-            R::template store_fp8<out, row == DType::bf16>(buffer, a, b, y.a, y.b, s.scale, s.reciprocal);
+            store_quotients<out, row>(buffer, a, b, y, s);
             std::memcpy(p, buffer, n);
         } else {
-            R::template store_fp8<out, row == DType::bf16>(p, a, b, y.a, y.b, s.scale, s.reciprocal);
+            store_quotients<out, row>(p, a, b, y, s);
         }
+    }
+    // As R::store_fp8.
+    template <DType out, DType row>
+    static void store_quotients(void* p, V a, V b, F y, const Scale& s) {
+        R::template store_fp8<out, row == DType::bf16>(p, a, b, y.a, y.b, s.scale, s.reciprocal);
     }
     template <DType out, DType row>
     __attribute__((noinline)) static void divide_and_encode(void* p, V a, V b, float scale, int n) {

@@ -18,7 +18,8 @@ struct Avx2 {
     static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm256_min_ps(x, _mm256_set1_ps(bound)); }
-    static V larger(V a, V b) { return _mm256_max_ps(a, b); }
+    // Of NaN the instructions give their second operand.
+    static V clamp(V x, float low, float high) { return _mm256_max_ps(set1(low), _mm256_min_ps(set1(high), x)); }
     static V magnitude(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
     // For magnitudes: their bits have the same order as the numbers, with NaN at the top.
     static bool any_not_below(V a, V b, float bound) {

@@ -19,7 +19,8 @@ struct Avx512 {
     static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static V at_most(V x, float bound) { return _mm512_min_ps(x, _mm512_set1_ps(bound)); }
-    static V larger(V a, V b) { return _mm512_max_ps(a, b); }
+    // Of NaN the instructions give their second operand.
+    static V clamp(V x, float low, float high) { return _mm512_max_ps(set1(low), _mm512_min_ps(set1(high), x)); }
     static V magnitude(V x) { return _mm512_abs_ps(x); }
     static bool any_not_below(V a, V b, float bound) {
         const V limit = _mm512_set1_ps(bound);

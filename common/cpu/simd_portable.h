@@ -40,8 +40,9 @@ struct Portable {
     static V at_most(V x, float bound) {
         return map([&](int i) { return x.v[i] < bound ? x.v[i] : bound; });
     }
-    static V larger(V a, V b) {
-        return map([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    // Within [low, high]; NaN stays NaN.
+    static V clamp(V x, float low, float high) {
+        return map([&](int i) { return x.v[i] < low ? low : x.v[i] > high ? high : x.v[i]; });
     }
     static V magnitude(V x) {
         return map([&](int i) { return bits_float(float_bits(x.v[i]) & 0x7FFFFFFFu); });

@@ -41,9 +41,12 @@ __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 // The names are common with HIP.
 __device__ inline float load_scalar(const float* p) { return *p; }
 __device__ inline void store_at(void* p, uint2 v) { store(p, v); }
+__device__ inline void store_at(void* p, uint4 v) { store(p, v); }
+__device__ inline uint4 joined(uint2 a, uint2 b) { return {a.x, a.y, b.x, b.y}; }
 
 __device__ inline uint32_t& word(uint4& v, int i) { return (&v.x)[i]; }
 __device__ inline uint32_t word(const uint4& v, int i) { return (&v.x)[i]; }
+__device__ inline void set_word(uint4& v, int i, uint32_t value) { word(v, i) = value; }
 __device__ inline uint32_t word(const uint2& v, int i) { return (&v.x)[i]; }
 
 // Sums kValues numbers over the lanes of the warp: neighbours, then neighbours of pairs, and so on. Each value has this
@@ -65,15 +68,26 @@ __device__ inline float sum_over_lanes(float v) {
     return sum[0];
 }
 
+// v is the same in either half of each kCount neighbouring lanes: the larger of the two.
+template <int kCount>
+__device__ inline uint32_t max_with_other_half(uint32_t v) {
+    const uint32_t other = __shfl_xor_sync(kWholeWarp, v, kCount / 2);
+    return v > other ? v : other;
+}
+
 // The largest over each kCount neighbouring lanes, in every one of them.
 template <int kCount>
 __device__ inline uint32_t max_over_lanes(uint32_t v) {
+    if constexpr (kCount == kWarp) {
+        return __reduce_max_sync(kWholeWarp, v);  // one instruction
+    } else {
 #pragma unroll
-    for (int distance = 1; distance < kCount; distance *= 2) {
-        const uint32_t other = __shfl_xor_sync(kWholeWarp, v, distance);
-        v = v > other ? v : other;
+        for (int distance = 1; distance < kCount; distance *= 2) {
+            const uint32_t other = __shfl_xor_sync(kWholeWarp, v, distance);
+            v = v > other ? v : other;
+        }
+        return v;
     }
-    return v;
 }
 
 // Marks a value that is the same in all lanes (HIP moves it to a scalar register).

@@ -61,15 +61,21 @@ __device__ inline float of_last_lane(float v) {
     return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
 }
 
-// The largest over each kCount neighbouring lanes (4, 8, 16 or 64), in every one of them.
+// v is the same in either half of each 8 or 16 neighbouring lanes: the larger of the two. A mirror serves.
+template <int kCount>
+__device__ inline uint32_t max_with_other_half(uint32_t v) {
+    const uint32_t other = dpp<kCount == 8 ? kMirrorHalfRow : kMirrorRow>(v);
+    return v > other ? v : other;
+}
+
+// The largest over each kCount neighbouring lanes (2, 4, 8, 16 or 64), in every one of them.
 template <int kCount>
 __device__ inline uint32_t max_over_lanes(uint32_t v) {
     const auto with = [&](uint32_t other) { v = v > other ? v : other; };
     with(dpp<kSwapNeighbours>(v));
-    with(dpp<kSwapPairs>(v));
-    // From here on lanes that are to be swapped hold the same in their fours, then eights: a mirror serves.
-    if constexpr (kCount >= 8) with(dpp<kMirrorHalfRow>(v));
-    if constexpr (kCount >= 16) with(dpp<kMirrorRow>(v));
+    if constexpr (kCount >= 4) with(dpp<kSwapPairs>(v));
+    if constexpr (kCount >= 8) v = max_with_other_half<8>(v);
+    if constexpr (kCount >= 16) v = max_with_other_half<16>(v);
     if constexpr (kCount == kWave) {
         with(dpp<kLastOfRowToNext, kRows1And3>(v));
         with(dpp<kLane31ToUpperHalf, kRows2And3>(v));

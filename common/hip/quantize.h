@@ -45,7 +45,7 @@ __device__ inline uint32_t four_to_fp8(f32x2 a, f32x2 b) {
 }
 
 // fp8(y / scale) of eight numbers, as the bytes of two registers.
-__device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s) {
+__device__ inline u32x2 quantize_eight(const f32x2 (&y)[4], const QuantizationScale& s) {
     f32x2 q[4];
     if (__builtin_expect(s.usual, 1)) {
         float largest = 0;
@@ -57,7 +57,8 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
         // The remainder with this sign keeps a quotient of -0.
         auto correct = [&](int i) { q[i] = fma(-fma(q[i], both(s.scale), -y[i]), both(s.reciprocal), q[i]); };
         // fmaxf ignores NaN, which needs no clamping.
-        if (any_lane(largest >= Fp8Format<kNativeFp8>::max)) {
+        if (any_lane(largest >= Fp8Format<kNativeFp8>::max)) [[unlikely]] {
+            keep_branch();
             for (int i = 0; i < 4; ++i) {
                 // A finite estimate for an infinite y, or the correction would be NaN.
                 constexpr float kHuge = 0x1p100f;
@@ -80,12 +81,13 @@ __device__ inline u32x2 quantize(const f32x2 (&y)[4], const QuantizationScale& s
 template <DType>
 __device__ inline u32x2 quantize_vector(const f32x2 (&y)[4], QuantizationScale s) {
     // The division is right for every lane, so that the whole wave takes it or none does.
-    if (any_lane(!s.usual)) {
+    if (any_lane(!s.usual)) [[unlikely]] {
+        keep_branch();
         s.usual = false;
-        return quantize(y, s);
+        return quantize_eight(y, s);
     }
     s.usual = true;
-    return quantize(y, s);
+    return quantize_eight(y, s);
 }
 
 }  // namespace

@@ -43,6 +43,7 @@ using Vector128 = u32x4;
 using VectorIndex = uint32_t;
 __device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { return load<u32x4>(base, byte); }
 __device__ inline uint32_t word(const u32x4& v, int i) { return v[i]; }
+__device__ inline void set_word(u32x4& v, int i, uint32_t value) { v[i] = value; }
 
 // For data that are read once: a non-temporal access does not evict other data from the caches.
 template <class T>
@@ -56,6 +57,8 @@ __device__ inline void store(void* base, uint32_t byte, T value) {
 
 // The name is common with CUDA.
 __device__ inline void store_at(void* p, u32x2 v) { *global<u32x2>(p) = v; }
+__device__ inline void store_at(void* p, u32x4 v) { *global<u32x4>(p) = v; }
+__device__ inline u32x4 joined(u32x2 a, u32x2 b) { return {a.x, a.y, b.x, b.y}; }
 
 // Loads one number that all lanes need and no kernel writes, through the scalar cache into a scalar register.
 __device__ inline float load_scalar(const float* p) { return *(__attribute__((address_space(4))) const float*)(p); }
@@ -66,8 +69,12 @@ __device__ inline void have_now(T& v) {
     asm volatile("" : "+s"(v));
 }
 
-// Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips.
-__device__ inline bool any_lane(bool v) { return __builtin_expect(__builtin_amdgcn_ballot_w64(v) != 0, 0); }
+// Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips. The branch
+// itself has to say that it is unlikely, or the compiler may compute both of its sides.
+__device__ inline bool any_lane(bool v) { return __builtin_amdgcn_ballot_w64(v) != 0; }
+
+// In rare code: the compiler must not compute it where it is not needed.
+__device__ inline void keep_branch() { asm volatile(""); }
 
 // Moves a value that is the same in all lanes of the wave to a scalar register; the compiler cannot know that it is.
 __device__ inline int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }

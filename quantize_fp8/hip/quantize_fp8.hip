@@ -1,32 +1,16 @@
-// Quantisation to FP8 for MI300X (gfx942) and MI350 (gfx950): what the kernels of ../gpu.h need of the vendor, and the
-// launcher.
+// Quantisation to FP8 for MI300X (gfx942) and MI350 (gfx950): the launcher of ../gpu.h's kernels.
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. Steps: docs/journal/quantize_fp8-hip.md.
-#include "../../common/hip/device.h"
-#include "../../common/hip/quantize.h"
-#include "../../common/vendor.h"
-
-namespace rocm_fp8::quantize {
-namespace {
-__device__ inline void begin_kernel() {}
-// Code above does not wait for the loads; code below does.
-__device__ inline void after_loads() { __builtin_amdgcn_sched_barrier(0); }
-}  // namespace
-}  // namespace rocm_fp8::quantize
-
+#include "../../common/hip/rows_vendor.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::quantize {
 
-Status launch(const Args& args, const Executor& on) {
-    if (args.rows == 0 || args.d == 0) return {};
+Status launch_by_maxima(const Args& args, const uint32_t* maxima, int64_t count, const Executor& on) {
     const ArchResult chip = current_arch();
-    if (!chip.status.ok()) return chip.status;
-    const auto go = [&](auto kernel, int64_t groups, int threads, auto... arguments) -> Status {
-        if (groups * threads > kMaxThreads) return {"x has more rows than one launch takes"};
-        return launch_kernel(kernel, groups, threads, on, arguments...);
-    };
-    return launch_by_type(args, compute_units(chip.arch), args.out_dtype == native_fp8(chip.arch), on, go);
+    return chip.status.ok() ? launch_by_type(args, {maxima, count}, Vendor(chip.arch, on), on) : chip.status;
 }
+
+Status launch(const Args& args, const Executor& on) { return launch_by_maxima(args, nullptr, 0, on); }
 
 }  // namespace rocm_fp8::quantize

@@ -2,5 +2,5 @@
 #include "kernel.h"
 
 namespace rocm_fp8::rms_norm {
-RowsKernel<Args> kernel_avx512(const Args& args) { return pick<Lanes<Avx512>>(args); }
+RowsKernel<Job> kernel_avx512(const Job& job) { return pick<Lanes<Avx512>>(job); }
 }  // namespace rocm_fp8::rms_norm

@@ -18,18 +18,25 @@
 
 #include <cmath>
 
-#include "../../common/cpu/lanes.h"
-#include "../../common/cpu/rows.h"
+#include "../../common/cpu/dynamic_rows.h"
 #include "../rmsnorm_fp8.h"
 
 namespace rocm_fp8::rms_norm {
+
+using Job = DynamicJob<Args>;
+
 namespace {
 
 template <class L, DType in, DType weight_type, DType out_type, bool with_residual>
-void rms_norm_rows(const Args& args, int64_t begin, int64_t end) {
+void rms_norm_rows(const Job& args, int64_t begin, int64_t end) {
     using F = typename L::F;
     constexpr bool can_flush = is_fp8(out_type) && L::template can_flush<in>;
-    const bool may_flush = can_flush && L::template all_below<weight_type>(args.weight, args.d, L::kFlushedFactor);
+    // What a flushing instruction makes 0 is 0 in FP8, but not in a result of the type.
+    const bool may_flush =
+        can_flush && !args.normalized && L::template all_below<weight_type>(args.weight, args.d, L::kFlushedFactor);
+    const bool computed = args.is_dynamic();
+    // Not used where the result is not FP8.
+    RowQuantizer<L, in, is_fp8(out_type) ? out_type : DType::e4m3fn> quantizer(args);
     for (int64_t row = begin; row < end; ++row) {
         const void* x = at<in>(args.x, row * args.x_stride);
         void* residual = with_residual ? at<in>(args.residual, row * args.residual_stride) : nullptr;
@@ -70,17 +77,18 @@ void rms_norm_rows(const Args& args, int64_t begin, int64_t end) {
             });
         };
         if constexpr (is_fp8(out_type)) {
-            const typename L::Scale scale(*args.scale, Fp8Format<out_type>::max);
-            alignas(64) char y[kStage * element_size(in)];
-            for (int64_t first = 0; first < args.d; first += kStage) {
-                const int64_t length = args.d - first < kStage ? args.d - first : kStage;
+            // Computed scales are usual ones, by which flushed numbers are 0. Of a scale that is not, nothing is flushed.
+            const float given = computed ? (args.normalized ? 0.0f : 1.0f) : *args.scale;
+            const typename L::Scale scale(given, Fp8Format<out_type>::max);
+            const auto make = [&](int64_t first, int64_t length, void* to) {
                 auto store = [&](int64_t i, F product, auto n) {
-                    L::template store_for_fp8<in>(at<in>(y, i), product, scale, n);
+                    L::template store_for_fp8<in>(at<in>(to, i), product, scale, n);
                 };
                 if (may_flush) normalize(first, length, std::bool_constant<L::template can_flush<in>>(), store);
                 else normalize(first, length, std::false_type(), store);
-                L::template quantize<out_type, in>(y, at<out_type>(out, first), length, scale);
-            }
+            };
+            void* kept = args.normalized ? at<in>(args.normalized, row * args.normalized_stride) : nullptr;
+            quantizer.make(row, args.d, kept, out, make);
         } else {
             normalize(0, args.d, std::false_type(), [&](int64_t i, F product, auto n) {
                 L::template store<in, in>(at<in>(out, i), L::template round_to<in>(product), n);
@@ -91,32 +99,32 @@ void rms_norm_rows(const Args& args, int64_t begin, int64_t end) {
 
 // Every instantiation, chosen by the arguments' types.
 template <class L, DType in, DType weight_type, DType out_type>
-RowsKernel<Args> rms_norm_by_residual(const Args& a) {
+RowsKernel<Job> rms_norm_by_residual(const Job& a) {
     return a.residual ? rms_norm_rows<L, in, weight_type, out_type, true>
                       : rms_norm_rows<L, in, weight_type, out_type, false>;
 }
 
 template <class L, DType in, DType weight_type>
-RowsKernel<Args> rms_norm_by_out(const Args& a) {
+RowsKernel<Job> rms_norm_by_out(const Job& a) {
     if (a.out_dtype == DType::e4m3fn) return rms_norm_by_residual<L, in, weight_type, DType::e4m3fn>(a);
     if (a.out_dtype == DType::e4m3fnuz) return rms_norm_by_residual<L, in, weight_type, DType::e4m3fnuz>(a);
     return rms_norm_by_residual<L, in, weight_type, in>(a);
 }
 
 template <class L, DType in>
-RowsKernel<Args> rms_norm_by_weight(const Args& a) {
+RowsKernel<Job> rms_norm_by_weight(const Job& a) {
     return a.weight_dtype == DType::f32 ? rms_norm_by_out<L, in, DType::f32>(a) : rms_norm_by_out<L, in, in>(a);
 }
 
 template <class L>
-RowsKernel<Args> pick(const Args& a) {
+RowsKernel<Job> pick(const Job& a) {
     return a.dtype == DType::f16 ? rms_norm_by_weight<L, DType::f16>(a) : rms_norm_by_weight<L, DType::bf16>(a);
 }
 
 }  // namespace
 
-RowsKernel<Args> kernel_portable(const Args& args);
-RowsKernel<Args> kernel_avx2(const Args& args);
-RowsKernel<Args> kernel_avx512(const Args& args);
+RowsKernel<Job> kernel_portable(const Job& job);
+RowsKernel<Job> kernel_avx2(const Job& job);
+RowsKernel<Job> kernel_avx512(const Job& job);
 
 }  // namespace rocm_fp8::rms_norm

@@ -2,5 +2,5 @@
 #include "kernel.h"
 
 namespace rocm_fp8::rms_norm {
-RowsKernel<Args> kernel_portable(const Args& args) { return pick<Lanes<Portable>>(args); }
+RowsKernel<Job> kernel_portable(const Job& job) { return pick<Lanes<Portable>>(job); }
 }  // namespace rocm_fp8::rms_norm

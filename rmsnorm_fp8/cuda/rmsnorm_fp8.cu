@@ -28,10 +28,7 @@
 //
 // Steps, dropped attempts and figures: docs/journal/rmsnorm_fp8-cuda.md.
 #include "../../common/cuda/mbarrier.h"
-#include "../../common/cuda/device.h"
-#include "../../common/cuda/pdl.h"
-#include "../../common/cuda/quantize.h"
-#include "../../common/gpu/kernel_at.h"
+#include "../../common/cuda/rows_vendor.h"
 #include "config.h"
 #include "../gpu.h"
 
@@ -64,11 +61,25 @@ struct RowOverlap {
     bool next_at_once;
 };
 
+// Who holds a row, for computed_quotients.
+template <RowOwner owner>
+struct Holder {
+    int64_t row;
+    int lanes, t;
+    Barrier* maxima_full;  // of a cluster
+    __device__ uint32_t largest(uint32_t v) const {
+        if constexpr (owner == RowOwner::warp) return max_over_lanes<kWarp>(v);
+        else if constexpr (owner == RowOwner::cta) return largest_of_workgroup<kMostThreads>(v, lanes);
+        else return largest_of_cluster(maxima_full, v);
+    }
+};
+
 // kHeld: vectors per thread. fetches_ahead: compiled with the fetch of rows_ahead.
-template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld,
+template <DType in, DType weight_type, Output output, bool with_residual, RowOwner owner, int kHeld,
           bool fetches_ahead = false>
 __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads) void rms_norm_fast(
     Args a, RowOverlap overlap) {
+    constexpr bool computed = output == Output::computed, to_fp8 = computed || output == Output::fp8;
     constexpr bool by_warp = owner == RowOwner::warp, by_cluster = owner == RowOwner::cluster;
     const int ctas = by_cluster ? int(ctas_in_cluster()) : 1, rank = by_cluster ? int(rank_in_cluster()) : 0;
     const int lanes = by_warp ? kWarp : int(blockDim.x), lane = threadIdx.x % kWarp;
@@ -79,7 +90,9 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
     if (by_warp && row >= a.rows) return;
 
     const void* x = offset(a.x, row * a.x_stride * 2);
-    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
+    // With computed scales it is known at run time alone: half the kernels.
+    const bool adds = with_residual && (!computed || a.residual);
+    void* residual = adds ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
     const int vectors = int(a.d / kVector);
     const auto index = [&](int v) { return (v * ctas + rank) * lanes + t; };
     if constexpr (!by_warp) {
@@ -88,19 +101,20 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
             if (first < end) {
                 const uint32_t bytes = (end - first) * 16;
                 fetch_to_l2(offset(x, first * 16), bytes);
-                if (with_residual) fetch_to_l2(offset(residual, first * 16), bytes);
-                constexpr int kLoads = WeightVector<weight_type>::kLoads;
+                if (adds) fetch_to_l2(offset(residual, first * 16), bytes);
+                constexpr int kLoads = Eight<weight_type>::kLoads;
                 if (row == 0) fetch_to_l2(offset(a.weight, first * 16 * kLoads), bytes * kLoads);
             }
         }
     }
-    __shared__ Barrier slots_full;  // used with clusters alone
+    __shared__ Barrier slots_full, maxima_full;  // used with clusters alone
     // Closes: no CTA writes to another CTA of the cluster before that one runs.
     if constexpr (by_cluster) {
         if (t == 0) {
             make_barrier(&slots_full, 1);
             publish_barriers();
             arrive_expecting(&slots_full, kHeld * ctas * (lanes / kWarp) * sizeof(float));
+            if constexpr (computed) expect_maxima(&maxima_full);
         }
         __syncwarp();
         arrive_at_cluster_start();
@@ -111,23 +125,23 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
     uint4 h[kHeld], added[kHeld];
     // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
     // loaded before the exchange, which hides the latency. Those that do not fit are loaded at their use.
-    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld * WeightVector<weight_type>::kLoads > 4;
-    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+    constexpr bool weights_first = kHeld <= 2, weights_last = kHeld * Eight<weight_type>::kLoads > 4;
+    Eight<weight_type> weight[weights_last ? 1 : kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         // Threads beyond the row's end load its last vector, but do not add it to the sum.
         const int loaded = index(v) < vectors ? index(v) : vectors - 1;
         h[v] = load(offset(x, loaded * 16));
-        if constexpr (with_residual) added[v] = load(offset(residual, loaded * 16));
+        if (adds) added[v] = load(offset(residual, loaded * 16));
     }
-    const auto load_weight = [&](int v, WeightVector<weight_type>& w) {
+    const auto load_weight = [&](int v, Eight<weight_type>& w) {
         w.load_from(a.weight, index(v) < vectors ? index(v) : vectors - 1);
     };
     if constexpr (weights_first) {
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) load_weight(v, weight[v]);
     }
-    const QuantizationScale scale = to_fp8 ? QuantizationScale(a.scale) : QuantizationScale();
+    const QuantizationScale scale = output == Output::fp8 ? QuantizationScale(a.scale) : QuantizationScale();
 
     float sums[kHeld];
 #pragma unroll
@@ -135,12 +149,12 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
         f32x2 wide[kVector / 2];
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) {
-            if constexpr (with_residual) word(h[v], i) = Pairs<in>::add(word(h[v], i), word(added[v], i));
+            if (adds) word(h[v], i) = Pairs<in>::add(word(h[v], i), word(added[v], i));
             wide[i] = Pairs<in>::widen(word(h[v], i));
         }
         sums[v] = index(v) < vectors ? sum_of_squares(wide) : 0.0f;
     }
-    if constexpr (with_residual) {
+    if (adds) {
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) {
             if (index(v) < vectors) store(offset(residual, index(v) * 16), h[v]);
@@ -184,26 +198,43 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
     }
     if (fetches_ahead && t == 0 && overlap.ahead && row + overlap.ahead < a.rows) {
         fetch_to_l2(offset(x, overlap.ahead * a.x_stride * 2), vectors * 16);
-        if (with_residual) fetch_to_l2(offset(residual, overlap.ahead * a.residual_stride * 2), vectors * 16);
+        if (adds) fetch_to_l2(offset(residual, overlap.ahead * a.residual_stride * 2), vectors * 16);
     }
     const float r = reciprocal_rms(sum, 1.0f / float(int(a.d)), a.epsilon, Machine());
 
     void* out = offset(a.out, row * a.out_stride * (to_fp8 ? 1 : 2));
+    if constexpr (computed) {
+        Eight<in> y[kHeld];
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) {
-        uint4 y;
-        WeightVector<weight_type>& w = weight[weights_last ? 0 : v];
-        if constexpr (weights_last) load_weight(v, w);
+        for (int v = 0; v < kHeld; ++v) {
+            Eight<weight_type>& w = weight[weights_last ? 0 : v];
+            if constexpr (weights_last) load_weight(v, w);
 #pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w.pair(i));
-        if constexpr (to_fp8) {
-            f32x2 wide[kVector / 2];
+            for (int i = 0; i < kVector / 2; ++i) word(y[v].bits[0], i) = normalize<in>(word(h[v], i), r, w.pair(i));
+        }
+        uint2 q[kHeld];
+        if (!computed_quotients(a, Holder<owner>{row, ctas * lanes, rank * lanes + t, &maxima_full}, y, q)) return;
 #pragma unroll
-            for (int i = 0; i < kVector / 2; ++i) wide[i] = Pairs<in>::widen(word(y, i));
-            const uint2 q = quantize(wide, scale);
-            if (index(v) < vectors) store(offset(out, index(v) * 8), q);
-        } else {
-            if (index(v) < vectors) store(offset(out, index(v) * 16), y);
+        for (int v = 0; v < kHeld; ++v) {
+            if (index(v) < vectors) store(offset(out, index(v) * 8), q[v]);
+        }
+    } else {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) {
+            uint4 y;
+            Eight<weight_type>& w = weight[weights_last ? 0 : v];
+            if constexpr (weights_last) load_weight(v, w);
+#pragma unroll
+            for (int i = 0; i < kVector / 2; ++i) word(y, i) = normalize<in>(word(h[v], i), r, w.pair(i));
+            if constexpr (to_fp8) {
+                f32x2 wide[kVector / 2];
+#pragma unroll
+                for (int i = 0; i < kVector / 2; ++i) wide[i] = Pairs<in>::widen(word(y, i));
+                const uint2 q = quantize_eight(wide, scale);
+                if (index(v) < vectors) store(offset(out, index(v) * 8), q);
+            } else {
+                if (index(v) < vectors) store(offset(out, index(v) * 16), y);
+            }
         }
     }
 }
@@ -218,12 +249,13 @@ __global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a, RowOverla
 // Every instantiation, chosen by types and the configuration.
 using Kernel = void (*)(Args, RowOverlap);
 
-template <DType in, DType weight, bool to_fp8, bool with_residual>
+template <DType in, DType weight, Output output, bool with_residual>
 Kernel kernel_by_config(const Config& c, bool ahead) {
     if (c.owner == RowOwner::any) return rms_norm_any<in>;
     return kernel_at<kRowFormCount>(form_of(c, ahead), []<int i>() -> Kernel {
         constexpr RowForm f = kRowForms[i];
-        return rms_norm_fast < in, weight, to_fp8, with_residual, f.owner, f.vectors, f.fetches_ahead && to_fp8 > ;
+        return rms_norm_fast < in, weight, output, with_residual || output == Output::computed, f.owner, f.vectors,
+               f.fetches_ahead && output != Output::values > ;
     });
 }
 
@@ -238,18 +270,22 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
-    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, chip.hopper(),
-                                      rows_fit(args, kVector, 8) && args.out_dtype != DType::e4m3fnuz);
-    const int64_t ctas = (args.rows + config.rows - 1) / config.rows * config.cluster;
-    if (ctas > kMaxCtas) return {"x has more rows than one launch takes"};
-    const int64_t row_bytes = args.d * (args.residual ? 4 : 2);
-    const RowOverlap overlap{rows_to_fetch(args.rows, row_bytes, chip.multiprocessors),
-                             rows_ahead(args.rows, config, chip.multiprocessors),
-                             next_at_once(args.rows, args.d, config, chip.multiprocessors)};
-    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
-        return kernel_by_config<in, weight, to_fp8, with_residual>(config, overlap.ahead > 0);
-    });
-    return launch_kernel(kernel, chip, {ctas, config.threads, config.cluster}, on, args, overlap);
+    const auto once = [&, chip = chip](const Args& a) -> Status {
+        const Config config = pick_config(a.rows, a.d, chip.multiprocessors, chip.hopper(),
+                                          rows_fit(a, kVector, 8) && a.out_dtype != DType::e4m3fnuz);
+        const int64_t ctas = (a.rows + config.rows - 1) / config.rows * config.cluster;
+        if (ctas > kMaxCtas) return {"x has more rows than one launch takes"};
+        const int64_t row_bytes = a.d * (a.residual ? 4 : 2);
+        const RowOverlap overlap{rows_to_fetch(a.rows, row_bytes, chip.multiprocessors),
+                                 rows_ahead(a.rows, config, chip.multiprocessors),
+                                 next_at_once(a.rows, a.d, config, chip.multiprocessors)};
+        const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
+            return kernel_by_config<in, weight, output, with_residual>(config, overlap.ahead > 0);
+        });
+        return launch_kernel(kernel, chip, {ctas, config.threads, config.cluster}, on, a, overlap);
+    };
+    if (args.is_dynamic() && args.dynamic.group == DynamicScale::kTensor) return launch_tensor(args, on, once);
+    return once(args);
 }
 
 }  // namespace rocm_fp8::rms_norm

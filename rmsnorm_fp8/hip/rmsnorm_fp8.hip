@@ -25,10 +25,7 @@
 // is bound by the 96 KiB that one compute unit loads, 4.4 us.
 //
 // Steps and the design's estimates: docs/journal/rmsnorm_fp8-hip.md.
-#include "../../common/hip/device.h"
-#include "../../common/hip/quantize.h"
-#include "../../common/hip/dpp.h"
-#include "../../common/gpu/kernel_at.h"
+#include "../../common/hip/rows_vendor.h"
 #include "config.h"
 #include "../gpu.h"
 
@@ -53,10 +50,22 @@ struct Rows {
     }
 };
 
+// Who holds a row, for computed_quotients.
+template <RowOwner owner>
+struct Holder {
+    int64_t row;
+    int lanes, t;
+    __device__ uint32_t largest(uint32_t v) const {
+        if constexpr (owner == RowOwner::workgroup) return largest_of_workgroup<kMostThreads>(v, lanes);
+        else return max_over_lanes<owner == RowOwner::quarter_wave ? 16 : kWave>(v);
+    }
+};
+
 // kHeld vectors a thread.
-template <DType in, DType weight_type, bool to_fp8, bool with_residual, RowOwner owner, int kHeld>
+template <DType in, DType weight_type, Output output, bool with_residual, RowOwner owner, int kHeld>
 __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(Args a) {
     constexpr bool whole_group = owner == RowOwner::workgroup, quarter = owner == RowOwner::quarter_wave;
+    constexpr bool computed = output == Output::computed, to_fp8 = computed || output == Output::fp8;
     // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
     // loaded before the exchange, which hides the latency. Those of eight vectors do not fit and are loaded at their
     // use.
@@ -78,7 +87,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     const auto loaded = [&](int v) { return index(v) < vectors ? index(v) : vectors - 1; };
 
     u32x4 h[kHeld], added[kHeld];
-    WeightVector<weight_type> weight[weights_last ? 1 : kHeld];
+    Eight<weight_type> weight[weights_last ? 1 : kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         h[v] = load<u32x4>(x, loaded(v) * 16);
@@ -93,7 +102,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     if constexpr (weights_first) load_weights();
     const float reciprocal_d = 1.0f / float(int(a.d));
     QuantizationScale scale;
-    if constexpr (to_fp8) scale = QuantizationScale(a.scale);
+    if constexpr (output == Output::fp8) scale = QuantizationScale(a.scale);
     have_now(a.epsilon);
     have_now(a.out);
     // Code above does not wait for the row; code below does.
@@ -153,13 +162,24 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
 
     if constexpr (to_fp8) {
         u32x2 q[kHeld];
+        if constexpr (computed) {
+            Eight<in> y[kHeld];
 #pragma unroll
-        for (int v = 0; v < kHeld; ++v) {
-            f32x2 y[kVector / 2];
-            const WeightVector<weight_type> w = weight_of(v);
+            for (int v = 0; v < kHeld; ++v) {
+                const Eight<weight_type> w = weight_of(v);
 #pragma unroll
-            for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w.pair(i)));
-            q[v] = quantize(y, scale);
+                for (int i = 0; i < kVector / 2; ++i) y[v].bits[0][i] = normalize<in>(h[v][i], r, w.pair(i));
+            }
+            if (!computed_quotients(a, Holder<owner>{row, lanes, t}, y, q)) return;
+        } else {
+#pragma unroll
+            for (int v = 0; v < kHeld; ++v) {
+                f32x2 y[kVector / 2];
+                const Eight<weight_type> w = weight_of(v);
+#pragma unroll
+                for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(normalize<in>(h[v][i], r, w.pair(i)));
+                q[v] = quantize_eight(y, scale);
+            }
         }
         void* out = offset(a.out, row * a.out_stride);
         if constexpr (kHeld == 1) {
@@ -176,7 +196,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) {
             u32x4 y;
-            const WeightVector<weight_type> w = weight_of(v);
+            const Eight<weight_type> w = weight_of(v);
 #pragma unroll
             for (int i = 0; i < kVector / 2; ++i) y[i] = normalize<in>(h[v][i], r, w.pair(i));
             if (index(v) < vectors) store(out, index(v) * 16, y);
@@ -192,11 +212,11 @@ __global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a) {
 // Every instantiation, chosen by types and the configuration.
 using Kernel = void (*)(Args);
 
-template <DType in, DType weight, bool to_fp8, bool with_residual>
+template <DType in, DType weight, Output output, bool with_residual>
 Kernel kernel_by_config(const Config& c) {
     if (c.owner == RowOwner::any) return rms_norm_any<in>;
     return kernel_at<kRowFormCount>(form_of(c), []<int i>() -> Kernel {
-        return rms_norm_fast<in, weight, to_fp8, with_residual, kRowForms[i].owner, kRowForms[i].vectors>;
+        return rms_norm_fast<in, weight, output, with_residual, kRowForms[i].owner, kRowForms[i].vectors>;
     });
 }
 
@@ -212,13 +232,17 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool foreign = is_fp8(args.out_dtype) && args.out_dtype != native_fp8(chip.arch);
     if (!is_fp8(args.out_dtype) && args.residual) return {"a residual without FP8 is not an operator"};
-    const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && !foreign);
-    const int64_t groups = (args.rows + config.rows - 1) / config.rows;
-    if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
-    const Kernel kernel = by_types(args, [&]<DType in, DType weight, bool to_fp8, bool with_residual>() {
-        return kernel_by_config<in, weight, to_fp8, with_residual>(config);
-    });
-    return launch_kernel(kernel, groups, config.threads, on, args);
+    const auto once = [&](const Args& a) -> Status {
+        const Config config = pick_config(a.rows, a.d, chip.arch, rows_fit(a, 2 * kVector, 16) && !foreign);
+        const int64_t groups = (a.rows + config.rows - 1) / config.rows;
+        if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
+        const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
+            return kernel_by_config<in, weight, output, with_residual>(config);
+        });
+        return launch_kernel(kernel, groups, config.threads, on, a);
+    };
+    if (args.is_dynamic() && args.dynamic.group == DynamicScale::kTensor) return launch_tensor(args, on, once);
+    return once(args);
 }
 
 }  // namespace rocm_fp8::rms_norm

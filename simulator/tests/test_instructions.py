@@ -61,6 +61,9 @@ MODIFIED = {
         lambda a, b, c, s: (twice(a) ^ 1 << 63, b, c ^ SIGN), PLAIN,
     ),
     "v_pk_mul_f32 v[30:31], v[10:11], 0.5 op_sel_hi:[1,0]": (lambda a, b, c, s: (a, twice(0x3F000000)), PLAIN),
+    "v_pk_add_f32 v[30:31], v[10:11], 0 neg_lo:[1,1] neg_hi:[1,1]": (
+        lambda a, b, c, s: (a ^ (SIGN | 1 << 63), SIGN | 1 << 63), PLAIN,
+    ),
     "v_and_b32_sdwa v30, v10, v12 dst_sel:DWORD src0_sel:WORD_1 src1_sel:BYTE_2": (
         lambda a, b, c, s: (low(a) >> 16, b >> 16 & 0xFF), PLAIN,
     ),

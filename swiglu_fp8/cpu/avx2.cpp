@@ -2,5 +2,5 @@
 #include "kernel.h"
 
 namespace rocm_fp8::swiglu {
-RowsKernel<Args> kernel_avx2(const Args& args) { return pick<Lanes<Avx2>>(args); }
+RowsKernel<Job> kernel_avx2(const Job& job) { return pick<Lanes<Avx2>>(job); }
 }  // namespace rocm_fp8::swiglu

@@ -20,11 +20,12 @@
 
 #include <emmintrin.h>
 
-#include "../../common/cpu/lanes.h"
-#include "../../common/cpu/rows.h"
+#include "../../common/cpu/dynamic_rows.h"
 #include "../swiglu_fp8.h"
 
 namespace rocm_fp8::swiglu {
+
+using Job = DynamicJob<Args>;
 
 // silu of every number of `type` (f16 or bf16), rounded to the type: bits -> bits. Made at the first call.
 const uint16_t* silu_table(DType type);
@@ -49,45 +50,67 @@ inline void look_up(const uint16_t* table, const uint16_t* in, uint16_t* out, in
     for (; i < n; ++i) out[i] = table[in[i]];
 }
 
-template <class L, DType in, DType out_type>
-void swiglu_rows(const Args& args, int64_t begin, int64_t end) {
+// y of n gates and as many of up, to `to` (see L::store_for_fp8).
+template <class L, DType in>
+void gated(const Args& args, const uint16_t* table, const uint16_t* gate, const uint16_t* up, int64_t n,
+           const typename L::Scale& scale, uint16_t* to) {
     using F = typename L::F;
-    const typename L::Scale scale(*args.scale, Fp8Format<out_type>::max);
+    const bool limited = args.limit < __builtin_inff();
+    if (limited) {
+        for_blocks<L>(n, [&](int64_t i, auto count, int) {
+            const F g = L::template load<in, in>(gate + i, count);
+            L::template store<in, in>(to + i, L::clamp(g, -__builtin_inff(), args.limit), count);
+        });
+    }
+    look_up(table, limited ? to : gate, to, n);
+    const float limit = args.limit;
+    const auto multiply = [=](auto limited) {
+        for_blocks<L>(n, [=](int64_t i, auto count, int) {
+            prefetch(gate + i + kStage);
+            prefetch(up + i + kStage);
+            const F g = L::template load<in, in>(to + i, count);
+            F u = L::template load<in, in>(up + i, count);
+            if constexpr (decltype(limited)::value) u = L::clamp(u, -limit, limit);
+            L::template store_for_fp8<in>(to + i, L::mul(g, u), scale, count);
+        });
+    };
+    if (limited) multiply(std::true_type());
+    else multiply(std::false_type());
+}
+
+template <class L, DType in, DType out_type>
+void swiglu_rows(const Job& args, int64_t begin, int64_t end) {
+    const bool computed = !args.scale;
+    // Computed scales are usual ones: numbers that a flushing instruction makes 0 are 0 in FP8, and change no maximum.
+    const typename L::Scale scale(computed ? 1.0f : *args.scale, Fp8Format<out_type>::max);
+    RowQuantizer<L, in, out_type> quantizer(args);
     const uint16_t* table = silu_table(in);
-    alignas(64) uint16_t part[kStage];
     for (int64_t row = begin; row < end; ++row) {
         const uint16_t* gate = static_cast<const uint16_t*>(args.x) + row * args.x_stride;
         const uint16_t* up = gate + args.d;
         void* out = at<out_type>(args.out, row * args.out_stride);
-        for (int64_t first = 0; first < args.d; first += kStage, gate += kStage, up += kStage) {
-            const int64_t length = args.d - first < kStage ? args.d - first : kStage;
-            look_up(table, gate, part, length);
-            for_blocks<L>(length, [&](int64_t i, auto n, int) {
-                prefetch(gate + i + kStage);
-                prefetch(up + i + kStage);
-                const F g = L::template load<in, in>(part + i, n);
-                L::template store_for_fp8<in>(part + i, L::mul(g, L::template load<in, in>(up + i, n)), scale, n);
-            });
-            L::template quantize<out_type, in>(part, at<out_type>(out, first), length, scale);
-        }
+        const auto make = [&](int64_t first, int64_t length, void* to) {
+            gated<L, in>(args, table, gate + first, up + first, length, scale, static_cast<uint16_t*>(to));
+        };
+        quantizer.make(row, args.d, nullptr, out, make);
     }
 }
 
 // Every instantiation, chosen by the arguments' types.
 template <class L, DType in>
-RowsKernel<Args> swiglu_by_out(const Args& a) {
+RowsKernel<Job> swiglu_by_out(const Job& a) {
     return a.out_dtype == DType::e4m3fn ? swiglu_rows<L, in, DType::e4m3fn> : swiglu_rows<L, in, DType::e4m3fnuz>;
 }
 
 template <class L>
-RowsKernel<Args> pick(const Args& a) {
+RowsKernel<Job> pick(const Job& a) {
     return a.dtype == DType::f16 ? swiglu_by_out<L, DType::f16>(a) : swiglu_by_out<L, DType::bf16>(a);
 }
 
 }  // namespace
 
-RowsKernel<Args> kernel_portable(const Args& args);
-RowsKernel<Args> kernel_avx2(const Args& args);
-RowsKernel<Args> kernel_avx512(const Args& args);
+RowsKernel<Job> kernel_portable(const Job& job);
+RowsKernel<Job> kernel_avx2(const Job& job);
+RowsKernel<Job> kernel_avx512(const Job& job);
 
 }  // namespace rocm_fp8::swiglu

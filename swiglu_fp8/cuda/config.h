@@ -33,7 +33,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
         return Config{true, held, threads, ctas(vectors, held * threads),
                       int64_t(kFetched) * multiprocessors / (held * threads)};
     };
-    if (vectors <= 256 * int64_t(multiprocessors)) return config(1, kWarpLanes);
+    if (vectors <= 128 * int64_t(multiprocessors)) return config(1, kWarpLanes);
     if (vectors <= 1500 * int64_t(multiprocessors)) return config(1, kThreads);
     if (vectors <= 3800 * int64_t(multiprocessors)) return config(1, kMostThreads);
     // In this range alone up to 2 % faster than either neighbour.

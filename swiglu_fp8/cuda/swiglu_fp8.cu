@@ -11,60 +11,20 @@
 //   3 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected. At most 2.03 ulp on every 16-bit gate
 //   4 quantise   packed product, division by the scale in two multiplications, two numbers a conversion
 //
-// Files: swiglu_fp8.cu (kernels, launcher), config.h (launch geometry), ../gpu.h (what HIP and CUDA share), ../silu.h.
+// Files: swiglu_fp8.cu (kernel, launcher), gated.h, config.h (launch geometry), ../gpu.h (computed scales; the careful
+// kernel), ../silu.h.
 //
 // Limit today: few rows are bound by the launch (1.0 us); 2048 rows take 20.2 us, 93 % of the memory rate. Some 25
 // instructions an element, 14 us of issue there, hide behind memory.
 //
 // Steps, dropped attempts and figures: docs/journal/swiglu_fp8-cuda.md.
-#include "../../common/cuda/device.h"
-#include "../../common/cuda/pdl.h"
-#include "../../common/cuda/quantize.h"
-#include "../../common/divider.h"
+#include "../../common/cuda/rows_vendor.h"
 #include "config.h"
+#include "gated.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::swiglu::cuda {
 namespace {
-
-struct Machine {
-    __device__ static float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-    __device__ static float exp2(float v) {
-        float e;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
-        return e;
-    }
-    __device__ static float rcp(float v) {
-        float r;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-        return r;
-    }
-};
-
-// round(round(silu(gate)) * up), widened to float32.
-template <DType in>
-__device__ inline void gated(const uint4& gate, const uint4& up, f32x2 (&y)[kVector / 2]) {
-    f32x2 v[kVector / 2];
-    uint32_t smallest = word(gate, 0), largest = word(gate, 0);
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-        v[i] = Pairs<in>::widen(word(gate, i));
-        smallest = Pairs<in>::min(smallest, word(gate, i));
-        largest = Pairs<in>::max(largest, word(gate, i));
-    }
-    const f32x2 low = Pairs<in>::widen(smallest), high = Pairs<in>::widen(largest);
-    if (__builtin_expect(fminf(low.x, low.y) < kSiluLow || fmaxf(high.x, high.y) > kSiluHigh, 0)) {
-#pragma unroll
-        for (f32x2& two : v) two = {silu_any(two.x, Machine()), silu_any(two.y, Machine())};
-    } else {
-#pragma unroll
-        for (f32x2& two : v) two = {silu_usual(two.x, Machine()), silu_usual(two.y, Machine())};
-    }
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-        y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i]), word(up, i)));
-    }
-}
 
 constexpr int kThreadsALine = 8;  // 128 bytes
 
@@ -96,10 +56,8 @@ __global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_
     const QuantizationScale scale(a.scale);
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        f32x2 y[kVector / 2];
-        gated<in>(gate[v], up[v], y);
-        const uint2 q = quantize(y, scale);
-        if (results[v]) store(results[v], q);
+        const Eight<in> y{{gated<in>(gate[v], up[v])}};
+        if (results[v]) store(results[v], y.quantized(scale));
     }
 }
 
@@ -107,7 +65,7 @@ template <DType in>
 __global__ __launch_bounds__(kThreads) void swiglu_any(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    swiglu_elements<in, kThreads>(a, *a.scale, Machine());
+    swiglu_elements<in, kThreads>(a, *a.scale);
 }
 
 template <DType in>
@@ -132,6 +90,7 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     const bool native = args.out_dtype == DType::e4m3fn;
+    if (!args.scale) return launch_computed(args, Vendor(chip, on), on);
     const Config config = pick_config(args.rows, args.d, chip.multiprocessors, rows_fit(args, kVector, 8) && native);
     return args.dtype == DType::f16 ? launch_as<DType::f16>(args, chip, config, on)
                                     : launch_as<DType::bf16>(args, chip, config, on);

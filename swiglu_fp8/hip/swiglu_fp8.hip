@@ -11,72 +11,20 @@
 //   3 quantise   packed product, division by the scale from its reciprocal, two numbers a conversion
 //   4 store      lanes swap halves, so that a store is 128 bits as well
 //
-// Files: swiglu_fp8.hip (kernels, launcher), config.h (launch geometry), ../gpu.h (what HIP and CUDA share),
-// ../silu.h.
+// Files: swiglu_fp8.hip (kernel, launcher), gated.h, config.h (launch geometry), ../gpu.h (computed scales; the careful
+// kernel), ../silu.h.
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. By the estimates many rows are bound by HBM; their 24
 // instructions an element, 12 us of issue at 2048 rows, hide behind the loads.
 //
 // Steps and the design's estimates: docs/journal/swiglu_fp8-hip.md.
-#include "../../common/divider.h"
-#include "../../common/hip/device.h"
-#include "../../common/hip/quantize.h"
-#include "../../common/hip/dpp.h"
+#include "../../common/hip/rows_vendor.h"
 #include "config.h"
+#include "gated.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::swiglu::hip {
 namespace {
-
-struct Machine {
-    __device__ static float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-    __device__ static f32x2 fma(f32x2 a, f32x2 b, f32x2 c) { return __builtin_elementwise_fma(a, b, c); }
-    __device__ static f32x2 fma(f32x2 a, float b, f32x2 c) { return fma(a, both(b), c); }
-    __device__ static float exp2(float v) { return __builtin_amdgcn_exp2f(v); }
-    __device__ static float rcp(float v) { return __builtin_amdgcn_rcpf(v); }
-    __device__ static f32x2 exp2(f32x2 v) { return f32x2{exp2(v.x), exp2(v.y)}; }
-    __device__ static f32x2 rcp(f32x2 v) { return f32x2{rcp(v.x), rcp(v.y)}; }
-};
-
-// Whether a gate lies outside of [kSiluLow, kSiluHigh] or is NaN, by its bits: those of numbers of one sign have the
-// order of their magnitudes. Not by v_min3_f32 and v_max3_f32: of a signalling NaN they make a quiet one, and then
-// forget the numbers that they held.
-template <DType in>
-__device__ inline bool any_unusual(u32x4 gate) {
-    using i16x2 = int16_t __attribute__((ext_vector_type(2)));
-    using u16x2 = uint16_t __attribute__((ext_vector_type(2)));
-    constexpr i16x2 kHigh = int16_t(bits16<in>(kSiluHigh));
-    constexpr u16x2 kLow = bits16<in>(kSiluLow);
-    i16x2 largest = kHigh;       // positive numbers, and NaN, stand above all negative ones
-    u16x2 most_negative = kLow;  // negative ones, and NaN, above all positive ones
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-        const uint32_t word = gate[i];  // clang 22 takes the bits of gate[0] for those of any element of a vector
-        largest = __builtin_elementwise_max(largest, __builtin_bit_cast(i16x2, word));
-        most_negative = __builtin_elementwise_max(most_negative, __builtin_bit_cast(u16x2, word));
-    }
-    const auto differs = [](auto a, auto b) {
-        return __builtin_bit_cast(uint32_t, a) != __builtin_bit_cast(uint32_t, b);
-    };
-    return differs(largest, kHigh) || differs(most_negative, kLow);
-}
-
-// round(round(silu(gate)) * up), widened to float32.
-template <DType in>
-__device__ inline void gated(u32x4 gate, u32x4 up, f32x2 (&y)[kVector / 2]) {
-    f32x2 v[kVector / 2];
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) v[i] = Pairs<in>::widen(gate[i]);
-    if (any_lane(any_unusual<in>(gate))) {
-#pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) v[i] = f32x2{silu_any(v[i].x, Machine()), silu_any(v[i].y, Machine())};
-    } else {
-#pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) v[i] = silu_usual(v[i], Machine());
-    }
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) y[i] = Pairs<in>::widen(Pairs<in>::mul(Pairs<in>::round(v[i]), up[i]));
-}
 
 constexpr int kFastThreads = 256;
 
@@ -103,9 +51,8 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_
     u32x2 q[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        f32x2 y[kVector / 2];
-        gated<in>(gate[v], up[v], y);
-        q[v] = quantize(y, scale);
+        const Eight<in> y{{gated<in>(gate[v], up[v])}};
+        q[v] = quantize_eight({y.wide(0), y.wide(1), y.wide(2), y.wide(3)}, scale);
     }
     const auto out = [&](uint32_t n) {
         const uint32_t row = divide(n, row_of);
@@ -125,7 +72,7 @@ constexpr int kAnyThreads = 256;
 
 template <DType in>
 __global__ __launch_bounds__(kAnyThreads) void swiglu_any(Args a) {
-    swiglu_elements<in, kAnyThreads>(a, load_scalar(a.scale), Machine());
+    swiglu_elements<in, kAnyThreads>(a, load_scalar(a.scale));
 }
 
 template <DType in>
@@ -149,6 +96,7 @@ Status launch(const Args& args, const Executor& on) {
     if (args.rows == 0 || args.d == 0) return {};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
+    if (!args.scale) return launch_computed(args, Vendor(chip.arch, on), on);
     const bool native = args.out_dtype == native_fp8(chip.arch);
     const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && native);
     return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on)

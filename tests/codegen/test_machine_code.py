@@ -51,28 +51,36 @@ def test_both_architectures_have_every_kernel(kernels):
     assert families == {
         *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
         *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
+        *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest"),
     }
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
 
 # name of a kernel (a part of it), instruction -> what it is replaced by, the gate that must notice
 SABOTAGE = [
-    ("rms_norm_fast<f16, f16, true, true, workgroup, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
+    ("rms_norm_fast<f16, f16, fp8, true, workgroup, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
     (
-        "rms_norm_fast<f16, f16, true, true, workgroup, 4>",
+        "rms_norm_fast<f16, f16, fp8, true, workgroup, 4>",
         "global_store_dwordx4",
         "global_store_dwordx2",
         "narrow stores",
     ),
-    ("rms_norm_fast<f16, f16, true, true, workgroup, 2>", "v_pk_add_f16", "v_add_f16", "added in float32"),
-    ("rms_norm_fast<bf16, bf16, true, false, wave, 1>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
+    ("rms_norm_fast<f16, f16, fp8, true, workgroup, 2>", "v_pk_add_f16", "v_add_f16", "added in float32"),
+    ("rms_norm_fast<bf16, bf16, fp8, false, wave, 1>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
     ("rms_norm_any<f16>", "global_load_ushort", "flat_load_ushort", "flat"),
     ("rms_norm_any<bf16>", "s_nop", "scratch_load_dword", "scratch accesses"),
     ("swiglu_fast<f16, 2>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
     ("swiglu_fast<bf16, 1>", "v_rcp_f32_e32", "v_sqrt_f32_e32", "reciprocal"),
-    ("quantize_flat<bf16, 16>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
-    ("quantize_rows<f16, 4, true>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
-    ("quantize_rows<f32, 2, false>", "v_pk_fma_f32", "v_fma_f32", "packed"),
+    ("rms_norm_fast<bf16, f32, computed, true, wave, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
+    ("rms_norm_fast<f16, f16, computed, false, workgroup, 2>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
+    ("quantize_flat<bf16, 128, 1>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
+    ("quantize_flat<f16, 32, 1>", "global_store_dwordx2", "global_store_short", "narrow stores"),
+    ("quantize_flat<f32, 1, 1>", "global_store_dwordx2", "global_store_short", "narrow stores"),
+    ("quantize_rows<f16, workgroup, 4>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
+    ("quantize_rows<f32, wave, 2>", "v_pk_fma_f32", "v_fma_f32", "packed"),
+    ("quantize_rows<bf16, wave, 1>", "v_mov_b32_e32", "v_rcp_f32_e32", "division"),
+    ("swiglu_groups<f16, 64, 1>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
+    ("swiglu_rows<bf16, workgroup, 2>", "global_store_dwordx2", "global_store_short", "narrow stores"),
     ("skinny_gemm_ring<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
     ("skinny_gemm_ring<8>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
     ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),

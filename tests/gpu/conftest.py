@@ -15,3 +15,21 @@ def library() -> Configs:
 @pytest.fixture(scope="session")
 def host_arguments(tmp_path_factory) -> Arguments:
     return Arguments(tmp_path_factory.mktemp("arguments"))
+
+
+@pytest.fixture(scope="session")
+def kernels(rocm_library):
+    """The shipped ROCm library's, each to be launched by itself."""
+    from tests.gpu.simulated_kernels import Kernels
+
+    return Kernels(rocm_library)
+
+
+@pytest.fixture
+def launched(simulated_rocm):
+    """What the operators launch in the simulator from here on."""
+    from tests.gpu.simulated_kernels import LaunchLog
+
+    log = LaunchLog(simulated_rocm.runtime)
+    log.names()
+    return log

@@ -30,6 +30,30 @@ def same(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
         assert error < 1e-2, f"{what}: {error:.1e}"
 
 
+def check_computed_scales(kernel, normal) -> None:
+    """The fused operators in every mode: what holds a row, from a warp to a cluster, and element by element."""
+    modes = (dict(scaling="row"), dict(scaling="tensor"), dict(scaling="group"))
+    modes += (dict(scaling="group", group_size=32, scale_dtype=torch.float8_e8m0fnu),)
+    sizes = ((3, 128), (2, 1032), (9, 2880), (140, 4096), (3, 16384), (300, 2048), (1, 40000), (2, 1001))
+    for (rows, d), dtype, mode in itertools.product(sizes, (torch.float16, torch.bfloat16), modes):
+        what = f"{rows}x{d} {dtype} {mode}"
+        x, residual, weight = normal(rows, d, dtype=dtype), normal(rows, d, dtype=dtype), normal(d, dtype=dtype)
+        y = torch.empty_like(x)
+        for given in (weight, weight.float()):
+            updated = residual.clone()
+            q, scale = kernel.add_rms_norm_dynamic_fp8(x, updated, given, normalized_out=y, **mode)
+            wanted = kernel.reference.quantize_fp8(y, **mode)
+            assert torch.equal(updated, x + residual) and torch.equal(scale.float(), wanted[1].float()), what
+            same(q, wanted[0], f"add_rms_norm_dynamic_fp8 {what}")
+            alone, _ = kernel.rms_norm_dynamic_fp8(updated, given, **mode)
+            assert torch.equal(alone.view(torch.uint8), q.view(torch.uint8)), what
+        gates = normal(rows, 2 * d, dtype=dtype)
+        (q, scale), wanted = (m.swiglu_dynamic_fp8(gates, limit=2.0, **mode) for m in (kernel, kernel.reference))
+        torch.testing.assert_close(scale.float(), wanted[1].float(), rtol=0.01, atol=0)
+        if mode["scaling"] == "tensor":
+            same(q, wanted[0], f"swiglu_dynamic_fp8 {what}")
+
+
 def main() -> int:
     kernel = load_kernel("cuda")
     random = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
@@ -83,6 +107,7 @@ def main() -> int:
             x = normal(rows, d, dtype=dtype)
             got, wanted = (module.quantize_fp8(x, **mode)[0] for module in (kernel, kernel.reference))
             same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
+    check_computed_scales(kernel, normal)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):

@@ -4,17 +4,15 @@ The problems are those of the CPU's tests scaled to what a simulator can do. Eve
 `pytest --simulate gfx942 tests/operators/test_swiglu.py` runs a whole file of the CPU's tests.
 """
 
-import contextlib
 import itertools
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from benchmarks.simulated_rocm import FORMATS
-from scripts import machine_code
 from scripts.machine_code_gates import ring_shapes
+from tests.gpu.simulated_kernels import LANES, row_launch, row_width
 from tests.problems import rms_norm as rms
 from tests.problems import skinny_gemm as gemm
 from tests.problems import swiglu
@@ -120,69 +118,31 @@ def test_special_values_and_scales(kernel, fp8, generator, dtype):
 
 
 def rms_norm_kernels() -> list[str]:
+    """Those without computed scales."""
     types = [(t, w) for t in ("f16", "bf16") for w in (t, "f32")]
     shapes = [("quarter_wave", 1), *(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8))]
-    outs = ["true, true", "true, false", "false, false"]
+    outs = ["fp8, true", "fp8, false", "values, false"]
     return [
         f"rms_norm_fast<{t}, {w}, {out}, {owner}, {held}>"
         for (t, w), out, (owner, held) in itertools.product(types, outs, shapes)
     ]
 
 
-LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}
-
-
-@pytest.fixture(scope="module")
-def code_objects(rocm_library) -> dict[str, list[bytes]]:
-    return machine_code.code_objects(rocm_library)
-
-
-@pytest.fixture(scope="module")
-def simulators(code_objects) -> dict[str, dict]:
-    """arch -> readable name -> (simulator, symbol)."""
-    from simulator import Simulator
-
-    found: dict[str, dict] = {}
-    for arch, objects in code_objects.items():
-        for one in objects:
-            simulator = Simulator(one, arch)
-            names = machine_code.tool("llvm-cxxfilt", text="\n".join(simulator.kernels)).splitlines()
-            for symbol, name in zip(simulator.kernels, names):
-                found.setdefault(arch, {})[machine_code.readable(name)] = (simulator, symbol)
-    return found
-
-
-@contextlib.contextmanager
-def known_to(memory, tensors: list[torch.Tensor]) -> Iterator[None]:
-    for tensor in tensors:
-        memory.register_address(tensor.data_ptr(), tensor.nbytes, "tensor")
-    try:
-        yield
-    finally:
-        for tensor in tensors:
-            memory.unregister(tensor.data_ptr())
-
-
 @pytest.mark.parametrize("name", rms_norm_kernels())
-def test_every_rms_norm_kernel(simulators, host_arguments, kernel, arch, fp8, generator, name):
+def test_every_rms_norm_kernel(kernels, host_arguments, kernel, arch, fp8, generator, name):
     """Each compiled form by itself, whatever pick_rms_norm_config takes it for: lanes without work, a group not
     full."""
-    simulator, symbol = simulators[arch][name]
     values = name.removesuffix(">").split("<")[1].split(", ")
     dtype, weight_dtype = ({"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[v] for v in values[:2])
-    to_fp8, residual, owner, held = values[2] == "true", values[3] == "true", values[4], int(values[5])
-    lanes = LANES[owner]
-    d = 8 * lanes * held - (16 if owner == "quarter_wave" else 48)
-    threads, rows = (lanes, 2) if owner == "workgroup" else (256, 256 // lanes + 1)
+    to_fp8, residual, owner, held = values[2] == "fp8", values[3] == "true", values[4], int(values[5])
+    d, rows = row_width(owner, held), 2 if owner == "workgroup" else 256 // LANES[owner] + 1
     inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
     out = torch.empty((rows, d), dtype=fp8 if to_fp8 else dtype)
     out.view(torch.uint8).fill_(0x80)
     h = inputs.x + inputs.residual if residual else inputs.x
     tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
-    with known_to(simulator.memory, tensors):
-        args = host_arguments.rms_norm(*tensors, epsilon=1e-6)
-        groups = -(-rows // (1 if owner == "workgroup" else threads // lanes))
-        simulator.launch(symbol, groups, threads, [args], seed=SEED)
+    args = host_arguments.rms_norm(*tensors, epsilon=1e-6)
+    kernels.launch(arch, name, *row_launch(owner, rows), [args], tensors)
     assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
     if residual:
         assert same_bytes(inputs.residual, h)
@@ -238,19 +198,16 @@ def test_swiglu_of_every_gate(kernel, fp8, generator, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("held", [1, 2])
-def test_every_swiglu_kernel(simulators, host_arguments, kernel, arch, fp8, generator, held, dtype):
+def test_every_swiglu_kernel(kernels, host_arguments, kernel, arch, fp8, generator, held, dtype):
     """By itself: pick_swiglu_config gives pairs of vectors to many rows only."""
-    simulator, symbol = simulators[arch][f"swiglu_fast<{short(dtype)}, {held}>"]
     rows, d = 7, 272
     x, scale = normal((rows, 2 * d), dtype, generator, 3.0), positive((1,), generator)
     out = torch.empty((rows, d), dtype=fp8)
     out.view(torch.uint8).fill_(0x80)
     tensors = [x, scale, out]
-    with known_to(simulator.memory, tensors):
-        args, divider = host_arguments.swiglu(*tensors), host_arguments.divider(d // 8)
-        count = rows * d // 8
-        groups = -(-count // (64 * held))
-        simulator.launch(symbol, groups, 64, [args, divider, count], seed=SEED)
+    count = rows * d // 8
+    arguments = [host_arguments.swiglu(*tensors), host_arguments.divider(d // 8), count]
+    kernels.launch(arch, f"swiglu_fast<{short(dtype)}, {held}>", -(-count // (64 * held)), 64, arguments, tensors)
     wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
     assert_rounded_alike(out, wanted, "pairs")
 

@@ -3,19 +3,21 @@
 `pytest --simulate gfx942 tests/operators/test_quantize.py` runs the CPU's tests there.
 """
 
+import itertools
+import re
+
 import pytest
 import torch
 
 from benchmarks.simulated_rocm import FORMATS
-from scripts import machine_code
+from tests.gpu.simulated_kernels import Results, pieces_of, row_launch, row_width, values_source
 from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.inputs import FLOATS, positive, short
-from tests.problems.quantize import Problem, special_values, values
+from tests.problems.quantize import KINDS, SCALINGS, Problem, assert_as_defined, special_values, values
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")
-KIND = (torch.float32, False)
 
 
 @pytest.fixture(params=FORMATS)
@@ -24,93 +26,163 @@ def arch(request) -> str:
 
 
 @pytest.fixture
+def fp8(arch) -> torch.dtype:
+    return FORMATS[arch]
+
+
+@pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:
         yield module
 
 
-def launched(simulated_rocm) -> list[str]:
-    """The kernels that have run since the last call, by readable names."""
-    launches = simulated_rocm.runtime.launches
-    names = machine_code.tool("llvm-cxxfilt", text="\n".join(launch[0] for launch in launches)).splitlines()
-    launches.clear()
-    return [machine_code.readable(name) for name in names]
+def problem(dtype, fp8, rows, d, scaling, number: int) -> Problem:
+    """`number`: which scales, of what bounds."""
+    return Problem(
+        dtype, fp8, rows, d, scaling, KINDS[number % 3], "columns", "dense", bool(number % 2), bool(number // 2 % 2)
+    )
 
 
-# scaling and group size -> the kernels that take rows which fit, in order. {} is the type.
-FLAT = {
-    None: ["quantize_flat<{}, 0>"],
-    ("group", 32): ["quantize_flat<{}, 4>"],
-    ("group", 64): ["quantize_flat<{}, 8>"],
-    ("group", 128): ["quantize_flat<{}, 16>"],
-    ("tensor", 0): ["quantize_largest<{}, true>", "quantize_flat<{}, 1>"],
+# --- kernels by themselves ---
+
+GIVEN, FROM_MAXIMA = 0, 1  # of quantize_flat's template; else a group's size
+FLAT = list(itertools.product(FLOATS, (GIVEN, FROM_MAXIMA, 32, 64, 128)))
+# float32 rows of eight vectors do not fit in registers.
+ROWS = [
+    (dtype, *form)
+    for dtype in FLOATS
+    for form in (*(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8)))
+    if (dtype, form[1]) != (torch.float32, 8)
+]
+
+
+def flat(dtype, scale: int) -> str:
+    return f"quantize_flat<{short(dtype)}, {scale}, 1>"
+
+
+def of_rows(dtype, owner: str, held: int) -> str:
+    return f"quantize_rows<{short(dtype)}, {owner}, {held}>"
+
+
+def test_the_lists_are_complete(kernels, arch):
+    listed = {flat(*form) for form in FLAT} | {of_rows(*form) for form in ROWS}
+    assert listed == kernels.names(arch, "quantize_flat", "quantize_rows")
+
+
+@pytest.mark.parametrize("dtype, scale", FLAT, ids=lambda v: short(v) if isinstance(v, torch.dtype) else str(v))
+def test_every_flat_kernel(kernels, kernel, host_arguments, arch, fp8, generator, dtype, scale):
+    """Rows of whole groups; of a group and a bit, down to a vector; more vectors than threads."""
+    for number, (rows, d) in enumerate(((3, 256), (40, 264))):
+        scaling = {GIVEN: None, FROM_MAXIMA: ("tensor", 128)}.get(scale, ("group", scale))
+        case = problem(dtype, fp8, rows, d, scaling or ("row", 128), FLAT.index((dtype, scale)) + number)
+        x, given = values(case, generator), positive((1,), generator)
+        results = Results.of(case)
+        (a_row, count), maxima, groups = pieces_of(case), None, None
+        if scale == FROM_MAXIMA:
+            # The maxima of parts in any order, more of them than threads.
+            maxima = torch.rand(700, generator=generator)
+            maxima[int(torch.randint(700, (), generator=generator))] = x.float().abs().max()
+            threads, groups = 256, 2  # a loop
+        elif scale == GIVEN:
+            threads = 256
+        else:
+            threads = 64 * (1 + number)
+        arguments = host_arguments.quantized_rows(
+            given if scale == GIVEN else None, results.dynamic(host_arguments), results.out
+        )
+        kernels.launch(
+            arch,
+            flat(dtype, scale),
+            groups or -(-count // threads),
+            threads,
+            [values_source(x), arguments, host_arguments.pieces(a_row, count), host_arguments.maxima(maxima)],
+            [x, given, maxima, *results.tensors],
+        )
+        if scale == GIVEN:
+            assert same_bytes(results.out, kernel.reference.quantize_fp8(x, given, out_dtype=fp8)[0])
+        else:
+            assert_as_defined(results.quantised, kernel.reference.quantize_fp8(x, **case.arguments(CPU)), case.id)
+
+
+@pytest.mark.parametrize("dtype, owner, held", ROWS, ids=lambda v: short(v) if isinstance(v, torch.dtype) else str(v))
+def test_every_row_kernel(kernels, kernel, host_arguments, arch, fp8, generator, dtype, owner, held):
+    """Lanes without work; waves without a row; d of an odd number of vectors."""
+    rows, d = 2 if owner == "workgroup" else 5, row_width(owner, held) - 8
+    case = problem(dtype, fp8, rows, d, ("row", 128), ROWS.index((dtype, owner, held)))
+    x, results = values(case, generator), Results.of(case)
+    arguments = host_arguments.quantized_rows(None, results.dynamic(host_arguments), results.out)
+    launch = row_launch(owner, rows)
+    kernels.launch(arch, of_rows(dtype, owner, held), *launch, [values_source(x), arguments], [x, *results.tensors])
+    assert_as_defined(results.quantised, kernel.reference.quantize_fp8(x, **case.arguments(CPU)), case.id)
+
+
+# --- the operator ---
+
+GROUPS = [scaling for scaling in SCALINGS if scaling[0] == "group"]
+# How scales are computed -> the kernels of rows that fit vectors, in order, and those of others. How many vectors a
+# thread takes, and who holds a row, is the launcher's matter. {} is the type.
+LAUNCHED = {
+    None: ([r"quantize_flat<{}, 0, \d>"], ["quantize_any<{}, 0>"]),
+    ("row", 128): ([r"quantize_rows<{}, (wave|workgroup), \d>"], ["quantize_any<{}, 2>"]),
+    **{(name, size): ([rf"quantize_flat<{{}}, {size}, \d>"], ["quantize_any<{}, 2>"]) for name, size in GROUPS},
+    ("tensor", 128): (
+        ["quantize_largest<{}, true>", r"quantize_flat<{}, 1, \d>"],
+        ["quantize_largest<{}, false>", "quantize_any<{}, 1>"],
+    ),
 }
-ANY = {
-    None: ["quantize_any<{}, 0>"],
-    ("row", 0): ["quantize_any<{}, 2>"],
-    ("group", 32): ["quantize_any<{}, 3>"],
-    ("tensor", 0): ["quantize_largest<{}, false>", "quantize_any<{}, 1>"],
-}
-# Columns -> (by a whole workgroup, vectors a thread) of a row's kernel.
-ROWS = {
-    120: "1, false",
-    1016: "2, false",
-    2048: "4, false",
-    2056: "1, true",
-    8200: "2, true",
-    16392: "4, true",
-    32776: "8, true",
-}
 
 
-def check(kernel, simulated_rocm, problem: Problem, layout: dict, generator, expected: list[str]) -> None:
-    x = guarded(values(problem, generator), CPU, **layout)
-    out = Guarded((problem.rows, problem.d), problem.fp8, CPU, **layout)
-    if problem.scaling is None:
-        arguments = dict(scale=positive((1,), generator))
+def check(kernel, launched, case: Problem, layout: dict, generator, expected: list[str]) -> None:
+    x = guarded(values(case, generator), CPU, **layout)
+    out = Guarded((case.rows, case.d), case.fp8, CPU, **layout)
+    if case.scaling is None:
+        arguments, column_major = dict(scale=positive((1,), generator), out_dtype=case.fp8), {}
     else:
-        name, size = problem.scaling
-        arguments = dict(scaling=name, group_size=size or 128)
-    launched(simulated_rocm)
-    q, scale = kernel.quantize_fp8(x.t, **arguments, out=out.t)
-    assert launched(simulated_rocm) == [name.format(short(problem.dtype)) for name in expected]
-    wanted = kernel.reference.quantize_fp8(x.t, **arguments, out_dtype=problem.fp8)
-    assert same_bytes(q, wanted[0]) and same_bytes(scale, wanted[1])
+        arguments, column_major = case.arguments(CPU), dict(column_major_scales=True)
+    launched.names()
+    got = kernel.quantize_fp8(x.t, **arguments, **column_major, out=out.t)
+    names, patterns = launched.names(), [pattern.format(short(case.dtype)) for pattern in expected]
+    assert len(names) == len(patterns) and all(map(re.fullmatch, patterns, names)), names
+    assert_as_defined(got, kernel.reference.quantize_fp8(x.t, **arguments), str(case))
     out.assert_guards_intact()
+    x.assert_unchanged()
 
 
-def problem(dtype, fp8, rows, d, scaling) -> Problem:
-    return Problem(dtype, fp8, rows, d, scaling, KIND, "rows", "dense", False, False)
-
-
-@pytest.mark.parametrize("scaling", FLAT, ids=str)
+@pytest.mark.parametrize("scaling", LAUNCHED, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=short)
-def test_vectors(kernel, simulated_rocm, arch, generator, dtype, scaling):
-    """Rows of whole groups, and of a group and a bit; several workgroups."""
-    for rows, d in ((3, 1024), (5, 264)):
-        case = problem(dtype, FORMATS[arch], rows, d, scaling)
-        check(kernel, simulated_rocm, case, dict(pad=8), generator, FLAT[scaling])
+def test_vectors(kernel, launched, fp8, generator, dtype, scaling):
+    """d of an odd and of an even number of vectors, with space between rows."""
+    for number, (rows, d) in enumerate(((3, 1032), (5, 272))):
+        case = Problem(dtype, fp8, rows, d, scaling, KINDS[number], "columns", "padded", False, False)
+        check(kernel, launched, case, dict(pad=16 if d % 16 == 0 else 8), generator, LAUNCHED[scaling][0])
 
 
-@pytest.mark.parametrize("d", ROWS)
+@pytest.mark.parametrize("scaling", LAUNCHED, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=short)
-def test_rows(kernel, simulated_rocm, arch, generator, dtype, d):
-    if dtype == torch.float32 and d > 32768:
-        expected = ["quantize_any<{}, 2>"]  # too many registers
-    else:
-        expected = [f"quantize_rows<{{}}, {ROWS[d]}>"]
-    rows = 5 if ROWS[d].endswith("false") else 2  # waves without a row; a row a workgroup
-    case = problem(dtype, FORMATS[arch], rows, d, ("row", 0))
-    check(kernel, simulated_rocm, case, dict(pad=8), generator, expected)
+def test_odd_rows_and_the_other_format(kernel, launched, arch, fp8, generator, dtype, scaling):
+    (other,) = set(FORMATS.values()) - {fp8}
+    for number, (form, d, layout) in enumerate(((fp8, 131, dict(pad=37, shift=3)), (other, 136, {}))):
+        case = Problem(dtype, form, 2, d, scaling, KINDS[number + 1], "columns", "padded", bool(number), False)
+        expected = LAUNCHED[scaling][1]
+        if scaling == ("tensor", 128) and not layout:  # a row, of as many numbers
+            expected = LAUNCHED["row", 128][1]
+        check(kernel, launched, case, layout, generator, expected)
 
 
-@pytest.mark.parametrize("scaling", ANY, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=short)
-def test_odd_rows_and_the_other_format(kernel, simulated_rocm, arch, generator, dtype, scaling):
-    (other,) = set(FORMATS.values()) - {FORMATS[arch]}
-    for fp8, d, layout in ((FORMATS[arch], 131, dict(pad=37, shift=3)), (other, 136, {})):
-        case = problem(dtype, fp8, 2, d, scaling)
-        check(kernel, simulated_rocm, case, layout, generator, ANY[scaling])
+def test_a_tensor_of_one_row_is_one_launch(kernel, launched, fp8, generator, dtype):
+    """As are few rows without space between them."""
+    for rows, d, layout in ((1, 1032, dict(pad=8)), (4, 264, {})):
+        case = Problem(dtype, fp8, rows, d, ("tensor", 128), KINDS[2], "columns", "dense", True, True)
+        check(kernel, launched, case, layout, generator, LAUNCHED["row", 128][0])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=short)
+def test_rows_of_any_length(kernel, launched, fp8, generator, dtype):
+    """Longer than any holder's registers: element by element."""
+    for d, expected in ((8 * 1024 + 8, LAUNCHED["row", 128][0]), (8 * 8 * 1024 + 8, LAUNCHED["row", 128][1])):
+        case = Problem(dtype, fp8, 1, d, ("row", 128), KINDS[0], "columns", "dense", False, False)
+        check(kernel, launched, case, {}, generator, expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=short)
@@ -126,6 +198,4 @@ def test_special_values(kernel, arch, generator, dtype):
         dict(scaling="tensor"),
     ):
         got, wanted = (module.quantize_fp8(x, **arguments) for module in (kernel, kernel.reference))
-        assert same_bytes(got[1], wanted[1]) and torch.equal(got[0].float().isnan(), wanted[0].float().isnan())
-        both = ~wanted[0].float().isnan()
-        assert torch.equal(got[0].view(torch.uint8)[both], wanted[0].view(torch.uint8)[both])
+        assert_as_defined(got, wanted, str(arguments))

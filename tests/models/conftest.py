@@ -1,3 +1,26 @@
-"""The device that the tests of the benchmarks drive, for the demo's times of operators."""
+"""A record of the operators that a model calls. And the device that the tests of the benchmarks drive, for the demo's
+times of operators."""
 
+import pytest
+
+from tests.problems.tiny_llama import LAYER
 from tests.tools.fake_gpu import gpu
+
+
+@pytest.fixture
+def calls(kernel, monkeypatch) -> list[str]:
+    """Names of the package's operators, in the order of their calls."""
+    operators, names = kernel.layers._ops, []
+
+    def counted(name: str):
+        original = getattr(operators, name)
+
+        def call(*args, **kwargs):
+            names.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("rms_norm", "skinny_gemm", "quantize_fp8", *LAYER["static"], *LAYER["dynamic"]):
+        monkeypatch.setattr(operators, name, counted(name))
+    return names

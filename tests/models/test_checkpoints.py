@@ -8,7 +8,17 @@ import torch
 
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
-from tests.problems.tiny_llama import LLAMA3_ROPE, VARIANTS, kernelized, llama, logits, tokens
+from tests.problems.tiny_llama import (
+    ACTIVATIONS,
+    LLAMA3_ROPE,
+    VARIANTS,
+    distance,
+    kernelized,
+    llama,
+    logits,
+    quantize,
+    tokens,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +38,12 @@ def quantized(kernel, device, generator):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
-def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, tied, dtype, granularity):
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, tied, dtype, granularity, activations):
     model = llama(generator, dtype, device, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE, **VARIANTS["biases"])
     model.generation_config.eos_token_id, model.generation_config.max_new_tokens = [2, 3], 77
     ids = tokens(generator, 2, 32, device)
-    kernel.quantization.quantize_llama(model, [ids], granularity=granularity, fp8_dtype=FP8[0])
+    quantize(kernel, model, [ids], activations, granularity=granularity, fp8_dtype=FP8[0])
     wanted = logits(model, ids)
     kernel.quantization.save_quantized(model, tmp_path / "deep" / "fp8")
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
@@ -89,6 +100,45 @@ def test_on_a_device_of_the_other_format(kernel, device, formats, quantized, tmp
     with pytest.raises(ValueError, match="format is torch.float8_e4m3fnuz; checkpoints hold float8_e4m3fn"):
         kernel.quantization.save_quantized(loaded, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["fp8"]
+
+
+def test_dynamic_scales_on_a_device_of_the_other_format(kernel, device, formats, generator, tmp_path, monkeypatch):
+    """What the conversion of the loaded model gives, as that of the model in memory."""
+    model, ids = llama(generator, device=device, **VARIANTS["biases"]), tokens(generator, 2, 16, device)
+    kernel.quantization.quantize_llama(model, activations="dynamic", fp8_dtype=FP8[0])
+    kernel.quantization.save_quantized(model, tmp_path / "fp8")
+    monkeypatch.setattr(kernel.quantization, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
+    loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
+    original = logits(model, ids)
+    for module in model.modules():
+        if isinstance(module, kernel.quantization.Fp8Linear):
+            module.to_fnuz_()
+            assert module.input_scale is None
+    assert same_bytes(logits(loaded, ids), logits(model, ids))
+    # Rows are scaled to 240 instead of 448: other roundings of the same numbers.
+    assert 0 < distance(logits(model, ids), original) < 0.2
+    if torch.float8_e4m3fnuz in formats:
+        assert same_bytes(logits(kernelized(kernel, loaded), ids), logits(kernelized(kernel, model), ids))
+
+
+def rewritten(file, **changes: str | None) -> None:
+    """With other entries in its metadata; None takes one away."""
+    with safetensors.safe_open(file, framework="pt") as opened:
+        metadata = {k: v for k, v in (opened.metadata() | changes).items() if v is not None}
+    safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata=metadata)
+
+
+def test_what_a_checkpoint_says_of_its_activations(kernel, device, quantized, checkpoint):
+    """Nothing means static, as in those that were written before there were others."""
+    file, (model, ids) = checkpoint / "fp8.safetensors", quantized
+    rewritten(file, activations=None)
+    assert same_bytes(logits(kernel.quantization.load_quantized(checkpoint, device), ids), logits(model, ids))
+    rewritten(file, activations="dynamic")
+    with pytest.raises(ValueError, match="input_scale"):
+        kernel.quantization.load_quantized(checkpoint)
+    rewritten(file, activations="mixed")
+    with pytest.raises(ValueError, match="fp8.safetensors: activations 'mixed'; known: static, dynamic"):
+        kernel.quantization.load_quantized(checkpoint)
 
 
 def test_what_cannot_be_saved(kernel, generator, quantized, tmp_path):

@@ -6,8 +6,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.llama_fp8 import decoding, operator_times, text
-from tests.problems.tiny_llama import LLAMA3_ROPE, NEAR, VARIANTS, kernelized, llama, logits, tokens
+from tests.problems.tiny_llama import (
+    ACTIVATIONS,
+    LLAMA3_ROPE,
+    NEAR,
+    VARIANTS,
+    kernelized,
+    llama,
+    logits,
+    quantize,
+    tokens,
+)
 
+every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 MODELS = VARIANTS | {"llama3 rope": dict(rope_parameters=LLAMA3_ROPE)}
 
 
@@ -44,9 +55,10 @@ def test_a_static_step_finds_the_tokens_that_a_growing_cache_does(device, shapes
     assert_likeliest(model, prompt, wanted, 1e-3)
 
 
-def test_a_step_on_the_kernels(kernel, device, generator):
+@every_activation
+def test_a_step_on_the_kernels(kernel, device, generator, activations):
     model = llama(generator, device=device, **VARIANTS["grouped"])
-    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
+    quantize(kernel, model, [tokens(generator, 2, 48, device)], activations)
     model, prompt = kernelized(kernel, model), tokens(generator, 1, 20)[0].tolist()
     ids = list(decoding.static_tokens(model, prompt, 12, eagerly))
     assert len(ids) == 12
@@ -85,9 +97,10 @@ NEVER_RECORDED = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "mask
 
 
 @pytest.mark.parametrize("shapes", MODELS)
-def test_a_step_is_all_the_devices_own(kernel, device, generator, shapes):
+@every_activation
+def test_a_step_is_all_the_devices_own(kernel, device, generator, shapes, activations):
     model = llama(generator, device=device, **MODELS[shapes])
-    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
+    quantize(kernel, model, [tokens(generator, 2, 48, device)], activations)
     for one in (llama(generator, device=device, **MODELS[shapes]), kernelized(kernel, model)):
         step = decoding.StaticStep(one, tokens(generator, 1, 20)[0].tolist(), 4)
         with Seen() as seen:
@@ -123,11 +136,12 @@ def test_a_gpu_decodes_with_graphs_and_stops_at_the_end(generator, monkeypatch):
     assert asked == [([1, 2], 8)] and result.ids == [10, 11, 12, 13] and result.tokens_per_second > 0
 
 
-def test_a_graphs_tokens_are_the_steps(kernel, device, generator):
+@every_activation
+def test_a_graphs_tokens_are_the_steps(kernel, device, generator, activations):
     if device.type == "cpu":
         pytest.skip("needs a GPU: a graph's capture and replay")
     model = llama(generator, device=device, **VARIANTS["grouped"])
-    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
+    quantize(kernel, model, [tokens(generator, 2, 48, device)], activations)
     prompt = tokens(generator, 1, 20)[0].tolist()
     for one in (llama(generator, device=device), kernelized(kernel, model)):
         wanted = list(decoding.static_tokens(one, prompt, 40, eagerly))

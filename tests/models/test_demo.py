@@ -123,6 +123,16 @@ def test_the_byte_level_llama(kernel, device, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_byte_level_llama_with_dynamic_scales(kernel, called, device, tmp_path):
+    arguments = ["--activations", "dynamic", "--device", device.type, "--prompt", "import os\nimport sy"]
+    result = called(*SHORT, *arguments, folder=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "dynamic activations" in result.stdout
+    assert result.stdout.split("--- FP8:\n")[1].splitlines()[0] == "s"
+    rows, equal = figures(result.stdout)
+    assert abs(rows["FP8"][0] - rows["bfloat16"][0]) < 0.05 and 0.9 < equal <= 1
+
+
 def test_another_llama_with_a_prompt_from_a_file(kernel, called, device, models, tmp_path):
     (tmp_path / "prompt.txt").write_text("größer = 2\n", encoding="utf-8")
     arguments = ["--model", str(models / "llama"), "--prompt-file", "prompt.txt", "--granularity", "tensor"]

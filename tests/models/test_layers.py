@@ -11,11 +11,26 @@ from transformers.models.llama import modeling_llama
 
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_rounded_alike
-from tests.problems.inputs import FP8, HALF, normal, positive, random_fp8, short, weights
-from tests.problems.tiny_llama import NEAR, VARIANTS, decided, distance, kernelized, llama, logits, near, tokens
+from tests.problems.inputs import FP8, HALF, normal, positive, short, weights
+from tests.problems.tiny_llama import (
+    ACTIVATIONS,
+    LAYER,
+    NEAR,
+    VARIANTS,
+    decided,
+    distance,
+    kernelized,
+    llama,
+    logits,
+    near,
+    quantize,
+    quantized,
+    tokens,
+)
 
 INFERENCE, COMPILED, TRAINING = kernels.Mode.INFERENCE, kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING
 every_shape = pytest.mark.parametrize("shapes", VARIANTS)
+every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 
 
 @pytest.fixture(autouse=True)
@@ -35,32 +50,6 @@ def open_rms_norm(monkeypatch):
         monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "kernel_layer_name", "RMSNorm", raising=False)
 
 
-@pytest.fixture
-def calls(kernel, monkeypatch) -> list[str]:
-    """Names of the package's operators, in the order of their calls."""
-    operators, names = kernel.layers._ops, []
-
-    def counted(name: str):
-        original = getattr(operators, name)
-
-        def call(*args, **kwargs):
-            names.append(name)
-            return original(*args, **kwargs)
-
-        return call
-
-    for name in ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm"):
-        monkeypatch.setattr(operators, name, counted(name))
-    return names
-
-
-def quantized(kernel, generator, device, shapes: str = "grouped", **changes):
-    """(The quantised model on its reference operators, a copy on the kernels.)"""
-    model = llama(generator, device=device, **(VARIANTS[shapes] | changes))
-    kernel.quantization.quantize_llama(model, [tokens(generator, 2, 48, device)])
-    return model, kernelized(kernel, copy.deepcopy(model))
-
-
 def forward_of(module: torch.nn.Module):
     """The function that a call of the module runs."""
     return module.forward.__func__
@@ -68,10 +57,6 @@ def forward_of(module: torch.nn.Module):
 
 def norms(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, modeling_llama.LlamaRMSNorm)]
-
-
-def fp8_linears(kernel, model: torch.nn.Module) -> list[torch.nn.Module]:
-    return [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
 
 
 # --- RMSNorm ---
@@ -176,16 +161,17 @@ def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name, rep
         _validate_layer(check_cls=replaced, cls=other, repo=repository)
 
 
+@every_activation
 @pytest.mark.parametrize("mode", [INFERENCE, INFERENCE | COMPILED], ids=["inference", "compiled"])
-def test_both_inference_modes_take_the_kernels(kernel, device, generator, calls, mode):
-    model, _ = quantized(kernel, generator, device)
+def test_both_inference_modes_take_the_kernels(kernel, device, generator, calls, mode, activations):
+    model, _ = quantized(kernel, generator, device, activations=activations)
     kernelized(kernel, model, mode)
     assert all(forward_of(m) is kernel.layers.Fp8LlamaDecoderLayer.forward for m in model.model.layers)
     assert all(forward_of(m) is kernel.layers.RMSNorm.forward for m in norms(model))
     calls.clear()
     logits(model, tokens(generator, 1, 5, device))
-    gemm = "skinny_gemm"
-    layer = ["rms_norm_fp8", gemm, gemm, "add_rms_norm_fp8", gemm, "swiglu_fp8", gemm]
+    gemm, (norm, add_norm, swiglu) = "skinny_gemm", LAYER[activations]
+    layer = [norm, gemm, "quantize_fp8", gemm, add_norm, gemm, swiglu, gemm]
     assert calls == [*layer, *layer, "rms_norm"]
 
 
@@ -207,8 +193,9 @@ def test_training_keeps_the_modules_own_forward(kernel, device, generator, calls
 
 
 @every_shape
-def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes):
-    reference, fast = quantized(kernel, generator, device, shapes)
+@every_activation
+def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes, activations):
+    reference, fast = quantized(kernel, generator, device, shapes, activations)
     ids = tokens(generator, 3, 48, device)
     calls.clear()
     wanted = logits(reference, ids)
@@ -225,12 +212,15 @@ def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes):
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 @pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
-def test_dtypes_and_granularities_agree_too(kernel, device, generator, formats, dtype, granularity, fp8_dtype):
+@every_activation
+def test_dtypes_and_granularities_agree_too(
+    kernel, device, generator, formats, dtype, granularity, fp8_dtype, activations
+):
     if fp8_dtype not in formats:
         pytest.skip("not this GPU's format")
     reference = llama(generator, dtype, device, **VARIANTS["biases"])
     ids = tokens(generator, 2, 24, device)
-    kernel.quantization.quantize_llama(reference, [ids], granularity=granularity, fp8_dtype=fp8_dtype)
+    quantize(kernel, reference, [ids], activations, granularity=granularity, fp8_dtype=fp8_dtype)
     fast = kernelized(kernel, copy.deepcopy(reference))
     got, wanted = logits(fast, ids), logits(reference, ids)
     assert got.dtype == dtype and distance(got, wanted) <= near(device)
@@ -272,8 +262,9 @@ def test_hidden_states_and_attentions_are_recorded(kernel, device, generator, wh
 
 
 @every_shape
-def test_decoding_with_a_cache_equals_the_full_pass(kernel, device, generator, shapes):
-    model = quantized(kernel, generator, device, shapes)[1]
+@every_activation
+def test_decoding_with_a_cache_equals_the_full_pass(kernel, device, generator, shapes, activations):
+    model = quantized(kernel, generator, device, shapes, activations)[1]
     ids, begin = tokens(generator, 2, 48, device), 20
     full = logits(model, ids)[:, begin:]
     cache, parts = model(input_ids=ids[:, :begin], use_cache=True).past_key_values, []
@@ -290,8 +281,9 @@ def test_decoding_with_a_cache_equals_the_full_pass(kernel, device, generator, s
     assert torch.equal(cached.argmax(-1)[clear], full.argmax(-1)[clear])
 
 
-def test_generate(kernel, device, generator):
-    model = quantized(kernel, generator, device)[1]
+@every_activation
+def test_generate(kernel, device, generator, activations):
+    model = quantized(kernel, generator, device, activations=activations)[1]
     ids = tokens(generator, 1, 8, device)
     mask = torch.ones_like(ids)
     written = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
@@ -302,77 +294,16 @@ def test_generate(kernel, device, generator):
     assert (full.amax(-1) - chosen <= 16 * NEAR * full.float().std(-1)).all()
 
 
-# --- many rows ---
-
-
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
-@pytest.mark.parametrize("rows", [1, 31, 32, 33, 64, 75])
-def test_a_linears_rows_do_not_depend_on_their_number(kernel, device, generator, calls, rows, granularity):
+@every_activation
+def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generator, activations):
     if device.type != "cpu":
         pytest.skip("more rows than skinny_gemm takes go to the GPU's library")
-    model = llama(generator, device=device, **VARIANTS["biases"])
-    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)], granularity=granularity)
-    for linear in fp8_linears(kernel, model)[:4]:
-        x = random_fp8((rows, linear.in_features), FP8[0], generator).to(device)
-        calls.clear()
-        together = linear(x, ops=kernel.layers._ops)
-        assert calls == ["skinny_gemm"] * -(-rows // kernel.SKINNY_GEMM_MAX_ROWS)
-        alone = torch.cat([linear(row[None], ops=kernel.layers._ops) for row in x])
-        assert same_bytes(together, alone)
-        # Leading dimensions are rows, however many.
-        assert same_bytes(linear(x.view(1, rows, 1, -1), ops=kernel.layers._ops).view(rows, -1), together)
-
-
-def test_a_linear_promises_a_constant_weight_from_its_second_call_on(kernel, device, generator, monkeypatch):
-    """And not where the weight has been written since, or replaced, even at the same address."""
-    linear = torch.nn.Linear(64, 32, dtype=torch.bfloat16).to(device)
-    quantize = type(quantized(kernel, generator, device)[1].model.layers[0].mlp.down_proj).quantized
-    layer = quantize([linear], torch.ones(1), "tensor", kernel.fp8_dtype(device))
-    x = random_fp8((2, 64), kernel.fp8_dtype(device), generator).to(device)
-    promises, original = [], kernel.skinny_gemm
-
-    class Operators:
-        @staticmethod
-        def skinny_gemm(*args, constant_b: bool, **kwargs):
-            promises.append(constant_b)
-            return original(*args, constant_b=constant_b, **kwargs)
-
-    def call() -> torch.Tensor:
-        return layer(x, ops=Operators)
-
-    first = call()
-    assert same_bytes(call(), first) and promises == [False, True]
-    layer.weight.copy_(layer.weight.clone())
-    assert same_bytes(call(), first) and same_bytes(call(), first) and promises[2:] == [False, True]
-    layer.weight = layer.weight.view_as(layer.weight)
-    call()
-    call()
-    layer = copy.deepcopy(layer)
-    call()
-    assert promises[4:] == [False, True, False]
-    with torch.inference_mode():  # a tensor made here does not count its changes
-        layer.weight = layer.weight.clone()
-        call()
-        call()
-    assert promises[7:] == [False, False]
-
-
-def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generator):
-    if device.type != "cpu":
-        pytest.skip("more rows than skinny_gemm takes go to the GPU's library")
-    model = quantized(kernel, generator, device)[1]
+    model = quantized(kernel, generator, device, activations=activations)[1]
     # Of one token: attention then passes its value on, whatever the number of sequences.
     ids = tokens(generator, 40, 1, device)
     together = model.model(input_ids=ids, use_cache=False).last_hidden_state
     alone = torch.cat([model.model(input_ids=row[None], use_cache=False).last_hidden_state for row in ids])
     assert same_bytes(together, alone)
-
-
-def test_no_rows(kernel, device, generator):
-    model = quantized(kernel, generator, device)[1]
-    linear = model.model.layers[0].mlp.down_proj
-    x = random_fp8((0, 7, linear.in_features), FP8[0], generator).to(device)
-    assert linear(x, ops=kernel.layers._ops).shape == (0, 7, linear.out_features)
 
 
 # --- torch.compile and autograd ---
@@ -404,8 +335,9 @@ every_compiler = pytest.mark.parametrize(
 
 
 @every_compiler
-def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler):
-    model = quantized(kernel, generator, device)[0]
+@every_activation
+def test_a_compiled_decoder_layer_gives_eagers_bytes(kernel, device, generator, fresh_graphs, compiler, activations):
+    model = quantized(kernel, generator, device, activations=activations)[0]
     kernelized(kernel, model, INFERENCE | COMPILED)
     compiled = torch.compile(model.model.layers[0], fullgraph=True, **COMPILERS[compiler])
     for length in (24, 40):  # one skinny_gemm a linear, and two

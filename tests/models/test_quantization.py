@@ -13,12 +13,13 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8, random_codes, short
-from tests.problems.tiny_llama import NEAR, VARIANTS, distance, kernelized, llama, logits, tokens
+from tests.problems.inputs import FP8, positive, random_codes, short
+from tests.problems.tiny_llama import ACTIVATIONS, NEAR, VARIANTS, distance, kernelized, llama, logits, quantize, tokens
 
 GRANULARITIES = ("channel", "tensor")
 every_format = pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
 every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
+every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 
 # The linears of a decoder layer that share an input, hence an input scale and a scale of the joined weight.
 JOINED = (
@@ -109,17 +110,23 @@ def test_fnuz_means_the_same_numbers(kernel, generator):
     assert zeros.tolist() == [0, 0]
 
 
-def test_a_linear_in_fnuz_computes_the_same(kernel, device, generator):
+@every_activation
+def test_a_linear_in_fnuz_computes_the_same(kernel, device, generator, activations):
     # Twice the scales and half the codes' values: exact, so the bytes are equal. -0 in the weight becomes 0.
     model = llama(generator, device=device, **VARIANTS["biases"])
-    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)], fp8_dtype=FP8[0])
+    quantize(kernel, model, [tokens(generator, 1, 16, device)], activations, fp8_dtype=FP8[0])
     linear = model.model.layers[1].mlp.gate_up_proj
     linear.weight.view(torch.uint8)[::3, ::5] = 0x80
     codes = random_codes((5, linear.in_features), FP8[0], generator).to(device).view(torch.uint8)
     codes[codes == 0x80] = 0
-    wanted = linear(codes.view(FP8[0]))
+    scale, twice = None, None
+    if activations == "dynamic":
+        scale = positive((5, 1), generator).to(device)
+        twice = 2 * scale
+    wanted = linear(codes.view(FP8[0]), scale=scale)
     converted = copy.deepcopy(linear).to_fnuz_()
-    assert converted.weight.dtype == FP8[1] and same_bytes(converted(codes.view(FP8[1])), wanted)
+    assert converted.weight.dtype == FP8[1] and (converted.input_scale is None) == (activations == "dynamic")
+    assert same_bytes(converted(codes.view(FP8[1]), scale=twice), wanted)
 
 
 # --- calibration ---
@@ -175,7 +182,7 @@ def test_activations_that_are_no_numbers_are_refused(kernel, generator, bad):
 # --- whole models ---
 
 
-def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str):
+def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str, activations: str):
     """A copy of the original whose linears round weights and inputs to FP8 and back, and add in float32."""
     largest, model = true_maxima(model, inputs), copy.deepcopy(model)
     limit = torch.finfo(fp8_dtype).max
@@ -187,7 +194,8 @@ def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str):
         weight = rounded(linear.weight, scale)
 
         def call(x: torch.Tensor) -> torch.Tensor:
-            out = rounded(x, input_scale) @ weight.t() * input_scale * scale.reshape(1, -1)
+            by = input_scale if activations == "static" else x.float().abs().amax(-1, keepdim=True) / limit
+            out = rounded(x, by) @ weight.t() * by * scale.reshape(1, -1)
             return (out if linear.bias is None else out + linear.bias.float()).to(x.dtype)
 
         return call
@@ -206,13 +214,16 @@ def fake_quantized(model, inputs, fp8_dtype: torch.dtype, granularity: str):
 @pytest.mark.parametrize("shapes", VARIANTS)
 @every_format
 @every_granularity
-def test_a_quantised_model_computes_what_it_should(kernel, device, generator, formats, shapes, fp8_dtype, granularity):
+@every_activation
+def test_a_quantised_model_computes_what_it_should(
+    kernel, device, generator, formats, shapes, fp8_dtype, granularity, activations
+):
     model = llama(generator, device=device, **VARIANTS[shapes])
     inputs = [tokens(generator, 2, 16, device), tokens(generator, 1, 9, device)]
     original = logits(model, inputs[0])
-    wanted = logits(fake_quantized(model, inputs, fp8_dtype, granularity), inputs[0])
+    wanted = logits(fake_quantized(model, inputs, fp8_dtype, granularity, activations), inputs[0])
 
-    result = kernel.quantization.quantize_llama(model, iter(inputs), granularity=granularity, fp8_dtype=fp8_dtype)
+    result = quantize(kernel, model, iter(inputs), activations, granularity=granularity, fp8_dtype=fp8_dtype)
     assert result is model
     linears = [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
     assert len(linears) == 8 and all(linear.weight.dtype == fp8_dtype for linear in linears)
@@ -230,6 +241,44 @@ def test_the_defaults_are_channels_and_the_devices_format(kernel, device, genera
     kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)])
     linear = model.model.layers[0].self_attn.qkv_proj
     assert linear.weight_scale.shape == (1, 192) and linear.weight.dtype == kernel.fp8_dtype(device)
+
+
+@every_granularity
+def test_dynamic_scales_need_no_text(kernel, device, generator, monkeypatch, granularity):
+    model, same = (llama(torch.Generator().manual_seed(3), device=device) for _ in range(2))
+
+    def called(*args, **kwargs):
+        raise AssertionError("the model was run")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(model), "forward", called)
+        kernel.quantization.quantize_llama(model, activations="dynamic", granularity=granularity)
+    kernel.quantization.quantize_llama(same, [tokens(generator, 1, 16, device)], granularity=granularity)
+    for dynamic, static in zip(model.modules(), same.modules(), strict=True):
+        if isinstance(dynamic, kernel.quantization.Fp8Linear):
+            assert dynamic.input_scale is None and same_bytes(dynamic.weight, static.weight)
+            # One for each channel in any case.
+            scales = static.weight_scale.expand(1, static.out_features)
+            assert same_bytes(dynamic.weight_scale, scales) and dynamic.weight_scale.is_contiguous()
+    assert not any("input_scale" in name for name in model.state_dict())
+
+
+def test_a_loud_row_leaves_the_others_their_precision(kernel, device, generator):
+    """What scales of rows are for. By one scale the quiet rows are mostly zeros."""
+    linear = torch.nn.Linear(64, 48, bias=False, dtype=torch.bfloat16, device=device)
+    linear.weight.copy_(torch.randn(48, 64, generator=generator))
+    loudness = torch.tensor([[1e-3], [1e-1], [1.0], [1e2], [1e4]])
+    x = (torch.randn(5, 64, generator=generator) * loudness).bfloat16().to(device)
+    wanted = x.float() @ linear.weight.float().t()
+    worst = {}
+    for activations in ACTIVATIONS:
+        fp8 = kernel.fp8_dtype(device)
+        given = None if activations == "dynamic" else (x.abs().max().float() / torch.finfo(fp8).max).reshape(1)
+        layer = kernel.quantization.Fp8Linear.quantized([linear], given, "channel", fp8)
+        q, scale = kernel.quantize_fp8(x, given)
+        got = layer(q, scale=scale, ops=kernel.layers._ops)
+        worst[activations] = max(map(distance, got, wanted))
+    assert worst["dynamic"] < 0.1 and worst["static"] > 0.9
 
 
 def tiny_gpt2() -> torch.nn.Module:
@@ -263,6 +312,10 @@ ERRORS = {
     "gelu": (lambda g: llama(g, hidden_act="gelu"), {}, "hidden_act is 'gelu'"),
     "granularity": (llama, dict(granularity="row"), "granularity: 'row'"),
     "no input": (llama, dict(inputs=[]), "inputs: empty"),
+    "no inputs": (llama, dict(inputs=None), "inputs: None; calibration needs text"),
+    "inputs for nothing": (llama, dict(activations="dynamic"), "inputs: dynamic scales take none"),
+    "activations": (llama, dict(activations="row"), "activations: 'row'; needs 'static' or 'dynamic'"),
+    "a NaN, without calibration": (broken_weight, dict(inputs=None, activations="dynamic"), "NaN or infinity"),
     "e5m2": (llama, dict(fp8_dtype=torch.float8_e5m2), "fp8_dtype"),
     "bfloat16": (llama, dict(fp8_dtype=torch.bfloat16), "fp8_dtype"),
     "a NaN in the last weight": (broken_weight, {}, "NaN or infinity"),
@@ -286,7 +339,7 @@ def test_errors_come_before_the_model_is_changed(kernel, generator, case):
 
 def test_quantising_twice_is_refused(kernel, generator):
     model, ids = llama(generator), [tokens(generator, 1, 8)]
-    kernel.quantization.quantize_llama(model, ids)
+    kernel.quantization.quantize_llama(model, activations="dynamic")
     for function in (kernel.quantization.quantize_llama, kernel.quantization.calibrate):
         with pytest.raises(ValueError, match="quantised already"):
             function(model, ids)

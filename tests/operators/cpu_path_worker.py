@@ -7,12 +7,14 @@ page before may not be. A load or store outside a tensor ends the process.
 """
 
 import ctypes
+import itertools
 import mmap
 import sys
 
 import torch
 
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
+from tests.problems.quantize import special_values
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -64,6 +66,38 @@ def row_problems(g: torch.Generator):
         yield f"rms_norm-{short(dtype)}-all", "rms_norm", (ones, numbers[0]), dtype
 
 
+# Of computed scales: what has one, and how they are computed.
+SCALINGS = (
+    dict(scaling="tensor"),
+    dict(scaling="row", fp8_max=200.0),
+    dict(scaling="group", group_size=32, power_of_two=True),
+    dict(scaling="group"),
+)
+
+
+def scaled_problems(g: torch.Generator):
+    """The operators with computed scales: also (the scales' shape, further keywords). Those of special values, too."""
+    for dtype in FLOATS:
+        for d in (1, 7, 8, 15, 16, 17, 31, 32, 33, 47, 64, 100, 136, 576, 2880, 4095):
+            x, other = normal((5, d), dtype, g, 2.0), normal((5, d), dtype, g, 3.0)
+            special = special_values(dtype)
+            x[3, : len(special)] = special[:d]
+            inputs = {"quantize_fp8": (x,)}
+            if dtype in HALF:
+                weight = weights((d,), (dtype, torch.float32)[d % 2], g)
+                inputs["rms_norm_dynamic_fp8"] = (x, weight)
+                inputs["add_rms_norm_dynamic_fp8"] = (x, other, weight)
+                inputs["swiglu_dynamic_fp8"] = (torch.cat([x, other], dim=1),)
+            for (operator, arguments), options in itertools.product(inputs.items(), SCALINGS):
+                group = options.get("group_size", 128)
+                shape = {"tensor": (1,), "row": (5, 1), "group": (5, -(-d // group))}[options["scaling"]]
+                for fp8 in FP8:
+                    name = f"{operator}-{short(dtype)}-{d}-{options['scaling']}{group}-{short(fp8)}"
+                    yield name, operator, arguments, fp8, shape, options
+                if operator == "swiglu_dynamic_fp8":
+                    yield f"{name}-limit", operator, arguments, fp8, shape, options | dict(limit=1.5)
+
+
 def gemm_problems(g: torch.Generator):
     for format in FP8:
         for m in (1, 2, 3, 4, 5, 8, 17, 32):
@@ -76,7 +110,9 @@ def gemm_problems(g: torch.Generator):
 
 def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, int]:
     rows, columns = arguments[0].shape
-    return rows, {"swiglu_fp8": columns // 2, "skinny_gemm": len(arguments[1])}.get(operator, columns)
+    if operator == "skinny_gemm":
+        return rows, len(arguments[1])
+    return rows, columns // 2 if "swiglu" in operator else columns
 
 
 def main(path: str, seed: str) -> None:
@@ -85,14 +121,29 @@ def main(path: str, seed: str) -> None:
     kernel = load_kernel("cpu")
     generator = torch.Generator().manual_seed(int(seed))
     results = {}
-    for name, operator, arguments, dtype in (*row_problems(generator), *gemm_problems(generator)):
+    problems = (*row_problems(generator), *scaled_problems(generator), *gemm_problems(generator))
+    for name, operator, arguments, dtype, *scaled in problems:
+        shape = result_shape(operator, arguments)
+        scales, options = scaled or (None, {})
         rounds = []
         for at_end in (True, False):
+
+            def written(shape: tuple[int, ...], dtype: torch.dtype, at_end=at_end) -> torch.Tensor:
+                return between_forbidden_pages(torch.full(shape, torch.nan).to(dtype), at_end)
+
             placed = [between_forbidden_pages(a, at_end) for a in arguments]
-            nan = torch.full(result_shape(operator, arguments), torch.nan).to(dtype)
-            out = between_forbidden_pages(nan, at_end)
-            getattr(kernel, operator)(*placed, out=out)
-            rounds.append([t.clone() for t in ((out, placed[1]) if operator == "add_rms_norm_fp8" else (out,))])
+            outs = {"out": written(shape, dtype)}
+            if scales is not None:
+                outs["scale_out"] = written(scales, torch.float32)
+            # Half of the problems: where the values are not asked for, they are computed elsewhere.
+            if "rms_norm_dynamic" in operator and shape[1] % 2 == 0:
+                outs["normalized_out"] = written(shape, arguments[0].dtype)
+            getattr(kernel, operator)(*placed, **outs, **options)
+            if operator.startswith("add"):
+                outs["residual"] = placed[1]
+            if "normalized_out" in outs:  # of two NaN that are multiplied the result may have either's payload
+                outs["normalized_out"].masked_fill_(outs["normalized_out"].isnan(), torch.nan)
+            rounds.append([t.clone() for t in outs.values()])
         for first, second in zip(*rounds):
             if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
                 sys.exit(f"{name}: the result depends on where the tensors lie")

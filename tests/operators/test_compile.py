@@ -42,7 +42,10 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
         "rms_norm": lambda: (half(rows, 40), weight),
         "rms_norm_fp8": lambda: (half(rows, 40), weight, scale),
         "add_rms_norm_fp8": lambda: (half(rows, 40), half(rows, 40), weight, scale),
+        "rms_norm_dynamic_fp8": lambda: (half(rows, 40), weight),
+        "add_rms_norm_dynamic_fp8": lambda: (half(rows, 40), half(rows, 40), weight),
         "swiglu_fp8": lambda: (half(rows, 80), scale),
+        "swiglu_dynamic_fp8": lambda: (half(rows, 80),),
         "quantize_fp8": lambda: (half(rows, 40),),
         "quantize_static_fp8": lambda: (half(rows, 40), scale),
         "skinny_gemm": lambda: (
@@ -61,7 +64,10 @@ OPERATORS = (
     "rms_norm",
     "rms_norm_fp8",
     "add_rms_norm_fp8",
+    "rms_norm_dynamic_fp8",
+    "add_rms_norm_dynamic_fp8",
     "swiglu_fp8",
+    "swiglu_dynamic_fp8",
     "skinny_gemm",
     "quantize_fp8",
     "quantize_static_fp8",
@@ -182,20 +188,28 @@ def test_a_decoder_layer_in_one_graph(kernel, device, generator):
 
 def registered_samples(operator: str, device, generator):
     """Arguments of the registered operator: dense, without rows, and as columns of wider tensors."""
-    dtype = torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else NATIVE
-    rest = (1e-6,) if "rms_norm" in operator else ()
-    if operator == "quantize_fp8":
-        rest = (torch.tensor([1.5], device=device), 32, 224.0, False)
+    computed = operator == "quantize_fp8" or "dynamic" in operator
+    normalized = "rms_norm_dynamic" in operator
+
+    def rest(rows: int) -> tuple:
+        """The arguments behind the inputs."""
+        found = (1e-6,) if "rms_norm" in operator else ()
+        found += (torch.zeros(rows, 40, dtype=torch.bfloat16, device=device),) * normalized
+        found += (7.0,) * operator.startswith("swiglu_dynamic")
+        return (*found, torch.tensor([1.5], device=device), 32, 224.0, False) if computed else found
 
     def written(rows: int, width: int) -> tuple[torch.Tensor, ...]:
-        sizes = [(dtype, 40, width)] + [(torch.float32, 2, width - 38)] * (operator == "quantize_fp8")
+        sizes = [(torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else NATIVE, 40, width)]
+        sizes += [(torch.float32, 2, width - 38)] * computed
         return tuple(torch.zeros((rows, w), dtype=t, device=device)[:, :d] for t, d, w in sizes)
 
     for rows in (0, 4):
         args = arguments(operator, rows, device, generator)
-        yield (*written(rows, 40), *args, *rest)
+        yield (*written(rows, 40), *args, *rest(rows))
     wide = torch.cat([args[0], args[0]], dim=-1)[:, : args[0].shape[1]]
-    yield (*written(4, 64), wide, *args[1:], *rest)
+    yield (*written(4, 64), wide, *args[1:], *rest(4))
+    if normalized:
+        yield (*written(4, 40), *args, 1e-6, None, *rest(4)[2:])
 
 
 @every_operator
@@ -214,7 +228,14 @@ def test_torchs_checks_of_the_registration(kernel, device, generator, operator):
 def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, generator, operator):
     op = getattr(kernel._ops.ops, operator).default
     declared = {argument.name for argument in op._schema.arguments if argument.is_write}
-    assert declared == {"out"} | {"add_rms_norm_fp8": {"residual"}, "quantize_fp8": {"scale_out"}}.get(operator, set())
+    more = {
+        "add_rms_norm_fp8": {"residual"},
+        "quantize_fp8": {"scale_out"},
+        "rms_norm_dynamic_fp8": {"scale_out", "normalized_out"},
+        "add_rms_norm_dynamic_fp8": {"scale_out", "normalized_out", "residual"},
+        "swiglu_dynamic_fp8": {"scale_out"},
+    }
+    assert declared == {"out"} | more.get(operator, set())
     for sample in list(registered_samples(operator, device, generator))[1:]:
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in sample]
         assert op(*sample) is None
@@ -223,7 +244,8 @@ def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, genera
             for argument, a, b in zip(op._schema.arguments, sample, before)
             if isinstance(a, torch.Tensor) and not same_bytes(a, b)
         }
-        assert changed == declared
+        given = {argument.name for argument, a in zip(op._schema.arguments, sample) if a is not None}
+        assert changed == declared & given
 
 
 @every_operator
@@ -238,7 +260,7 @@ def assert_meta_as(got: Result, wanted: Result) -> None:
         assert a.is_meta and (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
-# --- quantize_fp8: its scales ---
+# --- computed scales ---
 
 E8M0 = torch.float8_e8m0fnu
 MODES = [
@@ -251,54 +273,105 @@ MODES = [
     dict(scaling="group", group_size=64, power_of_two=True, column_major_scales=True),
     dict(scaling="group", fp8_max=224.0, scale_ub=1.5),
 ]
-every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(str(v) for v in mode.values()))
+COMPUTED = ("quantize_fp8", "rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8")
+NORMS = COMPUTED[1:3]
+every_computed = pytest.mark.parametrize("operator", COMPUTED)
+# The scales are allocated by one function for all: each of the fused operators has a third of the modes.
+every_mode = pytest.mark.parametrize(
+    "operator, mode",
+    [("quantize_fp8", mode) for mode in MODES] + [(COMPUTED[1 + i % 3], mode) for i, mode in enumerate(MODES)],
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())),
+)
 
 
-def quantize_in(mode: dict, kernel, device) -> Callable[..., Result]:
+def in_mode(mode: dict, kernel, operator: str, device) -> Callable[..., Result]:
     if "scale_ub" in mode:
         mode = mode | dict(scale_ub=torch.tensor([mode["scale_ub"]], device=device))
-    return lambda x: kernel.quantize_fp8(x, **mode)
+    return lambda *args: getattr(kernel, operator)(*args, **mode)
+
+
+def operands(operator: str, shape, device, generator) -> tuple[torch.Tensor, ...]:
+    """With rows of 200 values, which have several groups."""
+    x, residual = (normal((*shape, 200), torch.bfloat16, generator).to(device) for _ in range(2))
+    weight = weights((200,), torch.bfloat16, generator).to(device)
+    return {
+        "quantize_fp8": (x,),
+        "rms_norm_dynamic_fp8": (x, weight),
+        "add_rms_norm_dynamic_fp8": (x, residual, weight),
+        "swiglu_dynamic_fp8": (torch.cat([x, residual], dim=-1),),
+    }[operator]
 
 
 @every_mode
-def test_one_graph_of_each_kind_of_scales(kernel, device, generator, mode):
-    function = quantize_in(mode, kernel, device)
-    x = normal((2, 3, 200), torch.bfloat16, generator).to(device)
-    got = both_ways(function, (x,), torch.compile(function, fullgraph=True, backend=BACKEND))
+def test_one_graph_of_each_kind_of_scales(kernel, device, generator, operator, mode):
+    function = in_mode(mode, kernel, operator, device)
+    args = operands(operator, (2, 3), device, generator)
+    got = both_ways(function, args, torch.compile(function, fullgraph=True, backend=BACKEND))
     assert got[1].float().min() > 0
-    assert_meta_as(quantize_in(mode, kernel, "meta")(x.to("meta")), got)
+    assert_meta_as(in_mode(mode, kernel, operator, "meta")(*(a.to("meta") for a in args)), got)
 
 
 @every_mode
-def test_any_number_of_rows_with_each_kind_of_scales(kernel, device, generator, mode):
-    function = quantize_in(mode, kernel, device)
+def test_any_number_of_rows_with_each_kind_of_scales(kernel, device, generator, operator, mode):
+    function = in_mode(mode, kernel, operator, device)
     with torch._dynamo.config.patch(error_on_recompile=True):
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
         for rows in (3, 17, 64):
-            both_ways(function, (normal((rows, 200), torch.float32, generator).to(device),), compiled)
+            both_ways(function, operands(operator, (rows,), device, generator), compiled)
 
 
 @pytest.mark.parametrize("shape", [(0, 40), (3, 0)], ids=str)
 @pytest.mark.parametrize("kind", [dict(), dict(power_of_two=True), dict(scale_dtype=E8M0)], ids=str)
-def test_one_graph_of_an_empty_tensor(kernel, device, shape, kind):
+@every_computed
+def test_one_graph_of_an_empty_tensor(kernel, device, operator, shape, kind):
     """Its scales are written without a kernel of the package."""
 
     def function(x):
-        return tuple(kernel.quantize_fp8(x, scaling=scaling, **kind)[1] for scaling in ("tensor", "row"))
+        args = {"quantize_fp8": (x,), "swiglu_dynamic_fp8": (torch.cat([x, x], dim=-1),)}.get(operator)
+        args = args or (x, *[x.clone()] * (operator == NORMS[1]), x.new_ones(x.shape[-1]))
+        return tuple(getattr(kernel, operator)(*args, scaling=scaling, **kind)[1] for scaling in ("tensor", "row"))
 
-    x = torch.empty(shape, device=device)
+    x = torch.empty(shape, dtype=torch.bfloat16, device=device)
     # Inductor folds these scales to constants, and knows no constant of this type on a CPU.
     backend = "aot_eager" if "scale_dtype" in kind else BACKEND
     both_ways(function, (x,), torch.compile(function, fullgraph=True, backend=backend))
 
 
-def test_scales_are_seen_to_be_written(kernel, device, generator):
-    x = normal((4, 200), torch.bfloat16, generator).to(device)
-
-    def function(x, scales):
+@every_computed
+def test_scales_are_seen_to_be_written(kernel, device, generator, operator):
+    def function(scales, *args):
         before = scales * 2
-        q, got = kernel.quantize_fp8(x, scaling="group", scale_out=scales)
+        q, got = getattr(kernel, operator)(*args, scaling="group", scale_out=scales)
         return before, q.float() * scales[:, :1], got + scales
 
-    scales = torch.ones(4, 2, device=device)
-    both_ways(function, (x, scales), torch.compile(function, fullgraph=True, backend=BACKEND))
+    args = torch.ones(4, 2, device=device), *operands(operator, (4,), device, generator)
+    both_ways(function, args, torch.compile(function, fullgraph=True, backend=BACKEND))
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", BACKEND])
+@pytest.mark.parametrize("operator", NORMS)
+def test_normalized_out_is_seen_to_be_written(kernel, device, generator, operator, compiler):
+    """An argument that may be missing: a buffer of the caller's, one of the graph's own, none."""
+
+    def function(y, *args):
+        before = y * 2
+        own = torch.ones_like(y)
+        results = []
+        for normalized in (y, own, None):
+            results += getattr(kernel, operator)(*args, normalized_out=normalized)
+        return before, y + 1, own + 1, *(result.float() for result in results)
+
+    args = operands(operator, (4,), device, generator)
+    args = torch.ones_like(args[0]), *args
+    got = both_ways(function, args, torch.compile(function, fullgraph=True, backend=compiler))
+    assert (got[0] == 2).all() and not (got[1] == 2).all()
+
+
+@pytest.mark.parametrize("limit", [None, 1, 0.5])
+def test_a_limit_in_one_graph(kernel, device, generator, limit):
+    def function(x):
+        return kernel.swiglu_dynamic_fp8(x, limit=limit)
+
+    args = operands("swiglu_dynamic_fp8", (4,), device, generator)
+    for dynamic in (False, True):
+        both_ways(function, args, torch.compile(function, fullgraph=True, backend=BACKEND, dynamic=dynamic))

@@ -6,29 +6,12 @@ import math
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, raw, same_bytes
+from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
 from tests.problems.inputs import FLOATS, FP8, normal, positive, short
-from tests.problems.quantize import KINDS, SCALINGS, Problem, sample, special_values, values
+from tests.problems.quantize import KINDS, SCALINGS, assert_as_defined, sample, scales_for, special_values, values
 from tests.settings import SEED
 
 PROBLEMS = sample(SEED)
-
-
-def scales_for(problem: Problem, device) -> Guarded | None:
-    """The scales' own buffer, in strides that are neither row-major nor column-major; None: the operator allocates."""
-    if problem.place != "strided" or problem.scaling[0] == "tensor":
-        return None
-    return Guarded((problem.rows, problem.groups()), problem.kind[0], device, pad=3, shift=1)
-
-
-def assert_as_defined(got, wanted, what: str) -> None:
-    for name, g, w in zip(("q", "scale"), got, wanted):
-        assert g.shape == w.shape and g.dtype == w.dtype, f"{what}: {name}: {g.shape} {g.dtype}"
-        nan = w.float().isnan().cpu()
-        assert torch.equal(g.float().isnan().cpu(), nan), f"{what}: {name}: NaN"
-        # Of a NaN the sign is nobody's contract.
-        differs = (raw(g) != raw(w)) & ~raw(nan).bool().repeat_interleave(g.element_size())
-        assert not differs.any(), f"{what}: {name}: {int(differs.sum())} bytes of {differs.numel()} differ"
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)

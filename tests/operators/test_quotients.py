@@ -57,28 +57,41 @@ def test_the_search_finds_what_is_there():
         assert quotient < middle <= quotient * (1 + Fraction(1, 2**33))
 
 
-def nearest(value: Fraction, towards_zero: bool = False) -> Fraction:
-    """The float32 number nearest to it, ties to even; or the next one towards zero."""
+def nearest(value: Fraction) -> Fraction:
+    """The float32 number nearest to it, ties to even."""
+    exponent = exponent_of(value)
+    return round(value / Fraction(2) ** exponent) * Fraction(2) ** exponent
+
+
+def exponent_of(value: Fraction) -> int:
+    """Of an ulp, in the binade that holds value."""
     exponent = math.floor(math.log2(value)) - 23
     while Fraction(2) ** (exponent + 24) <= value:
         exponent += 1
     while value < Fraction(2) ** (exponent + 23):
         exponent -= 1
-    units = value / Fraction(2) ** exponent
-    return (math.floor(units) if towards_zero else round(units)) * Fraction(2) ** exponent
+    return exponent
 
 
-def test_the_quotient_is_too_large_by_at_most_2_to_the_minus_43():
-    """The header's formula, step by step as the kernel rounds it, for scales where it is worst, and random ones."""
+def number_before(value: Fraction) -> Fraction:
+    below = Fraction(2) ** exponent_of(value)
+    return value - (below / 2 if value / below == 2**23 else below)
+
+
+@pytest.mark.parametrize("ulps", [-1, 0, 1])
+def test_the_quotient_is_too_large_by_at_most_2_to_the_minus_43(ulps):
+    """The header's formula, step by step as the kernel rounds it, for scales where it is worst, and random ones. The
+    chip's estimate of the reciprocal is that many ulps off."""
     random = np.random.default_rng()
     scales = [2**23, 2**23 + 1, 2**24 - 1, 2**24 - 2, 3 << 22, *map(int, random.integers(2**23, 2**24, 500))]
     for scale in map(Fraction, scales):
-        high = nearest(1 / scale, towards_zero=True)
-        remainder = 1 - scale * high
-        assert remainder == 0 or nearest(remainder) == remainder
-        product = nearest(remainder * high) if remainder else Fraction(0)
-        low = nearest(product * (1 + Fraction(1, 2**21))) if product else Fraction(0)
-        low = max(low, high / 2**64)
+        estimate = nearest(1 / scale)
+        estimate += ulps * Fraction(2) ** exponent_of(estimate)
+        error = 1 - scale * estimate
+        near = nearest(estimate + estimate * (nearest(error) if error > 0 else -nearest(-error) if error else 0))
+        high = number_before(near)
+        assert 0 < 1 / scale - high <= Fraction(151, 100) * Fraction(2) ** exponent_of(1 / scale)
+        low = nearest(nearest(nearest(1 - scale * high) * high) * (1 + Fraction(1, 2**21)))
         for y in (1024, 2047, *map(int, random.integers(1024, 2048, 5))):
-            estimate = y * high + nearest(y * low)
-            assert 0 <= estimate * scale / y - 1 <= Fraction(1, 2**43), (scale, y)
+            quotient = y * high + nearest(y * low)
+            assert 0 <= quotient * scale / y - 1 <= Fraction(1, 2**43), (scale, y)

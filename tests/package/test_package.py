@@ -16,7 +16,17 @@ import torch
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
-OPERATORS = {"rms_norm", "rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8", "skinny_gemm", "quantize_fp8"}
+OPERATORS = {
+    "rms_norm",
+    "rms_norm_fp8",
+    "rms_norm_dynamic_fp8",
+    "add_rms_norm_fp8",
+    "add_rms_norm_dynamic_fp8",
+    "swiglu_fp8",
+    "swiglu_dynamic_fp8",
+    "skinny_gemm",
+    "quantize_fp8",
+}
 
 
 @pytest.fixture(scope="module")

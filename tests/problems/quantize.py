@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.problems.buffers import Guarded, raw
 from tests.problems.inputs import FLOATS, FP8, normal, short
 from tests.problems.pairwise import pairwise
 
@@ -15,6 +16,7 @@ SCALINGS = (("tensor", 128), ("row", 128), ("group", 32), ("group", 64), ("group
 KINDS = ((torch.float32, False), (torch.float32, True), (torch.float8_e8m0fnu, False))
 # How the scales lie: allocated by the operator, row-major or column-major, or given with strides of their own.
 PLACES = ("rows", "columns", "strided")
+UPPER_BOUND = 1.5  # about half of the largest of `values`
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Problem:
     kind: tuple[torch.dtype, bool]
     place: str
     layout: str
-    bound: bool  # scale_ub, about half of the largest value
+    bound: bool  # scale_ub
     lower: bool  # fp8_max below the format's largest
 
     @property
@@ -50,7 +52,7 @@ class Problem:
         name, size = self.scaling
         found = dict(scaling=name, group_size=size, scale_dtype=self.kind[0], power_of_two=self.kind[1])
         if self.bound:
-            found["scale_ub"] = torch.tensor([1.5], device=device)
+            found["scale_ub"] = torch.tensor([UPPER_BOUND], device=device)
         return found | dict(fp8_max=self.fp8_max, out_dtype=self.fp8)
 
 
@@ -75,3 +77,21 @@ def special_values(dtype: torch.dtype) -> torch.Tensor:
     infinity = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}[dtype]
     positive = [infinity + 1, 0x7FFF, infinity, 0, 1, infinity - 1, 0x0100, 0x3C00]
     return torch.tensor([*positive, *(code - 2**15 for code in positive)], dtype=torch.int16).view(dtype)
+
+
+def scales_for(problem: Problem, device) -> Guarded | None:
+    """The scales' own buffer, in strides that are neither row-major nor column-major; None: the operator allocates."""
+    if problem.place != "strided" or problem.scaling[0] == "tensor":
+        return None
+    return Guarded((problem.rows, problem.groups()), problem.kind[0], device, pad=3, shift=1)
+
+
+def assert_as_defined(got, wanted, what: str) -> None:
+    """(q, scale) have the bytes that are wanted."""
+    for name, g, w in zip(("q", "scale"), got, wanted):
+        assert g.shape == w.shape and g.dtype == w.dtype, f"{what}: {name}: {g.shape} {g.dtype}"
+        nan = w.float().isnan().cpu()
+        assert torch.equal(g.float().isnan().cpu(), nan), f"{what}: {name}: NaN"
+        # Of a NaN the sign is nobody's contract.
+        differs = (raw(g) != raw(w)) & ~raw(nan).bool().repeat_interleave(g.element_size())
+        assert not differs.any(), f"{what}: {name}: {int(differs.sum())} bytes of {differs.numel()} differ"

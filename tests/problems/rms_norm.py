@@ -83,7 +83,9 @@ def bounds(h: torch.Tensor, inputs: Inputs, fp8: torch.dtype | None, epsilon: fl
     """
     d, wide = h.shape[-1], h.float()
     error = ((d / 16 + 14) / 2 + 4) * U32
-    exact = (h.double().pow(2).mean(-1, keepdim=True) + epsilon).rsqrt()
+    squares = h.double().pow(2).sum(-1, keepdim=True)
+    # Their sum may leave float32.
+    exact = (squares.masked_fill(squares > torch.finfo(torch.float32).max, torch.inf) / d + epsilon).rsqrt()
     for factor in (1 - error, 1 + error):
         y = ((wide * (exact * factor).float()).to(h.dtype) * inputs.weight).to(h.dtype)
         yield y if fp8 is None else (y.float() / inputs.scale).clamp(*limits(fp8)).to(fp8)
@@ -91,6 +93,15 @@ def bounds(h: torch.Tensor, inputs: Inputs, fp8: torch.dtype | None, epsilon: fl
 
 def limits(fp8: torch.dtype) -> tuple[float, float]:
     return torch.finfo(fp8).min, torch.finfo(fp8).max
+
+
+def assert_normalised(y: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, epsilon: float, what: str) -> None:
+    """y, of a 16-bit type, is within the bounds of rounding: of any h and weights, NaN and infinities included."""
+    h, weight = h.cpu(), weight.cpu()
+    low, high = bounds(h, Inputs(h, h, weight, torch.ones(1)), None, epsilon)
+    nan = low.isnan()
+    assert torch.equal(y.cpu().isnan(), nan), f"{what}: NaN"
+    assert_between(y.cpu()[~nan], low[~nan], high[~nan], what)
 
 
 def assert_right(got, wanted, h, inputs: Inputs, what: str) -> None:

@@ -1,6 +1,8 @@
 """A Llama of two layers that runs in milliseconds, its numbers drawn from a test's generator; and how near two of its
 results are."""
 
+import copy
+
 import kernels
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -29,6 +31,13 @@ VARIANTS = {
     "attention bias": dict(attention_bias=True),
     "wide heads": dict(num_attention_heads=2, num_key_value_heads=1, head_dim=24),
 }
+
+# Activations -> what a decoder layer quantises by, beside quantize_fp8.
+LAYER = {
+    "static": ("rms_norm_fp8", "add_rms_norm_fp8", "swiglu_fp8"),
+    "dynamic": ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8"),
+}
+ACTIVATIONS = tuple(LAYER)
 
 LLAMA3_ROPE = dict(
     rope_type="llama3",
@@ -72,6 +81,12 @@ def llama(generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, devic
     return model.to(device).eval()
 
 
+def quantize(kernel, model: torch.nn.Module, inputs: list[torch.Tensor], activations: str, **keywords):
+    """quantize_llama with static scales from `inputs`, or with dynamic ones, which need none."""
+    given = inputs if activations == "static" else None
+    return kernel.quantization.quantize_llama(model, given, activations=activations, **keywords)
+
+
 def tokens(generator: torch.Generator, batch: int, length: int, device="cpu") -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (batch, length), generator=generator).to(device)
 
@@ -83,6 +98,17 @@ def kernelized(kernel, model: torch.nn.Module, mode: kernels.Mode = kernels.Mode
     """
     with kernels.use_kernel_mapping(kernel.layers.mapping(), inherit_mapping=False):
         return kernels.kernelize(model, mode=mode, use_fallback=kernels.KernelizeFallback.NO_LAYER)
+
+
+def quantized(kernel, generator, device, shapes: str = "grouped", activations: str = "static", **changes):
+    """(The quantised model on its reference operators, a copy on the kernels.)"""
+    model = llama(generator, device=device, **(VARIANTS[shapes] | changes))
+    quantize(kernel, model, [tokens(generator, 2, 48, device)], activations)
+    return model, kernelized(kernel, copy.deepcopy(model))
+
+
+def fp8_linears(kernel, model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
 
 
 def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:

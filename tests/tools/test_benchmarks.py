@@ -244,7 +244,7 @@ def test_the_script_by_itself(classes, capsys, monkeypatch):
 # --- benchmarks/cpu_ratios.py ---
 
 
-@pytest.mark.parametrize("slow", [None, "gemm", "rows"])
+@pytest.mark.parametrize("slow", [None, "gemm", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
     gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
@@ -253,15 +253,19 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
         gemm_times["skinny_gemm"] = 4.0
     if slow == "rows":
         row_times["swiglu_fp8"] = 2.0
+    dynamic_times = {"static": 1.0, "dynamic": 1.3 if slow == "dynamic" else 1.2, "torch.compile": 2.5}
     monkeypatch.setattr(cpu_ratios, "load_kernel", lambda backend: None)
     monkeypatch.setattr(cpu_ratios, "gemm", lambda kernel, m, generator: gemm_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
+    monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
     assert cpu_ratios.main() == (1 if check and slow else 0)
     captured = capsys.readouterr()
     below = re.findall(r"below its bound: (\S+)", captured.err)
-    assert below == {None: [], "gemm": ["skinny_gemm"] * 3, "rows": ["swiglu_fp8:"]}[slow]
-    assert captured.out.count("\n") == 7
+    # By row and by group each operator is below both its bounds.
+    computed = [name for name in ("quantize_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8") for _ in range(4)]
+    assert below == {None: [], "gemm": ["skinny_gemm"] * 3, "rows": ["swiglu_fp8:"], "dynamic": computed}[slow]
+    assert captured.out.count("\n") == 13
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):

@@ -17,18 +17,22 @@ from . import fakes, layers, quantization, reference  # noqa: E402, F401
 from .linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
+    add_rms_norm_dynamic_fp8,
     add_rms_norm_fp8,
     fp8_dtype,
     quantize_fp8,
     reread_environment,
     rms_norm,
+    rms_norm_dynamic_fp8,
     rms_norm_fp8,
     skinny_gemm,
+    swiglu_dynamic_fp8,
     swiglu_fp8,
 )
 
 __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
+    "add_rms_norm_dynamic_fp8",
     "add_rms_norm_fp8",
     "fp8_dtype",
     "layers",
@@ -37,8 +41,10 @@ __all__ = [
     "reference",
     "reread_environment",
     "rms_norm",
+    "rms_norm_dynamic_fp8",
     "rms_norm_fp8",
     "skinny_gemm",
+    "swiglu_dynamic_fp8",
     "swiglu_fp8",
     "to_fnuz",
 ]

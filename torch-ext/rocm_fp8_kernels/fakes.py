@@ -32,5 +32,8 @@ for _name in (
     "skinny_gemm",
     "quantize_fp8",
     "quantize_static_fp8",
+    "rms_norm_dynamic_fp8",
+    "add_rms_norm_dynamic_fp8",
+    "swiglu_dynamic_fp8",
 ):
     _register(_name)

@@ -75,12 +75,22 @@ class Fp8Linear(torch.nn.Module):
     Buffers:
         weight: FP8 [out_features, in_features].
         weight_scale: float32 [1], or [1, out_features] for scales per output channel.
-        input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x).
+        input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x). None where that
+            operator computes a scale for each row (dynamic scales); `forward` is given those.
         bias: dtype [out_features], or None.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, channel_scales: bool, dtype, fp8_dtype, device=None
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        channel_scales: bool,
+        dtype,
+        fp8_dtype,
+        device=None,
+        dynamic: bool = False,
     ):
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
@@ -91,16 +101,17 @@ class Fp8Linear(torch.nn.Module):
 
         self.register_buffer("weight", empty(out_features, in_features, kind=fp8_dtype))
         self.register_buffer("weight_scale", empty(1, out_features) if channel_scales else empty(1))
-        self.register_buffer("input_scale", empty(1))
+        self.register_buffer("input_scale", None if dynamic else empty(1))
         self.register_buffer("bias", empty(out_features, kind=dtype) if bias else None)
 
     @classmethod
     def quantized(
-        cls, linears: list[torch.nn.Linear], input_scale: torch.Tensor, granularity: str, fp8_dtype: torch.dtype
+        cls, linears: list[torch.nn.Linear], input_scale: torch.Tensor | None, granularity: str, fp8_dtype: torch.dtype
     ) -> "Fp8Linear":
         """Linears of one input, as one: their outputs lie one after the other.
 
-        With granularity "tensor" the joined weight has one scale, the largest of the parts'.
+        With granularity "tensor" the joined weight has one scale, the largest of the parts'. Without an input_scale it
+        is repeated for each channel: that is how torch._scaled_mm takes it beside scales of rows.
         """
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias for linear in linears]
@@ -114,9 +125,13 @@ class Fp8Linear(torch.nn.Module):
             dtype=weight.dtype,
             fp8_dtype=fp8_dtype,
             device="meta",
+            dynamic=input_scale is None,
         )
         result.weight, result.weight_scale = quantize_weight(weight, fp8_dtype, granularity)
-        result.input_scale = input_scale.to(device=weight.device, dtype=torch.float32).reshape(1)
+        if input_scale is None:
+            result.weight_scale = result.weight_scale.expand(1, result.out_features).contiguous()
+        else:
+            result.input_scale = input_scale.to(device=weight.device, dtype=torch.float32).reshape(1)
         if has_bias:
             result.bias = torch.cat([bias.detach() for bias in biases])
         return result
@@ -125,24 +140,43 @@ class Fp8Linear(torch.nn.Module):
         """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
         self.weight, self.weight_scale = to_fnuz(self.weight, self.weight_scale)
         # The largest number is 240 there: with twice the scale an activation saturates at 240 / 224 of before.
-        self.input_scale = self.input_scale * 2
+        if self.input_scale is not None:
+            self.input_scale = self.input_scale * 2
         return self
 
-    def forward(self, x: torch.Tensor, *, ops: ModuleType = reference) -> torch.Tensor:
-        """x: FP8 [..., in_features], contiguous. Returns `dtype` [..., out_features]."""
+    def forward(
+        self, x: torch.Tensor, *, ops: ModuleType = reference, scale: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Of x quantised by `scale`, or by input_scale.
+
+        Args:
+            x: FP8 [..., in_features], contiguous.
+            scale: float32 [1], or [..., 1] for a scale a row. None: input_scale.
+
+        Returns: `dtype` [..., out_features].
+        Raises: ValueError where there is no scale.
+        """
+        scale = self.input_scale if scale is None else scale
+        if scale is None:
+            raise ValueError("scale: None; this linear has no input_scale")
         rows = x.reshape(-1, self.in_features)
+        if scale.dim() > 1:
+            scale = scale.reshape(-1, 1)
         if ops is reference or rows.shape[0] <= SKINNY_GEMM_MAX_ROWS:
-            out = self._few_rows(rows, ops)
+            out = self._few_rows(rows, scale, ops)
         elif self._library_takes(rows):
-            out = self._many_rows(rows)
+            out = self._many_rows(rows, scale)
         else:
-            out = torch.cat([self._few_rows(part, ops) for part in rows.split(SKINNY_GEMM_MAX_ROWS)])
+            parts = rows.split(SKINNY_GEMM_MAX_ROWS)
+            scales = scale.split(SKINNY_GEMM_MAX_ROWS) if scale.dim() > 1 else [scale] * len(parts)
+            out = torch.cat([self._few_rows(*part, ops) for part in zip(parts, scales)])
         return out.reshape(*x.shape[:-1], self.out_features)
 
-    def _few_rows(self, rows: torch.Tensor, ops: ModuleType) -> torch.Tensor:
-        scales = self.input_scale, self.weight_scale
+    def _few_rows(self, rows: torch.Tensor, scale: torch.Tensor, ops: ModuleType) -> torch.Tensor:
         constant = self._weight_is_constant()
-        return ops.skinny_gemm(rows, self.weight, *scales, self.bias, out_dtype=self.dtype, constant_b=constant)
+        return ops.skinny_gemm(
+            rows, self.weight, scale, self.weight_scale, self.bias, out_dtype=self.dtype, constant_b=constant
+        )
 
     def _weight_is_constant(self) -> bool:
         """Whether nothing that may still run writes the weight: it is what an earlier call of this layer used, and that
@@ -159,12 +193,14 @@ class Fp8Linear(torch.nn.Module):
         # GPU the libraries behind it want both sizes in multiples of 16.
         return rows.is_cuda and self.in_features % 16 == 0 and self.out_features % 16 == 0
 
-    def _many_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        per_channel = self.weight_scale.numel() > 1
-        # Scales per channel go with scales per row, never with a scalar.
-        input_scale = self.input_scale.expand(rows.shape[0], 1).contiguous() if per_channel else self.input_scale
+    def _many_rows(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        weight_scale = self.weight_scale
+        # Scales per row go with scales per channel, never with a scalar. Neither line copies what has the shape.
+        if weight_scale.numel() > 1 or scale.dim() > 1:
+            scale = scale.expand(rows.shape[0], 1).contiguous()
+            weight_scale = weight_scale.expand(1, self.out_features).contiguous()
         out = torch._scaled_mm(
-            rows.contiguous(), self.weight.t(), scale_a=input_scale, scale_b=self.weight_scale, out_dtype=torch.bfloat16
+            rows.contiguous(), self.weight.t(), scale_a=scale, scale_b=weight_scale, out_dtype=torch.bfloat16
         )
         # Not every library behind _scaled_mm takes a bias or float16 together with scales per row.
         if self.bias is not None:
@@ -174,4 +210,5 @@ class Fp8Linear(torch.nn.Module):
     def extra_repr(self) -> str:
         scales = "channel" if self.weight_scale.numel() > 1 else "tensor"
         sizes = f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
-        return f"{sizes}, {self.weight.dtype}, scales per {scales}"
+        inputs = "" if self.input_scale is not None else ", dynamic input scales"
+        return f"{sizes}, {self.weight.dtype}, scales per {scales}{inputs}"

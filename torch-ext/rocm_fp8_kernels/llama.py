@@ -33,11 +33,12 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         attention_mask: torch.Tensor | None = None,
         past_key_values=None,
         ops: ModuleType = reference,
+        input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states: FP8 [batch, length, hidden_size], at the scale qkv_proj.input_scale."""
+        """hidden_states: FP8 [batch, length, hidden_size]; input_scale: its scale, as in Fp8Linear.forward."""
         shape = hidden_states.shape[:-1]
-        qkv = self.qkv_proj(hidden_states, ops=ops).view(*shape, -1, self.head_dim).transpose(1, 2)
+        qkv = self.qkv_proj(hidden_states, ops=ops, scale=input_scale).view(*shape, -1, self.head_dim).transpose(1, 2)
         kv_heads = self.config.num_key_value_heads
         query, key, value = qkv.split([self.config.num_attention_heads, kv_heads, kv_heads], dim=1)
         query, key = modeling_llama.apply_rotary_pos_emb(query, key, *position_embeddings)
@@ -49,19 +50,27 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         )
         output, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         output = output.reshape(*shape, -1)
-        quantized, _ = ops.quantize_fp8(output, self.o_proj.input_scale, out_dtype=self.o_proj.weight.dtype)
-        return self.o_proj(quantized, ops=ops), weights
+        # By the linear's scale, or by the rows' where it has none.
+        o_proj = self.o_proj
+        quantized, scale = ops.quantize_fp8(output, o_proj.input_scale, scaling="row", out_dtype=o_proj.weight.dtype)
+        return o_proj(quantized, ops=ops, scale=scale), weights
 
 
 class Fp8LlamaMLP(modeling_llama.LlamaMLP):
     gate_up_proj: Fp8Linear
     down_proj: Fp8Linear
 
-    def forward(self, x: torch.Tensor, ops: ModuleType = reference) -> torch.Tensor:
-        """x: FP8 [..., hidden_size], at the scale gate_up_proj.input_scale."""
-        gate_up = self.gate_up_proj(x, ops=ops)
-        quantized = ops.swiglu_fp8(gate_up, self.down_proj.input_scale, out_dtype=self.down_proj.weight.dtype)
-        return self.down_proj(quantized, ops=ops)
+    def forward(
+        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: FP8 [..., hidden_size]; input_scale: its scale, as in Fp8Linear.forward."""
+        gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
+        scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
+        if scale is None:
+            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, scaling="row", out_dtype=kind)
+        else:
+            quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
+        return self.down_proj(quantized, ops=ops, scale=scale)
 
 
 @use_kernel_forward_from_hub("Fp8LlamaDecoderLayer")

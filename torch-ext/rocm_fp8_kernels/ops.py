@@ -1,15 +1,29 @@
-"""The operators' Python functions: allocate what was not given, call the kernel."""
+"""The operators' Python functions: allocate what was not given, call the kernel. The GEMMs: gemm.py."""
 
 import functools
-import math
 
 import torch
 
 from ._ops import ops
-from .arguments import FP8, SCALES, WIDE, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
+from .arguments import FP8, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
+from .gemm import SKINNY_GEMM_MAX_ROWS, skinny_gemm
+from .scales import computed_scales
 
-# The most rows that one skinny_gemm takes.
-SKINNY_GEMM_MAX_ROWS = 32
+__all__ = [
+    "SKINNY_GEMM_MAX_ROWS",
+    "add_rms_norm_dynamic_fp8",
+    "add_rms_norm_fp8",
+    "backend",
+    "fp8_dtype",
+    "quantize_fp8",
+    "reread_environment",
+    "rms_norm",
+    "rms_norm_dynamic_fp8",
+    "rms_norm_fp8",
+    "skinny_gemm",
+    "swiglu_dynamic_fp8",
+    "swiglu_fp8",
+]
 
 
 @functools.cache
@@ -43,78 +57,13 @@ def reread_environment() -> None:
     ops.reread_environment()
 
 
-def _fp8_result(
+def fp8_result(
     operator: str, x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
     def allocate(dtype: torch.dtype | None) -> torch.Tensor:
         return torch.empty((*x.shape[:-1], width), dtype=dtype or fp8_dtype(x.device), device=x.device)
 
     return result(operator, out, out_dtype, FP8, allocate)
-
-
-_OF_TENSOR, _OF_ROW = -1, 0  # of the operators' `group`
-# The operators take its bytes: Inductor compiles none that writes the type itself.
-_E8M0 = torch.float8_e8m0fnu
-
-
-def _scale_result(
-    operator: str,
-    x: torch.Tensor,
-    d: int,
-    scaling: str,
-    group_size: int,
-    scale_dtype: torch.dtype,
-    column_major: bool,
-    out: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The scales of x's rows of d values, the same memory as the operators take it, and their `group`."""
-    if scaling not in ("tensor", "row", "group"):
-        refuse(operator, "scaling", f"{scaling!r}; allowed: 'tensor', 'row', 'group'")
-    if scaling == "group" and not (isinstance(group_size, int) and group_size in (32, 64, 128)):
-        refuse(operator, "group_size", f"{group_size}; allowed: 32, 64, 128")
-    group = {"tensor": _OF_TENSOR, "row": _OF_ROW, "group": group_size}[scaling]
-
-    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
-        dtype = torch.uint8 if dtype == _E8M0 else torch.float32
-        if group == _OF_TENSOR:
-            return torch.empty(1, dtype=dtype, device=x.device)
-        leading, groups = x.shape[:-1], 1 if group == _OF_ROW else -(-d // group)
-        if not column_major:
-            return torch.empty((*leading, groups), dtype=dtype, device=x.device)
-        # Columns begin at multiples of 16 bytes, as TMA asks.
-        unit = 16 // dtype.itemsize
-        strides, size = [-(-math.prod(leading) // unit) * unit], 1
-        for n in reversed(leading):
-            strides.insert(0, size)
-            size *= n
-        return torch.empty_strided((*leading, groups), strides, dtype=dtype, device=x.device)
-
-    found = result(operator, out, scale_dtype if out is None else None, SCALES, allocate, name="scale_out")
-    if out is None:
-        return (found.view(_E8M0) if found.dtype == torch.uint8 else found), found, group
-    if out.dtype not in SCALES:
-        refuse(operator, "scale_out", f"dtype {out.dtype}; allowed: {', '.join(map(str, SCALES))}")
-    return out, (out.view(torch.uint8) if out.dtype == _E8M0 and out.dim() else out), group
-
-
-def _largest_quotient(operator: str, fp8_max: float | None, dtype: torch.dtype) -> float:
-    if fp8_max is None:
-        # Another dtype is refused by the binding.
-        return torch.finfo(dtype).max if dtype in FP8 else 2.0
-    if not isinstance(fp8_max, (int, float)):
-        refuse(operator, "fp8_max", f"{type(fp8_max).__name__}; needs a number")
-    return float(fp8_max)
-
-
-def _write_scales_of_zeros(scales: torch.Tensor, fp8_max: float, power_of_two: bool) -> None:
-    # On the scales' device: a copy from the host would end a graph capture.
-    scale = torch.full_like(scales, 1e-10, dtype=torch.float32)
-    scale = scale / torch.full_like(scale, fp8_max)
-    bits = scale.view(torch.int32)
-    if scales.dtype == torch.uint8:
-        scales.copy_((bits + 0x7FFFFF) >> 23)
-    else:
-        scales.copy_(((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32) if power_of_two else scale)
 
 
 def quantize_fp8(
@@ -164,22 +113,30 @@ def quantize_fp8(
     operator = "quantize_fp8"
     check_tensors(operator, x=x)
     check_dims(operator, "x", x, 1, "[..., d]")
-    out = _fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
     if scale is not None:
         check_tensors(operator, scale=scale)
         ops.quantize_static_fp8(out, rows(operator, "x", x, out=out), scale)
         return out, scale
-    if scale_ub is not None:
-        check_tensors(operator, scale_ub=scale_ub)
-    scales, written, group = _scale_result(
-        operator, x, x.shape[-1], scaling, group_size, scale_dtype, column_major_scales, scale_out
+    scales = computed_scales(
+        operator,
+        x,
+        x.shape[-1],
+        out.dtype,
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        column_major_scales=column_major_scales,
+        scale_out=scale_out,
     )
-    largest = _largest_quotient(operator, fp8_max, out.dtype)
-    kept = rows(operator, "x", x, out=out, scale_out=scales)
-    ops.quantize_fp8(out, written, kept, scale_ub, group, largest, power_of_two)
-    if x.numel() == 0:  # there is nothing to launch
-        _write_scales_of_zeros(written, largest, power_of_two)
-    return out, scales
+    kept = rows(operator, "x", x, out=out, scale_out=scales.returned)
+    ops.quantize_fp8(out, scales.written, kept, *scales.arguments)
+    if x.numel() == 0:
+        scales.of_zeros()
+    return out, scales.returned
 
 
 def rms_norm(
@@ -231,7 +188,7 @@ def rms_norm_fp8(
     """
     check_tensors("rms_norm_fp8", x=x, weight=weight, scale=scale)
     check_dims("rms_norm_fp8", "x", x, 1, "[..., d]")
-    out = _fp8_result("rms_norm_fp8", x, x.shape[-1], out, out_dtype)
+    out = fp8_result("rms_norm_fp8", x, x.shape[-1], out, out_dtype)
     ops.rms_norm_fp8(out, rows("rms_norm_fp8", "x", x, out=out), weight, scale, epsilon)
     return out
 
@@ -258,7 +215,7 @@ def add_rms_norm_fp8(
     operator = "add_rms_norm_fp8"
     check_tensors(operator, x=x, residual=residual, weight=weight, scale=scale)
     check_dims(operator, "x", x, 1, "[..., d]")
-    out = _fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
     updated = rows(operator, "residual", residual, out=out)
     if updated is not residual:
         check_no_self_overlap(operator, "residual", residual)
@@ -266,6 +223,130 @@ def add_rms_norm_fp8(
     if updated is not residual:
         residual.copy_(updated)
     return out
+
+
+def rms_norm_dynamic_fp8(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    scaling: str = "row",
+    group_size: int = 128,
+    scale_dtype: torch.dtype = torch.float32,
+    power_of_two: bool = False,
+    scale_ub: torch.Tensor | None = None,
+    fp8_max: float | None = None,
+    column_major_scales: bool = False,
+    normalized_out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm quantised to FP8 by scales that it computes: `quantize_fp8(y)` of `y = rms_norm(x, weight, epsilon)`.
+
+    One launch; two with scaling="tensor".
+
+    Args:
+        x, weight, epsilon: as in rms_norm.
+        normalized_out: x's dtype [..., d], overlapping no other argument; takes y itself, where given.
+        scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max: as in quantize_fp8, of y.
+        column_major_scales, out, scale_out, out_dtype: as in quantize_fp8.
+
+    Returns: (out, scales).
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "rms_norm_dynamic_fp8"
+    check_tensors(operator, x=x, weight=weight)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    scales = computed_scales(
+        operator,
+        x,
+        x.shape[-1],
+        out.dtype,
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        column_major_scales=column_major_scales,
+        scale_out=scale_out,
+    )
+    written = dict(out=out, scale_out=scales.returned, **_given(operator, normalized_out))
+    kept = rows(operator, "x", x, **written)
+    ops.rms_norm_dynamic_fp8(out, scales.written, kept, weight, epsilon, normalized_out, *scales.arguments)
+    if x.numel() == 0:
+        scales.of_zeros()
+    return out, scales.returned
+
+
+def add_rms_norm_dynamic_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    scaling: str = "row",
+    group_size: int = 128,
+    scale_dtype: torch.dtype = torch.float32,
+    power_of_two: bool = False,
+    scale_ub: torch.Tensor | None = None,
+    fp8_max: float | None = None,
+    column_major_scales: bool = False,
+    normalized_out: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`residual += x`, in place, then `rms_norm_dynamic_fp8(residual, ...)`, in one pass over memory.
+
+    Args:
+        residual: x's dtype and shape, strides of its own; holds round(x + residual) afterwards.
+        x, weight, epsilon: as in rms_norm.
+        normalized_out: as in rms_norm_dynamic_fp8.
+        scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max: as in quantize_fp8, of y.
+        column_major_scales, out, scale_out, out_dtype: as in quantize_fp8.
+
+    Returns: (out, scales).
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "add_rms_norm_dynamic_fp8"
+    check_tensors(operator, x=x, residual=residual, weight=weight)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    scales = computed_scales(
+        operator,
+        x,
+        x.shape[-1],
+        out.dtype,
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        column_major_scales=column_major_scales,
+        scale_out=scale_out,
+    )
+    written = dict(out=out, scale_out=scales.returned, **_given(operator, normalized_out))
+    updated = rows(operator, "residual", residual, **written)
+    if updated is not residual:
+        check_no_self_overlap(operator, "residual", residual)
+    kept = rows(operator, "x", x, residual=residual, **written)
+    ops.add_rms_norm_dynamic_fp8(out, scales.written, kept, updated, weight, epsilon, normalized_out, *scales.arguments)
+    if updated is not residual:
+        residual.copy_(updated)
+    if x.numel() == 0:
+        scales.of_zeros()
+    return out, scales.returned
+
+
+def _given(operator: str, normalized_out: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    if normalized_out is None:
+        return {}
+    check_tensors(operator, normalized_out=normalized_out)
+    return {"normalized_out": normalized_out}
 
 
 def swiglu_fp8(
@@ -286,51 +367,61 @@ def swiglu_fp8(
     """
     check_tensors("swiglu_fp8", x=x, scale=scale)
     check_dims("swiglu_fp8", "x", x, 1, "[..., 2 d]")
-    out = _fp8_result("swiglu_fp8", x, x.shape[-1] // 2, out, out_dtype)
+    out = fp8_result("swiglu_fp8", x, x.shape[-1] // 2, out, out_dtype)
     ops.swiglu_fp8(out, rows("swiglu_fp8", "x", x, out=out), scale)
     return out
 
 
-def skinny_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None = None,
+def swiglu_dynamic_fp8(
+    x: torch.Tensor,
     *,
+    limit: float | None = None,
+    scaling: str = "row",
+    group_size: int = 128,
+    scale_dtype: torch.dtype = torch.float32,
+    power_of_two: bool = False,
+    scale_ub: torch.Tensor | None = None,
+    fp8_max: float | None = None,
+    column_major_scales: bool = False,
     out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    constant_b: bool = False,
-) -> torch.Tensor:
-    """`out = (a @ b.T) * scale_a * scale_b + bias` for few rows, accumulated in float32 in a fixed order.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SwiGLU quantised to FP8 by scales that it computes: `quantize_fp8(y)` of `y = round(round(silu(gate)) * up)`.
 
-    A row's bits do not depend on the other rows; nor on M, on an AMD GPU within 1 to 8, 9 to 16 and 17 to 32, on an
-    NVIDIA GPU within 1 to 16 and 17 to 32 (or all of them: docs/numerics.md).
+    One launch; two with scaling="tensor".
 
     Args:
-        a: FP8 [M, K], 0 <= M <= SKINNY_GEMM_MAX_ROWS, K >= 1; last dimension contiguous, rows strided freely. On a GPU
-            the device's own format (`fp8_dtype`), on a CPU either.
-        b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
-        scale_a: float32, one element or [M, 1].
-        scale_b: float32, one element or [1, N].
-        bias: float16, bfloat16 or float32 [N], or None.
-        out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
-        out_dtype: dtype of the result: out's if None, bfloat16 if out is None too.
-        constant_b: promises that whatever wrote b has ended, as with weights that were loaded long before
-            (docs/numerics.md). On a Hopper GPU the kernel then reads b while the kernel before it ends.
+        x: float16 or bfloat16 [..., 2 d]: gate = x[..., :d], up = x[..., d:]; last dimension contiguous.
+        limit: clamps gate to at most `limit` and up to [-limit, limit] beforehand; positive, rounded to x's dtype.
+        scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max: as in quantize_fp8, of y.
+        column_major_scales, out, scale_out, out_dtype: as in quantize_fp8.
 
-    Returns: out.
+    Returns: (out, scales).
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    check_tensors("skinny_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    if bias is not None:
-        check_tensors("skinny_gemm", bias=bias)
-
-    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
-        check_dims("skinny_gemm", "a", a, 2, "[M, K]")
-        check_dims("skinny_gemm", "b", b, 2, "[N, K]")
-        return torch.empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16, device=a.device)
-
-    out = result("skinny_gemm", out, out_dtype, WIDE, allocate)
-    ops.skinny_gemm(out, a, b, scale_a, scale_b, bias, constant_b)
-    return out
+    operator = "swiglu_dynamic_fp8"
+    check_tensors(operator, x=x)
+    check_dims(operator, "x", x, 1, "[..., 2 d]")
+    if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
+        refuse(operator, "limit", f"{limit!r}; needs a positive number, or None")
+    out = fp8_result(operator, x, x.shape[-1] // 2, out, out_dtype)
+    scales = computed_scales(
+        operator,
+        x,
+        x.shape[-1] // 2,
+        out.dtype,
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        column_major_scales=column_major_scales,
+        scale_out=scale_out,
+    )
+    kept = rows(operator, "x", x, out=out, scale_out=scales.returned)
+    ops.swiglu_dynamic_fp8(out, scales.written, kept, limit, *scales.arguments)
+    if x.numel() == 0:
+        scales.of_zeros()
+    return out, scales.returned

@@ -1,7 +1,7 @@
-"""From a float16 or bfloat16 Llama to one whose linears are FP8: weights, static activation scales, checkpoints.
+"""From a float16 or bfloat16 Llama to one whose linears are FP8: weights, activation scales, checkpoints.
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    kernel.quantization.quantize_llama(model, [input_ids, ...])
+    kernel.quantization.quantize_llama(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
     kernel.quantization.save_quantized(model, "llama-fp8")
     ...
     model = kernel.quantization.load_quantized("llama-fp8", device="cuda")
@@ -25,6 +25,7 @@ from .ops import fp8_dtype as _device_fp8_dtype
 __all__ = ["Fp8Linear", "calibrate", "load_quantized", "quantize_llama", "save_quantized"]
 
 _WEIGHTS, _FORMAT = "fp8.safetensors", "rocm-fp8-kernels.1"
+_ACTIVATIONS = ("static", "dynamic")
 
 
 @torch.no_grad()
@@ -76,19 +77,22 @@ def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[st
 @torch.no_grad()
 def quantize_llama(
     model: torch.nn.Module,
-    inputs: Iterable[torch.Tensor],
+    inputs: Iterable[torch.Tensor] | None = None,
     *,
     granularity: str = "channel",
     fp8_dtype: torch.dtype | None = None,
+    activations: str = "static",
 ) -> torch.nn.Module:
     """Quantises a Llama's decoder layers, in place.
 
     Args:
         model: any transformers model with LlamaDecoderLayer modules, float16 or bfloat16.
-        inputs: as in `calibrate`: the activation scales put the largest magnitude seen on the format's largest
-            number; what exceeds it later saturates.
+        inputs: as in `calibrate`, for static scales; None for dynamic ones.
         granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
+        activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
+            format's largest number; what exceeds it later saturates. "dynamic": each row of an input has a scale of its
+            own, computed by the operator that quantises it.
 
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
@@ -98,6 +102,11 @@ def quantize_llama(
     layers = llama.decoder_layers(model)
     if granularity not in ("tensor", "channel"):
         raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
+    if activations not in _ACTIVATIONS:
+        raise ValueError(f"activations: {activations!r}; needs 'static' or 'dynamic'")
+    dynamic = activations == "dynamic"
+    if dynamic != (inputs is None):
+        raise ValueError("inputs: dynamic scales take none" if dynamic else "inputs: None; calibration needs text")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.device)
     if fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
@@ -105,9 +114,11 @@ def quantize_llama(
         llama.check_linears(layer)
     # By id: as keys the modules would keep all of the old weights alive until the end.
     names = {id(module): name for name, module in model.named_modules()}
-    largest = calibrate(model, inputs)
+    largest = {} if dynamic else calibrate(model, inputs)
 
     def join(linears: list[torch.nn.Linear]) -> Fp8Linear:
+        if dynamic:
+            return Fp8Linear.quantized(linears, None, granularity, fp8_dtype)
         scale = largest[names[id(linears[0])]] / torch.finfo(fp8_dtype).max or 1.0
         return Fp8Linear.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
@@ -137,6 +148,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     settings = {
         "format": _FORMAT,
         "channel_scales": json.dumps(linears[0].weight_scale.numel() > 1),
+        "activations": "dynamic" if linears[0].input_scale is None else "static",
         "dtype": str(linears[0].dtype).removeprefix("torch."),
     }
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -178,6 +190,11 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
             settings = file.metadata() or {}
             if settings.get("format") != _FORMAT:
                 raise ValueError(f"{directory / _WEIGHTS}: format {settings.get('format')!r}; needs {_FORMAT!r}")
+            activations = settings.get("activations", "static")
+            if activations not in _ACTIVATIONS:
+                raise ValueError(
+                    f"{directory / _WEIGHTS}: activations {activations!r}; known: {', '.join(_ACTIVATIONS)}"
+                )
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{directory / _WEIGHTS}: {error}") from None
@@ -194,6 +211,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
             dtype=dtype,
             fp8_dtype=torch.float8_e4m3fn,
             device="meta",
+            dynamic=activations == "dynamic",
         )
 
     for layer in llama.decoder_layers(model):

@@ -8,13 +8,16 @@ import torch
 from .ops import fp8_dtype
 
 __all__ = [
+    "add_rms_norm_dynamic_fp8",
     "add_rms_norm_fp8",
     "encode_fp8",
     "normalize",
     "quantize_fp8",
     "rms_norm",
+    "rms_norm_dynamic_fp8",
     "rms_norm_fp8",
     "skinny_gemm",
+    "swiglu_dynamic_fp8",
     "swiglu_fp8",
 ]
 
@@ -110,10 +113,109 @@ def add_rms_norm_fp8(x, residual, weight, scale, epsilon=1e-6, *, out=None, out_
     return rms_norm_fp8(residual, weight, scale, epsilon, out=out, out_dtype=out_dtype)
 
 
-def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
+def rms_norm_dynamic_fp8(
+    x,
+    weight,
+    epsilon=1e-6,
+    *,
+    scaling="row",
+    group_size=128,
+    scale_dtype=torch.float32,
+    power_of_two=False,
+    scale_ub=None,
+    fp8_max=None,
+    column_major_scales=False,
+    normalized_out=None,
+    out=None,
+    scale_out=None,
+    out_dtype=None,
+):
+    return quantize_fp8(
+        _into(normalized_out, rms_norm(x, weight, epsilon)),
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        out=out,
+        scale_out=scale_out,
+        out_dtype=out_dtype,
+    )
+
+
+def add_rms_norm_dynamic_fp8(
+    x,
+    residual,
+    weight,
+    epsilon=1e-6,
+    *,
+    scaling="row",
+    group_size=128,
+    scale_dtype=torch.float32,
+    power_of_two=False,
+    scale_ub=None,
+    fp8_max=None,
+    column_major_scales=False,
+    normalized_out=None,
+    out=None,
+    scale_out=None,
+    out_dtype=None,
+):
+    return quantize_fp8(
+        _into(normalized_out, rms_norm(residual.add_(x), weight, epsilon)),
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        out=out,
+        scale_out=scale_out,
+        out_dtype=out_dtype,
+    )
+
+
+def swiglu(x, limit=None):
     gate, up = x.chunk(2, dim=-1)
-    g = torch.nn.functional.silu(gate.float()).to(x.dtype)
-    return _into(out, encode_fp8((g * up).float() / scale, _fp8_dtype(x, out, out_dtype)))
+    if limit is not None:
+        # In float64: torch refuses to clamp by a number beyond the type's largest.
+        gate, up = (t.double() for t in (gate, up))
+        gate, up = gate.clamp(max=limit).to(x.dtype), up.clamp(-limit, limit).to(x.dtype)
+    return torch.nn.functional.silu(gate.float()).to(x.dtype) * up
+
+
+def swiglu_fp8(x, scale, *, out=None, out_dtype=None):
+    return _into(out, encode_fp8(swiglu(x).float() / scale, _fp8_dtype(x, out, out_dtype)))
+
+
+def swiglu_dynamic_fp8(
+    x,
+    *,
+    limit=None,
+    scaling="row",
+    group_size=128,
+    scale_dtype=torch.float32,
+    power_of_two=False,
+    scale_ub=None,
+    fp8_max=None,
+    column_major_scales=False,
+    out=None,
+    scale_out=None,
+    out_dtype=None,
+):
+    return quantize_fp8(
+        swiglu(x, limit),
+        scaling=scaling,
+        group_size=group_size,
+        scale_dtype=scale_dtype,
+        power_of_two=power_of_two,
+        scale_ub=scale_ub,
+        fp8_max=fp8_max,
+        out=out,
+        scale_out=scale_out,
+        out_dtype=out_dtype,
+    )
 
 
 def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, constant_b=False):

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "common/divider.h"
+#include "common/gpu/quantized_rows.h"
 #include "common/hip/counters.h"
 #include "rmsnorm_fp8/rmsnorm_fp8.h"
 #include "swiglu_fp8/swiglu_fp8.h"
@@ -33,8 +33,11 @@ extern "C" {
 
 int64_t rms_norm_args(void* to, const void* x, void* residual, const void* weight, const float* scale, void* out,
                       int64_t rows, int64_t d, const char* dtype, const char* weight_dtype, const char* out_dtype,
-                      float epsilon) {
+                      float epsilon, const DynamicScale* dynamic, void* normalized) {
     rms_norm::Args a{};
+    if (dynamic) a.dynamic = *dynamic;
+    a.normalized = normalized;
+    a.normalized_stride = d;
     a.x = x;
     a.residual = residual;
     a.weight = weight;
@@ -62,6 +65,24 @@ int64_t swiglu_args(void* to, const void* x, const float* scale, void* out, int6
     a.out_dtype = dtype_of(out_dtype);
     return copy(to, a);
 }
+
+int64_t dynamic_scale(void* to, void* data, int64_t row_stride, int64_t group_stride, const float* upper_bound,
+                      float fp8_max, int32_t group, int32_t power_of_two, int32_t exponents) {
+    return copy(to, DynamicScale{data, row_stride, group_stride, upper_bound, fp8_max, exact_reciprocal(fp8_max), group,
+                                 power_of_two != 0, exponents != 0});
+}
+
+int64_t quantized_rows(void* to, const float* scale, const DynamicScale* dynamic, void* out, int64_t rows, int64_t d,
+                       const char* out_dtype) {
+    return copy(to, QuantizedRows{scale, dynamic ? *dynamic : DynamicScale{}, out, rows, d, d,
+                                  dtype_of(out_dtype) == DType::e4m3fnuz});
+}
+
+int64_t pieces(void* to, int64_t a_row, int64_t count) {
+    return copy(to, Pieces{divider_by(uint32_t(a_row)), uint32_t(count), 0});
+}
+
+int64_t maxima(void* to, const uint32_t* data, int64_t count) { return copy(to, Maxima{data, count}); }
 
 int64_t divider(void* to, int64_t divisor) { return copy(to, divider_by(uint32_t(divisor))); }
 

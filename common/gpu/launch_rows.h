@@ -1,0 +1,165 @@
+// How the kernels of quantize_rows.h are launched, by sizes and modes. An operator names its kernels by a type `Kernels`:
+//
+//     Source                         what the values are
+//     flat<scale, held>()            kernel(Source, QuantizedRows, Pieces, Maxima)
+//     row<holder, held>()            kernel(Source, QuantizedRows)
+//     any<scale>()                   kernel(Source, QuantizedRows, Maxima)
+//     largest<by_vector>()           kernel(Source, rows, d, Pieces, maxima, kept)
+//
+// and the vendor by a type with its chip's numbers and launch(kernel, workgroups, threads, cluster, arguments...).
+#pragma once
+
+#include "kernel_at.h"
+#include "quantize_rows.h"
+
+namespace rocm_fp8 {
+namespace {
+
+constexpr int kRowsThreads = 256;      // of a workgroup, at most, where it holds no row
+constexpr int kGroupsAUnit = 8;        // workgroups a compute unit that fill it
+constexpr int kFetchedVectors = 1024;  // a compute unit, fetched into L2 before the previous kernel ends
+
+// What was fastest on an H200, for a Source's `tuning`: docs/journal/quantize_fp8-cuda.md, swiglu_fp8-cuda.md. Vectors
+// are those of all rows, a compute unit (multiprocessor).
+struct RowsTuning {
+    // Flat kernels: up to `spread` vectors workgroups of one wave, up to `single` one vector a thread. More threads are
+    // more loads in flight; two vectors a thread are fewer exchanges a value.
+    int spread, single;
+    int threads;  // of larger workgroups, but for more than 1500 vectors with one a thread
+    // Rows: clusters as long as they are no more CTAs than so many a multiprocessor; smaller ones if large ones are too
+    // many. From `many` vectors on each thread holds four at least: fewer threads meet for a maximum.
+    int cluster_fill;
+    bool small_clusters;
+    int many;
+};
+
+constexpr int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// Which vector kernels can take the operands. `neighbours`: two vectors a thread, next to each other.
+struct Fit {
+    bool native;  // the FP8 format is the chip's
+    bool vectors, neighbours;
+};
+
+// Who holds a row, with how many vectors a thread.
+struct RowForm {
+    Holder holder;
+    int held;
+};
+constexpr RowForm kRowForms[] = {{Holder::wave, 1},      {Holder::wave, 2},      {Holder::wave, 4},
+                                 {Holder::workgroup, 1}, {Holder::workgroup, 2}, {Holder::workgroup, 4},
+                                 {Holder::workgroup, 8},
+#if defined(__CUDACC__)
+                                 {Holder::cluster, 1}
+#endif
+};
+constexpr int kRowFormCount = sizeof(kRowForms) / sizeof(kRowForms[0]);
+
+struct RowConfig {
+    int form;  // of kRowForms; -1: rows are too long
+    int threads;
+    int64_t groups;
+    int cluster;
+};
+
+// For rows of so many vectors. float32 rows of eight vectors a thread do not fit in registers. Few rows are spread over
+// as many threads as there may be, because their latency is the time.
+constexpr RowConfig row_config(int64_t rows, int64_t vectors, DType type, const RowsTuning& tuning, int units,
+                               bool clusters) {
+    const auto threads = [&](int64_t vectors_each) { return int(parts(vectors, vectors_each * kLanes)) * kLanes; };
+    for (int cluster = clusters ? 8 : 1; cluster > 1; cluster /= 2) {
+        constexpr int kFewest = 128;  // threads
+        if (vectors < cluster * kFewest || threads(cluster) > kMostRowThreads) continue;
+        if (rows * cluster <= int64_t(tuning.cluster_fill) * units)
+            return {kRowFormCount - 1, threads(cluster), rows * cluster, cluster};
+        if (!tuning.small_clusters) break;
+    }
+    const bool many = rows * vectors > int64_t(tuning.many) * units;
+    for (int form = 0; form < kRowFormCount; ++form) {
+        const auto [holder, held] = kRowForms[form];
+        if (holder == Holder::cluster || (held == 8 && type == DType::f32)) continue;
+        if (vectors > int64_t(held) * (holder == Holder::wave ? kLanes : kMostRowThreads)) continue;
+        if (holder == Holder::workgroup && many && held < 4 && vectors > 4 * kLanes) continue;
+        if (holder == Holder::wave) return {form, kRowsThreads, parts(rows, kRowsThreads / kLanes), 1};
+        return {form, threads(held), rows, 1};
+    }
+    return {-1, 0, 0, 1};
+}
+
+template <class Kernels, class Vendor>
+Status launch_by_element(const typename Kernels::Source& source, const QuantizedRows& to, const Maxima& maxima,
+                         const Vendor& vendor) {
+    constexpr int64_t kMostGroups = int64_t(1) << 20;  // the kernel's loop takes the rest
+    const auto kernel = to.scale      ? Kernels::template any<kGiven>()
+                        : maxima.data ? Kernels::template any<kFromMaxima>()
+                                      : Kernels::template any<kComputed>();
+    return vendor.launch(kernel, to.rows < kMostGroups ? to.rows : kMostGroups, kRowsThreads, 1, source, to, maxima);
+}
+
+// scale: kGiven, kFromMaxima, 32, 64 or 128.
+template <class Kernels, class Vendor>
+Status launch_flat(const typename Kernels::Source& source, const QuantizedRows& to, int scale, const Fit& fit,
+                   const Maxima& maxima, const Vendor& vendor) {
+    constexpr int64_t kLargestIndex = int64_t(1) << 31;
+    constexpr RowsTuning kTuning = Kernels::Source::tuning;
+    const int64_t vectors = to.rows * (to.d / kEight), a_unit = vectors / vendor.units;
+    const int held = fit.neighbours && (a_unit > kTuning.single || scale == kFromMaxima) ? 2 : 1;
+    const int64_t pieces_a_row =
+        scale > kFromMaxima ? parts(to.d, scale) * (scale / (kEight * held)) : to.d / (kEight * held);
+    const int64_t count = to.rows * pieces_a_row;
+    if (!fit.vectors || count >= kLargestIndex) return launch_by_element<Kernels>(source, to, maxima, vendor);
+    const bool fill = scale == kFromMaxima || (held == 1 && a_unit > 1500);
+    const int threads = fill ? kRowsThreads : a_unit <= kTuning.spread ? kLanes : kTuning.threads;
+    int64_t groups = parts(count, threads);
+    if (scale == kFromMaxima && groups > kGroupsAUnit * int64_t(vendor.units))
+        groups = kGroupsAUnit * int64_t(vendor.units);
+    const Pieces pieces{divider_by(uint32_t(pieces_a_row)), uint32_t(count),
+                        uint32_t(int64_t(kFetchedVectors) * vendor.units / (held * threads))};
+    const auto with = [&]<int kScale>() {
+        const auto kernel = held == 1 ? Kernels::template flat<kScale, 1>() : Kernels::template flat<kScale, 2>();
+        return vendor.launch(kernel, groups, threads, 1, source, to, pieces, maxima);
+    };
+    if (scale == kGiven) return with.template operator()<kGiven>();
+    if (scale == kFromMaxima) return with.template operator()<kFromMaxima>();
+    if (scale == 32) return with.template operator()<32>();
+    return scale == 64 ? with.template operator()<64>() : with.template operator()<128>();
+}
+
+// By scales of rows or of groups.
+template <class Kernels, class Vendor>
+Status launch_computed(const typename Kernels::Source& source, const QuantizedRows& to, const Fit& fit,
+                       const Vendor& vendor) {
+    const Maxima none{};
+    if (!fit.native || !fit.vectors) return launch_by_element<Kernels>(source, to, none, vendor);
+    if (to.dynamic.group > 0) return launch_flat<Kernels>(source, to, to.dynamic.group, fit, none, vendor);
+    const RowConfig config = row_config(to.rows, to.d / kEight, Kernels::Source::type, Kernels::Source::tuning,
+                                        vendor.units, vendor.clusters);
+    if (config.form < 0) return launch_by_element<Kernels>(source, to, none, vendor);
+    const auto kernel = kernel_at<kRowFormCount>(config.form, []<int i>() {
+        constexpr RowForm f = kRowForms[i];
+        // float32: see row_config.
+        return Kernels::template row<f.holder, Kernels::Source::type == DType::f32 && f.held == 8 ? 4 : f.held>();
+    });
+    return vendor.launch(kernel, config.groups, config.threads, config.cluster, source, to);
+}
+
+// So many workgroups find a tensor's maximum.
+inline int64_t largest_groups(int64_t rows, int64_t d, bool by_vector, int units) {
+    const int64_t wanted = by_vector ? parts(rows * (d / kEight), kRowsThreads) : rows,
+                  most = kGroupsAUnit * int64_t(units);
+    return wanted < most ? wanted : most;
+}
+
+// maxima: largest_groups of them.
+template <class Kernels, class Vendor>
+Status launch_largest(const typename Kernels::Source& source, int64_t rows, int64_t d, bool by_vector, uint32_t* maxima,
+                      void* kept, const Vendor& vendor) {
+    const int64_t vectors = by_vector ? d / kEight : 1;
+    const Pieces pieces{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
+    const auto kernel = by_vector ? Kernels::template largest<true>() : Kernels::template largest<false>();
+    return vendor.launch(kernel, largest_groups(rows, d, by_vector, vendor.units), kRowsThreads, 1, source, rows, d,
+                         pieces, maxima, kept);
+}
+
+}  // namespace
+}  // namespace rocm_fp8
