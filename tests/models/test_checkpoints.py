@@ -1,16 +1,22 @@
-"""Checkpoints of quantised models: what is written comes back, whole or not at all, in the device's FP8 format."""
+"""Checkpoints that the package writes: they come back, whole or not at all, and transformers reads them, too."""
 
+import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
+from transformers import AutoModelForCausalLM
 
+from examples.llama_fp8 import decoding, text
+from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
 from tests.problems.tiny_llama import (
     ACTIVATIONS,
     LLAMA3_ROPE,
+    NEAR,
     VARIANTS,
     distance,
     kernelized,
@@ -19,6 +25,18 @@ from tests.problems.tiny_llama import (
     quantize,
     tokens,
 )
+
+# The model's fused linears, by module -> the linears of transformers that they join.
+JOINED = {
+    "self_attn": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)},
+    "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+}
+
+
+# How far the logits in float32 may be from those in bfloat16, as NEAR is meant. All inputs of a linear differ by up to
+# 2^-9 of their size, so that 2^-5 of the FP8 codes, whose steps are 2^-4 to 2^-3, are the next ones. That moves a
+# result by sqrt(2^-5) * 2^-3.5 = 2^-6 of its norm; nine linears, one after the other: 2^-4.4. Twice that for spread.
+IN_FLOAT32 = 4 * NEAR
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +66,8 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
     kernel.quantization.save_quantized(model, tmp_path / "deep" / "fp8")
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         "config.json",
-        "fp8.safetensors",
         "generation_config.json",
+        "model.safetensors",
     ]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["fp8"]
     assert same_bytes(logits(model, ids), wanted)
@@ -70,8 +88,14 @@ def test_a_model_without_generation_settings(kernel, device, quantized, tmp_path
     model, ids = quantized
     model.generation_config = None
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
-    assert sorted(path.name for path in (tmp_path / "fp8").iterdir()) == ["config.json", "fp8.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "fp8").iterdir()) == ["config.json", "model.safetensors"]
     assert same_bytes(logits(kernel.quantization.load_quantized(tmp_path / "fp8", device), ids), logits(model, ids))
+
+
+def on_fnuz(kernel, monkeypatch) -> None:
+    """Checkpoints are loaded as for a device of float8_e4m3fnuz."""
+    module = sys.modules[kernel.quantization.load_quantized.__module__]
+    monkeypatch.setattr(module, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
 
 
 def test_on_a_device_of_the_other_format(kernel, device, formats, quantized, tmp_path, monkeypatch):
@@ -80,7 +104,7 @@ def test_on_a_device_of_the_other_format(kernel, device, formats, quantized, tmp
         if isinstance(module, kernel.quantization.Fp8Linear):
             module.input_scale *= 2  # room: calibration saw the model before its linears were rounded
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
-    monkeypatch.setattr(kernel.quantization, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
+    on_fnuz(kernel, monkeypatch)
     loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     pairs = [
         (one, other)
@@ -107,7 +131,7 @@ def test_dynamic_scales_on_a_device_of_the_other_format(kernel, device, formats,
     model, ids = llama(generator, device=device, **VARIANTS["biases"]), tokens(generator, 2, 16, device)
     kernel.quantization.quantize_llama(model, activations="dynamic", fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
-    monkeypatch.setattr(kernel.quantization, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
+    on_fnuz(kernel, monkeypatch)
     loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     original = logits(model, ids)
     for module in model.modules():
@@ -119,26 +143,6 @@ def test_dynamic_scales_on_a_device_of_the_other_format(kernel, device, formats,
     assert 0 < distance(logits(model, ids), original) < 0.2
     if torch.float8_e4m3fnuz in formats:
         assert same_bytes(logits(kernelized(kernel, loaded), ids), logits(kernelized(kernel, model), ids))
-
-
-def rewritten(file, **changes: str | None) -> None:
-    """With other entries in its metadata; None takes one away."""
-    with safetensors.safe_open(file, framework="pt") as opened:
-        metadata = {k: v for k, v in (opened.metadata() | changes).items() if v is not None}
-    safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata=metadata)
-
-
-def test_what_a_checkpoint_says_of_its_activations(kernel, device, quantized, checkpoint):
-    """Nothing means static, as in those that were written before there were others."""
-    file, (model, ids) = checkpoint / "fp8.safetensors", quantized
-    rewritten(file, activations=None)
-    assert same_bytes(logits(kernel.quantization.load_quantized(checkpoint, device), ids), logits(model, ids))
-    rewritten(file, activations="dynamic")
-    with pytest.raises(ValueError, match="input_scale"):
-        kernel.quantization.load_quantized(checkpoint)
-    rewritten(file, activations="mixed")
-    with pytest.raises(ValueError, match="fp8.safetensors: activations 'mixed'; known: static, dynamic"):
-        kernel.quantization.load_quantized(checkpoint)
 
 
 def test_what_cannot_be_saved(kernel, generator, quantized, tmp_path):
@@ -154,11 +158,11 @@ def test_what_cannot_be_saved(kernel, generator, quantized, tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("No space left on device")], ids=["Ctrl-C", "full disk"])
 def test_an_interrupted_save_leaves_nothing(kernel, quantized, tmp_path, monkeypatch, error):
     def half(state, path, metadata):
-        path.write_bytes(b"half of it")
+        Path(path).write_bytes(b"half of it")
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(safetensors.torch, "save_file", half)
+        patched.setattr(sys.modules["safetensors.torch"], "save_file", half)
         with pytest.raises(error if isinstance(error, type) else type(error)):
             kernel.quantization.save_quantized(quantized[0], tmp_path / "fp8")
     assert list(tmp_path.iterdir()) == []
@@ -169,45 +173,70 @@ def test_an_interrupted_save_leaves_nothing(kernel, quantized, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["fp8"] and not (tmp_path / "fp8" / "left").exists()
 
 
-@pytest.fixture
-def checkpoint(kernel, quantized, tmp_path):
+# --- what transformers makes of it ---
+
+
+def test_the_configuration_is_compressed_tensors(kernel, quantized, tmp_path):
     kernel.quantization.save_quantized(quantized[0], tmp_path / "fp8")
-    return tmp_path / "fp8"
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    known = ("quant_method", "format", "quantization_status", "ignore")
+    assert [config[name] for name in known] == ["compressed-tensors", "float-quantized", "compressed", ["lm_head"]]
+    (group,) = config["config_groups"].values()
+    fp8 = dict(num_bits=8, type="float", symmetric=True)
+    assert group["targets"] == ["Linear"] and group["weights"].items() >= (fp8 | {"strategy": "channel"}).items()
+    assert group["input_activations"].items() >= (fp8 | {"strategy": "tensor", "dynamic": False}).items()
 
 
-def test_a_missing_checkpoint_is_named(kernel, tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"{folder.name}/fp8.safetensors: no such file"):
-            kernel.quantization.load_quantized(folder)
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_transformers_reads_it(kernel, generator, tmp_path, granularity, activations):
+    model = llama(generator, **VARIANTS["biases"])
+    ids = tokens(generator, 2, 24)
+    quantize(kernel, model, [ids], activations, granularity=granularity, fp8_dtype=FP8[0])
+    kernel.quantization.save_quantized(model, tmp_path / "fp8")
+    # In float32, since in bfloat16 transformers rounds the scales to it.
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32).eval()
+    assert distance(logits(read, ids), logits(model, ids)) <= IN_FLOAT32
+    for ours, theirs in zip(model.model.layers, read.model.layers):  # decompressed by the call above
+        for parent, names in JOINED.items():
+            for name, parts in names.items():
+                linear = getattr(getattr(ours, parent), name)
+                weight = linear.weight.float() * linear.weight_scale.reshape(-1, 1)
+                modules = [getattr(getattr(theirs, parent), part) for part in parts]
+                assert torch.equal(torch.cat([module.weight for module in modules]), weight)
+                if activations == "static":
+                    assert all(torch.equal(module.input_scale, linear.input_scale) for module in modules)
 
 
-def test_a_foreign_file_is_refused(kernel, checkpoint):
-    state = safetensors.torch.load_file(checkpoint / "fp8.safetensors")
-    for metadata, shown in ((None, "None"), ({"format": "pt"}, "'pt'")):
-        safetensors.torch.save_file(state, checkpoint / "fp8.safetensors", metadata=metadata)
-        with pytest.raises(ValueError, match=f"fp8.safetensors: format {shown}; needs 'rocm-fp8-kernels.1'"):
-            kernel.quantization.load_quantized(checkpoint)
+@pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype")
+@pytest.mark.parametrize("case", ["one half", "two kinds of scales", "the head"])
+def test_models_quantised_in_part_come_back(kernel, device, generator, tmp_path, case):
+    model, ids = llama(generator, **VARIANTS["grouped"]), tokens(generator, 2, 24)
+    name, ignored = "compressed-tensors, channel, dynamic", ["lm_head"]
+    if case == "one half":
+        ignored.append("model.layers.1.mlp.up_proj")
+    elif case == "two kinds of scales":
+        name = "quark"  # joined linears get scales of channels, the others keep one
+    else:
+        ignored = []
+    checkpoints.write(name, model, ids, tmp_path / "made", ignored)
+    loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
+    kernel.quantization.save_quantized(loaded, tmp_path / "saved")
+    again = kernel.quantization.load_quantized(tmp_path / "saved", device)
+    state = loaded.state_dict()
+    assert again.state_dict().keys() == state.keys()
+    assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32).eval()
+    assert distance(logits(read, ids), logits(loaded, ids.to(device)).cpu()) <= IN_FLOAT32
 
 
-def test_a_tensor_that_is_missing_or_too_many_is_named(kernel, checkpoint):
-    file, name = checkpoint / "fp8.safetensors", "model.layers.1.mlp.down_proj.weight_scale"
-    with safetensors.safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    state = safetensors.torch.load_file(file)
-    for changed in ({k: v for k, v in state.items() if k != name}, state | {"unknown": torch.zeros(1)}):
-        safetensors.torch.save_file(changed, file, metadata=metadata)
-        with pytest.raises(ValueError, match=name if name not in changed else "unknown"):
-            kernel.quantization.load_quantized(checkpoint)
-
-
-def test_a_damaged_file_is_named(kernel, checkpoint):
-    file = checkpoint / "fp8.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match="fp8.safetensors"):
-        kernel.quantization.load_quantized(checkpoint)
-
-
-def test_a_checkpoint_without_its_configuration_is_named(kernel, checkpoint):
-    (checkpoint / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="config.json"):
-        kernel.quantization.load_quantized(checkpoint)
+def test_the_byte_level_llama_keeps_its_quality(kernel, device, tmp_path):
+    loaded = text.load(None, device.type)
+    model, windows = loaded.model, text.held_out_windows(loaded.tokenizer, 256, 2)
+    before = decoding.measure(model, loaded.tokenizer, windows, lambda _: None)
+    kernel.quantization.quantize_llama(model, activations="dynamic", fp8_dtype=FP8[0])
+    kernel.quantization.save_quantized(model, tmp_path / "fp8")
+    fast = kernelized(kernel, kernel.quantization.load_quantized(tmp_path / "fp8", device))
+    after = decoding.measure(fast, loaded.tokenizer, windows, lambda _: None)
+    assert 0.5 < before.bits_per_byte < 3 and abs(after.bits_per_byte - before.bits_per_byte) < 0.02
+    assert decoding.share_of_equal(before, after) > 0.95

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import sys
 
 import kernels
 import pytest
@@ -125,7 +126,7 @@ def test_epsilon_is_the_modules(kernel, device):
 # --- the mapping ---
 
 
-def test_the_mapping_names_both_layers(kernel):
+def test_the_mapping_names_all_layers(kernel):
     own = kernel.layers._ops.backend()
     assert own in ("cpu", "cuda", "rocm")
     for asked, device in ((None, own), ("cuda", "cuda")):
@@ -133,6 +134,7 @@ def test_the_mapping_names_both_layers(kernel):
         assert {name: list(repositories) for name, repositories in mapping.items()} == {
             "RMSNorm": [device],
             "Fp8LlamaDecoderLayer": [device],
+            "QuantizingFp8Linear": [device],
         }
         for name, repositories in mapping.items():
             assert repositories[device].load() is getattr(kernel.layers, name)
@@ -149,11 +151,11 @@ def test_a_repository_is_what_kernels_needs_it_to_be(kernel):
     assert "RMSNorm" in str(one)
 
 
-@pytest.mark.parametrize("name, replaced", [("RMSNorm", modeling_llama.LlamaRMSNorm), ("Fp8LlamaDecoderLayer", None)])
-def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name, replaced):
+@pytest.mark.parametrize("name", ["RMSNorm", "Fp8LlamaDecoderLayer", "QuantizingFp8Linear"])
+def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name):
     repository = kernel.layers.mapping()[name][kernel.layers._ops.backend()]
-    if replaced is None:
-        replaced = type(quantized(kernel, generator, device)[0].model.layers[0])
+    layer = type(quantized(kernel, generator, device)[0].model.layers[0])
+    replaced = getattr(sys.modules[layer.__module__], name, modeling_llama.LlamaRMSNorm)
     _validate_layer(check_cls=replaced, cls=repository.load(), repo=repository)
     # The check is alive: a layer with a member more is refused.
     other = type("Other", (repository.load(),), {"state": 1})

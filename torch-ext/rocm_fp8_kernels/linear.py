@@ -77,6 +77,7 @@ class Fp8Linear(torch.nn.Module):
         weight_scale: float32 [1], or [1, out_features] for scales per output channel.
         input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x). None where that
             operator computes a scale for each row (dynamic scales); `forward` is given those.
+        scale_ub: float32 [1]: upper bound of a row's largest magnitude, for dynamic scales; None: no bound.
         bias: dtype [out_features], or None.
     """
 
@@ -102,6 +103,7 @@ class Fp8Linear(torch.nn.Module):
         self.register_buffer("weight", empty(out_features, in_features, kind=fp8_dtype))
         self.register_buffer("weight_scale", empty(1, out_features) if channel_scales else empty(1))
         self.register_buffer("input_scale", None if dynamic else empty(1))
+        self.register_buffer("scale_ub", None)
         self.register_buffer("bias", empty(out_features, kind=dtype) if bias else None)
 
     @classmethod

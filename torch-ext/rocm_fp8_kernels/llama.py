@@ -5,7 +5,7 @@ device maps) finds them. Without `kernelize` they run on the reference operators
 kernels' results can be compared with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 import torch
@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 from . import reference
-from .layers.decoder import decoder_layer
+from .layers.decoder import decoder_layer, quantizing_linear
 from .linear import Fp8Linear
 
 # Name of the fused linear -> the linears that it joins, of a decoder layer's self_attn and mlp.
@@ -52,7 +52,9 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         output = output.reshape(*shape, -1)
         # By the linear's scale, or by the rows' where it has none.
         o_proj = self.o_proj
-        quantized, scale = ops.quantize_fp8(output, o_proj.input_scale, scaling="row", out_dtype=o_proj.weight.dtype)
+        quantized, scale = ops.quantize_fp8(
+            output, o_proj.input_scale, scaling="row", scale_ub=o_proj.scale_ub, out_dtype=o_proj.weight.dtype
+        )
         return o_proj(quantized, ops=ops, scale=scale), weights
 
 
@@ -67,10 +69,19 @@ class Fp8LlamaMLP(modeling_llama.LlamaMLP):
         gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
         scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
         if scale is None:
-            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, scaling="row", out_dtype=kind)
+            bound = self.down_proj.scale_ub
+            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, scaling="row", scale_ub=bound, out_dtype=kind)
         else:
             quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
         return self.down_proj(quantized, ops=ops, scale=scale)
+
+
+@use_kernel_forward_from_hub("QuantizingFp8Linear")
+class QuantizingFp8Linear(Fp8Linear):
+    """In the place of a torch.nn.Linear, where no operator before it quantises its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return quantizing_linear(self, reference, x)
 
 
 @use_kernel_forward_from_hub("Fp8LlamaDecoderLayer")
@@ -114,11 +125,15 @@ def decoder_layers(model: torch.nn.Module) -> list[modeling_llama.LlamaDecoderLa
     return layers
 
 
-def linears_of(layer: modeling_llama.LlamaDecoderLayer):
+# The halves of a decoder layer, each fused as a whole or not at all -> (linears, the class of its module).
+HALVES = {"self_attn": (ATTENTION_LINEARS, Fp8LlamaAttention), "mlp": (MLP_LINEARS, Fp8LlamaMLP)}
+
+
+def linears_of(layer: modeling_llama.LlamaDecoderLayer, halves: Iterable[str] = HALVES):
     """(parent module, name of the fused linear, names of the linears that it joins), in the order of computation."""
-    for parent, table in ((layer.self_attn, ATTENTION_LINEARS), (layer.mlp, MLP_LINEARS)):
-        for fused, parts in table.items():
-            yield parent, fused, parts
+    for half in halves:
+        for fused, parts in HALVES[half][0].items():
+            yield getattr(layer, half), fused, parts
 
 
 def check_linears(layer: modeling_llama.LlamaDecoderLayer) -> None:
@@ -132,16 +147,29 @@ def check_linears(layer: modeling_llama.LlamaDecoderLayer) -> None:
                 raise ValueError(f"the weight of {part} holds NaN or infinity")
 
 
-def convert(layer: modeling_llama.LlamaDecoderLayer, join: Callable[[list[torch.nn.Linear]], Fp8Linear]) -> None:
-    """Replaces the layer's linears by what `join` makes of them and turns the layer into its FP8 subclass.
+def convert(
+    layer: modeling_llama.LlamaDecoderLayer,
+    join: Callable[[list[torch.nn.Linear]], Fp8Linear],
+    halves: Iterable[str] = HALVES,
+) -> None:
+    """Replaces the linears of these halves by what `join` makes of them and turns the layer into its FP8 subclass.
 
     In place: hooks, hidden-state recorders and references to the layer stay valid.
     """
-    for parent, fused, parts in linears_of(layer):
+    for parent, fused, parts in linears_of(layer, halves):
         joined = join([getattr(parent, part) for part in parts])
         for part in parts:
             delattr(parent, part)
         setattr(parent, fused, joined)
-    layer.self_attn.__class__ = Fp8LlamaAttention
-    layer.mlp.__class__ = Fp8LlamaMLP
-    layer.__class__ = Fp8LlamaDecoderLayer
+    for half in halves:
+        getattr(layer, half).__class__ = HALVES[half][1]
+        layer.__class__ = Fp8LlamaDecoderLayer
+
+
+def rows_of_parts(parent: torch.nn.Module, fused: str) -> list[int]:
+    """How many of a fused linear's outputs each of its parts has."""
+    if fused == "qkv_proj":
+        heads, kv_heads = parent.config.num_attention_heads, parent.config.num_key_value_heads
+        return [count * parent.head_dim for count in (heads, kv_heads, kv_heads)]
+    parts = (ATTENTION_LINEARS | MLP_LINEARS)[fused]
+    return [getattr(parent, fused).out_features // len(parts)] * len(parts)

@@ -1,30 +1,26 @@
-"""From a float16 or bfloat16 Llama to one whose linears are FP8: weights, activation scales, checkpoints.
+"""From a float16 or bfloat16 Llama, or an FP8 checkpoint, to one whose linears are FP8.
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     kernel.quantization.quantize_llama(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
-    kernel.quantization.save_quantized(model, "llama-fp8")
+    kernel.quantization.save_quantized(model, "llama-fp8")  # compressed-tensors: for transformers and vLLM, too
     ...
-    model = kernel.quantization.load_quantized("llama-fp8", device="cuda")
+    model = kernel.quantization.load_quantized("llama-fp8", device="cuda")  # or another's FP8 checkpoint: checkpoints/
 
-Quantised are the decoder layers' linears, Q, K and V as one, Gate and Up as one. Embeddings, norms, rotary
+`quantize_llama` quantises the decoder layers' linears, Q, K and V as one, Gate and Up as one. Embeddings, norms, rotary
 embeddings, attention itself and the head stay as they are.
 """
 
-import json
-import os
-import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
 from .arguments import FP8
+from .checkpoints import load_quantized, save_quantized
 from .linear import Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
 __all__ = ["Fp8Linear", "calibrate", "load_quantized", "quantize_llama", "save_quantized"]
 
-_WEIGHTS, _FORMAT = "fp8.safetensors", "rocm-fp8-kernels.1"
 _ACTIVATIONS = ("static", "dynamic")
 
 
@@ -125,110 +121,3 @@ def quantize_llama(
     for layer in layers:  # one after the other, so that two copies of the whole model never exist
         llama.convert(layer, join)
     return model
-
-
-def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
-    """Writes a quantised model: config.json, generation_config.json and fp8.safetensors.
-
-    The files are written beside `directory` and renamed: it holds a whole checkpoint or is not there.
-
-    Raises: ValueError where the model is not quantised or is float8_e4m3fnuz (checkpoints are float8_e4m3fn, which
-    load_quantized turns into the device's format); FileExistsError.
-    """
-    from safetensors.torch import save_file
-
-    directory = Path(directory)
-    linears = [module for module in model.modules() if isinstance(module, Fp8Linear)]
-    if not linears:
-        raise ValueError("the model is not quantised")
-    if linears[0].weight.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"the model's FP8 format is {linears[0].weight.dtype}; checkpoints hold float8_e4m3fn")
-    if directory.exists():
-        raise FileExistsError(f"{directory} exists")
-    settings = {
-        "format": _FORMAT,
-        "channel_scales": json.dumps(linears[0].weight_scale.numel() > 1),
-        "activations": "dynamic" if linears[0].input_scale is None else "static",
-        "dtype": str(linears[0].dtype).removeprefix("torch."),
-    }
-    state = {name: value.contiguous() for name, value in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        model.config.save_pretrained(partial)
-        if model.generation_config is not None:
-            model.generation_config.save_pretrained(partial)
-        save_file(state, partial / _WEIGHTS, metadata=settings)
-        os.rename(partial, directory)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-@torch.no_grad()
-def load_quantized(directory: str | os.PathLike, device: torch.device | str = "cpu") -> torch.nn.Module:
-    """A LlamaForCausalLM as `save_quantized` wrote it, on `device`, in the device's FP8 format.
-
-    Raises: FileNotFoundError, or ValueError that says what the checkpoint lacks.
-    """
-    from safetensors import SafetensorError, safe_open
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    from . import llama
-
-    directory, device = Path(directory), torch.device(device)
-    for name in (_WEIGHTS, "config.json"):  # transformers would take a default configuration
-        if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory / name}: no such file")
-    config = LlamaConfig.from_pretrained(directory)
-    try:
-        with safe_open(directory / _WEIGHTS, framework="pt", device=str(device)) as file:
-            settings = file.metadata() or {}
-            if settings.get("format") != _FORMAT:
-                raise ValueError(f"{directory / _WEIGHTS}: format {settings.get('format')!r}; needs {_FORMAT!r}")
-            activations = settings.get("activations", "static")
-            if activations not in _ACTIVATIONS:
-                raise ValueError(
-                    f"{directory / _WEIGHTS}: activations {activations!r}; known: {', '.join(_ACTIVATIONS)}"
-                )
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{directory / _WEIGHTS}: {error}") from None
-    dtype = getattr(torch, settings["dtype"])
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(dtype)
-
-    def join(linears: list[torch.nn.Linear]) -> Fp8Linear:
-        return Fp8Linear(
-            *(linears[0].in_features, sum(linear.out_features for linear in linears)),
-            bias=linears[0].bias is not None,
-            channel_scales=json.loads(settings["channel_scales"]),
-            dtype=dtype,
-            fp8_dtype=torch.float8_e4m3fn,
-            device="meta",
-            dynamic=activations == "dynamic",
-        )
-
-    for layer in llama.decoder_layers(model):
-        llama.convert(layer, join)
-    if config.tie_word_embeddings and "model.embed_tokens.weight" in state:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    try:
-        model.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"{directory}: {error}") from None
-    # The one module whose buffers are computed rather than stored.
-    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
-    model.tie_weights()
-    if (directory / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(directory)
-    if _device_fp8_dtype(device) == torch.float8_e4m3fnuz:
-        for module in model.modules():
-            if isinstance(module, Fp8Linear):
-                module.to_fnuz_()
-    return model.eval()

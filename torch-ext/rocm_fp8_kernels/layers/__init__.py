@@ -5,7 +5,8 @@
         model = kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
 
     RMSNorm               for transformers' layers of that name (LlamaRMSNorm and its like), float16 and bfloat16
-    Fp8LlamaDecoderLayer  for the decoder layers of a model that `quantization.quantize_llama` has prepared
+    Fp8LlamaDecoderLayer  for the decoder layers of a model that `quantization` has quantised or loaded
+    QuantizingFp8Linear   for its linears that quantise their own input: those of layers that are quantised in part
 
 They are for inference: the operators have no backward.
 """
@@ -15,8 +16,9 @@ import torch
 from .. import ops as _ops
 from .. import reference as _reference
 from .decoder import decoder_layer as _decoder_layer
+from .decoder import quantizing_linear as _quantizing_linear
 
-__all__ = ["Fp8LlamaDecoderLayer", "LoadedLayer", "RMSNorm", "mapping"]
+__all__ = ["Fp8LlamaDecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
 
 
 class RMSNorm(torch.nn.Module):
@@ -65,6 +67,16 @@ class Fp8LlamaDecoderLayer(torch.nn.Module):
         )
 
 
+class QuantizingFp8Linear(torch.nn.Module):
+    """An FP8 linear that quantises its own input, which is float16 or bfloat16."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _quantizing_linear(self, _ops, x)
+
+
 class LoadedLayer:
     """A repository for `kernels.use_kernel_mapping` that hands out a layer of this, already loaded, kernel.
 
@@ -93,6 +105,9 @@ class LoadedLayer:
         return f"layer `{self.layer_name}` of {self._layer.__module__}"
 
 
+_LAYERS = (RMSNorm, Fp8LlamaDecoderLayer, QuantizingFp8Linear)
+
+
 def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:
     """The layers under the names that models ask for, for `kernels.use_kernel_mapping`.
 
@@ -101,4 +116,4 @@ def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:
     """
     if device is None:
         device = _ops.backend()
-    return {layer.__name__: {device: LoadedLayer(layer)} for layer in (RMSNorm, Fp8LlamaDecoderLayer)}
+    return {layer.__name__: {device: LoadedLayer(layer)} for layer in _LAYERS}

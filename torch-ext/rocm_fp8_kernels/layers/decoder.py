@@ -5,6 +5,8 @@
     a  --the norm------> FP8 --Gate/Up--> swiglu_fp8 --> FP8 --Down--> d;  d += a, in place
 
 A linear without an input_scale has its input quantised by scales of the rows: by the dynamic operators of these names.
+A half of the layer, attention or MLP, that is not quantised as a whole keeps transformers' module and order; there
+each FP8 linear quantises its own input (`quantizing_linear`).
 The residual stream lives in the linears' results: each is the next one's residual buffer, nothing is allocated
 for it, and a layer's input is never written (transformers hands it out as a hidden state).
 """
@@ -13,14 +15,22 @@ from types import ModuleType
 
 import torch
 
+from ..linear import Fp8Linear
+
 
 def decoder_layer(layer: torch.nn.Module, ops: ModuleType, hidden: torch.Tensor, **attention_arguments) -> torch.Tensor:
     """`layer` has LlamaDecoderLayer's modules, quantised (see ../llama.py); hidden: float16 or bfloat16 [..., d]."""
     attention, mlp = layer.self_attn, layer.mlp
-    q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden)
-    residual, _ = attention(q, ops=ops, input_scale=scale, **attention_arguments)
-    q, scale = _normalised(ops, layer.post_attention_layernorm, mlp.gate_up_proj, hidden, residual)
-    return mlp(q, ops=ops, input_scale=scale).add_(residual)
+    if hasattr(attention, "qkv_proj"):
+        q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden)
+        residual, _ = attention(q, ops=ops, input_scale=scale, **attention_arguments)
+    else:
+        residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **attention_arguments)
+    if hasattr(mlp, "gate_up_proj"):
+        q, scale = _normalised(ops, layer.post_attention_layernorm, mlp.gate_up_proj, hidden, residual)
+        return mlp(q, ops=ops, input_scale=scale).add_(residual)
+    residual = residual + hidden
+    return residual + mlp(layer.post_attention_layernorm(residual))
 
 
 def _normalised(
@@ -30,6 +40,15 @@ def _normalised(
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
-        return operator(x, *residual, norm.weight, epsilon, scaling="row", out_dtype=kind)
+        scaling = dict(scaling="row", scale_ub=linear.scale_ub)
+        return operator(x, *residual, norm.weight, epsilon, **scaling, out_dtype=kind)
     operator = ops.add_rms_norm_fp8 if residual else ops.rms_norm_fp8
     return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
+
+
+def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:
+    """x: float16 or bfloat16 [..., in_features]. By the linear's input_scale, or by scales of the rows."""
+    q, scale = ops.quantize_fp8(
+        x, linear.input_scale, scaling="row", scale_ub=linear.scale_ub, out_dtype=linear.weight.dtype
+    )
+    return Fp8Linear.forward(linear, q, ops=ops, scale=scale)

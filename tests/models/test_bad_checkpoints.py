@@ -1,0 +1,332 @@
+"""Checkpoints that are refused: one error, which names the tensor, file or setting, before a model is there."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.problems import checkpoints
+from tests.problems.tiny_llama import llama, tokens
+
+STATIC, DYNAMIC, CHANNEL = "fp8, static", "fp8, dynamic", "compressed-tensors, channel, dynamic"
+LINEAR = "model.layers.1.mlp.up_proj"
+pytestmark = pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype")
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> Callable[[str], Path]:
+    """A checkpoint of each format, written once."""
+    written = {}
+
+    def of(name: str) -> Path:
+        if name not in written:
+            written[name] = tmp_path_factory.mktemp("checkpoints") / "original"
+            generator = torch.Generator().manual_seed(5)
+            with torch.no_grad():
+                model = llama(generator)
+                checkpoints.write(name, model, tokens(generator, 1, 8), written[name])
+        return written[name]
+
+    return of
+
+
+@pytest.fixture
+def copied(originals, tmp_path) -> Callable[[str], Path]:
+    def copy(name: str) -> Path:
+        folder = tmp_path / "copy"
+        folder.mkdir()
+        for file in originals(name).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        return folder
+
+    return copy
+
+
+def refused(kernel, folder: Path, message: str, error: type[Exception] = ValueError) -> None:
+    with pytest.raises(error) as caught:
+        kernel.quantization.load_quantized(folder)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert type(caught.value) is error
+
+
+# --- tensors ---
+
+
+def widened(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tensor: tensor.expand(count).clone()
+
+
+def without(name: str):
+    return lambda tensors: tensors.pop(name)
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]):
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+def filled(name: str, value: float):
+    def change(scale: torch.Tensor) -> torch.Tensor:
+        scale = scale.clone()
+        scale.reshape(-1)[-1] = value
+        return scale
+
+    return changed(name, change)
+
+
+# Parts of a tensor's name.
+WEIGHT, SCALE, INPUT = (f"{LINEAR}.{last}" for last in ("weight", "weight_scale", "input_scale"))
+e5m2 = lambda t: t.float().to(torch.float8_e5m2)
+HEADERS = {
+    "no weight": (STATIC, without(WEIGHT), f"no tensor {WEIGHT}"),
+    "no weight scale": (STATIC, without(SCALE), f"no tensor {SCALE}"),
+    "no input scale": (STATIC, without(INPUT), f"no tensor {INPUT}"),
+    "no norm": (STATIC, without("model.norm.weight"), "no tensor model.norm.weight"),
+    "no head": (STATIC, without("lm_head.weight"), "no tensor lm_head.weight"),
+    "not quantised": (STATIC, changed(WEIGHT, lambda t: t.bfloat16()), f"{WEIGHT}: dtype BF16; needs F8_E4M3"),
+    "e5m2": (STATIC, changed(WEIGHT, e5m2), f"{WEIGHT}: dtype F8_E5M2; needs F8_E4M3"),
+    "an FP8 head": (
+        STATIC,
+        changed("lm_head.weight", checkpoints.to_fp8),
+        "lm_head.weight: dtype F8_E4M3; needs F16, BF16",
+    ),
+    "an integer scale": (STATIC, changed(SCALE, lambda t: t.int()), f"{SCALE}: dtype I32"),
+    "a weight's shape": (
+        STATIC,
+        changed(WEIGHT, lambda t: t[:, :-1].contiguous()),
+        f"{WEIGHT}: shape [96, 63]; needs [96, 64]",
+    ),
+    "a norm's shape": (
+        STATIC,
+        changed("model.norm.weight", lambda t: t[:-1].clone()),
+        "model.norm.weight: shape [63]; needs [64]",
+    ),
+    "channels of a tensor": (STATIC, changed(SCALE, widened(96)), f"{SCALE}: shape [96]; needs [1]"),
+    "a channel too few": (CHANNEL, changed(SCALE, lambda t: t[:-1].clone()), f"{SCALE}: shape [95, 1]; needs [96, 1]"),
+    "two input scales": (STATIC, changed(INPUT, widened(2)), f"{INPUT}: shape [2]; needs [1]"),
+    "one too many": (STATIC, lambda tensors: tensors.update(extra=torch.zeros(1)), "unknown tensor extra"),
+    "block scales": (
+        DYNAMIC,
+        lambda tensors: tensors.update({f"{LINEAR}.weight_scale_inv": torch.ones(1, 1)}),
+        f"unknown tensor {LINEAR}.weight_scale_inv",
+    ),
+    "static scales of a dynamic one": (
+        DYNAMIC,
+        lambda tensors: tensors.update({INPUT: torch.ones(1)}),
+        f"unknown tensor {INPUT}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_names_shapes_and_dtypes_come_before_any_tensor(kernel, copied, monkeypatch, case):
+    name, change, message = HEADERS[case]
+    folder = copied(name)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    module = sys.modules[kernel.quantization.load_quantized.__module__]
+
+    def read(*_):
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(module.Tensors, "read", read)
+    refused(kernel, folder, message)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -0.5], ids=str)
+@pytest.mark.parametrize("which", ["weight_scale", "input_scale", "a channel's"])
+def test_scales_are_positive_numbers(kernel, copied, which, value):
+    folder = copied(CHANNEL if which == "a channel's" else STATIC)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensor = f"{LINEAR}." + ("weight_scale" if which == "a channel's" else which)
+    filled(tensor, value)(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    refused(kernel, folder, f"{tensor}: holds {value}; scales are positive numbers")
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("part", [0.0, 1e-4, 0.5, 0.999])
+def test_a_truncated_file_is_named(kernel, copied, part):
+    file = copied(STATIC) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
+    refused(kernel, file.parent, str(file))
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(kernel, copied, file):
+    folder = copied(STATIC)
+    (folder / file).unlink()
+    refused(kernel, folder, f"copy/{file}: no such file", FileNotFoundError)
+    refused(kernel, folder / "nowhere", "nowhere/config.json: no such file", FileNotFoundError)
+
+
+def test_shards(kernel, copied):
+    folder = copied(STATIC)
+    index, shard = folder / "model.safetensors.index.json", folder / "model-00002-of-00002.safetensors"
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    moved = {name: tensors.pop(name) for name in sorted(tensors)[::2]}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    where = dict.fromkeys(tensors, "model.safetensors") | dict.fromkeys(moved, shard.name)
+    index.write_text(json.dumps({"weight_map": where}))
+    refused(kernel, folder, f"{shard.name}: no such file", FileNotFoundError)
+
+    lost = f"{LINEAR}.weight_scale"
+    kept = {name: value for name, value in (moved | tensors).items() if name != lost}
+    safetensors.torch.save_file(kept, shard)
+    where[lost] = shard.name
+    index.write_text(json.dumps({"weight_map": where | {lost: shard.name}}))
+    (folder / "model.safetensors").unlink()
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(where, shard.name)}))
+    refused(kernel, folder, f"index.json: {lost} is not in {shard.name}")
+
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"weight_map": {lost: "../model.safetensors"}}),
+        '{"weight_map": {"a": 1}}',
+    ):
+        index.write_text(text)
+        refused(kernel, folder, "model.safetensors.index.json: ")
+
+
+# --- settings ---
+
+
+def group(**changes) -> dict:
+    """compressed-tensors' settings; changes of group_0's weights and input_activations, and of the rest."""
+    fp8 = dict(num_bits=8, type="float", symmetric=True)
+    parts = dict(weights=fp8 | {"strategy": "channel"}, input_activations=fp8 | {"strategy": "token", "dynamic": True})
+    for name in ("weights", "input_activations"):
+        if name in changes:
+            given = changes.pop(name)
+            parts[name] = given and parts[name] | given
+    parts |= changes.pop("group", {})
+    settings = dict(quant_method="compressed-tensors", format="float-quantized", quantization_status="compressed")
+    return settings | dict(config_groups={"group_0": dict(targets=["Linear"]) | parts}, ignore=["lm_head"]) | changes
+
+
+def quark(**changes) -> dict:
+    return checkpoints.quark([]) | changes
+
+
+def quark_weight(**changes) -> dict:
+    settings = checkpoints.quark([])
+    general = settings["global_quant_config"]
+    return quark(global_quant_config=general | dict(weight=general["weight"] | changes))
+
+
+def fp8(**changes) -> dict:
+    return checkpoints.autofp8("static")([]) | changes
+
+
+SETTINGS = {
+    "no method": ({"bits": 4}, "quant_method None; known: compressed-tensors, fp8, quark, fbgemm_fp8"),
+    "gptq": ({"quant_method": "gptq"}, "quant_method 'gptq'; known: compressed-tensors"),
+    "blocks": (fp8(weight_block_size=[128, 128]), "weight_block_size [128, 128]: block-scaled weights"),
+    "activation_scheme": (fp8(activation_scheme="row"), "activation_scheme 'row'; known: static, dynamic"),
+    "e5m2": (fp8(fmt="e5m2"), "fmt 'e5m2'; known: e4m3"),
+    "int8 weights": (
+        group(weights=dict(type="int")),
+        "config_groups.group_0.weights: 8-bit symmetric int; known: 8-bit symmetric float",
+    ),
+    "4 bits": (group(weights=dict(num_bits=4)), "config_groups.group_0.weights: 4-bit symmetric float"),
+    "asymmetric": (
+        group(input_activations=dict(symmetric=False)),
+        "config_groups.group_0.input_activations: 8-bit asymmetric float",
+    ),
+    "groups": (
+        group(weights=dict(strategy="group", group_size=32)),
+        "config_groups.group_0.weights.strategy: 'group'; known: tensor, channel",
+    ),
+    "CT blocks": (
+        group(weights=dict(strategy="block", block_structure=[128, 128])),
+        "config_groups.group_0.weights.block_structure: [128, 128]: block-scaled weights",
+    ),
+    "weights alone": (group(input_activations=None), "config_groups.group_0.input_activations: not quantised"),
+    "one dynamic scale": (
+        group(input_activations=dict(strategy="tensor")),
+        "config_groups.group_0.input_activations.strategy: 'tensor', dynamic",
+    ),
+    "outputs": (
+        group(group=dict(output_activations=dict(num_bits=8, type="float"))),
+        "config_groups.group_0.output_activations: quantised outputs",
+    ),
+    "a packed format": (group(format="pack-quantized"), "format 'pack-quantized'; known: float-quantized"),
+    "a group's format": (group(group=dict(format="pack-quantized")), "config_groups.group_0.format: "),
+    "no groups": ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "config_groups: Field required"),
+    "an unknown strategy": (group(weights=dict(strategy="diagonal")), "config_groups.group_0"),
+    "no target": (group(group=dict(targets=["Conv2d"])), "no linear of the model is quantised"),
+    "embeddings": (
+        group(group=dict(targets=["Linear", "Embedding"])),
+        "model.embed_tokens is quantised, an Embedding; known: linears",
+    ),
+    "transforms": (group(transform_config={"config_groups": {"R1": {}}}), "transform_config: "),
+    "sparse": (group(sparsity_config={"format": "sparse-bitmask"}), "sparsity_config: "),
+    "quark int8": (quark_weight(dtype="int8"), "global_quant_config.weight.dtype 'int8'; known: fp8_e4m3"),
+    "quark groups": (quark_weight(qscheme="per_group"), "global_quant_config.weight.qscheme 'per_group'"),
+    "quark weights alone": (
+        quark(global_quant_config=dict(weight=dict(dtype="fp8_e4m3", qscheme="per_tensor"), input_tensors=None)),
+        "global_quant_config.input_tensors: None",
+    ),
+    "quark types": (quark(layer_type_quant_config={"Linear": {}}), "layer_type_quant_config; known: "),
+    "quark fake": (quark(export=dict(weight_format="fake_quantized")), "export.weight_format 'fake_quantized'"),
+    "a bound below zero": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},
+        "activation_scale_ub -1; needs a positive number",
+    ),
+    "a bound in words": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": "1"}, "activation_scale_ub '1'"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_unknown_schemes_are_named(kernel, copied, case):
+    settings, message = SETTINGS[case]
+    folder = copied(STATIC)
+    checkpoints.configure(folder, settings)
+    refused(kernel, folder, f"config.json: quantization_config: {message}")
+
+
+CONFIGS = {
+    "another model": (dict(model_type="mistral"), "config.json: model_type 'mistral'; known: llama"),
+    "not quantised": (dict(quantization_config=None), "config.json: no quantization_config"),
+    "float32": (dict(dtype="float32"), "dtype torch.float32; needs float16 or bfloat16"),
+    "gelu": (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
+    "another width": (dict(intermediate_size=128), "mlp.gate_proj.weight: shape [96, 64]; needs [128, 64]"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_what_the_configuration_must_say(kernel, copied, case):
+    changes, message = CONFIGS[case]
+    folder = copied(STATIC)
+    checkpoints.configure(folder, None, **changes)
+    refused(kernel, folder, message)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_configuration(kernel, copied, text):
+    folder = copied(STATIC)
+    (folder / "config.json").write_text(text)
+    refused(kernel, folder, "copy/config.json: ")
+
+
+def test_without_the_library(kernel, copied, monkeypatch, tmp_path):
+    folder = copied(STATIC)
+    model = llama(torch.Generator().manual_seed(1))
+    kernel.quantization.quantize_llama(model, activations="dynamic")
+    for name in [name for name in sys.modules if name.split(".")[0] == "compressed_tensors"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    message = "FP8 checkpoints need the Python package compressed-tensors"
+    refused(kernel, folder, message, ImportError)
+    with pytest.raises(ImportError, match=message):
+        kernel.quantization.save_quantized(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

@@ -1,0 +1,19 @@
+"""FP8 checkpoints of transformers' Llama in the formats of the ecosystem: read into a model, and written.
+
+    format (quant_method)   weights                  activations
+    compressed-tensors      per tensor, per channel  static per tensor, dynamic per token
+    fp8 (AutoFP8, vLLM)     per tensor               static per tensor, dynamic per token
+    quark (AMD)             per tensor, per channel  static per tensor, dynamic per token
+    fbgemm_fp8              per channel              dynamic per token, activation_scale_ub as an upper bound
+
+    schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
+    tensors.py   the safetensors files: names, shapes, dtypes
+    load.py      the model;  save.py  compressed-tensors from a model
+
+Written is compressed-tensors, which transformers and vLLM load, too.
+"""
+
+from .load import load_quantized
+from .save import save_quantized
+
+__all__ = ["load_quantized", "save_quantized"]

@@ -1,0 +1,100 @@
+"""A quantised model as a compressed-tensors checkpoint."""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from ..linear import Fp8Linear
+
+__all__ = ["save_quantized"]
+
+
+def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
+    """Writes a quantised model as compressed-tensors ("float-quantized"), which transformers and vLLM load.
+
+    The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
+    They have the names of transformers' linears: joined ones are split. They are written beside `directory` and
+    renamed: it holds a whole checkpoint or is not there.
+
+    Raises: ValueError where the model is not quantised, is float8_e4m3fnuz (checkpoints are float8_e4m3fn, which
+        load_quantized turns into the device's format), or bounds its scales by an activation_scale_ub, for which the
+        format has no place; FileExistsError; ImportError without compressed-tensors.
+    """
+    try:
+        from compressed_tensors.compressors import ModelCompressor
+    except ImportError:
+        raise ImportError("FP8 checkpoints need the Python package compressed-tensors") from None
+    from huggingface_hub import save_torch_state_dict
+
+    directory = Path(directory)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+    if not linears:
+        raise ValueError("the model is not quantised")
+    for name, linear in linears.items():
+        if linear.weight.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"the model's FP8 format is {linear.weight.dtype}; checkpoints hold float8_e4m3fn")
+        if linear.scale_ub is not None:
+            raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists")
+    state = {
+        name: value.contiguous() for name, value in model.state_dict().items() if name.rpartition(".")[0] not in linears
+    }
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    kinds: dict[tuple[bool, bool], list[str]] = {}  # (channel scales, dynamic) -> names of linears
+    for name, linear in linears.items():
+        for part, values in _parts(model, name, linear):
+            state |= {f"{part}.{key}": value for key, value in values.items()}
+            kinds.setdefault((values["weight_scale"].dim() > 1, linear.input_scale is None), []).append(part)
+    ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        model.config.save_pretrained(partial)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(partial)
+        ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
+        save_torch_state_dict(state, partial)
+        os.rename(partial, directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
+    """(transformers' name, its tensors) of each linear that is in this one."""
+    from .. import llama
+
+    parent_name, _, last = name.rpartition(".")
+    joined = llama.ATTENTION_LINEARS | llama.MLP_LINEARS
+    parts, rows = [last], [linear.out_features]
+    if last in joined:
+        parts, rows = joined[last], llama.rows_of_parts(model.get_submodule(parent_name), last)
+    ends = torch.tensor(rows).cumsum(0).tolist()
+    for part, end, count in zip(parts, ends, rows):
+        of = slice(end - count, end)
+        # Clones: safetensors refuses tensors that share memory.
+        values = {"weight": linear.weight[of].clone()}
+        scale = linear.weight_scale
+        values["weight_scale"] = scale.clone() if scale.dim() == 1 else scale[0, of].reshape(-1, 1).clone()
+        if linear.input_scale is not None:
+            values["input_scale"] = linear.input_scale.clone()
+        if linear.bias is not None:
+            values["bias"] = linear.bias[of].clone()
+        yield f"{parent_name}.{part}" if parent_name else part, values
+
+
+def _config(kinds: dict[tuple[bool, bool], list[str]], ignore: list[str]):
+    from compressed_tensors.quantization import QuantizationConfig
+
+    from .schemes import settings_of_groups
+
+    groups = {
+        f"group_{i}": (["Linear"] if len(kinds) == 1 else names, *kind) for i, (kind, names) in enumerate(kinds.items())
+    }
+    return QuantizationConfig.model_validate(settings_of_groups(groups, ignore))

@@ -1,0 +1,210 @@
+"""Which linears a checkpoint quantises, and how: from the quantization_config of its config.json.
+
+Every format becomes a QuantizationConfig of the library compressed-tensors, whose rules of targets and ignore then
+name the linears.
+"""
+
+import fnmatch
+import math
+import re
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["METHODS", "Scheme", "schemes_of"]
+
+_WEIGHTS = {False: {"strategy": "tensor"}, True: {"strategy": "channel"}}
+_INPUTS = {False: {"strategy": "tensor", "dynamic": False}, True: {"strategy": "token", "dynamic": True}}
+_PACKED = ("float-quantized", "naive-quantized")
+
+
+class Scheme(NamedTuple):
+    channel: bool  # a weight scale for each output channel rather than one
+    dynamic: bool  # a scale for each row of an input, computed, rather than a stored one
+    scale_ub: float | None = None  # upper bound of a row's largest magnitude
+
+
+def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
+    """Qualified names of the model's quantised linears -> how.
+
+    Args:
+        model: not quantised; on any device.
+        settings: the quantization_config.
+
+    Raises: ValueError that names what is unknown; ImportError where compressed-tensors is not installed.
+    """
+    try:
+        from compressed_tensors.utils import match_named_modules, match_targets
+    except ImportError:
+        raise ImportError("FP8 checkpoints need the Python package compressed-tensors") from None
+
+    method = settings.get("quant_method")
+    if method not in METHODS:
+        raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
+    config, scale_ub = _parsed(METHODS[method](settings)), None
+    if method == "fbgemm_fp8":
+        scale_ub = _upper_bound(settings)
+    by_target = {}
+    for group, scheme in config.config_groups.items():
+        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme, scale_ub))
+    found = {}
+    for name, module in match_named_modules(model, by_target, config.ignore):
+        if isinstance(module, torch.nn.Embedding):
+            raise ValueError(f"{name} is quantised, an Embedding; known: linears")
+        if isinstance(module, torch.nn.Linear):  # a pattern may match the modules that hold them, too
+            found[name] = by_target[match_targets(name, module, by_target)[0]]
+    if not found:
+        raise ValueError("no linear of the model is quantised")
+    return found
+
+
+def _parsed(settings: dict):
+    from compressed_tensors.quantization import QuantizationConfig
+    from pydantic import ValidationError
+
+    try:
+        config = QuantizationConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (NotImplementedError, KeyError) as error:
+        raise ValueError(error.args[0]) from None
+    if config.format not in _PACKED:
+        raise ValueError(f"format {config.format!r}; known: {', '.join(_PACKED)}")
+    return config
+
+
+def _of_group(group: str, scheme, scale_ub: float | None) -> Scheme:
+    def refuse(field: str, what: str):
+        raise ValueError(f"config_groups.{group}.{field}: {what}")
+
+    weights, inputs = scheme.weights, scheme.input_activations
+    if scheme.output_activations is not None:
+        refuse("output_activations", "quantised outputs; known: none")
+    if scheme.format is not None and scheme.format not in _PACKED:
+        refuse("format", f"{scheme.format!r}; known: {', '.join(_PACKED)}")
+    for field, given in (("weights", weights), ("input_activations", inputs)):
+        if given is None:
+            refuse(field, "not quantised; known: 8-bit float weights and activations")
+        if (given.type, given.num_bits, given.symmetric) != ("float", 8, True):
+            kind = "symmetric" if given.symmetric else "asymmetric"
+            refuse(field, f"{given.num_bits}-bit {kind} {given.type}; known: 8-bit symmetric float")
+    if weights.block_structure is not None:
+        refuse("weights.block_structure", f"{weights.block_structure}: block-scaled weights; known: tensor, channel")
+    if weights.strategy not in ("tensor", "channel") or weights.dynamic:
+        refuse("weights.strategy", f"{weights.strategy!r}; known: tensor, channel")
+    dynamic = inputs.dynamic is True
+    if inputs.strategy != _INPUTS[dynamic]["strategy"]:
+        kind = "dynamic" if dynamic else "static"
+        refuse("input_activations.strategy", f"{inputs.strategy!r}, {kind}; known: static tensor, dynamic token")
+    return Scheme(weights.strategy == "channel", dynamic, scale_ub)
+
+
+# --- the formats, as compressed-tensors' settings ---
+
+
+def settings_of_groups(groups: dict[str, tuple[list[str], bool, bool]], ignore: list[str]) -> dict:
+    """groups: name -> (targets, channel scales, dynamic activations)."""
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+    return {
+        "config_groups": {
+            name: {
+                "targets": targets,
+                "weights": fp8 | _WEIGHTS[channel],
+                "input_activations": fp8 | _INPUTS[dynamic],
+            }
+            for name, (targets, channel, dynamic) in groups.items()
+        },
+        "format": _PACKED[0],
+        "quantization_status": "compressed",
+        "ignore": ignore,
+    }
+
+
+def _modules(names: list[str] | None) -> list[str]:
+    """Ignore rules for a list of module names: each stands for the modules that it names, or whose names end in it,
+    and for all inside them. The head is never quantised in these formats."""
+    return [
+        name if name.startswith("re:") else rf"re:(?:.*\.)?{re.escape(name)}(?:\..*)?$"
+        for name in (*(names or ()), "lm_head")
+    ]
+
+
+def _compressed_tensors(settings: dict) -> dict:
+    for name in ("transform_config", "sparsity_config"):
+        inner = settings.get(name) or {}
+        if any(inner.values()) and inner.get("format") != "dense":
+            raise ValueError(f"{name}: {inner}; known: none")
+    return settings
+
+
+def _fp8(settings: dict) -> dict:
+    block = settings.get("weight_block_size")
+    if block is not None:
+        raise ValueError(f"weight_block_size {block}: block-scaled weights; known: a scale a tensor or a channel")
+    if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise ValueError(f"fmt {settings['fmt']!r}; known: e4m3")
+    scheme = settings.get("activation_scheme")
+    if scheme not in ("static", "dynamic"):
+        raise ValueError(f"activation_scheme {scheme!r}; known: static, dynamic")
+    ignored = [*(settings.get("ignored_layers") or ()), *(settings.get("modules_to_not_convert") or ())]
+    return settings_of_groups({"fp8": (["Linear"], False, scheme == "dynamic")}, _modules(ignored))
+
+
+def _fbgemm(settings: dict) -> dict:
+    return settings_of_groups({"fbgemm": (["Linear"], True, True)}, _modules(settings.get("modules_to_not_convert")))
+
+
+def _upper_bound(settings: dict) -> float | None:
+    bound = settings.get("activation_scale_ub")
+    if bound is not None and not (isinstance(bound, (int, float)) and 0 < bound < math.inf):
+        raise ValueError(f"activation_scale_ub {bound!r}; needs a positive number")
+    return bound
+
+
+def _quark(settings: dict) -> dict:
+    """Patterns are fnmatch's. Quantised outputs are those of the KV cache, which stays in the model's dtype."""
+    if settings.get("layer_type_quant_config"):
+        raise ValueError("layer_type_quant_config; known: global_quant_config, layer_quant_config, exclude")
+    packed = (settings.get("export") or {}).get("weight_format", "real_quantized")
+    if packed != "real_quantized":
+        raise ValueError(f"export.weight_format {packed!r}; known: real_quantized")
+
+    def rules(patterns) -> list[str]:
+        return [name if name.startswith("re:") else f"re:{fnmatch.translate(name)}" for name in patterns]
+
+    groups, ignore = {}, rules(settings.get("exclude") or ())
+    for pattern, inner in (settings.get("layer_quant_config") or {}).items():
+        if inner is None or (inner.get("weight") is None and inner.get("input_tensors") is None):
+            ignore += rules([pattern])
+        else:
+            groups[pattern] = (rules([pattern]), *_quark_tensors(f"layer_quant_config.{pattern}", inner))
+    general = settings.get("global_quant_config") or {}
+    if general.get("weight") is not None or not groups:
+        groups["global"] = (["Linear"], *_quark_tensors("global_quant_config", general))
+    return settings_of_groups(groups, ignore)
+
+
+def _quark_tensors(where: str, settings: dict) -> tuple[bool, bool]:
+    """(channel scales, dynamic activations)."""
+
+    def read(name: str) -> tuple[str, bool]:
+        tensor = settings.get(name)
+        if not isinstance(tensor, dict):
+            raise ValueError(f"{where}.{name}: {tensor!r}; known: fp8_e4m3")
+        if tensor.get("dtype") != "fp8_e4m3":
+            raise ValueError(f"{where}.{name}.dtype {tensor.get('dtype')!r}; known: fp8_e4m3")
+        return tensor.get("qscheme"), bool(tensor.get("is_dynamic"))
+
+    weight, inputs = read("weight"), read("input_tensors")
+    if weight not in (("per_tensor", False), ("per_channel", False)):
+        raise ValueError(f"{where}.weight.qscheme {weight[0]!r}; known: per_tensor, per_channel, static")
+    if inputs not in (("per_tensor", False), ("per_channel", True), ("per_token", True)):
+        kind = "dynamic" if inputs[1] else "static"
+        raise ValueError(
+            f"{where}.input_tensors.qscheme {inputs[0]!r}, {kind}; known: per_tensor static, per_channel dynamic"
+        )
+    return weight[0] == "per_channel", inputs[1]
+
+
+METHODS = {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "quark": _quark, "fbgemm_fp8": _fbgemm}
