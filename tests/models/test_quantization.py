@@ -228,9 +228,11 @@ def test_a_quantised_model_computes_what_it_should(
     linears = [module for module in model.modules() if isinstance(module, kernel.quantization.Fp8Linear)]
     assert len(linears) == 8 and all(linear.weight.dtype == fp8_dtype for linear in linears)
     assert not any(isinstance(m, torch.nn.Linear) and m is not model.lm_head for m in model.modules())
-    assert distance(logits(model, inputs[0]), wanted) <= NEAR
+    # A row's maximum that another order of a sum moves by 2^-8 moves its computed scale, and with it one code in 16.
+    limit = NEAR if activations == "static" else 2 * NEAR
+    assert distance(logits(model, inputs[0]), wanted) <= limit
     if fp8_dtype in formats:
-        assert distance(logits(kernelized(kernel, model), inputs[0]), wanted) <= NEAR
+        assert distance(logits(kernelized(kernel, model), inputs[0]), wanted) <= limit
     # FP8 rounds to a 2^-5 of an operand's size, root mean square: about 0.1 after eight products of two. A scale
     # that is wrong by 2 in one linear alone is more.
     assert 0 < distance(wanted, original) < 0.2
