@@ -27,7 +27,7 @@ struct DynamicScale {
 
 namespace {
 
-// 1 / v, rounded, if a quotient by v is right by way of it (see scale_of); else 0. It is for numbers of few bits: with at
+// 1 / v, rounded, if a quotient by v is right by way of it (see divided_by_max); else 0. It is for numbers of few bits: with at
 // most 16, of a 24-bit number, a quotient lies at least 2^-17 ulp from the middle of two float32 numbers.
 inline float exact_reciprocal(float v) { return float_bits(v) & 0xFFu ? 0.0f : 1.0f / v; }
 

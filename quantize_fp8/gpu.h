@@ -101,7 +101,7 @@ Status launch_as(Args a, const Maxima& maxima, const Vendor& vendor, const Execu
                rows_aligned(a.out, a.out_stride, kEight * vectors);
     };
     const bool native = a.out_dtype == vendor.fp8;
-    const Fit fit{native, native && fits(1), native && kMostNeighbours == 2 && fits(2)};
+    const Fit fit{native && fits(1), native && kMostNeighbours == 2 && fits(2)};
     if (a.scale) return launch_flat<K>(x, to, kGiven, fit, maxima, vendor);
     if (maxima.data) return launch_flat<K>(x, to, kFromMaxima, fit, maxima, vendor);
     if (a.dynamic.group != DynamicScale::kTensor) return launch_computed<K>(x, to, fit, vendor);
@@ -110,7 +110,7 @@ Status launch_as(Args a, const Maxima& maxima, const Vendor& vendor, const Execu
     const int64_t count = largest_groups(a.rows, a.d, by_vector, vendor.units);
     auto* found = static_cast<uint32_t*>(on.scratch(on.context, count * int64_t(sizeof(uint32_t))));
     if (!found) return {"no memory for the maxima of a tensor's parts"};
-    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, found, nullptr, vendor);
+    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, count, found, nullptr, vendor);
     return status.ok() ? launch_flat<K>(x, to, kFromMaxima, fit, Maxima{found, count}, vendor) : status;
 }
 

@@ -145,7 +145,7 @@ Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& o
     if (a.rows == 1 && dynamic.group == DynamicScale::kTensor) dynamic.group = DynamicScale::kRow;
     const QuantizedRows to{nullptr, dynamic, a.out, a.rows, a.d, a.out_stride, a.out_dtype == DType::e4m3fnuz};
     const bool native = a.out_dtype == vendor.fp8;
-    const Fit fit{native, native && rows_fit(a, kEight, kEight),
+    const Fit fit{native && rows_fit(a, kEight, kEight),
                   native && kMostNeighbours == 2 && rows_fit(a, 2 * kEight, 2 * kEight)};
     if (dynamic.group != DynamicScale::kTensor) return rocm_fp8::launch_computed<K>(x, to, fit, vendor);
 
@@ -156,7 +156,7 @@ Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& o
     char* values = static_cast<char*>(on.scratch(on.context, bytes + count * int64_t(sizeof(uint32_t))));
     if (!values) return {"no memory for the values of a tensor"};
     auto* maxima = reinterpret_cast<uint32_t*>(values + bytes);
-    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, maxima, values, vendor);
+    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, count, maxima, values, vendor);
     if (!status.ok()) return status;
     quantize::Args second{};
     second.x = values, second.x_stride = a.d, second.dtype = in;

@@ -47,24 +47,23 @@ void rms_norm_into(const char* op, const Tensor& out_t, const Tensor& x_t, const
         t.dtype({args.dtype});
         t.check_device_of(x);
         t.check_rows_of(x, args.d);
-        t.written_row_stride();
+        const int64_t stride = t.written_row_stride();
         t.check_apart_from(x);
         t.check_apart_from(weight);
         for (const Arg* other : written) other->check_apart_from(t);
         written.push_back(&t);
+        return stride;
     };
     std::optional<Arg> residual, normalized;
     if (options.residual) {
         residual.emplace(op, "residual", *options.residual);
-        check_written(*residual);
+        args.residual_stride = check_written(*residual);
         if (options.scale) residual->check_apart_from(Arg(op, "scale", *options.scale));
-        args.residual_stride = residual->written_row_stride();
         args.residual = residual->mutable_data();
     }
     if (options.normalized) {
         normalized.emplace(op, "normalized_out", *options.normalized);
-        check_written(*normalized);
-        args.normalized_stride = normalized->written_row_stride();
+        args.normalized_stride = check_written(*normalized);
         args.normalized = normalized->mutable_data();
     }
     if (options.computed) {

@@ -78,16 +78,9 @@ __device__ inline uint32_t max_with_other_half(uint32_t v) {
 // The largest over each kCount neighbouring lanes, in every one of them.
 template <int kCount>
 __device__ inline uint32_t max_over_lanes(uint32_t v) {
-    if constexpr (kCount == kWarp) {
-        return __reduce_max_sync(kWholeWarp, v);  // one instruction
-    } else {
-#pragma unroll
-        for (int distance = 1; distance < kCount; distance *= 2) {
-            const uint32_t other = __shfl_xor_sync(kWholeWarp, v, distance);
-            v = v > other ? v : other;
-        }
-        return v;
-    }
+    if constexpr (kCount == 1) return v;
+    else if constexpr (kCount == kWarp) return __reduce_max_sync(kWholeWarp, v);  // one instruction
+    else return max_with_other_half<kCount>(max_over_lanes<kCount / 2>(v));
 }
 
 // Marks a value that is the same in all lanes (HIP moves it to a scalar register).

@@ -35,9 +35,9 @@ struct RowsTuning {
 
 constexpr int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-// Which vector kernels can take the operands. `neighbours`: two vectors a thread, next to each other.
+// Which vector kernels can take the operands, whose FP8 format must be the chip's. `neighbours`: two vectors a thread,
+// next to each other.
 struct Fit {
-    bool native;  // the FP8 format is the chip's
     bool vectors, neighbours;
 };
 
@@ -130,7 +130,7 @@ template <class Kernels, class Vendor>
 Status launch_computed(const typename Kernels::Source& source, const QuantizedRows& to, const Fit& fit,
                        const Vendor& vendor) {
     const Maxima none{};
-    if (!fit.native || !fit.vectors) return launch_by_element<Kernels>(source, to, none, vendor);
+    if (!fit.vectors) return launch_by_element<Kernels>(source, to, none, vendor);
     if (to.dynamic.group > 0) return launch_flat<Kernels>(source, to, to.dynamic.group, fit, none, vendor);
     const RowConfig config = row_config(to.rows, to.d / kEight, Kernels::Source::type, Kernels::Source::tuning,
                                         vendor.units, vendor.clusters);
@@ -150,15 +150,14 @@ inline int64_t largest_groups(int64_t rows, int64_t d, bool by_vector, int units
     return wanted < most ? wanted : most;
 }
 
-// maxima: largest_groups of them.
+// `groups`: largest_groups; as many maxima.
 template <class Kernels, class Vendor>
-Status launch_largest(const typename Kernels::Source& source, int64_t rows, int64_t d, bool by_vector, uint32_t* maxima,
-                      void* kept, const Vendor& vendor) {
+Status launch_largest(const typename Kernels::Source& source, int64_t rows, int64_t d, bool by_vector, int64_t groups,
+                      uint32_t* maxima, void* kept, const Vendor& vendor) {
     const int64_t vectors = by_vector ? d / kEight : 1;
     const Pieces pieces{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
     const auto kernel = by_vector ? Kernels::template largest<true>() : Kernels::template largest<false>();
-    return vendor.launch(kernel, largest_groups(rows, d, by_vector, vendor.units), kRowsThreads, 1, source, rows, d,
-                         pieces, maxima, kept);
+    return vendor.launch(kernel, groups, kRowsThreads, 1, source, rows, d, pieces, maxima, kept);
 }
 
 }  // namespace

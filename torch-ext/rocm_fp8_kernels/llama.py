@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
 from . import reference
-from .layers.decoder import decoder_layer, quantizing_linear
+from .layers.decoder import decoder_layer, quantized_input, quantizing_linear
 from .linear import Fp8Linear
 
 # Name of the fused linear -> the linears that it joins, of a decoder layer's self_attn and mlp.
@@ -50,12 +50,8 @@ class Fp8LlamaAttention(modeling_llama.LlamaAttention):
         )
         output, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
         output = output.reshape(*shape, -1)
-        # By the linear's scale, or by the rows' where it has none.
-        o_proj = self.o_proj
-        quantized, scale = ops.quantize_fp8(
-            output, o_proj.input_scale, scaling="row", scale_ub=o_proj.scale_ub, out_dtype=o_proj.weight.dtype
-        )
-        return o_proj(quantized, ops=ops, scale=scale), weights
+        quantized, scale = quantized_input(self.o_proj, ops, output)
+        return self.o_proj(quantized, ops=ops, scale=scale), weights
 
 
 class Fp8LlamaMLP(modeling_llama.LlamaMLP):

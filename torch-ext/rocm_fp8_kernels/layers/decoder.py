@@ -46,9 +46,14 @@ def _normalised(
     return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
 
 
-def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:
-    """x: float16 or bfloat16 [..., in_features]. By the linear's input_scale, or by scales of the rows."""
-    q, scale = ops.quantize_fp8(
+def quantized_input(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q, scale) of x, float16 or bfloat16 [..., in_features]: by its input_scale, or by scales of the rows."""
+    return ops.quantize_fp8(
         x, linear.input_scale, scaling="row", scale_ub=linear.scale_ub, out_dtype=linear.weight.dtype
     )
+
+
+def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:
+    """x: float16 or bfloat16 [..., in_features]."""
+    q, scale = quantized_input(linear, ops, x)
     return Fp8Linear.forward(linear, q, ops=ops, scale=scale)
