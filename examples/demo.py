@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         static = args.activations == "static"
         calibration = text.calibration_windows(loaded.tokenizer, min(512, length), 8).split(1) if static else None
         options = dict(granularity=args.granularity, activations=args.activations)
-        kernel.quantization.quantize_llama(quantized, calibration, **options)
+        kernel.quantization.quantize(quantized, calibration, **options)
         # Without a word on every other layer that could have a kernel.
         logging.getLogger("kernels").setLevel(logging.ERROR)
         with kernels.use_kernel_mapping(kernel.layers.mapping()):

@@ -295,10 +295,13 @@ def test_unknown_schemes_are_named(kernel, copied, case):
 
 
 CONFIGS = {
-    "another model": (dict(model_type="mistral"), "config.json: model_type 'mistral'; known: llama"),
+    "no language model": (
+        dict(model_type="vit"),
+        "config.json: model_type 'vit'; known: transformers' causal language models",
+    ),
+    "an unknown model": (dict(model_type="llamas"), "config.json: model_type 'llamas'; known: "),
     "not quantised": (dict(quantization_config=None), "config.json: no quantization_config"),
     "float32": (dict(dtype="float32"), "dtype torch.float32; needs float16 or bfloat16"),
-    "gelu": (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     "another width": (dict(intermediate_size=128), "mlp.gate_proj.weight: shape [96, 64]; needs [128, 64]"),
 }
 
@@ -321,7 +324,7 @@ def test_a_damaged_configuration(kernel, copied, text):
 def test_without_the_library(kernel, copied, monkeypatch, tmp_path):
     folder = copied(STATIC)
     model = llama(torch.Generator().manual_seed(1))
-    kernel.quantization.quantize_llama(model, activations="dynamic")
+    kernel.quantization.quantize(model, activations="dynamic")
     for name in [name for name in sys.modules if name.split(".")[0] == "compressed_tensors"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "compressed_tensors", None)

@@ -20,12 +20,14 @@ from tests.problems.tiny_llama import (
     SIZES,
     VARIANTS,
     distance,
+    drawn,
     kernelized,
     llama,
     logits,
     near,
     tokens,
 )
+from tests.problems.tiny_models import config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype")
 every_format = pytest.mark.parametrize("name", FORMATS)
@@ -59,8 +61,11 @@ def without_gradients():
 def made(generator, tmp_path):
     """Writes a checkpoint: (what it computes, its folder, token ids)."""
 
-    def make(name: str, ignored=("lm_head",), **changes):
-        model = llama(generator, **(VARIANTS["grouped"] | changes))
+    def make(name: str, ignored=("lm_head",), architecture: str | None = None, **changes):
+        if architecture is None:
+            model = llama(generator, **(VARIANTS["grouped"] | changes))
+        else:
+            model = drawn(config(architecture, **changes), generator)
         ids = tokens(generator, 2, 40)
         folder = tmp_path / "made"
         write(name, model, ids, folder, ignored)
@@ -86,6 +91,18 @@ def test_a_loaded_model_computes_what_its_files_mean(kernel, device, made, name,
     assert type(loaded.model.layers[0]).__name__ == "Fp8LlamaDecoderLayer"
     assert sum(isinstance(m, kernel.quantization.Fp8Linear) for m in loaded.modules()) == 8
     assert not hasattr(loaded.config, "quantization_config")
+
+
+OTHERS = [name for name in FORMATS if name.startswith("compressed")] + ["fp8, static", "quark", "fbgemm_fp8"]
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "qwen3, biases"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_loaded_model_of_another_architecture(kernel, device, made, name, architecture):
+    wanted, folder, ids = made(name, architecture=architecture)
+    loaded = check(kernel, device, wanted, folder, ids)
+    assert type(loaded.model.layers[0]).__name__ == f"Fp8{type(wanted.model.layers[0]).__name__}"
+    assert sum(isinstance(m, kernel.quantization.Fp8Linear) for m in loaded.modules()) == 8
 
 
 @pytest.mark.parametrize("name", ["compressed-tensors, tensor, static", "fp8, dynamic", "quark", "fbgemm_fp8"])
@@ -258,7 +275,7 @@ def test_a_configuration_of_transformers_4(kernel, made):
 def test_on_a_device_of_the_other_format(kernel, device, formats, made, monkeypatch, name):
     _, folder, ids = made(name, IGNORED["one of Q, K, V"][0])
     one = kernel.quantization.load_quantized(folder, device)
-    module = sys.modules[kernel.quantization.load_quantized.__module__]
+    module = sys.modules[f"{kernel.__name__}.checkpoints.joined"]
     monkeypatch.setattr(module, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
     other = kernel.quantization.load_quantized(folder, device)
     pairs = [p for p in zip(one.modules(), other.modules()) if isinstance(p[0], kernel.quantization.Fp8Linear)]

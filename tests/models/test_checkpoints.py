@@ -50,7 +50,7 @@ def quantized(kernel, device, generator):
     """A model with a checkpoint's every part, and token ids."""
     model = llama(generator, device=device, **VARIANTS["biases"])
     ids = tokens(generator, 2, 16, device)
-    return kernel.quantization.quantize_llama(model, [ids], fp8_dtype=FP8[0]), ids
+    return kernel.quantization.quantize(model, [ids], fp8_dtype=FP8[0]), ids
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -94,7 +94,7 @@ def test_a_model_without_generation_settings(kernel, device, quantized, tmp_path
 
 def on_fnuz(kernel, monkeypatch) -> None:
     """Checkpoints are loaded as for a device of float8_e4m3fnuz."""
-    module = sys.modules[kernel.quantization.load_quantized.__module__]
+    module = sys.modules[f"{kernel.__name__}.checkpoints.joined"]
     monkeypatch.setattr(module, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
 
 
@@ -129,7 +129,7 @@ def test_on_a_device_of_the_other_format(kernel, device, formats, quantized, tmp
 def test_dynamic_scales_on_a_device_of_the_other_format(kernel, device, formats, generator, tmp_path, monkeypatch):
     """What the conversion of the loaded model gives, as that of the model in memory."""
     model, ids = llama(generator, device=device, **VARIANTS["biases"]), tokens(generator, 2, 16, device)
-    kernel.quantization.quantize_llama(model, activations="dynamic", fp8_dtype=FP8[0])
+    kernel.quantization.quantize(model, activations="dynamic", fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     on_fnuz(kernel, monkeypatch)
     loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
@@ -234,7 +234,7 @@ def test_the_byte_level_llama_keeps_its_quality(kernel, device, tmp_path):
     loaded = text.load(None, device.type)
     model, windows = loaded.model, text.held_out_windows(loaded.tokenizer, 256, 2)
     before = decoding.measure(model, loaded.tokenizer, windows, lambda _: None)
-    kernel.quantization.quantize_llama(model, activations="dynamic", fp8_dtype=FP8[0])
+    kernel.quantization.quantize(model, activations="dynamic", fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     fast = kernelized(kernel, kernel.quantization.load_quantized(tmp_path / "fp8", device))
     after = decoding.measure(fast, loaded.tokenizer, windows, lambda _: None)

@@ -180,7 +180,7 @@ def test_prompts_that_are_none(called, tmp_path, case):
 
 MODEL_ERRORS = {
     "empty": ["empty", "config.json"],
-    "gpt2": ["GPT2LMHeadModel", "only Llama models"],
+    "gpt2": ["GPT2LMHeadModel", "holds no linear"],
     "damaged": ["damaged"],
 }
 

@@ -133,7 +133,7 @@ def test_the_mapping_names_all_layers(kernel):
         mapping = kernel.layers.mapping(asked)
         assert {name: list(repositories) for name, repositories in mapping.items()} == {
             "RMSNorm": [device],
-            "Fp8LlamaDecoderLayer": [device],
+            "Fp8DecoderLayer": [device],
             "QuantizingFp8Linear": [device],
         }
         for name, repositories in mapping.items():
@@ -143,7 +143,7 @@ def test_the_mapping_names_all_layers(kernel):
 
 def test_a_repository_is_what_kernels_needs_it_to_be(kernel):
     one, again = (kernel.layers.LoadedLayer(kernel.layers.RMSNorm) for _ in range(2))
-    other = kernel.layers.LoadedLayer(kernel.layers.Fp8LlamaDecoderLayer)
+    other = kernel.layers.LoadedLayer(kernel.layers.Fp8DecoderLayer)
     # kernels keeps loaded layers in a dictionary and copies mappings deeply.
     assert one == again and hash(one) == hash(again) and {one: 1}[again] == 1
     assert one != other and one != kernel.layers.RMSNorm and other not in {one: 1}
@@ -151,7 +151,7 @@ def test_a_repository_is_what_kernels_needs_it_to_be(kernel):
     assert "RMSNorm" in str(one)
 
 
-@pytest.mark.parametrize("name", ["RMSNorm", "Fp8LlamaDecoderLayer", "QuantizingFp8Linear"])
+@pytest.mark.parametrize("name", ["RMSNorm", "Fp8DecoderLayer", "QuantizingFp8Linear"])
 def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name):
     repository = kernel.layers.mapping()[name][kernel.layers._ops.backend()]
     layer = type(quantized(kernel, generator, device)[0].model.layers[0])
@@ -168,13 +168,13 @@ def test_the_layers_pass_kernels_own_checks(kernel, device, generator, name):
 def test_both_inference_modes_take_the_kernels(kernel, device, generator, calls, mode, activations):
     model, _ = quantized(kernel, generator, device, activations=activations)
     kernelized(kernel, model, mode)
-    assert all(forward_of(m) is kernel.layers.Fp8LlamaDecoderLayer.forward for m in model.model.layers)
+    assert all(forward_of(m) is kernel.layers.Fp8DecoderLayer.forward for m in model.model.layers)
     assert all(forward_of(m) is kernel.layers.RMSNorm.forward for m in norms(model))
     calls.clear()
     logits(model, tokens(generator, 1, 5, device))
     gemm, (norm, add_norm, swiglu) = "skinny_gemm", LAYER[activations]
-    layer = [norm, gemm, "quantize_fp8", gemm, add_norm, gemm, swiglu, gemm]
-    assert calls == [*layer, *layer, "rms_norm"]
+    layer = [gemm, "quantize_fp8", gemm, add_norm, gemm, swiglu, gemm]
+    assert calls == [norm, *layer, add_norm, *layer, "rms_norm"]
 
 
 @pytest.mark.parametrize("mode", [TRAINING, TRAINING | COMPILED], ids=["training", "compiled"])

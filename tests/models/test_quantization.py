@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, positive, random_codes, short
@@ -240,7 +240,7 @@ def test_a_quantised_model_computes_what_it_should(
 
 def test_the_defaults_are_channels_and_the_devices_format(kernel, device, generator):
     model = llama(generator, device=device)
-    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 16, device)])
+    kernel.quantization.quantize(model, [tokens(generator, 1, 16, device)])
     linear = model.model.layers[0].self_attn.qkv_proj
     assert linear.weight_scale.shape == (1, 192) and linear.weight.dtype == kernel.fp8_dtype(device)
 
@@ -254,8 +254,8 @@ def test_dynamic_scales_need_no_text(kernel, device, generator, monkeypatch, gra
 
     with monkeypatch.context() as patched:
         patched.setattr(type(model), "forward", called)
-        kernel.quantization.quantize_llama(model, activations="dynamic", granularity=granularity)
-    kernel.quantization.quantize_llama(same, [tokens(generator, 1, 16, device)], granularity=granularity)
+        kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
+    kernel.quantization.quantize(same, [tokens(generator, 1, 16, device)], granularity=granularity)
     for dynamic, static in zip(model.modules(), same.modules(), strict=True):
         if isinstance(dynamic, kernel.quantization.Fp8Linear):
             assert dynamic.input_scale is None and same_bytes(dynamic.weight, static.weight)
@@ -287,11 +287,6 @@ def tiny_gpt2() -> torch.nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=1, n_head=2, n_positions=32)).bfloat16()
 
 
-def tiny_bert() -> torch.nn.Module:
-    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=128)
-    return BertModel(BertConfig(**sizes)).bfloat16()
-
-
 def broken_weight(generator) -> torch.nn.Module:
     # Behind every linear's input, so that calibration does not meet it.
     model = llama(generator)
@@ -299,19 +294,17 @@ def broken_weight(generator) -> torch.nn.Module:
     return model
 
 
-def one_bias(generator) -> torch.nn.Module:
+def empty_rows(generator) -> torch.nn.Module:
     model = llama(generator)
-    model.model.layers[-1].self_attn.k_proj.bias = torch.nn.Parameter(torch.zeros(64).bfloat16())
+    model.model.layers[-1].mlp.down_proj = torch.nn.Linear(0, 64, bias=False, dtype=torch.bfloat16)
     return model
 
 
-# What is wrong -> (the model, arguments of quantize_llama, the message).
+# What is wrong -> (the model, arguments of quantize, the message).
 ERRORS = {
-    "GPT2": (lambda g: tiny_gpt2(), {}, "GPT2LMHeadModel holds no LlamaDecoderLayer: only Llama"),
-    "Bert": (lambda g: tiny_bert(), {}, "BertModel holds no LlamaDecoderLayer: only Llama"),
-    "a linear": (lambda g: torch.nn.Linear(4, 4), {}, "Linear holds no LlamaDecoderLayer"),
+    "GPT2": (lambda g: tiny_gpt2(), {}, "GPT2LMHeadModel holds no linear that can be quantised"),
+    "a linear": (lambda g: torch.nn.Linear(4, 4), {}, "Linear holds no linear that can be quantised"),
     "float32": (lambda g: llama(g, torch.float32), {}, "dtype is torch.float32; needs float16 or bfloat16"),
-    "gelu": (lambda g: llama(g, hidden_act="gelu"), {}, "hidden_act is 'gelu'"),
     "granularity": (llama, dict(granularity="row"), "granularity: 'row'"),
     "no input": (llama, dict(inputs=[]), "inputs: empty"),
     "no inputs": (llama, dict(inputs=None), "inputs: None; calibration needs text"),
@@ -321,7 +314,7 @@ ERRORS = {
     "e5m2": (llama, dict(fp8_dtype=torch.float8_e5m2), "fp8_dtype"),
     "bfloat16": (llama, dict(fp8_dtype=torch.bfloat16), "fp8_dtype"),
     "a NaN in the last weight": (broken_weight, {}, "NaN or infinity"),
-    "a bias on K alone": (one_bias, {}, "some, but not all"),
+    "a linear of nothing": (empty_rows, {}, "model.layers.1.mlp.down_proj: in_features is 0; needs 1 at least"),
 }
 
 
@@ -332,7 +325,7 @@ def test_errors_come_before_the_model_is_changed(kernel, generator, case):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     classes = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=message):
-        kernel.quantization.quantize_llama(model, **({"inputs": [torch.tensor([[1, 2, 3]])]} | arguments))
+        kernel.quantization.quantize(model, **({"inputs": [torch.tensor([[1, 2, 3]])]} | arguments))
     assert [type(module) for module in model.modules()] == classes
     after = model.state_dict()
     assert after.keys() == before.keys() and all(same_bytes(after[name], value) for name, value in before.items())
@@ -341,25 +334,24 @@ def test_errors_come_before_the_model_is_changed(kernel, generator, case):
 
 def test_quantising_twice_is_refused(kernel, generator):
     model, ids = llama(generator), [tokens(generator, 1, 8)]
-    kernel.quantization.quantize_llama(model, activations="dynamic")
-    for function in (kernel.quantization.quantize_llama, kernel.quantization.calibrate):
+    kernel.quantization.quantize(model, activations="dynamic")
+    for function in (kernel.quantization.quantize, kernel.quantization.calibrate):
         with pytest.raises(ValueError, match="quantised already"):
             function(model, ids)
 
 
-def test_the_old_weights_go_layer_by_layer(kernel, generator, monkeypatch):
-    model = llama(generator, num_hidden_layers=3)
+def test_the_old_weights_go_one_by_one(kernel, generator, monkeypatch):
+    model, linear = llama(generator), kernel.quantization.Fp8Linear
     originals = [
-        [weakref.ref(layer.get_submodule(name).weight) for group in JOINED for name in group]
-        for layer in model.model.layers
+        weakref.ref(m.weight) for n, m in model.named_modules() if type(m) is torch.nn.Linear and ".layers" in n
     ]
-    modeling = sys.modules[f"{kernel.__name__}.llama"]
-    convert, alive = modeling.convert, []
+    original, alive = linear.quantized.__func__, []
 
-    def counted(layer, join):
-        convert(layer, join)
-        alive.append([sum(weight() is not None for weight in weights) for weights in originals])
+    def counted(cls, linears, *arguments):
+        alive.append(sum(weight() is not None for weight in originals))
+        return original(cls, linears, *arguments)
 
-    monkeypatch.setattr(modeling, "convert", counted)
-    kernel.quantization.quantize_llama(model, [tokens(generator, 1, 8)])
-    assert alive == [[0, 7, 7], [0, 0, 7], [0, 0, 0]]
+    monkeypatch.setattr(linear, "quantized", classmethod(counted))
+    kernel.quantization.quantize(model, [tokens(generator, 1, 8)])
+    # Of Q, K, V; O; Gate, Up; Down.
+    assert alive == [14, 11, 10, 8, 7, 4, 3, 1] and not any(weight() is not None for weight in originals)

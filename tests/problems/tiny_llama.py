@@ -5,7 +5,7 @@ import copy
 
 import kernels
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 VOCABULARY = 128
 SIZES = dict(
@@ -64,17 +64,21 @@ def near(device: torch.device) -> float:
 
 
 def llama(generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, device="cpu", **changes) -> LlamaForCausalLM:
-    """Activations of about 1 everywhere, norm weights and biases unlike any default."""
+    return drawn(LlamaConfig(**(SIZES | changes)), generator, dtype, device)
+
+
+def drawn(config: PretrainedConfig, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, device="cpu"):
+    """A model of this configuration: activations of about 1 everywhere, norm weights and biases unlike any default."""
     # As from_pretrained does it: `.to(dtype)` would round the frequencies of the rotary embedding as well.
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**(SIZES | changes)), dtype=dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if parameter.dim() == 1 and name.endswith("weight"):  # a norm's
                 values = 1 + 0.5 * values
             elif name.endswith("bias"):
                 values = 0.5 * values
-            elif "embed_tokens" not in name:
+            elif "embed" not in name:
                 values = values / parameter.shape[1] ** 0.5
             parameter.copy_(values)
     model.tie_weights()
@@ -82,9 +86,9 @@ def llama(generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, devic
 
 
 def quantize(kernel, model: torch.nn.Module, inputs: list[torch.Tensor], activations: str, **keywords):
-    """quantize_llama with static scales from `inputs`, or with dynamic ones, which need none."""
+    """quantize with static scales from `inputs`, or with dynamic ones, which need none."""
     given = inputs if activations == "static" else None
-    return kernel.quantization.quantize_llama(model, given, activations=activations, **keywords)
+    return kernel.quantization.quantize(model, given, activations=activations, **keywords)
 
 
 def tokens(generator: torch.Generator, batch: int, length: int, device="cpu") -> torch.Tensor:
@@ -102,8 +106,12 @@ def kernelized(kernel, model: torch.nn.Module, mode: kernels.Mode = kernels.Mode
 
 def quantized(kernel, generator, device, shapes: str = "grouped", activations: str = "static", **changes):
     """(The quantised model on its reference operators, a copy on the kernels.)"""
-    model = llama(generator, device=device, **(VARIANTS[shapes] | changes))
-    quantize(kernel, model, [tokens(generator, 2, 48, device)], activations)
+    return pair(kernel, llama(generator, device=device, **(VARIANTS[shapes] | changes)), generator, activations)
+
+
+def pair(kernel, model: torch.nn.Module, generator: torch.Generator, activations: str):
+    """As `quantized`, of any model."""
+    quantize(kernel, model, [tokens(generator, 2, 48, model.device)], activations)
     return model, kernelized(kernel, copy.deepcopy(model))
 
 

@@ -4,7 +4,7 @@ FP8 is float8_e4m3fn or, on MI300X (gfx942), float8_e4m3fnuz. A scale is the deq
 tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on the operands' device.
 
 `reference` holds the same operators in plain PyTorch, `layers` the modules for `kernels.kernelize`,
-`quantization` what turns a bfloat16 Llama, or an FP8 checkpoint of one, into a model that runs on these operators.
+`quantization` what turns a bfloat16 model, or an FP8 checkpoint, into a model that runs on these operators.
 """
 
 from pathlib import Path as _Path

@@ -1,13 +1,16 @@
-"""From a float16 or bfloat16 Llama, or an FP8 checkpoint, to one whose linears are FP8.
+"""From a float16 or bfloat16 model, or an FP8 checkpoint, to one whose linears are FP8.
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    kernel.quantization.quantize_llama(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
-    kernel.quantization.save_quantized(model, "llama-fp8")  # compressed-tensors: for transformers and vLLM, too
+    kernel.quantization.quantize(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
+    kernel.quantization.save_quantized(model, "model-fp8")  # compressed-tensors: for transformers and vLLM, too
     ...
-    model = kernel.quantization.load_quantized("llama-fp8", device="cuda")  # or another's FP8 checkpoint: checkpoints/
+    model = kernel.quantization.load_quantized("model-fp8", device="cuda")  # or another's FP8 checkpoint: checkpoints/
+    model = kernel.quantization.convert(AutoModelForCausalLM.from_pretrained("model-fp8"))  # compressed-tensors alone
 
-`quantize_llama` quantises the decoder layers' linears, Q, K and V as one, Gate and Up as one. Embeddings, norms, rotary
-embeddings, attention itself and the head stay as they are.
+The decoder layers of Llama, Mistral, Qwen2 and Qwen3 (architectures.py) are fused: Q, K and V become one linear, Gate
+and Up another, and norms and SwiGLU hand FP8 on. Of any other model, and of a layer that cannot be fused, the linears
+are quantised one by one, and a warning says so. Embeddings, norms, rotary embeddings, attention itself and the head
+stay as they are.
 """
 
 from collections.abc import Iterable
@@ -15,30 +18,33 @@ from collections.abc import Iterable
 import torch
 
 from .arguments import FP8
-from .checkpoints import load_quantized, save_quantized
+from .checkpoints import convert, load_quantized, save_quantized
 from .linear import Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
-__all__ = ["Fp8Linear", "calibrate", "load_quantized", "quantize_llama", "save_quantized"]
+__all__ = ["Fp8Linear", "calibrate", "convert", "load_quantized", "quantize", "save_quantized"]
 
 _ACTIVATIONS = ("static", "dynamic")
 
 
 @torch.no_grad()
 def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[str, float]:
-    """The largest magnitude that each decoder linear's input takes on `inputs`.
+    """The largest magnitude that the input of each linear to be quantised takes on `inputs`.
 
     Args:
-        model: a Llama that is not quantised.
+        model: not quantised.
         inputs: token ids, int64 [batch, length], on any device; text like that which the model will see.
 
-    Returns: qualified name of the linear ("model.layers.0.mlp.down_proj") -> largest magnitude.
-    Raises: ValueError where the model is no Llama, there is no input, or an activation is NaN or infinite.
+    Returns: qualified name of the linear ("model.layers.0.mlp.down_proj") -> largest magnitude. Of linears that are
+        joined, the first.
+    Raises: ValueError where the model has no linear to quantise, there is no input, an input does not reach a linear,
+        or an activation is NaN or infinite.
     """
-    from . import llama
+    from . import models
 
+    planned = models.plan(model, dict.fromkeys(models.quantisable(model)))
     largest: dict[str, torch.Tensor] = {}
-    names = {module: name for name, module in model.named_modules()}
+    device = next(model.parameters()).device
 
     def observe(name: str):
         def hook(module, arguments):
@@ -47,23 +53,23 @@ def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[st
 
         return hook
 
-    handles = []
-    for layer in llama.decoder_layers(model):
-        for parent, _, parts in llama.linears_of(layer):
-            linear = getattr(parent, parts[0])  # all of them have one input
-            handles.append(linear.register_forward_pre_hook(observe(names[linear])))
+    firsts = [names[0] for names in planned.inputs()]
+    handles = [model.get_submodule(name).register_forward_pre_hook(observe(name)) for name in firsts]
     was_training = model.training
     model.eval()
     try:
         for ids in inputs:
-            model(input_ids=ids.to(model.device), use_cache=False)
+            model(input_ids=ids.to(device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
         model.train(was_training)
     if not largest:
         raise ValueError("inputs: empty; calibration needs text")
-    result = {name: value.item() for name, value in largest.items()}
+    unseen = [name for name in firsts if name not in largest]
+    if unseen:
+        raise ValueError(f"inputs: none of them reaches {unseen[0]}; activations='dynamic' needs none")
+    result = {name: largest[name].item() for name in firsts}
     for name, value in result.items():
         if not value < float("inf"):
             raise ValueError(f"the input of {name} becomes {value}")
@@ -71,7 +77,7 @@ def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[st
 
 
 @torch.no_grad()
-def quantize_llama(
+def quantize(
     model: torch.nn.Module,
     inputs: Iterable[torch.Tensor] | None = None,
     *,
@@ -79,10 +85,10 @@ def quantize_llama(
     fp8_dtype: torch.dtype | None = None,
     activations: str = "static",
 ) -> torch.nn.Module:
-    """Quantises a Llama's decoder layers, in place.
+    """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head.
 
     Args:
-        model: any transformers model with LlamaDecoderLayer modules, float16 or bfloat16.
+        model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
         inputs: as in `calibrate`, for static scales; None for dynamic ones.
         granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
@@ -93,9 +99,9 @@ def quantize_llama(
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
     """
-    from . import llama
+    from . import models
 
-    layers = llama.decoder_layers(model)
+    names = models.quantisable(model)
     if granularity not in ("tensor", "channel"):
         raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
     if activations not in _ACTIVATIONS:
@@ -103,21 +109,20 @@ def quantize_llama(
     dynamic = activations == "dynamic"
     if dynamic != (inputs is None):
         raise ValueError("inputs: dynamic scales take none" if dynamic else "inputs: None; calibration needs text")
-    fp8_dtype = fp8_dtype or _device_fp8_dtype(model.device)
+    fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)
     if fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
-    for layer in layers:
-        llama.check_linears(layer)
-    # By id: as keys the modules would keep all of the old weights alive until the end.
-    names = {id(module): name for name, module in model.named_modules()}
+    models.check_linears(model, names)
     largest = {} if dynamic else calibrate(model, inputs)
 
-    def join(linears: list[torch.nn.Linear]) -> Fp8Linear:
+    def join(kind: type[Fp8Linear], parts: list[str]) -> Fp8Linear:
+        linears = [model.get_submodule(part) for part in parts]
         if dynamic:
-            return Fp8Linear.quantized(linears, None, granularity, fp8_dtype)
-        scale = largest[names[id(linears[0])]] / torch.finfo(fp8_dtype).max or 1.0
-        return Fp8Linear.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
+            return kind.quantized(linears, None, granularity, fp8_dtype)
+        scale = largest[parts[0]] / torch.finfo(fp8_dtype).max or 1.0
+        return kind.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
-    for layer in layers:  # one after the other, so that two copies of the whole model never exist
-        llama.convert(layer, join)
+    planned = models.plan(model, dict.fromkeys(names))
+    models.replace_linears(model, planned, join)
+    planned.warn(model)
     return model

@@ -1,4 +1,4 @@
-"""FP8 checkpoints of transformers' Llama in the formats of the ecosystem: read into a model, and written.
+"""FP8 checkpoints of transformers' models in the formats of the ecosystem: read into a model, and written.
 
     format (quant_method)   weights                  activations
     compressed-tensors      per tensor, per channel  static per tensor, dynamic per token
@@ -8,12 +8,14 @@
 
     schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
     tensors.py   the safetensors files: names, shapes, dtypes
-    load.py      the model;  save.py  compressed-tensors from a model
+    joined.py    stored linears as one Fp8Linear
+    load.py      the model;  save.py  compressed-tensors from a model;  convert.py  a model that transformers has loaded
 
 Written is compressed-tensors, which transformers and vLLM load, too.
 """
 
+from .convert import convert
 from .load import load_quantized
 from .save import save_quantized
 
-__all__ = ["load_quantized", "save_quantized"]
+__all__ = ["convert", "load_quantized", "save_quantized"]

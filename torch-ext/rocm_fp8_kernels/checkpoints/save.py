@@ -39,11 +39,12 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
     if directory.exists():
         raise FileExistsError(f"{directory} exists")
+    first: dict[int, str] = {}  # of tied tensors one is written
     state = {
-        name: value.contiguous() for name, value in model.state_dict().items() if name.rpartition(".")[0] not in linears
+        name: value.detach().contiguous()
+        for name, value in model.state_dict(keep_vars=True).items()
+        if name.rpartition(".")[0] not in linears and first.setdefault(id(value), name) == name
     }
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
     kinds: dict[tuple[bool, bool], list[str]] = {}  # (channel scales, dynamic) -> names of linears
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
@@ -68,13 +69,9 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
 
 def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
     """(transformers' name, its tensors) of each linear that is in this one."""
-    from .. import llama
+    from ..models import parts_of
 
-    parent_name, _, last = name.rpartition(".")
-    joined = llama.ATTENTION_LINEARS | llama.MLP_LINEARS
-    parts, rows = [last], [linear.out_features]
-    if last in joined:
-        parts, rows = joined[last], llama.rows_of_parts(model.get_submodule(parent_name), last)
+    parts, rows = parts_of(model, name)
     ends = torch.tensor(rows).cumsum(0).tolist()
     for part, end, count in zip(parts, ends, rows):
         of = slice(end - count, end)
@@ -86,7 +83,7 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
             values["input_scale"] = linear.input_scale.clone()
         if linear.bias is not None:
             values["bias"] = linear.bias[of].clone()
-        yield f"{parent_name}.{part}" if parent_name else part, values
+        yield part, values
 
 
 def _config(kinds: dict[tuple[bool, bool], list[str]], ignore: list[str]):

@@ -4,9 +4,9 @@
     with kernels.use_kernel_mapping(kernel.layers.mapping()):
         model = kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
 
-    RMSNorm               for transformers' layers of that name (LlamaRMSNorm and its like), float16 and bfloat16
-    Fp8LlamaDecoderLayer  for the decoder layers of a model that `quantization` has quantised or loaded
-    QuantizingFp8Linear   for its linears that quantise their own input: those of layers that are quantised in part
+    RMSNorm              for transformers' layers of that name (LlamaRMSNorm and its like), float16 and bfloat16
+    Fp8DecoderLayer      for the fused decoder layers of a model that `quantization` has quantised or loaded
+    QuantizingFp8Linear  for its linears that quantise their own input: those of whatever is not fused
 
 They are for inference: the operators have no backward.
 """
@@ -17,8 +17,9 @@ from .. import ops as _ops
 from .. import reference as _reference
 from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
+from .residual import ResidualStream as _ResidualStream
 
-__all__ = ["Fp8LlamaDecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
+__all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
 
 
 class RMSNorm(torch.nn.Module):
@@ -38,8 +39,8 @@ class RMSNorm(torch.nn.Module):
         return weight * normal
 
 
-class Fp8LlamaDecoderLayer(torch.nn.Module):
-    """A Llama decoder layer with its norms, SwiGLU and linears on the FP8 operators."""
+class Fp8DecoderLayer(torch.nn.Module):
+    """A decoder layer with its norms, SwiGLU and linears on the FP8 operators."""
 
     can_torch_compile = True
     has_backward = False
@@ -52,12 +53,14 @@ class Fp8LlamaDecoderLayer(torch.nn.Module):
         past_key_values=None,
         use_cache: bool | None = False,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        residual_stream: _ResidualStream | None = None,
         **kwargs,
     ) -> torch.Tensor:
         return _decoder_layer(
             self,
             _ops,
             hidden_states,
+            residual_stream,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -105,7 +108,7 @@ class LoadedLayer:
         return f"layer `{self.layer_name}` of {self._layer.__module__}"
 
 
-_LAYERS = (RMSNorm, Fp8LlamaDecoderLayer, QuantizingFp8Linear)
+_LAYERS = (RMSNorm, Fp8DecoderLayer, QuantizingFp8Linear)
 
 
 def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:

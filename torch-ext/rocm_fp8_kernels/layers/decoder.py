@@ -1,13 +1,15 @@
-"""A Llama decoder layer on FP8 operators, written once over them: `ops` is this package's operators or its reference.
+"""A decoder layer on FP8 operators, written once over them: `ops` is this package's operators or its reference.
 
     h  --rms_norm_fp8--> FP8 --QKV--> attention --> FP8 --O--> a
     a += h               in place, in add_rms_norm_fp8
-    a  --the norm------> FP8 --Gate/Up--> swiglu_fp8 --> FP8 --Down--> d;  d += a, in place
+    a  --the norm------> FP8 --Gate/Up--> swiglu_fp8 --> FP8 --Down--> d
+
+It ends with d += a, in place; with a ResidualStream (residual.py) the next layer begins with a += d, in its norm.
 
 A linear without an input_scale has its input quantised by scales of the rows: by the dynamic operators of these names.
 A half of the layer, attention or MLP, that is not quantised as a whole keeps transformers' module and order; there
 each FP8 linear quantises its own input (`quantizing_linear`).
-The residual stream lives in the linears' results: each is the next one's residual buffer, nothing is allocated
+The residual lives in the linears' results: each is the next one's residual buffer, nothing is allocated
 for it, and a layer's input is never written (transformers hands it out as a hidden state).
 """
 
@@ -16,19 +18,38 @@ from types import ModuleType
 import torch
 
 from ..linear import Fp8Linear
+from .residual import ResidualStream
 
 
-def decoder_layer(layer: torch.nn.Module, ops: ModuleType, hidden: torch.Tensor, **attention_arguments) -> torch.Tensor:
-    """`layer` has LlamaDecoderLayer's modules, quantised (see ../llama.py); hidden: float16 or bfloat16 [..., d]."""
+def decoder_layer(
+    layer: torch.nn.Module,
+    ops: ModuleType,
+    hidden: torch.Tensor,
+    residual_stream: ResidualStream | None = None,
+    **attention_arguments,
+) -> torch.Tensor:
+    """`layer` has the modules of a decoder layer of ../architectures.py; hidden: float16 or bfloat16 [..., d]."""
     attention, mlp = layer.self_attn, layer.mlp
+    residual = None
+    if residual_stream is not None:
+        hidden, residual = residual_stream.take(hidden)
     if hasattr(attention, "qkv_proj"):
-        q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden)
+        if residual is None:
+            q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden)
+        else:
+            q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden, residual)
+            hidden = residual
         residual, _ = attention(q, ops=ops, input_scale=scale, **attention_arguments)
     else:
+        if residual is not None:
+            hidden = residual.add_(hidden)
         residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **attention_arguments)
     if hasattr(mlp, "gate_up_proj"):
         q, scale = _normalised(ops, layer.post_attention_layernorm, mlp.gate_up_proj, hidden, residual)
-        return mlp(q, ops=ops, input_scale=scale).add_(residual)
+        result = mlp(q, ops=ops, input_scale=scale)
+        if residual_stream is not None and residual_stream.leave(result, residual):
+            return result
+        return result.add_(residual)
     residual = residual + hidden
     return residual + mlp(layer.post_attention_layernorm(residual))
 

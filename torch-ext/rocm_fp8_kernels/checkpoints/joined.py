@@ -1,0 +1,75 @@
+"""Stored FP8 linears as Fp8Linear: a checkpoint's, or those of a model that transformers has loaded."""
+
+from collections.abc import Callable
+
+import torch
+
+from ..linear import Fp8Linear
+from ..ops import fp8_dtype as _device_fp8_dtype
+from .schemes import Scheme
+
+__all__ = ["input_kinds", "joined", "to_format_of"]
+
+
+def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
+    """How each linear's input is quantised: linears of one input are fused where these are equal."""
+    return {name: (scheme.dynamic, scheme.scale_ub) for name, scheme in schemes.items()}
+
+
+def joined(
+    kind: type[Fp8Linear],
+    names: list[str],
+    schemes: dict[str, Scheme],
+    read: Callable[[str], torch.Tensor],
+    dtype: torch.dtype,
+    *,
+    bias: bool,
+) -> Fp8Linear:
+    """The linears of these names, which have one input, as one.
+
+    Args:
+        read: of a tensor's qualified name, the tensor, in memory that the result may keep.
+        dtype: of the result.
+        bias: whether the linears have one.
+
+    Raises: ValueError that names a scale that is no positive number.
+    """
+    scheme = schemes[names[0]]
+    weights = [read(f"{name}.weight") for name in names]
+    scales = [_scale(read, f"{name}.weight_scale") for name in names]
+    one = not scheme.dynamic and all(scale.numel() == 1 and torch.equal(scale, scales[0]) for scale in scales)
+    result = kind(
+        *(weights[0].shape[1], sum(len(weight) for weight in weights)),
+        bias=bias,
+        channel_scales=not one,
+        dtype=dtype,
+        fp8_dtype=torch.float8_e4m3fn,
+        device="meta",
+        dynamic=scheme.dynamic,
+    )
+    result.weight = torch.cat(weights)
+    channels = [scale.expand(len(weight)) for scale, weight in zip(scales, weights)]
+    result.weight_scale = scales[0].clone() if one else torch.cat(channels).reshape(1, -1)
+    if not scheme.dynamic:
+        result.input_scale = torch.cat([_scale(read, f"{name}.input_scale") for name in names]).amax().reshape(1)
+    if scheme.scale_ub is not None:
+        result.scale_ub = torch.tensor([scheme.scale_ub], device=result.weight.device)
+    if bias:
+        result.bias = torch.cat([read(f"{name}.bias").to(dtype) for name in names])
+    return result
+
+
+def _scale(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
+    """float32 [n]. Raises: ValueError where one is no positive number."""
+    scale = read(name).float().reshape(-1)
+    wrong = scale[~((scale > 0) & (scale < float("inf")))]
+    if wrong.numel():
+        raise ValueError(f"{name}: holds {wrong[0].item()}; scales are positive numbers")
+    return scale
+
+
+def to_format_of(model: torch.nn.Module) -> None:
+    """On gfx942: float8_e4m3fnuz, in place."""
+    for module in model.modules():
+        if isinstance(module, Fp8Linear) and _device_fp8_dtype(module.weight.device) == torch.float8_e4m3fnuz:
+            module.to_fnuz_()

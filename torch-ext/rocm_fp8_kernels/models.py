@@ -1,0 +1,181 @@
+"""From a model's linears to FP8 linears, in place: what is fused, what quantises its own input, and why.
+
+A decoder layer of a known architecture (architectures.py) has two halves, attention and MLP. Each is fused as a whole
+or not at all. Whatever is not fused keeps its module; its linears are replaced one by one.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
+from .layers.residual import hand_on_residual
+from .linear import Fp8Linear
+
+__all__ = ["Plan", "QuantizingFp8Linear", "check_linears", "parts_of", "plan", "quantisable", "replace_linears"]
+
+_HALF_PRECISION = (torch.float16, torch.bfloat16)
+_SILU = ("silu", "swish")
+
+
+@dataclass
+class Plan:
+    """What becomes of a model's linears, by qualified names.
+
+    fused: (decoder layer's name, its half) -> name of the joined linear -> names of the linears.
+    alone: those that will quantise their own input.
+    why: the reason why a half could not be fused, by its name.
+    """
+
+    fused: dict[tuple[str, str], dict[str, list[str]]] = field(default_factory=dict)
+    alone: list[str] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+    known: bool = True  # whether the model has layers of a known architecture
+
+    def inputs(self) -> Iterator[list[str]]:
+        """The linears that have one input, in the order of computation within a half."""
+        for joined in self.fused.values():
+            yield from joined.values()
+        for name in self.alone:
+            yield [name]
+
+    def warn(self, model: torch.nn.Module) -> None:
+        """One warning, where something that could have been fused is not. For functions under torch.no_grad()."""
+        what = f"{len(self.alone)} linears are quantised one by one, each with its own input"
+        if not self.known:
+            message = f"{type(model).__name__} has no decoder layer that can be fused: {what}"
+        elif self.why:
+            name, why = next(iter(self.why.items()))
+            more = f" (and {len(self.why) - 1} more)" if len(self.why) > 1 else ""
+            message = f"{type(model).__name__}: {name}{more} is not fused, because {why}: {what}"
+        else:
+            return
+        warnings.warn(message, stacklevel=4)  # after this one, the caller and no_grad's wrapper
+
+
+def quantisable(model: torch.nn.Module) -> list[str]:
+    """Names of the linears that `quantize` takes: those of the decoder layers of a known architecture. Of another
+    model: all but the head. ValueError where there are none, or where some are FP8 already."""
+    if any(isinstance(module, Fp8Linear) for module in model.modules()):
+        raise ValueError("the model is quantised already")
+    linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and name}
+    known = [name for name, module in model.named_modules() if type(module) in CLASSES]
+    if known:
+        wanted = {part for layer in known for joined in _joined(layer).values() for part in _parts(joined)}
+        found = [name for name in linears if name in wanted]
+    else:
+        head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        found = [name for name, module in linears.items() if module is not head]
+    if not found:
+        raise ValueError(f"{type(model).__name__} holds no linear that can be quantised")
+    return found
+
+
+def check_linears(model: torch.nn.Module, names: list[str]) -> None:
+    """ValueError that names the first linear that the operators do not take, or whose weight holds no numbers."""
+    for name in names:
+        weight = model.get_submodule(name).weight
+        if weight.dtype not in _HALF_PRECISION:
+            raise ValueError(f"{name}: the weight's dtype is {weight.dtype}; needs float16 or bfloat16")
+        if weight.shape[1] < 1:
+            raise ValueError(f"{name}: in_features is {weight.shape[1]}; needs 1 at least")
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(f"the weight of {name} holds NaN or infinity")
+
+
+def _joined(layer: str) -> dict[str, dict[str, list[str]]]:
+    """Half -> name of the joined linear -> qualified names of the linears, of the decoder layer of this name."""
+    return {
+        half: {to: [f"{layer}.{half}.{part}" for part in parts] for to, parts in fused.JOINED.items()}
+        for half, fused in HALVES.items()
+    }
+
+
+def _parts(joined: dict[str, list[str]]) -> list[str]:
+    return [part for parts in joined.values() for part in parts]
+
+
+def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
+    """For the linears of these names; each with how its input is quantised, which is compared."""
+    modules = dict(model.named_modules())
+    layers = [name for name, module in modules.items() if type(module) in CLASSES]
+    result, fused = Plan(known=bool(layers)), set()
+    for name in layers:
+        for half, joined in _joined(name).items():
+            parts = _parts(joined)
+            if not all(part in wanted for part in parts):
+                continue  # so the checkpoint wants it
+            why = _why_not(modules, modules[name], half, joined, wanted)
+            if why is None:
+                result.fused[name, half] = joined
+                fused |= set(parts)
+            else:
+                result.why[f"{name}.{half}"] = why
+    result.alone = [name for name in wanted if name not in fused]
+    return result
+
+
+def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping[str, Hashable]) -> str | None:
+    module = getattr(layer, half)
+    own, _ = CLASSES[type(layer)].halves[half]
+    if type(module) is not own:
+        return f"it is a {type(module).__name__}"
+    if half == "mlp" and module.config.hidden_act not in _SILU:
+        return f"hidden_act is {module.config.hidden_act!r}, and swiglu_fp8 needs 'silu'"
+    for parts in joined.values():
+        names = ", ".join(part.rpartition(".")[2] for part in parts)
+        if len({wanted[part] for part in parts}) > 1:
+            return f"the inputs of {names} are quantised in different ways"
+        if len({modules[part].bias is None for part in parts}) > 1:
+            return f"some, but not all of {names} have a bias"
+    return None
+
+
+def replace_linears(
+    model: torch.nn.Module, planned: Plan, join: Callable[[type[Fp8Linear], list[str]], Fp8Linear]
+) -> None:
+    """Replaces the linears by what `join` makes of those of these names, which are still in their places.
+
+    In place: hooks, hidden-state recorders and references to the layers stay valid. One after the other, so that two
+    copies of the whole model never exist.
+    """
+    for (name, half), joined in planned.fused.items():
+        layer = model.get_submodule(name)
+        classes = CLASSES.get(type(layer)) or CLASSES[type(layer).__bases__[1]]
+        parent = getattr(layer, half)
+        for fused, parts in joined.items():
+            linear = join(Fp8Linear, parts)
+            for part in parts:
+                delattr(parent, part.rpartition(".")[2])
+            setattr(parent, fused, linear)
+        parent.__class__ = classes.halves[half][1]
+        layer.__class__ = classes.layer
+
+    places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {}  # a linear may be in several
+    alone = {name: model.get_submodule(name) for name in planned.alone}
+    wanted = set(alone.values())
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child in wanted:
+                places.setdefault(child, []).append((parent, name))
+    wanted.clear()
+    for name in planned.alone:
+        linear = join(QuantizingFp8Linear, [name])
+        for parent, last in places.pop(alone.pop(name)):
+            setattr(parent, last, linear)
+
+    bases = {classes.model for classes in CLASSES.values()}
+    for module in model.modules():
+        if type(module) in bases and hand_on_residual not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(hand_on_residual, with_kwargs=True)
+
+
+def parts_of(model: torch.nn.Module, name: str) -> tuple[list[str], list[int]]:
+    """transformers' names of the linears in this FP8 linear, and how many of its outputs each has."""
+    parent_name, _, last = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    if not isinstance(parent, FusedHalf):
+        return [name], [parent.get_submodule(last).out_features]
+    return [f"{parent_name}.{part}" for part in parent.JOINED[last]], parent.rows_of_parts(last)
