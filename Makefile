@@ -10,11 +10,12 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
-.PHONY: help build build-cuda lint test demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests"
+	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
 	@echo "make lint    the style of the Python and C++ sources (ruff, clang-format)"
 	@echo "make build   compile the CPU variant into build/; on an NVIDIA GPU the CUDA variant too"
 	@echo "make build-cuda   compile the CUDA variant, on any machine"
@@ -59,6 +60,18 @@ lint: $(READY)
 test: build
 	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest -n $(WORKERS) --dist worksteal --backend cpu; fi
+
+# vLLM without a GPU, and the plugin, in the same environment. On a GPU: integrations/vllm/README.md.
+VLLM := $(VENV)/.vllm-installed
+
+$(VLLM): $(READY) integrations/vllm/install_cpu.py
+	$(RUN) integrations/vllm/install_cpu.py
+	@touch $@
+
+vllm: $(VLLM)
+
+test-vllm: build $(VLLM)
+	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile integrations/vllm/tests
 
 demo: build
 	@$(RUN) -m examples.demo $(ARGS)

@@ -22,9 +22,11 @@ PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 SECTIONS = {
     "cpu_ratios": "cpu-ratios",
     "cuda": "cuda-operators",
+    "gpu_decode": "cuda-decode-step",
     "gpu_layer": "cuda-decoder-layer",
     "gpu_scales": "cuda-scales",
     "rocm": "rocm-operators",
+    "vllm_latency": "vllm-latency",
 }
 
 

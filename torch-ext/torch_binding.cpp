@@ -1,9 +1,52 @@
 // The operators' schemas, and their registration; one binding for every backend.
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
+#include <string>
+
 #include "../common/environment.h"
 #include "operators.h"
 #include "registration.h"
+
+namespace rocm_fp8::binding {
+namespace {
+
+// An operator that counts its calls; refused ones do not count.
+template <auto operate>
+struct Counted;
+template <class... Arguments, void (*operate)(Arguments...)>
+struct Counted<operate> {
+    static inline std::atomic<int64_t> calls = 0;
+    static void call(Arguments... arguments) {
+        operate(arguments...);
+        calls.fetch_add(1, std::memory_order_relaxed);
+    }
+};
+
+// -1: there is no such operator.
+int64_t call_count(std::string name) {
+    struct {
+        const char* name;
+        const std::atomic<int64_t>& calls;
+    } const operators[] = {
+        {"rms_norm", Counted<&rms_norm>::calls},
+        {"rms_norm_fp8", Counted<&rms_norm_fp8>::calls},
+        {"add_rms_norm_fp8", Counted<&add_rms_norm_fp8>::calls},
+        {"quantize_fp8", Counted<&quantize_fp8>::calls},
+        {"quantize_static_fp8", Counted<&quantize_static_fp8>::calls},
+        {"rms_norm_dynamic_fp8", Counted<&rms_norm_dynamic_fp8>::calls},
+        {"add_rms_norm_dynamic_fp8", Counted<&add_rms_norm_dynamic_fp8>::calls},
+        {"swiglu_dynamic_fp8", Counted<&swiglu_dynamic_fp8>::calls},
+        {"swiglu_fp8", Counted<&swiglu_fp8>::calls},
+        {"skinny_gemm", Counted<&skinny_gemm>::calls},
+    };
+    for (const auto& each : operators)
+        if (name == each.name) return each.calls.load(std::memory_order_relaxed);
+    return -1;
+}
+
+}  // namespace
+}  // namespace rocm_fp8::binding
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def("rms_norm(Tensor(a!) out, Tensor x, Tensor weight, float epsilon) -> ()");
@@ -32,11 +75,13 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
         "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
         "bool constant_b=False) -> ()");
     ops.def("reread_environment() -> ()");
+    ops.def("call_count(str name) -> int");
 }
 
-// It has no tensor, so no backend.
+// They have no tensor, so no backend.
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
     ops.impl("reread_environment", TORCH_BOX(&rocm_fp8::reread_environment));
+    ops.impl("call_count", TORCH_BOX(&rocm_fp8::binding::call_count));
 }
 
 #if defined(CPU_KERNEL)
@@ -44,16 +89,17 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #endif
-    ops.impl("rms_norm", TORCH_BOX(&rocm_fp8::binding::rms_norm));
-    ops.impl("rms_norm_fp8", TORCH_BOX(&rocm_fp8::binding::rms_norm_fp8));
-    ops.impl("add_rms_norm_fp8", TORCH_BOX(&rocm_fp8::binding::add_rms_norm_fp8));
-    ops.impl("quantize_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_fp8));
-    ops.impl("quantize_static_fp8", TORCH_BOX(&rocm_fp8::binding::quantize_static_fp8));
-    ops.impl("rms_norm_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::rms_norm_dynamic_fp8));
-    ops.impl("add_rms_norm_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::add_rms_norm_dynamic_fp8));
-    ops.impl("swiglu_dynamic_fp8", TORCH_BOX(&rocm_fp8::binding::swiglu_dynamic_fp8));
-    ops.impl("swiglu_fp8", TORCH_BOX(&rocm_fp8::binding::swiglu_fp8));
-    ops.impl("skinny_gemm", TORCH_BOX(&rocm_fp8::binding::skinny_gemm));
+    using namespace rocm_fp8::binding;
+    ops.impl("rms_norm", TORCH_BOX(&Counted<&rms_norm>::call));
+    ops.impl("rms_norm_fp8", TORCH_BOX(&Counted<&rms_norm_fp8>::call));
+    ops.impl("add_rms_norm_fp8", TORCH_BOX(&Counted<&add_rms_norm_fp8>::call));
+    ops.impl("quantize_fp8", TORCH_BOX(&Counted<&quantize_fp8>::call));
+    ops.impl("quantize_static_fp8", TORCH_BOX(&Counted<&quantize_static_fp8>::call));
+    ops.impl("rms_norm_dynamic_fp8", TORCH_BOX(&Counted<&rms_norm_dynamic_fp8>::call));
+    ops.impl("add_rms_norm_dynamic_fp8", TORCH_BOX(&Counted<&add_rms_norm_dynamic_fp8>::call));
+    ops.impl("swiglu_dynamic_fp8", TORCH_BOX(&Counted<&swiglu_dynamic_fp8>::call));
+    ops.impl("swiglu_fp8", TORCH_BOX(&Counted<&swiglu_fp8>::call));
+    ops.impl("skinny_gemm", TORCH_BOX(&Counted<&skinny_gemm>::call));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -149,6 +149,15 @@ def test_scales_are_positive_numbers(kernel, copied, which, value):
     refused(kernel, folder, f"{tensor}: holds {value}; scales are positive numbers")
 
 
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_weights_that_hold_nan_are_named(kernel, copied, code):
+    folder = copied(CHANNEL)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors[f"{LINEAR}.weight"].view(torch.uint8)[-1, -1] = code
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    refused(kernel, folder, f"{LINEAR}.weight: holds NaN")
+
+
 # --- files ---
 
 
@@ -277,6 +286,7 @@ SETTINGS = {
         "global_quant_config.input_tensors: None",
     ),
     "quark types": (quark(layer_type_quant_config={"Linear": {}}), "layer_type_quant_config; known: "),
+    "quark rotation": (quark(algo_config=[{"name": "awq"}, {"name": "quarot"}]), "algo_config: 'quarot'"),
     "quark fake": (quark(export=dict(weight_format="fake_quantized")), "export.weight_format 'fake_quantized'"),
     "a bound below zero": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},

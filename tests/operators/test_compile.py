@@ -375,3 +375,25 @@ def test_a_limit_in_one_graph(kernel, device, generator, limit):
     args = operands("swiglu_dynamic_fp8", (4,), device, generator)
     for dynamic in (False, True):
         both_ways(function, args, torch.compile(function, fullgraph=True, backend=BACKEND, dynamic=dynamic))
+
+
+def test_calls_are_counted_eager_and_compiled(kernel, device):
+    x, scale = torch.ones(2, 64, dtype=torch.bfloat16, device=device), torch.ones(1, device=device)
+
+    def calls() -> dict[str, int]:
+        return {name: count - before[name] for name, count in kernel.call_counts().items() if count != before[name]}
+
+    before = kernel.call_counts()
+    assert set(before) == {
+        name for name in kernel.__all__ if name.endswith("_fp8") or name in ("rms_norm", "skinny_gemm")
+    }
+    kernel.swiglu_fp8(x, scale)
+    kernel.quantize_fp8(x, scale)
+    kernel.quantize_fp8(x)
+    assert calls() == {"swiglu_fp8": 1, "quantize_fp8": 2}
+    compiled = torch.compile(lambda: kernel.swiglu_fp8(x, scale), fullgraph=True, backend=BACKEND)
+    compiled()
+    compiled()
+    with pytest.raises(RuntimeError, match="swiglu_fp8: scale"):
+        kernel.swiglu_fp8(x, scale.double())
+    assert calls() == {"swiglu_fp8": 3, "quantize_fp8": 2}

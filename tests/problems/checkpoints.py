@@ -167,7 +167,7 @@ def _compressed_by_the_library(form: Format, model, scales, directory: Path, ign
         input_activations=fp8 | dict(strategy="token" if form.dynamic else "tensor", dynamic=form.dynamic),
     )
     settings = dict(config_groups={"group_0": group}, ignore=list(ignored), quantization_status="frozen")
-    apply_quantization_config(model, QuantizationConfig.model_validate(settings), show_progress=False)
+    apply_quantization_config(model, QuantizationConfig.model_validate(settings))
     for name, module in linears(model).items():
         if hasattr(module, "quantization_scheme"):
             module.quantization_status = QuantizationStatus.FROZEN

@@ -14,6 +14,7 @@ from .intact import check_files as _check_files
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
 from . import fakes, layers, quantization, reference  # noqa: E402, F401
+from .counts import call_counts  # noqa: E402
 from .linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
@@ -34,6 +35,7 @@ __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
     "add_rms_norm_dynamic_fp8",
     "add_rms_norm_fp8",
+    "call_counts",
     "fp8_dtype",
     "layers",
     "quantization",

@@ -6,6 +6,20 @@ import torch
 
 from ._ops import add_op_namespace_prefix, ops
 
+# Those with tensors.
+OPERATORS = (
+    "rms_norm",
+    "rms_norm_fp8",
+    "add_rms_norm_fp8",
+    "swiglu_fp8",
+    "skinny_gemm",
+    "quantize_fp8",
+    "quantize_static_fp8",
+    "rms_norm_dynamic_fp8",
+    "add_rms_norm_dynamic_fp8",
+    "swiglu_dynamic_fp8",
+)
+
 
 def _register(name: str) -> None:
     arguments = getattr(ops, name).default._schema.arguments
@@ -24,16 +38,5 @@ def _register(name: str) -> None:
     torch.library.register_fake(add_op_namespace_prefix(name), fake)
 
 
-for _name in (
-    "rms_norm",
-    "rms_norm_fp8",
-    "add_rms_norm_fp8",
-    "swiglu_fp8",
-    "skinny_gemm",
-    "quantize_fp8",
-    "quantize_static_fp8",
-    "rms_norm_dynamic_fp8",
-    "add_rms_norm_dynamic_fp8",
-    "swiglu_dynamic_fp8",
-):
+for _name in OPERATORS:
     _register(_name)

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from ..linear import Fp8Linear
-from .joined import input_kinds, joined, to_format_of
+from .joined import check_codes, input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 
 __all__ = ["convert"]
@@ -80,6 +80,7 @@ def _check(model: torch.nn.Module, name: str, scheme: Scheme) -> None:
         raise ValueError(f"{name}.weight is {linear.weight.dtype}, decompressed; needs torch.float8_e4m3fn")
     if linear.weight.is_meta:
         raise ValueError(f"{name}.weight is on the device meta")
+    check_codes(f"{name}.weight", linear.weight)
     for key, count in scales.items():
         scale = getattr(linear, key, None)
         if scale is None:

@@ -8,7 +8,7 @@ from ..linear import Fp8Linear
 from ..ops import fp8_dtype as _device_fp8_dtype
 from .schemes import Scheme
 
-__all__ = ["input_kinds", "joined", "to_format_of"]
+__all__ = ["check_codes", "input_kinds", "joined", "to_format_of"]
 
 
 def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
@@ -32,10 +32,12 @@ def joined(
         dtype: of the result.
         bias: whether the linears have one.
 
-    Raises: ValueError that names a scale that is no positive number.
+    Raises: ValueError that names a scale that is no positive number, or a weight that holds NaN.
     """
     scheme = schemes[names[0]]
     weights = [read(f"{name}.weight") for name in names]
+    for name, weight in zip(names, weights):
+        check_codes(f"{name}.weight", weight)
     scales = [_scale(read, f"{name}.weight_scale") for name in names]
     one = not scheme.dynamic and all(scale.numel() == 1 and torch.equal(scale, scales[0]) for scale in scales)
     result = kind(
@@ -57,6 +59,12 @@ def joined(
     if bias:
         result.bias = torch.cat([read(f"{name}.bias").to(dtype) for name in names])
     return result
+
+
+def check_codes(name: str, codes: torch.Tensor) -> None:
+    """codes: float8_e4m3fn. Raises: ValueError where one is NaN; infinities there are none."""
+    if bool((codes.view(torch.uint8) & 0x7F).eq(0x7F).any()):
+        raise ValueError(f"{name}: holds NaN")
 
 
 def _scale(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:

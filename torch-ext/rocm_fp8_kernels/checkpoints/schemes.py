@@ -170,6 +170,12 @@ def _quark(settings: dict) -> dict:
     if packed != "real_quantized":
         raise ValueError(f"export.weight_format {packed!r}; known: real_quantized")
 
+    # Others (smoothquant, awq, gptq, autosmoothquant) have done their work in the weights; rotations may not have.
+    for algorithm in settings.get("algo_config") or ():
+        name = str((algorithm or {}).get("name", "")).lower()
+        if "rot" in name:
+            raise ValueError(f"algo_config: {name!r}, which may rotate activations; known: what changes weights alone")
+
     def rules(patterns) -> list[str]:
         return [name if name.startswith("re:") else f"re:{fnmatch.translate(name)}" for name in patterns]
 

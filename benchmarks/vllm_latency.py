@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Times of a Llama in vLLM with and without this package's plugin, by `vllm bench latency`, as markdown.
+
+    python -m benchmarks.vllm_latency                                             # a Llama of 1.1 B parameters
+    python -m benchmarks.vllm_latency --model DIR --batch 1 2 4 8 16 32 --prompt 1 --new 128 --iterations 30
+
+Each figure is a process of its own: vLLM starts, warms up, and serves a batch `--iterations` times; the median counts.
+Without --model the model is TinyLlama's by shape, with vLLM's dummy weights. They are small numbers, and zeros in FP8:
+on a CPU no kernel's time depends on them. On a GPU, whose power does, name a checkpoint: an FP8 one is served with the
+plugin and without it.
+
+vLLM and the plugin must be installed (make vllm, on a machine without a GPU), and the package built.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import performance
+from benchmarks.gpu_environment import commit
+from scripts.load import use_local_build
+
+SWITCH = "ROCM_FP8_KERNELS_VLLM"
+TINY_LLAMA = dict(
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=22,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    vocab_size=32000,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-5,
+    hidden_act="silu",
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    torch_dtype="bfloat16",
+)
+
+
+def compressed(kind: str, static: bool) -> dict:
+    """A quantization_config of compressed-tensors: 8 bits, one scale a tensor (static), or a channel and a row."""
+    code = dict(num_bits=8, type=kind, symmetric=True)
+    inputs = dict(strategy="tensor", dynamic=False) if static else dict(strategy="token", dynamic=True)
+    group = dict(
+        targets=["Linear"],
+        weights=code | dict(strategy="tensor" if static else "channel", dynamic=False),
+        input_activations=code | inputs,
+    )
+    return dict(
+        quant_method="compressed-tensors",
+        format=f"{kind}-quantized",
+        quantization_status="compressed",
+        ignore=["lm_head"],
+        config_groups=dict(group=group),
+    )
+
+
+# Mode -> (quantization_config, whether the plugin is on). Static FP8 without the plugin fails on a CPU.
+MODES = {
+    "bfloat16": (None, False),
+    "INT8": (compressed("int", False), False),
+    "FP8, vLLM's": (compressed("float", False), False),
+    "FP8, ours, dynamic": (compressed("float", False), True),
+    "FP8, ours, static": (compressed("float", True), True),
+}
+# Of a checkpoint.
+GIVEN = {"vLLM's": (None, False), "ours": (None, True)}
+
+
+class Failed(Exception):
+    """The last lines of a run that failed."""
+
+
+def median(model: Path, plugin: bool, batch: int, prompt: int, new: int, args: argparse.Namespace) -> float:
+    """Seconds for a batch."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as result:
+        command = [str(Path(sys.executable).with_name("vllm")), "bench", "latency", "--model", str(model)]
+        command += ["--dtype", "bfloat16", "--input-len", str(prompt), "--output-len", str(new)]
+        command += ["--batch-size", str(batch), "--num-iters", str(args.iterations), "--disable-detokenize"]
+        command += ["--num-iters-warmup", str(args.warmups), "--output-json", result.name]
+        # A start computes this many tokens once, which takes minutes on a CPU.
+        command += ["--max-model-len", str(max(prompt + new, 64)), "--max-num-batched-tokens", str(max(prompt, 64))]
+        command += ["--max-num-seqs", str(max(batch, 1))]
+        if args.model is None:
+            command += ["--load-format", "dummy", "--skip-tokenizer-init"]
+        command += args.vllm
+        environment = os.environ | {SWITCH: str(int(plugin))}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
+        return statistics.median(json.load(result)["latencies"])
+
+
+def models(folder: Path, given: Path | None, only: list[str]) -> Iterator[tuple[str, Path, bool]]:
+    """(mode, model's folder, whether the plugin is on)"""
+    for mode, (quantization, plugin) in (MODES if given is None else GIVEN).items():
+        if only and mode not in only:
+            continue
+        if given is None:
+            path = folder / mode.replace(" ", "-")
+            path.mkdir()
+            config = TINY_LLAMA | ({} if quantization is None else dict(quantization_config=quantization))
+            (path / "config.json").write_text(json.dumps(config))
+        yield mode, given or path, plugin
+
+
+def report(args: argparse.Namespace) -> None:
+    print(f"- machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    print(f"- commit: {commit()}\n- date: {datetime.date.today()}")
+    print(f"- model: {args.model or 'TinyLlama 1.1B by shape, dummy weights'}")
+    print(f"- median of {args.iterations} after {args.warmups}\n")
+    cases = [(batch, args.prompt, args.new) for batch in args.batch]
+    cases += [(1, args.prefill, 1)] if args.prefill else []
+    names = [f"batch {b}: {p} + {n} tokens" for b, p, n in cases]
+    print("| mode | " + " | ".join(f"{name}, ms" for name in names) + " |")
+    print("| --- " * (len(names) + 1) + "|")
+    first: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for mode, model, plugin in models(Path(folder), args.model, args.only):
+            times = []
+            for case in cases:
+                try:
+                    times.append(median(model, plugin, *case, args))
+                except Failed as error:
+                    print(f"{mode}: failed\n{error}", file=sys.stderr)
+                    times.append(None)
+            first = first or times
+            cells = [
+                "failed" if time is None else f"{time * 1e3:.0f} ({base / time:.2f})" if base else f"{time * 1e3:.0f}"
+                for time, base in zip(times, first)
+            ]
+            print(f"| {mode} | " + " | ".join(cells) + " |", flush=True)
+    print("\nIn parentheses: how many times faster than the first row.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="an FP8 checkpoint's folder (default: TinyLlama by shape)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
+    parser.add_argument("--prompt", type=int, default=1, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=32, help="tokens decoded")
+    parser.add_argument("--prefill", type=int, default=512, help="also one prompt of this length; 0: none")
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES))
+    parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="last: options for vllm bench latency")
+    performance.add_options(parser)
+    args = parser.parse_args()
+    use_local_build()
+    with performance.recorded("vllm_latency", args):
+        report(args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""A vLLM plugin: FP8 checkpoints run on the kernels of rocm-fp8-kernels.
+
+vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear` before
+vLLM's own FP8 linears, and has each model fused once it is loaded (`fusion`). No code of a model is replaced.
+
+Environment variables:
+    ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
+    LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
+"""
+
+import logging
+import os
+
+__all__ = ["register"]
+
+REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
+KERNELS_VERSION = 1
+SWITCH = "ROCM_FP8_KERNELS_VLLM"
+# The releases that the tests ran on: the first, and the first that is too new. The plugin uses parts of vLLM that are
+# no public interface.
+TESTED = ((0, 32), (0, 33))
+
+_log = logging.getLogger("vllm.rocm_fp8_kernels")  # below "vllm": with its handlers and its level
+
+
+def register() -> None:
+    """Changes nothing, and logs one line that says why, where the plugin cannot serve this vLLM."""
+    if not _is_on():
+        return
+    if reason := _refusal():
+        _log.error("rocm-fp8-kernels is not used: %s", reason)
+        return
+    from vllm.platforms import current_platform
+
+    from . import fusion, linear
+
+    if current_platform.is_cpu():
+        from . import cpu
+
+        cpu.install()
+    linear.install()
+    fusion.install()
+
+
+def _is_on() -> bool:
+    value = os.environ.get(SWITCH, "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"{SWITCH}={value!r}; needs 0 or 1")
+    return value == "1"
+
+
+def _refusal() -> str | None:
+    """Why this vLLM, platform or machine is not served."""
+    import vllm
+
+    first, end = TESTED
+    if not first <= vllm.__version_tuple__[:2] < end:
+        return f"vLLM {vllm.__version__} was not tested; {_dotted(first)} up to, not including, {_dotted(end)} was"
+    from vllm.platforms import current_platform
+
+    if not (current_platform.is_cpu() or current_platform.is_cuda_alike()):
+        return f"no kernels for the platform {current_platform.device_name!r}"
+    try:
+        from . import kernel  # noqa: F401
+
+    except Exception as error:  # of the Hub, of kernels, of the library: each says what is wrong
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,132 @@
+"""Norms and activations of a loaded vLLM model that quantise for the linear behind them.
+
+A decoder layer's norm becomes (add +) RMSNorm + FP8, its activation SwiGLU + FP8: their modules change class and know
+the linear that they feed. What they return is vLLM's own QuantizedActivation, which its linears take.
+"""
+
+import functools
+import logging
+from typing import NamedTuple
+
+import torch
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader import base_loader
+
+from .kernel import kernel
+from .linear import FewRowsFp8Linear
+
+__all__ = ["fuse", "install"]
+
+_log = logging.getLogger("vllm.rocm_fp8_kernels")
+
+# Decoder layers whose norms and activation feed these linears and nothing else, by vLLM's module and class. Each class
+# is meant exactly: one that is derived may do more with the hidden state.
+_LAYERS = {
+    ("llama", "LlamaDecoderLayer"),
+    ("mistral", "MistralDecoderLayer"),
+    ("qwen2", "Qwen2DecoderLayer"),
+    ("qwen3", "Qwen3DecoderLayer"),
+}
+# A module of such a layer -> the linear that it feeds.
+_FEEDS = {
+    "input_layernorm": "self_attn.qkv_proj",
+    "post_attention_layernorm": "mlp.gate_up_proj",
+    "mlp.act_fn": "mlp.down_proj",
+}
+
+
+class _Fed(NamedTuple):
+    """The linear behind a norm or an activation, by its place: vLLM puts a LoRA's module there, which takes no FP8."""
+
+    parent: torch.nn.Module
+    name: str
+
+    def takes_fp8(self) -> bool:
+        return hasattr(getattr(self.parent, self.name), "rocm_fp8_linear")
+
+    def scales(self) -> tuple[FewRowsFp8Linear, torch.Tensor | None, torch.Tensor | None]:
+        """(the linear, its inputs' static scale, the upper bound of computed ones)"""
+        layer = getattr(self.parent, self.name)
+        _, _, scale, scale_ub = layer.rocm_fp8_linear._get_layer_params(layer)
+        return layer.rocm_fp8_linear, scale, scale_ub
+
+
+class QuantizingRMSNorm(RMSNorm):
+    """The residual is updated in place, rounded to its dtype before its variance is taken, as transformers does."""
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> QuantizedActivation | tuple[QuantizedActivation, torch.Tensor]:
+        if not self.rocm_fp8_feeds.takes_fp8():
+            return super().forward(x, residual)
+        linear, scale, scale_ub = self.rocm_fp8_feeds.scales()
+        inputs = (x, self.weight) if residual is None else (x, residual, self.weight)
+        name, kind = "rms_norm" if residual is None else "add_rms_norm", linear.fp8_dtype
+        if scale is None:
+            operator = getattr(kernel, f"{name}_dynamic_fp8")
+            q, scale = operator(*inputs, self.variance_epsilon, scaling="row", scale_ub=scale_ub, out_dtype=kind)
+        else:
+            q = getattr(kernel, f"{name}_fp8")(*inputs, scale, self.variance_epsilon, out_dtype=kind)
+        given = linear.activation(q, scale, x.dtype)
+        return given if residual is None else (given, residual)
+
+
+class QuantizingSiluAndMul(SiluAndMul):
+    def forward(self, x: torch.Tensor) -> QuantizedActivation:
+        if not self.rocm_fp8_feeds.takes_fp8():
+            return super().forward(x)
+        linear, scale, scale_ub = self.rocm_fp8_feeds.scales()
+        if scale is None:
+            q, scale = kernel.swiglu_dynamic_fp8(x, scaling="row", scale_ub=scale_ub, out_dtype=linear.fp8_dtype)
+        else:
+            q = kernel.swiglu_fp8(x, scale, out_dtype=linear.fp8_dtype)
+        return linear.activation(q, scale, x.dtype)
+
+
+_QUANTIZING = {RMSNorm: QuantizingRMSNorm, SiluAndMul: QuantizingSiluAndMul}
+
+
+def fuse(model: torch.nn.Module) -> None:
+    """Of a model whose weights are loaded, in place: whatever `_FEEDS` names and a linear of ours stands behind."""
+    linears = sum(hasattr(module, "rocm_fp8_linear") for module in model.modules())
+    fused = 0
+    for layer in model.modules():
+        kind = type(layer)
+        if (kind.__module__.rpartition(".")[2], kind.__name__) not in _LAYERS:
+            continue
+        for name, feeds in _FEEDS.items():
+            module, linear = layer.get_submodule(name), layer.get_submodule(feeds)
+            if _can_quantize(module, linear):
+                module.__class__ = _QUANTIZING[type(module)]
+                parent, _, last = feeds.rpartition(".")
+                module.rocm_fp8_feeds = _Fed(layer.get_submodule(parent), last)  # in a tuple, so no submodule
+                fused += 1
+    if linears:
+        _log.info("rocm-fp8-kernels: %d FP8 linears, %d norms and activations that quantise for them", linears, fused)
+
+
+def _can_quantize(module: torch.nn.Module, linear: torch.nn.Module) -> bool:
+    if type(module) not in _QUANTIZING or not hasattr(linear, "rocm_fp8_linear"):
+        return False
+    if isinstance(module, RMSNorm):
+        dtype = linear.rocm_fp8_linear.config.input_dtype
+        return module.has_weight and module.weight.dtype == dtype and module.variance_size_override is None
+    return True
+
+
+def install() -> None:
+    """Each model is fused as soon as its weights are ready, before it is compiled."""
+    ready = base_loader.process_weights_after_loading
+    if hasattr(ready, "rocm_fp8_fuses"):
+        return
+
+    @functools.wraps(ready)
+    def process_weights_after_loading(model: torch.nn.Module, *arguments, **keywords):
+        result = ready(model, *arguments, **keywords)
+        fuse(model)
+        return result
+
+    process_weights_after_loading.rocm_fp8_fuses = True
+    base_loader.process_weights_after_loading = process_weights_after_loading

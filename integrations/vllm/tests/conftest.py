@@ -1,0 +1,193 @@
+"""FP8 checkpoints of two models, the same models in transformers on the reference operators, and vLLM engines."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.load import load_kernel, use_local_build
+
+ROOT = Path(__file__).resolve().parents[3]
+BYTE_LLAMA = ROOT / "examples" / "byte_llama" / "checkpoint"
+# Before vLLM is imported, which reads some of them then. Its processes inherit them.
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+use_local_build()
+# What an engine of these tests is given, on the command line, too.
+ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's checkpoint: `format` is of tests/problems/checkpoints.py."""
+
+    model: Callable[[], torch.nn.Module]
+    format: str
+
+
+def byte_llama() -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(BYTE_LLAMA, dtype=torch.bfloat16)
+
+
+@torch.no_grad()
+def byte_qwen3() -> torch.nn.Module:
+    """The byte-level Llama's weights as a Qwen3, whose norms of queries and keys give them about the size that they
+    had: it still knows the text. Of random weights no token is much likelier than others, and rounding decides."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    llama = byte_llama()
+    kept = llama.config.to_dict()
+    of_llama = ("model_type", "architectures", "mlp_bias", "pretraining_tp", "transformers_version")
+    model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in kept.items() if k not in of_llama})).to(torch.bfloat16)
+    model.load_state_dict(llama.state_dict(), strict=False)
+
+    def follow(norm: torch.nn.Module, linear: torch.nn.Module) -> None:
+        def hook(module, inputs, output) -> None:
+            norm.weight.fill_(output.float().square().mean().sqrt())
+
+        linear.register_forward_hook(hook)
+
+    for ours, theirs in zip(model.model.layers, llama.model.layers):
+        follow(ours.self_attn.q_norm, theirs.self_attn.q_proj)
+        follow(ours.self_attn.k_norm, theirs.self_attn.k_proj)
+    llama(input_ids=text(4, 256), use_cache=False)
+    return model.eval()
+
+
+CASES = {
+    "static": Case(byte_llama, "fp8, static"),
+    "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
+    "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
+    "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
+}
+
+
+def text(count: int, length: int) -> torch.Tensor:
+    """int64 [count, length]: bytes of Python that the byte-level Llama was not trained on."""
+    files = sorted((ROOT / "torch-ext" / "rocm_fp8_kernels").glob("*.py"))
+    code = b"".join(file.read_bytes() for file in files)
+    return torch.tensor(list(code[: count * length])).view(count, length)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def surroundings(tmp_path_factory) -> None:
+    load_kernel("cpu")  # or one clear error
+    torch.set_num_threads(1)  # of engines in this process: more wait for one another where the cores are busy
+    # Nothing compiled is left from other runs.
+    os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm-cache"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """checkpoint(name) -> the folder of a case's checkpoint."""
+    from tests.problems import checkpoints
+
+    written = {}
+
+    def write(name: str) -> Path:
+        if name not in written:
+            written[name] = tmp_path_factory.mktemp(name.replace(" ", "-"))
+            with torch.no_grad():
+                checkpoints.write(CASES[name].format, CASES[name].model(), text(8, 256), written[name])
+        return written[name]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint):
+    """reference(name) -> the case's model in transformers, on the reference operators."""
+    load_quantized, loaded = load_kernel("cpu").quantization.load_quantized, {}
+
+    def load(name: str) -> torch.nn.Module:
+        if name not in loaded:
+            loaded[name] = load_quantized(checkpoint(name))
+        return loaded[name]
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+    """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first.
+
+    With one worker all of it is in this process, which saves half a minute each; the server's tests have processes.
+    """
+    from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    started = []
+
+    def end() -> None:
+        for each in started:
+            each.llm_engine.engine_core.shutdown()
+        started.clear()
+        cleanup_dist_env_and_memory()
+
+    def start(name: str, **arguments) -> LLM:
+        end()
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
+        arguments = ENGINE | dict(skip_tokenizer_init=True, enable_prefix_caching=False) | arguments
+        llm = LLM(
+            model=str(checkpoint(name)),
+            worker_extension_cls="rocm_fp8_vllm.worker.Counters",
+            disable_log_stats=True,
+            **arguments,
+        )
+        started.append(llm)
+        return llm
+
+    yield start
+    end()
+
+
+def counts(llm) -> dict[str, int]:
+    """Operator -> calls so far, of an engine with one worker."""
+    (only,) = llm.collective_rpc("rocm_fp8_call_counts")
+    return {name: count for name, count in only.items() if count}
+
+
+def greedy(length: int, **arguments):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False, **arguments)
+
+
+def generate(llm, prompts: list[list[int]], length: int) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], greedy(length), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def teacher_forced(llm, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """(the likeliest token after each of ids[:, :-1], bits per byte of ids[:, 1:]), by the engine."""
+    prompts = [{"prompt_token_ids": row.tolist()} for row in ids]
+    outputs = llm.generate(prompts, greedy(1, prompt_logprobs=1), use_tqdm=False)
+    best, nats = [], []
+    for row, output in zip(ids, outputs):
+        given = output.prompt_logprobs[1:]  # of the first token there is none
+        best.append([next(token for token, found in each.items() if found.rank == 1) for each in given])
+        nats += [each[token].logprob for token, each in zip(row[1:].tolist(), given)]
+    return torch.tensor(best), -sum(nats) / len(nats) / math.log(2)
+
+
+@torch.no_grad()
+def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The same, by transformers."""
+    best, nats = [], []
+    for rows in ids.split(8):
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
+        best.append(logits.argmax(-1))
+        nats.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
+    return torch.cat(best), torch.cat(nats).mean().item() / math.log(2)

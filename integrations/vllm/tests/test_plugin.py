@@ -1,0 +1,191 @@
+"""On, off, refused; and what of a model is fused."""
+
+import logging
+
+import pytest
+import rocm_fp8_vllm
+import torch
+import vllm
+from rocm_fp8_vllm import cpu, fusion, linear
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.kernels import linear as choice
+from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.quantization.utils import quant_utils
+from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
+from vllm.platforms import PlatformEnum, current_platform
+
+LINEARS = choice._POSSIBLE_FP8_KERNELS[PlatformEnum.CPU]
+
+
+@pytest.fixture
+def unregistered(monkeypatch):
+    """As if vLLM had not loaded the plugin; installed() says which parts `register` put in."""
+    done = []
+    monkeypatch.delenv(rocm_fp8_vllm.SWITCH, raising=False)
+    for part in (cpu, linear, fusion):
+        monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
+    return done
+
+
+def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
+    rocm_fp8_vllm.register()
+    assert unregistered == [cpu, linear, fusion]
+    monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
+    rocm_fp8_vllm.register()
+    assert len(unregistered) == 3
+    monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "yes")
+    with pytest.raises(ValueError, match="ROCM_FP8_KERNELS_VLLM='yes'; needs 0 or 1"):
+        rocm_fp8_vllm.register()
+
+
+@pytest.mark.parametrize("version", [(0, 31, 2), (0, 33, 0), (1, 0, 0)])
+def test_another_version_is_refused_with_one_line(version, unregistered, monkeypatch, caplog):
+    monkeypatch.setattr(vllm, "__version_tuple__", version)
+    monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)))
+    assert one_line(caplog).endswith(f"vLLM {vllm.__version__} was not tested; 0.32 up to, not including, 0.33 was")
+    assert not unregistered
+
+
+def test_another_platform_is_refused_with_one_line(unregistered, monkeypatch, caplog):
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "device_name", "tpu", raising=False)
+    assert one_line(caplog).endswith("no kernels for the platform 'tpu'")
+    assert not unregistered
+
+
+def test_kernels_that_cannot_be_fetched_are_one_line(unregistered, monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("LOCAL_KERNELS", f"{rocm_fp8_vllm.REPO_ID}={tmp_path}")
+    monkeypatch.delitem(__import__("sys").modules, "rocm_fp8_vllm.kernel")
+    monkeypatch.delattr(rocm_fp8_vllm, "kernel")
+    assert "rocm-fp8-kernels is not used: " in one_line(caplog)
+    assert not unregistered
+
+
+def one_line(caplog) -> str:
+    """What `register` logs: one line."""
+    logger = logging.getLogger("vllm.rocm_fp8_kernels")
+    logger.addHandler(caplog.handler)
+    try:
+        rocm_fp8_vllm.register()
+    finally:
+        logger.removeHandler(caplog.handler)
+    (record,) = [each for each in caplog.records if each.name == logger.name][-1:]
+    assert record.levelno == logging.ERROR
+    message = record.getMessage()
+    assert "\n" not in message
+    return message
+
+
+def test_install_is_repeatable_and_puts_the_linear_first():
+    linear.install()
+    first = list(LINEARS)
+    linear.install()
+    assert first == LINEARS and LINEARS[0] is linear.FewRowsFp8Linear and LINEARS.count(linear.FewRowsFp8Linear) == 1
+    fusion.install()
+    hook = fusion.base_loader.process_weights_after_loading
+    fusion.install()
+    assert fusion.base_loader.process_weights_after_loading is hook
+
+
+def config(inputs, weights=quant_utils.kFp8StaticChannelSym, dtype=torch.bfloat16) -> FP8ScaledMMLinearLayerConfig:
+    return FP8ScaledMMLinearLayerConfig(
+        weight_quant_key=weights, activation_quant_key=inputs, weight_shape=(64, 96), input_dtype=dtype, out_dtype=dtype
+    )
+
+
+@pytest.mark.parametrize("inputs", linear._INPUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 32, 33, 100])
+def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
+    layer = torch.nn.Module()
+    weight = torch.randn(64, 96, generator=generator).to(torch.float8_e4m3fn)
+    layer.weight = weight.t()
+    layer.weight_scale = torch.rand(64, 1, generator=generator) + 0.5
+    static = inputs == quant_utils.kFp8StaticTensorSym
+    layer.input_scale = torch.tensor(0.02) if static else None
+    with set_current_vllm_config(VllmConfig()):
+        ours = linear.FewRowsFp8Linear(
+            config(inputs, dtype=dtype), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+        )
+    ours.process_weights_after_loading(layer)
+    x = torch.randn(rows, 96, generator=generator).to(dtype)
+    bias = torch.randn(64, generator=generator).to(dtype)
+    scale = layer.input_scale if static else x.float().abs().amax(1, keepdim=True) / 448
+    q = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    expected = (q.double() @ weight.double().t()) * scale.double() * layer.weight_scale.double().t() + bias.double()
+    given = ours.apply_weights(layer, x, bias)
+    assert given.dtype == dtype
+    # One rounding to dtype, and sums of 96 products in float32.
+    bound = expected.abs() * torch.finfo(dtype).eps + 96 * 2**-23 * (
+        (q.double().abs() @ weight.double().abs().t()) * scale.double() * layer.weight_scale.double().t()
+    )
+    assert ((given.double() - expected).abs() <= bound).all()
+
+
+def test_what_it_cannot_do_is_left_to_vllm():
+    for refused in (
+        config(quant_utils.kFp8Dynamic128Sym),
+        config(quant_utils.kFp8StaticTensorSym, quant_utils.kFp8Static128BlockSym),
+        config(quant_utils.kFp8StaticTensorSym, dtype=torch.float32),
+    ):
+        assert not linear.FewRowsFp8Linear.can_implement(refused)[0]
+
+
+def test_parts_keep_their_scales():
+    weight = torch.randn(6, 4).to(torch.float8_e4m3fn)
+    scales, kept = cpu.keep_scales(weight, torch.tensor([0.5, 0.25]), [4, 2])
+    assert kept is weight and scales.tolist() == [0.5] * 4 + [0.25] * 2
+    for one in (torch.tensor([0.5, 0.5]), torch.tensor([0.5, torch.finfo(torch.float32).min]), torch.tensor(0.5)):
+        scales, kept = cpu.keep_scales(weight, one, [4, 2])
+        assert kept is weight and scales.shape == () and scales == 0.5
+    cpu.install()
+    from vllm.model_executor.layers.quantization.utils import w8a8_utils
+
+    assert w8a8_utils.requantize_with_max_scale is cpu.keep_scales
+    assert requantize_with_max_scale in (cpu.keep_scales, requantize_with_max_scale)
+
+
+def layer_of(name: str, module: str) -> torch.nn.Module:
+    """With the modules of a decoder layer, under a class of this name and module."""
+    layer = type(name, (torch.nn.Module,), {"__module__": f"vllm.model_executor.models.{module}"})()
+    layer.self_attn, layer.mlp = torch.nn.Module(), torch.nn.Module()
+    layer.input_layernorm, layer.post_attention_layernorm = (RMSNorm(64, dtype=torch.bfloat16) for _ in range(2))
+    layer.mlp.act_fn = SiluAndMul()
+    for parent, linears in ((layer.self_attn, ("qkv_proj",)), (layer.mlp, ("gate_up_proj", "down_proj"))):
+        for each in linears:
+            setattr(parent, each, torch.nn.Module())
+    return layer
+
+
+def test_only_known_layers_before_our_linears_are_fused():
+    with set_current_vllm_config(VllmConfig()):
+        ours = linear.FewRowsFp8Linear(
+            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+        )
+        layers = [layer_of(*kind) for kind in (("LlamaDecoderLayer", "llama"), ("LlamaDecoderLayer", "other"))]
+        layers += [layer_of("Qwen3DecoderLayer", "qwen3")]
+    for layer in layers:
+        layer.self_attn.qkv_proj.rocm_fp8_linear = ours
+        layer.mlp.gate_up_proj.rocm_fp8_linear = ours
+    layers[0].mlp.down_proj.rocm_fp8_linear = ours
+    layers[2].post_attention_layernorm.weight.data = torch.ones(64)  # float32
+    fusion.fuse(torch.nn.ModuleList(layers))
+    kinds = [
+        [type(each) for each in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.act_fn)]
+        for layer in layers
+    ]
+    assert kinds == [
+        [fusion.QuantizingRMSNorm, fusion.QuantizingRMSNorm, fusion.QuantizingSiluAndMul],
+        [RMSNorm, RMSNorm, SiluAndMul],
+        [fusion.QuantizingRMSNorm, RMSNorm, SiluAndMul],
+    ]
+    # The linear is known, not held: names and parameters of the model stay.
+    assert [name for name, _ in layers[0].input_layernorm.named_parameters()] == ["weight"]
+
+    # Whatever takes a linear's place, as a LoRA's module does, is given what vLLM's own modules give.
+    layers[0].self_attn.qkv_proj = layers[0].mlp.down_proj = torch.nn.Module()
+    x = torch.randn(3, 64).bfloat16()
+    assert torch.equal(layers[0].input_layernorm(x), layers[1].input_layernorm(x))
+    assert torch.equal(layers[0].mlp.act_fn(x), layers[1].mlp.act_fn(x))
