@@ -91,7 +91,7 @@ def median(model: Path, plugin: bool, batch: int, prompt: int, new: int, args: a
         command += ["--num-iters-warmup", str(args.warmups), "--output-json", result.name]
         # A start computes this many tokens once, which takes minutes on a CPU.
         command += ["--max-model-len", str(max(prompt + new, 64)), "--max-num-batched-tokens", str(max(prompt, 64))]
-        command += ["--max-num-seqs", str(max(batch, 1))]
+        command += ["--max-num-seqs", str(batch)]
         if args.model is None:
             command += ["--load-format", "dummy", "--skip-tokenizer-init"]
         command += args.vllm

@@ -1,7 +1,7 @@
 """Joined linears whose parts have different weight scales, on a CPU.
 
 vLLM brings such parts to one scale by quantising them a second time: its build for a CPU lacks the operator, and the
-second rounding costs a byte-level Llama 0.013 bits a byte. Here the scales become scales of the output channels, and
+second rounding costs a byte-level Llama 0.006 bits a byte. Here the scales become scales of the output channels, and
 the weights stay what they are. On a GPU vLLM's way stands: its linears for many rows ask for one scale.
 """
 
