@@ -2,6 +2,7 @@
 times of operators."""
 
 import pytest
+import torch
 
 from tests.problems.tiny_llama import LAYER
 from tests.tools.fake_gpu import gpu
@@ -24,3 +25,9 @@ def calls(kernel, monkeypatch) -> list[str]:
     for name in ("rms_norm", "skinny_gemm", "quantize_fp8", *LAYER["static"], *LAYER["dynamic"]):
         monkeypatch.setattr(operators, name, counted(name))
     return names
+
+
+@pytest.fixture
+def without_gradients():
+    with torch.no_grad():
+        yield

@@ -33,15 +33,11 @@ from tests.problems.tiny_llama import (
 )
 from tests.problems.tiny_models import FUSED, UNFUSED, WINDOW, config
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 every_fused = pytest.mark.parametrize("name", FUSED)
 every_other = pytest.mark.parametrize("name", UNFUSED)
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 def noted(call) -> list[str]:

@@ -29,7 +29,10 @@ from tests.problems.tiny_llama import (
 )
 from tests.problems.tiny_models import config
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype"),
+    pytest.mark.usefixtures("without_gradients"),
+]
 every_format = pytest.mark.parametrize("name", FORMATS)
 
 # What is ignored -> (names of linears, which halves of the two layers stay transformers').
@@ -49,12 +52,6 @@ IGNORED = {
         ("model.layers.0.self_attn", "model.layers.0.mlp"),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

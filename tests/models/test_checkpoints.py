@@ -26,6 +26,8 @@ from tests.problems.tiny_llama import (
     tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 # The model's fused linears, by module -> the linears of transformers that they join.
 JOINED = {
     "self_attn": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)},
@@ -37,12 +39,6 @@ JOINED = {
 # 2^-9 of their size, so that 2^-5 of the FP8 codes, whose steps are 2^-4 to 2^-3, are the next ones. That moves a
 # result by sqrt(2^-5) * 2^-3.5 = 2^-6 of its norm; nine linears, one after the other: 2^-4.4. Twice that for spread.
 IN_FLOAT32 = 4 * NEAR
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -18,14 +18,10 @@ from tests.problems.tiny_llama import (
     tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 MODELS = VARIANTS | {"llama3 rope": dict(rope_parameters=LLAMA3_ROPE)}
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 def eagerly(step: decoding.StaticStep):

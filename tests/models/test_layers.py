@@ -29,15 +29,11 @@ from tests.problems.tiny_llama import (
     tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 INFERENCE, COMPILED, TRAINING = kernels.Mode.INFERENCE, kernels.Mode.TORCH_COMPILE, kernels.Mode.TRAINING
 every_shape = pytest.mark.parametrize("shapes", VARIANTS)
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 # transformers makes its RMSNorm open to kernelize only where it accepts the installed version of kernels.

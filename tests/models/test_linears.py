@@ -19,13 +19,9 @@ from tests.problems.tiny_llama import (
     tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])

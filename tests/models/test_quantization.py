@@ -16,6 +16,8 @@ from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, positive, random_codes, short
 from tests.problems.tiny_llama import ACTIVATIONS, NEAR, VARIANTS, distance, kernelized, llama, logits, quantize, tokens
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 GRANULARITIES = ("channel", "tensor")
 every_format = pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
 every_granularity = pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -28,12 +30,6 @@ JOINED = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 def linear_module(kernel):

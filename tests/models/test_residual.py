@@ -13,15 +13,11 @@ from tests.problems.buffers import same_bytes
 from tests.problems.tiny_llama import ACTIVATIONS, LAYER, drawn, kernelized, logits, pair, tokens
 from tests.problems.tiny_models import FUSED, WINDOW, config
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 every_fused = pytest.mark.parametrize("name", FUSED)
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 LAYERS = 3
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -28,16 +28,12 @@ from tests.problems.tiny_llama import (
 )
 from tests.problems.tiny_models import FUSED, WINDOW, config
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 every_activation = pytest.mark.parametrize("activations", ACTIVATIONS)
 # from_pretrained rounds scales to bfloat16, by up to 2^-9 of their size. An input scale then moves all of its row's
 # quotients so far that 2^-5 of the FP8 codes are their neighbours, as in float32: see test_checkpoints.py.
 ROUNDED_SCALES = 4 * NEAR
-
-
-@pytest.fixture(autouse=True)
-def without_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
