@@ -331,15 +331,17 @@ def test_a_damaged_configuration(kernel, copied, text):
     refused(kernel, folder, "copy/config.json: ")
 
 
-def test_without_the_library(kernel, copied, monkeypatch, tmp_path):
+@pytest.mark.parametrize("missing", ["compressed_tensors", "psutil"])
+def test_without_the_library(kernel, copied, monkeypatch, tmp_path, missing):
+    """psutil: compressed-tensors 0.17 imports it without requiring it. The message names what is missing."""
     folder = copied(STATIC)
     model = llama(torch.Generator().manual_seed(1))
     kernel.quantization.quantize(model, activations="dynamic")
     for name in [name for name in sys.modules if name.split(".")[0] == "compressed_tensors"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
-    message = "FP8 checkpoints need the Python package compressed-tensors"
+    monkeypatch.setitem(sys.modules, missing, None)
+    message = "FP8 checkpoints need the Python package compressed-tensors: "
     refused(kernel, folder, message, ImportError)
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ImportError, match=f"{message}.*{missing}"):
         kernel.quantization.save_quantized(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

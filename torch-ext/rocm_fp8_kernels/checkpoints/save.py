@@ -24,8 +24,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     """
     try:
         from compressed_tensors.compressors import ModelCompressor
-    except ImportError:
-        raise ImportError("FP8 checkpoints need the Python package compressed-tensors") from None
+    except ImportError as error:  # its own dependencies, too: release 0.17 imports psutil and does not ask for it
+        raise ImportError(f"FP8 checkpoints need the Python package compressed-tensors: {error}") from None
     from huggingface_hub import save_torch_state_dict
 
     directory = Path(directory)

@@ -35,8 +35,8 @@ def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
     """
     try:
         from compressed_tensors.utils import match_named_modules, match_targets
-    except ImportError:
-        raise ImportError("FP8 checkpoints need the Python package compressed-tensors") from None
+    except ImportError as error:  # its own dependencies, too: release 0.17 imports psutil and does not ask for it
+        raise ImportError(f"FP8 checkpoints need the Python package compressed-tensors: {error}") from None
 
     method = settings.get("quant_method")
     if method not in METHODS:
