@@ -28,8 +28,9 @@ LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 
 @dataclass
 class Checks:
-    """What is checked besides bounds and waits."""
+    """What is checked besides bounds. Without `waits` a register that is touched too early has what will be loaded."""
 
+    waits: bool = True
     alignment: bool = False
     uninitialised_lds: bool = True
     uninitialised_registers: bool = False
@@ -98,7 +99,6 @@ class Launch:
             "a user SGPR other than the kernarg pointer": kernel.properties & 0x7F & ~0x8,
             f"{threads} threads in a workgroup, {limit} at most": threads > limit or threads == 0,
             f"{self.lds_size} bytes of LDS": self.lds_size > LDS_LIMIT[self.code.arch],
-            "threads in more than one dimension": kernel.bits("rsrc2", 11, 2) or self.block[1:] != (1, 1),
             "wave32": kernel.metadata[".wavefront_size"] != LANES,
         }
         for what, present in problems.items():
@@ -117,6 +117,18 @@ class Launch:
         words[:arch] = self.garbage.integers(0, 1 << 32, (arch, LANES), np.uint32)
         return registers
 
+    def _thread_ids(self, wave: int) -> np.ndarray:
+        """What v0 holds: x, and ten bits each for y and z where the kernel asked for them."""
+        x_size, y_size, _ = self.block
+        thread = np.arange(LANES) + wave * LANES
+        asked = self.kernel.bits("rsrc2", 11, 2)
+        ids = thread % x_size
+        if asked >= 1:
+            ids = ids | thread // x_size % y_size << 10
+        if asked >= 2:
+            ids = ids | thread // (x_size * y_size) % 1024 << 20
+        return ids.astype(np.uint32)
+
     def _start_wave(self, workgroup: Workgroup, index: int) -> Wave:
         kernel = self.kernel
         wave = Wave(workgroup, index, self._registers())
@@ -124,7 +136,7 @@ class Launch:
         wave.fp16_overflow_clamps = bool(kernel.bits("rsrc1", 26))
         threads = self.threads
         wave.set_exec(ALL_LANES if threads >= (index + 1) * LANES else (1 << threads - index * LANES) - 1)
-        wave.u32[0][:] = np.arange(LANES) + index * LANES
+        wave.u32[0][:] = self._thread_ids(index)
 
         wave.s = [self.random.getrandbits(32) for _ in range(106)] + [0] * 22
         user = []
@@ -218,13 +230,13 @@ class Launch:
     def _slice(self, wave: Wave, budget: int) -> None:
         """Runs a wave for at most `budget` instructions, or until it waits for others."""
         instructions, counts = self.program, self.counts
-        strict = self.checks.uninitialised_registers
+        strict, forgives_waits = self.checks.uninitialised_registers, not self.checks.waits
         pc, start = wave.pc, budget
         try:
             while budget:
                 budget -= 1
                 ins = instructions[pc]
-                if wave.pending & ins.touched:
+                if wave.pending & ins.touched and not forgives_waits:
                     raise WaitFault(f"{names(wave.pending & ins.touched)} touched before the wait that covers its load")
                 if strict:
                     if wave.uninitialised & ins.reads:

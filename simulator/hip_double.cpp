@@ -16,6 +16,8 @@ namespace {
 // Returns a hipError_t. `arguments` points to one pointer an argument.
 using LaunchCallback = int (*)(const void* bundle, const char* kernel, int device, const uint32_t* grid,
                                const uint32_t* block, uint64_t dynamic_lds, void** arguments);
+// Workgroups that a compute unit holds, or 0.
+using OccupancyCallback = int (*)(const void* bundle, const char* kernel, int device, int threads, uint64_t lds);
 // size 0: freed.
 using MemoryCallback = void (*)(void* address, uint64_t size);
 
@@ -36,6 +38,7 @@ struct PendingCall {
 };
 
 LaunchCallback on_launch;
+OccupancyCallback on_occupancy;
 MemoryCallback on_memory;
 std::mutex mutex;
 std::map<const void*, Function>& functions() {
@@ -68,8 +71,9 @@ extern "C" {
 
 // The tests' side.
 
-void simulator_set_callbacks(LaunchCallback launch, MemoryCallback memory) {
+void simulator_set_callbacks(LaunchCallback launch, OccupancyCallback occupancy, MemoryCallback memory) {
     on_launch = launch;
+    on_occupancy = occupancy;
     on_memory = memory;
 }
 
@@ -195,6 +199,21 @@ hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int
 
 hipError_t hipDeviceSynchronize() { return hipSuccess; }
 
+// As many as the device can hold at once is a question for the simulator's counters; hosts that ask size their grids.
+hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads, size_t lds) {
+    std::string kernel;
+    const void* bundle;
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        const auto it = functions().find(function);
+        if (it == functions().end()) return remember(hipErrorInvalidDeviceFunction);
+        kernel = it->second.name, bundle = it->second.bundle;
+    }
+    if (!on_occupancy) return remember(hipErrorNotInitialized);
+    *blocks = on_occupancy(bundle, kernel.c_str(), current_device, threads, lds);
+    return remember(*blocks > 0 ? hipSuccess : hipErrorInvalidConfiguration);
+}
+
 // Memory.
 
 hipError_t hipMalloc(void** pointer, size_t size) {
@@ -236,6 +255,8 @@ hipError_t hipStreamDestroy(hipStream_t stream) {
     return hipSuccess;
 }
 hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
+hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
+hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
 // Of any other handle than those of hipStreamCreate: the handle itself, plus what simulator_set_stream_epoch says.
 hipError_t hipStreamGetId(hipStream_t stream, unsigned long long* id) {
     *id = reinterpret_cast<uintptr_t>(stream) + stream_epoch;
@@ -257,6 +278,25 @@ hipError_t hipStreamGetCaptureInfo_v2(hipStream_t, hipStreamCaptureStatus* statu
 }
 hipError_t hipThreadExchangeStreamCaptureMode(hipStreamCaptureMode* mode) {
     std::swap(*mode, capture_mode);
+    return hipSuccess;
+}
+
+// Events: everything before them has happened, and nothing here takes time.
+
+hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned) {
+    *event = reinterpret_cast<hipEvent_t>(new char);
+    return hipSuccess;
+}
+hipError_t hipEventCreate(hipEvent_t* event) { return hipEventCreateWithFlags(event, 0); }
+hipError_t hipEventDestroy(hipEvent_t event) {
+    delete reinterpret_cast<char*>(event);
+    return hipSuccess;
+}
+hipError_t hipEventRecord(hipEvent_t, hipStream_t) { return hipSuccess; }
+hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
+hipError_t hipEventQuery(hipEvent_t) { return hipSuccess; }
+hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t, hipEvent_t) {
+    *milliseconds = 0;
     return hipSuccess;
 }
 

@@ -71,7 +71,8 @@ class LdsAddress:
 
     def at(self, wave, lanes, offset: int) -> np.ndarray:
         vector = self.vector(wave)
-        return (vector if lanes is None else vector[lanes]).astype(np.int64) + offset
+        # The sum wraps: compilers put a negative number into the register (LLVM: hasUsableDSOffset).
+        return (vector if lanes is None else vector[lanes]).astype(np.int64) + offset & 0xFFFFFFFF
 
 
 def issue(wave, bits: int) -> None:

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
-from .counters import Counters
+from .counters import Counters, occupancy
 from .engine import Checks
 from .faults import SimulationError, UnsupportedError
 from .memory import Memory
@@ -40,6 +40,9 @@ LAUNCH_CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_uint32),
     ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p),
 )  # fmt: skip
+OCCUPANCY_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64
+)
 MEMORY_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 
 
@@ -117,7 +120,11 @@ class Runtime:
         self._simulators: dict[tuple[int, str], list[Simulator]] = {}
         with tempfile.TemporaryDirectory() as folder:
             self.double = ctypes.CDLL(str(build_double(Path(hip_include), Path(folder))), ctypes.RTLD_GLOBAL)
-        self._callbacks = LAUNCH_CALLBACK(self._on_launch), MEMORY_CALLBACK(self._on_memory)
+        self._callbacks = (
+            LAUNCH_CALLBACK(self._on_launch),
+            OCCUPANCY_CALLBACK(self._on_occupancy),
+            MEMORY_CALLBACK(self._on_memory),
+        )
         self.double.simulator_set_callbacks(*self._callbacks)
 
     def open(self, path: str | Path) -> ctypes.CDLL:
@@ -164,10 +171,23 @@ class Runtime:
             return LAUNCH_FAILURE
         return 0
 
+    def _simulator_of(self, bundle: int, name: str, arch: str) -> Simulator:
+        for each in self.simulators(bundle, arch):
+            if name in each.kernels:
+                return each
+        raise SimulationError(f"the bundle has no kernel {name} for {arch}")
+
+    def _on_occupancy(self, bundle, kernel, device, threads, lds) -> int:
+        try:
+            arch, name = ARCHITECTURES[device], kernel.decode()
+            entry = self._simulator_of(bundle, name, arch).kernels[name]
+            return occupancy(arch, entry.vgprs, threads, entry.lds_size + lds).workgroups
+        except BaseException as error:
+            self._error = self._error or error
+            return 0
+
     def _launch(self, bundle: int, name: str, arch: str, grid, block, lds: int, arguments) -> None:
-        simulator = next((each for each in self.simulators(bundle, arch) if name in each.kernels), None)
-        if simulator is None:
-            raise SimulationError(f"the bundle has no kernel {name} for {arch}")
+        simulator = self._simulator_of(bundle, name, arch)
         simulator.seed, simulator.resident, simulator.checks = self.seed, self.resident, self.checks
         explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
         values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]

@@ -30,8 +30,8 @@ STORES = {
     "dword": Move(4), "dwordx2": Move(8), "dwordx4": Move(16),
 }  # fmt: skip
 DS_READS = {
-    "i8": Move(1, True), "u16": Move(2), "u16_d16_hi": Move(2, False, 1), "b32": Move(4), "b64": Move(8),
-    "b128": Move(16),
+    "u8": Move(1), "i8": Move(1, True), "u16": Move(2), "u16_d16_hi": Move(2, False, 1),
+    "b32": Move(4), "b64": Move(8), "b128": Move(16),
 }  # fmt: skip
 DS_WRITES = {"b32": Move(4), "b64": Move(8), "b128": Move(16)}
 

@@ -40,8 +40,21 @@ def _perm(a, b, select):
     return np.ascontiguousarray(result.astype(np.uint8)).view(U32)[:, 0]
 
 
+def _reversed_bits(a):
+    bits = np.unpackbits(a.view(np.uint8), bitorder="little").reshape(LANES, 32)
+    return np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(U32)[:, 0]
+
+
 def _high(a, b):
     return (a.astype(U64) * b.astype(U64) >> U64(32)).astype(U32)
+
+
+def _low_24(a):
+    return a & U32(0xFFFFFF)
+
+
+def _signed_24(a):
+    return a << I32(8) >> I32(8)
 
 
 def _mbcnt(half: int):
@@ -61,6 +74,7 @@ def _pack_halves(low, high):
 OPERATIONS = {
     "v_mov_b32": ("u32", ["u32"], lambda a: a),
     "v_not_b32": ("u32", ["u32"], lambda a: ~a),
+    "v_bfrev_b32": ("u32", ["u32"], _reversed_bits),
     "v_mov_b64": ("u64", ["u64"], lambda a: a),
     # Integers.
     "v_add_u32": ("u32", ["u32"] * 2, np.add),
@@ -79,6 +93,9 @@ OPERATIONS = {
     "v_lshrrev_b64": ("u64", ["u32", "u64"], lambda a, b: b >> _shift(a, 64, U64)),
     "v_mul_lo_u32": ("u32", ["u32"] * 2, np.multiply),
     "v_mul_hi_u32": ("u32", ["u32"] * 2, _high),
+    "v_mul_u32_u24": ("u32", ["u32"] * 2, lambda a, b: _low_24(a) * _low_24(b)),
+    "v_mad_u32_u24": ("u32", ["u32"] * 3, lambda a, b, c: _low_24(a) * _low_24(b) + c),
+    "v_mul_i32_i24": ("i32", ["i32"] * 2, lambda a, b: _signed_24(a) * _signed_24(b)),
     "v_add3_u32": ("u32", ["u32"] * 3, lambda a, b, c: a + b + c),
     "v_add_lshl_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a + b) << (c & U32(31))),
     "v_lshl_add_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a << (b & U32(31))) + c),
@@ -97,6 +114,7 @@ OPERATIONS = {
     # 16-bit integers.
     "v_add_u16": ("u16", ["u16"] * 2, np.add),
     "v_sub_u16": ("u16", ["u16"] * 2, np.subtract),
+    "v_lshlrev_b16": ("u16", ["u16"] * 2, lambda a, b: b << (a & np.uint16(15))),
     "v_lshrrev_b16": ("u16", ["u16"] * 2, lambda a, b: b >> (a & np.uint16(15))),
     "v_ashrrev_i16": ("i16", ["u16", "i16"], lambda a, b: b >> (a & np.uint16(15)).view(np.int16)),
     # Single precision.

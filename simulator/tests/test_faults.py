@@ -66,6 +66,12 @@ def test_lds_loads_come_back_in_order(arch):
     fails(WaitFault, mixed, arch, "v20", lds=256)
 
 
+def test_missing_waits_can_be_forgiven(arch):
+    body = "v_mov_b32 v21, 7\n ds_write_b32 v0, v21\n ds_read_b32 v20, v0\n v_mov_b32 v30, v20"
+    fails(WaitFault, body, arch, "v20", lds=256)
+    assert (run(body, arch, lds=256, checks=Checks(waits=False))[0] == 7).all()
+
+
 def test_global_memory_beyond_a_buffer(arch):
     one_before = "s_sub_u32 s4, s4, 1\n s_subb_u32 s5, s5, 0\n global_load_ubyte v20, v0, s[4:5]"
     fails(MemoryFault, one_before, arch, "lane 0", "1 bytes before argument 0")

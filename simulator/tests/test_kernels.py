@@ -269,3 +269,36 @@ def test_arguments_that_the_hardware_preloads(tmp_path):
         assert not [ins for ins in counters.program if ins.address < kernel.entry + 256]
         loaded = {int(ins.text.operands[2], 0) for ins in counters.program if ins.kind == "smem"}
         assert 0x14 in loaded and min(loaded) >= 0x14
+
+
+THREE_DIMENSIONS = r"""
+#include <hip/hip_runtime.h>
+
+extern "C" __global__ void place(int* out) {
+    const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    out[thread] = threadIdx.x + 100 * threadIdx.y + 10000 * threadIdx.z;
+}
+extern "C" __global__ void place_xy(int* out) {
+    out[threadIdx.y * blockDim.x + threadIdx.x] = threadIdx.x + 100 * threadIdx.y;
+}
+extern "C" __global__ void place_x(int* out) { out[threadIdx.x] = threadIdx.x + 1; }
+"""
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_threads_in_more_than_one_dimension(tmp_path, arch):
+    simulator = Simulator(compile_hip(THREE_DIMENSIONS, tmp_path), arch)
+    asked = {name: kernel.bits("rsrc2", 11, 2) for name, kernel in simulator.kernels.items()}
+    assert asked == {"place": 2, "place_xy": 1, "place_x": 0}
+    x, y, z = 5, 7, 6
+    out = np.zeros((z, y, x), np.int32)
+    simulator.launch("place", 1, (x, y, z), [out])
+    steps = np.arange(x), 100 * np.arange(y)[:, None], 10000 * np.arange(z)[:, None, None]
+    assert (out == steps[0] + steps[1] + steps[2]).all()
+    plane = np.zeros((40, 20), np.int32)
+    simulator.launch("place_xy", 1, (20, 40), [plane])
+    assert (plane == np.arange(20) + 100 * np.arange(40)[:, None]).all()
+    # A kernel that asks for x alone gets it without the others' bits: its rows all write the same.
+    line = np.zeros(20, np.int32)
+    simulator.launch("place_x", 1, (20, 40), [line])
+    assert (line == np.arange(20) + 1).all()

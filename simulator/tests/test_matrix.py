@@ -17,6 +17,7 @@ DENSE = {
     "v_mfma_f32_32x32x8_bf16": (32, 8, "bf16"),
     "v_mfma_f32_16x16x16_f16": (16, 16, "f16"),
     "v_mfma_i32_16x16x32_i8": (16, 32, "i8"),
+    "v_mfma_i32_32x32x16_i8": (32, 16, "i8"),
 }
 SPARSE = {"v_smfmac_f32_16x16x64_fp8_fp8": (16, 64), "v_smfmac_f32_32x32x32_fp8_fp8": (32, 32)}
 

@@ -122,6 +122,8 @@ def test_lds(arch):
       ds_read_u16 v34, v20 offset:6
       ds_read_i8 v35, v20 offset:3
       ds_read_u16_d16_hi v37, v20
+      v_subrev_u32 v21, 16, v20
+      ds_read_u8 v36, v21 offset:23
       s_waitcnt lgkmcnt(0)"""
     bench = Snippets({"lds": body}, arch, lds=1024)
     rng = np.random.default_rng(2)
@@ -132,6 +134,7 @@ def test_lds(arch):
         assert [int(got[i][lane]) for i in range(4)] == [words[2], words[3], words[1], words[0]]
         assert got[4][lane] == words[1] >> 16
         assert got[5][lane] == ((words[0] >> 24 ^ 0x80) - 0x80) & 0xFFFFFFFF
+        assert got[6][lane] == words[1] >> 24  # by an address that is negative in lanes 0 to 3
         assert got[7][lane] == 0x5A5A | (words[0] & 0xFFFF) << 16
 
 
