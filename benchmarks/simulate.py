@@ -23,6 +23,7 @@ from scripts import machine_code
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import SimulationError, cost, report
 from simulator.profile import Profile
+from simulator.recording import record
 from tests.problems import rms_norm as rms
 from tests.problems import skinny_gemm as gemm
 from tests.problems.comparisons import assert_between, assert_rounded_alike
@@ -153,14 +154,12 @@ class Device:
         self.rocm = SimulatedRocm(variants[-1], ROCM_PREFIX / "usr" / "include")
 
     def run(self, args):
-        """(launch, profile) of an operator's last launch, verified if it ran whole."""
+        """(launch, profile, recording) of an operator's last launch, verified if it ran whole."""
         generator = torch.Generator().manual_seed(args.seed)
         runtime, before = self.rocm.runtime, len(self.rocm.runtime.launches)
         profile = Profile(trace=args.trace, trace_limit=args.limit)
-        # Some at a time would share what only the first one finds cold.
-        resident = 1 if args.sample else 4
         sample = (lambda grid: range(min(args.sample, grid[0] * grid[1] * grid[2]))) if args.sample else None
-        options = {"seed": args.seed, "resident": resident, "sample": sample, "profile": profile}
+        options = {"seed": args.seed, "sample": sample, "profile": profile}
         with self.rocm.on(args.arch, **options) as kernel:
             call, check = OPERATORS[args.operator](kernel, FORMATS[args.arch], args, generator)
             with variable(GEMM_VARIABLE, getattr(args, "config", None)):
@@ -170,10 +169,10 @@ class Device:
                 check(out)
         if len(launches) > 1:
             print(f"{len(launches)} launches; this is the last one")
-        return launches[-1], profile
+        return launches[-1], profile, record(launches[-1][4], profile, runtime.beginnings)
 
 
-def show(args, launch, profile) -> None:
+def show(args, launch, profile, recording) -> None:
     name, grid, block, _, counters = launch
     if args.trace and not profile.traced:
         raise SystemExit(f"simulate.py: no wave {args.trace[0]}:{args.trace[1]} ran")
@@ -184,7 +183,7 @@ def show(args, launch, profile) -> None:
     if args.annotate:
         print(report.annotated(counters, profile))
     print(report.describe(counters, profile))
-    print(cost.describe(cost.estimate(counters, profile)))
+    print(cost.describe(cost.estimate(recording)))
 
 
 def published(device: Device, sample: int) -> None:
@@ -195,8 +194,8 @@ def published(device: Device, sample: int) -> None:
     print(f"Published: {SOURCE}: other kernels, measured. Estimates: this package's, on MI300X, in microseconds.\n")
     print("| | estimate | bound | bytes alone | published | ratio |\n|---|---|---|---|---|---|")
     for command, figure in cases:
-        launch, profile = device.run(parse([*command.split(), "--sample", str(sample)]))
-        result = cost.estimate(launch[4], profile)
+        _, _, recording = device.run(parse([*command.split(), "--sample", str(sample)]))
+        result = cost.estimate(recording)
         us = 1e6 * result.seconds
         print(
             f"| {command} | {us:.1f} | {result.bound} | {1e6 * result.bytes_floor:.2f} | {figure.kernel_us:.1f} "

@@ -1,50 +1,83 @@
-"""Counters of a launch, and a table of the chip, as an estimated time. It ranks versions of a kernel and names what
-binds them; it is no measurement.
+"""A recorded launch, and a table of the chip, as an estimated time. It ranks versions of a kernel and names what binds
+them; it is no measurement. README.md has its error against measured times of other people's kernels.
 
     estimate = launch + max(one compute unit's course, each chip-wide part alone)
 
 Parts alone, as if nothing else took time:
     HBM     different 64-byte lines of the launch / bandwidth (caches cold, and large enough to read nothing twice)
+    fabric  lines that the chiplets' L2 caches fetch / bandwidth of the memory-side cache
     L2      64-byte lines of all accesses / bandwidth (no hits in L1)
     L1      the same, through a unit's 64 bytes a clock
     issue   vector instructions: 4 cycles, transcendental ones 16, on four SIMDs of each busy unit
     matrix  matrix instructions, on four SIMDs of each busy unit
     LDS     cycles with bank conflicts, of each busy unit
-The course (timeline.py) is one unit with as many workgroups as it holds, one after the other, with its share of HBM and
-L2: it has latencies, waits, barriers, and waves that are in each other's way. What it takes beyond the longest part is
-"latency": loads not yet back, and too little in flight.
+The course (timeline.py) is one unit with as many workgroups as it holds, one after the other, with its share of HBM,
+fabric and L2: it has latencies, waits, barriers, and waves that are in each other's way. What it takes beyond the
+longest part is "latency": loads not yet back, and too little in flight.
 
-A launch may be a sample: workgroups are taken to be alike. Lines that several workgroups touched count once, all others
-are scaled by the grid, and no buffer has more lines than it is long.
-
-Constants are facts of the chips (published measurements) but for one, the launch: the least that a kernel takes in a
-graph. It is set from the smallest published kernel time, see the README.
+What a chiplet's L2 fetches is measured on workgroups that are in flight together (sharing.py). Workgroups of later
+rounds are taken to share alike, and to find in L2 what earlier ones left only where the whole launch fits there.
+Matrix units take power: `Chip.power` says by how much a launch that keeps them busy runs at a lower clock.
 """
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from .counters import HALF_LINE, SIMDS, Counters
-from .profile import VECTOR_CYCLES, Profile
+import numpy as np
+
+from .counters import CHIPLETS, HALF_LINE, SIMDS
+from .recording import Buffer, Recording
 from .timeline import Played, UnitRates, play
+
+L2_SIZE = 4 << 20  # of a chiplet
+CALIBRATION = Path(__file__).with_name("calibration.json")  # errors against measured times
 
 
 @dataclass(frozen=True)
 class Chip:
-    """Bandwidths that programs reach: of the whole chip in bytes a second, `unit_hbm` of one unit in bytes a clock."""
+    """Bandwidths that programs reach: of the whole chip in bytes a second, `unit_` of one unit in bytes a clock.
+    Latencies, `issue`, `barrier` and `start` in cycles, as in UnitRates."""
 
     name: str
     units: int
     clock: float
     hbm: float
+    fabric: float
     l2: float
     launch: float  # seconds
     unit_hbm: float = 32.0
+    unit_l2: float = 64.0
+    hbm_latency: float = 900.0
+    fabric_latency: float = 500.0
+    l2_latency: float = 288.0
+    lds_latency: float = 51.0
+    issue: float = 4.0
+    barrier: float = 0.0
+    start: float = 0.0
+    matrix_gap: float = 0.0
+    lds_cycle_latency: float = 0.0
+    memset: float = 2e-6  # seconds of a memset of a few MB
+    power: float = 0.0  # part by which the clock's period grows where the matrix units are never idle
 
 
-# MI350X: L2's bandwidth is not published; scaled by units and clock.
+# MI300X: fitted on half of the pairs of benchmarks/calibration, each constant within a range around what is published.
+# The MI325X's own constants are fitted likewise, on fewer pairs. They hold what differs in software and in how times
+# were taken, too, so they are for the calibration alone. No kernel's time on an MI350X has been compared: its
+# bandwidths are published (L2's scaled by units and clock, the memory-side cache's taken as HBM's), all else is the
+# MI300X's.
+_MI300X = Chip(
+    "MI300X", 304, 2.1e9, hbm=4.56e12, fabric=4.0e12, l2=11.96e12, launch=1.196e-6, unit_hbm=28.16, unit_l2=57.3,
+    hbm_latency=834, fabric_latency=501, l2_latency=450, issue=4.83, barrier=16.5, start=2972, matrix_gap=7.88,
+    lds_cycle_latency=11.9, power=0.665,
+)  # fmt: skip
+MEASURED = {
+    "MI300X": _MI300X,
+    "MI325X": replace(_MI300X, name="MI325X", hbm=3.7e12, launch=1.416e-6, power=0.177, memset=5.2e-6),
+}
 CHIPS = {
-    "gfx942": Chip("MI300X", 304, 2.1e9, 4.2e12, 15.4e12, 0.8e-6),
-    "gfx950": Chip("MI350X", 256, 2.4e9, 6.9e12, 14.8e12, 0.8e-6),
+    "gfx942": _MI300X,
+    "gfx950": replace(_MI300X, name="MI350X", units=256, clock=2.4e9, hbm=6.9e12, fabric=6.9e12, l2=14.8e12),
 }
 LATENCY_BOUND = 0.5  # of the time: where no part takes that much, nothing is busy enough to be the bound
 
@@ -59,6 +92,7 @@ class Estimate:
     bytes_floor: float  # seconds for these bytes, and nothing else
     rounds: float  # of workgroups on the fullest unit
     played: Played = field(repr=False, default_factory=Played)
+    chip: Chip = CHIPS["gfx942"]
 
     @property
     def bound(self) -> str:
@@ -67,72 +101,94 @@ class Estimate:
         return largest if busy[largest] >= LATENCY_BOUND * (self.seconds - self.parts["launch"]) else "latency"
 
 
-def distinct_bytes(counters: Counters) -> float:
-    """Of the whole grid, from the workgroups that ran."""
-    total = 0.0
-    for each in counters.footprints:
-        own = (each.half_lines - each.shared) / counters.workgroups * counters.grid
-        # A buffer need not begin at a line's start: it may touch one more than its length asks for.
-        total += min(HALF_LINE * (own + each.shared), each.size + HALF_LINE)
-    return total
+def distinct_bytes(buffer: Buffer, grid: int) -> float:
+    """Of the whole grid. A buffer need not begin at a line's start: it may touch one more than its length asks for."""
+    return min(HALF_LINE * buffer.own * grid, buffer.size + HALF_LINE)
 
 
-def play_unit(counters: Counters, profile: Profile, chip: Chip) -> tuple[Played, float, float]:
-    """(what was played, seconds of the fullest unit, workgroups that it gets)."""
-    most = -(-counters.grid // chip.units)
+def traffic(recording: Recording, warm: bool) -> tuple[float, float, np.ndarray]:
+    """(bytes from or to HBM, bytes that the L2 caches fetch, play's table of buffers)."""
+    grid, distinct, fetched, table = recording.grid, 0.0, 0.0, []
+    fits = sum(distinct_bytes(each, grid) for each in recording.buffers) <= L2_SIZE
+    for each in recording.buffers:
+        once, own = distinct_bytes(each, grid), HALF_LINE * each.own * grid
+        fills = max(once, own * each.fills)
+        if fits:
+            fills = min(fills, CHIPLETS * once)
+        distinct, fetched = distinct + (0.0 if warm else once), fetched + fills
+        table.append((fills / own if own else 0.0, once / fills if fills and not warm else 0.0))
+    return distinct, fetched, np.array(table, np.float64).reshape(-1, 2)
+
+
+def play_unit(recording: Recording, chip: Chip, table: np.ndarray) -> tuple[Played, float, int]:
+    """(what was played, cycles of the fullest unit, workgroups that it gets)."""
+    most = -(-recording.grid // chip.units)
     # Units that have one workgroup less leave their share of the bandwidth to the others.
-    sharing = counters.grid / most
+    sharing = recording.grid / most
     rates = UnitRates(
-        hbm=min(chip.unit_hbm, chip.hbm / chip.clock / sharing), l2=min(64.0, chip.l2 / chip.clock / sharing)
-    )
-    courses = list(profile.courses.values())
-    if len(courses) > 1 and counters.grid > counters.workgroups:
-        courses = courses[1:]  # of a sample the first one alone found nothing in the caches
-    resident = min(counters.occupancy.workgroups, most)
+        hbm=min(chip.unit_hbm, chip.hbm / chip.clock / sharing),
+        fabric=min(chip.unit_hbm, chip.fabric / chip.clock / sharing),
+        l2=min(chip.unit_l2, chip.l2 / chip.clock / sharing),
+        hbm_latency=chip.hbm_latency, fabric_latency=chip.fabric_latency, l2_latency=chip.l2_latency,
+        lds_latency=chip.lds_latency, issue=chip.issue, barrier=chip.barrier, start=chip.start,
+        matrix_gap=chip.matrix_gap, lds_cycle_latency=chip.lds_cycle_latency,
+    )  # fmt: skip
+    resident = min(recording.resident, most)
 
     def run(count: int) -> Played:
-        return play([courses[i % len(courses)] for i in range(count)], resident, rates)
+        return play(recording.courses, count, resident, rates, table)
 
     if most <= 3 * resident:
         played = run(most)
-        return played, played.cycles / chip.clock, most
+        return played, played.cycles, most
     # Rounds after the first ones are alike.
     first, played = run(resident), run(3 * resident)
     a_group = (played.cycles - first.cycles) / (2 * resident)
-    return played, (played.cycles + (most - 3 * resident) * a_group) / chip.clock, most
+    return played, played.cycles + (most - 3 * resident) * a_group, most
 
 
-def estimate(counters: Counters, profile: Profile, chip: Chip | None = None) -> Estimate:
-    """`profile` has watched the launch that `counters` are of."""
-    chip = chip or CHIPS[counters.arch]
-    scale = counters.grid / counters.workgroups
-    busy_units = min(chip.units, counters.grid)
+def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False) -> Estimate:
+    """`warm`: all that the launch reads is in the memory-side cache."""
+    chip = chip or CHIPS[recording.arch]
+    grid = recording.grid
+    busy_units = min(chip.units, grid)
     # The fullest unit has more than the mean.
-    uneven = -(-counters.grid // chip.units) * busy_units / counters.grid
+    uneven = -(-grid // chip.units) * busy_units / grid
     unit_clock = chip.clock * busy_units / uneven
-    size = distinct_bytes(counters)
-    touched = HALF_LINE * (counters.half_lines_loaded + counters.half_lines_stored) * scale
-    vector = sum(cycles * counters.instructions.get(name, 0) for name, cycles in VECTOR_CYCLES.items())
+    distinct, fetched, table = traffic(recording, warm)
+    touched = HALF_LINE * recording.half_lines * grid
     parts = {
-        "HBM": size / min(chip.hbm, chip.unit_hbm * unit_clock),
-        "L2": touched / chip.l2,
+        "HBM": distinct / min(chip.hbm, chip.unit_hbm * unit_clock),
+        "fabric": fetched / min(chip.fabric, chip.unit_hbm * unit_clock),
+        "L2": touched / min(chip.l2, chip.unit_l2 * unit_clock),
         "L1": touched / 64 / unit_clock,
-        "issue": vector * scale / SIMDS / unit_clock,
-        "matrix": counters.matrix_cycles * scale / SIMDS / unit_clock,
-        "LDS": counters.lds_cycles * scale / unit_clock,
+        "issue": recording.vector * grid / SIMDS / unit_clock,
+        "matrix": recording.matrix * grid / SIMDS / unit_clock,
+        "LDS": recording.lds * grid / unit_clock,
     }
-    played, seconds, most = play_unit(counters, profile, chip)
+    played, cycles, most = play_unit(recording, chip, table)
     longest = max(parts.values())
-    total = max(seconds, longest)
+    total = max(cycles / chip.clock, longest) + chip.power * parts["matrix"]
     parts = {"launch": chip.launch, **parts, "latency": total - longest}
-    resident = counters.occupancy.workgroups
-    return Estimate(chip.launch + total, parts, size, size / chip.hbm, most / resident, played)
+    return Estimate(
+        chip.launch + total, parts, distinct, distinct / min(chip.hbm, chip.fabric), most / recording.resident, played
+    )
+
+
+def band(result: Estimate) -> str:
+    """Where the measured time would be, by what is known of the clock's errors."""
+    if result.chip.name not in MEASURED:
+        return f"unknown on {result.chip.name}: no measured kernel has been compared"
+    known = json.loads(CALIBRATION.read_text())["all"]
+    low, high = (1e6 * result.seconds / (1 + sign * known["nine in ten"]) for sign in (1, -1))
+    return f"{low:.2f} to {high:.2f} us, if it is a GEMM as nine in ten of {known['pairs']} measured ones"
 
 
 def describe(result: Estimate) -> str:
     """One line a part, in microseconds."""
     lines = [f"{name:8} {1e6 * t:9.2f} us" for name, t in result.parts.items()]
     lines.append(f"estimate {1e6 * result.seconds:9.2f} us, bound by {result.bound}; no measurement")
+    lines.append(f"error     {band(result)}")
     lines.append(
         f"bytes    {result.bytes / 1e6:9.2f} MB of different lines: {1e6 * result.bytes_floor:.2f} us at the chip's "
         f"bandwidth; {result.rounds:.2f} rounds of workgroups"

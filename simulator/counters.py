@@ -13,6 +13,8 @@ import numpy as np
 from .wave import LANES
 
 LINE, HALF_LINE = 128, 64  # bytes: of L1 and L2; of the memory-side cache
+UNITS = {"gfx942": 304, "gfx950": 256}  # compute units of a chip
+CHIPLETS = 8  # each has an L2; workgroups go to them in turn
 MOST_PATTERNS = 1 << 14  # of irregular accesses there may be no end
 
 # --- Classes of instructions ---
@@ -173,6 +175,9 @@ class Footprint:
     size: int  # of the buffer
     half_lines: int  # different 64-byte lines
     shared: int  # of those, that several workgroups touched
+    by_workgroup: int = 0  # each as often as there are workgroups that touched it
+    by_chiplet: int = 0  # and as often as there are chiplets with such workgroups: what their L2 caches fetch
+    address: int = 0  # of the buffer
 
 
 @dataclass
@@ -210,9 +215,9 @@ class Counters:
         # Written or not -> (first line, pattern) -> workgroups.
         self._touched: dict[bool, dict[tuple[int, int], set[int]]] = {False: {}, True: {}}
         self._by_number: dict[int, Pattern] = {}
-        # Of the latest access, for the profile: whether it was the launch's first to its lines; the LDS dword that all
-        # lanes read or wrote, or None.
-        self.latest_is_new = False
+        # Of the latest access, for the profile: whether it was its workgroup's first to these lines, and the address of
+        # its first lane; the LDS dword that all lanes read or wrote, or None.
+        self.latest_is_new, self.latest_address = False, 0
         self.latest_word: int | None = None
 
     @property
@@ -249,7 +254,8 @@ class Counters:
             self.half_lines_loaded += len(pattern.half_lines)
         place = first, pattern.number
         owners = self._touched[write].get(place)
-        self.latest_is_new = owners is None
+        self.latest_is_new = owners is None or workgroup not in owners
+        self.latest_address = int(addresses[0])
         if owners is None:
             self._touched[write][place] = {workgroup}
             self._by_number[pattern.number] = pattern
@@ -303,15 +309,21 @@ class Counters:
             parts = [self._by_number[number].half_lines + first // HALF_LINE for first, number in touched]
             if parts:
                 groups = [next(iter(owners)) if len(owners) == 1 else -1 for owners in touched.values()]
-                self._sum_up(memory, write, np.concatenate(parts), np.repeat(groups, [len(part) for part in parts]))
+                chiplets = [len({owner % CHIPLETS for owner in owners}) for owners in touched.values()]
+                columns = np.array([groups, [len(owners) for owners in touched.values()], chiplets])
+                self._sum_up(
+                    memory, write, np.concatenate(parts), np.repeat(columns, [len(part) for part in parts], axis=1)
+                )
         self._touched, self._by_number = {False: {}, True: {}}, {}
 
-    def _sum_up(self, memory, write: bool, lines: np.ndarray, owners: np.ndarray) -> None:
-        """`owners`: the one workgroup of each access's lines, or -1 for several."""
+    def _sum_up(self, memory, write: bool, lines: np.ndarray, columns: np.ndarray) -> None:
+        """`columns`: of each access's lines, the one workgroup that touched them, or -1; how many workgroups; how many
+        chiplets. Where accesses of other shapes touch a line too, the largest number of one shape counts."""
         order = np.argsort(lines, kind="stable")
-        lines, owners = lines[order], owners[order]
+        lines, (owners, workgroups, chiplets) = lines[order], columns[:, order]
         starts = np.flatnonzero(np.r_[True, lines[1:] != lines[:-1]])
         low, high = np.minimum.reduceat(owners, starts), np.maximum.reduceat(owners, starts)
+        workgroups, chiplets = np.maximum.reduceat(workgroups, starts), np.maximum.reduceat(chiplets, starts)
         lines, shared = lines[starts], (low < 0) | (low != high)
         self.distinct_lines += len(np.unique(lines // (LINE // HALF_LINE)))
         for region in memory.regions:
@@ -320,9 +332,8 @@ class Counters:
                 np.searchsorted(lines, -(-region.end // HALF_LINE)),
             )
             if count := inside.stop - inside.start:
-                self.footprints.append(
-                    Footprint(region.name, write, region.size, int(count), int(shared[inside].sum()))
-                )
+                sums = (int(column[inside].sum()) for column in (shared, workgroups, chiplets))
+                self.footprints.append(Footprint(region.name, write, region.size, int(count), *sums, region.address))
 
 
 _new_pattern_number = [0]

@@ -12,6 +12,7 @@ are opened later bind to.
 
 import contextlib
 import ctypes
+import math
 import shutil
 import struct
 import subprocess
@@ -19,10 +20,11 @@ import tempfile
 from pathlib import Path
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
-from .counters import Counters, occupancy
+from .counters import UNITS, Counters, occupancy
 from .engine import Checks
 from .faults import SimulationError, UnsupportedError
 from .memory import Memory
+from .sharing import Beginnings, in_flight
 from .simulator import ARCHITECTURES, Simulator
 
 SONAME = "libamdhip64.so.7"
@@ -106,9 +108,10 @@ class Runtime:
     def configure(
         self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4, sample=None, profile=None
     ) -> None:
-        """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it."""
+        """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it; with
+        a profile, what the others share is measured as well, and kept in `beginnings`."""
         self.checks, self.seed, self.resident = checks or Checks(), seed, resident
-        self.sample, self.profile = sample, profile
+        self.sample, self.profile, self.beginnings = sample, profile, None
 
     def __init__(self, hip_include: Path):
         if Runtime._shared is not None:
@@ -116,6 +119,7 @@ class Runtime:
         self.memory = Memory()
         self.configure()
         self.launches: list[tuple[str, tuple, tuple, int, Counters]] = []
+        self.on_launched = None  # called after each launch with its counters and `beginnings`
         self._error: BaseException | None = None
         self._simulators: dict[tuple[int, str], list[Simulator]] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -192,8 +196,25 @@ class Runtime:
         explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
         values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]
         groups = self.sample(grid) if self.sample else None
+        self.beginnings = None
+        if self.sample and self.profile:
+            self.beginnings = self._begin(simulator, name, grid, block, lds, values)
         counters = simulator.launch(name, grid, block, values, lds, groups=groups, profile=self.profile)
         self.launches.append((name, grid, block, lds, counters))
+        if self.on_launched:
+            self.on_launched(counters, self.beginnings)
+
+    def _begin(self, simulator: Simulator, name: str, grid, block, lds: int, values) -> Counters:
+        """What sharing.py measures. It is cut short, so the checks of whole programs do not hold."""
+        kernel = simulator.kernels[name]
+        resident = occupancy(simulator.code.arch, kernel.vgprs, math.prod(block), kernel.lds_size + lds).workgroups
+        groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident)
+        checks = simulator.checks
+        simulator.checks = Checks(waits=checks.waits, uninitialised_lds=False, races=False, coherence=False)
+        try:
+            return simulator.launch(name, grid, block, values, lds, groups=groups, profile=Beginnings())
+        finally:
+            simulator.checks = checks
 
     def _on_memory(self, address: int, size: int) -> None:
         if size:

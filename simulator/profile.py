@@ -15,7 +15,7 @@ from .wave import LANES
 # Steps of a course: a tuple of one of these and what is written beside it.
 VECTOR, SCALAR, MATRIX, LDS = range(4)  # cycles
 CONSTANT = 4  # a scalar load: whether its 64 bytes are new to the workgroup
-MEMORY = 5  # half lines, whether they are new to the launch, "load", "store" or "atomic"
+MEMORY = 5  # half lines, whether they are new to the workgroup, "load", "store" or "atomic", flat, number of the buffer
 WAIT = 6  # vmcnt, lgkmcnt: how many may be outstanding
 BARRIER = 7
 RELEASE, ACQUIRE = 8, 9  # an LDS dword, how often it had been written by all lanes of a wave
@@ -47,6 +47,15 @@ class Waits:
 
 
 @dataclass
+class BufferUse:
+    """`own`: half lines that workgroups touched for the first time each, summed over the workgroups."""
+
+    number: int
+    size: int
+    own: int = 0
+
+
+@dataclass
 class Course:
     """One wave: its steps, and what is outstanding."""
 
@@ -73,6 +82,9 @@ class Profile:
         self.courses: dict[int, list[Course]] = {}
         self._releases: dict[tuple[int, int], int] = {}
         self._constants: set[tuple[int, int]] = set()
+        # (address, written) of a buffer -> its number in the order of the first access, and what is summed of it.
+        self.buffers: dict[tuple[int, bool], BufferUse] = {}
+        self._memory_of_launch = launch.memory
         self.traced = 0
         return [self._watched(ins, site) for ins, site in zip(launch.program, self.sites)]
 
@@ -112,6 +124,8 @@ class Profile:
             return self._wait(ins)
         if kind == "barrier":
             return self._simple((BARRIER,))
+        if ins.mnemonic == "s_nop":
+            return self._simple((SCALAR, SCALAR_CYCLES * (1 + (ins.text.words[0] & 0xFFFF))))
         return self._sleep if ins.mnemonic == "s_sleep" else self._simple((SCALAR, SCALAR_CYCLES))
 
     @staticmethod
@@ -179,7 +193,9 @@ class Profile:
             site.accesses += 1
             site.lines += counters.lines_loaded + counters.lines_stored - lines
             site.different_bytes += counters.different_bytes - size
-            course.steps.append((MEMORY, half_lines, counters.latest_is_new, what, flat))
+            use = self._use(counters.latest_address, what != "load")
+            use.own += half_lines * counters.latest_is_new
+            course.steps.append((MEMORY, half_lines, counters.latest_is_new, what, flat, use.number))
             name = f"{what} ({'first touch' if counters.latest_is_new else 'cached'})" if what == "load" else what
             course.vm.append(name)
             if flat:
@@ -187,6 +203,13 @@ class Profile:
             return following
 
         return note
+
+    def _use(self, address: int, written: bool) -> BufferUse:
+        region = self._memory_of_launch.find(address)
+        key = (region.address if region else 0), written
+        if key not in self.buffers:
+            self.buffers[key] = BufferUse(len(self.buffers), region.size if region else 0)
+        return self.buffers[key]
 
     def _lds(self, site: Site, ins):
         reads = ins.mnemonic.startswith("ds_read")

@@ -1,31 +1,51 @@
-"""Plays the recorded courses of workgroups back on one compute unit, against a clock.
+"""Plays the recorded courses of workgroups back on one compute unit, against a clock (timeline.cpp).
 
 Waves of a SIMD take turns for its vector and its matrix instructions; the unit's waves share LDS, L1 and the unit's
-part of L2's and HBM's bandwidth; a load comes back after its latency, a wait lasts until then, a barrier until all have
-come, a look at an LDS flag until it was written. Not modelled: instruction fetch, banks of DRAM, scalar instructions of
-different waves in each other's way, wait states, and that one wave gets half of the LDS's bandwidth at most.
+part of the bandwidth of L2, of the memory-side cache and of HBM. A load comes back after its latency, a wait lasts
+until then, a barrier until all have come, a look at an LDS flag until it was written. One wave gets half of the LDS's
+bandwidth. Not modelled: banks of DRAM, and scalar instructions of different waves in each other's way.
 """
 
-import heapq
-from collections import deque
-from dataclasses import dataclass, field
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
-from .counters import SIMDS
-from .profile import ACQUIRE, BARRIER, CONSTANT, LDS, MATRIX, MEMORY, RELEASE, SCALAR_CYCLES, VECTOR, WAIT, Course
+import numpy as np
+
+from .faults import UnsupportedError
+from .profile import MEMORY, Course
+
+# As in timeline.cpp.
+STALLS = ("issue", "matrix unit", "LDS", "scalar load", "HBM", "L2", "store", "atomic", "barrier", "LDS flag")
+ACCESSES = {"load": 0, "store": 1, "atomic": 2}
+STEP = 6  # integers of a step
 
 
 @dataclass(frozen=True)
 class UnitRates:
-    """Of one compute unit: cycles, and bytes a cycle."""
+    """Of one compute unit: bytes a cycle, then cycles. `issue` is a wave's turn, `barrier` what opening one takes,
+    `start` from a workgroup's end to its successor's first instruction, `matrix_gap` what the matrix unit is idle
+    between two instructions, `lds_cycle_latency` by how much an LDS access is later for each cycle that it takes."""
 
     hbm: float
+    fabric: float
     l2: float
     l1: float = 64.0
-    hbm_latency: int = 900
-    l2_latency: int = 288
-    scalar_latency: int = 48
-    lds_latency: int = 51
-    atomic_latency: int = 382
+    hbm_latency: float = 900.0
+    fabric_latency: float = 500.0
+    l2_latency: float = 288.0
+    scalar_latency: float = 48.0
+    lds_latency: float = 51.0
+    atomic_latency: float = 382.0
+    issue: float = 4.0
+    barrier: float = 0.0
+    start: float = 0.0
+    matrix_gap: float = 0.0
+    lds_cycle_latency: float = 0.0
 
 
 @dataclass
@@ -38,150 +58,57 @@ class Played:
     loads_in_flight: float = 0
 
 
-class _Group:
-    def __init__(self, courses: list[Course], begin: float):
-        self.alive = len(courses)
-        self.at_barrier: list[_Wave] = []
-        self.written: dict[tuple[int, int], float] = {}
-        self.looking: dict[tuple[int, int], list[_Wave]] = {}
-        self.latest_end = begin
+@dataclass(frozen=True)
+class Packed:
+    """Courses of one or several kinds of workgroups: the steps of all waves, one after the other; where each wave's
+    end; how many waves each workgroup has."""
+
+    steps: np.ndarray
+    ends: np.ndarray
+    waves: np.ndarray
 
 
-class _Wave:
-    def __init__(self, group: _Group, course: Course, simd: int, clock: float):
-        self.group, self.steps, self.simd, self.clock, self.begin = group, course.steps, simd, clock, clock
-        self.at = 0
-        self.vm: deque[tuple[float, str]] = deque()
-        self.lgkm: deque[tuple[float, str]] = deque()
+def pack(groups: list[list[Course]]) -> Packed:
+    rows, ends = [], []
+    for course in (course for group in groups for course in group):
+        for kind, *rest in course.steps:
+            if kind == MEMORY:
+                rest[2] = ACCESSES[rest[2]]
+            rows.append([kind, *map(int, rest), *[0] * (STEP - 1 - len(rest))])
+        ends.append(len(rows))
+    steps = np.array(rows, np.int32).reshape(-1, STEP)
+    return Packed(steps, np.array(ends, np.int64), np.array([len(group) for group in groups], np.int32))
 
 
-class _Unit:
-    def __init__(self, rates: UnitRates):
-        self.rates = rates
-        self.vector, self.matrix = [0.0] * SIMDS, [0.0] * SIMDS
-        self.lds = self.l1 = self.l2 = self.hbm = 0.0
-        self.ready: list[tuple[float, int, _Wave]] = []
-        self.order = self.started = 0
-        self.stalls: dict[str, float] = {}
-        self.flying = self.lived = 0.0
-
-    def push(self, wave: _Wave) -> None:
-        self.order += 1
-        heapq.heappush(self.ready, (wave.clock, self.order, wave))
-
-    def start(self, courses: list[Course], clock: float) -> None:
-        group = _Group(courses, clock)
-        for course in courses:
-            self.push(_Wave(group, course, self.started % SIMDS, clock))
-            self.started += 1
-
-    def stall(self, wave: _Wave, until: float, what: str) -> None:
-        if until > wave.clock:
-            self.stalls[what] = self.stalls.get(what, 0.0) + until - wave.clock
-            wave.clock = until
-
-    def memory(self, wave: _Wave, half_lines: int, new: bool, what: str, flat: bool) -> None:
-        rates, size = self.rates, 64 * half_lines
-        begin = max(wave.clock, self.l1)
-        wave.clock = begin + SCALAR_CYCLES
-        self.l1 = begin + size / rates.l1
-        self.l2 = max(begin, self.l2) + size / rates.l2
-        latency = {"load": rates.l2_latency, "store": rates.l2_latency, "atomic": rates.atomic_latency}[what]
-        back = self.l2 + latency
-        if new:
-            self.hbm = max(begin, self.hbm) + size / rates.hbm
-            back = max(back, self.hbm + (rates.hbm_latency if what == "load" else latency))
-        queue = wave.vm
-        back = max(back, queue[-1][0]) if queue else back
-        name = what if what != "load" else "HBM" if new else "L2"
-        queue.append((back, name))
-        if flat:
-            wave.lgkm.append((back, name))
-        if what == "load":
-            self.flying += back - begin
-
-    def wait(self, wave: _Wave, vm: int, lgkm: int) -> None:
-        for queue, allowed in ((wave.vm, vm), (wave.lgkm, lgkm)):
-            while len(queue) > allowed:
-                self.stall(wave, *queue.popleft())
-
-    def open_barrier(self, group: _Group) -> None:
-        if group.at_barrier and len(group.at_barrier) == group.alive:
-            latest = max(wave.clock for wave in group.at_barrier)
-            for wave in group.at_barrier:
-                self.stall(wave, latest, "barrier")
-                self.push(wave)
-            group.at_barrier = []
-
-    def step(self, wave: _Wave) -> bool:
-        """Whether the wave can go on by itself."""
-        kind, *rest = wave.steps[wave.at]
-        wave.at += 1
-        rates = self.rates
-        if kind in (VECTOR, MATRIX):
-            free = self.vector if kind == VECTOR else self.matrix
-            self.stall(wave, free[wave.simd], "issue" if kind == VECTOR else "matrix unit")
-            free[wave.simd] = wave.clock + rest[0]
-            wave.clock += rest[0] if kind == VECTOR else SCALAR_CYCLES
-        elif kind == MEMORY:
-            self.memory(wave, *rest)
-        elif kind == WAIT:
-            wave.clock += SCALAR_CYCLES
-            self.wait(wave, *rest)
-        elif kind == LDS:
-            begin = max(wave.clock, self.lds)
-            self.lds = begin + max(1, rest[0])
-            back = self.lds + rates.lds_latency
-            wave.lgkm.append((max(back, wave.lgkm[-1][0]) if wave.lgkm else back, "LDS"))
-            wave.clock = begin + SCALAR_CYCLES
-        elif kind == CONSTANT:
-            latency = rates.l2_latency if rest[0] else rates.scalar_latency
-            wave.clock += SCALAR_CYCLES
-            wave.lgkm.append((wave.clock + latency, "scalar load"))
-        elif kind == BARRIER:
-            wave.group.at_barrier.append(wave)
-            self.open_barrier(wave.group)
-            return False
-        elif kind == RELEASE:
-            key = tuple(rest)
-            wave.group.written[key] = wave.clock + rates.lds_latency
-            for other in wave.group.looking.pop(key, []):
-                self.stall(other, wave.group.written[key], "LDS flag")
-                self.push(other)
-        elif kind == ACQUIRE:
-            key = tuple(rest)
-            if key not in wave.group.written:
-                wave.group.looking.setdefault(key, []).append(wave)
-                return False
-            self.stall(wave, wave.group.written[key], "LDS flag")
-        else:
-            wave.clock += rest[0]
-        return True
-
-    def end(self, wave: _Wave) -> bool:
-        """Whether the wave was its workgroup's last."""
-        group = wave.group
-        group.alive -= 1
-        group.latest_end = max(group.latest_end, wave.clock)
-        self.lived += wave.clock - wave.begin
-        self.open_barrier(group)
-        return group.alive == 0
+@functools.cache
+def _library() -> ctypes.CDLL:
+    compiler = next((path for name in ("g++", "clang++", "clang++-22") if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise UnsupportedError("no C++ compiler for the clock")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "timeline.so"
+        source = Path(__file__).with_name("timeline.cpp")
+        command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise UnsupportedError(f"the clock does not compile:\n{done.stderr}")
+        return ctypes.CDLL(str(library))
 
 
-def play(groups: list[list[Course]], resident: int, rates: UnitRates) -> Played:
-    """Runs the workgroups in order, `resident` at a time, each as soon as there is room."""
-    unit, waiting = _Unit(rates), deque(groups)
-    for _ in range(min(resident, len(waiting))):
-        unit.start(waiting.popleft(), 0.0)
-    latest = 0.0
-    while unit.ready:
-        _, _, wave = heapq.heappop(unit.ready)
-        if wave.at == len(wave.steps):
-            if unit.end(wave):
-                latest = max(latest, wave.group.latest_end)
-                if waiting:
-                    unit.start(waiting.popleft(), wave.group.latest_end)
-        elif unit.step(wave):
-            unit.push(wave)
-    # Stores are done when they are in memory.
-    return Played(max(latest, unit.hbm), unit.stalls, unit.flying / unit.lived if unit.lived else 0.0)
+def play(packed: Packed, groups: int, resident: int, rates: UnitRates, buffers: np.ndarray) -> Played:
+    """Runs `groups` workgroups, of the packed kinds in turn, `resident` at a time, each as soon as there is room.
+
+    `buffers` [number, 2]: of what a workgroup touches for the first time, the share that its chiplet's L2 lacks; of
+    that, the share that comes from HBM.
+    """
+    out, buffers = np.zeros(3 + len(STALLS)), np.ascontiguousarray(buffers, np.float64)
+    arrays = packed.steps, packed.ends, packed.waves
+    pointers = [ctypes.c_void_p(each.ctypes.data) for each in arrays]
+    constants = np.array(astuple(rates), np.float64)
+    _library().timeline_play(
+        *pointers, len(packed.waves), groups, resident, ctypes.c_void_p(buffers.ctypes.data),
+        ctypes.c_void_p(constants.ctypes.data), ctypes.c_void_p(out.ctypes.data),
+    )  # fmt: skip
+    cycles, flying, lived, *stalls = out.tolist()
+    named = {name: value for name, value in zip(STALLS, stalls) if value}
+    return Played(cycles, named, flying / lived if lived else 0.0)

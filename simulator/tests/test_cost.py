@@ -5,8 +5,9 @@ import pytest
 
 from simulator import Checks, Simulator, cost, profile
 from simulator.profile import Course, Profile
+from simulator.recording import record
 from simulator.tests.harness import ARCHS, LANES, assemble, needs_clang
-from simulator.timeline import UnitRates, play
+from simulator.timeline import UnitRates, pack, play
 
 pytestmark = needs_clang
 BASE = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n"
@@ -98,13 +99,15 @@ def test_trace_of_a_wave(arch):
 
 # --- Playing back ---
 
-RATES = UnitRates(hbm=32.0, l2=64.0)
-LOAD = (profile.MEMORY, 16, True, "load", False)  # 1024 bytes
+RATES = UnitRates(hbm=32.0, fabric=64.0, l2=64.0)
+LOAD = (profile.MEMORY, 16, True, "load", False, 0)  # 1024 bytes
+COLD = np.array([[1.0, 1.0]])
 WAIT_ALL = (profile.WAIT, 0, 0)
 
 
-def played(*groups, resident: int = 1):
-    return play([[Course(list(steps)) for steps in group] for group in groups], resident, RATES)
+def played(*groups, resident: int = 1, buffers=COLD, rates=RATES):
+    packed = pack([[Course(list(steps)) for steps in group] for group in groups])
+    return play(packed, len(groups), resident, rates, buffers)
 
 
 def vector(cycles: int) -> tuple:
@@ -115,13 +118,31 @@ def test_a_load_takes_its_latency_and_its_bytes():
     found = played([[LOAD, WAIT_ALL]])
     # 1024 bytes at 32 a cycle, then 900 cycles; the wave stands still from cycle 8 on.
     assert found.cycles == 932 and found.stalls == {"HBM": 924} and found.loads_in_flight == 1
-    cached = (profile.MEMORY, 16, False, "load", False)
+    cached = (profile.MEMORY, 16, False, "load", False, 0)
     assert played([[cached, WAIT_ALL]]).cycles == 16 + 288
     # Eight in flight share the bandwidth, not the latency.
     assert played([[LOAD] * 8 + [WAIT_ALL]]).cycles == 8 * 32 + 900
     assert played([[LOAD, WAIT_ALL] * 8]).cycles == 8 * 932
     # Only the older one is waited for.
     assert played([[LOAD, LOAD, (profile.WAIT, 1, 15)]]).cycles == 932
+
+
+def test_where_a_load_comes_from():
+    """Of four workgroups that share a line one fetches it: the others wait as long, and take no bandwidth."""
+    quarter = np.array([[0.25, 1.0]])
+    assert played([[LOAD, WAIT_ALL]], buffers=quarter).cycles == 8 + 900
+    assert played([[LOAD] * 8 + [WAIT_ALL]], buffers=quarter).cycles == 7 * 16 + 8 + 900  # L1 serves one in 16 cycles
+    in_memory_side_cache = np.array([[1.0, 0.0]])
+    assert played([[LOAD, WAIT_ALL]], buffers=in_memory_side_cache).cycles == 16 + 500
+    in_l2 = np.array([[0.0, 0.0]])
+    assert played([[LOAD, WAIT_ALL]], buffers=in_l2).cycles == 16 + 288
+
+
+def test_what_opening_a_barrier_and_starting_a_workgroup_take():
+    slow = UnitRates(hbm=32.0, fabric=64.0, l2=64.0, barrier=20.0, start=100.0)
+    barrier = (profile.BARRIER,)
+    assert played([[barrier, vector(8)], [vector(16), barrier]], rates=slow).cycles == 16 + 20 + 8
+    assert played([[vector(8)]], [[vector(8)]], rates=slow).cycles == 8 + 100 + 8
 
 
 def test_waves_share_their_simd():
@@ -155,7 +176,7 @@ def test_workgroups_follow_one_another():
 
 # --- The model ---
 
-TOY = cost.Chip("two units", units=2, clock=1e9, hbm=64e9, l2=128e9, launch=1e-6, unit_hbm=64.0)
+TOY = cost.Chip("two units", units=2, clock=1e9, hbm=64e9, fabric=96e9, l2=128e9, launch=1e-6, unit_hbm=64.0)
 COPY = """
   s_lshl_b32 s8, s2, 12
   v_lshl_add_u32 v1, v0, 4, s8
@@ -168,11 +189,11 @@ COPY = """
 @pytest.mark.parametrize("arch", ARCHS)
 def test_parts_of_a_copy(arch, groups):
     # 16 workgroups read and write 4 KiB each; 3 of them stand for all.
-    result = cost.estimate(*run(arch, COPY, grid=16, threads=256, groups=groups), TOY)
+    result = cost.estimate(record(*run(arch, COPY, grid=16, threads=256, groups=groups)), TOY)
     size = 16 * 8192
     assert result.bytes == size
     expected = {
-        "launch": 1e-6, "HBM": size / 64e9, "L2": size / 128e9, "L1": size / 64 / 2e9,
+        "launch": 1e-6, "HBM": size / 64e9, "fabric": size / 96e9, "L2": size / 128e9, "L1": size / 64 / 2e9,
         "issue": 16 * 4 * 4 / 4 / 2e9, "matrix": 0, "LDS": 0,
     }  # fmt: skip
     assert {name: result.parts[name] for name in expected} == pytest.approx(expected)
@@ -183,9 +204,10 @@ def test_parts_of_a_copy(arch, groups):
 
 
 def test_no_more_lines_than_a_buffer_has():
-    counters, _ = run("gfx942", COPY, grid=16, threads=256, groups=range(2))
-    counters.grid = 1000
-    assert cost.distinct_bytes(counters) == 2 * (65536 + 64)
+    found = record(*run("gfx942", COPY, grid=16, threads=256, groups=range(2)))
+    assert [each.own for each in found.buffers] == [64, 64]
+    assert [cost.distinct_bytes(each, 16) for each in found.buffers] == [65536] * 2
+    assert [cost.distinct_bytes(each, 1000) for each in found.buffers] == [65536 + 64] * 2
 
 
 BOUNDS = {
@@ -202,14 +224,16 @@ BOUNDS = {
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_bounds(bound):
     body = "v_lshlrev_b32 v1, 2, v0\n" + BOUNDS[bound]
-    result = cost.estimate(*run("gfx942", body, grid=4, threads=256, lds=65536))
+    result = cost.estimate(record(*run("gfx942", body, grid=4, threads=256, lds=65536)))
     assert result.bound == bound
     assert bound in cost.describe(result)
 
 
 def test_conflicts_cost_time():
     times = [
-        cost.estimate(*run("gfx942", BOUNDS["LDS"].replace(" 7,", f" {shift},"), threads=512, lds=65536)).seconds
+        cost.estimate(
+            record(*run("gfx942", BOUNDS["LDS"].replace(" 7,", f" {shift},"), threads=512, lds=65536))
+        ).seconds
         for shift in (2, 4, 7)
     ]
     assert times[0] < times[1] < times[2]

@@ -1,0 +1,45 @@
+"""Compiles the peers' kernels for gfx942, as their own builds do as far as this compiler knows the options."""
+
+import subprocess
+from pathlib import Path
+
+from benchmarks.calibration.pairs import Checkouts, Library
+from scripts.builder.prefixes import ROCM_PREFIX
+
+OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-w", "-D__HIP_PLATFORM_AMD__=1")
+# AITER's for Composable Kernel.
+CK_OPTIONS = (
+    "-DCK_ENABLE_FP8", "-DCK_ENABLE_INT8", "-DCK_ENABLE_BF16", "-DCK_USE_XDL",
+    "-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false",
+    "-mllvm", "--lsr-drop-solution=1", "-mllvm", "-enable-post-misched=0",
+)  # fmt: skip
+
+
+def build(library: Library, checkouts: Checkouts, folder: Path) -> Path:
+    """The shared object; one that is there is taken as it is."""
+    out = folder / f"{library.name}.so"
+    if out.exists():
+        return out
+    folder.mkdir(parents=True, exist_ok=True)
+    source = library.source
+    if callable(source):
+        source = folder / f"{library.name}.hip"
+        source.write_text(library.source(checkouts))
+    prefix = ROCM_PREFIX.resolve()
+    bitcode = next(prefix.rglob("amdgcn/bitcode"))
+    runtime = next(prefix.rglob("libamdhip64.so.7")).parent
+    includes = [f"-isystem{prefix / 'usr/include'}"]
+    for each in library.includes:
+        name, _, below = each.partition(":")
+        includes.append(f"-isystem{checkouts.paths[name] / below}")
+    partial = out.with_suffix(".partial")
+    command = [
+        "clang++-22", "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={prefix / 'usr'}",
+        f"--rocm-device-lib-path={bitcode}", *includes, *OPTIONS, *library.flags, str(source), "-o", str(partial),
+        f"-L{runtime}", "-l:libamdhip64.so.7", "-fuse-ld=lld",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{library.name} does not compile:\n{done.stderr[-2000:]}")
+    partial.rename(out)
+    return out

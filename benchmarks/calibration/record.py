@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Compile the peers' kernels, run each pair's launch in the simulator, and store what the clock needs of it.
+
+    python -m benchmarks.calibration.record --checkout aiter=PATH --checkout ck=PATH ... [--peer NAME ...]
+
+PATH is a git directory (also a bare one), or a folder; of CK, what Debian's package libcomposable-kernel-dev (suite
+experimental) holds when unpacked. Peers whose checkouts are not given are left out; their stored recordings stay.
+Needs what builds the ROCm variant (scripts/rocm_toolchain.py). Two workgroups of each launch run whole.
+"""
+
+import argparse
+import ctypes
+import importlib
+import math
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.calibration.build import build
+from benchmarks.calibration.pairs import Checkouts, Pair
+from benchmarks.calibration.store import DATA, Measured, save
+from scripts.builder.prefixes import ROCM_PREFIX
+from simulator import Checks
+from simulator.library import Runtime
+from simulator.profile import Profile
+from simulator.recording import record
+
+# Module of this package -> the checkouts that it reads.
+PEERS = {
+    "ck_block_scaled": ("aiter", "ck"),
+    "ck_batched": ("aiter", "ck"),
+    "snektron": ("snektron",),
+    "hipkittens": ("hipkittens",),
+}
+OBJECTS = Path(__file__).resolve().parents[2] / "build" / "calibration"
+ALIGNMENT = 512
+
+
+def buffer(size: int) -> np.ndarray:
+    """Zeros. Memory that nothing touches is never taken from the system."""
+    data = np.zeros(size + ALIGNMENT, np.uint8)
+    return data[-data.ctypes.data % ALIGNMENT :][:size]
+
+
+def sample(grid: tuple) -> list[int]:
+    total = math.prod(grid)
+    return sorted({0, total // 2})
+
+
+def run(pair: Pair, library: Path) -> Measured:
+    """Runs the pair's call; what is recorded is its launch number `pair.launch`."""
+    runtime = Runtime.shared(ROCM_PREFIX / "usr" / "include")
+    found, profile = [], Profile()
+    # Programs of others are taken as they are.
+    checks = Checks(waits=False, uninitialised_lds=False, races=False, hazards=False, coherence=False)
+    runtime.configure(checks=checks, resident=1, sample=sample, profile=profile)
+    runtime.on_launched = lambda counters, beginnings: found.append(record(counters, profile, beginnings))
+    buffers = [buffer(size) for size in pair.buffers]
+    for each in buffers:
+        runtime.memory.register(each)
+    try:
+        pointers = (ctypes.c_void_p * len(buffers))(*(each.ctypes.data for each in buffers))
+        sizes = (ctypes.c_int * len(pair.sizes))(*pair.sizes)
+        with runtime.on("gfx942"):
+            code = runtime.call(runtime.open(library).run, pointers, sizes)
+    finally:
+        runtime.on_launched = None
+        for each in buffers:
+            runtime.memory.unregister(each.ctypes.data)
+    if code:
+        raise RuntimeError(f"{pair.name}: the peer refuses it ({code})")
+    kept = {name: getattr(pair, name) for name in Measured.__dataclass_fields__ if name != "recording"}
+    return Measured(**kept, recording=found[pair.launch])
+
+
+def one(work: tuple[Pair, Path]) -> Measured | str:
+    pair, library = work
+    begin = time.time()
+    try:
+        return run(pair, library)
+    except Exception as error:
+        return f"{pair.name}: {type(error).__name__}: {error}"
+    finally:
+        print(f"{time.time() - begin:6.1f} s  {pair.name}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--peer", action="append", choices=PEERS)
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    given = dict(each.split("=", 1) for each in args.checkout)
+    checkouts = Checkouts({name: Path(path).resolve() for name, path in given.items()})
+    for peer in args.peer or PEERS:
+        if missing := [name for name in PEERS[peer] if name not in checkouts.paths]:
+            print(f"{peer} is left out: no --checkout {missing[0]}=PATH")
+            continue
+        pairs = importlib.import_module(f"benchmarks.calibration.{peer}").pairs(checkouts)
+        libraries = {each.library.name: each.library for each in pairs}
+        built = {name: build(library, checkouts, OBJECTS) for name, library in libraries.items()}
+        work = [(pair, built[pair.library.name]) for pair in pairs]
+        # A fresh process now and then: what launches registered is not all given back.
+        with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
+            done = pool.map(one, work, chunksize=1)
+        for failure in (each for each in done if isinstance(each, str)):
+            print(f"left out: {failure}")
+        found = [each for each in done if isinstance(each, Measured)]
+        save(DATA / f"{peer}.npz", found)
+        print(f"{peer}: {len(found)} of {len(pairs)} pairs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What ordinary HIP programs ask of the runtime besides launches: events, streams, occupancy; samples of a launch."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from simulator.library import Runtime
+from simulator.profile import Profile
+from simulator.recording import record
+from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain, needs_clang
+
+pytestmark = needs_clang
+
+SOURCE = r"""
+#include <hip/hip_runtime.h>
+__global__ __launch_bounds__(256) void scale(const float* in, float* out, float factor) {
+    __shared__ float kept[4096];
+    const int at = blockIdx.x * 256 + threadIdx.x;
+    kept[threadIdx.x] = in[at];
+    __syncthreads();
+    out[at] = factor * kept[255 - threadIdx.x];
+}
+extern "C" float timed(const float* in, float* out, int groups) {
+    hipEvent_t begin, end;
+    hipStream_t stream;
+    float milliseconds = -1;
+    if (hipEventCreate(&begin) || hipEventCreateWithFlags(&end, hipEventDefault) || hipStreamCreate(&stream)) return -2;
+    if (hipMemsetAsync(out, 0, 1024 * groups, stream) || hipEventRecord(begin, stream)) return -3;
+    scale<<<groups, 256, 0, stream>>>(in, out, 2.f);
+    if (hipGetLastError() || hipEventRecord(end, stream) || hipEventSynchronize(end) || hipEventQuery(end)) return -4;
+    if (hipStreamWaitEvent(stream, end, 0) || hipStreamQuery(stream) || hipDeviceSynchronize()) return -5;
+    if (hipEventElapsedTime(&milliseconds, begin, end)) return -6;
+    if (hipEventDestroy(begin) || hipEventDestroy(end) || hipStreamDestroy(stream)) return -7;
+    return milliseconds;
+}
+extern "C" int held(int threads, int lds) {
+    int groups = -1;
+    const hipError_t code = hipOccupancyMaxActiveBlocksPerMultiprocessor(&groups, scale, threads, lds);
+    return code ? -int(code) : groups;
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    runtime = Runtime.shared(hip_toolchain().root / "include")
+    runtime.configure()
+    library = runtime.open(compile_hip(SOURCE, tmp_path))
+    library.timed.restype = ctypes.c_float
+    return runtime, library
+
+
+def timed(runtime, library, groups: int) -> tuple[float, np.ndarray, np.ndarray]:
+    values = np.random.default_rng().standard_normal(256 * groups).astype(np.float32)
+    out = np.full_like(values, np.nan)
+    for each in (values, out):
+        runtime.memory.register(each)
+    try:
+        pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, out))
+        return runtime.call(library.timed, *pointers, groups), values, out
+    finally:
+        for each in (values, out):
+            runtime.memory.unregister(each.ctypes.data)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_program_that_times_itself(program, arch):
+    with program[0].on(arch):
+        milliseconds, values, out = timed(*program, 3)
+    assert milliseconds == 0
+    assert (out.reshape(3, 256) == 2 * values.reshape(3, 256)[:, ::-1]).all()
+
+
+@pytest.mark.parametrize("arch, lds", [("gfx942", 64 << 10), ("gfx950", 160 << 10)])
+def test_occupancy_is_the_simulators(program, arch, lds):
+    runtime, library = program
+    with runtime.on(arch):
+        # 16 KiB of its own, then with 20 KiB more.
+        assert runtime.call(library.held, 256, 0) == min(8, lds // (16 << 10))
+        assert runtime.call(library.held, 256, 20 << 10) == lds // (36 << 10)
+        assert runtime.call(library.held, 256, lds) < 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_sample_tells_what_is_shared(program, arch):
+    """Two workgroups run whole; the beginnings of chiplet 0's 5 say that nothing is shared, and write nothing wrong."""
+    runtime, library = program
+    profile, seen = Profile(), []
+    runtime.configure(sample=lambda grid: [0, 7], profile=profile)
+    runtime.on_launched = lambda counters, beginnings: seen.append((counters, beginnings))
+    try:
+        with runtime.on(arch):
+            _, values, out = timed(runtime, library, 40)
+    finally:
+        runtime.on_launched = None
+        runtime.configure()
+    ((counters, beginnings),) = seen
+    assert counters.workgroups == 2 and counters.grid == 40 and beginnings.workgroups == 5
+    assert [each.fills for each in record(counters, profile, beginnings).buffers] == [1.0, 1.0]
+    written = np.flatnonzero((out.reshape(40, 256) != 0).any(axis=1)).tolist()
+    assert written == [0, 7, 8, 16, 24, 32]
+    assert (out.reshape(40, 256)[7] == 2 * values.reshape(40, 256)[7, ::-1]).all()
