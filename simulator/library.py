@@ -13,9 +13,7 @@ are opened later bind to.
 import contextlib
 import ctypes
 import math
-import shutil
 import struct
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from .counters import UNITS, Counters, occupancy
 from .engine import Checks
 from .faults import SimulationError, UnsupportedError
 from .memory import Memory
+from .native import compile_library
 from .sharing import Beginnings, in_flight
 from .simulator import ARCHITECTURES, Simulator
 
@@ -49,23 +48,13 @@ MEMORY_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 
 
 def build_double(hip_include: Path, folder: Path) -> Path:
-    """Compiles hip_double.cpp with g++ or clang++, against HIP's headers."""
-    compiler = next((path for name in ("g++", "clang++", "clang++-22") if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise UnsupportedError("no C++ compiler for the HIP test double")
+    """Compiles hip_double.cpp against HIP's headers."""
     listed = [f"{version} {{ global: {'; '.join(names)}; }};" for version, names in VERSIONS.items()]
     version_script = folder / "double.map"
     version_script.write_text("hip_4.2 { global: __hip*; hip[A-Z]*; simulator_*; local: *; };\n" + "\n".join(listed))
-    library = folder / SONAME
-    source = Path(__file__).with_name("hip_double.cpp")
-    command = [
-        compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-D__HIP_PLATFORM_AMD__=1", f"-isystem{hip_include}",
-        str(source), "-o", str(library), f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={version_script}",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise UnsupportedError(f"the HIP test double does not compile:\n{done.stderr}")
-    return library
+    flags = ["-O1", "-D__HIP_PLATFORM_AMD__=1", f"-isystem{hip_include}"]
+    flags += [f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={version_script}"]
+    return compile_library(Path(__file__).with_name("hip_double.cpp"), folder / SONAME, *flags)
 
 
 def bundle_at(address: int) -> bytes:

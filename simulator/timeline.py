@@ -8,15 +8,13 @@ bandwidth. Not modelled: banks of DRAM, and scalar instructions of different wav
 
 import ctypes
 import functools
-import shutil
-import subprocess
 import tempfile
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from .faults import UnsupportedError
+from .native import compile_library
 from .profile import MEMORY, Course
 
 # As in timeline.cpp.
@@ -82,17 +80,9 @@ def pack(groups: list[list[Course]]) -> Packed:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    compiler = next((path for name in ("g++", "clang++", "clang++-22") if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise UnsupportedError("no C++ compiler for the clock")
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "timeline.so"
         source = Path(__file__).with_name("timeline.cpp")
-        command = [compiler, "-std=c++20", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise UnsupportedError(f"the clock does not compile:\n{done.stderr}")
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(compile_library(source, Path(folder) / "timeline.so", "-O2")))
 
 
 def play(packed: Packed, groups: int, resident: int, rates: UnitRates, buffers: np.ndarray) -> Played:

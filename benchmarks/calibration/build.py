@@ -2,9 +2,10 @@
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 from benchmarks.calibration.pairs import Checkouts, Library
-from scripts.builder.prefixes import ROCM_PREFIX
+from scripts.builder.toolchains import RocmToolchain
 
 OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-w", "-D__HIP_PLATFORM_AMD__=1")
 # AITER's for Composable Kernel.
@@ -25,18 +26,16 @@ def build(library: Library, checkouts: Checkouts, folder: Path) -> Path:
     if callable(source):
         source = folder / f"{library.name}.hip"
         source.write_text(library.source(checkouts))
-    prefix = ROCM_PREFIX.resolve()
-    bitcode = next(prefix.rglob("amdgcn/bitcode"))
-    runtime = next(prefix.rglob("libamdhip64.so.7")).parent
-    includes = [f"-isystem{prefix / 'usr/include'}"]
+    tools = RocmToolchain(SimpleNamespace(root=folder))
+    includes = [f"-isystem{tools.root / 'include'}"]
     for each in library.includes:
         name, _, below = each.partition(":")
         includes.append(f"-isystem{checkouts.paths[name] / below}")
     partial = out.with_suffix(".partial")
     command = [
-        "clang++-22", "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={prefix / 'usr'}",
-        f"--rocm-device-lib-path={bitcode}", *includes, *OPTIONS, *library.flags, str(source), "-o", str(partial),
-        f"-L{runtime}", "-l:libamdhip64.so.7", "-fuse-ld=lld",
+        tools.clang, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={tools.root}",
+        f"--rocm-device-lib-path={tools.device_libraries}", *includes, *OPTIONS, *library.flags, str(source),
+        "-o", str(partial), f"-L{tools.hip_library.parent}", "-l:libamdhip64.so.7", "-fuse-ld=lld",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

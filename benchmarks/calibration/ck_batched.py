@@ -8,7 +8,6 @@ Scales and results are bf16. AITER compiles with flushed denormals besides, whic
 import csv
 import io
 import re
-import subprocess
 from pathlib import Path
 
 from benchmarks.calibration.build import CK_OPTIONS
@@ -39,8 +38,7 @@ NAME = re.compile(
 
 def rows(checkouts: Checkouts, kind: str) -> dict[tuple[int, int, int], dict[str, str]]:
     """The table's rows of this GPU by (M, N, K)."""
-    command = ["git", "-C", str(checkouts.paths["aiter"]), "show", f"HEAD:{TABLES[kind]}"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = checkouts.text("aiter", TABLES[kind])
     table = [row for row in csv.DictReader(io.StringIO(text)) if (row["gfx"], row["cu_num"]) == (ARCH, UNITS)]
     return {(int(row["M"]), int(row["N"]), int(row["K"])): row for row in table}
 

@@ -6,7 +6,6 @@ rotated through more memory than caches hold. The tuner kept the fastest of 19 i
 
 import csv
 import io
-import subprocess
 from pathlib import Path
 
 from benchmarks.calibration.build import CK_OPTIONS
@@ -28,15 +27,10 @@ MI325X_M = (1024, 2048, 4096, 8192)
 SPLIT_M = (16, 64, 128, 256, 512, 1024)
 
 
-def git(checkouts: Checkouts, place: str) -> str:
-    command = ["git", "-C", str(checkouts.paths["aiter"]), "show", place]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.replace("\r", "")
-
-
 def rows(checkouts: Checkouts) -> list[dict]:
     found = []
     for commit, date, table, chip in TABLES:
-        for row in csv.DictReader(io.StringIO(git(checkouts, f"{commit}:{table}"))):
+        for row in csv.DictReader(io.StringIO(checkouts.text("aiter", table, commit))):
             if (row["cu_num"], row.get("gfx", ARCH), row.get("libtype", "ck")) == (UNITS, ARCH, "ck"):
                 found.append(row | {"date": date, "chip": chip})
     return found
@@ -50,7 +44,7 @@ def names(checkouts: Checkouts) -> dict[str, str]:
     """Instance's number -> its name in today's tables, which has a field more than in earlier ones."""
     found = {}
     for table in NAMES:
-        for row in csv.DictReader(io.StringIO(git(checkouts, f"HEAD:{table}"))):
+        for row in csv.DictReader(io.StringIO(checkouts.text("aiter", table))):
             if row["libtype"] == "ck" and len(row["kernelName"].split("_")) == NAME_FIELDS:
                 found[row["kernelId"]] = row["kernelName"]
     return found

@@ -14,7 +14,6 @@ import functools
 import json
 import posixpath
 import re
-import subprocess
 
 from benchmarks.calibration.pairs import Checkouts, Library, Pair
 
@@ -35,20 +34,8 @@ extern "C" int run(void* const* pointers, const int*) {
 """
 
 
-def text(checkouts: Checkouts, path: str, revision: str = "HEAD") -> str:
-    command = ["git", "-C", str(checkouts.paths["hipkittens"]), "show", f"{revision}:{path}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@functools.cache
-def header_paths(folder: str) -> frozenset[str]:
-    command = ["git", "-C", folder, "ls-tree", "-r", "--name-only", HEADERS, "include"]
-    return frozenset(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-
-
-def flatten(checkouts: Checkouts, code: str, folder: str, seen: set[str]) -> str:
-    """`code`, which lies in `folder`, with the branch's headers in the place of what includes them, each once."""
-    known = header_paths(str(checkouts.paths["hipkittens"]))
+def flatten(checkouts: Checkouts, code: str, folder: str, known: set[str], seen: set[str]) -> str:
+    """`code`, which lies in `folder`, with the `known` headers in the place of what includes them, each once."""
 
     def replace(found: re.Match) -> str:
         if found[1] == "pyutils/pyutils.cuh":  # the Python binding
@@ -58,22 +45,24 @@ def flatten(checkouts: Checkouts, code: str, folder: str, seen: set[str]) -> str
         if path in seen:
             return ""
         seen.add(path)
-        return flatten(checkouts, text(checkouts, path, HEADERS), posixpath.dirname(path), seen) + "\n"
+        header = checkouts.text("hipkittens", path, HEADERS)
+        return flatten(checkouts, header, posixpath.dirname(path), known, seen) + "\n"
 
     return INCLUDE.sub(replace, code.replace("#pragma once", ""))
 
 
 def source(size: int, checkouts: Checkouts) -> str:
-    kernel = text(checkouts, f"{FOLDER}/kernel_{size}.cpp")
+    kernel = checkouts.text("hipkittens", f"{FOLDER}/kernel_{size}.cpp")
     (end,) = BINDING.finditer(kernel)
-    made = flatten(checkouts, kernel[: end.start()], FOLDER, set()) + WRAPPER
+    headers = set(checkouts.git("hipkittens", "ls-tree", "-r", "--name-only", HEADERS, "include").split())
+    made = flatten(checkouts, kernel[: end.start()], FOLDER, headers, set()) + WRAPPER
     before, after = made.split(SWIZZLE)
     made = f"{before}row_stride_bytes = 0;{after}"
     return re.sub("<(hip_[a-z0-9]+.h)>", r"<hip/\1>", made)  # their Makefile has HIP's inner folder on the path
 
 
 def pairs(checkouts: Checkouts) -> list[Pair]:
-    measured = json.loads(text(checkouts, f"{FOLDER}/mi325x_bf16_gemm.json"))
+    measured = json.loads(checkouts.text("hipkittens", f"{FOLDER}/mi325x_bf16_gemm.json"))
     found = []
     for size in SIZES:
         library = Library(

@@ -1,5 +1,6 @@
 """A pair: a kernel that is compiled here, a shape, and the time that its authors measured for both."""
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,15 @@ class Checkouts:
     """Where the peers' sources lie: git directories or unpacked packages, by name."""
 
     paths: dict[str, Path]
+
+    def git(self, name: str, *arguments: str) -> str:
+        """What a git command prints in a checkout, or a bare repository."""
+        command = ["git", "-C", str(self.paths[name]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def text(self, name: str, path: str, revision: str = "HEAD") -> str:
+        """A file of a revision."""
+        return self.git(name, "show", f"{revision}:{path}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ such tiles are taken. Tiles of 256 rows or columns give wrong results (their aut
 
 import functools
 import re
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -62,13 +61,8 @@ extern "C" int run(void* const* pointers, const int* sizes) {{
 """
 
 
-def text(checkouts: Checkouts, name: str) -> str:
-    command = ["git", "-C", str(checkouts.paths["snektron"]), "show", f"HEAD:{name}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def source(config: Config, checkouts: Checkouts) -> str:
-    kernels = text(checkouts, "solution.hip").replace(
+    kernels = checkouts.text("snektron", "solution.hip").replace(
         BINDING, "#include <array>\n#include <cassert>\n#include <tuple>\n"
     )
     (end,) = CUT.finditer(kernels)
@@ -80,7 +74,7 @@ def source(config: Config, checkouts: Checkouts) -> str:
 
 def times(checkouts: Checkouts) -> dict[tuple[int, int, int], dict[Config, list[float]]]:
     found = defaultdict(lambda: defaultdict(list))
-    for line in LINE.finditer(text(checkouts, "results.txt")):
+    for line in LINE.finditer(checkouts.text("snektron", "results.txt")):
         m, n, k, *rest = map(int, line.groups()[:-1])
         found[m, n, k][Config(tuple(rest[:3]), tuple(rest[3:6]), *rest[6:])].append(float(line[13]))
     return found

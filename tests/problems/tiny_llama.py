@@ -48,11 +48,11 @@ LLAMA3_ROPE = dict(
     original_max_position_embeddings=64,
 )
 
-# How far the logits of two computations of one quantised model may be apart, as a share of their norm, where both
-# round at the same points and only sums run in another order. That changes few bfloat16 numbers, by 2^-8, and
-# through them fewer FP8 codes, by at most 2^-3 of their value; even the 0.1 % of codes that an operator's test
-# allows are 0.06 of the 64 codes in a row, which move a linear's result by sqrt(0.06) * 2^-3 / sqrt(64) = 2^-8 of
-# its norm. Eight linears, one after the other: 2^-6.5. A wrong operand, scale or order moves it by its whole size.
+# How far the logits of two computations of one quantised model may be apart, as a share of their norm. Both round at
+# the same points; only sums run in another order. That changes few bfloat16 numbers, by 2^-8, and through them fewer
+# FP8 codes, by at most 2^-3 of their value. An operator's test allows 0.1 % of codes, 0.06 of the 64 in a row. They
+# move a linear's result by sqrt(0.06) * 2^-3 / sqrt(64) = 2^-8 of its norm. Eight linears, one after the other: 2^-6.5.
+# A wrong operand, scale or order moves it by its whole size.
 NEAR = 2.0**-5
 
 
