@@ -4,8 +4,8 @@
     python -m benchmarks.benchmark                                     # this repository's build, on the CPU
 
 Each workload is verified before it is timed: the row operators byte by byte against the package's reference,
-skinny_gemm within the bound of a float32 sum. Before each one stands what its bytes take at the rate of torch.sum
-(skinny_gemm) or Tensor.copy_ (the others), which a better kernel can beat. Buffers rotate, so nothing is served from
+the GEMMs within the bound of a float32 sum. Before each one stands what its bytes take at the rate of torch.sum
+(the GEMMs) or Tensor.copy_ (the others), which a better kernel can beat. Buffers rotate, so nothing is served from
 a cache that a model would not find there.
 
 The Hub gets this file alone of its folder, so it uses none of the others.
@@ -179,8 +179,46 @@ class SkinnyGemm(Rotating):
         return out
 
 
+class BlockScaledGemm(Rotating):
+    """M rows of activations by scales of 128 k, weights [N, K] by scales of 128 x 128, bfloat16 result."""
+
+    def make(self, m: int, n: int, k: int) -> None:
+        fp8 = self.kernel.fp8_dtype(self.device)
+        self.a = torch.randn(m, k, device=self.device).to(fp8)
+        blocks = -(-k // 128)
+        self.scale_a = torch.rand(m, blocks, device=self.device)
+        self.scale_b = torch.rand(-(-n // 128), blocks, device=self.device)
+
+        def make_set():
+            out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=self.device)
+            return torch.randn(n, k, device=self.device).to(fp8), out
+
+        moved = n * k + m * (k + 2 * n) + self.scale_a.nbytes + self.scale_b.nbytes
+        self.prepare(f"block_scaled_gemm M={m} {n}x{k}", moved, "read", make_set)
+
+    def run(self) -> None:
+        b, out = self.next_set()
+        self.kernel.block_scaled_gemm(self.a, b, self.scale_a, self.scale_b, out=out)
+
+    def verify(self) -> torch.Tensor:
+        b, out = self.next_set()
+        self.kernel.block_scaled_gemm(self.a, b, self.scale_a, self.scale_b, out=out)
+        k, blocks = b.shape[1], self.scale_a.shape[1]
+        a = self.a.double() * self.scale_a.double().repeat_interleave(128, 1)[:, :k]
+        scale_b = self.scale_b.double().repeat_interleave(128, 0)[: len(b)]
+        wide = b.double() * scale_b.repeat_interleave(128, 1)[:, :k]
+        want = a @ wide.t()
+        sum_bound = (k + blocks + 2) * 2**-24 * (a.abs() @ wide.abs().t())
+        if bool(((out - want).abs() > sum_bound + 2**-8 * want.abs()).any()) or bool(out.isnan().any()):
+            raise AssertionError("a result lies outside the bound of a float32 sum")
+        self.out = out
+        return out
+
+
 ROWS = (1, 8, 32, 128, 256)
 GEMMS = [(m, n, k) for n, k in ((2304, 16384), (13312, 16384), (16384, 6656), (4096, 4096)) for m in (1, 8, 16, 32)]
+# DeepSeek-V3's on 8 devices: queries down, gate and up, down.
+BLOCK_SCALED_GEMMS = [(m, n, k) for n, k in ((1536, 7168), (4608, 7168), (7168, 2304)) for m in (1, 32, 128, 1024)]
 
 
 def add_workload(cls: type[Rotating], name: str, sizes: tuple[int | str, ...]) -> None:
@@ -196,6 +234,8 @@ for _rows in ROWS:
         add_workload(QuantizeFp8, f"{_scaling}_rows{_rows:03}", (_rows, _scaling))
 for _m, _n, _k in GEMMS:
     add_workload(SkinnyGemm, f"{_n}x{_k}_m{_m:02}", (_m, _n, _k))
+for _m, _n, _k in BLOCK_SCALED_GEMMS:
+    add_workload(BlockScaledGemm, f"{_n}x{_k}_m{_m:04}", (_m, _n, _k))
 # The runner takes every subclass of Benchmark in this module that has workloads; this one has none.
 del Rotating
 
@@ -206,7 +246,7 @@ def main() -> None:
     from scripts.load import load_kernel
 
     kernel = load_kernel("cpu")
-    for cls in (AddRmsNormFp8, SwigluFp8, QuantizeFp8, SkinnyGemm):
+    for cls in (AddRmsNormFp8, SwigluFp8, QuantizeFp8, SkinnyGemm, BlockScaledGemm):
         for method in [name for name in dir(cls) if name.startswith("benchmark_")]:
             workload = cls()
             workload.kernel = kernel

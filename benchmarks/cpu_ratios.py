@@ -59,6 +59,30 @@ def gemm(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
     return medians(cases, moved, "skinny_gemm")
 
 
+def block_scaled(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
+    """Medians of block_scaled_gemm, of torch's linear of the dequantised operands, the same with the dequantisation of
+    the weights, and of reading the weights."""
+    count = copies(N * K)
+    a8 = torch.randn(m, K, generator=generator).to(torch.float8_e4m3fn)
+    scale_a, scale_b = torch.rand(m, K // 128, generator=generator), torch.rand(-(-N // 128), K // 128)
+    fp8 = [torch.randn(N, K, generator=generator).to(torch.float8_e4m3fn) for _ in range(2)]
+    fp8 = [fp8[i % 2].clone() for i in range(count)]
+
+    def dequantised(codes: torch.Tensor) -> torch.Tensor:
+        return (codes.float().view(N, -1, 128) * scale_b.repeat_interleave(128, 0)[:N, :, None]).view(N, K)
+
+    a = (a8.float().view(m, -1, 128) * scale_a[:, :, None]).view(m, K)
+    weights = [dequantised(codes) for codes in fp8[:2]]
+    cases, moved = ceiling_cases(generator)
+    cases |= {
+        "block_scaled_gemm": lambda i: kernel.block_scaled_gemm(a8, fp8[i % count], scale_a, scale_b),
+        "linear float32": lambda i: torch.nn.functional.linear(a, weights[i % 2]),
+        "dequantise, linear": lambda i: torch.nn.functional.linear(a, dequantised(fp8[i % count])),
+    }
+    moved |= {"block_scaled_gemm": N * K, "linear float32": 4 * N * K, "dequantise, linear": N * K}
+    return medians(cases, moved, "block_scaled_gemm")
+
+
 def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
     """Medians of a row operator, of its reference compiled by torch, and of the copy of as many bytes."""
     scale = torch.tensor(0.02)
@@ -157,6 +181,15 @@ def measure(seed: int | None) -> list[str]:
             f"skinny_gemm M={m:2} {N}x{K}: {t['skinny_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
             f"linear float32 {t['linear float32'] * 1e3:.2f} ms, bfloat16 {t['linear bfloat16'] * 1e3:.2f} ms; "
             f"{shown}: {bound(f'skinny_gemm M={m}', ratio, least)}"
+        )
+    for m, against, least in ((1, "floor", 0.7), (32, "linear float32", 1.0), (512, "linear float32", 0.7)):
+        t = block_scaled(kernel, m, generator)
+        ratio = t[against] / t["block_scaled_gemm"]
+        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
+        print(
+            f"block_scaled_gemm M={m:3} {N}x{K}: {t['block_scaled_gemm'] * 1e3:6.2f} ms, floor "
+            f"{t['floor'] * 1e3:.2f} ms, linear float32 {t['linear float32'] * 1e3:.2f} ms, with dequantisation "
+            f"{t['dequantise, linear'] * 1e3:.2f} ms; {shown}: {bound(f'block_scaled_gemm M={m}', ratio, least)}"
         )
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)

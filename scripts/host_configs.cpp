@@ -1,4 +1,6 @@
 // The configuration functions of the GPU backends with C names, for test_rocm_configs.py and test_cuda_configs.py.
+#include "../block_scaled_gemm/cuda/config.h"
+#include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
@@ -57,16 +59,55 @@ const char* tables() {
                            {"warps", s.warps},
                            {"clusters", s.clusters}});
         };
+        const auto tile = [](const block_scaled_gemm::hip::TileShape& s) {
+            return object({{"rows", s.rows},
+                           {"columns", s.columns},
+                           {"waves_m", s.waves_m},
+                           {"waves_n", s.waves_n},
+                           {"matrix", s.matrix},
+                           {"stage", s.stage},
+                           {"ahead", s.ahead},
+                           {"deep", s.deep},
+                           {"per_unit", s.per_unit}});
+        };
+        const auto form = [](const block_scaled_gemm::cuda::Form& f) {
+            return object({{"swapped", f.swapped},
+                           {"wide", f.wide()},
+                           {"narrow", f.narrow},
+                           {"slots", f.slots},
+                           {"stages", f.stages()}});
+        };
         const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
                                            {"max_splits", hip::kMaxSplits},
                                            {"max_split_tiles", hip::kMaxSplitTiles},
                                            {"enough_for_a_ring", hip::kEnoughForARing}});
         return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
+               ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
+               ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
                ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
     }();
     return text.c_str();
 }
+
+void block_scaled_config(int64_t m, int64_t n, int64_t k, int arch, int64_t out[2]) {
+    const block_scaled_gemm::hip::Config c = block_scaled_gemm::hip::pick_config(m, n, k, arch);
+    out[0] = c.shape;
+    out[1] = c.parts;
+}
+double block_scaled_estimate(int arch, int shape, int parts, int64_t m, int64_t n, int64_t k) {
+    using namespace block_scaled_gemm::hip;
+    return estimated_us(kChipModels[arch], kTileShapes[shape], parts, m, n, k);
+}
+void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
+    using namespace block_scaled_gemm::cuda;
+    const Config c = pick_config(m, n, k, {kHopper, multiprocessors}, general_b);
+    out[0] = c.form;
+    out[1] = c.splits;
+    out[2] = c.pieces;
+}
+int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
+int block_scaled_general_shape(int shape) { return block_scaled_gemm::hip::general_shape(shape); }
 
 void rms_norm_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4]) {
     const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, Arch(arch), aligned);

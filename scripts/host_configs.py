@@ -25,6 +25,11 @@ def compile_host(source: Path, target: Path, *flags: str) -> Path:
 INT, LONG, DOUBLE = ctypes.c_int, ctypes.c_int64, ctypes.c_double
 # name of configs.cpp: (result, arguments, how many numbers it returns through a last pointer)
 FUNCTIONS = {
+    "block_scaled_config": (None, (LONG, LONG, LONG, INT), 2),
+    "block_scaled_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG), 0),
+    "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT), 3),
+    "block_scaled_row_class": (LONG, (LONG,), 0),
+    "block_scaled_general_shape": (INT, (INT,), 0),
     "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),
     "swiglu_config": (None, (LONG, LONG, INT, INT), 4),
     "wrong_division": (LONG, (ctypes.c_void_p, LONG, ctypes.c_uint32), 0),
@@ -79,7 +84,9 @@ class Configs:
 def configs() -> Configs:
     """Of the headers as they are now; compiled once for each state of them."""
     headers = sorted(
-        path for name in ("common", "rmsnorm_fp8", "skinny_gemm", "swiglu_fp8") for path in (ROOT / name).rglob("*.h")
+        path
+        for name in ("block_scaled_gemm", "common", "rmsnorm_fp8", "skinny_gemm", "swiglu_fp8")
+        for path in (ROOT / name).rglob("*.h")
     )
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *headers))).hexdigest()[:16]
     library = ROOT / "build" / ".work" / "host" / f"configs-{digest}.so"

@@ -13,6 +13,11 @@ def ring_shapes() -> list[dict[str, int]]:
     return configs().tables["ring"]
 
 
+def tile_shapes() -> list[dict[str, int]]:
+    """kTileShapes of block_scaled_gemm/hip/config.h."""
+    return configs().tables["tiles"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
@@ -49,6 +54,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return flat(kernel, figures, family.startswith("swiglu"), values[0], int(values[1]))
     if family in ("quantize_rows", "swiglu_rows"):
         return rows(kernel, figures, family.startswith("swiglu"), values[0], int(values[2]))
+    if family == "block_scaled_gemm_tiles":
+        return tiles(arch, kernel, figures, tile_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
     if family == "skinny_gemm_ring":
         return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
@@ -168,6 +175,29 @@ def ring(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
         ("wrong matrix instruction", (named(kernel, "v_smfmac_f32_16x16x64_fp8_fp8") > 0) == sparse),
         ("wrong matrix instruction", (named(kernel, "v_mfma_f32_16x16x32_fp8_fp8") > 0) == (not sparse)),
         ("more than 40 instructions a KiB of weights loaded", all(loop["per_KiB"] <= 40 for loop in weights)),
+        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def tiles(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[tuple[str, bool]]:
+    waves, stages = shape["waves_m"] * shape["waves_n"], 128 // shape["stage"]
+    per_simd = -(-waves * shape["per_unit"] // SIMDS)
+    rounds = max(1, max(shape["ahead"], 2 * shape["deep"]) // stages)  # blocks that the main loop has unrolled
+    subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
+    size = 16 if shape["matrix"] == 32 else 32
+    mfma = f"v_mfma_f32_{shape['matrix']}x{shape['matrix']}x{size}_fp8_fp8"
+    instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
+    loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
+    scales = {"buffer_load_dword", "buffer_load_ubyte"}
+    fragments = rounds * stages * (shape["stage"] * shape["matrix"] // 1024)
+    reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
+    return [
+        ("other matrix instructions", set(instructions) == {mfma}),
+        ("matrix instructions of a round", len(instructions) == rounds * subtiles * 128 // size),
+        ("stages loaded by less than 128 bits", careful or loads == {"buffer_load_dwordx4", *scales}),
+        ("fragments read by less than 128 bits", named(kernel, "ds_read_b128") >= reads),
+        ("stages stored by less than 128 bits", named(kernel, "ds_write_b128") >= rounds * stages),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]

@@ -82,7 +82,7 @@ def device(request, backend) -> torch.device:
 
 @pytest.fixture(scope="session")
 def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
-    """The FP8 formats that skinny_gemm multiplies: a GPU's own, a CPU's both. Whatever only writes FP8 writes both."""
+    """The FP8 formats that the GEMMs multiply: a GPU's own, a CPU's both. Whatever only writes FP8 writes both."""
     return FP8 if backend == "cpu" else (kernel.fp8_dtype(device),)
 
 

@@ -90,6 +90,18 @@ def test_skinny_gemm(kernel, rows, n, k):
     assert ((got - wanted).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("rows", [1, 33, 130])
+@pytest.mark.parametrize("n, k", [(64, 1024), (150, 300)])
+def test_block_scaled_gemm(kernel, rows, n, k):
+    format, blocks = kernel.fp8_dtype(DEVICE), -(-k // 128)
+    a, b = drawn(rows, k, spread=20).to(format), drawn(n, k, spread=20).to(format)
+    scale_a, scale_b = drawn(rows, blocks), drawn(-(-n // 128), blocks)  # of both signs
+    got = kernel.block_scaled_gemm(a, b, scale_a, scale_b, out_dtype=torch.float32).double()
+    a = a.double() * scale_a.double().repeat_interleave(128, 1)[:, :k]
+    b = b.double() * scale_b.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    assert ((got - a @ b.t()).abs() <= (k + blocks + 3) * 2.0**-24 * (a.abs() @ b.abs().t())).all()
+
+
 def test_a_compiled_function_is_one_graph(kernel):
     @torch.compile(fullgraph=True, backend="eager")
     def step(x, weight, scale):

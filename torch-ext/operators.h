@@ -29,5 +29,7 @@ void quantize_static_fp8(const Tensor& out, const Tensor& x, const Tensor& scale
 void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
 void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                  const std::optional<Tensor>& bias, bool constant_b);
+void block_scaled_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                       const Tensor& scale_b, const std::optional<Tensor>& bias, bool constant_b);
 
 }  // namespace rocm_fp8::binding

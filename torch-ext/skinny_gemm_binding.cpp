@@ -1,5 +1,6 @@
 #include "../skinny_gemm/skinny_gemm.h"
 #include "binding.h"
+#include "gemm_args.h"
 #include "operators.h"
 
 namespace rocm_fp8::binding {
@@ -27,16 +28,11 @@ void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, cons
     const Arg scale_a(op, "scale_a", scale_a_t), scale_b(op, "scale_b", scale_b_t);
     rocm_fp8::skinny_gemm::Args args{};
     args.constant_b = constant_b;
-    args.format = a.dtype({DType::e4m3fn, DType::e4m3fnuz});
-    b.dtype({args.format});
-    a.check_dim(2);
-    b.check_dim(2);
-    b.check_device_of(a);
-    args.m = a.size(0);
-    args.k = a.size(1);
-    args.n = b.size(0);
-    if (b.size(1) != args.k) b.refuse("shape ", b.shape(), "; needs [N, K] with a's K = ", args.k);
-    if (args.k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
+    const GemmSizes sizes = gemm_sizes(a, b);
+    args.format = sizes.format;
+    args.m = sizes.m;
+    args.n = sizes.n;
+    args.k = sizes.k;
     if (args.m > rocm_fp8::skinny_gemm::kMaxRows)
         a.refuse(args.m, " rows; at most ", rocm_fp8::skinny_gemm::kMaxRows, " are allowed");
     args.a_stride = a.row_stride();
@@ -44,22 +40,8 @@ void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, cons
     gemm::Epilogue& e = args.epilogue;
     e.scale_a = gemm_scale(scale_a, a, args.m, "[M, 1]", 0);
     e.scale_b = gemm_scale(scale_b, a, args.n, "[1, N]", 1);
-
-    e.out.dtype = out.dtype({DType::bf16, DType::f16, DType::f32});
-    out.check_device_of(a);
-    out.check_shape({args.m, args.n}, "[M, N]");
-    e.out.stride = out.written_row_stride();
-    for (const Arg* input : {&a, &b, &scale_a, &scale_b}) out.check_apart_from(*input);
-
-    if (bias_t) {
-        const Arg bias(op, "bias", *bias_t);
-        e.bias.dtype = bias.dtype({DType::bf16, DType::f16, DType::f32});
-        bias.check_device_of(a);
-        bias.check_shape({args.n}, "[N]");
-        e.bias.stride = bias_t->stride(0);
-        out.check_apart_from(bias);
-        e.bias.data = bias.data();
-    }
+    e.out = gemm_output(out, a, sizes, {&a, &b, &scale_a, &scale_b});
+    e.bias = gemm_bias(op, bias_t, a, out, args.n);
     args.a = static_cast<const uint8_t*>(a.data());
     args.b = static_cast<const uint8_t*>(b.data());
     e.out.data = out.mutable_data();

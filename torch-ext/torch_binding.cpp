@@ -39,6 +39,7 @@ int64_t call_count(std::string name) {
         {"swiglu_dynamic_fp8", Counted<&swiglu_dynamic_fp8>::calls},
         {"swiglu_fp8", Counted<&swiglu_fp8>::calls},
         {"skinny_gemm", Counted<&skinny_gemm>::calls},
+        {"block_scaled_gemm", Counted<&block_scaled_gemm>::calls},
     };
     for (const auto& each : operators)
         if (name == each.name) return each.calls.load(std::memory_order_relaxed);
@@ -74,6 +75,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def(
         "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
         "bool constant_b=False) -> ()");
+    // Scales: float32, float8_e8m0fnu or its bytes, as uint8. Their shapes say what has one.
+    ops.def(
+        "block_scaled_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
+        "bool constant_b=False) -> ()");
     ops.def("reread_environment() -> ()");
     ops.def("call_count(str name) -> int");
 }
@@ -100,6 +105,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
     ops.impl("swiglu_dynamic_fp8", TORCH_BOX(&Counted<&swiglu_dynamic_fp8>::call));
     ops.impl("swiglu_fp8", TORCH_BOX(&Counted<&swiglu_fp8>::call));
     ops.impl("skinny_gemm", TORCH_BOX(&Counted<&skinny_gemm>::call));
+    ops.impl("block_scaled_gemm", TORCH_BOX(&Counted<&block_scaled_gemm>::call));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

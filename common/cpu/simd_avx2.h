@@ -99,7 +99,7 @@ struct Avx2 {
         }
     }
 
-    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
+    // --- GEMMs: see gemm.h ---
     using Operand = __m256;
     using Sum = __m256;
     // Of 16 registers: 4 x 3 sums, 3 columns and one row.
@@ -118,6 +118,7 @@ struct Avx2 {
     static Operand load_operand(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
     static void store_operand(void* p, Operand x) { _mm256_storeu_ps(static_cast<float*>(p), x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm256_fmadd_ps(a, b, s); }
+    static Sum multiply_add(Sum s, V a, V b) { return _mm256_fmadd_ps(a, b, s); }
     template <DType format>
     static void decode(const uint8_t* p, Operand* out) {
         // 128 times a code, in a signed 16-bit word, has IEEE half's fields and a copy of the sign below the sign; the

@@ -96,7 +96,7 @@ struct Avx512 {
         _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_ternarylogic_epi32(code, top, sign_bit, 0xF8));
     }
 
-    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
+    // --- GEMMs: see gemm.h ---
     //
     // An operand is 32 bfloat16, which hold every FP8 number exactly. Two look-ups in tables of 128 entries give the
     // upper and the lower byte, also of NaN. Interleaving them leaves the elements in the order
@@ -115,6 +115,7 @@ struct Avx512 {
     static Operand load_operand(const void* p) { return _mm512_loadu_si512(p); }
     static void store_operand(void* p, Operand x) { _mm512_storeu_si512(p, x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm512_dpbf16_ps(s, (__m512bh)a, (__m512bh)b); }
+    static Sum multiply_add(Sum s, V a, V b) { return _mm512_fmadd_ps(a, b, s); }
     template <DType format>
     static void decode(const uint8_t* p, Operand* out) {
         static constexpr Table table = make_table<format>();

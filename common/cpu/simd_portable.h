@@ -123,7 +123,7 @@ struct Portable {
         store_pairs<uint8_t, even_odd>(p, quotient(a, signed_a), quotient(b, signed_b), fp8_encode<format>);
     }
 
-    // --- skinny_gemm: see skinny_gemm/cpu/kernel.h ---
+    // --- GEMMs: see gemm.h ---
     using Operand = V;
     using Sum = V;
     static constexpr int step = 8, parts = 1, tile_n = 3;
@@ -145,6 +145,8 @@ struct Portable {
     static void store_operand(void* p, Operand x) { std::memcpy(p, x.v, sizeof x.v); }
     // The product of two FP8 numbers is exact, so this equals an fma.
     static Sum dot(Sum s, Operand a, Operand b) { return add(s, mul(a, b)); }
+    // s + a * b of any floats, rounded once or, without the instruction, twice.
+    static Sum multiply_add(Sum s, V a, V b) { return add(s, mul(a, b)); }
     template <DType format>
     static void decode(const uint8_t* p, Operand* out) {
         out[0] = map([&](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7Fu) << 7)); });

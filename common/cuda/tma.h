@@ -41,5 +41,14 @@ __device__ inline void copy_tile(void* to, const CUtensorMap* map, int column, i
         : "memory");
 }
 
+// The same, of data that L2 keeps or evicts as it keeps others.
+__device__ inline void copy_tile(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+            "r"(shared_address(to)),
+        "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
 }  // namespace
 }  // namespace rocm_fp8

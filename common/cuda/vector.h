@@ -31,6 +31,16 @@ __device__ inline uint4 load(const void* p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
+__device__ inline float load_float(const void* p) {
+    float v;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+__device__ inline uint32_t load_byte(const void* p) {
+    uint32_t v;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
 // The same at an offset. HIP sources use the same names.
 using Vector128 = uint4;
 using VectorIndex = int64_t;

@@ -15,9 +15,7 @@
 // step of R::step elements, step after step, lane by lane. Then the lanes are added in a tree. So a row's bits do not
 // depend on the batch.
 //
-// The instruction set defines an operand: float32, or bfloat16 in pairs. Its numbers may be too small by a power of two
-// (R::operand_scale), which the epilogue undoes exactly. Where decoding turns NaN codes into numbers, a mask records
-// them and the epilogue puts NaN into the result.
+// Decoding, NaN codes and the tree: common/cpu/gemm.h.
 //
 // Files: kernel.h (this kernel), one .cpp an instruction set, skinny_gemm.cpp (the launcher).
 //
@@ -30,7 +28,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "../../common/cpu/lanes.h"
+#include "../../common/cpu/gemm.h"
 #include "../../common/gemm/epilogue.h"
 #include "../skinny_gemm.h"
 
@@ -52,11 +50,11 @@ namespace {
 
 template <class R, DType format>
 class Gemm {
-    using L = Lanes<R>;
-    using Sum = typename R::Sum;
-    using Operand = typename R::Operand;
-    static constexpr int kStep = R::step, kParts = R::parts, kLanes = sizeof(Sum) / sizeof(float);
-    static constexpr int kStepBytes = kParts * sizeof(Operand);
+    using G = GemmLanes<R, format>;
+    using L = typename G::L;
+    using Sum = typename G::Sum;
+    using Operand = typename G::Operand;
+    static constexpr int kStep = G::kStep, kParts = G::kParts, kLanes = G::kLanes, kStepBytes = G::kStepBytes;
     static constexpr int kTileM = 4, kColumns = kPartColumns, kMaxStreamed = 4;
     static_assert(kColumns % R::tile_n == 0);
     // A decoded slice of a row is 512 bytes: the slices of 32 rows of A and 12 of B fit into 32 KiB.
@@ -68,42 +66,20 @@ class Gemm {
     static int64_t slice_of(int64_t m) { return m <= kMaxStreamed ? kStep : kSlice; }
     static int64_t slices(const Args& p) { return (p.k + slice_of(p.m) - 1) / slice_of(p.m); }
 
-    // At most `length` bytes of a row, decoded in steps; zeros fill the last step.
-    static void decode(const uint8_t* row, int64_t length, char* out, typename R::NanMask& nan) {
-        Operand w[kParts];
-        auto step = [&](const uint8_t* bytes) {
-            R::template decode<format>(bytes, w);
-            R::template note_nan<format>(nan, bytes);
-            for (const Operand& part : w) {
-                R::store_operand(out, part);
-                out += sizeof(Operand);
-            }
-        };
-        int64_t k = 0;
-        for (; k + kStep <= length; k += kStep) step(row + k);
-        if (k < length) {
-            uint8_t tail[kStep] = {};
-            std::memcpy(tail, row + k, length - k);
-            step(tail);
-        }
-    }
-
     static void decode_rows(const Args& p, char* operands, bool* has_nan) {
         const int64_t slice = slice_of(p.m), slice_bytes = slice / kStep * kStepBytes;
         for (int64_t m = 0; m < p.m; ++m) {
             typename R::NanMask nan;
             for (int64_t s = 0; s < slices(p); ++s) {
                 const int64_t left = p.k - s * slice;
-                decode(p.a + m * p.a_stride + s * slice, left < slice ? left : slice,
-                       operands + (s * p.m + m) * slice_bytes, nan);
+                G::template decode<true>(p.a + m * p.a_stride + s * slice, left < slice ? left : slice,
+                                         operands + (s * p.m + m) * slice_bytes, nan);
             }
             has_nan[m] = R::any_nan(nan);
         }
     }
 
     // --- epilogue: lanes to one number, scales, bias, rounding ---
-
-    using Whole = std::integral_constant<int, L::block>;
 
     // Scales and bias of at most L::block columns from n0.
     struct Columns {
@@ -117,29 +93,19 @@ class Gemm {
         }
     };
 
-    static float total(const Sum& s) {
-        alignas(64) float lane[kLanes];
-        R::store_sum(lane, s);
-        for (int width = kLanes / 2; width > 0; width /= 2)
-            for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-        return lane[0];
-    }
-
-    // Row m of the tile of `count` columns from n0; partial(j): its sum, nan(j): whether column j holds a NaN code.
-    template <DType out_type, class Partial, class Nan>
-    static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row, Partial partial,
-                       Nan nan) {
-        constexpr float undo = R::template operand_scale<format> * R::template operand_scale<format>;
+    // Row m of the tile of `count` columns from n0. lanes: kLanes sums a column, of a multiple of 4 columns.
+    template <DType out_type>
+    static void finish(const Args& p, int64_t m, int64_t n0, int count, const Columns& c, bool nan_row, const bool* nan,
+                       const float* lanes) {
         const float scale_a = gemm::scale_at(p.epilogue.scale_a, m);
         float values[L::block] = {};
+        G::totals(lanes, (count + 3) / 4 * 4, values);
         for (int j = 0; j < count; ++j) {
-            const float result = gemm::finished(p.epilogue, total(partial(j)) * undo, scale_a, c.scale[j], c.bias[j]);
-            values[j] = nan_row || nan(j) ? std::numeric_limits<float>::quiet_NaN() : result;
+            const float result = gemm::finished(p.epilogue, values[j], scale_a, c.scale[j], c.bias[j]);
+            values[j] = nan_row || nan[j] ? std::numeric_limits<float>::quiet_NaN() : result;
         }
-        auto v = L::tame_nan(L::template load<DType::f32, out_type>(values, Whole()));
-        if constexpr (out_type != DType::f32) v = L::template round_to<out_type>(v);
-        L::template store<out_type, out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), v,
-                                              count);
+        G::template store_results<out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), values,
+                                            count);
     }
 
     // --- few rows: M rows of A times N rows of B, straight from the bytes ---
@@ -181,19 +147,14 @@ class Gemm {
         }
         bool nan[N] = {};
         if (R::any_nan(any_nan))
-            for (int j = 0; j < N; ++j) nan[j] = holds_nan(b + j * p.b_stride, p.k);
+            for (int j = 0; j < N; ++j) nan[j] = G::holds_nan(b + j * p.b_stride, p.k);
         const Columns columns(p, n0, N);
-        for (int i = 0; i < M; ++i)
-            finish<out_type>(
-                p, i, n0, N, columns, has_nan[i], [&](int j) { return acc[i][j]; }, [&](int j) { return nan[j]; });
-    }
-
-    static bool holds_nan(const uint8_t* codes, int64_t count) {
-        for (int64_t k = 0; k < count; ++k) {
-            const float value = fp8_decode<format>(codes[k]);
-            if (value != value) return true;
+        for (int i = 0; i < M; ++i) {
+            constexpr int kFours = (N + 3) / 4 * 4;
+            alignas(64) float lanes[kFours * kLanes];
+            for (int j = 0; j < kFours; ++j) R::store_sum(lanes + j * kLanes, j < N ? acc[i][j] : R::zero());
+            finish<out_type>(p, i, n0, N, columns, has_nan[i], nan, lanes);
         }
-        return false;
     }
 
     template <int M, DType out_type>
@@ -248,22 +209,18 @@ class Gemm {
                 const int64_t length = p.k - k < kSlice ? p.k - k : kSlice;
                 const int64_t bytes = (length + kStep - 1) / kStep * kStepBytes;
                 for (int j = 0; j < count; ++j)
-                    decode(p.b + (n0 + j) * p.b_stride + k, length, s.slice + j * kSliceBytes, nan[j]);
+                    G::template decode<false>(p.b + (n0 + j) * p.b_stride + k, length, s.slice + j * kSliceBytes,
+                                              nan[j]);
                 const char* rows = a + k / kSlice * p.m * kSliceBytes;
                 int64_t m = 0;
                 for (; m + kTileM <= p.m; m += kTileM) slice_rows<kTileM>(rows, bytes, s, m);
                 for (; m < p.m; ++m) slice_rows<1>(rows, bytes, s, m);
             }
             const Columns columns(p, n0, count);
-            for (int64_t m = 0; m < p.m; ++m) {
-                auto partial = [&](int j) {
-                    Sum sum;
-                    R::load_sum(s.acc + (m * kColumns + j) * kLanes, sum);
-                    return sum;
-                };
-                finish<out_type>(p, m, n0, count, columns, has_nan[m], partial,
-                                 [&](int j) { return R::any_nan(nan[j]); });
-            }
+            bool has_code[kColumns];
+            for (int j = 0; j < kColumns; ++j) has_code[j] = R::any_nan(nan[j]);
+            for (int64_t m = 0; m < p.m; ++m)
+                finish<out_type>(p, m, n0, count, columns, has_nan[m], has_code, s.acc + m * kColumns * kLanes);
         }
     }
 

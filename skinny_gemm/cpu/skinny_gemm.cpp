@@ -1,7 +1,5 @@
 #include "kernel.h"
 
-#include <vector>
-
 #include "../../common/cpu/features.h"
 
 namespace rocm_fp8::skinny_gemm {
@@ -15,11 +13,8 @@ Status launch(const Args& args, const Executor& on) {
                           : choice.isa == Isa::avx2 ? kernel_avx2(args)
                                                     : kernel_portable(args);
 
-    // At most 32 rows of A: kept between calls, because fresh pages would cost more than the decoding.
-    static thread_local std::vector<char> memory;
-    constexpr int64_t kAlign = 64;
-    if (int64_t(memory.size()) < kernel.operand_bytes + kAlign) memory.resize(kernel.operand_bytes + kAlign);
-    char* operands = memory.data() + (kAlign - reinterpret_cast<uintptr_t>(memory.data()) % kAlign);
+    static thread_local KeptMemory memory;
+    char* operands = memory.at_least(kernel.operand_bytes);
     bool has_nan[kMaxRows];
     kernel.decode_rows(args, operands, has_nan);
 

@@ -19,7 +19,7 @@
 #include "overlap.h"
 #include "../../common/gemm/epilogue.h"
 #include "fours.h"
-#include "mma.h"
+#include "../../common/cuda/mma.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {

@@ -11,7 +11,7 @@
 #include "../../common/gemm/epilogue.h"
 #include "../../common/gpu/fallback_gemm.h"
 #include "../skinny_gemm.h"
-#include "mma.h"
+#include "../../common/cuda/mma.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {

@@ -18,7 +18,7 @@
 //        bulk.h           the main kernel (Hopper and later): TMA ring, main loop, reduction
 //        fours.h          epilogue of wide CTAs, four columns a thread
 //        plain.h          the simple kernel: other chips, odd strides, small K
-//        mma.h            matrix instructions and fragment maps
+//        common/cuda/mma.h  matrix instructions and fragment maps
 //        config.h         which kernel, with which tile, partitions and split-K
 //
 // Limit today: where every CTA stage is taken, memory is busy 95 to 98 % of the time between the ends. What is left is

@@ -48,11 +48,11 @@ template <int kRows, bool aligned>
 __global__ __launch_bounds__(kDirectWaves* kWave) void skinny_gemm_direct(Args a, SplitK split) {
     static_assert(kStep == gemm::kFallbackStep && kChunk == gemm::kFallbackChunk);
     const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
-    const int tile = blockIdx.x / split.splits, part = blockIdx.x % split.splits;
+    const int tile = blockIdx.x / split.parts, part = blockIdx.x % split.parts;
     const int64_t steps = (a.k + kStep - 1) / kStep;
     DirectTile<kRows> direct;
-    gemm::multiply_fallback<DirectTile<kRows>, aligned>(a, int64_t(tile) * kTileColumns, steps * part / split.splits,
-                                                        steps * (part + 1) / split.splits, wave, lane, direct);
+    gemm::multiply_fallback<DirectTile<kRows>, aligned>(a, int64_t(tile) * kTileColumns, steps * part / split.parts,
+                                                        steps * (part + 1) / split.parts, wave, lane, direct);
 
     __shared__ float sums[kDirectWaves][kRows][kTileColumns];
     direct.sum.store(&sums[wave][0][0]);

@@ -13,35 +13,22 @@
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
 
-// An offset outside of every buffer. The sum with another offset is outside too (sizes are below 2^30).
-constexpr uint32_t kNowhere = 0x40000000u;
-
 // Cache policies of a load on gfx942 and gfx950.
 constexpr int kCached = 0, kNonTemporal = 2;
 
-struct Rows {
-    __amdgpu_buffer_rsrc_t buffer;
-
-    // `count` rows of `width` bytes.
-    __device__ Rows(const uint8_t* first, int64_t count, int64_t stride, int64_t width) {
-        constexpr int kRaw32 = 0x00027000;  // data format 32: an offset in bytes, bounds in bytes
-        const int bytes = int((count - 1) * stride + width);
-        buffer = __builtin_amdgcn_make_buffer_rsrc(const_cast<uint8_t*>(first), 0, bytes, kRaw32);
-    }
-    template <int policy>
-    __device__ u32x4 load(uint32_t byte) const {
-        return __builtin_bit_cast(u32x4, __builtin_amdgcn_raw_buffer_load_b128(buffer, byte, 0, policy));
-    }
-};
+// `count` rows of `width` bytes.
+__device__ inline Buffer rows_at(const uint8_t* first, int64_t count, int64_t stride, int64_t width) {
+    return Buffer(first, uint32_t((count - 1) * stride + width));
+}
 
 // kLoads loads of 16 bytes a lane: lane l has chunk l % 16 of rows l / 16 + 4 i.
 template <int kLoads>
 struct UnitLoader {
-    Rows rows;
+    Buffer rows;
     uint32_t row_offset[kLoads];
     uint32_t k, end;  // this lane's chunk of step 0; the end of the rows
 
-    __device__ UnitLoader(Rows from, int64_t count, int64_t stride, int64_t end_k)
+    __device__ UnitLoader(Buffer from, int64_t count, int64_t stride, int64_t end_k)
         : rows(from), k(threadIdx.x % kChunks * kChunk), end(uint32_t(end_k)) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
@@ -69,7 +56,7 @@ __device__ inline void produce_weights(const Args& a, Ring<Shape>& ring, int p, 
     const int64_t columns = a.n - column < kTileColumns ? a.n - column : kTileColumns;
     // A tile wholly beyond the last column is all zeros.
     const int64_t base = columns > 0 ? column : 0;
-    const UnitLoader<kUnitLoads> loader(Rows(a.b + base * a.b_stride, columns > 0 ? columns : 1, a.b_stride, a.k),
+    const UnitLoader<kUnitLoads> loader(rows_at(a.b + base * a.b_stride, columns > 0 ? columns : 1, a.b_stride, a.k),
                                         columns, a.b_stride, a.k);
     const auto k_of = [&](int unit) {
         const int step = first + unit * kEvery;
@@ -102,7 +89,7 @@ template <class Shape>
 __device__ inline void produce_rows(const Args& a, Ring<Shape>& ring, int q, int begin, int real_steps, int steps) {
     constexpr int kLoads = Shape::rows * kRingStep / (kWave * 16), kEvery = Shape::row_producers,
                   kDepth = Shape::row_depth;
-    const UnitLoader<kLoads> loader(Rows(a.a, a.m, a.a_stride, a.k), a.m, a.a_stride, a.k);
+    const UnitLoader<kLoads> loader(rows_at(a.a, a.m, a.a_stride, a.k), a.m, a.a_stride, a.k);
     const auto k_of = [&](int step) {
         return step < real_steps ? loader.k + uint32_t(begin + step) * kRingStep : kNowhere;
     };

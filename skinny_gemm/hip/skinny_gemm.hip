@@ -67,10 +67,10 @@ __global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd
         float sums[S::consumers][S::rows][kTileColumns];
     } lds;
     const int wave = uniform(threadIdx.x / kWave);
-    const int tile = blockIdx.x / split.splits, part = blockIdx.x % split.splits;
+    const int tile = blockIdx.x / split.parts, part = blockIdx.x % split.parts;
     const int all_steps = int((a.k + kRingStep - 1) / kRingStep);
-    const int begin = int64_t(all_steps) * part / split.splits;
-    const int real_steps = int(int64_t(all_steps) * (part + 1) / split.splits) - begin;
+    const int begin = int64_t(all_steps) * part / split.parts;
+    const int real_steps = int(int64_t(all_steps) * (part + 1) / split.parts) - begin;
     const int steps = (real_steps + S::round - 1) / S::round * S::round;
 
     // Each role meets one barrier, after which the ring's words are zero, and the barrier below.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include "../../common/gemm/epilogue.h"
+#include "../../common/hip/split_k.h"
 #include "../skinny_gemm.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -92,27 +93,10 @@ class TileSum {
     }
 };
 
-// How K is divided between workgroups, and where workgroups that share a tile of columns store their sums.
-struct SplitK {
-    int splits;
-    float* partial;     // [tiles of columns][splits][m][columns of a workgroup]; unused where splits == 1
-    uint32_t* arrived;  // [tiles of columns], all zero before and after a launch
-};
-
-// Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
-// chiplets (sc1). So the write-back of the release below finds little to write.
-__device__ inline void store_for_all(float* p, float v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-__device__ inline float load_of_any(const float* p) {
-    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-
 // The epilogue. The workgroup's part is in LDS: sums [kGroups][kTiles][kRows][16], added over the groups in their
 // order.
 //
-// With split-K each workgroup stores its part in memory. The workgroup that arrives last adds all parts, in the order
-// of the parts, so that the bits do not depend on which one is last. It also resets the counter to zero.
+// With split-K (common/hip/split_k.h) parts are [tiles of columns][parts][m][columns of a workgroup].
 template <int kRows, int kTiles, int kGroups>
 __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, const float* sums, int tile, int part) {
     constexpr int kColumns = kTiles * kTileColumns;
@@ -132,38 +116,23 @@ __device__ inline void reduce_and_finish(const Args& a, const SplitK& split, con
         for (int group = 1; group < kGroups; ++group) v += p[group * kTiles * kRows * kTileColumns];
         return v;
     };
-    if (split.splits == 1) {
+    if (split.parts == 1) {
         each([&](int, int m, int64_t n, int column) { finish(m, n, of_workgroup(m, column)); });
         return;
     }
 
     const int64_t part_size = a.m * kColumns;
-    float* parts = split.partial + int64_t(tile) * split.splits * part_size;
+    float* parts = split.partial + int64_t(tile) * split.parts * part_size;
     each([&](int e, int m, int64_t, int column) {
         store_for_all(parts + part * part_size + e, of_workgroup(m, column));
     });
-    // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
-    constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
-    asm volatile("" ::: "memory");
-    __builtin_amdgcn_s_waitcnt(kVmcnt0);
-    // Closes: the parts of all waves are stored before one lane counts for them.
-    __syncthreads();
-    __shared__ uint32_t before;
-    if (threadIdx.x == 0) {
-        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so
-        // that other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after the
-        // atomic, so that this compute unit reads their parts from memory.
-        before = __hip_atomic_fetch_add(split.arrived + tile, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
-    }
-    // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
-    __syncthreads();
-    if (before != uint32_t(split.splits - 1)) return;
+    if (!arrives_last(split.arrived + tile, split.parts)) return;
     each([&](int e, int m, int64_t n, int) {
         float v = load_of_any(parts + e);
-        for (int s = 1; s < split.splits; ++s) v += load_of_any(parts + s * part_size + e);
+        for (int s = 1; s < split.parts; ++s) v += load_of_any(parts + s * part_size + e);
         finish(m, n, v);
     });
-    if (threadIdx.x == 0) __hip_atomic_store(split.arrived + tile, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    reset(split.arrived + tile);
 }
 
 }  // namespace

@@ -252,6 +252,39 @@ def test_unaligned_and_small_go_to_the_plain_kernel(library):
     assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1, 0)
 
 
+MANY_M = (1, 16, 17, 32, 33, 64, 65, 128, 129, 300, 1024, 6144, 8192)
+MANY_N = (1, 8, 9, 128, 130, 512, 576, 1536, 2112, 7168, 24576)
+MANY_K = (1, 128, 129, 256, 1536, 7168, 16384)
+
+
+@pytest.mark.parametrize("general_b", [0, 1])
+@pytest.mark.parametrize("multiprocessors", [H200, 16])
+def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, multiprocessors):
+    """Every row in a piece, every piece within a form; parts of K by the row class."""
+    forms, reached = library.tables["forms"], set()
+    for m, n, k in itertools.product(MANY_M, MANY_N, MANY_K):
+        index, splits, pieces = library.cuda_block_scaled_config(m, n, k, general_b, multiprocessors)
+        form, wide_rows = forms[index], n if forms[index]["swapped"] else m
+        reached.add(index)
+        assert form["swapped"] or not general_b
+        assert 1 <= splits <= min(8, -(-k // 128))
+        eights = -(-wide_rows // 8)
+        assert 1 <= pieces <= eights and -(-eights // pieces) * 8 <= form["wide"]
+        rows = library.block_scaled_row_class(m)
+        for other in {rows, max(1, rows - 15)}:
+            if library.block_scaled_row_class(other) == rows:
+                same = library.cuda_block_scaled_config(other, n, k, general_b, multiprocessors)
+                assert same[:2] == (index, splits)
+    # More than one size of tiles for few rows, and for many.
+    assert len({i for i in reached if forms[i]["swapped"]}) >= 3
+    assert general_b or len({i for i in reached if not forms[i]["swapped"]}) >= 2
+
+
+def test_block_scaled_gemm_has_stages_enough(library):
+    for form in library.tables["forms"]:
+        assert 4 <= form["stages"] <= 12 and form["slots"] in (1, 2)
+
+
 def test_the_launcher_names_the_architectures_that_are_built():
     listed = tomllib.loads((ROOT / "build.toml").read_text())["kernel"]["cuda"]["cuda-capabilities"]
     source = (ROOT / "common" / "cuda" / "device.cu").read_text()

@@ -10,6 +10,7 @@ from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
 
 ROWS, D, K = 4, 24, 40
+BLOCKED_K = 300  # of block_scaled_gemm: 3 blocks
 
 Arguments = dict[str, torch.Tensor | float | None]
 Change = Callable[[Arguments], None]
@@ -55,9 +56,16 @@ def valid_call(kernel, operator: str, device, generator) -> Call:
             scale_b=positive((1, D), generator),
             bias=rows(1)[0],
         ),
+        "block_scaled_gemm": lambda: dict(
+            a=random_fp8((ROWS, BLOCKED_K), fp8, generator),
+            b=random_fp8((D, BLOCKED_K), fp8, generator),
+            scale_a=positive((ROWS, 3), generator),
+            scale_b=positive((1, 3), generator),
+            bias=rows(1)[0],
+        ),
     }[operator]()
     arguments = {name: value.to(device) for name, value in values.items()}
-    written = {"out": Guarded((ROWS, D), torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else fp8, device)}
+    written = {"out": Guarded((ROWS, D), torch.bfloat16 if operator in ("rms_norm", *GEMMS) else fp8, device)}
     if "residual" in arguments:
         written["residual"] = guarded(arguments["residual"], device)
     if "normalized_out" in TENSORS[operator]:
@@ -95,12 +103,13 @@ TENSORS = {
     "quantize_fp8": ("x", "scale_ub", "out", "scale_out"),
     "quantize_static_fp8": ("x", "scale", "out"),
     "skinny_gemm": ("a", "b", "scale_a", "scale_b", "bias", "out"),
+    "block_scaled_gemm": ("a", "b", "scale_a", "scale_b", "bias", "out"),
 }
+GEMMS = ("skinny_gemm", "block_scaled_gemm")
 # Rows, as opposed to scales and the like: the last dimension must be contiguous.
 ROW_TENSORS = ("x", "residual", "normalized_out", "out", "a", "b")
 WRITTEN = ("residual", "normalized_out", "out")
 COMPUTED = ("quantize_fp8", "rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8")
-ROW_OPERATORS = tuple(operator for operator in TENSORS if operator != "skinny_gemm")
 ANY_DTYPE = (torch.float64, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2)
 
 

@@ -13,8 +13,10 @@ import sys
 
 import torch
 
+from tests.problems.block_scaled_gemm import VALUES, Problem, Scaling, draw
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
 from tests.problems.quantize import special_values
+from tests.problems.skinny_gemm import bias_of
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -23,7 +25,9 @@ _regions = []  # mappings stay for the life of the process
 
 
 def between_forbidden_pages(values: torch.Tensor, at_end: bool) -> torch.Tensor:
-    """A dense copy of `values` that touches the forbidden page after it (or before it)."""
+    """A dense copy of `values`, in their order, that touches the forbidden page after it (or before it)."""
+    if values.dim() == 2 and not values.is_contiguous():
+        return between_forbidden_pages(values.t(), at_end).t()
     pages = -(-max(values.nbytes, 1) // PAGE)
     region = mmap.mmap(-1, (pages + 2) * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(region))
@@ -108,9 +112,31 @@ def gemm_problems(g: torch.Generator):
                 yield f"{m}x{n}x{k}-{short(format)}-{short(dtype)}", "skinny_gemm", arguments, dtype
 
 
+def block_scaled_problems(g: torch.Generator):
+    """Rows, columns and K around tiles, transposed squares and blocks; both orders of operands, types of scales."""
+    kinds = itertools.product((False, True), (False, True), ("group", "square"), ("square", "group"))
+    kinds = itertools.cycle(kinds)  # 16 of them for 9 sizes: each size meets others
+    for format in FP8:
+        for m in (1, 2, 3, 4, 5, 7, 17, 33, 130):
+            for n, k in ((1, 1), (5, 15), (13, 16), (12, 33), (14, 64), (37, 255), (13, 257), (130, 400), (26, 1000)):
+                *columns, shape_a, shape_b = next(kinds)
+                drawn = draw(
+                    Problem(m, n, k, format),
+                    g,
+                    Scaling(shape_a, VALUES[m % 3]),
+                    Scaling(shape_b, VALUES[n % 3]),
+                    bias_of(torch.float32),
+                    random_codes,
+                )
+                a, b = (t.t().contiguous().t() if turned else t for t, turned in zip((drawn.a, drawn.b), columns))
+                dtype = FLOATS[int(torch.randint(3, (), generator=g))]
+                name = f"{m}x{n}x{k}-{columns}-{shape_a}-{shape_b}-{short(format)}-{short(dtype)}"
+                yield name, "block_scaled_gemm", (a, b, drawn.scale_a, drawn.scale_b, drawn.bias), dtype
+
+
 def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, int]:
     rows, columns = arguments[0].shape
-    if operator == "skinny_gemm":
+    if operator.endswith("gemm"):
         return rows, len(arguments[1])
     return rows, columns // 2 if "swiglu" in operator else columns
 
@@ -122,6 +148,7 @@ def main(path: str, seed: str) -> None:
     generator = torch.Generator().manual_seed(int(seed))
     results = {}
     problems = (*row_problems(generator), *scaled_problems(generator), *gemm_problems(generator))
+    problems += tuple(block_scaled_problems(generator))
     for name, operator, arguments, dtype, *scaled in problems:
         shape = result_shape(operator, arguments)
         scales, options = scaled or (None, {})

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from tests.operators.bad_calls import (
+    GEMMS,
     ROWS,
     TENSORS,
     Arguments,
     Bad,
+    Change,
     D,
     K,
     assert_refused,
@@ -47,20 +49,34 @@ def rows_beyond_the_limit(args: Arguments) -> None:
     del args["out"]
 
 
+def in_columns(name: str, at: str) -> Change:
+    """The argument is column-major; `out` has its first element, or begins with its last."""
+
+    def change(args: Arguments) -> None:
+        values, out = args[name], args["out"]
+        arena = torch.zeros(values.nbytes + out.nbytes, dtype=torch.uint8, device=out.device)
+        columns = arena[: values.nbytes].view(values.dtype).view(values.shape[::-1])
+        args[name] = columns.copy_(values.t()).t()
+        begin = 0 if at == "first" else (values.nbytes - 1) // 4 * 4
+        args["out"] = arena[begin : begin + out.nbytes].view(out.dtype).view(out.shape)
+
+    return change
+
+
 CASES = [case for operator in TENSORS for case in [*common(operator), *overlaps(operator)]]
 for _operator in TENSORS:
     CASES.append(Bad(_operator, "out", "strided-columns", strided_out))
-    if _operator != "skinny_gemm":
+    if _operator not in GEMMS:
         CASES.append(Bad(_operator, "out", "no-rows", transposed_out))
         CASES.append(Bad(_operator, "out", "overlaps-transposed-x", transposed_overlap("out", "x")))
         CASES.append(Bad(_operator, "x", "zero-dim-without-out", zero_dim_without_out("x")))
     if _operator != "rms_norm":
         CASES.append(Bad(_operator, "out_dtype", "conflict", conflicting_out_dtype))
-    if _operator not in ("rms_norm", "skinny_gemm"):
+    if _operator not in ("rms_norm", *GEMMS):
         CASES.append(Bad(_operator, "out_dtype", "float32", out_dtype_wrong(torch.float32)))
         CASES.append(Bad(_operator, "out", "dtype-bfloat16", to_dtype("out", torch.bfloat16)))
     # Types that are right elsewhere: float32 only for weights, one 16-bit type for all, FP8 where FP8 is made.
-    if not _operator.startswith(("quantize", "skinny")):
+    if not _operator.startswith("quantize") and _operator not in GEMMS:
         CASES.append(Bad(_operator, "x", "dtype-float32", to_dtype("x", torch.float32)))
     if "weight" in TENSORS[_operator]:
         CASES.append(Bad(_operator, "weight", "dtype-of-other-width", to_dtype("weight", torch.float16)))
@@ -87,25 +103,59 @@ CASES += [
     Bad("rms_norm", "out", "dtype-fp8", to_dtype("out", torch.float8_e4m3fn)),
     Bad("rms_norm", "out", "right-of-x-too-near", crossing_columns("x", "out")),
     Bad("rms_norm", "out", "left-of-x-too-near", crossing_columns("out", "x")),
-    Bad("skinny_gemm", "a", "dtype-bfloat16", to_dtype("a", torch.bfloat16)),
-    Bad("skinny_gemm", "b", "mixed-formats", replace("b", lambda t: t.view(torch.uint8).view(other_format(t.dtype)))),
-    Bad("skinny_gemm", "b", "k-of-its-own", replace("b", lambda t: t[:, :-1])),
-    Bad("skinny_gemm", "b", "one-dim", replace("b", lambda t: t[0])),
-    Bad("skinny_gemm", "a", "one-dim", replace("a", lambda t: t[0])),
-    Bad("skinny_gemm", "a", "k-is-0", lambda args: args.update(a=args["a"][:, :0], b=args["b"][:, :0])),
     Bad("skinny_gemm", "a", "33-rows", rows_beyond_the_limit),
-    Bad("skinny_gemm", "scale_a", "row-missing", replace("scale_a", lambda t: t[:-1])),
     Bad("skinny_gemm", "scale_a", "as-a-row", replace("scale_a", lambda t: t.t())),
-    Bad("skinny_gemm", "scale_a", "empty", replace("scale_a", lambda t: t[:0])),
-    Bad("skinny_gemm", "scale_a", "3-dims", replace("scale_a", lambda t: t[None])),
-    Bad("skinny_gemm", "scale_a", "dtype-bfloat16", to_dtype("scale_a", torch.bfloat16)),
     Bad("skinny_gemm", "scale_b", "column-missing", replace("scale_b", lambda t: t[:, :-1])),
     Bad("skinny_gemm", "scale_b", "as-a-column", replace("scale_b", lambda t: t.t())),
     Bad("skinny_gemm", "scale_b", "one-a-row", replace("scale_b", lambda t: t.expand(ROWS, D).contiguous())),
-    Bad("skinny_gemm", "scale_b", "dtype-float16", to_dtype("scale_b", torch.float16)),
-    Bad("skinny_gemm", "out", "dtype-fp8", to_dtype("out", torch.float8_e4m3fn)),
-    Bad("skinny_gemm", "out_dtype", "float64", out_dtype_wrong(torch.float64)),
-    *(Bad("skinny_gemm", name, "zero-dim-without-out", zero_dim_without_out(name)) for name in ("a", "b")),
+]
+for _operator in GEMMS:
+    CASES += [
+        Bad(_operator, "a", "dtype-bfloat16", to_dtype("a", torch.bfloat16)),
+        Bad(_operator, "b", "mixed-formats", replace("b", lambda t: t.view(torch.uint8).view(other_format(t.dtype)))),
+        Bad(_operator, "b", "k-of-its-own", replace("b", lambda t: t[:, :-1])),
+        Bad(_operator, "b", "one-dim", replace("b", lambda t: t[0])),
+        Bad(_operator, "a", "one-dim", replace("a", lambda t: t[0])),
+        Bad(_operator, "a", "k-is-0", lambda args: args.update(a=args["a"][:, :0], b=args["b"][:, :0])),
+        Bad(_operator, "scale_a", "row-missing", replace("scale_a", lambda t: t[:-1])),
+        Bad(_operator, "scale_a", "empty", replace("scale_a", lambda t: t[:0])),
+        Bad(_operator, "scale_a", "3-dims", replace("scale_a", lambda t: t[None])),
+        Bad(_operator, "scale_a", "dtype-bfloat16", to_dtype("scale_a", torch.bfloat16)),
+        Bad(_operator, "scale_b", "dtype-float16", to_dtype("scale_b", torch.float16)),
+        Bad(_operator, "out", "dtype-fp8", to_dtype("out", torch.float8_e4m3fn)),
+        Bad(_operator, "out", "transposed", replace("out", lambda t: t.t().contiguous().t())),
+        Bad(_operator, "out_dtype", "float64", out_dtype_wrong(torch.float64)),
+        *(Bad(_operator, name, "zero-dim-without-out", zero_dim_without_out(name)) for name in ("a", "b")),
+    ]
+
+# block_scaled_gemm's valid call: a has a scale for each row and 128 k, [4, 3], b for 24 columns and 128 k, [1, 3].
+CASES += [
+    Bad("block_scaled_gemm", name, why, change)
+    for name in ("scale_a", "scale_b")
+    for why, change in (
+        ("block-missing", replace(name, lambda t: t[:, :-1])),
+        ("block-too-many", replace(name, lambda t: t.repeat(1, 2)[:, :4])),
+        ("row-of-blocks-too-many", replace(name, lambda t: t[:1].repeat(2, 1))),
+        ("transposed", replace(name, lambda t: t.t().contiguous())),
+        ("blocks-in-one-dim", replace(name, lambda t: t[0])),
+        ("one-element-in-3-dims", replace(name, lambda t: t[:1, :1, None])),
+        ("dtype-fp8", to_dtype(name, torch.float8_e4m3fn)),
+        ("empty-e8m0", replace(name, lambda t: t[:0].to(torch.float8_e8m0fnu))),
+        ("block-missing-e8m0", replace(name, lambda t: t[:, :-1].to(torch.float8_e8m0fnu))),
+    )
+]
+CASES += [
+    Bad("block_scaled_gemm", "scale_a", "a-row-of-rows", replace("scale_a", lambda t: t[:, :1].t())),
+    Bad("block_scaled_gemm", "scale_b", "a-column-of-channels", replace("scale_b", lambda t: t[:, :1].expand(D, 1))),
+    *(
+        Bad("block_scaled_gemm", name, "strided-both-ways", replace(name, lambda t: spread(t.t().contiguous()).t()))
+        for name in ("a", "b")
+    ),
+    *(
+        Bad("block_scaled_gemm", "out", f"overlaps-{name}-in-columns-{at}", in_columns(name, at))
+        for name in ("a", "b", "scale_a")
+        for at in ("first", "last")
+    ),
 ]
 
 

@@ -55,6 +55,13 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
             positive((1, 40), generator),
             half(40),
         ),
+        "block_scaled_gemm": lambda: (
+            random_fp8((rows, 200), NATIVE, generator),
+            random_fp8((40, 200), NATIVE, generator),
+            positive((rows, 2), generator),
+            positive((1, 2), generator),
+            half(40),
+        ),
     }[operator]()
     return tuple(value.to(device) for value in values)
 
@@ -69,9 +76,11 @@ OPERATORS = (
     "swiglu_fp8",
     "swiglu_dynamic_fp8",
     "skinny_gemm",
+    "block_scaled_gemm",
     "quantize_fp8",
     "quantize_static_fp8",
 )
+GEMMS = ("skinny_gemm", "block_scaled_gemm")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
@@ -199,7 +208,7 @@ def registered_samples(operator: str, device, generator):
         return (*found, torch.tensor([1.5], device=device), 32, 224.0, False) if computed else found
 
     def written(rows: int, width: int) -> tuple[torch.Tensor, ...]:
-        sizes = [(torch.bfloat16 if operator in ("rms_norm", "skinny_gemm") else NATIVE, 40, width)]
+        sizes = [(torch.bfloat16 if operator in ("rms_norm", *GEMMS) else NATIVE, 40, width)]
         sizes += [(torch.float32, 2, width - 38)] * computed
         return tuple(torch.zeros((rows, w), dtype=t, device=device)[:, :d] for t, d, w in sizes)
 
@@ -260,9 +269,55 @@ def assert_meta_as(got: Result, wanted: Result) -> None:
         assert a.is_meta and (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
-# --- computed scales ---
+# --- block_scaled_gemm ---
 
 E8M0 = torch.float8_e8m0fnu
+
+
+def scaled_by(kernel, kinds: tuple[torch.dtype, torch.dtype]) -> Callable[..., torch.Tensor]:
+    """The operator by scales that are made in the graph, of these types."""
+
+    def function(a, b, exponents_a, exponents_b):
+        scales = (torch.exp2(e).to(kind) for e, kind in zip((exponents_a, exponents_b), kinds))
+        return kernel.block_scaled_gemm(a, b, *scales).float() * 2
+
+    return function
+
+
+def blocks_of_scales(rows: int, device, generator) -> tuple[torch.Tensor, ...]:
+    """a, b and the exponents of their scales, of float32: column-major as activations', square as weights'."""
+    a, b = (random_fp8((n, 300), NATIVE, generator).to(device) for n in (rows, 150))
+    of_a = torch.randint(-6, 3, (3, rows), generator=generator).float().to(device).t()
+    return a, b, of_a, torch.randint(-6, 3, (2, 3), generator=generator).float().to(device)
+
+
+@pytest.mark.parametrize("kinds", [(E8M0, E8M0), (torch.float32, E8M0), (E8M0, torch.float32)], ids=str)
+@pytest.mark.parametrize("compiler", ["aot_eager", BACKEND])
+def test_one_graph_with_each_type_of_scales(kernel, device, generator, kinds, compiler):
+    function = scaled_by(kernel, kinds)
+    args = blocks_of_scales(5, device, generator)
+    wide = scaled_by(kernel, (torch.float32, torch.float32))(*args)
+    got = both_ways(function, args, torch.compile(function, fullgraph=True, backend=compiler))
+    assert same_bytes(got, wide)
+    assert_meta_as(function(*(a.to("meta") for a in args)), got)
+
+
+def test_scales_of_bytes_are_arguments_of_a_graph(kernel, device, generator):
+    a, b, of_a, of_b = blocks_of_scales(5, device, generator)
+    args = a, b, torch.exp2(of_a).to(E8M0), torch.exp2(of_b).to(E8M0)
+    both_ways(kernel.block_scaled_gemm, args, torch.compile(kernel.block_scaled_gemm, fullgraph=True, backend=BACKEND))
+
+
+def test_any_number_of_rows_with_scales_of_bytes(kernel, device, generator):
+    function = scaled_by(kernel, (E8M0, E8M0))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        for rows in (5, 17, 130):  # not 3, the number of blocks: the graph would be of equal sizes
+            both_ways(function, blocks_of_scales(rows, device, generator), compiled)
+
+
+# --- computed scales ---
+
 MODES = [
     dict(scaling="tensor"),
     dict(scaling="tensor", scale_dtype=E8M0, fp8_max=224.0),
@@ -384,9 +439,7 @@ def test_calls_are_counted_eager_and_compiled(kernel, device):
         return {name: count - before[name] for name, count in kernel.call_counts().items() if count != before[name]}
 
     before = kernel.call_counts()
-    assert set(before) == {
-        name for name in kernel.__all__ if name.endswith("_fp8") or name in ("rms_norm", "skinny_gemm")
-    }
+    assert set(before) == {name for name in kernel.__all__ if name.endswith("_fp8") or name in ("rms_norm", *GEMMS)}
     kernel.swiglu_fp8(x, scale)
     kernel.quantize_fp8(x, scale)
     kernel.quantize_fp8(x)

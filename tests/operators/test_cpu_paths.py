@@ -1,6 +1,6 @@
 """The CPU backend's instruction sets: each in a process of its own, compared with one another.
 
-The row operators promise the same bytes on every path, skinny_gemm a result within the same bound.
+The row operators promise the same bytes on every path, the GEMMs results within the same bounds.
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.problems.block_scaled_gemm import Inputs
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_gemm_close
 
@@ -52,12 +53,13 @@ a = torch.randn(32, 16384).to(fp8)
 def status(key):
     return int(re.search(key + r":\\s*(\\d+)", open("/proc/self/status").read())[1])
 
-for m in (1, 32):
-    kernel.skinny_gemm(a[:m], b[:64], one, one)  # threads, and the buffer for a
-    before = status("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")
-    out = kernel.skinny_gemm(a[:m], b, one, one)
-    print(status("VmHWM") - before)
+for operator in (kernel.skinny_gemm, kernel.block_scaled_gemm):
+    for m in (1, 32):
+        operator(a[:m], b[:64], one, one)  # threads, and the buffer for a
+        before = status("VmRSS")
+        open("/proc/self/clear_refs", "w").write("5")
+        out = operator(a[:m], b, one, one)
+        print(status("VmHWM") - before)
 """
 
 
@@ -113,7 +115,7 @@ def test_runs_without_touching_a_forbidden_page(results, path):
 def test_row_operators_give_the_same_bytes(results, path):
     portable, other = results("portable"), results(path)
     assert portable.keys() == other.keys()
-    rows = [name for name in portable if portable[name]["operator"] != "skinny_gemm"]
+    rows = [name for name in portable if not portable[name]["operator"].endswith("gemm")]
     different = [
         name for name in rows for a, b in zip(portable[name]["results"], other[name]["results"]) if not same_bytes(a, b)
     ]
@@ -125,6 +127,13 @@ def test_skinny_gemm_stays_within_the_bound(results, path):
     for name, run in results(path).items():
         if run["operator"] == "skinny_gemm":
             assert_gemm_close(run["results"][0], *run["arguments"], name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_block_scaled_gemm_stays_within_the_bound(results, path):
+    for name, run in results(path).items():
+        if run["operator"] == "block_scaled_gemm":
+            Inputs(*run["arguments"]).assert_right(run["results"][0], name)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +164,8 @@ def test_a_path_that_does_not_exist_is_an_error(answers, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_skinny_gemm_makes_no_copy_of_the_weights(on_path, path):
+def test_the_gemms_make_no_copy_of_the_weights(on_path, path):
     if lacking(path):
         pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
     grown = [int(line) for line in on_path(path, PEAK).split()]  # KiB
-    assert len(grown) == 2 and max(grown) < 8 * 1024, grown
+    assert len(grown) == 4 and max(grown) < 8 * 1024, grown

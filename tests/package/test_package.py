@@ -25,6 +25,7 @@ OPERATORS = {
     "swiglu_fp8",
     "swiglu_dynamic_fp8",
     "skinny_gemm",
+    "block_scaled_gemm",
     "quantize_fp8",
 }
 

@@ -73,12 +73,29 @@ def assert_gemm_close(got, a, b, scale_a, scale_b, bias, what: str) -> None:
     a, b = a.double(), b.double()
     sa, sb = scale_a.double().reshape(-1, 1), scale_b.double().reshape(1, -1)
     exact, size = a @ b.t() * sa * sb, a.abs() @ b.abs().t() * sa.abs() * sb.abs()
-    error = (a.shape[1] + 1) * U32 * size
+    _assert_sums_close(got, exact, size, a.shape[1] + 1, 1, bias, what)
+
+
+def assert_block_scaled_gemm_close(got, a, b, scale_a, scale_b, bias, what: str) -> None:
+    """The same with (K + J + 2) 2^-24 sum|scale_a scale_b a b|; J: blocks of 128 k. scale_a [M, J], scale_b [N, J].
+
+    K - J additions within blocks, one product of scales, at most J products with it and J additions of blocks. A
+    number that was scaled can be subnormal: rounding it moves it by 2^-150. (Scales themselves are normal here.)
+    """
+    k, blocks = a.shape[1], scale_a.shape[1]
+    a, b = (t.double() * s.repeat_interleave(128, 1)[:, :k] for t, s in ((a, scale_a), (b, scale_b)))
+    roundings = k + blocks + 2
+    _assert_sums_close(got, a @ b.t(), a.abs() @ b.abs().t(), roundings, roundings, bias, what)
+
+
+def _assert_sums_close(got, exact, size, roundings: int, of_subnormals: int, bias, what: str) -> None:
+    """`roundings` of a sum relative to `size`, the bias's, and the result's."""
+    error = roundings * U32 * size
     if bias is not None:
         exact = exact + bias.double()
         error = error + U32 * exact.abs()
     assert got.shape == exact.shape, f"{what}: shape {got.shape}"
-    error = error * (1 + 1e-6) + 2.0**-149  # second-order terms; the smallest subnormal
+    error = error * (1 + 1e-6) + of_subnormals * 2.0**-149  # second-order terms; the smallest subnormal
     bound = error + half_ulp(exact.abs() + error, got.dtype)
     limit = torch.finfo(got.dtype).max
     overflow = got.isinf() & (exact.abs() + bound > limit) & (got.sign() == exact.sign())

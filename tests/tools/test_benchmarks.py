@@ -13,6 +13,7 @@ from kernels.backends import CPU
 from kernels.cli import benchmark as runner
 
 from benchmarks import cpu_ratios, shapes, timing
+from tests.problems.block_scaled_gemm import CHALLENGE
 from tests.settings import ROOT
 
 # --- timing ---
@@ -91,10 +92,11 @@ def test_shapes_are_those_of_the_models():
 
 # --- benchmarks/benchmark.py, as `kernels benchmark` runs it ---
 
-CLASSES = ("AddRmsNormFp8", "QuantizeFp8", "SkinnyGemm", "SwigluFp8")
-# Small enough for a test; 2 rows of the row operators, 3 of the GEMM, sizes off the vectors' lengths.
+CLASSES = ("AddRmsNormFp8", "BlockScaledGemm", "QuantizeFp8", "SkinnyGemm", "SwigluFp8")
+# Small enough for a test; 2 rows of the row operators, 3 of the GEMMs, sizes off the vectors' lengths.
 SMALL = {
     "AddRmsNormFp8": (2, 600),
+    "BlockScaledGemm": (3, 150, 200),
     "QuantizeFp8": (2, "group", 600),
     "SkinnyGemm": (3, 70, 200),
     "SwigluFp8": (2, 600),
@@ -147,16 +149,17 @@ def test_the_whole_command(classes, monkeypatch, tmp_path, capsys):
 def test_the_runner_finds_every_workload():
     found = runner.discover_benchmark_classes(ROOT / "benchmarks" / "benchmark.py", ROOT)
     assert [cls.__name__ for cls in found] == list(CLASSES)
-    gemms = set()
+    gemms = {cls.__name__: set() for cls in found}
     for cls in found:
         names = workloads(cls)
-        assert len(names) == {"SkinnyGemm": 16, "QuantizeFp8": 10}.get(cls.__name__, 5)
+        assert len(names) == {"SkinnyGemm": 16, "BlockScaledGemm": 12, "QuantizeFp8": 10}.get(cls.__name__, 5)
         for name in names:
             assert callable(getattr(cls, f"setup_{name}")) and callable(getattr(cls, f"verify_{name}"))
             if match := re.fullmatch(r"(\d+)x(\d+)_m(\d+)", name):
-                gemms.add(tuple(map(int, match.groups()[:2])))
+                gemms[cls.__name__].add(tuple(map(int, match.groups()[:2])))
     linears = [*shapes.LLAMA_8B.linears.values(), *shapes.LLAMA_405B_TP8.linears.values()]
-    assert len(gemms) == 4 and gemms <= set(linears)
+    assert len(gemms["SkinnyGemm"]) == 4 and gemms["SkinnyGemm"] <= set(linears)
+    assert gemms["BlockScaledGemm"] < {(n, k) for _, n, k in CHALLENGE}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -165,10 +168,11 @@ def test_a_workload_runs_and_is_verified(classes, capsys, name):
     workload, times = result
     assert (workload, times.verified, times.iterations) == ("small", True, 3)
     assert 0 <= times.min_ms <= times.mean_ms <= times.max_ms
-    rate = "Tensor.copy_" if name != "SkinnyGemm" else "sum"
+    rate = "sum" if name.endswith("Gemm") else "Tensor.copy_"
     line = re.search(rf"(\w+) .*: (\d+) bytes, [\d.]+ ms at the rate of torch.{rate}$", capsys.readouterr().err, re.M)
     assert line[1].replace("_", "") == name.lower()
-    # Counted from the operands: x, residual twice and out; gate, up and out; weights, activations and result.
+    # Counted from the operands: x, residual twice and out; gate, up and out; weights, activations, result
+    # and scales.
     assert (
         int(line[2])
         == {
@@ -176,6 +180,7 @@ def test_a_workload_runs_and_is_verified(classes, capsys, name):
             "SwigluFp8": 2 * 600 * (2 + 2 + 1),
             "QuantizeFp8": 2 * 600 * (2 + 1) + 2 * 5 * 4,
             "SkinnyGemm": 70 * 200 + 3 * 200 + 3 * 70 * 2,
+            "BlockScaledGemm": 150 * 200 + 3 * 200 + 3 * 150 * 2 + (3 * 2 + 2 * 2) * 4,
         }[name]
     )
 
@@ -193,6 +198,12 @@ WRONG = {
     "a scale": ("QuantizeFp8", "quantize_fp8", "scale", "a scale differs"),
     "the GEMM by 2 %": ("SkinnyGemm", "skinny_gemm", lambda out: out.mul_(1.02), "outside the bound"),
     "one NaN": ("SkinnyGemm", "skinny_gemm", lambda out: out[0, :1].fill_(float("nan")), "outside the bound"),
+    "the block-scaled GEMM by 2 %": (
+        "BlockScaledGemm",
+        "block_scaled_gemm",
+        lambda out: out.mul_(1.02),
+        "outside the bound",
+    ),
     "nothing is written": ("SkinnyGemm", "skinny_gemm", lambda out: out.fill_(float("nan")), "outside the bound"),
 }
 
@@ -237,25 +248,30 @@ def test_the_script_by_itself(classes, capsys, monkeypatch):
     sys.modules["benchmark_module"].main()
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"[\d.]+ ms$", "", line).split() for line in lines] == [
-        [name, "small", "median"] for name in ("AddRmsNormFp8", "SwigluFp8", "QuantizeFp8", "SkinnyGemm")
+        [name, "small", "median"]
+        for name in ("AddRmsNormFp8", "SwigluFp8", "QuantizeFp8", "SkinnyGemm", "BlockScaledGemm")
     ]
 
 
 # --- benchmarks/cpu_ratios.py ---
 
 
-@pytest.mark.parametrize("slow", [None, "gemm", "rows", "dynamic"])
+@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
     gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
     row_times = {"add_rms_norm_fp8": 1.0, "swiglu_fp8": 1.0, "torch.compile": 2.0, "floor": 0.7}
     if slow == "gemm":
         gemm_times["skinny_gemm"] = 4.0
+    block_times = {"block_scaled_gemm": 1.0, "linear float32": 3.0, "dequantise, linear": 4.0, "floor": 0.9}
+    if slow == "blocks":
+        block_times["block_scaled_gemm"] = 5.0
     if slow == "rows":
         row_times["swiglu_fp8"] = 2.0
     dynamic_times = {"static": 1.0, "dynamic": 1.3 if slow == "dynamic" else 1.2, "torch.compile": 2.5}
     monkeypatch.setattr(cpu_ratios, "load_kernel", lambda backend: None)
     monkeypatch.setattr(cpu_ratios, "gemm", lambda kernel, m, generator: gemm_times)
+    monkeypatch.setattr(cpu_ratios, "block_scaled", lambda kernel, m, generator: block_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
     monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
@@ -264,8 +280,17 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     below = re.findall(r"below its bound: (\S+)", captured.err)
     # By row and by group each operator is below both its bounds.
     computed = [name for name in ("quantize_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8") for _ in range(4)]
-    assert below == {None: [], "gemm": ["skinny_gemm"] * 3, "rows": ["swiglu_fp8:"], "dynamic": computed}[slow]
-    assert captured.out.count("\n") == 13
+    assert (
+        below
+        == {
+            None: [],
+            "gemm": ["skinny_gemm"] * 3,
+            "blocks": ["block_scaled_gemm"] * 3,
+            "rows": ["swiglu_fp8:"],
+            "dynamic": computed,
+        }[slow]
+    )
+    assert captured.out.count("\n") == 16
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
@@ -276,6 +301,10 @@ def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
     monkeypatch.setattr(cpu_ratios, "K", 96)
     times = cpu_ratios.gemm(kernel, 3, generator)
     assert set(times) == {"read", "copy", "skinny_gemm", "linear float32", "linear bfloat16", "floor"}
+    assert min(times.values()) > 0
+    monkeypatch.setattr(cpu_ratios, "K", 256)
+    times = cpu_ratios.block_scaled(kernel, 3, generator)
+    assert set(times) == {"read", "copy", "block_scaled_gemm", "linear float32", "dequantise, linear", "floor"}
     assert min(times.values()) > 0
 
 

@@ -1,4 +1,4 @@
-"""FP8 kernels for LLM decoding: RMSNorm, SwiGLU and skinny GEMM, for ROCm, CUDA and the CPU.
+"""FP8 kernels for LLM inference: RMSNorm, SwiGLU, skinny and block-scaled GEMM, for ROCm, CUDA and the CPU.
 
 FP8 is float8_e4m3fn or, on MI300X (gfx942), float8_e4m3fnuz. A scale is the dequantisation scale: a float32
 tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on the operands' device.
@@ -20,6 +20,7 @@ from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
     add_rms_norm_dynamic_fp8,
     add_rms_norm_fp8,
+    block_scaled_gemm,
     fp8_dtype,
     quantize_fp8,
     reread_environment,
@@ -35,6 +36,7 @@ __all__ = [
     "SKINNY_GEMM_MAX_ROWS",
     "add_rms_norm_dynamic_fp8",
     "add_rms_norm_fp8",
+    "block_scaled_gemm",
     "call_counts",
     "fp8_dtype",
     "layers",

@@ -13,6 +13,7 @@ OPERATORS = (
     "add_rms_norm_fp8",
     "swiglu_fp8",
     "skinny_gemm",
+    "block_scaled_gemm",
     "quantize_fp8",
     "quantize_static_fp8",
     "rms_norm_dynamic_fp8",

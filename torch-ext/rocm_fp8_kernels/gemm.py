@@ -3,7 +3,7 @@
 import torch
 
 from ._ops import ops
-from .arguments import WIDE, check_dims, check_tensors, result
+from .arguments import SCALES, WIDE, check_dims, check_tensors, refuse, result
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -40,15 +40,78 @@ def skinny_gemm(
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    check_tensors("skinny_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    if bias is not None:
-        check_tensors("skinny_gemm", bias=bias)
-
-    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
-        check_dims("skinny_gemm", "a", a, 2, "[M, K]")
-        check_dims("skinny_gemm", "b", b, 2, "[N, K]")
-        return torch.empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16, device=a.device)
-
-    out = result("skinny_gemm", out, out_dtype, WIDE, allocate)
+    out = _result("skinny_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
     ops.skinny_gemm(out, a, b, scale_a, scale_b, bias, constant_b)
     return out
+
+
+def block_scaled_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    constant_b: bool = False,
+) -> torch.Tensor:
+    """`out = a @ b.T + bias` for any number of rows, with scales for blocks of 128 k.
+
+        p[m, n, j] = sum over the k of block j of a[m, k] * b[n, k]                      in float32
+        out[m, n]  = sum over j of scale_a[m, j] * scale_b[n, j] * p[m, n, j] + bias[n]  in float32, then rounded
+
+    A row's bits do not depend on the other rows. On a GPU they depend on M through its class alone: up to 16, 32, 64,
+    and then each multiple of 128. On a CPU they do not depend on M.
+
+    Args:
+        a: FP8 [M, K], M >= 0, K >= 1; one of the dimensions contiguous. On a GPU the device's own format (`fp8_dtype`),
+            on a CPU either. With K contiguous it is faster on a GPU.
+        b: a's dtype [N, K] (torch.nn.Linear's weight), likewise.
+        scale_a: float32 or float8_e8m0fnu, any strides, any sign. The shape says what has a scale: one element;
+            [M] or [M, 1], a row; [M, ceil(K / 128)], 128 k of a row; [ceil(M / 128), ceil(K / 128)], a square block.
+        scale_b: the same with N; [N] or [1, N] is a channel. [1, N] that could be blocks as well is blocks where
+            scale_a's are, too.
+        bias: float16, bfloat16 or float32 [N], or None.
+        out: float16, bfloat16 or float32 [M, N], overlapping no input; allocated if None, need not be zeroed.
+        out_dtype: dtype of the result: out's if None, bfloat16 if out is None too.
+        constant_b: promises that whatever wrote b and scale_b has ended, as in skinny_gemm.
+
+    Returns: out.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+
+    Source: the scales of DeepSeek-V3 (1x128 of activations, 128x128 of weights), and the AMD FP8 GEMM challenge.
+    """
+    out = _result("block_scaled_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
+    scales = (_bytes_of_e8m0("scale_a", scale_a), _bytes_of_e8m0("scale_b", scale_b))
+    ops.block_scaled_gemm(out, a, b, *scales, bias, constant_b)
+    return out
+
+
+def _bytes_of_e8m0(name: str, scale: torch.Tensor) -> torch.Tensor:
+    """What the operator takes: Inductor compiles none with an argument of the type itself."""
+    if scale.dtype not in SCALES:
+        refuse("block_scaled_gemm", name, f"dtype {scale.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu and scale.dim() else scale
+
+
+def _result(
+    operator: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    check_tensors(operator, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    if bias is not None:
+        check_tensors(operator, bias=bias)
+
+    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
+        check_dims(operator, "a", a, 2, "[M, K]")
+        check_dims(operator, "b", b, 2, "[N, K]")
+        return torch.empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16, device=a.device)
+
+    return result(operator, out, out_dtype, WIDE, allocate)

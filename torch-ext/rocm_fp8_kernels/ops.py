@@ -6,7 +6,7 @@ import torch
 
 from ._ops import ops
 from .arguments import FP8, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
-from .gemm import SKINNY_GEMM_MAX_ROWS, skinny_gemm
+from .gemm import SKINNY_GEMM_MAX_ROWS, block_scaled_gemm, skinny_gemm
 from .scales import computed_scales
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "add_rms_norm_dynamic_fp8",
     "add_rms_norm_fp8",
     "backend",
+    "block_scaled_gemm",
     "fp8_dtype",
     "quantize_fp8",
     "reread_environment",

@@ -17,9 +17,9 @@
 
 #include <cstdint>
 
-#include "../../common/cuda/vector.h"
+#include "vector.h"
 
-namespace rocm_fp8::skinny_gemm::cuda {
+namespace rocm_fp8 {
 namespace {
 
 constexpr int kMmaWide = 16, kMmaNarrow = 8;  // columns or rows of the wide and of the narrow operand
@@ -65,4 +65,4 @@ __device__ inline void multiply_chunks(Sums (&sums)[kWide][kNarrow], const Chunk
 }
 
 }  // namespace
-}  // namespace rocm_fp8::skinny_gemm::cuda
+}  // namespace rocm_fp8

@@ -1,0 +1,58 @@
+// C = A B^T in FP8 with scales for blocks of 128 k: the contract of every backend's launcher.
+//
+//     p[m, n, j] = sum over the k of block j of float(a[m, k]) * float(b[n, k])      float32
+//     c[m, n]    = sum over blocks j of (scale_a[m, j] * scale_b[n, j]) * p[m, n, j]  float32, in a fixed order
+//     out[m, n]  = round_out(c + bias[n])
+//
+// No float32 sum of unscaled products is longer than a block. A scale that is the same for all blocks of a row may be
+// multiplied in after the sum over blocks. Scales may be negative. A NaN in a row of A or B, or in its scales, makes that
+// row or column of the result NaN.
+//
+// A row's bits do not depend on the other rows. They depend on the number of rows through row_class alone, on a CPU not
+// at all. They do not depend on the layout of operands and scales.
+#pragma once
+
+#include "../common/gemm/args.h"
+
+namespace rocm_fp8::block_scaled_gemm {
+
+constexpr int kBlock = 128;  // k of a block; rows of A or B that may share a scale
+
+// FP8 [rows, k]: element (r, k) is byte r * row_stride + k * k_stride. k_stride is 1, or row_stride is (column-major).
+struct Operand {
+    const uint8_t* data;
+    int64_t row_stride, k_stride;
+
+    ROCM_FP8_HD bool k_contiguous() const { return k_stride == 1; }
+};
+
+// Dequantisation scales of an operand: of row r in block j at element (r / rows) * row_stride + j * block_stride.
+struct Scales {
+    const void* data;
+    int64_t row_stride, block_stride;  // elements; 0: the same for all rows, or all blocks
+    int rows;                          // that share a scale: 1 or kBlock
+    DType dtype;                       // f32, or e8m0: 2^(byte - 127), 255 is NaN
+};
+
+struct Args {
+    Operand a, b;
+    int64_t m, n, k;
+    Scales scale_a, scale_b;
+    gemm::Bias bias;
+    gemm::Output out;
+    DType format;     // e4m3fn or e4m3fnuz, of a and b
+    bool constant_b;  // whatever wrote b and scale_b has ended (see docs/numerics.md): they may be read at once
+};
+
+ROCM_FP8_HD constexpr int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
+
+// On a GPU numbers of rows with the same class get the same bits of a row. Beyond 64: those that fill as many blocks of
+// rows.
+ROCM_FP8_HD constexpr int64_t row_class(int64_t m) {
+    return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : blocks_of(m) * kBlock;
+}
+
+// The arguments must be valid as above; out overlaps nothing.
+Status launch(const Args& args, const Executor& on);
+
+}  // namespace rocm_fp8::block_scaled_gemm

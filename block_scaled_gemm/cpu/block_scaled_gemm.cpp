@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "../../common/cpu/features.h"
+#include "kernel.h"
+
+namespace rocm_fp8::block_scaled_gemm {
+namespace {
+
+// Decoded rows of A that the last cache keeps while all of B goes by.
+constexpr int64_t kChunkBytes = 4 << 20;
+
+int64_t rows_of_chunks(int64_t m, int64_t row_bytes) {
+    constexpr int64_t kLeast = 32, kTile = 4;
+    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / kTile * kTile, kLeast, kMaxChunk);
+    const int64_t chunks = (m + most - 1) / most;
+    return (((m + chunks - 1) / chunks) + kTile - 1) / kTile * kTile;
+}
+
+}  // namespace
+
+Status launch(const Args& args, const Executor& on) {
+    if (args.m == 0 || args.n == 0) return {};
+    const IsaChoice choice = cpu_isa();
+    if (choice.error) return {choice.error};
+    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
+                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
+                                                    : kernel_portable(args);
+
+    const int64_t row_bytes = kernel.operand_bytes(args.k), blocks = blocks_of(args.k);
+    const int64_t rows = std::min(args.m, rows_of_chunks(args.m, row_bytes));
+    static thread_local KeptMemory operands, scales, flags;
+    struct Context {
+        const Args& args;
+        const Kernel& kernel;
+        Chunk a;
+        int64_t unit;  // columns
+    } context{args, kernel, {}, args.b.k_contiguous() ? kColumns : kStrip};
+    context.a.operands = operands.at_least(rows * row_bytes);
+    context.a.scales = reinterpret_cast<float*>(scales.at_least(rows * blocks * sizeof(float)));
+    context.a.has_nan = reinterpret_cast<bool*>(flags.at_least(rows));
+
+    for (int64_t first = 0; first < args.m; first += rows) {
+        context.a.first = first;
+        context.a.count = std::min(rows, args.m - first);
+        // Parts of 128 KiB of codes at least; of weights with as many multiplications as 256 KiB of a few rows' have.
+        const int64_t decoded = std::max<int64_t>(131072 / args.k, 1);
+        on.parallel_for(
+            0, context.a.count, decoded,
+            [](void* c, int64_t begin, int64_t end) {
+                const auto* context = static_cast<Context*>(c);
+                context->kernel.decode_rows(context->args, context->a, begin, end);
+            },
+            &context);
+        const int64_t work = args.k * context.unit * ((context.a.count + 3) / 4);
+        on.parallel_for(
+            0, (args.n + context.unit - 1) / context.unit, std::max<int64_t>(262144 / work, 1),
+            [](void* c, int64_t begin, int64_t end) {
+                const auto* context = static_cast<Context*>(c);
+                context->kernel.columns(context->args, context->a, begin * context->unit,
+                                        std::min(end * context->unit, context->args.n));
+            },
+            &context);
+    }
+    return {};
+}
+
+}  // namespace rocm_fp8::block_scaled_gemm

@@ -1,0 +1,174 @@
+// C = A B^T in FP8 with scales for blocks of 128 k, on NVIDIA GPUs: the launcher.
+//
+//     HBM, L2 --> TMA: 128 k of wide rows and of narrow rows a stage --> ring in shared memory
+//             --> wgmma: a block's products, in registers --> sums += scales * block, in float32
+//             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the columns
+//             --> bias, rounding --> shared memory --> whole lines of the result
+//
+// One warpgroup loads (a thread by TMA; in swapped forms a warp brings the scales of A). One or two warpgroups multiply:
+// while one adds a scaled block to its sums, the other's multiplications run. CTAs are persistent: the ring of the next
+// tile fills while one is stored.
+//
+// The scales of the wide rows go from global memory to registers, a block ahead, in any layout. Scales of B that are
+// the same for a tile's narrow rows are one number a block; scales of channels are multiplied in at the end.
+//
+// Files: block_scaled_gemm.cu   launcher
+//        tile.h                 the kernel: ring, multiplication, reduction over a cluster
+//        store.h                from sums to the result
+//        forms.h, config.h      compiled forms, and which one takes a size
+//        pack.h                 operands that TMA does not take
+//        plain.h                chips without wgmma
+//
+// wgmma keeps 14 bits of a block's sums; what that means for the result: docs/numerics.md.
+// Steps and figures: docs/journal/block_scaled_gemm-cuda.md.
+#include <atomic>
+
+#include "../../common/cuda/device.h"
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gemm/forced.h"
+#include "../../common/gpu/kernel_at.h"
+#include "config.h"
+#include "pack.h"
+#include "plain.h"
+#include "tile.h"
+
+namespace rocm_fp8::block_scaled_gemm::cuda {
+namespace {
+
+// The kernel of tile.h has run in an emulation of its instructions on the host, and not yet on a GPU. Until it has, it
+// is launched where ROCM_FP8_KERNELS_GEMM names one of its forms, and the plain kernel takes everything else.
+constexpr bool kTilesHaveRun = false;
+
+struct Choice {
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
+    int threads, shared_bytes;
+    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
+};
+
+Choice choice_of(int form) {
+    return kernel_at<kFormCount>(form, [&]<int i>() {
+        using S = Shape<i>;
+        static_assert(sizeof(typename S::Shared) + 1024 <= (227 * 1024) / S::form.slots);
+        static_assert(S::sums_fit());
+        static std::atomic<uint64_t> allowed;
+        return Choice{block_scaled_gemm_tiles<i>, S::kThreads, int(sizeof(typename S::Shared)), &allowed};
+    });
+}
+
+bool tma_takes(const Operand& x, int64_t rows, int64_t k) {
+    constexpr int64_t kMost = int64_t(1) << 31;
+    if (!x.k_contiguous() || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || rows >= kMost || k >= kMost) return false;
+    return rows == 1 || (x.row_stride % 16 == 0 && x.row_stride >= k && x.row_stride < int64_t(1) << 40);
+}
+
+int64_t packed_stride(int64_t k) { return ceil_div(k, 16) * 16; }
+
+Status pack(Operand* x, int64_t rows, int64_t k, uint8_t* to, const Chip& chip, const Executor& on) {
+    const int64_t row_tiles = ceil_div(rows, kPackTile);
+    const Packing p{*x, to, rows, k, packed_stride(k), int(row_tiles)};
+    const bool vectors =
+        x->row_stride == 1 && x->k_stride % 16 == 0 && rows % 16 == 0 && reinterpret_cast<uintptr_t>(x->data) % 16 == 0;
+    const int64_t ctas = row_tiles * ceil_div(k, kPackTile);
+    if (ctas > kMaxCtas) return {"an operand has more elements than one launch takes"};
+    *x = {to, packed_stride(k), 1};
+    return launch_kernel(vectors ? block_scaled_gemm_pack<true> : block_scaled_gemm_pack<false>, chip,
+                         {ctas, kPackThreads}, on, p);
+}
+
+Status launch_plain(const Args& a, const Chip& chip, const Executor& on) {
+    const auto fits = [&](const Operand& x) {
+        return x.k_contiguous() && a.k % 16 == 0 && rows_aligned(x.data, x.row_stride);
+    };
+    const int64_t ctas = ceil_div(a.n, kPlainTile) * ceil_div(a.m, kPlainTile);
+    if (ctas > kMaxCtas) return {"a and b have more rows than one launch takes"};
+    return launch_kernel(fits(a.a) && fits(a.b) ? block_scaled_gemm_plain<true> : block_scaled_gemm_plain<false>, chip,
+                         {ctas, kPlainThreads}, on, a);
+}
+
+Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
+    const Form& form = kForms[config.form];
+    const Choice choice = choice_of(config.form);
+    const bool swapped = form.swapped;
+    const int64_t wide_rows = swapped ? a.n : a.m, narrow_rows = swapped ? a.m : a.n;
+    const int64_t height = ceil_div(ceil_div(wide_rows, 8), config.pieces) * 8;
+    const auto matrix = [&](const Operand& x, int64_t rows, int64_t tile) {
+        return ByteMatrix{x.data, rows, a.k, rows == 1 ? packed_stride(a.k) : x.row_stride, kBlock, int(tile)};
+    };
+    CUtensorMap wide, narrow;
+    if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, height)) ||
+        !describe(&narrow, matrix(swapped ? a.a : a.b, narrow_rows, form.narrow))) {
+        return launch_plain(a, chip, on);
+    }
+    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
+    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
+        const cudaError_t code =
+            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
+        if (code != cudaSuccess) return {cudaGetErrorString(code)};
+        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    }
+    const int64_t of_narrow = ceil_div(narrow_rows, form.narrow), tiles = config.pieces * of_narrow;
+    if (tiles * config.splits > kMaxCtas) return {"a and b have more rows than one launch takes"};
+    const int64_t room = int64_t(chip.multiprocessors) * form.slots;
+    // A cluster has one tile: its sums take the place of the ring.
+    const int64_t ctas = config.splits > 1 ? tiles * config.splits : tiles < room ? tiles : room;
+    const Cut cut{wide_rows, config.pieces, int(height), int(of_narrow), config.splits, 2048 / form.wide()};
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, config.splits, choice.shared_bytes}, on, a, wide,
+                         narrow, cut);
+}
+
+// Reads the forced configuration. An error if the arguments do not allow it.
+Status forced_config(const Args& a, bool general_b, Config* config) {
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kFormCount, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
+    *config = {forced.shape, forced.splits, 1};
+    if (forced.shape == kPlain) return {};
+    const Form& form = kForms[forced.shape];
+    const int64_t rows = form.swapped ? a.n : a.m, fewest = ceil_div(rows, form.wide());
+    config->pieces = int(forced.pieces ? forced.pieces : fewest);
+    if ((!form.swapped && general_b) || forced.splits > blocks_of(a.k) || config->pieces > ceil_div(rows, 8) ||
+        ceil_div(ceil_div(rows, 8), config->pieces) * 8 > form.wide()) {
+        return {"ROCM_FP8_KERNELS_GEMM names a form that cannot take these arguments, or too few or too many pieces"};
+    }
+    return {};
+}
+
+}  // namespace
+}  // namespace rocm_fp8::block_scaled_gemm::cuda
+
+namespace rocm_fp8::block_scaled_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.m == 0 || args.n == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
+    const Scales& b = args.scale_b;
+    const bool general_b = b.rows == 1 && b.row_stride != 0 && b.block_stride != 0;
+    Config config{kPlain, 1, 1};
+    if (chip.capability == 90) {
+        if (kTilesHaveRun) {
+            config = pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, general_b);
+        }
+        if (const Status forced = forced_config(args, general_b, &config); !forced.ok()) return forced;
+    }
+    if (config.form == kPlain) return launch_plain(args, chip, on);
+
+    Args a = args;
+    const bool pack_a = !tma_takes(a.a, a.m, a.k), pack_b = !tma_takes(a.b, a.n, a.k);
+    if (pack_a || pack_b) {
+        const int64_t of_a = pack_a ? a.m * packed_stride(a.k) : 0, of_b = pack_b ? a.n * packed_stride(a.k) : 0;
+        auto* memory = static_cast<uint8_t*>(on.scratch(on.context, of_a + of_b));
+        if (!memory) return {"no memory for a K-contiguous copy of an operand"};
+        if (pack_a) {
+            if (const Status s = pack(&a.a, a.m, a.k, memory, chip, on); !s.ok()) return s;
+        }
+        if (pack_b) {
+            if (const Status s = pack(&a.b, a.n, a.k, memory + of_a, chip, on); !s.ok()) return s;
+            a.constant_b = false;
+        }
+    }
+    return launch_tiles(a, chip, config, on);
+}
+
+}  // namespace rocm_fp8::block_scaled_gemm

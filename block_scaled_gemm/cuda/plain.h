@@ -1,0 +1,109 @@
+// The simple kernel: for chips without wgmma, and for what TMA does not take. Any strides, alignment and sizes.
+//
+// A CTA of eight warps computes 64 columns by 64 rows. Of each block of 128 k it brings both operands to shared memory,
+// 16 bytes a load where K is contiguous and aligned, byte by byte otherwise. A warp multiplies 16 columns by 32 rows
+// with the matrix instructions of common/cuda/mma.h, whose float32 sums are exact but for their own rounding.
+#pragma once
+
+#include "../../common/cuda/mma.h"
+#include "../../common/cuda/pdl.h"
+#include "store.h"
+
+namespace rocm_fp8::block_scaled_gemm::cuda {
+namespace {
+
+constexpr int kPlainTile = 64, kPlainThreads = 256;
+// Rows of shared memory are 16 bytes longer than a block, so that the lanes' loads meet no bank conflicts.
+constexpr int kPlainRow = kBlock + 16;
+
+// Rows first ... of an operand, k of block j, with zeros beyond both ends.
+template <bool vectors>
+__device__ inline void bring(uint8_t (&to)[kPlainTile][kPlainRow], const Operand& from, int64_t first, int64_t rows,
+                             int64_t k0, int64_t k_end) {
+    if constexpr (vectors) {
+        for (int v = threadIdx.x; v < kPlainTile * kBlock / 16; v += kPlainThreads) {
+            const int r = v / (kBlock / 16), c = v % (kBlock / 16) * 16;
+            uint4 bytes = {0, 0, 0, 0};
+            if (first + r < rows && k0 + c < k_end) bytes = load(from.data + (first + r) * from.row_stride + k0 + c);
+            *reinterpret_cast<uint4*>(&to[r][c]) = bytes;
+        }
+    } else {
+        // Neighbouring threads take neighbouring bytes in either layout.
+        const bool by_k = from.k_contiguous();
+        for (int v = threadIdx.x; v < kPlainTile * kBlock; v += kPlainThreads) {
+            const int r = by_k ? v / kBlock : v % kPlainTile, c = by_k ? v % kBlock : v / kPlainTile;
+            const bool inside = first + r < rows && k0 + c < k_end;
+            to[r][c] = inside ? from.data[(first + r) * from.row_stride + (k0 + c) * from.k_stride] : 0;
+        }
+    }
+}
+
+template <bool vectors>
+__global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a) {
+    using Rows = uint8_t[kPlainTile][kPlainRow];
+    alignas(16) __shared__ uint8_t memory[2 * sizeof(Rows)];
+    static_assert(sizeof(memory) >= kPlainTile * (kPlainTile + 4) * sizeof(float));
+    Rows &columns = *reinterpret_cast<Rows*>(memory), &rows = *reinterpret_cast<Rows*>(memory + sizeof(Rows));
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int64_t column_tiles = (a.n + kPlainTile - 1) / kPlainTile;
+    const int64_t n0 = blockIdx.x % column_tiles * kPlainTile, m0 = blockIdx.x / column_tiles * kPlainTile;
+    const int column = warp % 4 * kMmaWide, row = warp / 4 * 32;
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+
+    // Of the lane's columns g and g + 8, and of its rows 2 t and 2 t + 1 of each 8.
+    const auto inside = [](int64_t i, int64_t count) { return i < count ? i : count - 1; };
+    BlockScales of_columns(a.scale_b, 0), of_rows(a.scale_a, 0);
+    int64_t column_place[2], row_place[4][2];
+    for (int i = 0; i < 2; ++i) column_place[i] = of_columns.place(inside(n0 + column + g + 8 * i, a.n));
+    for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 2; ++j) row_place[i][j] = of_rows.place(inside(m0 + row + 8 * i + 2 * t + j, a.m));
+    }
+    float sums[4][4] = {};
+    for (int64_t k0 = 0; k0 < a.k; k0 += kBlock) {
+        bring<vectors>(columns, a.b, n0, a.n, k0, a.k);
+        bring<vectors>(rows, a.a, m0, a.m, k0, a.k);
+        // Closes: other threads read the block.
+        __syncthreads();
+        Sums block[1][4] = {};
+#pragma unroll
+        for (int half = 0; half < kBlock; half += 64) {
+            uint4 wide[1][2], narrow[4];
+            for (int i = 0; i < 2; ++i)
+                wide[0][i] = *reinterpret_cast<const uint4*>(&columns[column + g + 8 * i][half + 16 * t]);
+            for (int i = 0; i < 4; ++i)
+                narrow[i] = *reinterpret_cast<const uint4*>(&rows[row + 8 * i + g][half + 16 * t]);
+            multiply_chunks(block, wide, narrow);
+        }
+        float s[2];
+        for (int i = 0; i < 2; ++i) s[i] = at_the_end(a.scale_b) ? 1 : of_columns.at(column_place[i]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float r[2] = {of_rows.at(row_place[i][0]), of_rows.at(row_place[i][1])};
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(r[e % 2] * s[e / 2], block[0][i][e], sums[i][e]);
+        }
+        of_columns.advance();
+        of_rows.advance();
+        // Closes: the block has been read.
+        __syncthreads();
+    }
+    // Through shared memory, in place of the operands: a lane finishes four columns.
+    float (*const staged)[kPlainTile + 4] = reinterpret_cast<float (*)[kPlainTile + 4]>(memory);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = sums[i][e];
+    }
+    // Closes: other threads read the sums.
+    __syncthreads();
+    const int own = threadIdx.x % kQuads * 4;
+    if (n0 + own >= a.n) return;
+    const FourColumns four(a, n0 + own, a.n);
+    for (int r = threadIdx.x / kQuads; r < kPlainTile && m0 + r < a.m; r += kPlainThreads / kQuads) {
+        four.store_row(m0 + r, *reinterpret_cast<const float4*>(&staged[r][own]));
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::block_scaled_gemm::cuda

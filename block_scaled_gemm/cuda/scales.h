@@ -1,0 +1,38 @@
+// Reads of dequantisation scales, float32 or e8m0.
+#pragma once
+
+#include "../../common/cuda/vector.h"
+#include "../block_scaled_gemm.h"
+
+namespace rocm_fp8::block_scaled_gemm::cuda {
+namespace {
+
+// 2^(byte - 127); 255 is NaN.
+__device__ inline float of_exponent(uint32_t byte) {
+    return __uint_as_float(byte == 255 ? 0x7FC00000u : byte ? byte << 23 : 0x00400000u);
+}
+
+// The scales of an operand's rows, block after block from `block` on. Rows share all but their places.
+struct BlockScales {
+    const char* next;
+    int64_t row_stride, step;  // bytes
+    bool exponents, by_row;
+
+    __device__ BlockScales(const Scales& s, int64_t block) : exponents(s.dtype == DType::e8m0), by_row(s.rows == 1) {
+        const int size = exponents ? 1 : 4;
+        row_stride = s.row_stride * size;
+        step = s.block_stride * size;
+        next = static_cast<const char*>(s.data) + block * step;
+    }
+    __device__ int64_t place(int64_t row) const { return (by_row ? row : row / kBlock) * row_stride; }
+    __device__ float at(int64_t place) const {
+        return exponents ? of_exponent(load_byte(next + place)) : load_float(next + place);
+    }
+    __device__ void advance() { next += step; }
+};
+
+// Scales of columns that are the same for all blocks (channels) are multiplied in at the end.
+__device__ inline bool at_the_end(const Scales& s) { return s.row_stride != 0 && s.block_stride == 0; }
+
+}  // namespace
+}  // namespace rocm_fp8::block_scaled_gemm::cuda

@@ -1,0 +1,172 @@
+// From a wave's sums to the result: split-K, the channels' scales, bias, rounding, and stores of whole cache lines.
+#pragma once
+
+#include "../../common/gemm/scales.h"
+#include "../../common/hip/split_k.h"
+#include "loader.h"
+
+namespace rocm_fp8::block_scaled_gemm::hip {
+namespace {
+
+// What a workgroup makes: a tile of the result, over blocks of k.
+struct Unit {
+    int64_t row, column;  // the tile's first
+    int tile, part;       // tile: its counter and the place of its parts
+    int64_t begin, end;   // blocks
+};
+
+// A wave's part of LDS in the epilogue: the stages' place, or more.
+template <class S>
+constexpr int kRegionBytes = 2 * S::stage_bytes / S::waves > S::matrix* S::matrix * 4 ? 2 * S::stage_bytes / S::waves
+                                                                                      : S::matrix * S::matrix * 4;
+
+template <class S>
+using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
+
+// Calls body(i, j, q, four): each four of a lane's columns.
+template <class S, class Body>
+__device__ inline void each_four(Body body) {
+#pragma unroll
+    for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+        for (int j = 0; j < S::sub_n; ++j) {
+#pragma unroll
+            for (int q = 0; q < S::quads; ++q) body(i, j, q, (i * S::sub_n + j) * S::quads + q);
+        }
+    }
+}
+template <int matrix>
+__device__ inline f32x4 four_of(const Sums<matrix>& sums, int q) {
+    return f32x4{sums[4 * q], sums[4 * q + 1], sums[4 * q + 2], sums[4 * q + 3]};
+}
+template <int matrix>
+__device__ inline void set_four(Sums<matrix>& sums, int q, f32x4 v) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[4 * q + e] = v[e];
+}
+
+// Parts of a tile in memory: [parts][fours of a lane][threads] of 16 bytes, in the order in which lanes have them.
+// Returns whether this workgroup has the tile's sums now, and is to finish it.
+template <class S>
+__device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const SplitK& split) {
+    constexpr uint32_t kPartBytes = uint32_t(S::rows) * S::columns * sizeof(float);
+    char* const parts = reinterpret_cast<char*>(split.partial) + int64_t(unit.tile) * split.parts * kPartBytes;
+    const uint32_t mine_at = uint32_t(fresh_thread()) * 16;
+    const auto at = [&](int four) { return uint32_t(four * S::threads) * 16 + mine_at; };
+    const Buffer mine(parts + int64_t(unit.part) * kPartBytes, kPartBytes);
+    each_four<S>([&](int i, int j, int q, int four) {
+        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<S::matrix>(sums[i][j], q)));
+    });
+    if (!arrives_last(split.arrived + unit.tile, split.parts)) return false;
+    each_four<S>([&](int i, int j, int q, int) { set_four<S::matrix>(sums[i][j], q, f32x4(-0.0f)); });
+    for (int part = 0; part < split.parts; ++part) {
+        const Buffer other(parts + int64_t(part) * kPartBytes, kPartBytes);
+        each_four<S>([&](int i, int j, int q, int four) {
+            const f32x4 v = __builtin_bit_cast(f32x4, other.template load<kAllChiplets>(at(four)));
+            set_four<S::matrix>(sums[i][j], q, four_of<S::matrix>(sums[i][j], q) + v);
+        });
+    }
+    reset(split.arrived + unit.tile);
+    return true;
+}
+
+// Scales of channels and the bias, in this order. `region` is the wave's: its columns' numbers are handed over there.
+template <class S>
+__device__ inline void scale_and_add(TileSums<S>& sums, const Args& a, bool channels, int64_t column, float* region) {
+    static_assert(S::wave_columns <= kWave);
+    if (!channels && !a.bias.data) return;
+    const int lane = fresh_thread() % kWave;
+    const int64_t n = column + lane, at = n < a.n ? n : a.n - 1;
+    const auto each = [&](float of_lane, auto apply) {
+        // LDS accesses of one wave are in order.
+        region[lane] = of_lane;
+        __builtin_amdgcn_wave_barrier();
+#pragma unroll
+        for (int j = 0; j < S::sub_n; ++j) {
+#pragma unroll
+            for (int q = 0; q < S::quads; ++q) {
+                const f32x4 v = *reinterpret_cast<const f32x4*>(region + column_in_wave<S>(lane, j, q));
+#pragma unroll
+                for (int i = 0; i < S::sub_m; ++i) {
+                    set_four<S::matrix>(sums[i][j], q, apply(four_of<S::matrix>(sums[i][j], q), v));
+                }
+            }
+        }
+        __builtin_amdgcn_wave_barrier();
+    };
+    if (channels) {
+        const float scale = scale_of_bits(a.scale_b.dtype == DType::e8m0, scale_bits(a.scale_b, at, 0));
+        each(scale, [](f32x4 sum, f32x4 of_four) { return sum * of_four; });
+    }
+    if (a.bias.data) each(gemm::bias_at(a.bias, at), [](f32x4 sum, f32x4 bias) { return sum + bias; });
+}
+
+// Results go through LDS, `region`, which the wave has for itself: the rows of a subtile by `columns` columns, so that
+// a store covers whole lines. Chunks of 16 bytes are permuted as those of a stage are. T: uint16_t or float.
+template <class S, class T, int columns>
+__device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* region, int64_t row, int64_t column) {
+    constexpr int kEach = kChunk / sizeof(T), kRowBytes = columns * sizeof(T), kChunks = kRowBytes / kChunk;
+    constexpr int kRowsAStore = kWave / kChunks, kStores = (S::matrix + kRowsAStore - 1) / kRowsAStore;
+    static_assert(S::matrix * kRowBytes <= kRegionBytes<S>);
+    const int lane = fresh_thread() % kWave;
+    const auto at = [](int r, int n) {
+        constexpr int kTogether = kRowBytes < 128 ? 128 / kRowBytes : 1;
+        return r * kRowBytes + (n / kEach ^ (r / kTogether % kChunks)) * kChunk + n % kEach * int(sizeof(T));
+    };
+    const bool wide =
+        a.out.stride % kEach == 0 && a.n % kEach == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
+    const bool is_half = a.out.dtype == DType::f16;
+    const auto rounded = [&](f32x2 pair) {
+        return is_half ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair);
+    };
+#pragma unroll
+    for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+        for (int first = 0; first < S::wave_columns; first += columns) {
+#pragma unroll
+            for (int j = first / S::matrix; j < (first + columns) / S::matrix; ++j) {
+#pragma unroll
+                for (int q = 0; q < S::quads; ++q) {
+                    const f32x4 v = four_of<S::matrix>(sums[i][j], q);
+                    char* const to = region + at(lane % S::matrix, column_in_wave<S>(lane, j, q) - first);
+                    if constexpr (sizeof(T) == 2) {
+                        *reinterpret_cast<u32x2*>(to) = u32x2{rounded(f32x2{v.x, v.y}), rounded(f32x2{v.z, v.w})};
+                    } else {
+                        *reinterpret_cast<f32x4*>(to) = v;
+                    }
+                }
+            }
+            // Only this wave has the region, and its accesses to LDS are in order.
+            __builtin_amdgcn_wave_barrier();
+            const int64_t m = row + i * S::matrix, n = column + first;
+            if (wide) {
+                const int r = lane / kChunks, own = lane % kChunks * kEach;
+                u32x4 rows[kStores];
+#pragma unroll
+                for (int s = 0; s < kStores; ++s) {
+                    if (S::matrix % kRowsAStore == 0 || r < S::matrix) {
+                        rows[s] = *reinterpret_cast<const u32x4*>(region + at(r + s * kRowsAStore, own));
+                    }
+                }
+#pragma unroll
+                for (int s = 0; s < kStores; ++s) {
+                    const int64_t own_m = m + r + s * kRowsAStore;
+                    if (own_m < a.m && n + own < a.n && (S::matrix % kRowsAStore == 0 || r < S::matrix)) {
+                        store_at(offset(a.out.data, (own_m * a.out.stride + n + own) * int(sizeof(T))), rows[s]);
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (int e = lane; e < S::matrix * columns; e += kWave) {
+                    const int r = e / columns, own = e % columns;
+                    const T v = *reinterpret_cast<const T*>(region + at(r, own));
+                    if (m + r < a.m && n + own < a.n) global<T>(a.out.data)[(m + r) * a.out.stride + n + own] = v;
+                }
+            }
+            __builtin_amdgcn_wave_barrier();
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::block_scaled_gemm::hip

@@ -1,0 +1,55 @@
+// Split-K: workgroups that share a tile of the result hand their sums over through memory, and the one that arrives
+// last adds all parts, in the order of the parts, so that the bits do not depend on which one is last.
+//
+//     each workgroup   stores its part with sc1 (kAllChiplets, store_for_all), then calls arrives_last()
+//     the last one     loads all parts with sc1, adds them, and calls reset()
+#pragma once
+
+#include "buffer.h"
+
+namespace rocm_fp8 {
+namespace {
+
+// How K is divided between workgroups, and where those that share a tile store their sums.
+struct SplitK {
+    int parts;
+    float* partial;     // [tiles][parts] and a tile's layout, which is the kernel's; unused where parts == 1
+    uint32_t* arrived;  // [tiles], all zero before and after a launch
+};
+
+// Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
+// chiplets (sc1). So the write-back of the release below finds little to write.
+__device__ inline void store_for_all(float* p, float v) {
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+__device__ inline float load_of_any(const float* p) {
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one.
+__device__ inline bool arrives_last(uint32_t* arrived, int parts) {
+    // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
+    constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
+    asm volatile("" ::: "memory");
+    __builtin_amdgcn_s_waitcnt(kVmcnt0);
+    // Closes: the parts of all waves are stored before one lane counts for them.
+    __syncthreads();
+    __shared__ uint32_t before;
+    if (threadIdx.x == 0) {
+        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so
+        // that other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after the
+        // atomic, so that this compute unit reads their parts from memory.
+        before = __hip_atomic_fetch_add(arrived, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+    }
+    // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
+    __syncthreads();
+    return before == uint32_t(parts - 1);
+}
+
+// By the last one: zero again, for the next launch.
+__device__ inline void reset(uint32_t* arrived) {
+    if (threadIdx.x == 0) __hip_atomic_store(arrived, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+}  // namespace
+}  // namespace rocm_fp8

@@ -1,0 +1,325 @@
+"""The ROCm variant's block_scaled_gemm, simulated: the shipped library's binding, launcher and machine code on both
+chips. Every compiled kernel runs, with tails in all dimensions; the simulator's checks of waits, hazards, races and
+coherence are on."""
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.simulated_rocm import FORMATS
+from scripts.host_configs import configs
+from tests.problems.block_scaled_gemm import (
+    GROUP,
+    SHAPES,
+    SQUARE,
+    VALUES,
+    Inputs,
+    Problem,
+    Scaling,
+    any_sign,
+    draw,
+    placed,
+    row_classes,
+    run,
+)
+from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.inputs import FLOATS, positive, random_codes, random_fp8, short
+from tests.problems.pairwise import pairwise
+from tests.problems.skinny_gemm import BIASES, bias_of, no_bias
+from tests.settings import SEED, needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+CPU = torch.device("cpu")
+ARCHS = tuple(FORMATS)
+GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
+TILES = configs().tables["tiles"]
+CHIPLETS = 8
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def kernel(simulated_rocm, arch):
+    with simulated_rocm.on(arch, seed=SEED) as module:
+        yield module
+
+
+@pytest.fixture
+def fp8(arch) -> torch.dtype:
+    return FORMATS[arch]
+
+
+@pytest.fixture
+def config(environment):
+    return lambda shape, parts: environment(GEMM_CONFIG, f"{shape},{parts}")
+
+
+def moved(inputs: Inputs, *layouts: str) -> tuple[Inputs, list[Guarded]]:
+    """a, b, scale_a and scale_b as they lie in memory; the buffers that they lie in."""
+    tensors = [placed(t, CPU, how) for t, how in zip(vars(inputs).values(), layouts)]
+    return Inputs(*(t.t for t in tensors), inputs.bias), [t.buffer for t in tensors]
+
+
+SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
+# Every form on both chips. The fast kernels take scale_b of blocks, of all, of channels.
+FORMS = [
+    (arch, shape, *rest)
+    for (arch, shape), *rest in pairwise(
+        *(tuple(itertools.product(ARCHS, range(len(TILES)))), (1, 2, 3), ("few", "many"), FLOATS),
+        *(("one", "flat", "vector", "square"), VALUES, VALUES, (0, 64), (random_fp8, random_codes)),
+        seed=SEED,
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "arch, shape, parts, sizes, dtype, shape_b, values_a, values_b, pad, values, number",
+    [(*form, i) for i, form in enumerate(FORMS)],
+    indirect=["arch"],
+    ids=lambda value: short(value) if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value)),
+)
+def test_every_configuration(
+    kernel, fp8, generator, config, shape, parts, sizes, dtype, shape_b, values_a, values_b, pad, values, number
+):
+    """Rows, columns and k beyond the last, in every form of the kernel; all kinds of scales, biases and results."""
+    config(shape, parts)
+    tile = TILES[shape]
+    # Part of a tile; or two of columns, and more than a period of blocks.
+    m, n, k = (tile["rows"] - 5, 40, 400) if sizes == "few" else (tile["rows"] // 2, tile["columns"] + 8, 128 * 9 + 16)
+    place_a, place_b = SCALE_LAYOUTS[number % 4], SCALE_LAYOUTS[number // 4 % 4]
+    shape_a = tuple(SHAPES)[number % len(SHAPES)]
+    scales = Scaling(shape_a, values_a, place_a), Scaling(shape_b, values_b, place_b)
+    inputs = draw(Problem(m, n, k, fp8), generator, *scales, BIASES[number % len(BIASES)], values)
+    how = "apart" if pad else "dense"
+    there, buffers = moved(inputs, how, how, place_a, place_b)
+    out = Guarded((m, n), dtype, CPU, pad=16)
+    run(kernel, there, out=out.t)
+    inputs.assert_right(out.t, f"{m}x{n}x{k}")
+    out.assert_guards_intact("out")
+    for each in buffers:
+        each.assert_unchanged(f"{m}x{n}x{k}")
+
+
+GENERAL = sorted({configs().block_scaled_general_shape(shape) for shape in range(len(TILES))})
+LAYOUTS = ("dense", "padded", "columns", "columns-padded")
+GENERAL_FORMS = pairwise(
+    *(ARCHS, GENERAL, (1, 2), ((1, 1), (7, 17), (20, 70)), (1, 17, 130, 300), FLOATS, tuple(SHAPES), tuple(SHAPES)),
+    *(VALUES, SCALE_LAYOUTS, LAYOUTS, LAYOUTS, ("dense", "padded"), (no_bias, bias_of(torch.float16))),
+    seed=SEED,
+)
+
+
+@pytest.mark.parametrize(
+    "arch, shape, parts, size, k, dtype, shape_a, shape_b, values, place, a, b, out_place, bias",
+    GENERAL_FORMS,
+    indirect=["arch"],
+    ids=lambda value: short(value) if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value)),
+)
+def test_any_layout_and_any_scales(
+    kernel, fp8, generator, config, shape, parts, size, k, dtype, shape_a, shape_b, values, place, a, b, out_place, bias
+):
+    """The forms that take what the fast ones do not: odd k, strides and alignment, columns first, scales of columns."""
+    config(shape, parts)
+    scales = Scaling(shape_a, values, place), Scaling(shape_b, values, place)
+    inputs = draw(Problem(*size, k, fp8), generator, *scales, bias)
+    there, _ = moved(inputs, a, b, place, place)
+    out = Guarded(size, dtype, CPU, **(dict(pad=37, shift=3) if out_place == "padded" else {}))
+    run(kernel, there, out=out.t)
+    inputs.assert_right(out.t, f"{size} {k}")
+    out.assert_guards_intact("out")
+
+
+@pytest.mark.parametrize("arch, m", [("gfx942", 20), ("gfx950", 5)], indirect=["arch"])
+def test_layout_does_not_change_bits(kernel, fp8, generator, m):
+    """With the configuration that the launcher chooses, K in parts."""
+    inputs = draw(Problem(m, 37, 1552, fp8), generator, GROUP, Scaling("square", any_sign))
+    assert configs().block_scaled_config(m, 37, 1552, 0)[1] > 1
+    wanted = run(kernel, inputs, out_dtype=torch.float32)
+    inputs.assert_right(wanted, "dense")
+    for layouts in (("padded", "dense"), ("dense", "columns"), ("columns", "columns-padded")):
+        there, _ = moved(inputs, *layouts, "columns", "padded")
+        assert same_bytes(run(kernel, there, out_dtype=torch.float32), wanted), str(layouts)
+    # The same scales, said for each column.
+    rows = inputs.scale_b[torch.arange(37) // 128].contiguous()
+    each = Inputs(inputs.a, inputs.b, inputs.scale_a, rows, None)
+    assert same_bytes(run(kernel, each, out_dtype=torch.float32), wanted)
+
+
+@pytest.mark.parametrize(
+    "arch, shape, parts",
+    [("gfx942", 0, 1), ("gfx942", 1, 3), ("gfx950", 2, 2), ("gfx942", 5, 4)],
+    indirect=["arch"],
+)
+def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, parts):
+    config(shape, parts)
+    inputs = draw(Problem(TILES[shape]["rows"], 34, 784, fp8), generator)
+    results = []
+    for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16)):
+        with simulated_rocm.on(arch, seed=seed, resident=resident) as kernel:
+            results.append(run(kernel, inputs, out_dtype=torch.float32))
+    inputs.assert_right(results[0], "one workgroup at a time")
+    assert all(same_bytes(results[0], other) for other in results[1:])
+
+
+# The chip changes nothing here but numbers of compute units.
+@pytest.mark.parametrize("arch", ARCHS[:1], indirect=True)
+@pytest.mark.parametrize("n, k", [(20, 1552), (24, 160)])
+def test_a_row_does_not_depend_on_its_batch(kernel, fp8, generator, n, k):
+    """As the launcher chooses, within each class of rows."""
+    inputs = draw(Problem(130, n, k, fp8), generator)
+    for sizes in row_classes("rocm")[:4]:
+        most = run(kernel, inputs.rows(slice(0, sizes[-1])), out_dtype=torch.float32)
+        for m in {sizes[0], sizes[len(sizes) // 2]}:
+            got = run(kernel, inputs.rows(slice(0, m)), out_dtype=torch.float32)
+            assert same_bytes(got, most[:m]), f"{m}"
+
+
+@pytest.mark.parametrize("arch, m, k", pairwise(ARCHS, (1, 17, 60), (32, 300, 528), seed=SEED), indirect=["arch"])
+def test_nan_stays_in_its_row_or_column(kernel, fp8, generator, m, k):
+    nan = 0x7F if fp8 == torch.float8_e4m3fn else 0x80
+    inputs = draw(Problem(m, 37, k, fp8), generator)
+    clean = run(kernel, inputs, out_dtype=torch.float32)
+    for side, rows, at in ((inputs.a, m, k - 1), (inputs.b, 37, 0)):
+        codes = side.view(torch.uint8)
+        before = codes[rows - 1, at].clone()
+        codes[rows - 1, at] = nan
+        got = run(kernel, inputs, out_dtype=torch.float32)
+        codes[rows - 1, at] = before
+        hit = torch.zeros_like(clean, dtype=torch.bool)
+        (hit if side is inputs.a else hit.t())[rows - 1] = True
+        assert torch.equal(got.isnan(), hit) and torch.equal(got[~hit], clean[~hit])
+    inputs.scale_a[m - 1, -1] = torch.nan
+    got = run(kernel, inputs, out_dtype=torch.float32)
+    assert got[m - 1].isnan().all() and torch.equal(got[: m - 1], clean[: m - 1])
+
+
+def test_the_counters_are_left_at_zero(kernel, fp8, generator, config):
+    """One stream's launches follow one another with the same counters: each finds them as the first did."""
+    for shape, parts in ((3, 3), (5, 2), (6, 2), (3, 3)):
+        config(shape, parts)
+        inputs = draw(Problem(9, 20, 400, fp8), generator)
+        first = run(kernel, inputs, out_dtype=torch.float32)
+        inputs.assert_right(first, f"{shape},{parts}")
+        assert same_bytes(run(kernel, inputs, out_dtype=torch.float32), first)
+
+
+def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, fp8, generator, config):
+    """More tiles than the chip has room for: the first workgroup has two of them, of which the second is far away."""
+    shape = 5
+    config(shape, 1)
+    units = {"gfx942": 304, "gfx950": 256}[arch] * TILES[shape]["per_unit"]
+    width = TILES[shape]["columns"]
+    n = width * (units + 3)
+    inputs = draw(Problem(3, n, 144, fp8), generator, bias=bias_of(torch.float32))
+    out = torch.full((3, n), torch.nan)
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [0]) as kernel:
+        run(kernel, inputs, out=out)
+        assert simulated_rocm.runtime.launches[-1][1] == (units, 1, 1)
+    ran = torch.zeros(n, dtype=torch.bool)
+    second = units // CHIPLETS * width
+    ran[:width] = ran[second : second + width] = True
+    assert out[:, ~ran].isnan().all()
+    part = Inputs(inputs.a, inputs.b[ran], inputs.scale_a, inputs.scale_b, inputs.bias[ran])
+    # The columns' blocks: those of the tiles that ran.
+    part.scale_b = inputs.scale_b[torch.arange(n)[ran] // 128]
+    part.assert_right(out[:, ran], "two tiles")
+
+
+def test_tensors_beyond_two_gib(simulated_rocm, arch, fp8, generator, config):
+    """Rows 3 MiB apart, of memory that is never touched: the last tile begins beyond 2^31 bytes."""
+    config(3, 1)
+    m, n, k, stride = 1024, 16, 128, 3 << 20
+    few = draw(Problem(64, n, k, fp8), generator, bias=no_bias)
+    a = torch.zeros((m - 1) * stride + k, dtype=torch.uint8).view(fp8).as_strided((m, k), (stride, 1))
+    a.view(torch.uint8)[-64:] = few.a.view(torch.uint8)
+    scale_a = torch.ones(m, 1)
+    scale_a[-64:] = few.scale_a
+    out = torch.full((m, n), torch.nan)
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [grid[0] - 1]) as kernel:
+        kernel.block_scaled_gemm(a, few.b, scale_a, few.scale_b, out=out)
+    few.assert_right(out[-64:], "the last rows")
+    assert out[:-64].isnan().all()
+
+
+def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
+    other = next(f for f in FORMATS.values() if f != fp8)
+    inputs = draw(Problem(3, 5, 64, other), generator)
+    with pytest.raises(RuntimeError, match=rf"a: dtype {str(other).split('.')[1]}; this GPU \({arch}\) multiplies"):
+        run(kernel, inputs)
+
+
+@pytest.mark.parametrize("text", ["3", "x", f"{len(TILES)},1", "-1,1", "0,0", "0,17"])
+def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environment, text):
+    environment(GEMM_CONFIG, text)
+    with pytest.raises(RuntimeError, match=GEMM_CONFIG):
+        run(kernel, draw(Problem(1, 16, 256, fp8), generator))
+
+
+def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, generator, config):
+    config(next(shape for shape in range(len(TILES)) if shape not in GENERAL), 1)
+    for scale_b, k in ((Scaling("group", positive), 256), (SQUARE, 255)):
+        with pytest.raises(RuntimeError, match="cannot take these arguments"):
+            run(kernel, draw(Problem(3, 16, k, fp8), generator, scale_b=scale_b))
+
+
+SIZES = [
+    (1536, 7168),
+    (576, 7168),
+    (7168, 256),
+    (4608, 7168),
+    (512, 7168),
+    (4096, 512),
+    (16, 128),
+    (1, 65536),
+    (37, 1040),
+]
+ROWS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 1024, 1025, 6144)
+
+
+@pytest.mark.parametrize("chip", range(len(ARCHS)), ids=ARCHS)
+@pytest.mark.parametrize("n, k", SIZES)
+def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
+    host, units = configs(), (304, 256)[chip]
+    for m in ROWS:
+        shape, parts = host.block_scaled_config(m, n, k, chip)
+        rows = host.block_scaled_row_class(m)
+        # A class of rows has one configuration: the order of a row's sum is the configuration's.
+        assert host.block_scaled_config(rows, n, k, chip) == (shape, parts)
+        assert (TILES[shape]["matrix"] == 16) == (m <= 16)
+        best = host.block_scaled_estimate(chip, shape, parts, rows, n, k)
+        for each, tile in enumerate(TILES):
+            fits = (tile["rows"] == 16) if rows <= 16 else tile["matrix"] == 32 and tile["rows"] // 2 < rows
+            tiles = -(-rows // tile["rows"]) * -(-n // tile["columns"])
+            general = TILES[host.block_scaled_general_shape(each)]
+            most = max(tiles, -(-rows // general["rows"]) * -(-n // general["columns"]))
+            for count in range(1, 17):
+                split = most <= 1024 and tiles * count <= 2 * units * tile["per_unit"] and -(-k // 128) // count >= 4
+                allowed = fits and each != max(GENERAL) and (count == 1 or split)
+                if (each, count) == (shape, parts):
+                    assert allowed
+                if allowed:
+                    assert best <= host.block_scaled_estimate(chip, each, count, rows, n, k)
+
+
+def test_every_shape_and_many_parts_are_chosen_for_some_size():
+    sizes = itertools.product(ROWS, (256, 512, 1536, 4096, 7168), (128, 512, 2048, 7168), range(len(ARCHS)))
+    chosen = {configs().block_scaled_config(*size) for size in sizes}
+    assert {shape for shape, _ in chosen} == set(range(len(TILES))) - {max(GENERAL)}
+    assert {parts for _, parts in chosen} >= {1, 2, 3, 4, 8}
+
+
+def test_every_kernel_has_run(simulated_rocm, kernels, launched, arch, fp8, generator, config):
+    """Of each name in the library: the forms above take them all."""
+    with simulated_rocm.on(arch, seed=SEED) as kernel:
+        for shape in range(len(TILES)):
+            config(shape, 1)
+            run(kernel, draw(Problem(3, 5, 48, fp8), generator))
+        for shape in GENERAL:
+            config(shape, 1)
+            run(kernel, draw(Problem(3, 5, 48, fp8), generator, scale_b=Scaling("group", positive)))
+            run(kernel, draw(Problem(3, 5, 47, fp8), generator))
+    assert set(launched.names()) == kernels.names(arch, "block_scaled_gemm_tiles")
