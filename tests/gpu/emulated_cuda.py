@@ -1,0 +1,90 @@
+"""CUDA kernels on the host: their sources, compiled against host/emulated_cuda.h instead of common/cuda's headers."""
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import torch
+
+from tests.gpu.host_configs import HOST, compile_host
+from tests.problems.block_scaled_gemm import BLOCK, E8M0, Inputs
+from tests.settings import ROOT
+
+# What the emulation replaces. All other headers are the package's own.
+REPLACED = (
+    "cluster",
+    "half_pairs",
+    "hopper",
+    "mbarrier",
+    "mma",
+    "pdl",
+    "quantize",
+    "shared_memory",
+    "tma",
+    "vector",
+    "wgmma",
+)
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, E8M0: 5}  # common/types.h
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        *(("data", ctypes.c_void_p), ("first_stride", ctypes.c_int64), ("second_stride", ctypes.c_int64)),
+        *(("rows", ctypes.c_int), ("type", ctypes.c_int)),
+    ]
+
+
+class BlockScaledGemm:
+    def __init__(self, folder: Path):
+        for name in ("block_scaled_gemm", "common"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu", "gpu"))
+        for name in REPLACED:
+            (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
+        shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")
+        flags = ("-shared", "-fPIC", f"-I{folder}", "-Wno-unknown-pragmas", "-Wno-unused-function")
+        target = compile_host("emulated_block_scaled_gemm.cpp", folder / "emulated.so", *flags)
+        self._library = ctypes.CDLL(str(target))
+
+    def forms(self) -> list[tuple[int, int, int]]:
+        """(swapped, wide rows, narrow rows) of each form."""
+        found = []
+        for form in range(self._library.form_count()):
+            sizes = (ctypes.c_int * 3)()
+            self._library.form_sizes(form, sizes)
+            found.append(tuple(sizes))
+        return found
+
+    def run(self, inputs: Inputs, out: torch.Tensor, form: int, splits: int, pieces: int, multiprocessors: int) -> None:
+        (m, k), n = inputs.a.shape, len(inputs.b)
+        by_blocks = inputs.scale_a.dim() == 2 and inputs.scale_a.shape[1] > 1
+        tensors = (Tensor * 6)(
+            *(_operand(t) for t in (inputs.a, inputs.b)),
+            _scales(inputs.scale_a, m, k, 0, True),
+            _scales(inputs.scale_b, n, k, 1, by_blocks),
+            Tensor(None, 0, 0, 0, 0) if inputs.bias is None else _tensor(inputs.bias, inputs.bias.stride(0), 0),
+            _tensor(out, out.stride(0), 1),
+        )
+        self._library.run(form, splits, pieces, multiprocessors, (ctypes.c_int64 * 3)(m, n, k), tensors)
+
+
+def _tensor(t: torch.Tensor, first: int, second: int, rows: int = 1) -> Tensor:
+    return Tensor(t.data_ptr(), first, second, rows, TYPES.get(t.dtype, 0))
+
+
+def _operand(t: torch.Tensor) -> Tensor:
+    by_k = t.shape[1] == 1 or t.stride(1) == 1
+    return _tensor(t, t.stride(0) if by_k else 1, 1 if by_k else t.stride(1))
+
+
+def _scales(t: torch.Tensor, rows: int, k: int, dim: int, by_blocks: bool) -> Tensor:
+    """As the binding reads them."""
+    blocks, squares = -(-k // BLOCK), -(-rows // BLOCK)
+    if t.numel() == 1:
+        return _tensor(t, 0, 0)
+    if t.dim() == 1:
+        return _tensor(t, t.stride(0), 0)
+    if t.shape == (rows, blocks):
+        return _tensor(t, *t.stride())
+    if t.shape == (squares, blocks) and (dim == 0 or by_blocks or t.shape != (1, rows)):
+        return _tensor(t, *t.stride(), rows=BLOCK)
+    return _tensor(t, t.stride(dim), 0)
