@@ -22,7 +22,7 @@ def calls(kernel, monkeypatch) -> list[str]:
 
         return call
 
-    for name in ("rms_norm", "skinny_gemm", "quantize_fp8", *LAYER["static"], *LAYER["dynamic"]):
+    for name in ("rms_norm", "skinny_gemm", "block_scaled_gemm", "quantize_fp8", *LAYER["static"], *LAYER["dynamic"]):
         monkeypatch.setattr(operators, name, counted(name))
     return names
 

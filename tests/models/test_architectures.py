@@ -92,7 +92,8 @@ def test_kernels_and_reference_agree_in_a_padded_batch(kernel, device, generator
     wanted = reference(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
     assert calls == []
     got = fast(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
-    assert calls.count("skinny_gemm") >= 8 and distance(got, wanted) <= near(device)
+    gemms = sum(name in ("skinny_gemm", "block_scaled_gemm") for name in calls)
+    assert gemms >= 8 and distance(got, wanted) <= near(device)
     # What stands before a sequence does not reach it.
     ids[mask == 0] = 7
     assert same_bytes(fast(ids, attention_mask=mask, use_cache=False).logits[mask.bool()], got)

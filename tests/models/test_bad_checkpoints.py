@@ -239,7 +239,15 @@ def fp8(**changes) -> dict:
 SETTINGS = {
     "no method": ({"bits": 4}, "quant_method None; known: compressed-tensors, fp8, quark, fbgemm_fp8"),
     "gptq": ({"quant_method": "gptq"}, "quant_method 'gptq'; known: compressed-tensors"),
-    "blocks": (fp8(weight_block_size=[128, 128]), "weight_block_size [128, 128]: block-scaled weights"),
+    "other blocks": (fp8(weight_block_size=[64, 128]), "weight_block_size [64, 128]; known: [128, 128]"),
+    "static blocks": (
+        fp8(weight_block_size=[128, 128]),
+        "activation_scheme 'static' with weight_block_size; known: dynamic",
+    ),
+    "an unknown format of scales": (
+        checkpoints.deepseek(scale_fmt="ue5m3")([]),
+        "scale_fmt 'ue5m3'; known: float, ue8m0",
+    ),
     "activation_scheme": (fp8(activation_scheme="row"), "activation_scheme 'row'; known: static, dynamic"),
     "e5m2": (fp8(fmt="e5m2"), "fmt 'e5m2'; known: e4m3"),
     "int8 weights": (
@@ -253,11 +261,19 @@ SETTINGS = {
     ),
     "groups": (
         group(weights=dict(strategy="group", group_size=32)),
-        "config_groups.group_0.weights.strategy: 'group'; known: tensor, channel",
+        "config_groups.group_0.weights.strategy: 'group'; known: tensor, channel, block",
     ),
     "CT blocks": (
+        group(weights=dict(strategy="block", block_structure=[64, 128])),
+        "config_groups.group_0.weights.block_structure: [64, 128]; known: [128, 128]",
+    ),
+    "CT blocks with tokens": (
         group(weights=dict(strategy="block", block_structure=[128, 128])),
-        "config_groups.group_0.weights.block_structure: [128, 128]: block-scaled weights",
+        "config_groups.group_0.weights.strategy: 'block' with inputs by 'token'; known: block with group",
+    ),
+    "CT groups of 64": (
+        group(input_activations=dict(strategy="group", group_size=64)),
+        "config_groups.group_0.input_activations.strategy: 'group' of 64, dynamic; known: static tensor",
     ),
     "weights alone": (group(input_activations=None), "config_groups.group_0.input_activations: not quantised"),
     "one dynamic scale": (

@@ -122,6 +122,36 @@ def test_what_is_ignored_stays(kernel, device, made, calls, name, case):
     assert calls.count("skinny_gemm") == quantised
 
 
+# Rows of Q, K and V that are whole blocks of 128, and such that a block would hold rows of two of them.
+LARGER = {
+    "whole blocks": dict(hidden_size=256, intermediate_size=384, head_dim=128, num_key_value_heads=2),
+    "blocks that meet": dict(hidden_size=200, intermediate_size=300, head_dim=40, num_key_value_heads=2),
+}
+
+
+@pytest.mark.parametrize("sizes", LARGER)
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.block])
+def test_blocks(kernel, device, made, calls, name, sizes):
+    wanted, folder, ids = made(name, **LARGER[sizes])
+    loaded = check(kernel, device, wanted, folder, ids)
+    linears = [m for m in loaded.modules() if isinstance(m, kernel.quantization.Fp8Linear)]
+    calls.clear()
+    logits(loaded, ids[:1, :5].to(device))
+    assert calls.count("block_scaled_gemm") == len(linears) == 8 and "skinny_gemm" not in calls
+    qkv = loaded.model.layers[0].self_attn.qkv_proj
+    blocks = qkv.out_features if sizes == "blocks that meet" else qkv.out_features // 128
+    assert qkv.weight_scale.shape == (blocks, -(-qkv.in_features // 128))
+    if FORMATS[name].power_of_two:
+        with pytest.raises(ValueError, match="rounds the scales of its inputs"):
+            kernel.quantization.save_quantized(loaded, folder.parent / "saved")
+        return
+    # compressed-tensors has the same blocks: what is saved comes back.
+    kernel.quantization.save_quantized(loaded, folder.parent / "saved")
+    again = kernel.quantization.load_quantized(folder.parent / "saved", device)
+    state = again.state_dict()
+    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+
+
 def test_a_quantised_head(kernel, device, made):
     wanted, folder, ids = made("compressed-tensors, channel, dynamic", ())
     loaded = check(kernel, device, wanted, folder, ids)
@@ -176,7 +206,7 @@ def test_which_linears_are_quantised(kernel, case):
     names = set(checkpoints.linears(model))
     if left is None:
         assert set(found) == {n for n in names if ".mlp." in n} | {"model.layers.0.self_attn.q_proj"}
-        assert [n for n, scheme in found.items() if not scheme.channel] == ["model.layers.0.self_attn.q_proj"]
+        assert [n for n, scheme in found.items() if scheme.weights == "tensor"] == ["model.layers.0.self_attn.q_proj"]
     else:
         assert set(found) == {n for n in names if not any(fnmatch.fnmatchcase(n, pattern) for pattern in left)}
     assert all(scheme.scale_ub == (0.75 if case == "fbgemm" else None) for scheme in found.values())

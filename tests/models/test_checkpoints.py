@@ -14,9 +14,9 @@ from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
 from tests.problems.tiny_llama import (
-    ACTIVATIONS,
     LLAMA3_ROPE,
     NEAR,
+    SCHEMES,
     VARIANTS,
     distance,
     kernelized,
@@ -34,11 +34,16 @@ JOINED = {
     "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 }
 
-
 # How far the logits in float32 may be from those in bfloat16, as NEAR is meant. All inputs of a linear differ by up to
 # 2^-9 of their size, so that 2^-5 of the FP8 codes, whose steps are 2^-4 to 2^-3, are the next ones. That moves a
 # result by sqrt(2^-5) * 2^-3.5 = 2^-6 of its norm; nine linears, one after the other: 2^-4.4. Twice that for spread.
 IN_FLOAT32 = 4 * NEAR
+
+
+def of_each(scale: torch.Tensor, linear: torch.nn.Module) -> torch.Tensor:
+    """The scales of blocks, one for each number of the weight; joined weights may have them by rows."""
+    rows = scale if scale.shape[0] == linear.out_features else scale.repeat_interleave(128, 0)
+    return rows.repeat_interleave(128, 1)[: linear.out_features, : linear.in_features]
 
 
 @pytest.fixture
@@ -51,8 +56,7 @@ def quantized(kernel, device, generator):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", HALF, ids=short)
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("activations, granularity", SCHEMES)
 def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, tied, dtype, granularity, activations):
     model = llama(generator, dtype, device, tie_word_embeddings=tied, rope_parameters=LLAMA3_ROPE, **VARIANTS["biases"])
     model.generation_config.eos_token_id, model.generation_config.max_new_tokens = [2, 3], 77
@@ -183,10 +187,13 @@ def test_the_configuration_is_compressed_tensors(kernel, quantized, tmp_path):
     assert group["input_activations"].items() >= (fp8 | {"strategy": "tensor", "dynamic": False}).items()
 
 
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("activations, granularity", SCHEMES)
 def test_transformers_reads_it(kernel, generator, tmp_path, granularity, activations):
-    model = llama(generator, **VARIANTS["biases"])
+    sizes = dict(VARIANTS["biases"])
+    if granularity == "block":
+        # compressed-tensors 0.17 tells blocks from channels by the scales' shape: two blocks either way at least.
+        sizes |= dict(hidden_size=256, intermediate_size=512, num_attention_heads=2, num_key_value_heads=2)
+    model = llama(generator, **sizes)
     ids = tokens(generator, 2, 24)
     quantize(kernel, model, [ids], activations, granularity=granularity, fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
@@ -197,7 +204,10 @@ def test_transformers_reads_it(kernel, generator, tmp_path, granularity, activat
         for parent, names in JOINED.items():
             for name, parts in names.items():
                 linear = getattr(getattr(ours, parent), name)
-                weight = linear.weight.float() * linear.weight_scale.reshape(-1, 1)
+                scale = linear.weight_scale
+                weight = linear.weight.float() * (
+                    of_each(scale, linear) if granularity == "block" else scale.view(-1, 1)
+                )
                 modules = [getattr(getattr(theirs, parent), part) for part in parts]
                 assert torch.equal(torch.cat([module.weight for module in modules]), weight)
                 if activations == "static":

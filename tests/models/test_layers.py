@@ -17,6 +17,7 @@ from tests.problems.tiny_llama import (
     ACTIVATIONS,
     LAYER,
     NEAR,
+    SCHEMES,
     VARIANTS,
     decided,
     distance,
@@ -208,9 +209,8 @@ def test_kernels_and_reference_agree(kernel, device, generator, calls, shapes, a
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
 @pytest.mark.parametrize("fp8_dtype", FP8, ids=short)
-@every_activation
+@pytest.mark.parametrize("activations, granularity", SCHEMES)
 def test_dtypes_and_granularities_agree_too(
     kernel, device, generator, formats, dtype, granularity, fp8_dtype, activations
 ):

@@ -90,8 +90,27 @@ def test_weights_that_are_no_numbers_are_refused(kernel, generator, granularity,
         linear_module(kernel).quantize_weight(weight, FP8[0], granularity)
 
 
+@every_format
+@pytest.mark.parametrize("n, k", [(1, 1), (128, 128), (300, 129), (130, 640)])
+def test_weights_of_blocks(kernel, generator, fp8_dtype, n, k):
+    weight = torch.randn(n, k, generator=generator).bfloat16()
+    quantized, scale = linear_module(kernel).quantize_weight(weight, fp8_dtype, "block")
+    assert scale.shape == (-(-n // 128), -(-k // 128))
+    for i, rows in enumerate(weight.split(128, 0)):
+        for j, block in enumerate(rows.split(128, 1)):
+            largest = block.float().abs().max() / torch.finfo(fp8_dtype).max
+            assert scale[i, j] == largest
+            codes = quantized[i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128]
+            assert same_bytes(codes, nearest_fp8(block.float() / largest, fp8_dtype))
+
+
+def test_blocks_need_dynamic_scales(kernel, generator):
+    with pytest.raises(ValueError, match="activations: 'static'; granularity 'block' needs 'dynamic'"):
+        kernel.quantization.quantize(llama(generator), [tokens(generator, 1, 4)], granularity="block")
+
+
 def test_an_unknown_granularity_is_refused(kernel, generator):
-    with pytest.raises(ValueError, match="granularity: 'row'.*'tensor' or 'channel'"):
+    with pytest.raises(ValueError, match="granularity: 'row'; needs one of tensor, channel, block"):
         linear_module(kernel).quantize_weight(torch.randn(4, 8, generator=generator), FP8[0], "row")
 
 

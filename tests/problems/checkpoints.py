@@ -14,7 +14,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-FP8_MAX = 448.0
+FP8_MAX, BLOCK = 448.0, 128
 # The linears that share an input, as parts of a decoder layer's names.
 JOINED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -34,6 +34,9 @@ class Format:
     shape: Callable[[torch.Tensor], torch.Tensor] = lambda scale: scale  # of the scales [n, 1] or [1] that it stores
     scale_ub: float | None = None
     of_the_cache: tuple[str, ...] = ()  # names of scales that nothing reads
+    block: bool = False  # a weight scale for 128x128, scales of an input's groups of 128
+    power_of_two: bool = False  # the latter are
+    scale_name: str = "weight_scale"
     head: bool = field(default=False)  # whether the head can be quantised
 
 
@@ -74,6 +77,23 @@ def fbgemm(ignored: list[str]) -> dict:
     return dict(quant_method="fbgemm_fp8", activation_scale_ub=0.75, modules_to_not_convert=["lm_head", *ignored])
 
 
+def deepseek(**more) -> Callable[[list[str]], dict]:
+    """As DeepSeek-V3 and Qwen3-FP8 have it."""
+    settings = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[BLOCK, BLOCK])
+    return lambda ignored: settings | more | dict(modules_to_not_convert=[*ignored, "lm_head"])
+
+
+def compressed_blocks(ignored: list[str]) -> dict:
+    fp8 = dict(num_bits=8, type="float", symmetric=True)
+    group = dict(
+        targets=["Linear"],
+        weights=fp8 | dict(strategy="block", block_structure=[BLOCK, BLOCK]),
+        input_activations=fp8 | dict(strategy="group", group_size=BLOCK, dynamic=True),
+    )
+    settings = dict(quant_method="compressed-tensors", format="float-quantized", config_groups={"group_0": group})
+    return settings | dict(ignore=[*ignored, "lm_head"])
+
+
 def scalar(scale: torch.Tensor) -> torch.Tensor:
     return scale.reshape(())
 
@@ -93,6 +113,11 @@ FORMATS = {
     "quark, channel": Format(lambda names: quark(names, True), True, True, shape=lambda scale: scale.reshape(-1)),
     # The bound is so low that most rows meet it.
     "fbgemm_fp8": Format(fbgemm, channel=True, dynamic=True, scale_ub=0.75),
+    "compressed-tensors, blocks": Format(compressed_blocks, dynamic=True, block=True),
+    "fp8, blocks": Format(deepseek(), dynamic=True, block=True, scale_name="weight_scale_inv"),
+    "fp8, blocks, ue8m0": Format(
+        deepseek(scale_fmt="ue8m0"), dynamic=True, block=True, power_of_two=True, scale_name="weight_scale_inv"
+    ),
 }
 
 
@@ -120,9 +145,29 @@ def input_scales(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.T
     return {name: s * (0.5 if name.endswith(("q_proj", "gate_proj")) else 1) for name, s in scales.items()}
 
 
-def weight_scale(weight: torch.Tensor, channel: bool) -> torch.Tensor:
-    largest = weight.float().abs().amax(1, keepdim=True) if channel else weight.float().abs().amax().reshape(1)
+def weight_scale(weight: torch.Tensor, form: Format) -> torch.Tensor:
+    if form.block:
+        rows = [[part.float().abs().amax() for part in row.split(BLOCK, 1)] for row in weight.split(BLOCK, 0)]
+        return torch.tensor(rows) / FP8_MAX
+    largest = weight.float().abs().amax(1, keepdim=True) if form.channel else weight.float().abs().amax().reshape(1)
     return largest / FP8_MAX
+
+
+def of_each(scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A stored scale as one that broadcasts over the weight."""
+    if scale.dim() == 2 and scale.shape == tuple(-(-size // BLOCK) for size in weight.shape):
+        spread = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        return spread[: weight.shape[0], : weight.shape[1]]
+    return scale.reshape(-1, 1) if scale.numel() > 1 else scale
+
+
+def group_scales(x: torch.Tensor, power_of_two: bool) -> torch.Tensor:
+    """One for each element of x, the same for each 128 of a row."""
+    parts = []
+    for part in x.split(BLOCK, -1):
+        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-10) / FP8_MAX
+        parts.append((torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale).expand_as(part))
+    return torch.cat(parts, -1)
 
 
 def to_fp8(values: torch.Tensor) -> torch.Tensor:
@@ -144,9 +189,9 @@ def write(
     for linear, module in linears(model).items():
         if linear in ignored:
             continue
-        scale = weight_scale(module.weight, form.channel)
-        state[f"{linear}.weight"] = to_fp8(module.weight.float() / scale)
-        state[f"{linear}.weight_scale"] = form.shape(scale)
+        scale = weight_scale(module.weight, form)
+        state[f"{linear}.weight"] = to_fp8(module.weight.float() / of_each(scale, module.weight))
+        state[f"{linear}.{form.scale_name}"] = form.shape(scale)
         if not form.dynamic:
             state[f"{linear}.input_scale"] = form.shape(scales[linear])
     for layer in range(len(model.model.layers)):
@@ -171,7 +216,7 @@ def _compressed_by_the_library(form: Format, model, scales, directory: Path, ign
     for name, module in linears(model).items():
         if hasattr(module, "quantization_scheme"):
             module.quantization_status = QuantizationStatus.FROZEN
-            module.weight_scale.copy_(weight_scale(module.weight, form.channel))
+            module.weight_scale.copy_(weight_scale(module.weight, form))
             if not form.dynamic:
                 module.input_scale.copy_(scales[name])
     compressor = ModelCompressor.from_pretrained_model(model)
@@ -200,6 +245,10 @@ def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torc
     def forward(module: torch.nn.Linear, weight: torch.Tensor, scale: torch.Tensor | None):
         def call(x: torch.Tensor) -> torch.Tensor:
             wide, by = x.float(), scale
+            if form.block:
+                by = group_scales(wide, form.power_of_two)
+                out = (to_fp8(wide / by).float() * by) @ weight.t()
+                return (out if module.bias is None else out + module.bias.float()).to(x.dtype)
             if by is None:
                 largest = wide.abs().amax(-1, keepdim=True)
                 by = (largest if form.scale_ub is None else largest.clamp(max=form.scale_ub)) / FP8_MAX
@@ -213,7 +262,7 @@ def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torc
         codes = tensors.get(f"{name}.weight")
         if codes is None or codes.dtype != torch.float8_e4m3fn:
             continue
-        scale = tensors[f"{name}.weight_scale"].float()
+        scale = tensors[f"{name}.{form.scale_name}"].float()
         layer, part = ".".join(name.split(".")[:3]), ".".join(name.split(".")[3:])
         shared = [f"{layer}.{other}.input_scale" for other in group_of.get(part, ())] or [f"{name}.input_scale"]
         given = [tensors[other].float().reshape(1) for other in shared if other in tensors]
@@ -221,7 +270,7 @@ def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torc
         whole = fused(tensors, name)
         own = tensors.get(f"{name}.input_scale")
         static = None if own is None else (torch.cat(given).max() if whole else own.float().reshape(1))
-        module.forward = forward(module, codes.float() * (scale.reshape(-1, 1) if scale.numel() > 1 else scale), static)
+        module.forward = forward(module, codes.float() * of_each(scale, codes), static)
     return model
 
 

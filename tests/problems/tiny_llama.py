@@ -2,6 +2,7 @@
 results are."""
 
 import copy
+import itertools
 
 import kernels
 import torch
@@ -38,6 +39,8 @@ LAYER = {
     "dynamic": ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8"),
 }
 ACTIVATIONS = tuple(LAYER)
+# (activations, granularity) of `quantize`.
+SCHEMES = [*itertools.product(ACTIVATIONS, ("channel", "tensor")), ("dynamic", "block")]
 
 LLAMA3_ROPE = dict(
     rope_type="llama3",

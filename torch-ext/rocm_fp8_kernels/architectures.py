@@ -112,8 +112,7 @@ class FusedMLP(FusedHalf):
         gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
         scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
         if scale is None:
-            bound = self.down_proj.scale_ub
-            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, scaling="row", scale_ub=bound, out_dtype=kind)
+            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
         else:
             quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
         return self.down_proj(quantized, ops=ops, scale=scale)

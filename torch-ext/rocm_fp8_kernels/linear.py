@@ -8,24 +8,44 @@ from . import reference
 from .arguments import SCALES, check_tensors, refuse
 from .ops import SKINNY_GEMM_MAX_ROWS
 
-__all__ = ["Fp8Linear", "quantize_weight", "to_fnuz"]
+__all__ = ["BLOCK", "GRANULARITIES", "Fp8Linear", "join_block_scales", "quantize_weight", "to_fnuz"]
+
+BLOCK = 128  # rows and columns of a weight that share a scale; elements of an input's group
+GRANULARITIES = ("tensor", "channel", "block")
 
 
 def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(FP8 weight, float32 scale) of a weight [N, K]: the scale [1] for "tensor", [1, N] for "channel".
+    """(FP8 weight, float32 scale) of a weight [N, K].
 
-    The scale puts the largest magnitude, of the tensor or of an output channel, on the format's largest number.
+    The scale is [1] for "tensor", [1, N] for "channel", [ceil(N / 128), ceil(K / 128)] for "block". It puts the largest
+    magnitude of its part on the format's largest number.
     """
-    if granularity not in ("tensor", "channel"):
-        raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity: {granularity!r}; needs one of {', '.join(GRANULARITIES)}")
     wide = weight.float()
-    largest = wide.abs().amax(dim=1, keepdim=True) if granularity == "channel" else wide.abs().amax().reshape(1, 1)
+    n, k = wide.shape
+    if granularity == "block":
+        filled = torch.nn.functional.pad(wide, (0, -k % BLOCK, 0, -n % BLOCK))
+        largest = filled.abs().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).amax((1, 3))
+    else:
+        largest = wide.abs().amax(dim=1, keepdim=True) if granularity == "channel" else wide.abs().amax().reshape(1, 1)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("weight: holds NaN or infinity")
     scale = largest / torch.finfo(dtype).max
-    scale[scale == 0] = 1.0  # a channel of zeros
+    scale[scale == 0] = 1.0  # of zeros
+    if granularity == "block":
+        each = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+        return reference.encode_fp8(wide / each, dtype), scale
     quantized = reference.encode_fp8(wide / scale, dtype)
     return quantized, (scale.reshape(1, -1) if granularity == "channel" else scale.reshape(1))
+
+
+def join_block_scales(scales: list[torch.Tensor], rows: list[int]) -> torch.Tensor:
+    """Of weights that are put one below the other, with these numbers of rows: the scales of their blocks of 128x128.
+    Where a block would hold rows of two weights, each row gets its own: [N, ceil(K / 128)]."""
+    if all(count % BLOCK == 0 for count in rows[:-1]):
+        return torch.cat(scales)
+    return torch.cat([scale.repeat_interleave(BLOCK, 0)[:count] for scale, count in zip(scales, rows)])
 
 
 def to_fnuz(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,12 +92,19 @@ class _SeenTensor:
 class Fp8Linear(torch.nn.Module):
     """`x -> x @ weight.T * input_scale * weight_scale + bias` for x in FP8.
 
+    Attributes:
+        weights: what has a weight scale: "tensor", "channel" or "block" (128x128).
+        inputs: what of an input has a scale: "tensor", which is stored; "row" or "group" (of 128), which the operator
+            before computes, and `forward` is given.
+        power_of_two: whether those of groups are powers of two.
+
     Buffers:
         weight: FP8 [out_features, in_features].
-        weight_scale: float32 [1], or [1, out_features] for scales per output channel.
-        input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x). None where that
-            operator computes a scale for each row (dynamic scales); `forward` is given those.
-        scale_ub: float32 [1]: upper bound of a row's largest magnitude, for dynamic scales; None: no bound.
+        weight_scale: float32 [1]; [1, out_features] for channels; [ceil(out_features / 128), ceil(in_features / 128)]
+            for blocks, or [out_features, ceil(in_features / 128)] where joined weights meet within a block.
+        input_scale: float32 [1]: by what the operator before divides (the dequantisation scale of x). None where the
+            scales are computed.
+        scale_ub: float32 [1]: upper bound of a row's largest magnitude, for computed scales; None: no bound.
         bias: dtype [out_features], or None.
     """
 
@@ -92,17 +119,26 @@ class Fp8Linear(torch.nn.Module):
         fp8_dtype,
         device=None,
         dynamic: bool = False,
+        block_scales: bool = False,
+        power_of_two: bool = False,
     ):
+        """channel_scales, dynamic: whether `weights` is "channel" and `inputs` "row"; block_scales: "block" and
+        "group"."""
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        self.weights = "block" if block_scales else "channel" if channel_scales else "tensor"
+        self.inputs = "group" if block_scales else "row" if dynamic else "tensor"
+        self.power_of_two = power_of_two
         self._seen = _SeenTensor()
 
         def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=kind, device=device)
 
+        blocks = -(-out_features // BLOCK), -(-in_features // BLOCK)
+        scales = {"tensor": (1,), "channel": (1, out_features), "block": blocks}[self.weights]
         self.register_buffer("weight", empty(out_features, in_features, kind=fp8_dtype))
-        self.register_buffer("weight_scale", empty(1, out_features) if channel_scales else empty(1))
-        self.register_buffer("input_scale", None if dynamic else empty(1))
+        self.register_buffer("weight_scale", empty(*scales))
+        self.register_buffer("input_scale", empty(1) if self.inputs == "tensor" else None)
         self.register_buffer("scale_ub", None)
         self.register_buffer("bias", empty(out_features, kind=dtype) if bias else None)
 
@@ -113,30 +149,58 @@ class Fp8Linear(torch.nn.Module):
         """Linears of one input, as one: their outputs lie one after the other.
 
         With granularity "tensor" the joined weight has one scale, the largest of the parts'. Without an input_scale it
-        is repeated for each channel: that is how torch._scaled_mm takes it beside scales of rows.
+        is repeated for each channel: that is how torch._scaled_mm takes it beside scales of rows. Blocks are those of
+        each part.
         """
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias for linear in linears]
         if any(bias is None for bias in biases) != all(bias is None for bias in biases):
             raise ValueError("some, but not all of the linears to be joined have a bias")
         has_bias = biases[0] is not None
+        dynamic, by_block = input_scale is None, granularity == "block"
         result = cls(
             *(weight.shape[1], weight.shape[0]),
             bias=has_bias,
-            channel_scales=granularity == "channel",
+            channel_scales=dynamic or granularity == "channel",
             dtype=weight.dtype,
             fp8_dtype=fp8_dtype,
             device="meta",
-            dynamic=input_scale is None,
+            dynamic=dynamic,
+            block_scales=by_block,
         )
-        result.weight, result.weight_scale = quantize_weight(weight, fp8_dtype, granularity)
-        if input_scale is None:
-            result.weight_scale = result.weight_scale.expand(1, result.out_features).contiguous()
+        if by_block:
+            parts = [quantize_weight(linear.weight.detach(), fp8_dtype, granularity) for linear in linears]
+            result.weight = torch.cat([values for values, _ in parts])
+            result.weight_scale = join_block_scales(
+                [scale for _, scale in parts], [linear.out_features for linear in linears]
+            )
         else:
+            result.weight, result.weight_scale = quantize_weight(weight, fp8_dtype, granularity)
+        if not dynamic:
             result.input_scale = input_scale.to(device=weight.device, dtype=torch.float32).reshape(1)
+        elif not by_block:
+            result.weight_scale = result.weight_scale.expand(1, result.out_features).contiguous()
         if has_bias:
             result.bias = torch.cat([bias.detach() for bias in biases])
         return result
+
+    def input_scaling(self) -> dict:
+        """What the dynamic operators, and quantize_fp8, are told about this linear's input."""
+        if self.inputs != "group":
+            return dict(scaling="row", scale_ub=self.scale_ub)
+        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)
+
+    def scales_of_rows(self, rows: slice) -> torch.Tensor:
+        """Of a part of the weight as a linear of its own: [1], [rows, 1] or [ceil(rows / 128), ceil(in_features /
+        128)]. Blocks begin with the part."""
+        scale = self.weight_scale
+        if self.weights == "tensor":
+            return scale
+        if self.weights == "channel":
+            return scale[0, rows].reshape(-1, 1)
+        if scale.shape[0] == self.out_features:
+            return scale[rows][::BLOCK]
+        return scale[rows.start // BLOCK : -(-rows.stop // BLOCK)]
 
     def to_fnuz_(self) -> "Fp8Linear":
         """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
@@ -153,7 +217,8 @@ class Fp8Linear(torch.nn.Module):
 
         Args:
             x: FP8 [..., in_features], contiguous.
-            scale: float32 [1], or [..., 1] for a scale a row. None: input_scale.
+            scale: float32 [1]; [..., 1] for a scale a row; [..., ceil(in_features / 128)] for groups. None:
+                input_scale.
 
         Returns: `dtype` [..., out_features].
         Raises: ValueError where there is no scale.
@@ -163,22 +228,20 @@ class Fp8Linear(torch.nn.Module):
             raise ValueError("scale: None; this linear has no input_scale")
         rows = x.reshape(-1, self.in_features)
         if scale.dim() > 1:
-            scale = scale.reshape(-1, 1)
-        if ops is reference or rows.shape[0] <= SKINNY_GEMM_MAX_ROWS:
-            out = self._few_rows(rows, scale, ops)
+            scale = scale.reshape(rows.shape[0], scale.shape[-1])
+        if self.weights == "block":
+            out = self._multiply(ops.block_scaled_gemm, rows, scale)
+        elif ops is reference or rows.shape[0] <= SKINNY_GEMM_MAX_ROWS:
+            out = self._multiply(ops.skinny_gemm, rows, scale)
         elif self._library_takes(rows):
             out = self._many_rows(rows, scale)
         else:
-            parts = rows.split(SKINNY_GEMM_MAX_ROWS)
-            scales = scale.split(SKINNY_GEMM_MAX_ROWS) if scale.dim() > 1 else [scale] * len(parts)
-            out = torch.cat([self._few_rows(*part, ops) for part in zip(parts, scales)])
+            out = self._multiply(ops.block_scaled_gemm, rows, scale)
         return out.reshape(*x.shape[:-1], self.out_features)
 
-    def _few_rows(self, rows: torch.Tensor, scale: torch.Tensor, ops: ModuleType) -> torch.Tensor:
+    def _multiply(self, gemm, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         constant = self._weight_is_constant()
-        return ops.skinny_gemm(
-            rows, self.weight, scale, self.weight_scale, self.bias, out_dtype=self.dtype, constant_b=constant
-        )
+        return gemm(rows, self.weight, scale, self.weight_scale, self.bias, out_dtype=self.dtype, constant_b=constant)
 
     def _weight_is_constant(self) -> bool:
         """Whether nothing that may still run writes the weight: it is what an earlier call of this layer used, and that
@@ -191,8 +254,8 @@ class Fp8Linear(torch.nn.Module):
         return self._seen.again(self.weight)
 
     def _library_takes(self, rows: torch.Tensor) -> bool:
-        # On a CPU torch._scaled_mm takes 40 times as long as the same rows through skinny_gemm in parts. On a
-        # GPU the libraries behind it want both sizes in multiples of 16.
+        # On a CPU torch._scaled_mm takes 40 times as long as skinny_gemm on parts of the rows, and that twice as long
+        # as block_scaled_gemm. On a GPU the libraries behind it want both sizes in multiples of 16.
         return rows.is_cuda and self.in_features % 16 == 0 and self.out_features % 16 == 0
 
     def _many_rows(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -210,7 +273,6 @@ class Fp8Linear(torch.nn.Module):
         return out.to(self.dtype)
 
     def extra_repr(self) -> str:
-        scales = "channel" if self.weight_scale.numel() > 1 else "tensor"
         sizes = f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
-        inputs = "" if self.input_scale is not None else ", dynamic input scales"
-        return f"{sizes}, {self.weight.dtype}, scales per {scales}{inputs}"
+        kinds = {"tensor": "", "row": ", dynamic input scales", "group": ", dynamic input scales of groups"}
+        return f"{sizes}, {self.weight.dtype}, scales per {self.weights}{kinds[self.inputs]}"

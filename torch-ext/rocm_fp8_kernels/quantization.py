@@ -19,7 +19,7 @@ import torch
 
 from .arguments import FP8
 from .checkpoints import convert, load_quantized, save_quantized
-from .linear import Fp8Linear
+from .linear import GRANULARITIES, Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
 __all__ = ["Fp8Linear", "calibrate", "convert", "load_quantized", "quantize", "save_quantized"]
@@ -90,11 +90,13 @@ def quantize(
     Args:
         model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
         inputs: as in `calibrate`, for static scales; None for dynamic ones.
-        granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear.
+        granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear; "block": one
+            for each 128x128 of a linear, and scales of an input's groups of 128, as DeepSeek-V3 has them (with
+            activations="dynamic").
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
         activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
-            format's largest number; what exceeds it later saturates. "dynamic": each row of an input has a scale of its
-            own, computed by the operator that quantises it.
+            format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
+            of a row, has a scale of its own, computed by the operator that quantises it.
 
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
@@ -102,11 +104,13 @@ def quantize(
     from . import models
 
     names = models.quantisable(model)
-    if granularity not in ("tensor", "channel"):
-        raise ValueError(f"granularity: {granularity!r}; needs 'tensor' or 'channel'")
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity: {granularity!r}; needs one of {', '.join(GRANULARITIES)}")
     if activations not in _ACTIVATIONS:
         raise ValueError(f"activations: {activations!r}; needs 'static' or 'dynamic'")
     dynamic = activations == "dynamic"
+    if granularity == "block" and not dynamic:
+        raise ValueError(f"activations: {activations!r}; granularity 'block' needs 'dynamic'")
     if dynamic != (inputs is None):
         raise ValueError("inputs: dynamic scales take none" if dynamic else "inputs: None; calibration needs text")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)

@@ -4,7 +4,7 @@ import operator
 
 import torch
 
-from ..linear import Fp8Linear
+from ..linear import BLOCK, Fp8Linear
 from .joined import check_codes, input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 
@@ -73,7 +73,9 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
 
 def _check(model: torch.nn.Module, name: str, scheme: Scheme) -> None:
     linear = model.get_submodule(name)
-    scales = {"weight_scale": linear.out_features if scheme.channel else 1}
+    blocks = -(-linear.out_features // BLOCK) * -(-linear.in_features // BLOCK)
+    counts = {"tensor": 1, "channel": linear.out_features, "block": blocks}
+    scales = {scheme.scale_name: counts[scheme.weights]}
     if not scheme.dynamic:
         scales["input_scale"] = 1
     if linear.weight.dtype != torch.float8_e4m3fn:

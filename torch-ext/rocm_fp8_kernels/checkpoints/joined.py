@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..linear import Fp8Linear
+from ..linear import Fp8Linear, join_block_scales
 from ..ops import fp8_dtype as _device_fp8_dtype
 from .schemes import Scheme
 
@@ -13,7 +13,7 @@ __all__ = ["check_codes", "input_kinds", "joined", "to_format_of"]
 
 def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
     """How each linear's input is quantised: linears of one input are fused where these are equal."""
-    return {name: (scheme.dynamic, scheme.scale_ub) for name, scheme in schemes.items()}
+    return {name: (scheme.inputs, scheme.scale_ub, scheme.power_of_two) for name, scheme in schemes.items()}
 
 
 def joined(
@@ -38,7 +38,8 @@ def joined(
     weights = [read(f"{name}.weight") for name in names]
     for name, weight in zip(names, weights):
         check_codes(f"{name}.weight", weight)
-    scales = [_scale(read, f"{name}.weight_scale") for name in names]
+    scales = [_scale(read, f"{name}.{scheme.scale_name}") for name in names]
+    by_block = scheme.weights == "block"
     one = not scheme.dynamic and all(scale.numel() == 1 and torch.equal(scale, scales[0]) for scale in scales)
     result = kind(
         *(weights[0].shape[1], sum(len(weight) for weight in weights)),
@@ -48,12 +49,20 @@ def joined(
         fp8_dtype=torch.float8_e4m3fn,
         device="meta",
         dynamic=scheme.dynamic,
+        block_scales=by_block,
+        power_of_two=scheme.power_of_two,
     )
     result.weight = torch.cat(weights)
-    channels = [scale.expand(len(weight)) for scale, weight in zip(scales, weights)]
-    result.weight_scale = scales[0].clone() if one else torch.cat(channels).reshape(1, -1)
+    if by_block:
+        result.weight_scale = join_block_scales(scales, [len(weight) for weight in weights])
+    elif one:
+        result.weight_scale = scales[0].reshape(1).clone()
+    else:
+        channels = [scale.reshape(-1).expand(len(weight)) for scale, weight in zip(scales, weights)]
+        result.weight_scale = torch.cat(channels).reshape(1, -1)
     if not scheme.dynamic:
-        result.input_scale = torch.cat([_scale(read, f"{name}.input_scale") for name in names]).amax().reshape(1)
+        given = [_scale(read, f"{name}.input_scale").reshape(-1) for name in names]
+        result.input_scale = torch.cat(given).amax().reshape(1)
     if scheme.scale_ub is not None:
         result.scale_ub = torch.tensor([scheme.scale_ub], device=result.weight.device)
     if bias:
@@ -68,8 +77,8 @@ def check_codes(name: str, codes: torch.Tensor) -> None:
 
 
 def _scale(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
-    """float32 [n]. Raises: ValueError where one is no positive number."""
-    scale = read(name).float().reshape(-1)
+    """float32. Raises: ValueError where one is no positive number."""
+    scale = read(name).float()
     wrong = scale[~((scale > 0) & (scale < float("inf")))]
     if wrong.numel():
         raise ValueError(f"{name}: holds {wrong[0].item()}; scales are positive numbers")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..linear import Fp8Linear
+from ..linear import BLOCK, Fp8Linear
 from .joined import input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 from .tensors import Tensors, read_json
@@ -33,8 +33,9 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
 
     Args:
         directory: config.json with a quantization_config, and model.safetensors or files with an index. Formats:
-            compressed-tensors (float-quantized), fp8 (AutoFP8), quark, fbgemm_fp8; weights in float8_e4m3fn with scales
-            per tensor or channel. Scales of the KV cache are not used, with a warning.
+            compressed-tensors (float-quantized), fp8 (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8; weights in
+            float8_e4m3fn with scales per tensor, channel or block of 128x128. Scales of the KV cache are not used, with
+            a warning.
         device: where the tensors are read to.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError
@@ -126,8 +127,11 @@ def _check(model, schemes: dict[str, Scheme], tensors: Tensors, directory: Path,
             raise ValueError(f"{directory}: {linear} is quantised and tied to {tied[name]}")
         rows = value.shape[0]
         check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
-        check(f"{linear}.weight_scale", [(rows, 1), (rows,)] if schemes[linear].channel else [(1,), ()], _FLOATS)
-        if not schemes[linear].dynamic:
+        scheme, blocks = schemes[linear], tuple(-(-size // BLOCK) for size in value.shape)
+        shapes = {"tensor": [(1,), ()], "channel": [(rows, 1), (rows,)], "block": [blocks]}[scheme.weights]
+        of_blocks = (torch.float8_e8m0fnu,) if scheme.weights == "block" else ()
+        check(f"{linear}.{scheme.scale_name}", shapes, (*_FLOATS, *of_blocks))
+        if not scheme.dynamic:
             check(f"{linear}.input_scale", [(1,), ()], _FLOATS)
     left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
     of_the_cache = {name for name in left if _OF_THE_CACHE.fullmatch(name)}

@@ -19,8 +19,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     renamed: it holds a whole checkpoint or is not there.
 
     Raises: ValueError where the model is not quantised, is float8_e4m3fnuz (checkpoints are float8_e4m3fn, which
-        load_quantized turns into the device's format), or bounds its scales by an activation_scale_ub, for which the
-        format has no place; FileExistsError; ImportError without compressed-tensors.
+        load_quantized turns into the device's format), or bounds its scales by an activation_scale_ub or rounds them to
+        powers of two, for which the format has no place; FileExistsError; ImportError without compressed-tensors.
     """
     try:
         from compressed_tensors.compressors import ModelCompressor
@@ -37,6 +37,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             raise ValueError(f"the model's FP8 format is {linear.weight.dtype}; checkpoints hold float8_e4m3fn")
         if linear.scale_ub is not None:
             raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
+        if linear.power_of_two:
+            raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors checkpoints cannot say so")
     if directory.exists():
         raise FileExistsError(f"{directory} exists")
     first: dict[int, str] = {}  # of tied tensors one is written
@@ -45,11 +47,11 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         for name, value in model.state_dict(keep_vars=True).items()
         if name.rpartition(".")[0] not in linears and first.setdefault(id(value), name) == name
     }
-    kinds: dict[tuple[bool, bool], list[str]] = {}  # (channel scales, dynamic) -> names of linears
+    kinds: dict[tuple[str, str], list[str]] = {}  # (weights, inputs), as Fp8Linear's -> names of linears
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
             state |= {f"{part}.{key}": value for key, value in values.items()}
-            kinds.setdefault((values["weight_scale"].dim() > 1, linear.input_scale is None), []).append(part)
+            kinds.setdefault((linear.weights, linear.inputs), []).append(part)
     ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
 
     partial = directory.with_name(f".{directory.name}.partial")
@@ -77,8 +79,7 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
         of = slice(end - count, end)
         # Clones: safetensors refuses tensors that share memory.
         values = {"weight": linear.weight[of].clone()}
-        scale = linear.weight_scale
-        values["weight_scale"] = scale.clone() if scale.dim() == 1 else scale[0, of].reshape(-1, 1).clone()
+        values["weight_scale"] = linear.scales_of_rows(of).clone()
         if linear.input_scale is not None:
             values["input_scale"] = linear.input_scale.clone()
         if linear.bias is not None:
@@ -86,7 +87,7 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
         yield part, values
 
 
-def _config(kinds: dict[tuple[bool, bool], list[str]], ignore: list[str]):
+def _config(kinds: dict[tuple[str, str], list[str]], ignore: list[str]):
     from compressed_tensors.quantization import QuantizationConfig
 
     from .schemes import settings_of_groups

@@ -11,17 +11,34 @@ from typing import NamedTuple
 
 import torch
 
+from ..linear import BLOCK
+
 __all__ = ["METHODS", "Scheme", "schemes_of"]
 
-_WEIGHTS = {False: {"strategy": "tensor"}, True: {"strategy": "channel"}}
-_INPUTS = {False: {"strategy": "tensor", "dynamic": False}, True: {"strategy": "token", "dynamic": True}}
+# Fp8Linear's words -> compressed-tensors'.
+_WEIGHTS = {
+    "tensor": {"strategy": "tensor"},
+    "channel": {"strategy": "channel"},
+    "block": {"strategy": "block", "block_structure": [BLOCK, BLOCK]},
+}
+_INPUTS = {
+    "tensor": {"strategy": "tensor", "dynamic": False},
+    "row": {"strategy": "token", "dynamic": True},
+    "group": {"strategy": "group", "group_size": BLOCK, "dynamic": True},
+}
 _PACKED = ("float-quantized", "naive-quantized")
 
 
 class Scheme(NamedTuple):
-    channel: bool  # a weight scale for each output channel rather than one
-    dynamic: bool  # a scale for each row of an input, computed, rather than a stored one
+    weights: str  # what has a weight scale, as Fp8Linear has it: "tensor", "channel" or "block"
+    inputs: str  # "tensor": a stored scale; "row" or "group" (of 128): computed ones
     scale_ub: float | None = None  # upper bound of a row's largest magnitude
+    power_of_two: bool = False  # computed scales are rounded up to powers of two
+    scale_name: str = "weight_scale"  # of the tensor, after the linear's name
+
+    @property
+    def dynamic(self) -> bool:
+        return self.inputs != "tensor"
 
 
 def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
@@ -41,12 +58,14 @@ def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
     method = settings.get("quant_method")
     if method not in METHODS:
         raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
-    config, scale_ub = _parsed(METHODS[method](settings)), None
+    config, more = _parsed(METHODS[method](settings)), {}
     if method == "fbgemm_fp8":
-        scale_ub = _upper_bound(settings)
+        more["scale_ub"] = _upper_bound(settings)
+    if method == "fp8" and settings.get("weight_block_size") is not None:
+        more |= dict(scale_name="weight_scale_inv", power_of_two=_power_of_two(settings))
     by_target = {}
     for group, scheme in config.config_groups.items():
-        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme, scale_ub))
+        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
     found = {}
     for name, module in match_named_modules(model, by_target, config.ignore):
         if isinstance(module, torch.nn.Embedding):
@@ -74,7 +93,7 @@ def _parsed(settings: dict):
     return config
 
 
-def _of_group(group: str, scheme, scale_ub: float | None) -> Scheme:
+def _of_group(group: str, scheme) -> Scheme:
     def refuse(field: str, what: str):
         raise ValueError(f"config_groups.{group}.{field}: {what}")
 
@@ -89,31 +108,38 @@ def _of_group(group: str, scheme, scale_ub: float | None) -> Scheme:
         if (given.type, given.num_bits, given.symmetric) != ("float", 8, True):
             kind = "symmetric" if given.symmetric else "asymmetric"
             refuse(field, f"{given.num_bits}-bit {kind} {given.type}; known: 8-bit symmetric float")
-    if weights.block_structure is not None:
-        refuse("weights.block_structure", f"{weights.block_structure}: block-scaled weights; known: tensor, channel")
-    if weights.strategy not in ("tensor", "channel") or weights.dynamic:
-        refuse("weights.strategy", f"{weights.strategy!r}; known: tensor, channel")
-    dynamic = inputs.dynamic is True
-    if inputs.strategy != _INPUTS[dynamic]["strategy"]:
-        kind = "dynamic" if dynamic else "static"
-        refuse("input_activations.strategy", f"{inputs.strategy!r}, {kind}; known: static tensor, dynamic token")
-    return Scheme(weights.strategy == "channel", dynamic, scale_ub)
+    if weights.strategy not in _WEIGHTS or weights.dynamic:
+        refuse("weights.strategy", f"{weights.strategy!r}; known: {', '.join(_WEIGHTS)}")
+    if weights.block_structure not in (None, [BLOCK, BLOCK]):
+        refuse("weights.block_structure", f"{weights.block_structure}; known: {[BLOCK, BLOCK]}")
+    given = {"strategy": inputs.strategy, "dynamic": inputs.dynamic is True}
+    if inputs.group_size is not None:
+        given["group_size"] = inputs.group_size
+    kinds = [kind for kind, wanted in _INPUTS.items() if wanted == given]
+    if not kinds:
+        kind = "dynamic" if given["dynamic"] else "static"
+        of = f" of {inputs.group_size}" if inputs.group_size is not None else ""
+        known = f"static tensor, dynamic token, dynamic group of {BLOCK}"
+        refuse("input_activations.strategy", f"{inputs.strategy!r}{of}, {kind}; known: {known}")
+    if (weights.strategy == "block") != (kinds[0] == "group"):
+        refuse("weights.strategy", f"{weights.strategy!r} with inputs by {inputs.strategy!r}; known: block with group")
+    return Scheme(weights.strategy, kinds[0])
 
 
 # --- the formats, as compressed-tensors' settings ---
 
 
-def settings_of_groups(groups: dict[str, tuple[list[str], bool, bool]], ignore: list[str]) -> dict:
-    """groups: name -> (targets, channel scales, dynamic activations)."""
+def settings_of_groups(groups: dict[str, tuple[list[str], str, str]], ignore: list[str]) -> dict:
+    """groups: name -> (targets, weights, inputs), the latter as in Scheme."""
     fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "config_groups": {
             name: {
                 "targets": targets,
-                "weights": fp8 | _WEIGHTS[channel],
-                "input_activations": fp8 | _INPUTS[dynamic],
+                "weights": fp8 | _WEIGHTS[weights],
+                "input_activations": fp8 | _INPUTS[inputs],
             }
-            for name, (targets, channel, dynamic) in groups.items()
+            for name, (targets, weights, inputs) in groups.items()
         },
         "format": _PACKED[0],
         "quantization_status": "compressed",
@@ -140,19 +166,31 @@ def _compressed_tensors(settings: dict) -> dict:
 
 def _fp8(settings: dict) -> dict:
     block = settings.get("weight_block_size")
-    if block is not None:
-        raise ValueError(f"weight_block_size {block}: block-scaled weights; known: a scale a tensor or a channel")
+    if block not in (None, [BLOCK, BLOCK]):
+        raise ValueError(f"weight_block_size {block}; known: {[BLOCK, BLOCK]}")
     if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ValueError(f"fmt {settings['fmt']!r}; known: e4m3")
     scheme = settings.get("activation_scheme")
     if scheme not in ("static", "dynamic"):
         raise ValueError(f"activation_scheme {scheme!r}; known: static, dynamic")
+    if block is not None and scheme != "dynamic":
+        raise ValueError(f"activation_scheme {scheme!r} with weight_block_size; known: dynamic")
     ignored = [*(settings.get("ignored_layers") or ()), *(settings.get("modules_to_not_convert") or ())]
-    return settings_of_groups({"fp8": (["Linear"], False, scheme == "dynamic")}, _modules(ignored))
+    kinds = ("block", "group") if block is not None else ("tensor", "row" if scheme == "dynamic" else "tensor")
+    return settings_of_groups({"fp8": (["Linear"], *kinds)}, _modules(ignored))
+
+
+def _power_of_two(settings: dict) -> bool:
+    """DeepSeek-V3.1 and later: the scales of activations are those of the format UE8M0."""
+    scale = settings.get("scale_fmt")
+    if scale not in (None, "float", "ue8m0"):
+        raise ValueError(f"scale_fmt {scale!r}; known: float, ue8m0")
+    return scale == "ue8m0"
 
 
 def _fbgemm(settings: dict) -> dict:
-    return settings_of_groups({"fbgemm": (["Linear"], True, True)}, _modules(settings.get("modules_to_not_convert")))
+    ignored = _modules(settings.get("modules_to_not_convert"))
+    return settings_of_groups({"fbgemm": (["Linear"], "channel", "row")}, ignored)
 
 
 def _upper_bound(settings: dict) -> float | None:
@@ -191,8 +229,8 @@ def _quark(settings: dict) -> dict:
     return settings_of_groups(groups, ignore)
 
 
-def _quark_tensors(where: str, settings: dict) -> tuple[bool, bool]:
-    """(channel scales, dynamic activations)."""
+def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
+    """(weights, inputs), as in Scheme."""
 
     def read(name: str) -> tuple[str, bool]:
         tensor = settings.get(name)
@@ -210,7 +248,7 @@ def _quark_tensors(where: str, settings: dict) -> tuple[bool, bool]:
         raise ValueError(
             f"{where}.input_tensors.qscheme {inputs[0]!r}, {kind}; known: per_tensor static, per_channel dynamic"
         )
-    return weight[0] == "per_channel", inputs[1]
+    return weight[0].removeprefix("per_"), "row" if inputs[1] else "tensor"
 
 
 METHODS = {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "quark": _quark, "fbgemm_fp8": _fbgemm}

@@ -6,7 +6,8 @@
 
 It ends with d += a, in place; with a ResidualStream (residual.py) the next layer begins with a += d, in its norm.
 
-A linear without an input_scale has its input quantised by scales of the rows: by the dynamic operators of these names.
+A linear without an input_scale has its input quantised by computed scales, of rows or of groups of 128: by the dynamic
+operators of these names.
 A half of the layer, attention or MLP, that is not quantised as a whole keeps transformers' module and order; there
 each FP8 linear quantises its own input (`quantizing_linear`).
 The residual lives in the linears' results: each is the next one's residual buffer, nothing is allocated
@@ -61,17 +62,14 @@ def _normalised(
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
-        scaling = dict(scaling="row", scale_ub=linear.scale_ub)
-        return operator(x, *residual, norm.weight, epsilon, **scaling, out_dtype=kind)
+        return operator(x, *residual, norm.weight, epsilon, **linear.input_scaling(), out_dtype=kind)
     operator = ops.add_rms_norm_fp8 if residual else ops.rms_norm_fp8
     return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
 
 
 def quantized_input(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, scale) of x, float16 or bfloat16 [..., in_features]: by its input_scale, or by scales of the rows."""
-    return ops.quantize_fp8(
-        x, linear.input_scale, scaling="row", scale_ub=linear.scale_ub, out_dtype=linear.weight.dtype
-    )
+    """(q, scale) of x, float16 or bfloat16 [..., in_features]: by its input_scale, or by computed scales."""
+    return ops.quantize_fp8(x, linear.input_scale, **linear.input_scaling(), out_dtype=linear.weight.dtype)
 
 
 def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:
