@@ -1,7 +1,8 @@
 """A vLLM plugin: FP8 checkpoints run on the kernels of rocm-fp8-kernels.
 
-vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear` before
-vLLM's own FP8 linears, and has each model fused once it is loaded (`fusion`). No code of a model is replaced.
+vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear` and
+`block_linear.BlockScaledFp8Linear` before vLLM's own FP8 linears, and has each model fused once it is loaded
+(`fusion`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -32,13 +33,14 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import fusion, linear
+    from . import block_linear, fusion, linear
 
     if current_platform.is_cpu():
         from . import cpu
 
         cpu.install()
     linear.install()
+    block_linear.install()
     fusion.install()
 
 

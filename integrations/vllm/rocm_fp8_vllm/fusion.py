@@ -14,6 +14,7 @@ from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivati
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import base_loader
 
+from .block_linear import BlockScaledFp8Linear
 from .kernel import kernel
 from .linear import FewRowsFp8Linear
 
@@ -46,11 +47,10 @@ class _Fed(NamedTuple):
     def takes_fp8(self) -> bool:
         return hasattr(getattr(self.parent, self.name), "rocm_fp8_linear")
 
-    def scales(self) -> tuple[FewRowsFp8Linear, torch.Tensor | None, torch.Tensor | None]:
-        """(the linear, its inputs' static scale, the upper bound of computed ones)"""
+    def scales(self) -> tuple[FewRowsFp8Linear | BlockScaledFp8Linear, torch.Tensor | None, dict]:
+        """(the linear, its inputs' static scale, what a dynamic operator is told where there is none)"""
         layer = getattr(self.parent, self.name)
-        _, _, scale, scale_ub = layer.rocm_fp8_linear._get_layer_params(layer)
-        return layer.rocm_fp8_linear, scale, scale_ub
+        return layer.rocm_fp8_linear, *layer.rocm_fp8_linear.input_scaling(layer)
 
 
 class QuantizingRMSNorm(RMSNorm):
@@ -61,12 +61,12 @@ class QuantizingRMSNorm(RMSNorm):
     ) -> QuantizedActivation | tuple[QuantizedActivation, torch.Tensor]:
         if not self.rocm_fp8_feeds.takes_fp8():
             return super().forward(x, residual)
-        linear, scale, scale_ub = self.rocm_fp8_feeds.scales()
+        linear, scale, scaling = self.rocm_fp8_feeds.scales()
         inputs = (x, self.weight) if residual is None else (x, residual, self.weight)
         name, kind = "rms_norm" if residual is None else "add_rms_norm", linear.fp8_dtype
         if scale is None:
             operator = getattr(kernel, f"{name}_dynamic_fp8")
-            q, scale = operator(*inputs, self.variance_epsilon, scaling="row", scale_ub=scale_ub, out_dtype=kind)
+            q, scale = operator(*inputs, self.variance_epsilon, **scaling, out_dtype=kind)
         else:
             q = getattr(kernel, f"{name}_fp8")(*inputs, scale, self.variance_epsilon, out_dtype=kind)
         given = linear.activation(q, scale, x.dtype)
@@ -77,9 +77,9 @@ class QuantizingSiluAndMul(SiluAndMul):
     def forward(self, x: torch.Tensor) -> QuantizedActivation:
         if not self.rocm_fp8_feeds.takes_fp8():
             return super().forward(x)
-        linear, scale, scale_ub = self.rocm_fp8_feeds.scales()
+        linear, scale, scaling = self.rocm_fp8_feeds.scales()
         if scale is None:
-            q, scale = kernel.swiglu_dynamic_fp8(x, scaling="row", scale_ub=scale_ub, out_dtype=linear.fp8_dtype)
+            q, scale = kernel.swiglu_dynamic_fp8(x, **scaling, out_dtype=linear.fp8_dtype)
         else:
             q = kernel.swiglu_fp8(x, scale, out_dtype=linear.fp8_dtype)
         return linear.activation(q, scale, x.dtype)

@@ -1,7 +1,7 @@
 """vLLM's FP8 linears on skinny_gemm.
 
 Up to 32 rows (decode) always go to it. More rows (a prompt) go to the linear that vLLM would have chosen, where it has
-one that takes the weight as it is, and otherwise through skinny_gemm in parts of 32 rows.
+one that takes the weight as it is, and otherwise to block_scaled_gemm.
 """
 
 from collections.abc import Sequence
@@ -71,10 +71,15 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.rocm_fp8_linear = self  # tells `fusion` that this linear takes FP8
 
+    def input_scaling(self, layer: torch.nn.Module) -> tuple[torch.Tensor | None, dict]:
+        """(the static scale of this layer's inputs, what a dynamic operator is told where there is none)"""
+        _, _, scale, scale_ub = self._get_layer_params(layer)
+        return scale, dict(scaling="row", scale_ub=scale_ub)
+
     def quantized(self, layer: torch.nn.Module, x: torch.Tensor) -> QuantizedActivation:
         """x: float16 or bfloat16 [..., K]."""
-        _, _, scale, scale_ub = self._get_layer_params(layer)
-        q, scale = kernel.quantize_fp8(x, scale, scaling="row", scale_ub=scale_ub, out_dtype=self.fp8_dtype)
+        scale, scaling = self.input_scaling(layer)
+        q, scale = kernel.quantize_fp8(x, scale, **scaling, out_dtype=self.fp8_dtype)
         return self.activation(q, scale, x.dtype)
 
     def activation(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> QuantizedActivation:
@@ -106,7 +111,7 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
 
 def _other(config: FP8ScaledMMLinearLayerConfig) -> type[FP8ScaledMMLinearKernel] | None:
     """The linear that vLLM would choose, among those that take the weight as it was loaded. Not on a CPU: there
-    torch._scaled_mm takes 40 times as long as skinny_gemm in parts."""
+    torch._scaled_mm takes 80 times as long as block_scaled_gemm."""
     if current_platform.is_cpu():
         return None
     for each in _choice._POSSIBLE_FP8_KERNELS[current_platform._enum]:
@@ -128,18 +133,13 @@ _library.define(
 
 def _linear(a, scale_a, weight, scale_b, bias, dtype, many_rows):
     """a: FP8 [M, K], weight: FP8 [N, K]; scales as skinny_gemm's; many_rows: index in _many_rows, or -1."""
-    most, gemm = kernel.SKINNY_GEMM_MAX_ROWS, kernel.skinny_gemm
     rows, columns = a.shape[0], weight.shape[0]
-    if rows <= most:
-        return gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+    if rows <= kernel.SKINNY_GEMM_MAX_ROWS:
+        return kernel.skinny_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
     if many_rows >= 0:
         wide = dict(A=a, B=weight.t(), As=scale_a, Bs=scale_b.t() if scale_b.dim() > 1 else scale_b)
         return _many_rows[many_rows].apply_scaled_mm(**wide, out_dtype=dtype, bias=bias, output_shape=[rows, columns])
-    out = torch.empty(rows, columns, dtype=dtype, device=a.device)
-    for begin in range(0, rows, most):
-        part = slice(begin, begin + most)
-        gemm(a[part], weight, scale_a[part] if scale_a.dim() > 1 else scale_a, scale_b, bias, out=out[part])
-    return out
+    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
 
 
 def _linear_fake(a, scale_a, weight, scale_b, bias, dtype, many_rows):

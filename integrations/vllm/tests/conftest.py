@@ -69,8 +69,10 @@ def byte_qwen3() -> torch.nn.Module:
 CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
+    "blocks": Case(byte_llama, "fp8, blocks"),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
+    "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
 }
 
 

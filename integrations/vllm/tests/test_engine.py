@@ -12,7 +12,10 @@ SAME, BITS = 0.95, 0.005
 
 @pytest.fixture(
     scope="module",
-    params=[("static", True), ("dynamic", False), ("Qwen3 static", False), ("Qwen3 dynamic", True)],
+    params=[
+        *(("static", True), ("dynamic", False), ("blocks", True)),
+        *(("Qwen3 static", False), ("Qwen3 dynamic", True), ("Qwen3 blocks", False)),
+    ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )
 def served(request, engine):
@@ -46,7 +49,8 @@ def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, re
 def test_a_decode_step_launches_what_the_layers_need(served, reference):
     name, llm = served
     layers = reference(name).config.num_hidden_layers
-    dynamic = "_dynamic" if "dynamic" in CASES[name].format else ""
+    blocks = "blocks" in CASES[name].format
+    dynamic = "_dynamic" if "dynamic" in CASES[name].format or blocks else ""
     prompt = text(1, 8)[0].tolist()
 
     def launched(tokens: int, requests: int) -> dict[str, int]:
@@ -57,7 +61,7 @@ def test_a_decode_step_launches_what_the_layers_need(served, reference):
     for requests in (1, 3):
         few, many = launched(5, requests), launched(15, requests)
         assert {operator: (many[operator] - few[operator]) / 10 for operator in many if many[operator]} == {
-            "skinny_gemm": 4 * layers,
+            "block_scaled_gemm" if blocks else "skinny_gemm": 4 * layers,
             "quantize_fp8": layers,  # what attention gives
             f"rms_norm{dynamic}_fp8": 1,
             f"add_rms_norm{dynamic}_fp8": 2 * layers - 1,

@@ -6,7 +6,7 @@ import pytest
 import rocm_fp8_vllm
 import torch
 import vllm
-from rocm_fp8_vllm import cpu, fusion, linear
+from rocm_fp8_vllm import block_linear, cpu, fusion, linear
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
@@ -24,17 +24,17 @@ def unregistered(monkeypatch):
     """As if vLLM had not loaded the plugin; installed() says which parts `register` put in."""
     done = []
     monkeypatch.delenv(rocm_fp8_vllm.SWITCH, raising=False)
-    for part in (cpu, linear, fusion):
+    for part in (cpu, linear, block_linear, fusion):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
     return done
 
 
 def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     rocm_fp8_vllm.register()
-    assert unregistered == [cpu, linear, fusion]
+    assert unregistered == [cpu, linear, block_linear, fusion]
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
-    assert len(unregistered) == 3
+    assert len(unregistered) == 4
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "yes")
     with pytest.raises(ValueError, match="ROCM_FP8_KERNELS_VLLM='yes'; needs 0 or 1"):
         rocm_fp8_vllm.register()
@@ -85,6 +85,10 @@ def test_install_is_repeatable_and_puts_the_linear_first():
     first = list(LINEARS)
     linear.install()
     assert first == LINEARS and LINEARS[0] is linear.FewRowsFp8Linear and LINEARS.count(linear.FewRowsFp8Linear) == 1
+    block_linear.install()
+    block_linear.install()
+    of_blocks = choice._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.CPU]
+    assert of_blocks[0] is block_linear.BlockScaledFp8Linear and of_blocks.count(of_blocks[0]) == 1
     fusion.install()
     hook = fusion.base_loader.process_weights_after_loading
     fusion.install()
@@ -126,7 +130,47 @@ def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
     assert ((given.double() - expected).abs() <= bound).all()
 
 
+BLOCKS = dict(inputs=quant_utils.kFp8Dynamic128Sym, weights=quant_utils.kFp8Static128BlockSym)
+
+
+@pytest.mark.parametrize("given", ["bfloat16", "quantised"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 33, 100])
+def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, generator):
+    n, k = 200, 300
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn), False)
+    layer.weight_scale_inv = torch.nn.Parameter(torch.rand(2, 3, generator=generator) + 0.5, False)
+    with set_current_vllm_config(VllmConfig()):
+        ours = block_linear.BlockScaledFp8Linear(config(dtype=dtype, **BLOCKS))
+    assert ours.can_implement(config(dtype=dtype, **BLOCKS))[0]
+    ours.process_weights_after_loading(layer)
+    x = torch.randn(rows, k, generator=generator).to(dtype)
+    bias = torch.randn(n, generator=generator).to(dtype)
+    scale = torch.stack([part.float().abs().amax(1) for part in x.split(128, 1)], 1) / 448
+    each = scale.repeat_interleave(128, 1)[:, :k]
+    q = (x.float() / each).clamp(-448, 448).to(torch.float8_e4m3fn)
+    of_weight = layer.weight_scale_inv.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    wide, weight = q.double() * each.double(), layer.weight.double() * of_weight.double()
+    expected = wide @ weight.t() + bias.double()
+    if given == "quantised":
+        got = ours.apply_weights(layer, ours.activation(q, scale, dtype), bias)
+    else:
+        got = ours.apply_weights(layer, x, bias)
+    assert got.dtype == dtype
+    # One rounding to dtype, and sums of 300 products in float32.
+    bound = expected.abs() * torch.finfo(dtype).eps + 300 * 2**-23 * (wide.abs() @ weight.abs().t())
+    assert ((got.double() - expected).abs() <= bound).all()
+
+
 def test_what_it_cannot_do_is_left_to_vllm():
+    for changes in (
+        dict(inputs=quant_utils.kFp8DynamicTokenSym),
+        dict(inputs=quant_utils.kFp8Dynamic64Sym),
+        dict(weights=quant_utils.kFp8StaticChannelSym),
+        dict(dtype=torch.float32),
+    ):
+        assert not block_linear.BlockScaledFp8Linear.can_implement(config(**(BLOCKS | changes)))[0]
     for refused in (
         config(quant_utils.kFp8Dynamic128Sym),
         config(quant_utils.kFp8StaticTensorSym, quant_utils.kFp8Static128BlockSym),

@@ -1,0 +1,97 @@
+"""vLLM's FP8 linears with weight scales of 128x128 blocks (DeepSeek, Qwen3-FP8) on block_scaled_gemm: all rows."""
+
+import torch
+from vllm.model_executor.kernels import linear as _choice
+from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearLayerConfig
+from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation, as_quantized_activation
+from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
+from vllm.platforms import current_platform
+
+from .kernel import kernel
+
+__all__ = ["BlockScaledFp8Linear", "install"]
+
+BLOCK = 128
+_SCALING = dict(scaling="group", group_size=BLOCK)
+
+
+class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
+    """FP8 weights with a scale for 128x128; inputs with a computed scale for 128 numbers of a row."""
+
+    apply_input_quant = False  # `apply_weights` does it
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        return True, None  # `register` has asked
+
+    @classmethod
+    def can_implement(cls, config: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
+        inputs, weight = config.activation_quant_key.scale, config.weight_quant_key.scale
+        if inputs.static or tuple(inputs.group_shape) != (1, BLOCK):
+            return False, f"has no inputs quantised by {config.activation_quant_key}"
+        if tuple(weight.group_shape) != (BLOCK, BLOCK):
+            return False, f"has no weights quantised by {config.weight_quant_key}"
+        for dtype in (config.input_dtype, config.out_dtype):
+            if dtype not in (torch.bfloat16, torch.float16):
+                return False, f"has no {dtype}"
+        return True, None
+
+    def input_quant_key(self) -> QuantKey:
+        return self.config.activation_quant_key
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)  # float8_e4m3fnuz where the chip has that
+        layer.rocm_fp8_linear = self  # tells `fusion` that this linear takes FP8
+
+    def input_scaling(self, layer: torch.nn.Module) -> tuple[None, dict]:
+        return None, _SCALING
+
+    def activation(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> QuantizedActivation:
+        return QuantizedActivation(q, scale, dtype, q.shape, self.input_quant_key())
+
+    @property
+    def fp8_dtype(self) -> torch.dtype:
+        return current_platform.fp8_dtype()
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None = None, **_
+    ) -> torch.Tensor:
+        given = as_quantized_activation(x, self.input_quant_key())
+        if given is None:
+            given = self.activation(*kernel.quantize_fp8(x, **_SCALING, out_dtype=self.fp8_dtype), x.dtype)
+        params = self._get_layer_params(layer)
+        rows = given.data.view(-1, given.data.shape[-1])
+        scale = given.scale.reshape(rows.shape[0], -1)
+        dtype = self.config.out_dtype or given.orig_dtype
+        out = torch.ops.rocm_fp8_vllm.block_linear(rows, scale, params.weight, params.block_scale, bias, dtype)
+        return out.view(*given.orig_shape[:-1], params.weight.shape[0])
+
+    def apply_block_scaled_mm(self, A, B, As, Bs):
+        return torch.ops.rocm_fp8_vllm.block_linear(A, As, B, Bs, None, self.config.out_dtype)
+
+
+_library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
+_library.define(
+    "block_linear(Tensor a, Tensor scale_a, Tensor weight, Tensor scale_b, Tensor? bias, ScalarType dtype) -> Tensor"
+)
+
+
+def _linear(a, scale_a, weight, scale_b, bias, dtype):
+    """a: FP8 [M, K]; weight: FP8 [N, K]; scales as block_scaled_gemm's."""
+    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+
+
+def _linear_fake(a, scale_a, weight, scale_b, bias, dtype):
+    return a.new_empty((a.shape[0], weight.shape[0]), dtype=dtype)
+
+
+_library.impl("block_linear", _linear, "CompositeExplicitAutograd")
+torch.library.register_fake("rocm_fp8_vllm::block_linear", _linear_fake, lib=_library)
+
+
+def install() -> None:
+    """Before vLLM's own linears."""
+    linears = _choice._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum]
+    if BlockScaledFp8Linear not in linears:
+        linears.insert(0, BlockScaledFp8Linear)
