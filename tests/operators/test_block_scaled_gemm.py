@@ -31,16 +31,8 @@ from tests.problems.block_scaled_gemm import (
 from tests.problems.buffers import LAYOUTS, Guarded, same_bytes, threads
 from tests.problems.inputs import FLOATS, FP8, positive, random_codes, random_fp8, short
 from tests.problems.pairwise import pairwise
-from tests.problems.skinny_gemm import BIASES, bias_of
+from tests.problems.skinny_gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
 from tests.settings import SEED
-
-
-@pytest.fixture(params=FP8, ids=short)
-def format(request, formats) -> torch.dtype:
-    if request.param not in formats:
-        pytest.skip("not this GPU's format: test_a_format_that_the_device_does_not_multiply has it")
-    return request.param
-
 
 CASES = [
     Case(m, n, k, which, dtype, Scaling(*scaling[::2]), Scaling(*scaling[1::2]), *rest)
@@ -178,22 +170,10 @@ def test_powers_of_two_of_either_type_give_the_same_bits(kernel, device, generat
 @pytest.mark.parametrize("k", [1, 17, 128, 300])
 @pytest.mark.parametrize("m", [1, 3, 5, 33, 130])
 def test_nan_stays_in_its_row_or_column(kernel, device, generator, format, m, k, layout):
-    nan = 0x7F if format == torch.float8_e4m3fn else 0x80
-    negative_nan = 0xFF if format == torch.float8_e4m3fn else 0x80
     inputs, _ = placed_all(draw(Problem(m, 37, k, format), generator), device, layout, layout, "dense", "dense")
-    clean = run(kernel, inputs, out_dtype=torch.float32)
-    for column, code in ((0, nan), (k // 2, negative_nan), (k - 1, nan)):
-        for side, rows in ((inputs.a, m), (inputs.b, 37)):
-            row = int(torch.randint(rows, (), generator=generator))
-            codes = side.view(torch.uint8)
-            before = codes[row, column].clone()
-            codes[row, column] = code
-            got = run(kernel, inputs, out_dtype=torch.float32)
-            codes[row, column] = before
-            hit = torch.zeros_like(clean, dtype=torch.bool)
-            (hit if side is inputs.a else hit.t())[row] = True
-            assert torch.equal(got.isnan(), hit), f"k = {k}, column {column}"
-            assert torch.equal(got[~hit], clean[~hit])
+    assert_nan_stays_in_its_row_or_column(
+        lambda inputs: run(kernel, inputs, out_dtype=torch.float32), inputs, generator
+    )
 
 
 @pytest.mark.parametrize("m", [3, 40])

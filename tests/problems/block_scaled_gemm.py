@@ -1,30 +1,18 @@
 """Problems of block_scaled_gemm: sizes, kinds of scales, how operands lie in memory, and the check against float64."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from tests.problems import skinny_gemm
 from tests.problems.buffers import Guarded
 from tests.problems.comparisons import assert_block_scaled_gemm_close
 from tests.problems.inputs import positive, random_fp8, short
-from tests.problems.skinny_gemm import no_bias
+from tests.problems.skinny_gemm import Problem, no_bias
 
 BLOCK = 128  # k of a block; rows of an operand that may share a scale
 E8M0 = torch.float8_e8m0fnu
-
-
-@dataclass(frozen=True)
-class Problem:
-    m: int
-    n: int
-    k: int
-    format: torch.dtype
-
-    @property
-    def id(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}-{short(self.format)}"
 
 
 # Nothing; few rows; each end of a row class and what surrounds it; more than one block of rows.
@@ -53,22 +41,8 @@ CHALLENGE = [
 ]
 
 
-@dataclass
-class Inputs:
-    a: torch.Tensor
-    b: torch.Tensor
-    scale_a: torch.Tensor
-    scale_b: torch.Tensor
-    bias: torch.Tensor | None
-
-    def to(self, device) -> "Inputs":
-        return Inputs(*(None if t is None else t.to(device) for t in vars(self).values()))
-
-    def rows(self, rows: slice | list[int]) -> "Inputs":
-        """The call of some rows alone; not for scales of square blocks of a."""
-        scale_a = self.scale_a if self.scale_a.numel() == 1 else self.scale_a[rows]
-        a = self.a.view(torch.uint8)[rows].view(self.a.dtype)  # a list of rows: not every torch indexes FP8 on a GPU
-        return Inputs(a, self.b, scale_a, self.scale_b, self.bias)
+class Inputs(skinny_gemm.Inputs):
+    """`rows` is not for scales of square blocks of a."""
 
     def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """In float64 [M, blocks] and [N, blocks]: what the shapes of the scales say."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -65,14 +65,14 @@ class Inputs:
     scale_b: torch.Tensor
     bias: torch.Tensor | None
 
-    def to(self, device) -> "Inputs":
-        return Inputs(*(None if t is None else t.to(device) for t in vars(self).values()))
+    def to(self, device) -> Self:
+        return type(self)(*(None if t is None else t.to(device) for t in vars(self).values()))
 
-    def rows(self, rows: slice | list[int]) -> "Inputs":
+    def rows(self, rows: slice | list[int]) -> Self:
         """The call of some rows alone."""
         scale_a = self.scale_a if self.scale_a.numel() == 1 else self.scale_a[rows]
         a = self.a.view(torch.uint8)[rows].view(self.a.dtype)  # a list of rows: not every torch indexes FP8 on a GPU
-        return Inputs(a, self.b, scale_a, self.scale_b, self.bias)
+        return type(self)(a, self.b, scale_a, self.scale_b, self.bias)
 
     def assert_right(self, out: torch.Tensor, what: str) -> None:
         assert_gemm_close(out, self.a, self.b, self.scale_a, self.scale_b, self.bias, what)
@@ -132,20 +132,19 @@ def run(kernel, inputs: Inputs, **kwargs) -> torch.Tensor:
     return kernel.skinny_gemm(*vars(inputs).values(), **kwargs)
 
 
-def assert_nan_stays_in_its_row_or_column(kernel, device, generator, format: torch.dtype, m: int, k: int) -> None:
-    """One NaN in a or b: in the first, a middle and the last column."""
-    nan = 0x7F if format == torch.float8_e4m3fn else 0x80
-    negative_nan = 0xFF if format == torch.float8_e4m3fn else 0x80
-    inputs = draw(Problem(m, 37, k, format), generator).to(device)
-    clean = run(kernel, inputs, out_dtype=torch.float32)
+def assert_nan_stays_in_its_row_or_column(call: Callable[[Inputs], torch.Tensor], inputs: Inputs, generator) -> None:
+    """One NaN in a or b: in the first, a middle and the last k. `call` gives float32."""
+    of_e4m3fn, k = inputs.a.dtype == torch.float8_e4m3fn, inputs.a.shape[1]
+    nan, negative_nan = (0x7F, 0xFF) if of_e4m3fn else (0x80, 0x80)
+    clean = call(inputs)
     for column, code in ((0, nan), (k // 2, negative_nan), (k - 1, nan)):
-        for side, rows in ((inputs.a, m), (inputs.b, 37)):
-            row = int(torch.randint(rows, (), generator=generator))
+        for side in (inputs.a, inputs.b):
+            row = int(torch.randint(len(side), (), generator=generator))
             codes = side.view(torch.uint8)
             before = codes[row, column].clone()
             codes[row, column] = code
             # Zeros opposite do not hide it: 0 * NaN is NaN.
-            got = run(kernel, inputs, out_dtype=torch.float32)
+            got = call(inputs)
             codes[row, column] = before
             hit = torch.zeros_like(clean, dtype=torch.bool)
             (hit if side is inputs.a else hit.t())[row] = True
