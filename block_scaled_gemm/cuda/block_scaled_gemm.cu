@@ -5,17 +5,16 @@
 //             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the columns
 //             --> bias, rounding --> shared memory --> whole lines of the result
 //
-// One warpgroup loads (a thread by TMA; in swapped forms a warp brings the scales of A). One or two warpgroups multiply:
-// while one adds a scaled block to its sums, the other's multiplications run. CTAs are persistent: the ring of the next
-// tile fills while one is stored.
-//
-// The scales of the wide rows go from global memory to registers, a block ahead, in any layout. Scales of B that are
-// the same for a tile's narrow rows are one number a block; scales of channels are multiplied in at the end.
+// One warpgroup loads: a thread by TMA, and two or three warps the scales, in any layout, by cp.async. One or two
+// warpgroups multiply: while one adds a scaled block to its sums, the other's multiplications run. CTAs are persistent:
+// the ring of the next tile fills while one is stored. Scales of channels are multiplied in at the end.
 //
 // Files: block_scaled_gemm.cu   launcher
-//        tile.h                 the kernel: ring, multiplication, reduction over a cluster
+//        tile.h                 the kernel: multiplication, reduction over a cluster
+//        ring.h, feed.h         stages in shared memory, and what fills them
 //        store.h                from sums to the result
 //        forms.h, config.h      compiled forms, and which one takes a size
+//        cut.h                  tiles of a launch
 //        pack.h                 operands that TMA does not take
 //        plain.h                chips without wgmma
 //
@@ -27,17 +26,13 @@
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
-#include "config.h"
+#include "cut.h"
 #include "pack.h"
 #include "plain.h"
 #include "tile.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
-
-// The kernel of tile.h has run in an emulation of its instructions on the host, and not yet on a GPU. Until it has, it
-// is launched where ROCM_FP8_KERNELS_GEMM names one of its forms, and the plain kernel takes everything else.
-constexpr bool kTilesHaveRun = false;
 
 struct Choice {
     void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
@@ -48,10 +43,10 @@ struct Choice {
 Choice choice_of(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i>;
-        static_assert(sizeof(typename S::Shared) + 1024 <= (227 * 1024) / S::form.slots);
+        static_assert(sizeof(typename S::Memory) + 1024 <= (227 * 1024) / S::form.slots);
         static_assert(S::sums_fit());
         static std::atomic<uint64_t> allowed;
-        return Choice{block_scaled_gemm_tiles<i>, S::kThreads, int(sizeof(typename S::Shared)), &allowed};
+        return Choice{block_scaled_gemm_tiles<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });
 }
 
@@ -88,14 +83,14 @@ Status launch_plain(const Args& a, const Chip& chip, const Executor& on) {
 Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
     const Form& form = kForms[config.form];
     const Choice choice = choice_of(config.form);
+    const Cut cut = cut_of(config, a.m, a.n);
     const bool swapped = form.swapped;
     const int64_t wide_rows = swapped ? a.n : a.m, narrow_rows = swapped ? a.m : a.n;
-    const int64_t height = ceil_div(ceil_div(wide_rows, 8), config.pieces) * 8;
     const auto matrix = [&](const Operand& x, int64_t rows, int64_t tile) {
         return ByteMatrix{x.data, rows, a.k, rows == 1 ? packed_stride(a.k) : x.row_stride, kBlock, int(tile)};
     };
     CUtensorMap wide, narrow;
-    if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, height)) ||
+    if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, cut.height)) ||
         !describe(&narrow, matrix(swapped ? a.a : a.b, narrow_rows, form.narrow))) {
         return launch_plain(a, chip, on);
     }
@@ -106,13 +101,11 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
         if (code != cudaSuccess) return {cudaGetErrorString(code)};
         choice.allowed->fetch_or(device, std::memory_order_relaxed);
     }
-    const int64_t of_narrow = ceil_div(narrow_rows, form.narrow), tiles = config.pieces * of_narrow;
-    if (tiles * config.splits > kMaxCtas) return {"a and b have more rows than one launch takes"};
-    const int64_t room = int64_t(chip.multiprocessors) * form.slots;
-    // A cluster has one tile: its sums take the place of the ring.
-    const int64_t ctas = config.splits > 1 ? tiles * config.splits : tiles < room ? tiles : room;
-    const Cut cut{wide_rows, config.pieces, int(height), int(of_narrow), config.splits, 2048 / form.wide()};
-    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, config.splits, choice.shared_bytes}, on, a, wide,
+    const int64_t ctas = ctas_of(cut, int64_t(chip.multiprocessors) * form.slots);
+    if (int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {
+        return {"a and b have more rows than one launch takes"};
+    }
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, cut.splits, choice.shared_bytes}, on, a, wide,
                          narrow, cut);
 }
 
@@ -124,10 +117,11 @@ Status forced_config(const Args& a, bool general_b, Config* config) {
     if (forced.shape == kPlain) return {};
     const Form& form = kForms[forced.shape];
     const int64_t rows = form.swapped ? a.n : a.m, fewest = ceil_div(rows, form.wide());
-    config->pieces = int(forced.pieces ? forced.pieces : fewest);
-    if ((!form.swapped && general_b) || forced.splits > blocks_of(a.k) || config->pieces > ceil_div(rows, 8) ||
-        ceil_div(ceil_div(rows, 8), config->pieces) * 8 > form.wide()) {
-        return {"ROCM_FP8_KERNELS_GEMM names a form that cannot take these arguments, or too few or too many pieces"};
+    config->pieces = int(form.swapped && forced.pieces ? forced.pieces : fewest);
+    const int64_t height = ceil_div(ceil_div(rows, 8), config->pieces) * 8;
+    if ((!form.swapped && general_b) || forced.splits > (form.splits() ? blocks_of(a.k) : 1) ||
+        config->pieces > ceil_div(rows, 8) || height > form.wide() || (forced.pieces && !form.swapped)) {
+        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
     }
     return {};
 }
@@ -147,9 +141,7 @@ Status launch(const Args& args, const Executor& on) {
     const bool general_b = b.rows == 1 && b.row_stride != 0 && b.block_stride != 0;
     Config config{kPlain, 1, 1};
     if (chip.capability == 90) {
-        if (kTilesHaveRun) {
-            config = pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, general_b);
-        }
+        config = pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, general_b);
         if (const Status forced = forced_config(args, general_b, &config); !forced.ok()) return forced;
     }
     if (config.form == kPlain) return launch_plain(args, chip, on);

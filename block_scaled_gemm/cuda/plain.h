@@ -88,20 +88,23 @@ __global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a)
         // Closes: the block has been read.
         __syncthreads();
     }
-    // Through shared memory, in place of the operands: a lane finishes four columns.
+    // Through shared memory, in place of the operands: a lane stores 16 bytes of a row.
     float (*const staged)[kPlainTile + 4] = reinterpret_cast<float (*)[kPlainTile + 4]>(memory);
+    const Column own[2] = {Column(a, n0 + column + g), Column(a, n0 + column + g + 8)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = sums[i][e];
+        for (int e = 0; e < 4; ++e) {
+            staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = own[e / 2].finished(sums[i][e]);
+        }
     }
     // Closes: other threads read the sums.
     __syncthreads();
-    const int own = threadIdx.x % kQuads * 4;
-    if (n0 + own >= a.n) return;
-    const FourColumns four(a, n0 + own, a.n);
-    for (int r = threadIdx.x / kQuads; r < kPlainTile && m0 + r < a.m; r += kPlainThreads / kQuads) {
-        four.store_row(m0 + r, *reinterpret_cast<const float4*>(&staged[r][own]));
+    const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kPlainTile / each;
+    const int first = threadIdx.x % lanes * each;
+    if (n0 + first >= a.n) return;
+    for (int r = threadIdx.x / lanes; r < kPlainTile && m0 + r < a.m; r += kPlainThreads / lanes) {
+        store_staged(a.out, rows_of_vectors(a.out, size), size, m0 + r, n0 + first, a.n, &staged[r][first]);
     }
 }
 

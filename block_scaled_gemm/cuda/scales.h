@@ -25,9 +25,10 @@ struct BlockScales {
         next = static_cast<const char*>(s.data) + block * step;
     }
     __device__ int64_t place(int64_t row) const { return (by_row ? row : row / kBlock) * row_stride; }
-    __device__ float at(int64_t place) const {
-        return exponents ? of_exponent(load_byte(next + place)) : load_float(next + place);
-    }
+    // Bits as they are stored, and the number that they mean. Nothing waits for a read before value() does.
+    __device__ uint32_t raw(int64_t place) const { return load_bits(next + place, exponents); }
+    __device__ float value(uint32_t bits) const { return exponents ? of_exponent(bits) : __uint_as_float(bits); }
+    __device__ float at(int64_t place) const { return value(raw(place)); }
     __device__ void advance() { next += step; }
 };
 

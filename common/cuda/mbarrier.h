@@ -20,9 +20,24 @@ __device__ inline void publish_barriers() { ROCM_FP8_HOPPER("fence.mbarrier_init
 __device__ inline void arrive(Barrier* barrier) {
     ROCM_FP8_HOPPER("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// The same where `is`: one instruction with a predicate, where the compiler would make a branch of an `if`.
+__device__ inline void arrive_if(bool is, Barrier* barrier) {
+    ROCM_FP8_HOPPER("{\n .reg .pred p;\n setp.ne.b32 p, %1, 0;\n @p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                        shared_address(barrier)),
+                    "r"(int(is)) : "memory");
+}
 __device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
     ROCM_FP8_HOPPER("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                     "r"(bytes) : "memory");
+}
+// Whether the phase of that parity has completed. Does not wait.
+__device__ inline bool completed(Barrier* barrier, uint32_t parity) {
+    uint32_t done = 1;
+    ROCM_FP8_HOPPER(
+        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(
+            done) : "r"(shared_address(barrier)),
+        "r"(parity) : "memory");
+    return done;
 }
 // Waits until the phase of that parity has completed; the data that it counted are then visible. The instruction itself
 // waits for a limited time, hence the loop. It acquires at CTA scope, because all data arrive in the CTA's own shared

@@ -41,6 +41,15 @@ __device__ inline uint32_t load_byte(const void* p) {
     asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
+// A byte or a float, in one register.
+__device__ inline uint32_t load_bits(const void* p, bool byte) {
+    uint32_t v;
+    asm volatile(
+        "{\n .reg .pred b;\n setp.ne.b32 b, %2, 0;\n @b ld.global.u8 %0, [%1];\n @!b ld.global.u32 %0, [%1];\n}"
+        : "=r"(v)
+        : "l"(p), "r"(int(byte)));
+    return v;
+}
 // The same at an offset. HIP sources use the same names.
 using Vector128 = uint4;
 using VectorIndex = int64_t;

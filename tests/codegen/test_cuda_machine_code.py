@@ -97,7 +97,7 @@ def test_every_form_is_there(kernels):
         # 16, 32; three of sixteen warps and one for clusters.
         "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
         "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
-        "block_scaled_gemm_tiles": 11,
+        "block_scaled_gemm_tiles": 17,
         "block_scaled_gemm_plain": 2,
         "block_scaled_gemm_pack": 2,
     }
@@ -120,14 +120,20 @@ def test_no_load_promises_that_nobody_writes(kernels):
         assert kernel.count(r"LDG\S*\.CONSTANT") == 0, kernel
 
 
+# Forms of block_scaled_gemm in which a thread has up to 128 sums and 96 numbers of a block: what it computes once a
+# tile goes to memory, nothing in the loop over blocks.
+LARGE_TILES = {(0,): 64, (1,): 64, (2,): 112, (16,): 64}
+
+
 def test_rows_stay_in_registers(kernels):
     _, found = kernels
     for kernel in found:
-        # Rows of more than 32768 elements by a cluster have no register to spare.
+        # Rows of more than 32768 elements by a cluster have no register to spare, nor has a CTA of two on sm_100.
         longest = kernel.name == "rms_norm_fast" and kernel.template[4:6] == (ROW_OF_A_CLUSTER, 4)
-        # With 128 rows of A a thread of block_scaled_gemm has 64 sums and 64 numbers of a block.
-        longest = longest or (kernel.name == "block_scaled_gemm_tiles" and kernel.template == (10,))
-        assert kernel.stack <= (16 if longest else 8), kernel
+        limit = 16 if longest or kernel.name == "block_scaled_gemm_plain" else 8
+        if kernel.name == "block_scaled_gemm_tiles":
+            limit = LARGE_TILES.get(kernel.template, limit)
+        assert kernel.stack <= limit, kernel
         owner = {"rms_norm_fast": 4, "quantize_rows": 1, "swiglu_rows": 1}.get(kernel.name)
         if owner is not None and kernel.template[owner] != ROW_OF_A_WARP:
             assert kernel.registers <= 64, kernel  # blocks of 1024 threads
@@ -189,7 +195,9 @@ def test_nobody_waits_for_what_it_has_written(kernels):
             columns, rows, *_, for_clusters = kernel.template
             clusters = rows < 4 or columns <= 48 or for_clusters
         elif kernel.name == "block_scaled_gemm_tiles":
-            clusters = arch == "sm_90a"  # elsewhere it is empty
+            clusters = (
+                arch == "sm_90a" and kernel.template[0] >= 4
+            )  # elsewhere it is empty; the first forms do not split K
         else:
             clusters = False
         assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel

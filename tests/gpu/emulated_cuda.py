@@ -12,6 +12,7 @@ from tests.settings import ROOT
 
 # What the emulation replaces. All other headers are the package's own.
 REPLACED = (
+    "async_copy",
     "cluster",
     "half_pairs",
     "hopper",
@@ -45,11 +46,11 @@ class BlockScaledGemm:
         target = compile_host("emulated_block_scaled_gemm.cpp", folder / "emulated.so", *flags)
         self._library = ctypes.CDLL(str(target))
 
-    def forms(self) -> list[tuple[int, int, int]]:
-        """(swapped, wide rows, narrow rows) of each form."""
+    def forms(self) -> list[tuple[int, int, int, int]]:
+        """(swapped, wide rows, narrow rows, splits K) of each form."""
         found = []
         for form in range(self._library.form_count()):
-            sizes = (ctypes.c_int * 3)()
+            sizes = (ctypes.c_int * 4)()
             self._library.form_sizes(form, sizes)
             found.append(tuple(sizes))
         return found

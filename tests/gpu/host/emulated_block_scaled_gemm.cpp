@@ -5,7 +5,7 @@
 
 #include "common/cuda/vector.h"
 // The emulation comes first: it defines CUDA's words.
-#include "block_scaled_gemm/cuda/config.h"
+#include "block_scaled_gemm/cuda/cut.h"
 #include "block_scaled_gemm/cuda/pack.h"
 #include "block_scaled_gemm/cuda/plain.h"
 #include "block_scaled_gemm/cuda/tile.h"
@@ -35,16 +35,17 @@ void tiles(const Args& a, const Cut& cut, int64_t ctas) {
     };
     const CUtensorMap of_a = map(a.a, a.m, S::kSwapped ? S::kNarrow : cut.height),
                       of_b = map(a.b, a.n, S::kSwapped ? cut.height : S::kNarrow);
-    launch(ctas, S::kThreads, cut.splits, sizeof(typename S::Shared),
+    launch(ctas, S::kThreads, cut.splits, sizeof(typename S::Memory),
            [&] { block_scaled_gemm_tiles<form>(a, S::kSwapped ? of_b : of_a, S::kSwapped ? of_a : of_b, cut); });
 }
 
 }  // namespace
 
 extern "C" int form_count() { return kFormCount; }
-// swapped, wide rows, narrow rows
+// swapped, wide rows, narrow rows, whether it splits K
 extern "C" void form_sizes(int form, int* sizes) {
-    sizes[0] = kForms[form].swapped, sizes[1] = kForms[form].wide(), sizes[2] = kForms[form].narrow;
+    const Form& f = kForms[form];
+    sizes[0] = f.swapped, sizes[1] = f.wide(), sizes[2] = f.narrow, sizes[3] = f.splits();
 }
 
 struct Tensor {
@@ -86,11 +87,9 @@ extern "C" void run(int form, int splits, int pieces, int multiprocessors, const
     if (!a.a.k_contiguous() || !rows_aligned(a.a.data, a.a.row_stride)) a.a = packed(a.a, a.m, a.k, memory[0]);
     if (!a.b.k_contiguous() || !rows_aligned(a.b.data, a.b.row_stride)) a.b = packed(a.b, a.n, a.k, memory[1]);
     const Form& f = kForms[form];
-    const int64_t wide = f.swapped ? a.n : a.m, narrow = f.swapped ? a.m : a.n, of_narrow = ceil_div(narrow, f.narrow);
-    if (!pieces) pieces = int(ceil_div(wide, f.wide()));
-    const Cut cut{wide, pieces, int(ceil_div(ceil_div(wide, 8), pieces) * 8), int(of_narrow), splits, 2};
-    const int64_t all = pieces * of_narrow;
-    const int64_t ctas = splits > 1 ? all * splits : std::min<int64_t>(all, multiprocessors);
+    if (!pieces) pieces = int(ceil_div(f.swapped ? a.n : a.m, f.wide()));
+    const Cut cut = cut_of({form, splits, pieces}, a.m, a.n);
+    const int64_t ctas = ctas_of(cut, multiprocessors);
     [&]<int... i>(std::integer_sequence<int, i...>) {
         ((form == i ? tiles<i>(a, cut, ctas) : void()), ...);
     }(std::make_integer_sequence<int, kFormCount>());

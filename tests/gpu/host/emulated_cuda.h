@@ -175,6 +175,7 @@ namespace {
 // --- vector.h, half_pairs.h, pdl.h, shared_memory.h ---
 
 constexpr int kWarp = 32;
+constexpr uint32_t kWholeWarp = 0xFFFFFFFFu;
 template <class T>
 const T* global(const void* p) {
     return static_cast<const T*>(p);
@@ -191,6 +192,7 @@ T loaded(const void* p) {
 inline uint4 load(const void* p) { return loaded<uint4>(p); }
 inline float load_float(const void* p) { return loaded<float>(p); }
 inline uint32_t load_byte(const void* p) { return loaded<uint8_t>(p); }
+inline uint32_t load_bits(const void* p, bool byte) { return byte ? load_byte(p) : loaded<uint32_t>(p); }
 template <class T>
 void store(void* p, T v) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) fail("a store is not aligned");
@@ -260,12 +262,31 @@ inline void arrive(Barrier* b) {
     --counting(b).pending;
     complete(counting(b));
 }
+inline void arrive_if(bool is, Barrier* b) {
+    if (is) arrive(b);
+}
+inline void copy_vector_async(void* to, const void* from, int bytes) {
+    if ((uintptr_t(to) | uintptr_t(from)) % 16) fail("an asynchronous copy is not aligned");
+    std::memset(to, 0, 16);
+    std::memcpy(to, from, size_t(bytes));
+}
+inline void commit_copies() {}
+template <int>
+void wait_for_copies() {}
+inline void copy_float_async(float* to, const void* from) { *to = *static_cast<const float*>(from); }
+inline void arrive_after_copies(Barrier* b) { arrive(b); }
 inline void arrive_expecting(Barrier* b, uint32_t bytes) {
     counting(b).bytes += bytes;
     arrive(b);
 }
+// Of a value that is the same in all lanes.
+template <class T>
+T __shfl_sync(uint32_t, T v, int) {
+    return v;
+}
+inline bool completed(Barrier* b, uint32_t parity) { return counting(b).phase != parity; }
 inline void wait_for(Barrier* b, uint32_t parity) {
-    while (counting(b).phase == parity) yield();
+    while (!completed(b, parity)) yield();
 }
 
 inline void send_in_cluster(uint32_t address, float4 v, uint32_t barrier) {
@@ -307,11 +328,11 @@ inline float decoded(uint8_t code) {
 }
 
 constexpr int kWarpgroup = 128, kWgmmaRows = 64, kWgmmaK = 32;
-inline uint64_t swizzled_rows(const void* p) {
+inline uint32_t swizzled_rows(const void* p) {
     if (shared_address(p) % 1024) fail("an operand of wgmma is not aligned");
     return shared_address(p);
 }
-inline uint64_t further(uint64_t descriptor, int bytes) { return descriptor + bytes; }
+constexpr uint32_t further(uint32_t descriptor, uint32_t bytes) { return descriptor + bytes; }
 inline void begin_multiplications() {}
 inline void commit_multiplications() {}
 template <int>
@@ -323,9 +344,9 @@ template <int>
 void leave_registers() {}
 
 template <int kGroups>
-void multiply_async(float (&d)[kGroups][4], uint64_t a, uint64_t b, bool add) {
+void multiply_async(float (&d)[kGroups][4], uint32_t a, uint32_t b, bool add) {
     const int lane = current->thread % kWarp, warp = current->thread / kWarp % 4, g = lane / 4, t = lane % 4;
-    const auto number = [](uint64_t rows, int r, int k) {
+    const auto number = [](uint32_t rows, int r, int k) {
         const uint32_t address = uint32_t(rows) + r / 8 * 1024 + r % 8 * 128 + k;
         return decoded(uint8_t(current->cta->shared[swizzled(address)]));
     };

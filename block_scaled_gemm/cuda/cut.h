@@ -1,0 +1,40 @@
+// How a launch of the Hopper kernel is cut into tiles, without CUDA: the launcher, the kernel and the tests read it.
+#pragma once
+
+#include "config.h"
+
+namespace rocm_fp8::block_scaled_gemm::cuda {
+
+// `pieces` even parts of the wide rows, and whole tiles of narrow rows.
+struct Cut {
+    int64_t wide_rows;
+    int pieces, height;  // rows of a piece at most, a multiple of 8: what TMA copies
+    int narrow_tiles;
+    int splits;      // parts of K: CTAs of a cluster
+    int neighbours;  // pieces whose tiles follow each other, so that they share narrow rows in L2
+
+    ROCM_FP8_HD int tiles() const { return pieces * narrow_tiles; }
+    ROCM_FP8_HD int64_t first_row(int piece) const { return (wide_rows + 7) / 8 * piece / pieces * 8; }
+    // Column by column within `neighbours` pieces.
+    ROCM_FP8_HD void locate(int tile, int* piece, int* narrow) const {
+        const int band = tile / (neighbours * narrow_tiles), within = tile - band * neighbours * narrow_tiles;
+        const int left = pieces - band * neighbours, height_of_band = left < neighbours ? left : neighbours;
+        *narrow = within / height_of_band;
+        *piece = band * neighbours + within % height_of_band;
+    }
+};
+
+// The cut of a configuration whose form is not kPlain.
+inline Cut cut_of(const Config& config, int64_t m, int64_t n) {
+    const Form& form = kForms[config.form];
+    const int64_t wide = form.swapped ? n : m, narrow = form.swapped ? m : n;
+    const int64_t height = ceil_div(ceil_div(wide, 8), config.pieces) * 8;
+    return {wide, config.pieces, int(height), int(ceil_div(narrow, form.narrow)), config.splits, 2048 / form.wide()};
+}
+// CTAs of a launch, on a GPU that holds `room` at once. A cluster that splits K has one tile: its sums take the place of
+// the ring.
+inline int64_t ctas_of(const Cut& cut, int64_t room) {
+    return cut.splits > 1 ? int64_t(cut.tiles()) * cut.splits : cut.tiles() < room ? cut.tiles() : room;
+}
+
+}  // namespace rocm_fp8::block_scaled_gemm::cuda
