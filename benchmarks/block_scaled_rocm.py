@@ -37,14 +37,18 @@ SHAPES = tuple((m, n, k) for m in (1024, 6144) for n, k in COLUMNS_AND_K)
 
 
 def parts_of_a_tile(m: int, n: int, k: int, shape: int, parts: int):
-    """grid -> the workgroups that begin with the parts of one tile (block_scaled_gemm.hip, unit_at)."""
-    tile = configs().tables["tiles"][shape]
+    """grid -> the workgroups that begin with the parts of one tile (block_scaled_gemm.hip, unit_at; stream.hip)."""
+    tables = configs().tables
+    tile = (tables["tiles"] + tables["streams"])[shape]
     tiles = -(-m // tile["rows"]) * -(-n // tile["columns"])
     per_chiplet = -(-tiles * parts // CHIPLETS)
 
     def sample(grid) -> list[int]:
         found = set()
         for part in range(parts):
+            if shape >= len(tables["tiles"]):
+                found.add(tiles // 2 * parts + part)
+                continue
             chiplet, place = divmod(part * tiles + tiles // 2, per_chiplet)
             found.add(place * CHIPLETS + chiplet)
         return sorted(group for group in found if group < math.prod(grid)) or [0]

@@ -32,6 +32,10 @@ def intervals(tensor: torch.Tensor) -> list[tuple[int, int]]:
     size, begin = tensor.element_size(), tensor.data_ptr()
     if tensor.is_contiguous():
         return [(begin, begin + tensor.numel() * size)]
+    if tensor.dim() == 2 and tensor.stride(0) == 1 < tensor.stride(1):  # column-major
+        tensor = tensor.t()
+        if tensor.is_contiguous():
+            return [(begin, begin + tensor.numel() * size)]
     # Rows in one piece, or elements one by one.
     dense = tensor.stride(-1) == 1
     width = tensor.shape[-1] if dense else 1

@@ -70,6 +70,13 @@ const char* tables() {
                            {"deep", s.deep},
                            {"per_unit", s.per_unit}});
         };
+        const auto stream = [](const block_scaled_gemm::hip::StreamShape& s) {
+            return object({{"rows", s.rows},
+                           {"columns", s.columns},
+                           {"waves", s.waves},
+                           {"depth", s.depth},
+                           {"per_unit", s.per_unit}});
+        };
         const auto form = [](const block_scaled_gemm::cuda::Form& f) {
             return object({{"swapped", f.swapped},
                            {"wide", f.wide()},
@@ -83,6 +90,7 @@ const char* tables() {
                                            {"enough_for_a_ring", hip::kEnoughForARing}});
         return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
+               ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
                ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
@@ -97,7 +105,7 @@ void block_scaled_config(int64_t m, int64_t n, int64_t k, int arch, int64_t out[
 }
 double block_scaled_estimate(int arch, int shape, int parts, int64_t m, int64_t n, int64_t k) {
     using namespace block_scaled_gemm::hip;
-    return estimated_us(kChipModels[arch], kTileShapes[shape], parts, m, n, k);
+    return estimated_us(kChipModels[arch], shape, parts, m, n, k);
 }
 void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
     using namespace block_scaled_gemm::cuda;

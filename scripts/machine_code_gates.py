@@ -18,6 +18,11 @@ def tile_shapes() -> list[dict[str, int]]:
     return configs().tables["tiles"]
 
 
+def stream_shapes() -> list[dict[str, int]]:
+    """kStreamShapes of block_scaled_gemm/hip/config.h."""
+    return configs().tables["streams"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
@@ -56,6 +61,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return rows(kernel, figures, family.startswith("swiglu"), values[0], int(values[2]))
     if family == "block_scaled_gemm_tiles":
         return tiles(arch, kernel, figures, tile_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
+    if family == "block_scaled_gemm_stream":
+        return stream(arch, kernel, figures, stream_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
     if family == "skinny_gemm_ring":
         return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
@@ -180,7 +187,9 @@ def ring(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
     ]
 
 
-def tiles(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[tuple[str, bool]]:
+def tiles(
+    arch: str, kernel, f, shape, per_column: bool, careful: bool, turned_a: bool, turned_b: bool
+) -> list[tuple[str, bool]]:
     waves, stages = shape["waves_m"] * shape["waves_n"], 128 // shape["stage"]
     per_simd = -(-waves * shape["per_unit"] // SIMDS)
     rounds = max(1, max(shape["ahead"], 2 * shape["deep"]) // stages)  # blocks that the main loop has unrolled
@@ -190,6 +199,7 @@ def tiles(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
     scales = {"buffer_load_dword", "buffer_load_ubyte"}
+    both = turned_a and turned_b
     fragments = rounds * stages * (shape["stage"] * shape["matrix"] // 1024)
     reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
     return [
@@ -197,7 +207,27 @@ def tiles(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[
         ("matrix instructions of a round", len(instructions) == rounds * subtiles * 128 // size),
         ("stages loaded by less than 128 bits", careful or loads == {"buffer_load_dwordx4", *scales}),
         ("fragments read by less than 128 bits", named(kernel, "ds_read_b128") >= reads),
-        ("stages stored by less than 128 bits", named(kernel, "ds_write_b128") >= rounds * stages),
+        ("stages stored by less than 128 bits", both or named(kernel, "ds_write_b128") >= rounds * stages),
+        ("bytes not transposed by v_perm", named(kernel, "v_perm_b32") >= 8 * rounds * stages * (turned_a + turned_b)),
+        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[tuple[str, bool]]:
+    row_tiles, column_tiles = shape["rows"] // 16, shape["columns"] // 16
+    per_simd = -(-shape["waves"] * shape["per_unit"] // SIMDS)
+    instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
+    loops = [body for body in kernel.loops if any(i.name.startswith("v_mfma") for i in body)]
+    loads = [i for body in loops for i in body if i.name.startswith("buffer_load_dwordx")]
+    # Of a slot's fragments: the other slots stay in flight.
+    waits = [i.count("vmcnt") for body in loops for i in body if i.count("vmcnt") is not None]
+    return [
+        ("other matrix instructions", set(instructions) == {"v_mfma_f32_16x16x32_fp8_fp8"}),
+        ("matrix instructions of a round", len(instructions) == shape["depth"] * row_tiles * column_tiles * 4),
+        ("fragments loaded by less than 128 bits", careful or {i.name for i in loads} == {"buffer_load_dwordx4"}),
+        ("loads of a round", careful or len(loads) == shape["depth"] * 2 * (row_tiles + column_tiles)),
+        ("the other slots' loads do not stay in flight", careful or max(waits, default=0) >= len(loads) // shape["depth"]),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]

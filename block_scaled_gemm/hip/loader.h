@@ -1,11 +1,31 @@
 // Global memory to registers to LDS: the stages of an operand, and the scales of a period of blocks.
 #pragma once
 
+#include <type_traits>
+
 #include "../../common/gemm/scales.h"
 #include "tile.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
+
+// The 16 bytes of a row from k = `from` on, byte by byte; zeros from `end` on.
+__device__ inline u32x4 chunk_of_bytes(const uint8_t* row, int64_t k_stride, int64_t from, int64_t end) {
+    const auto* bytes = global<uint8_t>(row + from * k_stride);
+    const int64_t left = end - from;
+    u32x4 chunk(0);
+    // A loop, not sixteen conditions that are held in scalar registers.
+#pragma unroll 1
+    for (int word = 0; word < kChunk; word += 4) {
+        uint32_t value = 0;
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+            if (word + byte < left) value |= uint32_t(bytes[(word + byte) * k_stride]) << (byte * 8);
+        }
+        chunk = u32x4{chunk.y, chunk.z, chunk.w, value};
+    }
+    return chunk;
+}
 
 // One operand's part in a tile: `count` rows, a stage after the other. A thread has the same chunks of every stage.
 //
@@ -33,7 +53,7 @@ struct StageLoader {
     static __device__ bool has(int i) { return !kPartly || piece(i) < kPieces; }
 
     // Of the tile that begins at `row` of `all` rows. end_k: of the operand's rows.
-    __device__ void start(const Operand& from, int64_t row, int64_t all, int64_t end_k) {
+    __device__ void start(const Operand& from, int64_t row, int64_t all, int64_t end_k, uint32_t) {
         rows = int(all - row < count ? all - row : count);
         first = from.data + row * from.row_stride;
         row_stride = from.row_stride;
@@ -61,18 +81,7 @@ struct StageLoader {
             const int64_t from = int64_t(at) + chunk_of(i) * kChunk;
             into[i] = u32x4(0);
             if (row_of(i) < rows && has(i)) {
-                const auto* bytes = global<uint8_t>(first + row_of(i) * row_stride + from * k_stride);
-                const int64_t left = int64_t(end) - from;
-                // A loop, not sixteen conditions that are held in scalar registers.
-#pragma unroll 1
-                for (int word = 0; word < kChunk; word += 4) {
-                    uint32_t value = 0;
-#pragma unroll
-                    for (int byte = 0; byte < 4; ++byte) {
-                        if (word + byte < left) value |= uint32_t(bytes[(word + byte) * k_stride]) << (byte * 8);
-                    }
-                    into[i] = u32x4{into[i].y, into[i].z, into[i].w, value};
-                }
+                into[i] = chunk_of_bytes(first + row_of(i) * row_stride, k_stride, from, end);
             }
         }
     }
@@ -97,8 +106,9 @@ __device__ inline uint32_t scale_bits(const Scales& s, int64_t row, int64_t bloc
 
 constexpr int kPeriod = 8;  // blocks whose scales are loaded together
 
-// The scales of kPeriod blocks for `count` rows, from global memory to registers. Eight neighbouring threads have eight
-// blocks of a row, so that a wave's load touches eight lines of scales [rows, blocks] of either order.
+// The scales of kPeriod blocks for `count` rows, from global memory to registers, by a workgroup or (threads == kWave)
+// by a wave. Eight neighbouring threads have eight blocks of a row, so that a wave's load touches eight lines of scales
+// [rows, blocks] of either order.
 //
 // careful = false: the scales of a tile lie within 2^30 bytes. Beyond the last row or block they are zeros.
 template <int count, int threads, bool careful>
@@ -131,7 +141,7 @@ struct ScaleLoader {
 
     // The period that begins at `block` of those of start.
     __device__ void request(const Scales& s, uint32_t block) {
-        const uint32_t thread = fresh_thread();
+        const uint32_t thread = fresh_thread() % threads;
         if constexpr (careful) {
 #pragma unroll
             for (int i = 0; i < kLoads; ++i) {
@@ -146,7 +156,8 @@ struct ScaleLoader {
 #pragma unroll
                 for (int i = 0; i < kLoads; ++i) {
                     const uint32_t row = row_of(thread, i);
-                    bits[i] = buffer.load_element<T>((row < rows ? (row >> shift) * row_bytes : kNowhere) + mine, also);
+                    const uint32_t of_row = count == 1 ? 0 : row < rows ? (row >> shift) * row_bytes : kNowhere;
+                    bits[i] = buffer.load_element<T>(of_row + mine, also);
                 }
             };
             if (s.dtype == DType::e8m0) {
@@ -165,7 +176,7 @@ constexpr int kScalePitch = count + 8;  // the eight blocks of a row are in diff
 // Stores a period of scales, each times the other operand's, which is the same for all rows.
 template <int count, int threads, class Loader, class Times>
 __device__ inline void store_scales(float* lds, const Scales& s, const Loader& loader, Times times) {
-    const uint32_t thread = fresh_thread();
+    const uint32_t thread = fresh_thread() % threads;
     float* const mine = lds + thread % kPeriod * kScalePitch<count>;
 #pragma unroll
     for (int i = 0; i < Loader::kLoads; ++i) {

@@ -14,7 +14,8 @@
 //
 // A stage of an operand in LDS is [rows][stage / 16 chunks][16 bytes], the chunks of a row permuted by an exclusive or.
 // Lanes that access LDS together (shared by 8 on gfx942, by 16 on gfx950) then find different banks: writers have the
-// chunks of one or two neighbouring rows, readers the same or neighbouring chunks of groups of four rows.
+// chunks of one or two neighbouring rows, readers the same or neighbouring chunks of groups of four rows. Every other
+// eight rows have neighbouring chunks swapped: for turned.h, which stores the same chunk of every fourth row.
 #pragma once
 
 #include "../../common/hip/buffer.h"
@@ -60,7 +61,7 @@ __device__ constexpr int place(int row, int chunk) {
 #else
     constexpr int kRowsTogether = 128 / stage;
 #endif
-    return row * stage + (chunk ^ (row / kRowsTogether % kChunks)) * kChunk;
+    return row * stage + (chunk ^ ((row / kRowsTogether ^ row / 8 % 2) % kChunks)) * kChunk;
 }
 
 // Of a lane: its row in subtile i, its first column in the four q of subtile j, within the wave's part of the tile.

@@ -51,7 +51,8 @@ def test_both_architectures_have_every_kernel(kernels):
     assert families == {
         *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
         *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
-        *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest", "block_scaled_gemm_tiles"),
+        *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest"),
+        *("block_scaled_gemm_tiles", "block_scaled_gemm_stream"),
     }
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
@@ -83,10 +84,23 @@ SABOTAGE = [
     ("swiglu_rows<bf16, workgroup, 2>", "global_store_dwordx2", "global_store_short", "narrow stores"),
     ("skinny_gemm_ring<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
     ("skinny_gemm_ring<8>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("block_scaled_gemm_tiles<0, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("block_scaled_gemm_tiles<1, false, false>", "ds_read_b128", "ds_read_b64", "fragments read"),
-    ("block_scaled_gemm_tiles<3, false, false>", "ds_write_b128", "ds_write_b64", "stages stored"),
-    ("block_scaled_gemm_tiles<5, true, true>", "v_mfma_f32_16x16x32_fp8_fp8", "v_nop", "matrix instructions"),
+    (
+        "block_scaled_gemm_tiles<0, false, false, false, false>",
+        "buffer_load_dwordx4",
+        "buffer_load_dwordx2",
+        "less than 128 bits",
+    ),
+    ("block_scaled_gemm_tiles<1, false, false, false, false>", "ds_read_b128", "ds_read_b64", "fragments read"),
+    ("block_scaled_gemm_tiles<3, false, false, false, false>", "ds_write_b128", "ds_write_b64", "stages stored"),
+    (
+        "block_scaled_gemm_tiles<4, true, true, false, false>",
+        "v_mfma_f32_32x32x16_fp8_fp8",
+        "v_nop",
+        "matrix instructions",
+    ),
+    ("block_scaled_gemm_tiles<1, false, false, true, true>", "v_perm_b32", "v_nop", "not transposed"),
+    ("block_scaled_gemm_stream<1, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
+    ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x32_fp8_fp8", "v_nop", "matrix instructions"),
     ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
 ]
 

@@ -33,7 +33,9 @@ pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
-TILES = configs().tables["tiles"]
+TABLES = configs().tables
+TILES, STREAMS = TABLES["tiles"], TABLES["streams"]
+FORMS_OF = TILES + STREAMS  # by the number that a configuration names
 CHIPLETS = 8
 
 
@@ -69,7 +71,7 @@ SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
 FORMS = [
     (arch, shape, *rest)
     for (arch, shape), *rest in pairwise(
-        *(tuple(itertools.product(ARCHS, range(len(TILES)))), (1, 2, 3), ("few", "many"), FLOATS),
+        *(tuple(itertools.product(ARCHS, range(len(FORMS_OF)))), (1, 2, 3), ("few", "many"), FLOATS),
         *(("one", "flat", "vector", "square"), VALUES, VALUES, (0, 64), (random_fp8, random_codes)),
         seed=SEED,
     )
@@ -87,7 +89,7 @@ def test_every_configuration(
 ):
     """Rows, columns and k beyond the last, in every form of the kernel; all kinds of scales, biases and results."""
     config(shape, parts)
-    tile = TILES[shape]
+    tile = FORMS_OF[shape]
     # Part of a tile; or two of columns, and more than a period of blocks.
     m, n, k = (tile["rows"] - 5, 40, 400) if sizes == "few" else (tile["rows"] // 2, tile["columns"] + 8, 128 * 9 + 16)
     place_a, place_b = SCALE_LAYOUTS[number % 4], SCALE_LAYOUTS[number // 4 % 4]
@@ -104,10 +106,26 @@ def test_every_configuration(
         each.assert_unchanged(f"{m}x{n}x{k}")
 
 
-GENERAL = sorted({configs().block_scaled_general_shape(shape) for shape in range(len(TILES))})
+GENERAL = sorted({configs().block_scaled_general_shape(shape) for shape in range(len(FORMS_OF))})
+TURNED = (("columns", "columns-apart"), ("dense", "columns"), ("columns-apart", "dense"))
+TURNED_FORMS = pairwise(
+    *(ARCHS, [shape for shape in range(len(TILES)) if shape not in GENERAL], (1, 2), TURNED, ("few", "many"), FLOATS),
+    seed=SEED,
+)
+# One with fewer waves than the general form has room for.
+FEW_WAVES = len(TILES) + next(i for i, stream in enumerate(STREAMS) if stream["rows"] == 32 and stream["waves"] == 4)
 LAYOUTS = ("dense", "padded", "columns", "columns-padded")
 GENERAL_FORMS = pairwise(
-    *(ARCHS, GENERAL, (1, 2), ((1, 1), (7, 17), (20, 70)), (1, 17, 130, 300), FLOATS, tuple(SHAPES), tuple(SHAPES)),
+    *(
+        ARCHS,
+        (*GENERAL, FEW_WAVES),
+        (1, 2),
+        ((1, 1), (7, 17), (20, 70)),
+        (1, 17, 130, 300),
+        FLOATS,
+        tuple(SHAPES),
+        tuple(SHAPES),
+    ),
     *(VALUES, SCALE_LAYOUTS, LAYOUTS, LAYOUTS, ("dense", "padded"), (no_bias, bias_of(torch.float16))),
     seed=SEED,
 )
@@ -124,6 +142,7 @@ def test_any_layout_and_any_scales(
 ):
     """The forms that take what the fast ones do not: odd k, strides and alignment, columns first, scales of columns."""
     config(shape, parts)
+    size = min(size[0], FORMS_OF[shape]["rows"]), size[1]
     scales = Scaling(shape_a, values, place), Scaling(shape_b, values, place)
     inputs = draw(Problem(*size, k, fp8), generator, *scales, bias)
     there, _ = moved(inputs, a, b, place, place)
@@ -131,6 +150,33 @@ def test_any_layout_and_any_scales(
     run(kernel, there, out=out.t)
     inputs.assert_right(out.t, f"{size} {k}")
     out.assert_guards_intact("out")
+
+
+@pytest.mark.parametrize(
+    "arch, shape, parts, layouts, sizes, dtype",
+    TURNED_FORMS,
+    indirect=["arch"],
+    ids=lambda value: (
+        short(value) if isinstance(value, torch.dtype) else "-".join(value) if isinstance(value, tuple) else str(value)
+    ),
+)
+def test_rows_contiguous(kernel, launched, fp8, generator, config, shape, parts, layouts, sizes, dtype):
+    """Column-major operands, whose dwords are aligned, and the same bits as with k contiguous."""
+    config(shape, parts)
+    tile = TILES[shape]
+    few = (36, 24, 384)
+    many = (max(40, tile["rows"] - 4), tile["columns"] + 8, 128 * 9)
+    m, n, k = few if sizes == "few" else many
+    inputs = draw(Problem(m, n, k, fp8), generator, GROUP, SQUARE, bias_of(torch.float32))
+    wanted = run(kernel, inputs, out_dtype=dtype)
+    inputs.assert_right(wanted, "k contiguous")
+    there, buffers = moved(inputs, *layouts, "columns", "dense")
+    launched.names()
+    assert same_bytes(run(kernel, there, out_dtype=dtype), wanted)
+    turned = ", ".join(str(how.startswith("columns")).lower() for how in layouts)
+    assert launched.names() == [f"block_scaled_gemm_tiles<{shape}, false, false, {turned}>"]
+    for each in buffers:
+        each.assert_unchanged("operands")
 
 
 @pytest.mark.parametrize("arch, m", [("gfx942", 20), ("gfx950", 5)], indirect=["arch"])
@@ -151,12 +197,12 @@ def test_layout_does_not_change_bits(kernel, fp8, generator, m):
 
 @pytest.mark.parametrize(
     "arch, shape, parts",
-    [("gfx942", 0, 1), ("gfx942", 1, 3), ("gfx950", 2, 2), ("gfx942", 5, 4)],
+    [("gfx942", 0, 1), ("gfx942", 1, 3), ("gfx950", 2, 2), ("gfx942", len(TILES), 4), ("gfx950", FEW_WAVES, 2)],
     indirect=["arch"],
 )
 def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, parts):
     config(shape, parts)
-    inputs = draw(Problem(TILES[shape]["rows"], 34, 784, fp8), generator)
+    inputs = draw(Problem(FORMS_OF[shape]["rows"], 34, 784, fp8), generator)
     results = []
     for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16)):
         with simulated_rocm.on(arch, seed=seed, resident=resident) as kernel:
@@ -192,9 +238,9 @@ def test_nan_stays_in_its_row_or_column(kernel, fp8, generator, m, k):
 
 def test_the_counters_are_left_at_zero(kernel, fp8, generator, config):
     """One stream's launches follow one another with the same counters: each finds them as the first did."""
-    for shape, parts in ((3, 3), (5, 2), (6, 2), (3, 3)):
+    for shape, parts in ((3, 3), (len(TILES), 2), (max(GENERAL), 2), (FEW_WAVES, 3), (3, 3)):
         config(shape, parts)
-        inputs = draw(Problem(9, 20, 400, fp8), generator)
+        inputs = draw(Problem(9, 40, 400, fp8), generator)
         first = run(kernel, inputs, out_dtype=torch.float32)
         inputs.assert_right(first, f"{shape},{parts}")
         assert same_bytes(run(kernel, inputs, out_dtype=torch.float32), first)
@@ -202,7 +248,7 @@ def test_the_counters_are_left_at_zero(kernel, fp8, generator, config):
 
 def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, fp8, generator, config):
     """More tiles than the chip has room for: the first workgroup has two of them, of which the second is far away."""
-    shape = 5
+    shape = 3
     config(shape, 1)
     units = {"gfx942": 304, "gfx950": 256}[arch] * TILES[shape]["per_unit"]
     width = TILES[shape]["columns"]
@@ -238,6 +284,22 @@ def test_tensors_beyond_two_gib(simulated_rocm, arch, fp8, generator, config):
     assert out[:-64].isnan().all()
 
 
+def test_weights_beyond_two_gib(simulated_rocm, arch, fp8, generator, config):
+    config(FEW_WAVES, 1)
+    m, n, k, stride = 20, 1024, 144, 3 << 20
+    width = FORMS_OF[FEW_WAVES]["columns"]
+    few = draw(Problem(m, width, k, fp8), generator, bias=no_bias)
+    b = torch.zeros((n - 1) * stride + k, dtype=torch.uint8).view(fp8).as_strided((n, k), (stride, 1))
+    b.view(torch.uint8)[-width:] = few.b.view(torch.uint8)
+    scale_b = torch.ones(n // 128, 2)
+    scale_b[-1:] = few.scale_b
+    out = torch.full((m, n), torch.nan)
+    with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [grid[0] - 1]) as kernel:
+        kernel.block_scaled_gemm(few.a, b, few.scale_a, scale_b, out=out)
+    few.assert_right(out[:, -width:], "the last columns")
+    assert out[:, :-width].isnan().all()
+
+
 def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
     other = next(f for f in FORMATS.values() if f != fp8)
     inputs = draw(Problem(3, 5, 64, other), generator)
@@ -245,7 +307,7 @@ def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
         run(kernel, inputs)
 
 
-@pytest.mark.parametrize("text", ["3", "x", f"{len(TILES)},1", "-1,1", "0,0", "0,17"])
+@pytest.mark.parametrize("text", ["3", "x", f"{len(FORMS_OF)},1", "-1,1", "0,0", "0,17"])
 def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environment, text):
     environment(GEMM_CONFIG, text)
     with pytest.raises(RuntimeError, match=GEMM_CONFIG):
@@ -257,6 +319,9 @@ def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, gene
     for scale_b, k in ((Scaling("group", positive), 256), (SQUARE, 255)):
         with pytest.raises(RuntimeError, match="cannot take these arguments"):
             run(kernel, draw(Problem(3, 16, k, fp8), generator, scale_b=scale_b))
+    config(FEW_WAVES, 1)
+    with pytest.raises(RuntimeError, match="cannot take these arguments"):
+        run(kernel, draw(Problem(33, 16, 256, fp8), generator))
 
 
 SIZES = [
@@ -282,16 +347,20 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
         rows = host.block_scaled_row_class(m)
         # A class of rows has one configuration: the order of a row's sum is the configuration's.
         assert host.block_scaled_config(rows, n, k, chip) == (shape, parts)
-        assert (TILES[shape]["matrix"] == 16) == (m <= 16)
+        assert (shape >= len(TILES)) == (m <= 32)
         best = host.block_scaled_estimate(chip, shape, parts, rows, n, k)
-        for each, tile in enumerate(TILES):
-            fits = (tile["rows"] == 16) if rows <= 16 else tile["matrix"] == 32 and tile["rows"] // 2 < rows
-            tiles = -(-rows // tile["rows"]) * -(-n // tile["columns"])
-            general = TILES[host.block_scaled_general_shape(each)]
+        for each, form in enumerate(FORMS_OF):
+            stream = each >= len(TILES)
+            fits = form["rows"] == rows if stream else rows > 32 and form["rows"] // 2 < rows and each != GENERAL[0]
+            tiles = -(-rows // form["rows"]) * -(-n // form["columns"])
+            general = FORMS_OF[host.block_scaled_general_shape(each)]
             most = max(tiles, -(-rows // general["rows"]) * -(-n // general["columns"]))
+            least = form["waves"] if stream else 4
             for count in range(1, 17):
-                split = most <= 1024 and tiles * count <= 2 * units * tile["per_unit"] and -(-k // 128) // count >= 4
-                allowed = fits and each != max(GENERAL) and (count == 1 or split)
+                split = (
+                    most <= 1024 and tiles * count <= 2 * units * form["per_unit"] and -(-k // 128) // count >= least
+                )
+                allowed = fits and (count == 1 or split)
                 if (each, count) == (shape, parts):
                     assert allowed
                 if allowed:
@@ -299,20 +368,24 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
 
 
 def test_every_shape_and_many_parts_are_chosen_for_some_size():
-    sizes = itertools.product(ROWS, (256, 512, 1536, 4096, 7168), (128, 512, 2048, 7168), range(len(ARCHS)))
+    sizes = itertools.product(ROWS, (256, 512, 1536, 4096, 7168, 16384), (128, 512, 2048, 7168), range(len(ARCHS)))
     chosen = {configs().block_scaled_config(*size) for size in sizes}
-    assert {shape for shape, _ in chosen} == set(range(len(TILES))) - {max(GENERAL)}
+    assert {shape for shape, _ in chosen} >= set(range(len(FORMS_OF))) - set(GENERAL)
     assert {parts for _, parts in chosen} >= {1, 2, 3, 4, 8}
 
 
 def test_every_kernel_has_run(simulated_rocm, kernels, launched, arch, fp8, generator, config):
     """Of each name in the library: the forms above take them all."""
     with simulated_rocm.on(arch, seed=SEED) as kernel:
-        for shape in range(len(TILES)):
+        for shape in range(len(FORMS_OF)):
             config(shape, 1)
             run(kernel, draw(Problem(3, 5, 48, fp8), generator))
         for shape in GENERAL:
             config(shape, 1)
             run(kernel, draw(Problem(3, 5, 48, fp8), generator, scale_b=Scaling("group", positive)))
             run(kernel, draw(Problem(3, 5, 47, fp8), generator))
-    assert set(launched.names()) == kernels.names(arch, "block_scaled_gemm_tiles")
+        for shape, layouts in itertools.product(sorted(set(range(len(TILES))) - set(GENERAL)), TURNED):
+            config(shape, 1)
+            run(kernel, moved(draw(Problem(36, 8, 128, fp8), generator), *layouts, "dense", "dense")[0])
+    families = "block_scaled_gemm_tiles", "block_scaled_gemm_stream"
+    assert set(launched.names()) == kernels.names(arch, *families)

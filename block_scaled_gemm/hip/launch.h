@@ -1,0 +1,33 @@
+// What the launchers of both kernels share.
+#pragma once
+
+#include "../../common/hip/split_k.h"
+#include "../block_scaled_gemm.h"
+#include "config.h"
+
+namespace rocm_fp8::block_scaled_gemm::hip {
+
+// fast: 128-bit loads, scale_b of squares, of channels, or one. turned: the same, with rows instead of k contiguous in
+// one operand or both (turned.h). per_column: 128-bit loads, scale_b of single columns of a block. careful: any strides
+// and alignment, any scales.
+enum class Form { fast, turned, per_column, careful };
+
+// turned.hip: of kTileShapes[shape]; at least one operand is turned.
+const void* turned_kernel(int shape, bool turned_a, bool turned_b);
+
+// stream.hip. config: of a stream. partial, arrived: where parts of K meet (SplitK).
+Status launch_stream(const Args& args, Form form, const Config& config, bool channels, float* partial,
+                     uint32_t* arrived, const Executor& on);
+
+namespace {
+
+// A launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
+template <class Launch>
+__device__ inline const Launch& arguments() {
+    auto p = (const __attribute__((address_space(4))) Launch*)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(p));
+    return *(const Launch*)p;
+}
+
+}  // namespace
+}  // namespace rocm_fp8::block_scaled_gemm::hip
