@@ -80,7 +80,7 @@ OPERATORS = (
     "quantize_fp8",
     "quantize_static_fp8",
 )
-GEMMS = ("skinny_gemm", "block_scaled_gemm")
+GEMMS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
@@ -439,7 +439,8 @@ def test_calls_are_counted_eager_and_compiled(kernel, device):
         return {name: count - before[name] for name, count in kernel.call_counts().items() if count != before[name]}
 
     before = kernel.call_counts()
-    assert set(before) == {name for name in kernel.__all__ if name.endswith("_fp8") or name in ("rms_norm", *GEMMS)}
+    operators = {name for name in kernel.__all__ if name.endswith(("_fp8", "_int8", "_i8", "_f32"))}
+    assert set(before) == operators | {"rms_norm", *GEMMS}
     kernel.swiglu_fp8(x, scale)
     kernel.quantize_fp8(x, scale)
     kernel.quantize_fp8(x)

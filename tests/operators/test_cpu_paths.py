@@ -20,7 +20,7 @@ VARIABLE = "ROCM_FP8_KERNELS_CPU"
 NEEDS = {
     "portable": set(),
     "avx2": {"avx2", "fma", "f16c"},
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"},
 }
 PATHS = list(NEEDS)
 
