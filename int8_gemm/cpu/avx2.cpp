@@ -7,9 +7,9 @@ namespace {
 // 16 products an instruction (vpmaddwd), whose pairs have exact sums in int32.
 struct Avx2Int8 {
     using Floats = Avx2;
-    // Of 16 registers: 4 x 3 sums, 3 columns and one row.
-    static constexpr int step = 16, block = 512, tile_n = 3, offset = 0;
-    static constexpr int stream_n(int m) { return m == 1 ? 6 : m == 2 ? 4 : 3; }
+    // Of 16 registers: 4 x 2 sums, 2 columns, one row, and products that wait for their additions.
+    static constexpr int step = 16, block = 512, tile_n = 2, offset = 0;
+    static constexpr int stream_n(int m) { return m == 1 ? 6 : m == 2 ? 4 : m == 3 ? 3 : 2; }
     using Operand = __m256i;
     using Sum = __m256i;
 
@@ -21,18 +21,18 @@ struct Avx2Int8 {
     static Operand load_operand(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
     static void store_operand(void* p, Operand x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm256_add_epi32(s, _mm256_madd_epi16(a, b)); }
-    // use(i, total of sum i)
-    template <int count, class Use>
-    static void totals(const Sum* sums, const Use& use) {
+    // Between steps. The compiler would add the products of several steps first, as integers may be, and spill them.
+    static void keep(Sum& s) { asm("" : "+x"(s)); }
+    // out[i]: the total of sums[i]; up to a multiple of four.
+    template <int count>
+    static void totals(const Sum* sums, int32_t* out) {
         constexpr auto at = [](const Sum* sums, int i) { return i < count ? sums[i] : _mm256_setzero_si256(); };
         for (int i = 0; i < count; i += 4) {
             const __m256i ab = _mm256_hadd_epi32(at(sums, i), at(sums, i + 1));
             const __m256i cd = _mm256_hadd_epi32(at(sums, i + 2), at(sums, i + 3));
             const __m256i abcd = _mm256_hadd_epi32(ab, cd);
-            int32_t four[4];
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(four),
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
                              _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1)));
-            for (int j = 0; j < 4 && i + j < count; ++j) use(i + j, four[j]);
         }
     }
 };

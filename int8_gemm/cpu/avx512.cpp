@@ -21,9 +21,10 @@ struct Avx512Int8 {
     static Operand load_operand(const void* p) { return _mm512_load_si512(p); }
     static void store_operand(void* p, Operand x) { _mm512_store_si512(p, x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm512_dpbusd_epi32(s, b, a); }
-    // use(i, total of sum i)
-    template <int count, class Use>
-    static void totals(const Sum* sums, const Use& use) {
+    static void keep(Sum&) {}
+    // out[i]: the total of sums[i]; up to a multiple of four.
+    template <int count>
+    static void totals(const Sum* sums, int32_t* out) {
         constexpr auto at = [](const Sum* sums, int i) {
             return i < count ? _mm256_add_epi32(_mm512_castsi512_si256(sums[i]), _mm512_extracti64x4_epi64(sums[i], 1))
                              : _mm256_setzero_si256();
@@ -32,10 +33,8 @@ struct Avx512Int8 {
             const __m256i ab = _mm256_hadd_epi32(at(sums, i), at(sums, i + 1));
             const __m256i cd = _mm256_hadd_epi32(at(sums, i + 2), at(sums, i + 3));
             const __m256i abcd = _mm256_hadd_epi32(ab, cd);
-            int32_t four[4];
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(four),
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
                              _mm_add_epi32(_mm256_castsi256_si128(abcd), _mm256_extracti128_si256(abcd, 1)));
-            for (int j = 0; j < 4 && i + j < count; ++j) use(i + j, four[j]);
         }
     }
 };

@@ -62,6 +62,13 @@ class Int8Gemm {
     static int64_t block_bytes(int64_t k) { return bytes_of(std::min<int64_t>(k, R::block)); }
     static int64_t blocks_of(int64_t k) { return (k + R::block - 1) / R::block; }
 
+    // Columns of a tile of so many rows.
+    static constexpr int tile_n(int m) { return m == kTileM ? R::tile_n : R::stream_n(m); }
+    // The least multiple of four that is not smaller.
+    static constexpr int fours(int n) { return (n + 3) / 4 * 4; }
+    // Without overflow: sums wrap around.
+    static int32_t difference(int32_t x, int32_t y) { return int32_t(uint32_t(x) - uint32_t(y)); }
+
     // --- A ---
 
     static int64_t operand_bytes(int64_t k) { return blocks_of(k) * block_bytes(k); }
@@ -112,15 +119,21 @@ class Int8Gemm {
             auto step = [&](const int8_t* from, int64_t apart) {
                 for (int j = 0; j < N; ++j) {
                     const Operand w = R::decode_b(from + j * apart);
-                    for (int i = 0; i < M; ++i)
-                        sum[i * N + j] = R::dot(sum[i * N + j], R::load_operand(rows + i * row_bytes), w);
+                    for (int i = 0; i < M; ++i) {
+                        Sum& s = sum[i * N + j];
+                        s = R::dot(s, R::load_operand(rows + i * row_bytes), w);
+                        if constexpr (M > 1) R::keep(s);
+                    }
                 }
                 rows += sizeof(Operand);
             };
             constexpr int kLine = 64;  // bytes of a cache line
             int64_t k = 0;
             for (; k + kLine <= length; k += kLine) {
-                for (int j = 0; j < N; ++j) prefetch(codes + j * stride + k + kPrefetch);
+                // After a row's end: of the rows of the next tile. The processor's own prefetching stops at a page's.
+                int64_t ahead = k + kPrefetch;
+                ahead += k0 + ahead < p.k ? 0 : N * stride - p.k;
+                for (int j = 0; j < N; ++j) prefetch(codes + j * stride + ahead);
                 for (int u = 0; u < kLine; u += kStep) step(codes + k + u, stride);
             }
             for (; k + kStep <= length; k += kStep) step(codes + k, stride);
@@ -130,9 +143,11 @@ class Int8Gemm {
                 step(tails, kStep);
             }
         }
-        R::template totals<M * N>(sum, [&](int i, int32_t total) {
-            totals[i / N * kColumns + columns.done + i % N] = int32_t(uint32_t(total) - uint32_t(a.surplus[i / N]));
-        });
+        int32_t found[fours(M * N)];
+        R::template totals<M * N>(sum, found);
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < N; ++j)
+                totals[i * kColumns + columns.done + j] = difference(found[i * N + j], a.surplus[i]);
     }
 
     template <int M>
@@ -148,34 +163,80 @@ class Int8Gemm {
 
     // --- more rows: through decoded blocks ---
 
-    // M rows of A times N of B over a block of `bytes`; adds to totals [M][kColumns].
-    template <int M, int N>
-    static void block_tile(const char* a, const char* b, int64_t bytes, int64_t stride, int32_t* totals) {
+    // M rows of A times N of B over a block of `bytes`; adds to totals [M][N].
+    template <int M, int N, class Bytes>
+    static void block_tile(const char* a, const char* b, Bytes bytes, int64_t stride, int32_t* totals) {
         Sum sum[M * N];
         for (Sum& v : sum) v = R::zero();
-        for (int64_t k = 0; k < bytes; k += sizeof(Operand)) {
+        const auto step = [&](int64_t k) {
             Operand w[N];
             for (int j = 0; j < N; ++j) w[j] = R::load_operand(b + j * stride + k);
             for (int i = 0; i < M; ++i) {
                 const Operand v = R::load_operand(a + i * stride + k);
-                for (int j = 0; j < N; ++j) sum[i * N + j] = R::dot(sum[i * N + j], v, w[j]);
+                for (int j = 0; j < N; ++j) {
+                    Sum& s = sum[i * N + j];
+                    s = R::dot(s, v, w[j]);
+                    R::keep(s);
+                }
+            }
+        };
+        constexpr int64_t kOne = sizeof(Operand);
+        if constexpr (std::is_same_v<Bytes, int64_t>) {
+            for (int64_t k = 0; k < bytes; k += kOne) step(k);
+        } else {
+            static_assert(Bytes::value % (4 * kOne) == 0);
+            for (int64_t k = 0; k < bytes; k += 4 * kOne) {
+                step(k);
+                step(k + kOne);
+                step(k + 2 * kOne);
+                step(k + 3 * kOne);
             }
         }
-        R::template totals<M * N>(sum, [&](int i, int32_t total) {
-            int32_t& to = totals[i / N * kColumns + i % N];
-            to = int32_t(uint32_t(to) + uint32_t(total));
-        });
+        int32_t found[fours(M * N)];
+        R::template totals<M * N>(sum, found);
+        for (int i = 0; i < M * N; ++i) totals[i] = int32_t(uint32_t(totals[i]) + uint32_t(found[i]));
     }
 
+    // A block of M rows of A, from `row`, times kColumns of B; adds to totals [kColumns / N][M][N] of these rows.
     template <int M>
     static void block_rows(const Args& p, const Chunk& a, const char* b, int64_t block, int64_t row, int32_t* totals) {
-        constexpr int N = M == kTileM ? R::tile_n : R::stream_n(M);
+        constexpr int N = tile_n(M);
         static_assert(kColumns % N == 0);
         const char* rows = operands_of(p, a, block, row);
-        const int64_t stride = block_bytes(p.k);
-        const int64_t bytes = bytes_of(std::min<int64_t>(R::block, p.k - block * R::block));
-        for (int j = 0; j < kColumns; j += N)
-            block_tile<M, N>(rows, b + j * stride, bytes, stride, totals + row * kColumns + j);
+        totals += row * kColumns;
+        const int64_t length = p.k - block * R::block;
+        for (int j = 0; j < kColumns; j += N, totals += M * N) {
+            if (length >= R::block) {  // a constant, so that the loop's end is foreseen
+                constexpr std::integral_constant<int64_t, R::block / kStep * sizeof(Operand)> bytes;
+                block_tile<M, N>(rows, b + j * bytes, bytes, bytes, totals);
+            } else {
+                const int64_t stride = block_bytes(p.k);
+                block_tile<M, N>(rows, b + j * stride, bytes_of(length), stride, totals);
+            }
+        }
+    }
+
+    // From the tiles' order to [M][kColumns], without the surplus.
+    template <int M>
+    static void in_order(int32_t* totals, const int32_t* surplus) {
+        constexpr int N = tile_n(M);
+        int32_t tiles[M * kColumns];
+        std::memcpy(tiles, totals, sizeof tiles);
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < kColumns; ++j)
+                totals[i * kColumns + j] = difference(tiles[j / N * M * N + i * N + j % N], surplus[i]);
+    }
+
+    // Calls use(M, row) with each tile's number of rows, as a constant, and its first.
+    template <class Use>
+    static void tiles_of_rows(int64_t count, const Use& use) {
+        int64_t row = 0;
+        for (; row + kTileM <= count; row += kTileM) use(std::integral_constant<int, kTileM>(), row);
+        switch (count - row) {
+            case 1: use(std::integral_constant<int, 1>(), row); break;
+            case 2: use(std::integral_constant<int, 2>(), row); break;
+            case 3: use(std::integral_constant<int, 3>(), row); break;
+        }
     }
 
     static void decoded_columns(const Args& p, const Chunk& a, const int8_t* b, Columns& columns) {
@@ -193,20 +254,9 @@ class Int8Gemm {
                              R::store_operand(decoded + j * stride + i * sizeof(Operand), R::decode_b(step));
                          });
             }
-            int64_t row = 0;
-            for (; row + kTileM <= a.count; row += kTileM) block_rows<kTileM>(p, a, decoded, block, row, totals);
-            switch (a.count - row) {
-                case 1: block_rows<1>(p, a, decoded, block, row, totals); break;
-                case 2: block_rows<2>(p, a, decoded, block, row, totals); break;
-                case 3: block_rows<3>(p, a, decoded, block, row, totals); break;
-            }
+            tiles_of_rows(a.count, [&](auto m, int64_t row) { block_rows<m()>(p, a, decoded, block, row, totals); });
         }
-        if constexpr (R::offset) {
-            for (int64_t row = 0; row < a.count; ++row)
-                for (int j = 0; j < kColumns; ++j)
-                    totals[row * kColumns + j] =
-                        int32_t(uint32_t(totals[row * kColumns + j]) - uint32_t(a.surplus[row]));
-        }
+        tiles_of_rows(a.count, [&](auto m, int64_t row) { in_order<m()>(totals + row * kColumns, a.surplus + row); });
         store_rows<typename R::Floats, out_type>(p, a.batch, a.first, a.count, columns, totals);
     }
 

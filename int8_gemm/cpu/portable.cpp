@@ -33,13 +33,14 @@ struct PortableInt8 {
         for (int i = 0; i < step / 2; ++i) s.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
         return s;
     }
-    // use(i, total of sum i)
-    template <int count, class Use>
-    static void totals(const Sum* sums, const Use& use) {
+    static void keep(Sum&) {}
+    // out[i]: the total of sums[i]; up to a multiple of four.
+    template <int count>
+    static void totals(const Sum* sums, int32_t* out) {
         for (int i = 0; i < count; ++i) {
             uint32_t total = 0;
             for (int32_t lane : sums[i].v) total += uint32_t(lane);
-            use(i, int32_t(total));
+            out[i] = int32_t(total);
         }
     }
 };

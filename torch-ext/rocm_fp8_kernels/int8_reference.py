@@ -33,7 +33,9 @@ def _sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _rounded(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.int8:
         return encode_int8(v)
-    return torch.where(v.isnan(), torch.nan, v).to(dtype)
+    bits = {torch.float32: 0x7FC00000, torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}[dtype]
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    return torch.where(v.isnan(), torch.full((), bits, dtype=integer, device=v.device).view(dtype), v.to(dtype))
 
 
 def _relu(v: torch.Tensor) -> torch.Tensor:
