@@ -204,7 +204,7 @@ def test_batches(kernel, device, generator, batch, m, n, k):
 
 
 def test_heads_in_place(kernel, device, generator):
-    """Queries, keys and results of attention as [tokens, heads, d]: batches and rows interleave, and nothing is copied."""
+    """Queries, keys and results of attention as [tokens, heads, d]: batches and rows interleave."""
     tokens, heads, d = 19, 12, 80
     fused = guarded(any_bytes((tokens, 3 * heads, d), generator), device)
     q, k = fused.t[:, :heads].transpose(0, 1), fused.t[:, heads : 2 * heads].transpose(0, 1)

@@ -124,7 +124,7 @@ def placed(values: torch.Tensor, device, how: str) -> Guarded:
 
 
 def special_rows(dtype: torch.dtype, d: int, generator) -> torch.Tensor:
-    """Rows for quantisation: of both signs, of one, of zeros, tiny, with NaN and infinities, and next to the largest."""
+    """Rows for quantisation: of both signs, of one, of zeros, tiny, with NaN and infinities, of the largest."""
     x = normal((10, d), torch.float32, generator, 3.0)
     x[1], x[2], x[3] = x[1].abs() + 1, -x[2].abs() - 1, 0
     x[4] *= 1e-12
