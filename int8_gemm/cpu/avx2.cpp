@@ -21,8 +21,12 @@ struct Avx2Int8 {
     static Operand load_operand(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
     static void store_operand(void* p, Operand x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm256_add_epi32(s, _mm256_madd_epi16(a, b)); }
-    // Between steps. The compiler would add the products of several steps first, as integers may be, and spill them.
-    static void keep(Sum& s) { asm("" : "+x"(s)); }
+    // Between steps. The compiler would add the products of several steps first, as integers may be, and spill them. By
+    // value: of a reference it would keep the sums in memory.
+    static __m256i keep(__m256i x) {
+        asm("" : "+x"(x));
+        return x;
+    }
     // out[i]: the total of sums[i]; up to a multiple of four.
     template <int count>
     static void totals(const Sum* sums, int32_t* out) {

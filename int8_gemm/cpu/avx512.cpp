@@ -21,7 +21,10 @@ struct Avx512Int8 {
     static Operand load_operand(const void* p) { return _mm512_load_si512(p); }
     static void store_operand(void* p, Operand x) { _mm512_store_si512(p, x); }
     static Sum dot(Sum s, Operand a, Operand b) { return _mm512_dpbusd_epi32(s, b, a); }
-    static void keep(Sum&) {}
+    template <class Register>
+    static Register keep(Register x) {
+        return x;
+    }
     // out[i]: the total of sums[i]; up to a multiple of four.
     template <int count>
     static void totals(const Sum* sums, int32_t* out) {

@@ -117,12 +117,15 @@ class Int8Gemm {
             const int64_t length = std::min<int64_t>(R::block, p.k - k0);
             const int8_t* codes = b + k0;
             auto step = [&](const int8_t* from, int64_t apart) {
+                Operand v[M];
+                for (int i = 0; i < M; ++i) {
+                    v[i] = R::keep(R::load_operand(rows + i * row_bytes));  // in its register: N loads take longer
+                }
                 for (int j = 0; j < N; ++j) {
                     const Operand w = R::decode_b(from + j * apart);
                     for (int i = 0; i < M; ++i) {
                         Sum& s = sum[i * N + j];
-                        s = R::dot(s, R::load_operand(rows + i * row_bytes), w);
-                        if constexpr (M > 1) R::keep(s);
+                        s = R::keep(R::dot(s, v[i], w));
                     }
                 }
                 rows += sizeof(Operand);
@@ -172,11 +175,10 @@ class Int8Gemm {
             Operand w[N];
             for (int j = 0; j < N; ++j) w[j] = R::load_operand(b + j * stride + k);
             for (int i = 0; i < M; ++i) {
-                const Operand v = R::load_operand(a + i * stride + k);
+                const Operand v = R::keep(R::load_operand(a + i * stride + k));
                 for (int j = 0; j < N; ++j) {
                     Sum& s = sum[i * N + j];
-                    s = R::dot(s, v, w[j]);
-                    R::keep(s);
+                    s = R::keep(R::dot(s, v, w[j]));
                 }
             }
         };

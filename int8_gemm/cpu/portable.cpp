@@ -33,7 +33,10 @@ struct PortableInt8 {
         for (int i = 0; i < step / 2; ++i) s.v[i] += a.v[2 * i] * b.v[2 * i] + a.v[2 * i + 1] * b.v[2 * i + 1];
         return s;
     }
-    static void keep(Sum&) {}
+    template <class Register>
+    static Register keep(Register x) {
+        return x;
+    }
     // out[i]: the total of sums[i]; up to a multiple of four.
     template <int count>
     static void totals(const Sum* sums, int32_t* out) {
