@@ -83,6 +83,24 @@ def block_scaled(kernel, m: int, generator: torch.Generator) -> dict[str, float]
     return medians(cases, moved, "block_scaled_gemm")
 
 
+def int8(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
+    """Medians of int8_gemm, of torch's float32 linear of the same numbers, and of reading the weights."""
+    count = copies(N * K)
+    codes = torch.randint(-128, 128, (N, K), generator=generator).to(torch.int8)
+    weights = [codes.clone() for _ in range(count)]
+    a = torch.randint(-128, 128, (m, K), generator=generator).to(torch.int8)
+    wide, wide_weights = a.float(), [codes.float() for _ in range(2)]
+    scale_a, scale_b = torch.rand(m, 1, generator=generator), torch.rand(1, N, generator=generator)
+    bias = torch.randn(N, generator=generator)
+    cases, moved = ceiling_cases(generator)
+    cases |= {
+        "int8_gemm": lambda i: kernel.int8_gemm(a, weights[i % count], scale_a, scale_b, bias),
+        "linear float32": lambda i: torch.nn.functional.linear(wide, wide_weights[i % 2]),
+    }
+    moved |= {"int8_gemm": N * K, "linear float32": 4 * N * K}
+    return medians(cases, moved, "int8_gemm")
+
+
 def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
     """Medians of a row operator, of its reference compiled by torch, and of the copy of as many bytes."""
     scale = torch.tensor(0.02)
@@ -190,6 +208,15 @@ def measure(seed: int | None) -> list[str]:
             f"block_scaled_gemm M={m:3} {N}x{K}: {t['block_scaled_gemm'] * 1e3:6.2f} ms, floor "
             f"{t['floor'] * 1e3:.2f} ms, linear float32 {t['linear float32'] * 1e3:.2f} ms, with dequantisation "
             f"{t['dequantise, linear'] * 1e3:.2f} ms; {shown}: {bound(f'block_scaled_gemm M={m}', ratio, least)}"
+        )
+    # Bounds of AVX2. Asked for: 0.8 at M = 1, and of VNNI 2.5 at M = 512.
+    for m, against, least in ((1, "floor", 0.6), (32, "linear float32", 1.0), (512, "linear float32", 1.0)):
+        t = int8(kernel, m, generator)
+        ratio = t[against] / t["int8_gemm"]
+        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
+        print(
+            f"int8_gemm M={m:3} {N}x{K}: {t['int8_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
+            f"linear float32 {t['linear float32'] * 1e3:.2f} ms; {shown}: {bound(f'int8_gemm M={m}', ratio, least)}"
         )
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)

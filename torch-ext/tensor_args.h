@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <sstream>
@@ -33,6 +34,8 @@ const char* name_of(DType t) {
         case DType::e4m3fn: return "float8_e4m3fn";
         case DType::e4m3fnuz: return "float8_e4m3fnuz";
         case DType::e8m0: return "float8_e8m0fnu";
+        case DType::i8: return "int8";
+        case DType::i32: return "int32";
     }
     return "?";
 }
@@ -45,6 +48,8 @@ std::optional<DType> dtype_of(ScalarType t) {
         case ScalarType::Float8_e4m3fn: return DType::e4m3fn;
         case ScalarType::Float8_e4m3fnuz: return DType::e4m3fnuz;
         case ScalarType::Float8_e8m0fnu: return DType::e8m0;
+        case ScalarType::Char: return DType::i8;
+        case ScalarType::Int: return DType::i32;
         default: return std::nullopt;
     }
 }
@@ -125,11 +130,14 @@ class Arg {
     }
 
     // One float32 element, on other's device.
-    const float* scale_of(const Arg& other) const {
-        dtype({DType::f32});
+    const float* scale_of(const Arg& other) const { return static_cast<const float*>(one_element(DType::f32, other)); }
+
+    // The same of another type.
+    const void* one_element(DType type, const Arg& other) const {
+        dtype({type});
         check_device_of(other);
         if (t_.numel() != 1) refuse(t_.numel(), " elements (shape ", shape(), "); needs 1");
-        return static_cast<const float*>(data());
+        return data();
     }
 
     // [..., d] as rows with one stride; the last dimension contiguous.
@@ -140,21 +148,23 @@ class Arg {
 
     // The same with any stride of the last dimension.
     int64_t leading_stride() const {
-        int64_t stride = last(), expected = 0;
-        if (t_.numel() == 0) return stride;
-        bool first = true;
-        for (int64_t i = t_.dim() - 2; i >= 0; --i) {
-            if (t_.size(i) == 1) continue;
-            if (first) {
-                stride = t_.stride(i);
-                first = false;
-            } else if (t_.stride(i) != expected) {
-                refuse("leading dimensions of shape ", shape(), " with strides ", list(t_.strides()),
-                       " do not collapse into rows with one stride");
-            }
-            expected = t_.stride(i) * t_.size(i);
+        if (const std::optional<int64_t> stride = common_stride()) return *stride;
+        refuse("leading dimensions of shape ", shape(), " with strides ", list(t_.strides()),
+               " do not collapse into rows with one stride");
+    }
+
+    // Of a tensor that is written, whose last dimension is contiguous and whose leading dimensions have any strides.
+    void check_no_self_overlap() const {
+        if (t_.numel() == 0) return;
+        std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+        for (int64_t i = 0; i + 1 < t_.dim(); ++i)
+            if (t_.size(i) > 1) dims.emplace_back(t_.stride(i), t_.size(i));
+        std::sort(dims.begin(), dims.end());
+        int64_t reach = last();  // of the dimensions with smaller strides
+        for (const auto& [stride, size] : dims) {
+            if (stride < reach) refuse("shape ", shape(), " with strides ", list(t_.strides()), " overlaps itself");
+            reach += stride * (size - 1);
         }
-        return stride;
     }
 
     // Of a tensor that is written: rows may not share memory.
@@ -186,11 +196,28 @@ class Arg {
         int64_t begin, stride, width, rows;
         int64_t bytes() const { return (rows - 1) * stride + width; }
     };
+    // Of all rows; nothing where the leading dimensions do not collapse.
+    std::optional<int64_t> common_stride() const {
+        int64_t stride = last(), expected = 0;
+        if (t_.numel() == 0) return stride;
+        bool first = true;
+        for (int64_t i = t_.dim() - 2; i >= 0; --i) {
+            if (t_.size(i) == 1) continue;
+            if (first) {
+                stride = t_.stride(i);
+                first = false;
+            } else if (t_.stride(i) != expected) {
+                return std::nullopt;
+            }
+            expected = t_.stride(i) * t_.size(i);
+        }
+        return stride;
+    }
     Extent extent() const {
         const int64_t begin = reinterpret_cast<int64_t>(data()), size = t_.element_size();
-        if (t_.dim() >= 2 && (last() == 1 || t_.stride(t_.dim() - 1) == 1))
-            return {begin, row_stride() * size, last() * size, rows()};
-        // Anything else (scales, biases, weights): from its first element to its last.
+        if (t_.dim() >= 2 && (last() == 1 || t_.stride(t_.dim() - 1) == 1) && common_stride())
+            return {begin, *common_stride() * size, last() * size, rows()};
+        // Anything else (scales, biases, weights, batches): from its first element to its last.
         int64_t span = 1;
         for (int64_t i = 0; i < t_.dim(); ++i) span += (t_.size(i) - 1) * t_.stride(i);
         return {begin, 0, span * size, 1};

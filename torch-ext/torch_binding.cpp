@@ -40,6 +40,15 @@ int64_t call_count(std::string name) {
         {"swiglu_fp8", Counted<&swiglu_fp8>::calls},
         {"skinny_gemm", Counted<&skinny_gemm>::calls},
         {"block_scaled_gemm", Counted<&block_scaled_gemm>::calls},
+        {"int8_gemm", Counted<&int8_gemm>::calls},
+        {"linear_abde_i8", Counted<&linear_abde_i8>::calls},
+        {"linear_relu_abde_i8", Counted<&linear_relu_abde_i8>::calls},
+        {"linear_ab_i8_de_f32", Counted<&linear_ab_i8_de_f32>::calls},
+        {"bmm_abe_i8", Counted<&bmm_abe_i8>::calls},
+        {"bmm_ab_i8_e_f32", Counted<&bmm_ab_i8_e_f32>::calls},
+        {"quantize_int8", Counted<&quantize_int8>::calls},
+        {"layer_norm_int8", Counted<&layer_norm_int8>::calls},
+        {"softmax_int8", Counted<&softmax_int8>::calls},
     };
     for (const auto& each : operators)
         if (name == each.name) return each.calls.load(std::memory_order_relaxed);
@@ -79,6 +88,30 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
     ops.def(
         "block_scaled_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, "
         "bool constant_b=False) -> ()");
+    // activation: 0 none, 1 relu, 2 gelu, 3 gelu_tanh.
+    ops.def(
+        "int8_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, Tensor? zero_a, "
+        "Tensor? sum_b, Tensor? scale_out, int activation, bool constant_b=False) -> ()");
+    // alpha_value, beta_value: where the tensors are None.
+    ops.def(
+        "linear_abde_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float alpha_value, "
+        "float beta_value, bool constant_b=False) -> ()");
+    ops.def(
+        "linear_relu_abde_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float alpha_value, "
+        "float beta_value, bool constant_b=False) -> ()");
+    ops.def(
+        "linear_ab_i8_de_f32(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float alpha_value, "
+        "float beta_value, bool constant_b=False) -> ()");
+    ops.def("bmm_abe_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor? alpha, float alpha_value) -> ()");
+    ops.def("bmm_ab_i8_e_f32(Tensor(a!) out, Tensor a, Tensor b, Tensor? alpha, float alpha_value) -> ()");
+    // With scale (and zero_point) these are used; without, scale_out (and zero_point_out) take what is computed.
+    ops.def(
+        "quantize_int8(Tensor(a!) out, Tensor(b!)? scale_out, Tensor(c!)? zero_point_out, Tensor x, Tensor? scale, "
+        "Tensor? zero_point) -> ()");
+    ops.def(
+        "layer_norm_int8(Tensor(a!) out, Tensor(b!)? scale_out, Tensor(c!)? zero_point_out, Tensor x, "
+        "Tensor(d!)? residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? zero_point, float epsilon) -> ()");
+    ops.def("softmax_int8(Tensor(a!) out, Tensor x, Tensor? mask) -> ()");
     ops.def("reread_environment() -> ()");
     ops.def("call_count(str name) -> int");
 }
@@ -106,6 +139,15 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
     ops.impl("swiglu_fp8", TORCH_BOX(&Counted<&swiglu_fp8>::call));
     ops.impl("skinny_gemm", TORCH_BOX(&Counted<&skinny_gemm>::call));
     ops.impl("block_scaled_gemm", TORCH_BOX(&Counted<&block_scaled_gemm>::call));
+    ops.impl("int8_gemm", TORCH_BOX(&Counted<&int8_gemm>::call));
+    ops.impl("linear_abde_i8", TORCH_BOX(&Counted<&linear_abde_i8>::call));
+    ops.impl("linear_relu_abde_i8", TORCH_BOX(&Counted<&linear_relu_abde_i8>::call));
+    ops.impl("linear_ab_i8_de_f32", TORCH_BOX(&Counted<&linear_ab_i8_de_f32>::call));
+    ops.impl("bmm_abe_i8", TORCH_BOX(&Counted<&bmm_abe_i8>::call));
+    ops.impl("bmm_ab_i8_e_f32", TORCH_BOX(&Counted<&bmm_ab_i8_e_f32>::call));
+    ops.impl("quantize_int8", TORCH_BOX(&Counted<&quantize_int8>::call));
+    ops.impl("layer_norm_int8", TORCH_BOX(&Counted<&layer_norm_int8>::call));
+    ops.impl("softmax_int8", TORCH_BOX(&Counted<&softmax_int8>::call));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

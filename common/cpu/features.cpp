@@ -13,7 +13,8 @@ bool supports(Isa isa) {
         case Isa::avx512:
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") && supports(Isa::avx2);
+                   __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16") &&
+                   __builtin_cpu_supports("avx512vnni") && supports(Isa::avx2);
         case Isa::avx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
         case Isa::portable: return true;

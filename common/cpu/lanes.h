@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kPartialSums = 32;
 
-constexpr int64_t element_size(DType t) { return t == DType::f32 ? 4 : is_fp8(t) ? 1 : 2; }
+constexpr int64_t element_size(DType t) { return t == DType::f32 ? 4 : is_fp8(t) || t == DType::i8 ? 1 : 2; }
 
 template <DType type>
 inline const void* at(const void* p, int64_t i) {

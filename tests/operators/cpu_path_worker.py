@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from tests.problems import int8
 from tests.problems.block_scaled_gemm import VALUES, Problem, Scaling, draw
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
 from tests.problems.quantize import special_values
@@ -134,7 +135,41 @@ def block_scaled_problems(g: torch.Generator):
                 yield name, "block_scaled_gemm", (a, b, drawn.scale_a, drawn.scale_b, drawn.bias), dtype
 
 
-def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+def int8_problems(g: torch.Generator):
+    """Rows, columns and K around tiles, steps and blocks; each form of the epilogue, of scales, of softmax's mask."""
+    activations = itertools.cycle((None, "relu", "gelu_tanh"))
+    for m in (1, 2, 3, 4, 5, 7, 17, 33, 130):
+        sizes = ((1, 1), (5, 15), (13, 16), (12, 33), (14, 64), (37, 255), (13, 513), (50, 1100), (7, 2100), (5, 4200))
+        for n, k in sizes:
+            a, b = int8.any_bytes((m, k), g), int8.extremes((n, k), g)
+            dtype = int8.RESULTS[int(torch.randint(4, (), generator=g))]
+            arguments = (a, b, int8.spread((m, 1), g, k), int8.spread((1, n), g, k), normal((n,), torch.bfloat16, g))
+            options = dict(activation=next(activations))
+            if n % 2:
+                zero = torch.randint(-128, 128, (m,), generator=g).int()
+                options |= dict(zero_a=zero, sum_b=b.sum(-1, dtype=torch.int32))
+            yield f"int8_gemm-{m}x{n}x{k}-{short(dtype)}", "int8_gemm", arguments, dtype, None, options
+            d, both = int8.any_bytes((m, n), g), dict(alpha=0.004, beta=0.5)
+            yield f"linear-{m}x{n}x{k}", "linear_relu_abde_i8", (a, b, d), torch.int8, None, both
+    for batch, m, n, k in ((3, 1, 70, 64), (12, 5, 13, 80), (9, 33, 7, 128)):
+        batches = int8.any_bytes((batch, m, k), g), int8.any_bytes((batch, n, k), g)
+        yield f"bmm-{batch}x{m}x{n}x{k}", "bmm_ab_i8_e_f32", batches, torch.float32, None, dict(alpha=0.01)
+    for dtype in FLOATS:
+        for d in (2, 7, 8, 15, 16, 17, 31, 32, 33, 47, 64, 100, 576, 1025, 2880):
+            x, residual = int8.special_rows(dtype, d, g), normal((10, d), dtype, g, 3.0)
+            for symmetric in (True, False):
+                name, mode = f"{short(dtype)}-{d}-{symmetric}", dict(symmetric=symmetric)
+                yield f"quantize_int8-{name}", "quantize_int8", (x,), torch.int8, (10, 1), mode
+                norm = (residual, weights((d,), dtype, g), normal((d,), dtype, g))
+                options = mode | dict(residual=normal((10, d), dtype, g))
+                yield f"layer_norm_int8-{name}", "layer_norm_int8", norm, torch.int8, (10, 1), options
+            yield f"quantize_int8-{short(dtype)}-{d}", "quantize_int8", (x, torch.tensor([0.3])), torch.int8
+            yield f"softmax_int8-{short(dtype)}-{d}", "softmax_int8", (x, residual), torch.int8
+
+
+def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    if operator.startswith(("linear", "bmm")):
+        return *arguments[0].shape[:-1], arguments[1].shape[-2]
     rows, columns = arguments[0].shape
     if operator.endswith("gemm"):
         return rows, len(arguments[1])
@@ -148,10 +183,10 @@ def main(path: str, seed: str) -> None:
     generator = torch.Generator().manual_seed(int(seed))
     results = {}
     problems = (*row_problems(generator), *scaled_problems(generator), *gemm_problems(generator))
-    problems += tuple(block_scaled_problems(generator))
+    problems += (*block_scaled_problems(generator), *int8_problems(generator))
     for name, operator, arguments, dtype, *scaled in problems:
         shape = result_shape(operator, arguments)
-        scales, options = scaled or (None, {})
+        scales, given = scaled or (None, {})
         rounds = []
         for at_end in (True, False):
 
@@ -165,7 +200,9 @@ def main(path: str, seed: str) -> None:
             # Half of the problems: where the values are not asked for, they are computed elsewhere.
             if "rms_norm_dynamic" in operator and shape[1] % 2 == 0:
                 outs["normalized_out"] = written(shape, arguments[0].dtype)
+            options = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
             getattr(kernel, operator)(*placed, **outs, **options)
+            outs |= {name: options[name] for name in ("residual",) if name in options}
             if operator.startswith("add"):
                 outs["residual"] = placed[1]
             if "normalized_out" in outs:  # of two NaN that are multiplied the result may have either's payload

@@ -1,19 +1,14 @@
 """torch.compile without graph breaks, torch's own checks of the registrations, and equality with eager."""
 
-import shutil
 import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from tests.operators.compiled import BACKEND, Result, assert_meta_as, both_ways, parts
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
-
-Result = torch.Tensor | tuple[torch.Tensor, ...]
-
-# Inductor needs a C++ compiler for what it generates around the operators; tracing and functionalisation do not.
-BACKEND = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 
 
 @pytest.fixture(autouse=True)
@@ -80,29 +75,13 @@ OPERATORS = (
     "quantize_fp8",
     "quantize_static_fp8",
 )
-GEMMS = ("skinny_gemm", "block_scaled_gemm")
+GEMMS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
 def function_of(kernel, operator: str) -> Callable[..., Result]:
     """The Python function that calls the operator."""
     return getattr(kernel, operator.replace("_static", ""))
-
-
-def parts(result: Result) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
-def both_ways(function: Callable[..., Result], args: tuple, compiled: Callable[..., Result]) -> Result:
-    """The compiled result, after its bytes and those of every argument afterwards were found equal to eager's."""
-    eager_args, compiled_args = (tuple(a.clone() for a in args) for _ in range(2))
-    wanted, got = function(*eager_args), compiled(*compiled_args)
-    assert len(parts(got)) == len(parts(wanted))
-    for i, (a, b) in enumerate(zip(parts(got), parts(wanted))):
-        assert same_bytes(a, b) and a.stride() == b.stride(), f"result {i}"
-    for i, (a, b) in enumerate(zip(compiled_args, eager_args)):
-        assert same_bytes(a, b), f"argument {i} afterwards"
-    return got
 
 
 @every_operator
@@ -262,11 +241,6 @@ def test_meta_tensors_give_shapes(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
     function = function_of(kernel, operator)
     assert_meta_as(function(*(a.to("meta") for a in args)), function(*args))
-
-
-def assert_meta_as(got: Result, wanted: Result) -> None:
-    for a, b in zip(parts(got), parts(wanted), strict=True):
-        assert a.is_meta and (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
 
 
 # --- block_scaled_gemm ---
@@ -439,7 +413,8 @@ def test_calls_are_counted_eager_and_compiled(kernel, device):
         return {name: count - before[name] for name, count in kernel.call_counts().items() if count != before[name]}
 
     before = kernel.call_counts()
-    assert set(before) == {name for name in kernel.__all__ if name.endswith("_fp8") or name in ("rms_norm", *GEMMS)}
+    operators = {name for name in kernel.__all__ if name.endswith(("_fp8", "_int8", "_i8", "_f32"))}
+    assert set(before) == operators | {"rms_norm", *GEMMS}
     kernel.swiglu_fp8(x, scale)
     kernel.quantize_fp8(x, scale)
     kernel.quantize_fp8(x)

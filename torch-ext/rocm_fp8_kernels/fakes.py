@@ -19,6 +19,15 @@ OPERATORS = (
     "rms_norm_dynamic_fp8",
     "add_rms_norm_dynamic_fp8",
     "swiglu_dynamic_fp8",
+    "int8_gemm",
+    "linear_abde_i8",
+    "linear_relu_abde_i8",
+    "linear_ab_i8_de_f32",
+    "bmm_abe_i8",
+    "bmm_ab_i8_e_f32",
+    "quantize_int8",
+    "layer_norm_int8",
+    "softmax_int8",
 )
 
 

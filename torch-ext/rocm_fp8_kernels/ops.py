@@ -1,4 +1,4 @@
-"""The operators' Python functions: allocate what was not given, call the kernel. The GEMMs: gemm.py."""
+"""The operators' Python functions: allocate what was not given, call the kernel. The GEMMs: gemm.py; int8: int8.py."""
 
 import functools
 
@@ -7,6 +7,17 @@ import torch
 from ._ops import ops
 from .arguments import FP8, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
 from .gemm import SKINNY_GEMM_MAX_ROWS, block_scaled_gemm, skinny_gemm
+from .int8 import (
+    bmm_ab_i8_e_f32,
+    bmm_abe_i8,
+    int8_gemm,
+    layer_norm_int8,
+    linear_ab_i8_de_f32,
+    linear_abde_i8,
+    linear_relu_abde_i8,
+    quantize_int8,
+    softmax_int8,
+)
 from .scales import computed_scales
 
 __all__ = [
@@ -15,13 +26,22 @@ __all__ = [
     "add_rms_norm_fp8",
     "backend",
     "block_scaled_gemm",
+    "bmm_ab_i8_e_f32",
+    "bmm_abe_i8",
     "fp8_dtype",
+    "int8_gemm",
+    "layer_norm_int8",
+    "linear_ab_i8_de_f32",
+    "linear_abde_i8",
+    "linear_relu_abde_i8",
     "quantize_fp8",
+    "quantize_int8",
     "reread_environment",
     "rms_norm",
     "rms_norm_dynamic_fp8",
     "rms_norm_fp8",
     "skinny_gemm",
+    "softmax_int8",
     "swiglu_dynamic_fp8",
     "swiglu_fp8",
 ]

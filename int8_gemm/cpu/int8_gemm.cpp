@@ -1,0 +1,90 @@
+#include <algorithm>
+
+#include "../../common/cpu/features.h"
+#include "kernel.h"
+
+namespace rocm_fp8::int8_gemm {
+namespace {
+
+// Decoded rows of A that the last cache keeps while all of B goes by.
+constexpr int64_t kChunkBytes = 4 << 20;
+
+int64_t rows_of_chunks(int64_t m, int64_t row_bytes) {
+    constexpr int64_t kLeast = 32, kTile = 4;
+    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / kTile * kTile, kLeast, kMaxChunk);
+    const int64_t chunks = (m + most - 1) / most;
+    return (((m + chunks - 1) / chunks) + kTile - 1) / kTile * kTile;
+}
+
+// One batch, on the threads of `on`.
+void multiply(const Args& args, const Kernel& kernel, int64_t batch, const Executor& on) {
+    const int64_t row_bytes = kernel.operand_bytes(args.k);
+    const int64_t rows = std::min(args.m, rows_of_chunks(args.m, row_bytes));
+    static thread_local KeptMemory operands, surplus;
+    struct Context {
+        const Args& args;
+        const Kernel& kernel;
+        Chunk a;
+    } context{args, kernel, {}};
+    context.a.batch = batch;
+    context.a.operands = operands.at_least(rows * row_bytes);
+    context.a.surplus = reinterpret_cast<int32_t*>(surplus.at_least(rows * sizeof(int32_t)));
+
+    for (int64_t first = 0; first < args.m; first += rows) {
+        context.a.first = first;
+        context.a.count = std::min(rows, args.m - first);
+        // Parts of 128 KiB at least; of B with as many multiplications as 256 KiB of a few rows' have.
+        on.parallel_for(
+            0, context.a.count, std::max<int64_t>(131072 / args.k, 1),
+            [](void* c, int64_t begin, int64_t end) {
+                const auto* context = static_cast<Context*>(c);
+                context->kernel.decode_rows(context->args, context->a, begin, end);
+            },
+            &context);
+        const int64_t work = args.k * kColumns * ((context.a.count + 3) / 4);
+        on.parallel_for(
+            0, (args.n + kColumns - 1) / kColumns, std::max<int64_t>(262144 / work, 1),
+            [](void* c, int64_t begin, int64_t end) {
+                const auto* context = static_cast<Context*>(c);
+                context->kernel.columns(context->args, context->a, begin * kColumns,
+                                        std::min(end * kColumns, context->args.n));
+            },
+            &context);
+    }
+}
+
+}  // namespace
+
+Status launch(const Args& args, const Executor& on) {
+    if (args.batch == 0 || args.m == 0 || args.n == 0) return {};
+    const IsaChoice choice = cpu_isa();
+    if (choice.error) return {choice.error};
+    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
+                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
+                                                    : kernel_portable(args);
+    // Few batches take turns on all threads; of many a thread has some of its own.
+    constexpr int64_t kFew = 8;
+    if (args.batch < kFew) {
+        for (int64_t i = 0; i < args.batch; ++i) multiply(args, kernel, i, on);
+        return {};
+    }
+    struct Context {
+        const Args& args;
+        const Kernel& kernel;
+    } context{args, kernel};
+    const int64_t work = args.k * args.n * ((args.m + 3) / 4);
+    on.parallel_for(
+        0, args.batch, std::max<int64_t>(262144 / work, 1),
+        [](void* c, int64_t begin, int64_t end) {
+            const auto* context = static_cast<Context*>(c);
+            Executor alone;
+            alone.parallel_for = [](int64_t first, int64_t last, int64_t, RangeBody body, void* of) {
+                body(of, first, last);
+            };
+            for (int64_t i = begin; i < end; ++i) multiply(context->args, context->kernel, i, alone);
+        },
+        &context);
+    return {};
+}
+
+}  // namespace rocm_fp8::int8_gemm

@@ -1,0 +1,187 @@
+// The kernel of int8_gemm on CUDA: tiles of both operands through shared memory, mma.sync, sums through shared memory.
+// See int8_gemm.cu.
+#pragma once
+
+#include "../../common/cuda/async_copy.h"
+#include "../../common/cuda/half_pairs.h"
+#include "../../common/cuda/mma_int8.h"
+#include "../../common/cuda/pdl.h"
+#include "../../common/cuda/shared_memory.h"
+#include "../epilogue.h"
+#include "config.h"
+
+namespace rocm_fp8::int8_gemm::cuda {
+namespace {
+
+// Copies kRows rows of `step` bytes from k0 on to shared memory, with zeros beyond the matrix. vectors: rows begin at
+// multiples of 16 bytes; the last vector of a row may be shorter.
+template <int index, bool vectors, int kRows>
+__device__ inline void bring(uint8_t* to, const int8_t* from, int64_t stride, int64_t rows, int64_t k0, int64_t k) {
+    constexpr Tile tile = kTiles[index];
+    constexpr int kThreads = tile.threads(), kStep = tile.step(), kRowBytes = tile.row_bytes();
+    if constexpr (vectors) {
+        constexpr int kVectors = kStep / 16;
+#pragma unroll
+        for (int v = 0; v < kRows * kVectors; v += kThreads) {
+            const int i = v + threadIdx.x, r = i / kVectors, c = i % kVectors * 16;
+            if (kRows * kVectors % kThreads != 0 && i >= kRows * kVectors) break;
+            const int64_t left = r < rows ? k - k0 - c : 0;
+            const int bytes = left < 0 ? 0 : left < 16 ? int(left) : 16;
+            copy_vector_async(to + r * kRowBytes + c, bytes ? from + r * stride + k0 + c : from, bytes);
+        }
+    } else {
+        for (int i = threadIdx.x; i < kRows * kStep; i += kThreads) {
+            const int r = i / kStep, c = i % kStep;
+            to[r * kRowBytes + c] = r < rows && k0 + c < k ? uint8_t(from[r * stride + k0 + c]) : 0;
+        }
+    }
+}
+
+// One result of the epilogue, as its type's bits.
+__device__ inline uint32_t rounded(DType type, float v) {
+    if (type == DType::i8) return uint8_t(to_int8(v));
+    if (type == DType::f32) return __float_as_uint(one_nan(v));
+    if (v != v) return type == DType::f16 ? 0x7E00u : 0x7FC0u;
+    return 0xFFFFu &
+           (type == DType::f16 ? Pairs<DType::f16>::round_any_nan({v, 0}) : Pairs<DType::bf16>::round_any_nan({v, 0}));
+}
+
+// Four neighbouring results from number `at` on, or the first `count` of them one by one.
+template <class T, class Vector>
+__device__ inline void store_four(const Output& out, int64_t at, int count, bool vectors, const uint32_t (&bits)[4],
+                                  const Vector& all) {
+    T* const to = static_cast<T*>(out.data) + at;
+    if (vectors) {
+        *reinterpret_cast<Vector*>(to) = all;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (i < count) to[i] = T(bits[i]);
+    }
+}
+__device__ inline void store_four(const Output& out, int64_t at, int count, bool vectors, const uint32_t (&bits)[4]) {
+    if (out.dtype == DType::f32) {
+        store_four<uint32_t>(out, at, count, vectors, bits, uint4{bits[0], bits[1], bits[2], bits[3]});
+    } else if (out.dtype == DType::i8) {
+        store_four<uint8_t>(out, at, count, vectors, bits, bits[0] | bits[1] << 8 | bits[2] << 16 | bits[3] << 24);
+    } else {
+        store_four<uint16_t>(out, at, count, vectors, bits, uint2{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16});
+    }
+}
+
+__device__ inline int size_of_result(DType type) { return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2; }
+
+template <int index, bool vectors>
+__global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args a, int64_t row_tiles,
+                                                                           int64_t column_tiles) {
+    constexpr Tile tile = kTiles[index];
+    constexpr int kRows = tile.rows / tile.warps_m, kColumns = tile.columns / tile.warps_n;  // of a warp
+    constexpr int kM = kRows / kInt8Rows, kN = kColumns / kInt8Columns, kRowBytes = tile.row_bytes();
+    struct Memory {
+        alignas(16) uint8_t bytes[tile.shared_bytes()];
+    };
+    uint8_t* const shared = dynamic_shared<Memory>().bytes;
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int part = warp % tile.warps_k, wm = warp / tile.warps_k % tile.warps_m;
+    const int wn = warp / (tile.warps_k * tile.warps_m);
+    // Row tiles of a column tile follow each other, so that L2 has its weights.
+    const int64_t which = blockIdx.x, m0 = which % row_tiles * tile.rows;
+    const int64_t n0 = which / row_tiles % column_tiles * tile.columns, batch = which / (row_tiles * column_tiles);
+    const int8_t* const rows = a.a.data + batch * a.a.batch_stride + m0 * a.a.row_stride;
+    const int8_t* const columns = a.b.data + batch * a.b.batch_stride + n0 * a.b.row_stride;
+    const int steps = int((a.k + tile.step() - 1) / tile.step());
+    const auto stage_of = [&](int step) { return shared + step % tile.stages * tile.stage_bytes(); };
+    const auto bring_step = [&](int step) {
+        if (step < steps) {
+            const int64_t k0 = int64_t(step) * tile.step();
+            bring<index, vectors, tile.rows>(stage_of(step), rows, a.a.row_stride, a.m - m0, k0, a.k);
+            bring<index, vectors, tile.columns>(stage_of(step) + tile.rows * kRowBytes, columns, a.b.row_stride,
+                                                a.n - n0, k0, a.k);
+        }
+        commit_copies();
+    };
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+
+    Int8Sums sums[kM][kN] = {};
+    for (int step = 0; step + 1 < tile.stages; ++step) bring_step(step);
+    for (int step = 0; step < steps; ++step) {
+        wait_for_copies<tile.stages - 2>();
+        // Closes: all threads' copies of this step are there, and all have read the stage that is filled next.
+        __syncthreads();
+        bring_step(step + tile.stages - 1);
+        const uint8_t* const mine = stage_of(step) + part * kInt8K + 16 * t;
+        uint4 wide[kM][2], narrow[kN];
+#pragma unroll
+        for (int i = 0; i < kM; ++i) {
+            const int row = wm * kRows + i * kInt8Rows + g;
+            wide[i][0] = *reinterpret_cast<const uint4*>(mine + row * kRowBytes);
+            wide[i][1] = *reinterpret_cast<const uint4*>(mine + (row + 8) * kRowBytes);
+        }
+#pragma unroll
+        for (int j = 0; j < kN; ++j) {
+            const int column = tile.rows + wn * kColumns + j * kInt8Columns + g;
+            narrow[j] = *reinterpret_cast<const uint4*>(mine + column * kRowBytes);
+        }
+#pragma unroll
+        for (int i = 0; i < kM; ++i) {
+#pragma unroll
+            for (int j = 0; j < kN; ++j) multiply_int8(sums[i][j], wide[i], narrow[j]);
+        }
+    }
+    wait_for_copies<0>();
+    // Closes: the sums take the place of stages that have been read.
+    __syncthreads();
+    constexpr int kSumsRow = tile.columns + 4;
+    int32_t* const staged = reinterpret_cast<int32_t*>(shared);
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) {
+            int32_t* const to = staged + (part * tile.rows + wm * kRows + i * kInt8Rows + g) * kSumsRow +
+                                wn * kColumns + j * kInt8Columns + 2 * t;
+            *reinterpret_cast<int2*>(to) = {sums[i][j][0], sums[i][j][1]};
+            *reinterpret_cast<int2*>(to + 8 * kSumsRow) = {sums[i][j][2], sums[i][j][3]};
+        }
+    }
+    // Closes: other threads read the sums.
+    __syncthreads();
+
+    // A thread finishes four neighbouring columns of several rows.
+    constexpr int kQuads = tile.columns / 4;
+    const Epilogue& e = a.epilogue;
+    const int own = threadIdx.x % kQuads * 4;
+    const int64_t n = n0 + own;
+    if (n >= a.n) return;
+    const int count = a.n - n < 4 ? int(a.n - n) : 4;
+    const float beta = scale_at(e.addend.beta, 0, 0), scale_out = scale_at(e.scale_out, 0, 0);
+    const int64_t inside[4] = {n, n + (count > 1 ? 1 : 0), n + (count > 2 ? 2 : 0), n + (count > 3 ? 3 : 0)};
+    const Column of_columns[4] = {Column(e, batch, inside[0]), Column(e, batch, inside[1]), Column(e, batch, inside[2]),
+                                  Column(e, batch, inside[3])};
+    const int size = size_of_result(e.out.dtype);
+    const int64_t first = batch * e.out.batch_stride + n;
+    const bool whole = count == 4 &&
+                       (reinterpret_cast<uintptr_t>(e.out.data) + uint64_t(first) * size) % (4 * size) == 0 &&
+                       e.out.row_stride % 4 == 0;
+    for (int r = threadIdx.x / kQuads; r < tile.rows && m0 + r < a.m; r += tile.threads() / kQuads) {
+        int4 acc = {0, 0, 0, 0};
+#pragma unroll
+        for (int p = 0; p < tile.warps_k; ++p) {
+            const int4 v = *reinterpret_cast<const int4*>(staged + (p * tile.rows + r) * kSumsRow + own);
+            acc = {acc.x + v.x, acc.y + v.y, acc.z + v.z, acc.w + v.w};
+        }
+        const int32_t accs[4] = {acc.x, acc.y, acc.z, acc.w};
+        const Row row(e, batch, m0 + r);
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float d = addend_at(e.addend, batch, m0 + r, inside[i]);
+            bits[i] = rounded(e.out.dtype, finished(e, accs[i], row, of_columns[i], d, beta, scale_out));
+        }
+        store_four(e.out, first + (m0 + r) * e.out.row_stride, count, whole, bits);
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::int8_gemm::cuda
