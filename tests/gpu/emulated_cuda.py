@@ -18,6 +18,7 @@ REPLACED = (
     "hopper",
     "mbarrier",
     "mma",
+    "mma_int8",
     "pdl",
     "quantize",
     "shared_memory",
@@ -35,16 +36,20 @@ class Tensor(ctypes.Structure):
     ]
 
 
+def emulated_library(folder: Path, operator: str) -> ctypes.CDLL:
+    """host/emulated_OPERATOR.cpp with a copy of the sources that it includes."""
+    for name in (operator, "common"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu", "gpu"))
+    for name in REPLACED:
+        (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
+    shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")
+    flags = ("-shared", "-fPIC", f"-I{folder}", "-Wno-unknown-pragmas", "-Wno-unused-function")
+    return ctypes.CDLL(str(compile_host(f"emulated_{operator}.cpp", folder / "emulated.so", *flags)))
+
+
 class BlockScaledGemm:
     def __init__(self, folder: Path):
-        for name in ("block_scaled_gemm", "common"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu", "gpu"))
-        for name in REPLACED:
-            (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
-        shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")
-        flags = ("-shared", "-fPIC", f"-I{folder}", "-Wno-unknown-pragmas", "-Wno-unused-function")
-        target = compile_host("emulated_block_scaled_gemm.cpp", folder / "emulated.so", *flags)
-        self._library = ctypes.CDLL(str(target))
+        self._library = emulated_library(folder, "block_scaled_gemm")
 
     def forms(self) -> list[tuple[int, int, int, int]]:
         """(swapped, wide rows, narrow rows, splits K) of each form."""

@@ -31,6 +31,12 @@ struct uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) int2 {
+    int32_t x, y;
+};
+struct alignas(16) int4 {
+    int32_t x, y, z, w;
+};
 struct alignas(8) float2 {
     float x, y;
 };
@@ -167,6 +173,7 @@ inline void launch(int64_t ctas, int threads, int cluster, int64_t shared_bytes,
 inline void __syncthreads() { rocm_fp8::meet(rocm_fp8::current->cta->all, rocm_fp8::current->cta->threads); }
 inline void __syncwarp() { rocm_fp8::meet(rocm_fp8::current->cta->warps[rocm_fp8::current->thread / 32], 32); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline uint32_t __float_as_uint(float v) { return std::bit_cast<uint32_t>(v); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 namespace rocm_fp8 {
@@ -358,6 +365,30 @@ void multiply_async(float (&d)[kGroups][4], uint32_t a, uint32_t b, bool add) {
             d[i][e] = sum;
         }
     }
+}
+
+// --- mma_int8.h ---
+
+constexpr int kInt8Rows = 16, kInt8Columns = 8, kInt8K = 64;
+using Int8Sums = int32_t[4];
+inline void multiply_int8(Int8Sums& d, const uint4 (&rows)[2], const uint4& column) {
+    const int lane = current->thread % kWarp, g = lane / 4, t = lane % 4;
+    auto& lanes = current->cta->exchanged[current->thread / kWarp];
+    lanes.resize(kWarp);
+    lanes[lane].clear();
+    for (const uint4& chunk : {rows[0], rows[1], column})
+        for (int i = 0; i < 4; ++i) lanes[lane].push_back(word(chunk, i));
+    __syncwarp();
+    for (int e = 0; e < 4; ++e) {
+        for (int part = 0; part < 4; ++part) {
+            const auto &of_row = lanes[4 * g + part], &of_column = lanes[4 * (2 * t + e % 2) + part];
+            for (int k = 0; k < 16; ++k) {
+                const auto number = [&](uint32_t w) { return int32_t(int8_t(w >> k % 4 * 8)); };
+                d[e] += number(of_row[e / 2 * 4 + k / 4]) * number(of_column[8 + k / 4]);
+            }
+        }
+    }
+    __syncwarp();
 }
 
 constexpr int kMmaWide = 16, kMmaNarrow = 8, kChunk = 16;
