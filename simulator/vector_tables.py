@@ -129,6 +129,7 @@ OPERATIONS = {
     # Single precision.
     "v_add_f32": ("f32", ["f32"] * 2, floats.add),
     "v_sub_f32": ("f32", ["f32"] * 2, floats.subtract),
+    "v_subrev_f32": ("f32", ["f32"] * 2, lambda a, b: floats.subtract(b, a)),
     "v_mul_f32": ("f32", ["f32"] * 2, floats.multiply),
     "v_min_f32": ("f32", ["f32"] * 2, floats.minimum),
     "v_max_f32": ("f32", ["f32"] * 2, floats.maximum),
