@@ -72,6 +72,7 @@ struct Row {
     int32_t zero;
     ROCM_FP8_DEVICE Row(const Epilogue& e, int64_t batch, int64_t m)
         : scale(scale_at(e.scale_a, batch, m)), zero(integer_at(e.zero_a, batch, m)) {}
+    ROCM_FP8_DEVICE Row(float scale, int32_t zero) : scale(scale), zero(zero) {}
 };
 struct Column {
     float scale;

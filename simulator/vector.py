@@ -211,14 +211,15 @@ def _lane_access(ins: Instruction, name: str):
 
 
 def _bit_operation(ins: Instruction, name: str):
-    """gfx950's v_bitop3_b32: any function of three bits, by its truth table."""
+    """gfx950's v_bitop3: any function of three bits, by its truth table."""
+    kind, dtype = ("u16", np.uint16) if name.endswith("b16") else ("u32", U32)
     table = ins.number("bitop3")
-    sources = [ins.source(position, "u32") for position in (1, 2, 3)]
-    put = ins.put_vector(0, "u32")
+    sources = [ins.source(position, kind) for position in (1, 2, 3)]
+    put = ins.put_vector(0, kind)
 
     def run(wave):
         values = [source(wave) for source in sources]
-        result = np.zeros(LANES, U32)
+        result = np.zeros(LANES, dtype)
         for index in range(8):
             if table >> index & 1:
                 a, b, c = (value if index >> 2 - i & 1 else ~value for i, value in enumerate(values))
@@ -238,7 +239,7 @@ SPECIAL = {
     "v_cndmask_b32": _select,
     "v_div_scale_f32": _division_scale,
     "v_div_fmas_f32": _division_fmas,
-    "v_bitop3_b32": _bit_operation,
+    **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], _bit_operation),
 }  # fmt: skip
 
 

@@ -45,6 +45,13 @@ def _reversed_bits(a):
     return np.packbits(bits[:, ::-1], axis=1, bitorder="little").view(U32)[:, 0]
 
 
+def _sign_bits(a):
+    """Of a signed number: how many leading bits equal its sign; -1 where all of them do."""
+    other = np.where(a < 0, ~a, a).astype(U32)  # its highest set bit ends them
+    count = I32(32) - np.ceil(np.log2(other.astype(np.float64) + 1)).astype(I32)
+    return np.where(other == 0, I32(-1), count).astype(I32)
+
+
 def _high(a, b):
     return (a.astype(U64) * b.astype(U64) >> U64(32)).astype(U32)
 
@@ -75,6 +82,7 @@ OPERATIONS = {
     "v_mov_b32": ("u32", ["u32"], lambda a: a),
     "v_not_b32": ("u32", ["u32"], lambda a: ~a),
     "v_bfrev_b32": ("u32", ["u32"], _reversed_bits),
+    "v_ffbh_i32": ("i32", ["i32"], _sign_bits),
     "v_mov_b64": ("u64", ["u64"], lambda a: a),
     # Integers.
     "v_add_u32": ("u32", ["u32"] * 2, np.add),
@@ -83,6 +91,7 @@ OPERATIONS = {
     "v_and_b32": ("u32", ["u32"] * 2, np.bitwise_and),
     "v_or_b32": ("u32", ["u32"] * 2, np.bitwise_or),
     "v_xor_b32": ("u32", ["u32"] * 2, np.bitwise_xor),
+    "v_min_u32": ("u32", ["u32"] * 2, np.minimum),
     "v_max_u32": ("u32", ["u32"] * 2, np.maximum),
     "v_max3_u32": ("u32", ["u32"] * 3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_min_i32": ("i32", ["i32"] * 2, np.minimum),
@@ -120,6 +129,7 @@ OPERATIONS = {
     # Single precision.
     "v_add_f32": ("f32", ["f32"] * 2, floats.add),
     "v_sub_f32": ("f32", ["f32"] * 2, floats.subtract),
+    "v_subrev_f32": ("f32", ["f32"] * 2, lambda a, b: floats.subtract(b, a)),
     "v_mul_f32": ("f32", ["f32"] * 2, floats.multiply),
     "v_min_f32": ("f32", ["f32"] * 2, floats.minimum),
     "v_max_f32": ("f32", ["f32"] * 2, floats.maximum),
@@ -132,6 +142,7 @@ OPERATIONS = {
     "v_rcp_iflag_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rsq_f32": ("f32", ["f32"], floats.reciprocal_square_root),
     "v_sqrt_f32": ("f32", ["f32"], floats.square_root),
+    "v_rndne_f32": ("f32", ["f32"], floats.quiet(np.rint)),
     "v_trunc_f32": ("f32", ["f32"], floats.quiet(np.trunc)),
     "v_ldexp_f32": ("f32", ["f32", "i32"], floats.quiet(floats.ldexp)),
     "v_div_fixup_f32": ("f32", ["f32"] * 3, floats.division_fixup),
@@ -152,7 +163,7 @@ OPERATIONS = {
 }  # fmt: skip
 
 # gfx950 has these besides.
-ONLY_GFX950 = {"v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b32"}
+ONLY_GFX950 = {"v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b16", "v_bitop3_b32"}
 OPERATIONS["v_cvt_pk_bf16_f32"] = (
     "u32", ["f32"] * 2, lambda a, b: convert.f32_to_bf16(a) | convert.f32_to_bf16(b) << U32(16),
 )  # fmt: skip

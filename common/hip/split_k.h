@@ -26,15 +26,15 @@ __device__ inline float load_of_any(const float* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one.
-__device__ inline bool arrives_last(uint32_t* arrived, int parts) {
+// Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one. `before`: a
+// word of LDS that nothing else uses in the meantime.
+__device__ inline bool arrives_last(uint32_t* arrived, int parts, uint32_t& before) {
     // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
     constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
     asm volatile("" ::: "memory");
     __builtin_amdgcn_s_waitcnt(kVmcnt0);
     // Closes: the parts of all waves are stored before one lane counts for them.
     __syncthreads();
-    __shared__ uint32_t before;
     if (threadIdx.x == 0) {
         // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so
         // that other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after the
@@ -44,6 +44,10 @@ __device__ inline bool arrives_last(uint32_t* arrived, int parts) {
     // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
     __syncthreads();
     return before == uint32_t(parts - 1);
+}
+__device__ inline bool arrives_last(uint32_t* arrived, int parts) {
+    __shared__ uint32_t before;
+    return arrives_last(arrived, parts, before);
 }
 
 // By the last one: zero again, for the next launch.

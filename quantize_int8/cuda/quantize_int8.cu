@@ -1,7 +1,12 @@
-#include "../quantize_int8.h"
+// Quantisation to int8 for NVIDIA GPUs: the launcher of ../gpu.h's kernels.
+#include "../../common/cuda/rows_vendor.h"
+#include "../gpu.h"
 
 namespace rocm_fp8::quantize_int8 {
 
-Status launch(const Args&, const Executor&) { return {"the kernel is not yet on this backend"}; }
+Status launch(const Args& args, const Executor& on) {
+    const auto [chip, status] = current_chip();
+    return status.ok() ? launch_by_type(args, Vendor(chip, on)) : status;
+}
 
 }  // namespace rocm_fp8::quantize_int8

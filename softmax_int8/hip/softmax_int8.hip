@@ -1,7 +1,14 @@
-#include "../softmax_int8.h"
+// Softmax to int8 for MI300X (gfx942) and MI350 (gfx950): the launcher of ../gpu.h's kernels.
+//
+// Limit today: unknown, nothing has been measured on an AMD GPU.
+#include "../../common/hip/rows_vendor.h"
+#include "../gpu.h"
 
 namespace rocm_fp8::softmax_int8 {
 
-Status launch(const Args&, const Executor&) { return {"the kernel is not yet on this backend"}; }
+Status launch(const Args& args, const Executor& on) {
+    const ArchResult chip = current_arch();
+    return chip.status.ok() ? launch_by_type(args, Vendor(chip.arch, on)) : chip.status;
+}
 
 }  // namespace rocm_fp8::softmax_int8

@@ -1,0 +1,106 @@
+// Tiles of 8-bit GEMMs: how a stage of an operand lies in LDS, and what a wave reads of it for its matrix instructions.
+//
+// A workgroup makes S::rows (of A) by S::columns (rows of B) of the result. Its waves lie on a grid of S::waves_m x
+// S::waves_n; a wave makes subtiles of S::matrix x S::matrix, 16 or 32.
+//
+//     16  lane l = 16 g + j: 16 bytes from k = 16 g of row j, 64 k a step
+//     32  lane l = 32 g + j: 16 bytes from k = 16 g of row j, 32 k a step
+//
+// An instruction that expects 8 bytes a lane gets the first halves of the 16, then the second halves. That permutes k in
+// the same way in both operands, which does not change a dot product.
+//
+// The transpose is computed: the instruction's first operand is B, its second one is A. So a lane has sums of one row
+// m = j, for columns n = 8 q + 4 g ... + 3 (32: q = 0 ... 3) or 4 g ... + 3 (16).
+//
+// A stage of an operand is [rows][stage / 16 chunks][16 bytes], the chunks of a row permuted by an exclusive or. Lanes
+// that access LDS together (shared by 8 on gfx942, by 16 on gfx950) then find different banks.
+//
+// S: a Shape with the constants above, sub_m and sub_n (subtiles of a wave), step (k of a 128-bit fragment), steps (of a
+// stage), a_bytes, wave_rows, wave_columns.
+#pragma once
+
+#include "buffer.h"
+
+namespace rocm_fp8::gemm_tile {
+namespace {
+
+constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
+
+// Byte offset of a chunk of a row in a stage of an operand.
+template <int stage>
+__device__ constexpr int place(int row, int chunk) {
+    constexpr int kChunks = stage / kChunk;
+#if defined(__gfx950__)
+    constexpr int kRowsTogether = 256 / stage;  // rows that lie side by side in all banks
+#else
+    constexpr int kRowsTogether = 128 / stage;
+#endif
+    return row * stage + (chunk ^ (row / kRowsTogether % kChunks)) * kChunk;
+}
+
+// Of a lane: its row in subtile i, its first column in the four q of subtile j, within the wave's part of the tile.
+template <class S>
+__device__ inline int row_in_wave(int lane, int i) {
+    return i * S::matrix + lane % S::matrix;
+}
+template <class S>
+__device__ inline int column_in_wave(int lane, int j, int q) {
+    return j * S::matrix + 8 * q + lane / S::matrix * 4;
+}
+
+// Where in a stage a wave's fragments are, bytes: of each step, at its first row and column. They are multiples of 16,
+// which leave the permutation of chunks as it is.
+template <class S>
+struct Places {
+    int a[S::steps], b[S::steps];
+
+    __device__ Places() {
+        const int lane = threadIdx.x % kWave, wave = threadIdx.x / kWave, j = lane % S::matrix, g = lane / S::matrix;
+#pragma unroll
+        for (int step = 0; step < S::steps; ++step) {
+            const int at = place<S::stage>(j, step * (S::step / kChunk) + g);
+            a[step] = at + wave / S::waves_n * S::wave_rows * S::stage;
+            b[step] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
+            asm volatile("" : "+v"(a[step]), "+v"(b[step]));  // computed once, not at each step
+        }
+    }
+};
+
+// A wave's fragments of one step: 128 bits a lane of each of its rows and columns.
+template <class S>
+struct Fragments {
+    u32x4 a[S::sub_m], b[S::sub_n];
+
+    static constexpr int kReads = S::sub_m + S::sub_n;
+
+    // The n-th of kReads: in the order in which subtiles need them.
+    __device__ void read(const char* stage, const Places<S>& places, int step, int n) {
+        const int i = n == 0 ? 0 : n - S::sub_n;
+        if (n == 0 || n > S::sub_n) {
+            a[i] = *reinterpret_cast<const u32x4*>(stage + places.a[step] + i * S::matrix * S::stage);
+        } else {
+            b[n - 1] = *reinterpret_cast<const u32x4*>(stage + places.b[step] + (n - 1) * S::matrix * S::stage);
+        }
+    }
+    __device__ void read(const char* stage, const Places<S>& places, int step) {
+#pragma unroll
+        for (int n = 0; n < kReads; ++n) read(stage, places, step, n);
+    }
+};
+
+// This thread's number; what is computed from it is computed anew, not kept in registers from the kernel's start on.
+__device__ inline int fresh_thread() {
+    int thread = threadIdx.x;
+    asm volatile("" : "+v"(thread));
+    return thread;
+}
+
+// A barrier for what lies in LDS alone: loads of global memory stay in flight.
+__device__ inline void lds_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+}  // namespace
+}  // namespace rocm_fp8::gemm_tile

@@ -1,0 +1,135 @@
+// How a launch of int8_gemm.hip is cut into workgroups: a function of the sizes alone, with no HIP in it, so that it can
+// be tested anywhere. Sums are exact, so no choice changes a bit of the result.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/hip/chips.h"
+#include "../int8_gemm.h"
+
+namespace rocm_fp8::int8_gemm::hip {
+
+// One compiled form of the kernel. See common/hip/gemm_tile.h.
+struct TileShape {
+    int rows, columns;     // of the result, a workgroup's
+    int waves_m, waves_n;  // grid of waves
+    int matrix;            // 16 or 32: rows and columns of an instruction
+    int stage;             // k of a stage: 64 or 128
+    int ahead;             // stages in flight, in registers
+    int deep;              // whether a whole stage of fragments is read ahead, not a step
+    int per_unit;          // workgroups that a compute unit holds at once (LDS, registers); machine-code gates check it
+    int block_cycles;      // that a block takes a workgroup alone on its unit: from the simulator's clock
+
+    constexpr int waves() const { return waves_m * waves_n; }
+};
+
+constexpr TileShape kTileShapes[] = {
+    {256, 128, 4, 2, 32, 64, 2, 0, 1, 3000}, {128, 128, 4, 2, 32, 64, 2, 0, 2, 1700},
+    {128, 64, 2, 2, 32, 64, 2, 0, 2, 1600},  {64, 64, 2, 2, 32, 128, 2, 1, 2, 1000},
+    {32, 64, 1, 2, 32, 128, 2, 1, 2, 800},   {16, 64, 1, 2, 16, 128, 2, 1, 2, 700},
+};
+constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
+
+// The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
+constexpr int kGeneral[] = {2, 4, 5};
+constexpr int general_shape(int shape) {
+    return kTileShapes[shape].matrix == 16 ? kGeneral[2] : kTileShapes[shape].rows <= 32 ? kGeneral[1] : kGeneral[0];
+}
+
+// What K is divided by: parts have whole blocks.
+constexpr int kBlock = 128;
+constexpr int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
+
+struct Config {
+    int shape;  // index into kTileShapes
+    int parts;  // of K
+};
+
+constexpr int kMaxParts = 16;
+constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share a tile
+constexpr int64_t kLeastBlocks = 4;       // of a part
+
+// Of all batches.
+constexpr int64_t tiles_of(const TileShape& shape, int64_t batch, int64_t m, int64_t n) {
+    return batch * ((m + shape.rows - 1) / shape.rows) * ((n + shape.columns - 1) / shape.columns);
+}
+
+struct ChipModel {
+    int compute_units;
+    double cycles_per_us;
+    double memory_bytes_per_us;  // from or to the memory-side cache
+    double l2_bytes_per_us;      // all chiplets together
+    double unit_bytes;           // a clock, of one compute unit
+    double fixed_cycles;         // of a tile: its first stages, its epilogue
+    double split_us;             // one atomic operation, and what waits for it
+};
+// What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
+constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 1.5},
+                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 1.5}};
+
+// Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
+constexpr double matrix_operations_per_cycle(int matrix) { return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9; }
+
+constexpr double larger_of(double a, double b) { return a > b ? a : b; }
+constexpr double smaller_of(double a, double b) { return a < b ? a : b; }
+
+// The model's estimate in microseconds after the launch. A compute unit's tiles take the longest of their matrix
+// instructions, of their bytes from L2, and of their blocks one after the other; all of them together at least their
+// bytes from memory. It ranks configurations and is no measurement.
+constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int parts, int64_t batch, int64_t m,
+                              int64_t n, int64_t k) {
+    const int64_t units = tiles_of(shape, batch, m, n) * parts;
+    const double blocks = double((blocks_of(k) + parts - 1) / parts);
+    const int64_t on_unit = (units + chip.compute_units - 1) / chip.compute_units;
+    const int64_t rounds = (on_unit + shape.per_unit - 1) / shape.per_unit;
+    const double active = double(units < chip.compute_units ? units : chip.compute_units);
+    const double size = double(shape.rows) * shape.columns;
+    // Of one tile, in cycles.
+    const double operations = size * kBlock / matrix_operations_per_cycle(shape.matrix);
+    const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
+    const double from_l2 = double(shape.rows + shape.columns) * kBlock / smaller_of(l2_share, 2 * chip.unit_bytes);
+    const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
+    const double drain = size * (parts > 1 ? 4 : 2) / smaller_of(share, chip.unit_bytes);
+    const double busy = double(on_unit) * (blocks * larger_of(operations, from_l2) + drain);
+    // Workgroups of one unit are in each other's way.
+    const double slower = on_unit > 1 && shape.per_unit > 1 ? 1.45 : 1.0;
+    const double chain = double(rounds) * (blocks * shape.block_cycles * slower + chip.fixed_cycles + drain / 2);
+    // What reaches the memory at least: each operand once, the weights of few rows by every chiplet that has a part.
+    const double memory = double(batch) * double(k) * double(m + n) / chip.memory_bytes_per_us + 2;
+    double us = larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory);
+    if (parts > 1) {
+        const double adding = chip.memory_bytes_per_us / chip.cycles_per_us * parts / active;
+        us += chip.split_us + size * 4 * parts / smaller_of(adding, chip.unit_bytes) / chip.cycles_per_us;
+    }
+    return us;
+}
+
+constexpr bool may_take(const TileShape& shape, int64_t rows) {
+    // Up to 16 rows the smaller instruction; then tiles that the rows fill at least half.
+    return rows <= 16 ? shape.rows == 16 : shape.matrix == 32 && shape.rows / 2 < rows;
+}
+
+// general: for rows of any alignment and any k.
+constexpr Config pick_config(int64_t batch, int64_t m, int64_t n, int64_t k, int arch, bool general) {
+    const ChipModel& chip = kChipModels[arch];
+    Config best{-1, 1};
+    double best_us = 0;
+    for (int i = 0; i < kTileShapeCount; ++i) {
+        const TileShape& shape = kTileShapes[i];
+        if (!may_take(shape, m) || (general && general_shape(i) != i)) continue;
+        const int64_t tiles = tiles_of(shape, batch, m, n), room = int64_t(chip.compute_units) * shape.per_unit;
+        for (int parts = 1; parts <= kMaxParts; ++parts) {
+            const bool allowed =
+                tiles <= kMaxSplitTiles && tiles * parts <= 2 * room && blocks_of(k) / parts >= kLeastBlocks;
+            if (parts > 1 && !allowed) break;
+            const double us = estimated_us(chip, shape, parts, batch, m, n, k);
+            if (best.shape < 0 || us < best_us) {
+                best = {i, parts};
+                best_us = us;
+            }
+        }
+    }
+    return best;
+}
+
+}  // namespace rocm_fp8::int8_gemm::hip

@@ -1,0 +1,130 @@
+// Shapes at compile time, matrix instructions, and the way of an operand from global memory to LDS.
+#pragma once
+
+#include "../../common/hip/gemm_tile.h"
+#include "config.h"
+
+namespace rocm_fp8::int8_gemm::hip {
+namespace {
+
+using namespace gemm_tile;
+
+template <int index>
+struct Shape {
+    static constexpr TileShape s = kTileShapes[index];
+    static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
+                         matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
+                         threads = waves * kWave;
+    static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
+    static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
+    static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
+    static constexpr bool deep = s.deep;
+    static constexpr int step = matrix == 32 ? 32 : 64, steps = stage / step;  // k of a 128-bit fragment
+    // Stages in a round of the main loop: stages in flight, buffers and sets of fragments are constants in it.
+    static constexpr int unrolled = ahead % 2 ? 2 * ahead : ahead;
+    static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
+    static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0 && kBlock % stage == 0);
+    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
+    static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
+};
+
+template <int matrix>
+using Sums = int __attribute__((ext_vector_type(matrix == 32 ? 16 : 4)));
+using i32x4 = int __attribute__((ext_vector_type(4)));
+
+template <class S>
+using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
+
+// Half `which` of a fragment's k.
+template <int matrix>
+__device__ inline Sums<matrix> multiply(u32x4 b, u32x4 a, Sums<matrix> c, int which) {
+    const auto half = [&](u32x4 v) { return __builtin_bit_cast(long, which ? u32x2{v.z, v.w} : u32x2{v.x, v.y}); };
+    if constexpr (matrix == 32) {
+        return __builtin_amdgcn_mfma_i32_32x32x16_i8(half(b), half(a), c, 0, 0, 0);
+    } else {
+        return __builtin_amdgcn_mfma_i32_16x16x32_i8(half(b), half(a), c, 0, 0, 0);
+    }
+}
+constexpr int kInstructionsAFragment = 2;
+
+// One operand's part in a tile: `count` rows, a stage after the other. A thread has the same chunks of every stage;
+// neighbouring threads have the chunks of a row. Rows and k beyond the end are zeros.
+//
+// careful = false: rows start at multiples of 16 bytes, k is a multiple of 16, and `count` rows lie within 2^30 bytes:
+// loads are checked by a buffer's bounds.
+// careful = true: any rows. Chunks are loaded from any address; the one that k ends in, byte by byte.
+template <int count, int stage, int threads, bool careful>
+struct StageLoader {
+    static constexpr int kChunks = stage / kChunk, kPieces = count * kChunks;
+    static constexpr int kLoads = (kPieces + threads - 1) / threads;
+    static constexpr bool kPartly = kPieces % threads != 0;  // the last threads load nothing
+    static_assert((!kPartly || kLoads == 1) && threads % kChunks == 0);
+
+    Buffer buffer{nullptr, 0};
+    uint32_t offset[kLoads];
+    const int8_t* first = nullptr;
+    int64_t row_stride = 0;
+    int rows = 0;
+    uint32_t k, end;
+
+    static __device__ int row_of(int i) { return (int(threadIdx.x) + i * threads) / kChunks; }
+    static __device__ int chunk() { return int(threadIdx.x) % kChunks; }
+    static __device__ bool has() { return !kPartly || int(threadIdx.x) < kPieces; }
+
+    // Of the tile that begins at `row` of `all` rows of a matrix. end_k: of its rows.
+    __device__ void start(const int8_t* matrix, int64_t stride, int64_t row, int64_t all, int64_t end_k) {
+        rows = int(all - row < count ? all - row : count);
+        first = matrix + row * stride;
+        row_stride = stride;
+        end = uint32_t(end_k);
+        k = uint32_t(chunk()) * kChunk;
+        if constexpr (!careful) {
+            buffer = Buffer(first, uint32_t((rows - 1) * stride + end_k));
+#pragma unroll
+            for (int i = 0; i < kLoads; ++i) {
+                offset[i] = row_of(i) < rows && has() ? uint32_t(row_of(i) * int(stride)) : kNowhere;
+            }
+        }
+    }
+
+    // Where a thread's chunk of the stage is that begins at k = `at`; the same for both operands.
+    __device__ uint32_t chunk_at(uint32_t at) const { return at + k < end ? at + k : kNowhere; }
+
+    // Load i of a stage. mine: chunk_at(at).
+    __device__ void request(u32x4 (&into)[kLoads], int i, uint32_t mine) const {
+        if constexpr (!careful) {
+            // Waves without a piece load nothing: what they loaded would not be waited for.
+            if (!kPartly || has()) into[i] = buffer.load(mine + offset[i]);
+        } else {
+            into[i] = u32x4(0);
+            if (mine == kNowhere || row_of(i) >= rows || !has()) return;
+            const int8_t* const from = first + row_of(i) * row_stride + mine;
+            if (mine + kChunk <= end) {
+                struct __attribute__((packed)) AnyAddress {
+                    u32x4 v;
+                };
+                into[i] = global<AnyAddress>(from)->v;
+                return;
+            }
+            // A loop, not sixteen conditions that are held in scalar registers.
+#pragma unroll 1
+            for (uint32_t word = 0; word < kChunk; word += 4) {
+                uint32_t value = 0;
+#pragma unroll
+                for (uint32_t byte = 0; byte < 4; ++byte) {
+                    if (mine + word + byte < end) {
+                        value |= uint32_t(global<uint8_t>(from)[word + byte]) << (byte * 8);
+                    }
+                }
+                into[i] = u32x4{into[i].y, into[i].z, into[i].w, value};
+            }
+        }
+    }
+
+    static __device__ void store(char* operand, const u32x4 (&from)[kLoads], int i) {
+        if (has()) *reinterpret_cast<u32x4*>(operand + place<stage>(row_of(i), chunk())) = from[i];
+    }
+};
+
+}  // namespace
+}  // namespace rocm_fp8::int8_gemm::hip
