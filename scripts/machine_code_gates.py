@@ -227,7 +227,10 @@ def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list
         ("matrix instructions of a round", len(instructions) == shape["depth"] * row_tiles * column_tiles * 4),
         ("fragments loaded by less than 128 bits", careful or {i.name for i in loads} == {"buffer_load_dwordx4"}),
         ("loads of a round", careful or len(loads) == shape["depth"] * 2 * (row_tiles + column_tiles)),
-        ("the other slots' loads do not stay in flight", careful or max(waits, default=0) >= len(loads) // shape["depth"]),
+        (
+            "the other slots' loads do not stay in flight",
+            careful or max(waits, default=0) >= len(loads) // shape["depth"],
+        ),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]
