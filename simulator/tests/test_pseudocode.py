@@ -88,7 +88,8 @@ def vector_text(name: str, half: int = 0) -> str:
     if name == "v_fmaak_f32":
         sources.append(hex(LITERAL))
     more = {
-        **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], f"bitop3:{TABLE_OF_BITS:#x}"), "v_pk_mov_b32": f"op_sel:[{half},{1 - half}]",
+        **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], f"bitop3:{TABLE_OF_BITS:#x}"),
+        "v_pk_mov_b32": f"op_sel:[{half},{1 - half}]",
         "v_cvt_pk_fp8_f32": f"op_sel:[0,0,{half}]",
     }.get(name, "")  # fmt: skip
     if name == "v_cvt_f32_fp8":
