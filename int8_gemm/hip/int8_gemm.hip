@@ -244,7 +244,8 @@ class Tile {
 // 256: beyond that there are accumulation registers alone, which vector instructions do not reach.
 template <int index, bool careful>
 __global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd)
-__attribute__((amdgpu_num_vgpr(256))) void int8_gemm_tiles(Launch) {
+__attribute__((amdgpu_num_vgpr(256))) void
+int8_gemm_tiles(Launch) {
     using S = Shape<index>;
     using T = Tile<S, careful>;
     __shared__ typename T::Lds lds;
@@ -305,8 +306,8 @@ Status launch(const Args& args, const Executor& on) {
     if (args.batch == 0 || args.m == 0 || args.n == 0) return {};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
-    const bool careful = args.k % kChunk != 0 || !fits(args.a, args.batch, args.k, args.m) ||
-                         !fits(args.b, args.batch, args.k, args.n);
+    const bool careful =
+        args.k % kChunk != 0 || !fits(args.a, args.batch, args.k, args.m) || !fits(args.b, args.batch, args.k, args.n);
     Config config = pick_config(args.batch, args.m, args.n, args.k, int(chip.arch), careful);
     if (const Status forced = forced_config(careful, blocks_of(args.k), &config); !forced.ok()) return forced;
     const TileShape& shape = kTileShapes[config.shape];
@@ -330,7 +331,8 @@ Status launch(const Args& args, const Executor& on) {
     const int room = compute_units(chip.arch) / kChiplets * shape.per_unit;
     const Work work{int(tiles_m), int(tiles_n), int(tiles), int(units), per_chiplet};
     const int groups = kChiplets * (per_chiplet < room ? per_chiplet : room);
-    return launch_kernel(kernel_of(config.shape, careful), groups, shape.waves() * kWave, on, Launch{args, work, split});
+    return launch_kernel(kernel_of(config.shape, careful), groups, shape.waves() * kWave, on,
+                         Launch{args, work, split});
 }
 
 }  // namespace rocm_fp8::int8_gemm

@@ -22,7 +22,7 @@ struct Unit {
 
 // A wave's part of LDS in the epilogue: the stages' place.
 template <class S>
-constexpr int kRegionBytes = S::matrix* kPanel* int(sizeof(int32_t));
+constexpr int kRegionBytes = S::matrix * kPanel * int(sizeof(int32_t));
 
 // Calls body(i, j, q, four): each four of a lane's columns.
 template <class S, class Body>
@@ -193,8 +193,8 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
                 const int64_t m = m0 + r, n = n0 + c;
                 if (m >= a.m || n >= a.n) continue;
                 const int32_t acc = *reinterpret_cast<const int32_t*>(region + at(r, c / 4) + c % 4 * 4);
-                const float v = finished(e, acc, Row(e, batch, m), Column(e, batch, n), addend_at(e.addend, batch, m, n),
-                                         beta, scale_out);
+                const float v = finished(e, acc, Row(e, batch, m), Column(e, batch, n),
+                                         addend_at(e.addend, batch, m, n), beta, scale_out);
                 store_one(e.out, result_at(e.out, batch, m, n), v);
             }
         }
