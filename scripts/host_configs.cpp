@@ -2,6 +2,7 @@
 #include "../block_scaled_gemm/cuda/config.h"
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
+#include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
 #include "../skinny_gemm/hip/config.h"
@@ -59,7 +60,7 @@ const char* tables() {
                            {"warps", s.warps},
                            {"clusters", s.clusters}});
         };
-        const auto tile = [](const block_scaled_gemm::hip::TileShape& s) {
+        const auto tile = [](const auto& s) {
             return object({{"rows", s.rows},
                            {"columns", s.columns},
                            {"waves_m", s.waves_m},
@@ -91,6 +92,7 @@ const char* tables() {
         return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
+               ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
                ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
@@ -107,6 +109,16 @@ double block_scaled_estimate(int arch, int shape, int parts, int64_t m, int64_t 
     using namespace block_scaled_gemm::hip;
     return estimated_us(kChipModels[arch], shape, parts, m, n, k);
 }
+void int8_config(int64_t batch, int64_t m, int64_t n, int64_t k, int arch, int general, int64_t out[2]) {
+    const int8_gemm::hip::Config c = int8_gemm::hip::pick_config(batch, m, n, k, arch, general);
+    out[0] = c.shape;
+    out[1] = c.parts;
+}
+double int8_estimate(int arch, int shape, int parts, int64_t batch, int64_t m, int64_t n, int64_t k) {
+    using namespace int8_gemm::hip;
+    return estimated_us(kChipModels[arch], kTileShapes[shape], parts, batch, m, n, k);
+}
+int int8_general_shape(int shape) { return int8_gemm::hip::general_shape(shape); }
 void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
     using namespace block_scaled_gemm::cuda;
     const Config c = pick_config(m, n, k, {kHopper, multiprocessors}, general_b);

@@ -27,6 +27,9 @@ INT, LONG, DOUBLE = ctypes.c_int, ctypes.c_int64, ctypes.c_double
 FUNCTIONS = {
     "block_scaled_config": (None, (LONG, LONG, LONG, INT), 2),
     "block_scaled_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG), 0),
+    "int8_config": (None, (LONG, LONG, LONG, LONG, INT, INT), 2),
+    "int8_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG, LONG), 0),
+    "int8_general_shape": (INT, (INT,), 0),
     "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT), 3),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_general_shape": (INT, (INT,), 0),
@@ -85,7 +88,7 @@ def configs() -> Configs:
     """Of the headers as they are now; compiled once for each state of them."""
     headers = sorted(
         path
-        for name in ("block_scaled_gemm", "common", "rmsnorm_fp8", "skinny_gemm", "swiglu_fp8")
+        for name in ("block_scaled_gemm", "common", "int8_gemm", "rmsnorm_fp8", "skinny_gemm", "swiglu_fp8")
         for path in (ROOT / name).rglob("*.h")
     )
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *headers))).hexdigest()[:16]

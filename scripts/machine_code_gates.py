@@ -23,6 +23,11 @@ def stream_shapes() -> list[dict[str, int]]:
     return configs().tables["streams"]
 
 
+def int8_tile_shapes() -> list[dict[str, int]]:
+    """kTileShapes of int8_gemm/hip/config.h."""
+    return configs().tables["int8_tiles"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
@@ -63,6 +68,10 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return tiles(arch, kernel, figures, tile_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
     if family == "block_scaled_gemm_stream":
         return stream(arch, kernel, figures, stream_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
+    if family == "int8_gemm_tiles":
+        return int8_tiles(arch, kernel, figures, int8_tile_shapes()[int(values[0])], values[1] == "true")
+    if family in ("quantize_int8_rows", "layer_norm_int8_rows", "softmax_int8_rows"):
+        return int8_rows(kernel, figures, values[0], int(values[-1]))
     if family == "skinny_gemm_ring":
         return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
@@ -233,6 +242,43 @@ def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list
         ),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def int8_tiles(arch: str, kernel, f, shape, careful: bool) -> list[tuple[str, bool]]:
+    waves = shape["waves_m"] * shape["waves_n"]
+    per_simd = -(-waves * shape["per_unit"] // SIMDS)
+    rounds = shape["ahead"] * (1 + shape["ahead"] % 2)  # stages that the main loop has unrolled
+    subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
+    size = 16 if shape["matrix"] == 32 else 32
+    instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
+    loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
+    fragments = rounds * (shape["stage"] * shape["matrix"] // 1024)
+    reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
+    return [
+        (
+            "other matrix instructions",
+            set(instructions) == {f"v_mfma_i32_{shape['matrix']}x{shape['matrix']}x{size}_i8"},
+        ),
+        ("matrix instructions of a round", len(instructions) == rounds * subtiles * shape["stage"] // size),
+        ("stages loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
+        ("stages of any rows by single bytes alone", not careful or named(kernel, "global_load_dwordx4") >= 2),
+        ("fragments read by less than 128 bits", named(kernel, "ds_read_b128") >= reads),
+        ("stages stored by less than 128 bits", named(kernel, "ds_write_b128") >= rounds),
+        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def int8_rows(kernel, f, dtype, held: int) -> list[tuple[str, bool]]:
+    """Of the rows themselves: scales and zero points are single words."""
+    loads = {i.name for i in kernel.code if i.is_load}
+    stores = {i.name for i in kernel.code if i.is_store}
+    return [
+        ("values loaded by less than 128 bits", loads <= {"global_load_dwordx4", "global_load_dword"}),
+        ("codes stored by less than 64 bits", stores <= {*(f"global_store_dword{x}" for x in ("x4", "x2", ""))}),
+        ("a row is not asked for at once", f["loads_before_wait"] >= held * (2 if dtype == "f32" else 1)),
+        ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
     ]
 
 

@@ -37,6 +37,7 @@ __global__ __launch_bounds__(most_threads(holder)) void softmax_int8_rows(Args a
     Eight<in> loaded[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) loaded[v].load_from(x, inside(v));
+    keep_order();  // the loads first
     EightFloats e[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) widen(loaded[v], e[v]);

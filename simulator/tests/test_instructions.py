@@ -140,6 +140,18 @@ def test_division_sequence_gives_the_rounded_quotient(arch):
         assert (result[~nan] == expected.view(np.uint32)[~nan]).all()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rounding_to_even(arch):
+    """v_rndne_f32: ties to even, signs of zero kept, nothing just below a half rounded up."""
+    below = float(np.nextafter(np.float32(0.5), np.float32(0)))
+    values = {0.5: 0.0, 1.5: 2.0, 2.5: 2.0, -0.5: -0.0, -2.5: -2.0, below: 0.0, -below: -0.0, 8388607.5: 8388608.0}
+    values |= {0.25: 0.0, -3.75: -4.0, np.inf: np.inf, -np.inf: -np.inf, 3e38: 3e38, -0.0: -0.0}
+    snippets = Snippets({"round": "v_rndne_f32 v30, v10"}, arch)
+    for value, wanted in values.items():
+        words = np.array([value], np.float32).view(np.uint32)
+        assert snippets.run("round", words[:, None])[0, 0] == np.array([wanted], np.float32).view(np.uint32)[0], value
+
+
 # (low, high) of v_cvt_pk_fp8_f32: the two bytes by the formats' definitions, and with MODE.FP16_OVFL, which makes the
 # largest number (240 is 0x7f on gfx942, 448 is 0x7e on gfx950) of all that lies beyond, infinities too.
 BEYOND = {

@@ -26,6 +26,7 @@ ELSEWHERE = {
         "the pseudocode scales back by 2**32 what it scaled by 2**64, and has names for what it does not say: "
         "test_instructions.py has the quotient that they give together",
     ),
+    "v_rndne_f32": "the pseudocode adds 0.5 in float32, which rounds up what is just below a half",
     **dict.fromkeys(
         ["s_barrier", "s_sleep", "s_endpgm", "s_setreg_imm32_b32", "s_getpc_b64", "s_nop", "s_setprio"],
         "of the wave's course, not of its registers: test_memory.py, test_faults.py",

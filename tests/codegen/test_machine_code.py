@@ -53,6 +53,8 @@ def test_both_architectures_have_every_kernel(kernels):
         *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
         *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest"),
         *("block_scaled_gemm_tiles", "block_scaled_gemm_stream"),
+        *(f"{operator}_int8_{form}" for operator in ("quantize", "layer_norm", "softmax") for form in ("rows", "any")),
+        "int8_gemm_tiles",
     }
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
