@@ -38,7 +38,7 @@ def interface(kernel) -> dict:
     found = {"callables": {}, "constants": {}, "schemas": {}}
     for prefix, module in [
         ("", kernel),
-        *((f"{n}.", getattr(kernel, n)) for n in ("layers", "quantization", "reference")),
+        *((f"{n}.", getattr(kernel, n)) for n in ("layers", "quantization", "reference", "smoothquant")),
     ]:
         for name in module.__all__:
             value = getattr(module, name)

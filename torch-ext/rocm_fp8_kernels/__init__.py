@@ -5,7 +5,8 @@ FP8 is float8_e4m3fn or, on MI300X (gfx942), float8_e4m3fnuz. A scale is the deq
 tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on the operands' device.
 
 `reference` holds the same operators in plain PyTorch, `layers` the modules for `kernels.kernelize`,
-`quantization` what turns a bfloat16 model, or an FP8 checkpoint, into a model that runs on these operators.
+`quantization` what turns a bfloat16 model, or an FP8 checkpoint, into a model that runs on these operators;
+`smoothquant` the same for int8.
 """
 
 from pathlib import Path as _Path
@@ -14,7 +15,7 @@ from .intact import check_files as _check_files
 
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
-from . import fakes, layers, quantization, reference  # noqa: E402, F401
+from . import fakes, layers, quantization, reference, smoothquant  # noqa: E402, F401
 from .counts import call_counts  # noqa: E402
 from .linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
@@ -66,6 +67,7 @@ __all__ = [
     "rms_norm_dynamic_fp8",
     "rms_norm_fp8",
     "skinny_gemm",
+    "smoothquant",
     "softmax_int8",
     "swiglu_dynamic_fp8",
     "swiglu_fp8",

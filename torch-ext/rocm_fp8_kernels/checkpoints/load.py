@@ -12,7 +12,7 @@ from .joined import input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 from .tensors import Tensors, read_json
 
-__all__ = ["load_quantized"]
+__all__ = ["compute_buffers", "load_quantized", "tied_names"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALF, torch.float32)
@@ -65,7 +65,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         schemes = schemes_of(model, quantization)
     except ValueError as error:
         raise ValueError(f"{file}: quantization_config: {error}") from None
-    tied = _tied(model)
+    tied = tied_names(model)
     _check(model, schemes, tensors, directory, tied)
 
     def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
@@ -80,7 +80,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
             state[tied[name]] = tensors.read(stored).to(value.dtype)
     state |= {name: state[first] for name, first in tied.items() if first in state}
     model.load_state_dict(state, strict=False, assign=True)
-    _compute_buffers(model, device)
+    compute_buffers(model, device)
     model.tie_weights()
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
@@ -89,13 +89,13 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     return model.requires_grad_(False).eval()
 
 
-def _tied(model: torch.nn.Module) -> dict[str, str]:
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
     """Name of each tensor -> the first name of the same tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(value), name) for name, value in model.state_dict(keep_vars=True).items()}
 
 
-def _compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
+def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
     """Those that are computed rather than stored: of rotary embeddings, above all. As from_pretrained does it."""
     for module in model.modules():
         computed = [name for name, value in module._buffers.items() if value is not None and value.is_meta]

@@ -2,13 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from ..linear import Fp8Linear
 
-__all__ = ["save_quantized"]
+__all__ = ["save_quantized", "whole"]
 
 
 def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
@@ -39,8 +41,6 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
         if linear.power_of_two:
             raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors checkpoints cannot say so")
-    if directory.exists():
-        raise FileExistsError(f"{directory} exists")
     first: dict[int, str] = {}  # of tied tensors one is written
     state = {
         name: value.detach().contiguous()
@@ -54,15 +54,25 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             kinds.setdefault((linear.weights, linear.inputs), []).append(part)
     ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
 
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole(directory) as partial:
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
         ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
         save_torch_state_dict(state, partial)
+
+
+@contextmanager
+def whole(directory: Path) -> Iterator[Path]:
+    """A folder beside `directory`, which gets that name at the end, or is removed where something fails. Raises:
+    FileExistsError."""
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists")
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
         os.rename(partial, directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

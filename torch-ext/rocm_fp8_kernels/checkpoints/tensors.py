@@ -11,6 +11,7 @@ _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,

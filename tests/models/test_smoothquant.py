@@ -1,0 +1,373 @@
+"""SmoothQuant's migration, int8 models and their checkpoints.
+
+What an int8 model should compute comes from emulations in float64, written here on numbers that the module holds, and
+from the float model. Both products' sums are exact, so an emulation of a linear with the same roundings gives the same
+integers; where a rounding could fall either way, one step is allowed.
+"""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, OPTConfig
+
+from examples.byte_opt.train import CHECKPOINT
+from examples.smoothquant_demo import plant_outliers
+from tests.problems.tiny_llama import VARIANTS, distance, drawn, llama, logits, tokens
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+SIZES = dict(
+    vocab_size=128,
+    hidden_size=64,
+    word_embed_proj_dim=64,
+    ffn_dim=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+# Folding rounds each weight and gain once more, by 2^-24 of its value: sums of 96 of them, through two layers, stay
+# below 2^-15 of the logits' norm. A factor in the wrong place changes them by their whole size.
+FOLDED = 2.0**-15
+# Int8 of random normal numbers: a step is 1 / 30 to 1 / 40 of the standard deviation (the largest of some thousand is
+# 3 to 4 of them), which adds 1 % of noise to each operand. Sixteen such operands, one after the other: below 10 %.
+INT8 = 0.1
+
+
+def opt(generator, dtype=torch.float32, **changes):
+    return drawn(OPTConfig(**(SIZES | changes)), generator, dtype)
+
+
+def with_outliers(model: torch.nn.Module) -> torch.nn.Module:
+    plant_outliers(model, 64, channels=2)
+    return model
+
+
+# --- smoothing ---
+
+
+def test_planted_outliers_change_no_bit(generator):
+    model, ids = opt(generator), tokens(generator, 2, 24)
+    before = logits(model, ids)
+    planted = with_outliers(copy.deepcopy(model))
+    norms = [m.model.decoder.layers[0].final_layer_norm.weight.abs().amax() for m in (model, planted)]
+    assert norms[1] > 8 * norms[0]
+    # Products are the same; sums may run in another order nowhere.
+    assert torch.equal(logits(planted, ids), before)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.85, 1.0])
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_smoothing_keeps_the_function(kernel, generator, kind, alpha):
+    made = opt(generator) if kind == "opt" else llama(generator, torch.float32, **VARIANTS["biases"])
+    ids = tokens(generator, 2, 24)
+    before, maxima = logits(made, ids), kernel.smoothquant.channel_maxima(made, [ids])
+    weights = {name: value.clone() for name, value in made.named_parameters()}
+    assert kernel.smoothquant.smooth(made, maxima, alpha) is made
+    assert distance(logits(made, ids), before) <= FOLDED
+    changed = {name for name, value in made.named_parameters() if not torch.equal(value, weights[name])}
+    # Per layer OPT: 2 gains, 2 biases, Q, K, V, fc1; Llama: 2 gains, Q, K, V, gate, up.
+    assert len(changed) == 2 * (8 if kind == "opt" else 7)
+
+
+def test_maxima_and_factors_are_the_papers(kernel, generator):
+    model, batches = opt(generator), [tokens(generator, 2, 24), tokens(generator, 1, 9)]
+    layer, seen = model.model.decoder.layers[1], []
+    handle = layer.fc1.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].reshape(-1, 64)))
+    for ids in batches:
+        logits(model, ids)
+    handle.remove()
+    maxima = kernel.smoothquant.channel_maxima(model, iter(batches))
+    wanted = torch.cat(seen).abs().amax(0)
+    assert torch.equal(maxima["model.decoder.layers.1.final_layer_norm"], wanted)
+    weight, gain = layer.fc1.weight.clone(), layer.final_layer_norm.weight.clone()
+    factor = wanted**0.7 / weight.abs().amax(0) ** 0.3
+    kernel.smoothquant.smooth(model, maxima, 0.7)
+    torch.testing.assert_close(layer.fc1.weight, weight * factor, rtol=1e-6, atol=0)
+    torch.testing.assert_close(layer.final_layer_norm.weight, gain / factor, rtol=1e-6, atol=0)
+
+
+def test_a_dead_channel_stays_finite(kernel, generator):
+    model, ids = opt(generator), tokens(generator, 2, 24)
+    layer = model.model.decoder.layers[0]
+    layer.final_layer_norm.weight[3] = layer.final_layer_norm.bias[3] = 0
+    layer.fc1.weight[:, 5] = 0
+    before = logits(model, ids)
+    kernel.smoothquant.smooth(model, kernel.smoothquant.channel_maxima(model, [ids]))
+    assert distance(logits(model, ids), before) <= FOLDED
+
+
+# --- modules against an emulation ---
+
+
+def linear(generator, n: int, k: int, bias: bool = True) -> torch.nn.Linear:
+    made = torch.nn.Linear(k, n, bias=bias)
+    for parameter in made.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+@pytest.mark.parametrize("name", ["W8A8B8O8Linear", "W8A8B8O8LinearReLU", "W8A8BFP32OFP32Linear"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_static_linears(kernel, generator, name, bias):
+    original = linear(generator, 24, 40, bias)
+    x = torch.randint(-127, 128, (2, 5, 40), generator=generator).to(torch.int8)
+    wanted = original(x.double().float() * 0.02)
+    scale = wanted.abs().amax().item() / 127
+    to_int8 = name != "W8A8BFP32OFP32Linear"
+    made = getattr(kernel.smoothquant, name).from_float(original, 0.02, *([scale] if to_int8 else []))
+    got = made(x)
+    sums = x.double() @ made.weight.double().T
+    exact = made.a.double() * sums + (made.b.double() if to_int8 else 1) * made.bias.double().reshape(-1)
+    if name.endswith("ReLU"):
+        exact, wanted = exact.clamp(min=0), wanted.clamp(min=0)
+    if to_int8:
+        assert got.dtype == torch.int8
+        assert ((got.double() - exact.round().clamp(-128, 127)).abs() <= 1).all()  # float32 may cross a tie
+        assert (got.double() == exact.round().clamp(-128, 127)).float().mean() > 0.97
+    else:
+        # Three roundings of float32, each of numbers not larger than the terms.
+        bound = 3 * 2.0**-24 * (made.a.double() * sums.abs() + made.bias.double().abs().reshape(-1))
+        assert got.dtype == torch.float32 and ((got.double() - exact).abs() <= bound).all()
+    # Of the float linear: half a step of weights, 40 of them, of the bias and of the result.
+    step = made.a.item() * (scale if to_int8 else 1) / 0.02
+    most = 0.5 * step * 0.02 * x.double().abs().sum(-1, keepdim=True)
+    if to_int8:
+        most = most + 0.51 * scale + 0.5 * made.b.item() * scale
+    assert (((got.double() * (scale if to_int8 else 1)) - wanted.double()).abs() <= most + 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_dynamic_linear(kernel, generator, dtype):
+    original = linear(generator, 24, 40).to(dtype)
+    original.weight[7] = 0
+    made = kernel.smoothquant.Int8Linear.from_float(original)
+    assert made.weight_scale.shape == (1, 24) and made.weight_scale[0, 7] == 1
+    assert (made.weight.abs().amax(1) == 127).sum() == 23
+    x = (torch.randn(2, 5, 40, generator=generator) * torch.logspace(-2, 2, 5).reshape(1, 5, 1)).to(dtype)
+    got = made(x)
+    assert got.dtype == dtype and got.shape == (2, 5, 24)
+    scale = x.float().abs().amax(-1, keepdim=True) / torch.tensor(127.0)
+    codes = (x.float() / scale).round().clamp(-128, 127).double()
+    exact = codes @ made.weight.double().T * scale.double() * made.weight_scale.double() + original.bias.double()
+    # Three roundings of float32 and the result's own: 4 units in the last place of the dtype cover them where terms
+    # cancel at most by their number, 2.
+    unit = torch.finfo(dtype).eps * (exact.abs() + original.bias.double().abs())
+    assert ((got.double() - exact).abs() <= 4 * unit).all()
+
+
+def test_the_norm(kernel, generator):
+    norm = torch.nn.LayerNorm(64)
+    norm.weight.copy_(torch.randn(64, generator=generator))
+    norm.bias.copy_(torch.randn(64, generator=generator))
+    made = kernel.smoothquant.LayerNormQ.from_float(norm, 0.05)
+    x, residual = torch.randn(2, 3, 7, 64, generator=generator)
+    wanted = norm(x + residual)
+    got = made(x, residual=(kept := residual.clone()))
+    assert torch.equal(kept, x + residual)
+    assert ((got.float() * 0.05 - wanted.clamp(-128 * 0.05, 127 * 0.05)).abs() <= 0.51 * 0.05).all()
+
+
+# --- models ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_static_opt(kernel, generator, dtype):
+    model, ids = opt(generator, dtype), tokens(generator, 2, 24)
+    wanted = logits(model, ids)
+    made = kernel.smoothquant.quantize(copy.deepcopy(model), iter([ids]))
+    kinds = [type(m).__name__ for m in made.modules()]
+    assert [kinds.count(k) for k in ("W8A8B8O8Linear", "W8A8B8O8LinearReLU", "W8A8BFP32OFP32Linear")] == [6, 2, 4]
+    assert kinds.count("LayerNormQ") == kinds.count("BMM") == 4 and kinds.count("Int8OPTAttention") == 2
+    assert 0 < distance(logits(made, ids), wanted) < INT8
+    # A recorded hidden state is not written by a later layer.
+    states = made(input_ids=ids, output_hidden_states=True).hidden_states
+    assert len(states) == 3 and torch.equal(states[0], model(input_ids=ids, output_hidden_states=True).hidden_states[0])
+
+
+def test_masks_and_the_cache(kernel, generator):
+    model, ids = opt(generator), tokens(generator, 2, 24)
+    made = kernel.smoothquant.quantize(model, [ids])
+    whole = logits(made, ids)
+    # Later tokens do not reach earlier ones.
+    assert torch.equal(logits(made, ids[:, :10]), whole[:, :10])
+    cached = made(input_ids=ids[:, :15], use_cache=True)
+    step = made(input_ids=ids[:, 15:], past_key_values=cached.past_key_values).logits
+    assert cached.past_key_values.layers[0].keys.dtype == torch.int8
+    assert torch.equal(torch.cat([cached.logits, step], 1), whole)
+    # Padding on the left is not seen.
+    padded = torch.cat([torch.full((2, 3), 5), ids], 1)
+    mask = torch.cat([torch.zeros(2, 3), torch.ones(2, 24)], 1).long()
+    assert torch.equal(made(input_ids=padded, attention_mask=mask, use_cache=False).logits[:, 3:], whole)
+
+
+@pytest.mark.parametrize("activations", ["static", "dynamic"])
+def test_outliers_hurt_only_what_is_not_smoothed(kernel, generator, activations):
+    model, ids = with_outliers(opt(generator)), tokens(generator, 2, 24)
+    wanted = logits(model, ids)
+    smoothed = kernel.smoothquant.quantize(copy.deepcopy(model), [ids], activations=activations)
+    given = [ids] if activations == "static" else None
+    naive = kernel.smoothquant.quantize(model, given, activations=activations, alpha=None)
+    near, far = (distance(logits(m, ids), wanted) for m in (smoothed, naive))
+    assert near < INT8 and far > 2 * near
+
+
+@pytest.mark.parametrize("shapes", ["grouped", "biases"])
+def test_dynamic_llama(kernel, generator, shapes):
+    model, ids = llama(generator, **VARIANTS[shapes]), tokens(generator, 2, 24)
+    wanted = logits(model, ids)
+    made = kernel.smoothquant.quantize(copy.deepcopy(model), [ids], activations="dynamic")
+    assert sum(isinstance(m, kernel.smoothquant.Int8Linear) for m in made.modules()) == 14
+    assert type(made.lm_head) is torch.nn.Linear
+    assert 0 < distance(logits(made, ids), wanted) < INT8
+
+
+# --- checkpoints ---
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    state = one.state_dict()
+    assert other.state_dict().keys() == state.keys()
+    for name, value in other.state_dict().items():
+        assert value.dtype == state[name].dtype and torch.equal(value, state[name]), name
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama"])
+def test_dynamic_round_trip(kernel, generator, tmp_path, kind):
+    model = opt(generator) if kind == "opt" else llama(generator, **VARIANTS["biases"])
+    ids = tokens(generator, 2, 24)
+    kernel.smoothquant.quantize(model, [ids], activations="dynamic")
+    kernel.smoothquant.save_quantized(model, tmp_path / "int8")
+    loaded = kernel.smoothquant.load_quantized(tmp_path / "int8")
+    same(model, loaded)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["format"], config["ignore"]) == (
+        "compressed-tensors",
+        "int-quantized",
+        ["lm_head"],
+    )
+    # transformers decompresses the weights: the same numbers, and inputs that it rounds in its own way.
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "int8", dtype=torch.float32).eval()
+    assert distance(logits(read, ids), logits(model, ids).float()) < INT8
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, kernel.smoothquant.Int8Linear)}
+    for name, made in linears.items():
+        assert torch.equal(read.get_submodule(name).weight, made.weight.float() * made.weight_scale.T), name
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pickled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_static_round_trip(kernel, generator, tmp_path, form, dtype):
+    model, ids = opt(generator, dtype), tokens(generator, 2, 24)
+    kernel.smoothquant.quantize(model, [ids])
+    folder = tmp_path / "int8"
+    kernel.smoothquant.save_quantized(model, folder)
+    if form == "pickled":  # as mit-han-lab's checkpoints are
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        torch.save(state, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    loaded = kernel.smoothquant.load_quantized(folder)
+    same(model, loaded)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+def test_the_names_are_torch_ints(kernel, generator):
+    model = kernel.smoothquant.quantize(opt(generator), [tokens(generator, 2, 24)])
+    prefix = "model.decoder.layers.0."
+    found = {n.removeprefix(prefix): v for n, v in model.state_dict().items() if n.startswith(prefix)}
+    wanted = {f"self_attn.{p}_proj.{b}" for p in "qkv" for b in ("weight", "bias", "a", "b")}
+    wanted |= {f"{m}.{b}" for m in ("self_attn.out_proj", "fc2") for b in ("weight", "bias", "a")}
+    wanted |= {f"fc1.{b}" for b in ("weight", "bias", "a", "b")} | {"self_attn.qk_bmm.a", "self_attn.pv_bmm.a"}
+    wanted |= {f"{m}.{b}" for m in ("self_attn_layer_norm", "final_layer_norm") for b in ("weight", "bias")}
+    assert found.keys() == wanted
+    assert found["fc1.bias"].shape == (1, 96) and found["fc1.a"].shape == ()
+
+
+# --- errors ---
+
+
+def test_bad_arguments(kernel, generator):
+    quantize, ids = kernel.smoothquant.quantize, tokens(generator, 2, 24)
+    model = opt(generator)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for message, arguments in {
+        "activations: 'int8'": dict(activations="int8"),
+        "inputs: None": dict(),
+        "inputs: empty": dict(inputs=[]),
+        "alpha: 1.5": dict(inputs=[ids], alpha=1.5),
+        "without smoothing take none": dict(inputs=[ids], activations="dynamic", alpha=None),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            quantize(model, **arguments)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="static int8 is for OPT"):
+        quantize(llama(generator), [ids])
+    for message, changes in {
+        "do_layer_norm_before": dict(do_layer_norm_before=False),
+        "'gelu'": dict(activation_function="gelu"),
+        "elementwise_affine": dict(layer_norm_elementwise_affine=False),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            quantize(opt(generator, **changes), [ids])
+    bad = opt(generator)
+    bad.model.decoder.layers[1].fc2.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="layers.1.fc2 holds NaN"):
+        quantize(bad, [ids])
+    with pytest.raises(ValueError, match="maxima: none of model.decoder.layers.0.self_attn_layer_norm"):
+        kernel.smoothquant.smooth(model, {})
+    with pytest.raises(ValueError, match="quantised already"):
+        quantize(quantize(model, [ids]), [ids])
+
+
+def test_bad_checkpoints(kernel, generator, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    load, save = kernel.smoothquant.load_quantized, kernel.smoothquant.save_quantized
+    with pytest.raises(ValueError, match="not quantised to int8"):
+        save(opt(generator), tmp_path / "none")
+    opt(generator).save_pretrained(tmp_path / "float")
+    with pytest.raises(ValueError, match="no quantization_config"):
+        load(tmp_path / "float")
+    folder = tmp_path / "int8"
+    save(kernel.smoothquant.quantize(opt(generator), activations="dynamic", alpha=None), folder)
+    with pytest.raises(FileExistsError):
+        save(load(folder), folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "int8"]
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    name = "model.decoder.layers.0.fc1.weight"
+    scale = f"{name}_scale"
+    for message, changed in {
+        f"no tensor {name}": {k: v for k, v in tensors.items() if k != name},
+        f"{scale}: scales are positive": tensors | {scale: -tensors[scale]},
+        f"{scale}: holds NaN": tensors | {scale: tensors[scale] * float("nan")},
+        f"{name}: dtype F32": tensors | {name: tensors[name].float()},
+        f"{name}: shape": tensors | {name: tensors[name][:1].clone()},
+        "unknown tensor other": tensors | {"other": torch.zeros(1)},
+    }.items():
+        save_file(changed, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=message):
+            load(folder)
+    save_file(tensors, folder / "model.safetensors")
+    inputs = config["quantization_config"]["config_groups"]["group_0"]["input_activations"]
+    for message, changes in {
+        "'tensor', False": dict(strategy="tensor", dynamic=False),
+        "4, ": dict(num_bits=4),
+    }.items():
+        kept = dict(inputs)
+        inputs.update(changes)
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=message):
+            load(folder)
+        inputs.clear()
+        inputs.update(kept)
+
+
+# --- the byte-level OPT ---
+
+
+def test_the_byte_level_opt_is_small():
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 6_000_000

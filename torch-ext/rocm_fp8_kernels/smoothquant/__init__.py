@@ -1,0 +1,113 @@
+"""INT8 with SmoothQuant: from a float model, or an int8 checkpoint, to one whose linears multiply int8.
+
+model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+kernel.smoothquant.quantize(model, [input_ids, ...])  # OPT, "static": scales of tensors, from text
+kernel.smoothquant.quantize(model, [input_ids, ...], activations="dynamic")  # Llama and others: scales of rows
+kernel.smoothquant.save_quantized(model, "model-int8")
+model = kernel.smoothquant.load_quantized("model-int8")
+
+static     W8A8 as SmoothQuant's OPT: attention's two products are int8, too. Stored with torch-int's names
+dynamic    weights by scales of channels, activations by scales of rows. Stored as compressed-tensors, for vLLM, too
+
+smoothing.py   what moves range from activations into weights
+modules.py     the int8 linears and norm;  opt.py  OPT's decoder layer on them
+storing.py     checkpoints
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from .modules import (
+    Int8Linear,
+    LayerNormQ,
+    W8A8B8O8Linear,
+    W8A8B8O8LinearReLU,
+    W8A8BFP32OFP32Linear,
+)
+from .smoothing import channel_maxima, smooth
+from .storing import load_quantized, save_quantized
+
+__all__ = [
+    "Int8Linear",
+    "LayerNormQ",
+    "W8A8B8O8Linear",
+    "W8A8B8O8LinearReLU",
+    "W8A8BFP32OFP32Linear",
+    "channel_maxima",
+    "load_quantized",
+    "quantize",
+    "save_quantized",
+    "smooth",
+]
+
+_ACTIVATIONS = ("static", "dynamic")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@torch.no_grad()
+def quantize(
+    model: torch.nn.Module,
+    inputs: Iterable[torch.Tensor] | None = None,
+    *,
+    activations: str = "static",
+    alpha: float | None = 0.5,
+) -> torch.nn.Module:
+    """Smooths a model and quantises its decoder layers' linears to int8, in place. Embeddings and head stay.
+
+    Args:
+        model: a transformers model in float16, bfloat16 or float32. "static": OPT, with norms before attention and MLP.
+        inputs: token ids, int64 [batch, length], on any device; text like that which the model will see. None where
+            nothing is calibrated: "dynamic" with alpha=None.
+        activations: "static": one scale for each tensor, which puts the largest magnitude in `inputs` on 127; what
+            exceeds it later saturates. "dynamic": each row of a linear's input has a scale of its own.
+        alpha: how much of the activations' range moves into weights, as in `smooth`; None: the model is not smoothed.
+            Models that `smooth` does not know need None.
+
+    Returns: model, on this package's operators.
+    Raises: ValueError that says what is wrong; before the weights are changed, but for what calibration after smoothing
+        finds.
+    """
+    if activations not in _ACTIVATIONS:
+        raise ValueError(f"activations: {activations!r}; needs 'static' or 'dynamic'")
+    if any(isinstance(module, (Int8Linear, LayerNormQ)) for module in model.modules()):
+        raise ValueError("the model is quantised already")
+    if inputs is None and (activations == "static" or alpha is not None):
+        raise ValueError("inputs: None; calibration needs text")
+    if inputs is not None and activations == "dynamic" and alpha is None:
+        raise ValueError("inputs: dynamic scales without smoothing take none")
+    inputs = None if inputs is None else list(inputs)  # read once to smooth, once for scales
+    names = _linears(model)
+    if activations == "static":
+        from . import opt
+
+        opt.check(model)
+    if alpha is not None:
+        smooth(model, channel_maxima(model, inputs), alpha)
+    if activations == "static":
+        return opt.quantize_layers(model, inputs)
+    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # a linear may be in several
+    for parent in model.modules():
+        for last, child in parent._modules.items():
+            places.setdefault(id(child), []).append((parent, last))
+    for name in names:  # one after the other, so that two copies of the whole model never exist
+        linear = model.get_submodule(name)
+        made = Int8Linear.from_float(linear)
+        for parent, last in places[id(linear)]:
+            setattr(parent, last, made)
+    return model.requires_grad_(False)
+
+
+def _linears(model: torch.nn.Module) -> list[str]:
+    from .. import models
+
+    names = models.quantisable(model)
+    for name in names:
+        weight = model.get_submodule(name).weight
+        if weight.dtype not in _FLOATS:
+            raise ValueError(f"{name}: the weight's dtype is {weight.dtype}; needs float16, bfloat16 or float32")
+        if not 1 <= weight.shape[1] <= 131071:
+            raise ValueError(f"{name}: in_features is {weight.shape[1]}; needs 1 to 131071")
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(f"the weight of {name} holds NaN or infinity")
+    return names
