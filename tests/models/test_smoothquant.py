@@ -56,7 +56,7 @@ def test_planted_outliers_change_no_bit(generator):
     planted = with_outliers(copy.deepcopy(model))
     norms = [m.model.decoder.layers[0].final_layer_norm.weight.abs().amax() for m in (model, planted)]
     assert norms[1] > 8 * norms[0]
-    # Products are the same; sums may run in another order nowhere.
+    # A power of 2 leaves each product as it was, and the sums keep their order.
     assert torch.equal(logits(planted, ids), before)
 
 
