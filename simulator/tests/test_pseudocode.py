@@ -26,7 +26,8 @@ ELSEWHERE = {
         "the pseudocode scales back by 2**32 what it scaled by 2**64, and has names for what it does not say: "
         "test_instructions.py has the quotient that they give together",
     ),
-    "v_rndne_f32": "the pseudocode adds 0.5 in float32, which rounds what is just below a half up: test_instructions.py",
+    "v_rndne_f32": "the pseudocode adds 0.5 in float32, which rounds up what is just below a half: "
+    "test_instructions.py has its results",
     **dict.fromkeys(
         ["s_barrier", "s_sleep", "s_endpgm", "s_setreg_imm32_b32", "s_getpc_b64", "s_nop", "s_setprio"],
         "of the wave's course, not of its registers: test_memory.py, test_faults.py",
@@ -89,7 +90,8 @@ def vector_text(name: str, half: int = 0) -> str:
     if name == "v_fmaak_f32":
         sources.append(hex(LITERAL))
     more = {
-        **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], f"bitop3:{TABLE_OF_BITS:#x}"), "v_pk_mov_b32": f"op_sel:[{half},{1 - half}]",
+        **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], f"bitop3:{TABLE_OF_BITS:#x}"),
+        "v_pk_mov_b32": f"op_sel:[{half},{1 - half}]",
         "v_cvt_pk_fp8_f32": f"op_sel:[0,0,{half}]",
     }.get(name, "")  # fmt: skip
     if name == "v_cvt_f32_fp8":
@@ -246,7 +248,7 @@ def check_vector(arch: str, key: str, words: list[np.ndarray], active: int, rng:
             masks["VCC"] |= after["VCC"].bits & 1 << lane
         expected = after["VGPR"][lane][0] if "VGPR" in pseudocode(name) else after["D0"]
         got = int(result[0][lane]) | (int(result[1][lane]) << 32 if widths(name)[1] == 2 else 0)
-        if re.search(r"\bD0\.[fui]16 =", pseudocode(name)):
+        if re.search(r"\bD0\.[fuib]16 =", pseudocode(name)):
             # The pseudocode says nothing of the other half; GFX9 clears it (LLVM: zeroesHigh16BitsOfDest).
             expected = expected.part(0, 16)
         (assert_within_an_ulp if name in APPROXIMATE else assert_same)(got, expected, what)
