@@ -218,12 +218,13 @@ def int8_tiles(arch: str, kernel, f, shape, careful: bool) -> list[tuple[str, bo
     rounds = shape["ahead"] * (1 + shape["ahead"] % 2)  # stages that the main loop has unrolled
     subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
     size = 16 if shape["matrix"] == 32 else 32
+    mfma = f"v_mfma_i32_{shape['matrix']}x{shape['matrix']}x{size}_i8"
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
     fragments = rounds * (shape["stage"] * shape["matrix"] // 1024)
     reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
     return [
-        ("other matrix instructions", set(instructions) == {f"v_mfma_i32_{shape['matrix']}x{shape['matrix']}x{size}_i8"}),
+        ("other matrix instructions", set(instructions) == {mfma}),
         ("matrix instructions of a round", len(instructions) == rounds * subtiles * shape["stage"] // size),
         ("stages loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
         ("stages of any rows by single bytes alone", not careful or named(kernel, "global_load_dwordx4") >= 2),

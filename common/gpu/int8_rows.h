@@ -85,7 +85,8 @@ struct Int8Divisor {
 
 // The scale that is given, or that of a row with this range (each thread's part of it), which is written.
 template <Holder holder>
-__device__ inline Int8Divisor divisor_of_row(const Int8Scale& s, const RowThreads<holder>& by, const FiniteRange& range) {
+__device__ inline Int8Divisor divisor_of_row(const Int8Scale& s, const RowThreads<holder>& by,
+                                             const FiniteRange& range) {
     if (s.scale) {
         return {*global<float>(s.scale), s.zero ? *global<int32_t>(s.zero) : 0, s.zero != nullptr};
     }

@@ -331,7 +331,8 @@ Status launch(const Args& args, const Executor& on) {
     const int room = compute_units(chip.arch) / kChiplets * shape.per_unit;
     const Work work{int(tiles_m), int(tiles_n), int(tiles), int(units), per_chiplet};
     const int groups = kChiplets * (per_chiplet < room ? per_chiplet : room);
-    return launch_kernel(kernel_of(config.shape, careful), groups, shape.waves() * kWave, on, Launch{args, work, split});
+    const Kernel kernel = kernel_of(config.shape, careful);
+    return launch_kernel(kernel, groups, shape.waves() * kWave, on, Launch{args, work, split});
 }
 
 }  // namespace rocm_fp8::int8_gemm

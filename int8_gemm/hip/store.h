@@ -193,8 +193,9 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
                 const int64_t m = m0 + r, n = n0 + c;
                 if (m >= a.m || n >= a.n) continue;
                 const int32_t acc = *reinterpret_cast<const int32_t*>(region + at(r, c / 4) + c % 4 * 4);
-                const float v = finished(e, acc, Row(e, batch, m), Column(e, batch, n), addend_at(e.addend, batch, m, n),
-                                         beta, scale_out);
+                const float addend = addend_at(e.addend, batch, m, n);
+                const float v =
+                    finished(e, acc, Row(e, batch, m), Column(e, batch, n), addend, beta, scale_out);
                 store_one(e.out, result_at(e.out, batch, m, n), v);
             }
         }
