@@ -16,7 +16,7 @@
 //        config.h       the compiled shapes, and which one with which parts of K, by a model
 //        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
 //
-// Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): matrix instructions.
+// Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
 // Steps and figures: docs/journal/int8_gemm-rocm.md.
 #include "../../common/gemm/forced.h"
