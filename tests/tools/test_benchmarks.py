@@ -256,7 +256,7 @@ def test_the_script_by_itself(classes, capsys, monkeypatch):
 # --- benchmarks/cpu_ratios.py ---
 
 
-@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "rows", "dynamic"])
+@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
     gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
@@ -272,6 +272,8 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     monkeypatch.setattr(cpu_ratios, "load_kernel", lambda backend: None)
     monkeypatch.setattr(cpu_ratios, "gemm", lambda kernel, m, generator: gemm_times)
     monkeypatch.setattr(cpu_ratios, "block_scaled", lambda kernel, m, generator: block_times)
+    int8_times = {"int8_gemm": 5.0 if slow == "int8" else 1.0, "linear float32": 3.0, "floor": 0.9}
+    monkeypatch.setattr(cpu_ratios, "int8", lambda kernel, m, generator: int8_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
     monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
@@ -286,11 +288,12 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
             None: [],
             "gemm": ["skinny_gemm"] * 3,
             "blocks": ["block_scaled_gemm"] * 3,
+            "int8": ["int8_gemm"] * 3,
             "rows": ["swiglu_fp8:"],
             "dynamic": computed,
         }[slow]
     )
-    assert captured.out.count("\n") == 16
+    assert captured.out.count("\n") == 19
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
