@@ -10,7 +10,8 @@
 // Files: block_scaled_gemm.hip  launcher
 //        stream.hip             up to 32 rows: a kernel of its own
 //        pipeline.h             more rows: order of tiles, main loop
-//        tile.h                 shapes at compile time, layout of a stage in LDS, fragments, matrix instructions
+//        tile.h                 shapes at compile time, matrix instructions
+//        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
 //        loader.h               global memory to registers to LDS: operands of any layout, scales of any kind
 //        turned.h, turned.hip   operands whose rows are contiguous, for more than 32 rows
 //        epilogue.h             split-K, channels' scales, bias, rounding, stores

@@ -23,28 +23,6 @@ constexpr int kRegionBytes = 2 * S::stage_bytes / S::waves > S::matrix* S::matri
 template <class S>
 using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
 
-// Calls body(i, j, q, four): each four of a lane's columns.
-template <class S, class Body>
-__device__ inline void each_four(Body body) {
-#pragma unroll
-    for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::sub_n; ++j) {
-#pragma unroll
-            for (int q = 0; q < S::quads; ++q) body(i, j, q, (i * S::sub_n + j) * S::quads + q);
-        }
-    }
-}
-template <int matrix>
-__device__ inline f32x4 four_of(const Sums<matrix>& sums, int q) {
-    return f32x4{sums[4 * q], sums[4 * q + 1], sums[4 * q + 2], sums[4 * q + 3]};
-}
-template <int matrix>
-__device__ inline void set_four(Sums<matrix>& sums, int q, f32x4 v) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[4 * q + e] = v[e];
-}
-
 // Parts of a tile in memory: [parts][fours of a lane][threads] of 16 bytes, in the order in which lanes have them.
 // Returns whether this workgroup has the tile's sums now, and is to finish it.
 template <class S>
@@ -55,15 +33,15 @@ __device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const Spli
     const auto at = [&](int four) { return uint32_t(four * S::threads) * 16 + mine_at; };
     const Buffer mine(parts + int64_t(unit.part) * kPartBytes, kPartBytes);
     each_four<S>([&](int i, int j, int q, int four) {
-        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<S::matrix>(sums[i][j], q)));
+        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<f32x4>(sums[i][j], q)));
     });
     if (!arrives_last(split.arrived + unit.tile, split.parts)) return false;
-    each_four<S>([&](int i, int j, int q, int) { set_four<S::matrix>(sums[i][j], q, f32x4(-0.0f)); });
+    each_four<S>([&](int i, int j, int q, int) { set_four(sums[i][j], q, f32x4(-0.0f)); });
     for (int part = 0; part < split.parts; ++part) {
         const Buffer other(parts + int64_t(part) * kPartBytes, kPartBytes);
         each_four<S>([&](int i, int j, int q, int four) {
             const f32x4 v = __builtin_bit_cast(f32x4, other.template load<kAllChiplets>(at(four)));
-            set_four<S::matrix>(sums[i][j], q, four_of<S::matrix>(sums[i][j], q) + v);
+            set_four(sums[i][j], q, four_of<f32x4>(sums[i][j], q) + v);
         });
     }
     reset(split.arrived + unit.tile);
@@ -88,7 +66,7 @@ __device__ inline void scale_and_add(TileSums<S>& sums, const Args& a, bool chan
                 const f32x4 v = *reinterpret_cast<const f32x4*>(region + column_in_wave<S>(lane, j, q));
 #pragma unroll
                 for (int i = 0; i < S::sub_m; ++i) {
-                    set_four<S::matrix>(sums[i][j], q, apply(four_of<S::matrix>(sums[i][j], q), v));
+                    set_four(sums[i][j], q, apply(four_of<f32x4>(sums[i][j], q), v));
                 }
             }
         }
@@ -127,7 +105,7 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
             for (int j = first / S::matrix; j < (first + columns) / S::matrix; ++j) {
 #pragma unroll
                 for (int q = 0; q < S::quads; ++q) {
-                    const f32x4 v = four_of<S::matrix>(sums[i][j], q);
+                    const f32x4 v = four_of<f32x4>(sums[i][j], q);
                     char* const to = region + at(lane % S::matrix, column_in_wave<S>(lane, j, q) - first);
                     if constexpr (sizeof(T) == 2) {
                         *reinterpret_cast<u32x2*>(to) = u32x2{rounded(f32x2{v.x, v.y}), rounded(f32x2{v.z, v.w})};

@@ -87,7 +87,7 @@ struct StageLoader {
     }
 
     static __device__ void store(char* operand, const u32x4 (&from)[kLoads], int i) {
-        if (has(i)) *reinterpret_cast<u32x4*>(operand + place<stage>(row_of(i), chunk_of(i))) = from[i];
+        if (has(i)) *reinterpret_cast<u32x4*>(operand + place<stage, kByColumns>(row_of(i), chunk_of(i))) = from[i];
     }
 };
 

@@ -225,8 +225,8 @@ class Tile {
             for (int j = 0; j < S::sub_n; ++j) {
 #pragma unroll
                 for (int q = 0; q < S::quads; ++q) {
-                    set_four<S::matrix>(next_columns[j], q,
-                                        *reinterpret_cast<const f32x4*>(columns + column_in_wave<S>(lane, j, q)));
+                    set_four(next_columns[j], q,
+                             *reinterpret_cast<const f32x4*>(columns + column_in_wave<S>(lane, j, q)));
                 }
             }
         }

@@ -1,118 +1,33 @@
-// What the waves of a workgroup multiply: the layout of a stage in LDS, and the matrix instructions.
-//
-// A workgroup makes a tile of kRows rows (of A) by kColumns columns (rows of B). Its waves lie on a grid of
-// waves_m x waves_n; a wave makes subtiles of kMatrix x kMatrix, 16 or 32.
-//
-//   16  v_mfma_f32_16x16x32_fp8_fp8, lane l = 16 g + j: 16 bytes from k = 16 g of row j cover 64 k in two instructions
-//   32  v_mfma_f32_32x32x16_fp8_fp8, lane l = 32 g + j: 16 bytes from k = 16 g of row j cover 32 k in two instructions
-//
-// An instruction expects 8 bytes from k = 8 g. It gets the first halves of the 16 bytes, then the second halves. That
-// permutes k in the same way in both operands, which does not change a dot product.
-//
-// The transpose is computed: the instruction's first operand is B, its second one is A. So a lane has the sums of one
-// row m = j, which have one scale, for columns n = 8 q + 4 g ... + 3 (32: q = 0 ... 3) or 4 g ... + 3 (16).
-//
-// A stage of an operand in LDS is [rows][stage / 16 chunks][16 bytes], the chunks of a row permuted by an exclusive or.
-// Lanes that access LDS together (shared by 8 on gfx942, by 16 on gfx950) then find different banks: writers have the
-// chunks of one or two neighbouring rows, readers the same or neighbouring chunks of groups of four rows. Every other
-// eight rows have neighbouring chunks swapped: for turned.h, which stores the same chunk of every fourth row.
+// The compiled shapes, and the matrix instructions: v_mfma_f32_16x16x32_fp8_fp8 and v_mfma_f32_32x32x16_fp8_fp8. How the
+// waves of a workgroup divide a tile, and how a stage lies in LDS, is in common/hip/gemm_tile.h. A lane has the sums of
+// one row, which have one scale.
 #pragma once
 
-#include "../../common/hip/buffer.h"
+#include "../../common/hip/gemm_tile.h"
 #include "../block_scaled_gemm.h"
 #include "config.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
+using namespace gemm_tile;
+
+constexpr bool kByColumns = true;  // turned.h stores so
 
 template <int index>
-struct Shape {
-    static constexpr TileShape s = kTileShapes[index];
-    static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
-                         matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
-                         threads = waves * kWave;
-    static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
-    static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
-    static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
-    static constexpr int stages = kBlock / stage;       // of a block: 1 or 2
-    static constexpr bool deep = s.deep;
+struct Shape : TileSizes<kTileShapes[index]> {
+    using Sizes = TileSizes<kTileShapes[index]>;
+    static constexpr bool by_columns = kByColumns;
+    static constexpr int stages = kBlock / Sizes::stage;  // of a block: 1 or 2
     // Blocks in a round of the main loop: stages in flight, and with `deep` two sets of fragments, are constants in it.
-    static constexpr int in_turn = deep && ahead % 2 ? 2 * ahead : ahead;
+    static constexpr int in_turn = Sizes::deep && Sizes::ahead % 2 ? 2 * Sizes::ahead : Sizes::ahead;
     static constexpr int unrolled = in_turn > stages ? in_turn / stages : 1;
-    static_assert(unrolled * stages % in_turn == 0 && (!deep || unrolled * stages % 2 == 0));
-    static constexpr int step = matrix == 32 ? 32 : 64, steps = stage / step;  // k of a 128-bit fragment
-    static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
-    static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0 && columns <= kBlock);
-    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
-    static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
+    static_assert(unrolled * stages % in_turn == 0 && (!Sizes::deep || unrolled * stages % 2 == 0));
+    static_assert(Sizes::columns <= kBlock);
 };
 
 template <int matrix>
 using Sums = float __attribute__((ext_vector_type(matrix == 32 ? 16 : 4)));
-
-// Byte offset of a chunk of a row in a stage of an operand.
-template <int stage>
-__device__ constexpr int place(int row, int chunk) {
-    constexpr int kChunks = stage / kChunk;
-#if defined(__gfx950__)
-    constexpr int kRowsTogether = 256 / stage;  // rows that lie side by side in all banks
-#else
-    constexpr int kRowsTogether = 128 / stage;
-#endif
-    return row * stage + (chunk ^ ((row / kRowsTogether ^ row / 8 % 2) % kChunks)) * kChunk;
-}
-
-// Of a lane: its row in subtile i, its first column in the four q of subtile j, within the wave's part of the tile.
-template <class S>
-__device__ inline int row_in_wave(int lane, int i) {
-    return i * S::matrix + lane % S::matrix;
-}
-template <class S>
-__device__ inline int column_in_wave(int lane, int j, int q) {
-    return j * S::matrix + 8 * q + lane / S::matrix * 4;
-}
-
-// Where in a stage a wave's fragments are, bytes: of each step, at its first row and column. They are multiples of 16,
-// which leave the permutation of chunks as it is.
-template <class S>
-struct Places {
-    int a[S::steps], b[S::steps];
-
-    __device__ Places() {
-        const int lane = threadIdx.x % kWave, wave = threadIdx.x / kWave, j = lane % S::matrix, g = lane / S::matrix;
-#pragma unroll
-        for (int step = 0; step < S::steps; ++step) {
-            const int at = place<S::stage>(j, step * (S::step / kChunk) + g);
-            a[step] = at + wave / S::waves_n * S::wave_rows * S::stage;
-            b[step] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
-            asm volatile("" : "+v"(a[step]), "+v"(b[step]));  // computed once, not at each step
-        }
-    }
-};
-
-// A wave's fragments of one step: 128 bits a lane of each of its rows and columns.
-template <class S>
-struct Fragments {
-    u32x4 a[S::sub_m], b[S::sub_n];
-
-    static constexpr int kReads = S::sub_m + S::sub_n;
-
-    // The n-th of kReads: in the order in which subtiles need them.
-    __device__ void read(const char* stage, const Places<S>& places, int step, int n) {
-        const int i = n == 0 ? 0 : n - S::sub_n;
-        if (n == 0 || n > S::sub_n) {
-            a[i] = *reinterpret_cast<const u32x4*>(stage + places.a[step] + i * S::matrix * S::stage);
-        } else {
-            b[n - 1] = *reinterpret_cast<const u32x4*>(stage + places.b[step] + (n - 1) * S::matrix * S::stage);
-        }
-    }
-    __device__ void read(const char* stage, const Places<S>& places, int step) {
-#pragma unroll
-        for (int n = 0; n < kReads; ++n) read(stage, places, step, n);
-    }
-};
 
 // Half `which` of a fragment's k.
 template <int matrix>
@@ -123,20 +38,6 @@ __device__ inline Sums<matrix> multiply(u32x4 b, u32x4 a, Sums<matrix> c, int wh
     } else {
         return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(half(b), half(a), c, 0, 0, 0);
     }
-}
-
-// This thread's number; what is computed from it is computed anew, not kept in registers from the kernel's start on.
-__device__ inline int fresh_thread() {
-    int thread = threadIdx.x;
-    asm volatile("" : "+v"(thread));
-    return thread;
-}
-
-// A barrier for what lies in LDS alone: loads of global memory stay in flight.
-__device__ inline void lds_barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
 }  // namespace

@@ -73,7 +73,8 @@ struct TurnedLoader {
         const u32x4 rows = transposed(from[i]);
 #pragma unroll
         for (int e = 0; e < kFours; ++e) {
-            *reinterpret_cast<uint32_t*>(operand + place<stage>(row_of(i) + e, chunk_of(i)) + dword() * 4) = rows[e];
+            *reinterpret_cast<uint32_t*>(operand + place<stage, kByColumns>(row_of(i) + e, chunk_of(i)) + dword() * 4) =
+                rows[e];
         }
     }
 };

@@ -13,21 +13,40 @@
 // m = j, for columns n = 8 q + 4 g ... + 3 (32: q = 0 ... 3) or 4 g ... + 3 (16).
 //
 // A stage of an operand is [rows][stage / 16 chunks][16 bytes], the chunks of a row permuted by an exclusive or. Lanes
-// that access LDS together (shared by 8 on gfx942, by 16 on gfx950) then find different banks.
+// that access LDS together (shared by 8 on gfx942, by 16 on gfx950) then find different banks: writers have the chunks
+// of one or two neighbouring rows, readers the same or neighbouring chunks of groups of four rows. by_columns: every
+// other eight rows have neighbouring chunks swapped, for writers that store the same chunk of every fourth row.
 //
-// S: a Shape with the constants above, sub_m and sub_n (subtiles of a wave), step (k of a 128-bit fragment), steps (of a
-// stage), a_bytes, wave_rows, wave_columns.
+// S: a kernel's shape, of TileSizes and with by_columns.
 #pragma once
 
 #include "buffer.h"
+#include "tile_shape.h"
 
 namespace rocm_fp8::gemm_tile {
 namespace {
 
 constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
 
+// What follows of a shape.
+template <TileShape s>
+struct TileSizes {
+    static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
+                         matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
+                         threads = waves * kWave;
+    static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
+    static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
+    static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
+    static constexpr bool deep = s.deep;
+    static constexpr int step = matrix == 32 ? 32 : 64, steps = stage / step;  // k of a 128-bit fragment
+    static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
+    static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0);
+    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
+    static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
+};
+
 // Byte offset of a chunk of a row in a stage of an operand.
-template <int stage>
+template <int stage, bool by_columns>
 __device__ constexpr int place(int row, int chunk) {
     constexpr int kChunks = stage / kChunk;
 #if defined(__gfx950__)
@@ -35,7 +54,8 @@ __device__ constexpr int place(int row, int chunk) {
 #else
     constexpr int kRowsTogether = 128 / stage;
 #endif
-    return row * stage + (chunk ^ (row / kRowsTogether % kChunks)) * kChunk;
+    if constexpr (by_columns) return row * stage + (chunk ^ ((row / kRowsTogether ^ row / 8 % 2) % kChunks)) * kChunk;
+    else return row * stage + (chunk ^ (row / kRowsTogether % kChunks)) * kChunk;
 }
 
 // Of a lane: its row in subtile i, its first column in the four q of subtile j, within the wave's part of the tile.
@@ -58,7 +78,7 @@ struct Places {
         const int lane = threadIdx.x % kWave, wave = threadIdx.x / kWave, j = lane % S::matrix, g = lane / S::matrix;
 #pragma unroll
         for (int step = 0; step < S::steps; ++step) {
-            const int at = place<S::stage>(j, step * (S::step / kChunk) + g);
+            const int at = place<S::stage, S::by_columns>(j, step * (S::step / kChunk) + g);
             a[step] = at + wave / S::waves_n * S::wave_rows * S::stage;
             b[step] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
             asm volatile("" : "+v"(a[step]), "+v"(b[step]));  // computed once, not at each step
@@ -87,6 +107,29 @@ struct Fragments {
         for (int n = 0; n < kReads; ++n) read(stage, places, step, n);
     }
 };
+
+// Calls body(i, j, q, four): each four of a lane's columns.
+template <class S, class Body>
+__device__ inline void each_four(Body body) {
+#pragma unroll
+    for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+        for (int j = 0; j < S::sub_n; ++j) {
+#pragma unroll
+            for (int q = 0; q < S::quads; ++q) body(i, j, q, (i * S::sub_n + j) * S::quads + q);
+        }
+    }
+}
+// Four of a lane's sums of a subtile. Four: f32x4 or i32x4.
+template <class Four, class Sums>
+__device__ inline Four four_of(const Sums& sums, int q) {
+    return Four{sums[4 * q], sums[4 * q + 1], sums[4 * q + 2], sums[4 * q + 3]};
+}
+template <class Four, class Sums>
+__device__ inline void set_four(Sums& sums, int q, Four v) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[4 * q + e] = v[e];
+}
 
 // This thread's number; what is computed from it is computed anew, not kept in registers from the kernel's start on.
 __device__ inline int fresh_thread() {

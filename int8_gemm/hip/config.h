@@ -5,23 +5,10 @@
 #include <cstdint>
 
 #include "../../common/hip/chips.h"
+#include "../../common/hip/tile_shape.h"
 #include "../int8_gemm.h"
 
 namespace rocm_fp8::int8_gemm::hip {
-
-// One compiled form of the kernel. See common/hip/gemm_tile.h.
-struct TileShape {
-    int rows, columns;     // of the result, a workgroup's
-    int waves_m, waves_n;  // grid of waves
-    int matrix;            // 16 or 32: rows and columns of an instruction
-    int stage;             // k of a stage: 64 or 128
-    int ahead;             // stages in flight, in registers
-    int deep;              // whether a whole stage of fragments is read ahead, not a step
-    int per_unit;          // workgroups that a compute unit holds at once (LDS, registers); machine-code gates check it
-    int block_cycles;      // that a block takes a workgroup alone on its unit: from the simulator's clock
-
-    constexpr int waves() const { return waves_m * waves_n; }
-};
 
 constexpr TileShape kTileShapes[] = {
     {256, 128, 4, 2, 32, 64, 2, 0, 1, 3000}, {128, 128, 4, 2, 32, 64, 2, 0, 2, 1700},

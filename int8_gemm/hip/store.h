@@ -24,28 +24,6 @@ struct Unit {
 template <class S>
 constexpr int kRegionBytes = S::matrix * kPanel * int(sizeof(int32_t));
 
-// Calls body(i, j, q, four): each four of a lane's columns.
-template <class S, class Body>
-__device__ inline void each_four(Body body) {
-#pragma unroll
-    for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-        for (int j = 0; j < S::sub_n; ++j) {
-#pragma unroll
-            for (int q = 0; q < S::quads; ++q) body(i, j, q, (i * S::sub_n + j) * S::quads + q);
-        }
-    }
-}
-template <int matrix>
-__device__ inline i32x4 four_of(const Sums<matrix>& sums, int q) {
-    return i32x4{sums[4 * q], sums[4 * q + 1], sums[4 * q + 2], sums[4 * q + 3]};
-}
-template <int matrix>
-__device__ inline void set_four(Sums<matrix>& sums, int q, i32x4 v) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[4 * q + e] = v[e];
-}
-
 // Parts of a tile in memory: [parts][fours of a lane][threads] of 16 bytes, in the order in which lanes have them.
 // Returns whether this workgroup has the tile's sums now, and is to finish it. Sums of parts wrap around. `lds`: 4 bytes.
 template <class S>
@@ -56,7 +34,7 @@ __device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const Spli
     const auto at = [&](int four) { return uint32_t(four * S::threads) * 16 + mine_at; };
     const Buffer mine(parts + int64_t(unit.part) * kPartBytes, kPartBytes);
     each_four<S>([&](int i, int j, int q, int four) {
-        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<S::matrix>(sums[i][j], q)));
+        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<i32x4>(sums[i][j], q)));
     });
     uint32_t& before = *reinterpret_cast<uint32_t*>(lds);
     if (!arrives_last(split.arrived + unit.tile, split.parts, before)) return false;
@@ -67,8 +45,8 @@ __device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const Spli
         const Buffer other(parts + int64_t(part) * kPartBytes, kPartBytes);
         each_four<S>([&](int i, int j, int q, int four) {
             const u32x4 v = other.template load<kAllChiplets>(at(four));
-            const u32x4 sum = __builtin_bit_cast(u32x4, four_of<S::matrix>(sums[i][j], q)) + v;
-            set_four<S::matrix>(sums[i][j], q, __builtin_bit_cast(i32x4, sum));
+            const u32x4 sum = __builtin_bit_cast(u32x4, four_of<i32x4>(sums[i][j], q)) + v;
+            set_four(sums[i][j], q, __builtin_bit_cast(i32x4, sum));
         });
     }
     reset(split.arrived + unit.tile);
@@ -151,7 +129,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
         each_four<S>([&](int i, int j, int q, int) {
             if (panel != i * kPanels + j * S::matrix / kPanel) return;
             const int chunk = column_in_wave<S>(lane, j, q) % kPanel / 4;
-            *reinterpret_cast<i32x4*>(region + at(lane % S::matrix, chunk)) = four_of<S::matrix>(sums[i][j], q);
+            *reinterpret_cast<i32x4*>(region + at(lane % S::matrix, chunk)) = four_of<i32x4>(sums[i][j], q);
         });
         // Only this wave has the region, and its accesses to LDS are in order.
         __builtin_amdgcn_wave_barrier();

@@ -9,23 +9,15 @@ namespace {
 
 using namespace gemm_tile;
 
+constexpr bool kByColumns = false;
+
 template <int index>
-struct Shape {
-    static constexpr TileShape s = kTileShapes[index];
-    static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
-                         matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
-                         threads = waves * kWave;
-    static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
-    static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
-    static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
-    static constexpr bool deep = s.deep;
-    static constexpr int step = matrix == 32 ? 32 : 64, steps = stage / step;  // k of a 128-bit fragment
+struct Shape : TileSizes<kTileShapes[index]> {
+    using Sizes = TileSizes<kTileShapes[index]>;
+    static constexpr bool by_columns = kByColumns;
     // Stages in a round of the main loop: stages in flight, buffers and sets of fragments are constants in it.
-    static constexpr int unrolled = ahead % 2 ? 2 * ahead : ahead;
-    static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
-    static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0 && kBlock % stage == 0);
-    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
-    static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
+    static constexpr int unrolled = Sizes::ahead % 2 ? 2 * Sizes::ahead : Sizes::ahead;
+    static_assert(kBlock % Sizes::stage == 0);
 };
 
 template <int matrix>
@@ -122,7 +114,7 @@ struct StageLoader {
     }
 
     static __device__ void store(char* operand, const u32x4 (&from)[kLoads], int i) {
-        if (has()) *reinterpret_cast<u32x4*>(operand + place<stage>(row_of(i), chunk())) = from[i];
+        if (has()) *reinterpret_cast<u32x4*>(operand + place<stage, kByColumns>(row_of(i), chunk())) = from[i];
     }
 };
 

@@ -1,0 +1,19 @@
+// One compiled form of a tiled 8-bit GEMM (gemm_tile.h), with no HIP in it: configurations, kernels and tests read it.
+#pragma once
+
+namespace rocm_fp8 {
+
+struct TileShape {
+    int rows, columns;     // of the result, a workgroup's
+    int waves_m, waves_n;  // grid of waves
+    int matrix;            // 16 or 32: rows and columns of an instruction
+    int stage;             // k of a stage: 64 or 128
+    int ahead;             // stages in flight, in registers
+    int deep;              // whether a whole stage of fragments is read ahead, not a step
+    int per_unit;          // workgroups that a compute unit holds at once (LDS, registers); machine-code gates check it
+    int block_cycles;      // that a block takes a workgroup alone on its unit: from the simulator's clock
+
+    constexpr int waves() const { return waves_m * waves_n; }
+};
+
+}  // namespace rocm_fp8
