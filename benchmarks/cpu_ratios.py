@@ -191,32 +191,30 @@ def measure(seed: int | None) -> list[str]:
             failures.append(f"{what}: {value:.2f} < {least}")
         return f"{value:5.2f} (bound {least})"
 
+    def gemm_ratio(operator: str, m: int, t: dict[str, float], against: str, least: float) -> str:
+        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
+        return f"{shown}: {bound(f'{operator} M={m}', t[against] / t[operator], least)}"
+
     for m, against, least in ((1, "floor", 0.8), (8, "linear float32", 2.5), (32, "linear float32", 1.3)):
         t = gemm(kernel, m, generator)
-        ratio = t[against] / t["skinny_gemm"]
-        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
         print(
             f"skinny_gemm M={m:2} {N}x{K}: {t['skinny_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
             f"linear float32 {t['linear float32'] * 1e3:.2f} ms, bfloat16 {t['linear bfloat16'] * 1e3:.2f} ms; "
-            f"{shown}: {bound(f'skinny_gemm M={m}', ratio, least)}"
+            f"{gemm_ratio('skinny_gemm', m, t, against, least)}"
         )
     for m, against, least in ((1, "floor", 0.7), (32, "linear float32", 1.0), (512, "linear float32", 0.7)):
         t = block_scaled(kernel, m, generator)
-        ratio = t[against] / t["block_scaled_gemm"]
-        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
         print(
             f"block_scaled_gemm M={m:3} {N}x{K}: {t['block_scaled_gemm'] * 1e3:6.2f} ms, floor "
             f"{t['floor'] * 1e3:.2f} ms, linear float32 {t['linear float32'] * 1e3:.2f} ms, with dequantisation "
-            f"{t['dequantise, linear'] * 1e3:.2f} ms; {shown}: {bound(f'block_scaled_gemm M={m}', ratio, least)}"
+            f"{t['dequantise, linear'] * 1e3:.2f} ms; {gemm_ratio('block_scaled_gemm', m, t, against, least)}"
         )
     # Bounds of AVX2. Asked for: 0.8 at M = 1, and of VNNI 2.5 at M = 512.
     for m, against, least in ((1, "floor", 0.6), (32, "linear float32", 1.0), (512, "linear float32", 1.0)):
         t = int8(kernel, m, generator)
-        ratio = t[against] / t["int8_gemm"]
-        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
         print(
             f"int8_gemm M={m:3} {N}x{K}: {t['int8_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
-            f"linear float32 {t['linear float32'] * 1e3:.2f} ms; {shown}: {bound(f'int8_gemm M={m}', ratio, least)}"
+            f"linear float32 {t['linear float32'] * 1e3:.2f} ms; {gemm_ratio('int8_gemm', m, t, against, least)}"
         )
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)

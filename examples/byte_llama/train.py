@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 # The script runs from any folder, and the tests import it as byte_llama.train.
 from examples.byte_llama import corpus
@@ -136,7 +136,7 @@ def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
             branch.register_forward_hook(lambda module, _, added: F.dropout(added, probability, module.training))
 
 
-def make_loss(model: LlamaForCausalLM, device: torch.device, compiled: bool, sample: tuple) -> Callable:
+def make_loss(model: PreTrainedModel, device: torch.device, compiled: bool, sample: tuple) -> Callable:
     """The training loss in nats a byte; compiled on a GPU when the compiler works there."""
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def make_loss(model: LlamaForCausalLM, device: torch.device, compiled: bool, sam
     return fast
 
 
-def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.AdamW:
+def make_optimizer(model: PreTrainedModel, settings: Settings) -> torch.optim.AdamW:
     """Weight decay on matrices alone: decaying the norms' gains only shifts scale between layers."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     gains = [parameter for parameter in model.parameters() if parameter.ndim < 2]
@@ -166,7 +166,7 @@ def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.A
 
 
 @torch.no_grad()
-def bits_per_byte(model: LlamaForCausalLM, stream: torch.Tensor, settings: Settings, windows: int | None) -> float:
+def bits_per_byte(model: PreTrainedModel, stream: torch.Tensor, settings: Settings, windows: int | None) -> float:
     """Mean bits per byte of `stream`.
 
     Windows of `settings.length` bytes advance by half their length and only the second half is scored: each
@@ -202,13 +202,13 @@ class Best:
     step: int = 0
     weights: dict | None = None
 
-    def offer(self, bits: float, step: int, model: LlamaForCausalLM) -> None:
+    def offer(self, bits: float, step: int, model: PreTrainedModel) -> None:
         if bits < self.bits:
             self.bits, self.step = bits, step
             self.weights = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
 
 
-def fit(model: LlamaForCausalLM, streams: Streams, settings: Settings) -> tuple[Best, int, float]:
+def fit(model: PreTrainedModel, streams: Streams, settings: Settings) -> tuple[Best, int, float]:
     """Train `model`; returns the best weights, the number of steps and the seconds they took."""
     generator = torch.Generator(settings.device).manual_seed(settings.seed)
     optimizer = make_optimizer(model, settings)
@@ -259,6 +259,12 @@ def train(settings: Settings, config: LlamaConfig, streams: Streams) -> dict:
     sizes = ", ".join(f"{name} {part.numel()}" for name, part in vars(streams).items())
     print(f"seed {settings.seed}; {device_name(settings.device)}; {parameters} parameters; bytes: {sizes}", flush=True)
 
+    return fit_and_save(model, streams, settings, dropout=config.attention_dropout)
+
+
+def fit_and_save(model: PreTrainedModel, streams: Streams, settings: Settings, **more) -> dict:
+    """Trains and writes the checkpoint; returns what training.json holds: `more` as well."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     best, steps, seconds = fit(model, streams, settings)
     # Rounded, then measured: the figures belong to the file that is written.
     model.load_state_dict({name: value.bfloat16().float() for name, value in best.weights.items()})
@@ -273,7 +279,7 @@ def train(settings: Settings, config: LlamaConfig, streams: Streams) -> dict:
         "bytes_seen": steps * settings.batch * settings.length,
         "training_bytes": streams.training.numel(),
         **{name: getattr(settings, name) for name in ("batch", "length", "peak_rate", "weight_decay")},
-        "dropout": config.attention_dropout,
+        **more,
         "parameters": parameters,
         "device": device_name(settings.device),
         "python": platform.python_version(),
@@ -291,7 +297,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
 
 
-def save(model: LlamaForCausalLM, report: dict, out: Path) -> None:
+def save(model: PreTrainedModel, report: dict, out: Path) -> None:
     """Write the checkpoint beside `out`, then rename: `out` is the old checkpoint or the new one, never a part."""
     # Without it, generate() warns on each call that it pads with EOS. Not in the model's own
     # configuration, where it would freeze the embedding of BOS.

@@ -8,16 +8,14 @@ CPU, and it sees each byte of the text less than once: there is no dropout.
 """
 
 import argparse
-import platform
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from examples.byte_llama import corpus
-from examples.byte_llama.train import Settings, Streams, bits_per_byte, device_name, fit, positive, save
+from examples.byte_llama.train import Settings, Streams, fit_and_save, positive
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 LENGTH = 256
@@ -48,32 +46,7 @@ def train(settings: Settings, config: OPTConfig, streams: Streams) -> dict:
     settings.out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made should not cost a run
     torch.manual_seed(settings.seed)
     model = OPTForCausalLM(config).to(settings.device)
-    best, steps, seconds = fit(model, streams, settings)
-    # Rounded, then measured: the figures belong to the file that is written.
-    model.load_state_dict({name: value.bfloat16().float() for name, value in best.weights.items()})
-    validation, held_out = (
-        round(bits_per_byte(model, stream, settings, settings.final_windows), 4)
-        for stream in (streams.validation, streams.held_out)
-    )
-    report = {
-        "seed": settings.seed,
-        "steps": steps,
-        "best_step": best.step,
-        "bytes_seen": steps * settings.batch * settings.length,
-        "training_bytes": streams.training.numel(),
-        **{name: getattr(settings, name) for name in ("batch", "length", "peak_rate", "weight_decay")},
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "device": device_name(settings.device),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "seconds": round(seconds, 1),
-        "validation_bits_per_byte": validation,
-        "held_out_bits_per_byte": held_out,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    save(model.to("cpu", torch.bfloat16), report, settings.out)
-    return report
+    return fit_and_save(model, streams, settings, threads=torch.get_num_threads())
 
 
 def parse_arguments(arguments: list[str] | None) -> Settings:
