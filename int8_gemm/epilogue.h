@@ -33,7 +33,13 @@ ROCM_FP8_HD inline float added(float v, float beta, float addend) {
 }
 
 // GELU's two forms are within 1e-6 of their exact value, relative to 1 + |v|; the others are exact.
+ROCM_FP8_HD constexpr bool bends(Activation activation) {
+    return activation == Activation::gelu || activation == Activation::gelu_tanh;
+}
+// may_bend: false leaves out the text of those for which bends() holds.
+template <bool may_bend = true>
 ROCM_FP8_HD inline float activated(Activation activation, float v) {
+    if constexpr (!may_bend) return activation == Activation::relu && v < 0.0f ? 0.0f : v;
     switch (activation) {
         case Activation::none: return v;
         case Activation::relu: return v < 0.0f ? 0.0f : v;  // -0 and NaN stay
@@ -82,12 +88,13 @@ struct Column {
 };
 
 // The result before its type. beta and scale_out: scale_at(e.addend.beta, 0, 0) and scale_at(e.scale_out, 0, 0).
+template <bool may_bend = true>
 ROCM_FP8_HD inline float finished(const Epilogue& e, int32_t acc, const Row& row, const Column& column, float addend,
                                   float beta, float scale_out) {
     const float p = e.zero_a.data ? product(acc, row.zero, column.sum) : product(acc);
     float v = scaled(p, row.scale, column.scale);
     if (e.addend.data) v = added(v, beta, addend);
-    v = activated(e.activation, v);
+    v = activated<may_bend>(e.activation, v);
     return e.divides ? v / scale_out : v;
 }
 

@@ -165,7 +165,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
                          (!a.residual || rows_aligned(a.residual, a.residual_stride * kBytes<in>)) &&
                          rows_aligned(a.weight, 0) && rows_aligned(a.bias, 0) &&
                          rows_aligned(a.out, a.out_stride, kEight);
-    const auto pick = []<int form>() {
+    const auto pick = [&]<int form>() {
         return layer_norm_int8_rows<in, weight_type, kInt8Forms[form].holder, kInt8Forms[form].held>;
     };
     return launch_int8_rows(a, a.rows, vectors, vendor, pick, layer_norm_int8_any<in, weight_type>);

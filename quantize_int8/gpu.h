@@ -65,7 +65,9 @@ template <DType in, class Vendor>
 Status launch_as(const Args& a, const Vendor& vendor) {
     const bool vectors = a.d % kEight == 0 && rows_aligned(a.x, a.x_stride * (in == DType::f32 ? 4 : 2)) &&
                          rows_aligned(a.out, a.out_stride, kEight);
-    const auto pick = []<int form>() { return quantize_int8_rows<in, kInt8Forms[form].holder, kInt8Forms[form].held>; };
+    const auto pick = [&]<int form>() {
+        return quantize_int8_rows<in, kInt8Forms[form].holder, kInt8Forms[form].held>;
+    };
     return launch_int8_rows(a, a.rows, vectors, vendor, pick, quantize_int8_any<in>);
 }
 

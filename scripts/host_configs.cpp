@@ -78,12 +78,12 @@ const char* tables() {
                            {"depth", s.depth},
                            {"per_unit", s.per_unit}});
         };
-        const auto form = [](const block_scaled_gemm::cuda::Form& f) {
+        const auto form = [](const tiles::Form& f) {
             return object({{"swapped", f.swapped},
                            {"wide", f.wide()},
                            {"narrow", f.narrow},
                            {"slots", f.slots},
-                           {"stages", f.stages()}});
+                           {"stages", block_scaled_gemm::cuda::stages(f)}});
         };
         const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
                                            {"max_splits", hip::kMaxSplits},

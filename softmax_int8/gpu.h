@@ -115,7 +115,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     const bool vectors = a.d % kEight == 0 && aligned(a, a.x, a.x_strides, kBytes<in>, 16) &&
                          (!a.mask || aligned(a, a.mask, a.mask_strides, kBytes<mask_type>, 16)) &&
                          aligned(a, a.out, a.out_strides, 1, kEight);
-    const auto pick = []<int form>() {
+    const auto pick = [&]<int form>() {
         return softmax_int8_rows<in, mask_type, kInt8Forms[form].holder, kInt8Forms[form].held>;
     };
     return launch_int8_rows(a, a.rows(), vectors, vendor, pick, softmax_int8_any<in, mask_type>);

@@ -11,22 +11,20 @@
 //
 // Files: block_scaled_gemm.cu   launcher
 //        tile.h                 the kernel: multiplication, reduction over a cluster
-//        ring.h, feed.h         stages in shared memory, and what fills them
+//        shape.h, feed.h        stages in shared memory, and what fills them
 //        store.h                from sums to the result
 //        forms.h, config.h      compiled forms, and which one takes a size
-//        cut.h                  tiles of a launch
 //        pack.h                 operands that TMA does not take
 //        plain.h                chips without wgmma
+//        common/cuda/tiles      what it shares with int8_gemm: ring, TMA, cut, split-K, staging
 //
 // wgmma keeps 14 bits of a block's sums; what that means for the result: docs/numerics.md.
 // Steps and figures: docs/journal/block_scaled_gemm-cuda.md.
-#include <atomic>
-
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
-#include "cut.h"
+#include "config.h"
 #include "pack.h"
 #include "plain.h"
 #include "tile.h"
@@ -37,15 +35,14 @@ namespace {
 struct Choice {
     void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
     int threads, shared_bytes;
-    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
+    AllowedDevices* allowed;
 };
 
 Choice choice_of(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i>;
-        static_assert(sizeof(typename S::Memory) + 1024 <= (227 * 1024) / S::form.slots);
         static_assert(S::sums_fit());
-        static std::atomic<uint64_t> allowed;
+        static AllowedDevices allowed;
         return Choice{block_scaled_gemm_tiles<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });
 }
@@ -83,7 +80,7 @@ Status launch_plain(const Args& a, const Chip& chip, const Executor& on) {
 Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
     const Form& form = kForms[config.form];
     const Choice choice = choice_of(config.form);
-    const Cut cut = cut_of(config, a.m, a.n);
+    const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
     const bool swapped = form.swapped;
     const int64_t wide_rows = swapped ? a.n : a.m, narrow_rows = swapped ? a.m : a.n;
     const auto matrix = [&](const Operand& x, int64_t rows, int64_t tile) {
@@ -94,12 +91,8 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
         !describe(&narrow, matrix(swapped ? a.a : a.b, narrow_rows, form.narrow))) {
         return launch_plain(a, chip, on);
     }
-    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
-    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
-        const cudaError_t code =
-            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
-        if (code != cudaSuccess) return {cudaGetErrorString(code)};
-        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {
+        return s;
     }
     const int64_t ctas = ctas_of(cut, int64_t(chip.multiprocessors) * form.slots);
     if (int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {

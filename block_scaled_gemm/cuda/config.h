@@ -34,8 +34,6 @@ constexpr double kStartUs = 2.1, kSplitUs = 1.32, kPartUs = 0.56;
 constexpr double kOverlap = 0.33;  // of the shorter of arithmetic and HBM that is not hidden
 constexpr int kClusterWaste = 4;   // CTA slots that clusters cannot use, for each further CTA in one
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 constexpr double estimated_us(const Form& f, int splits, int64_t m, int64_t n, int64_t k, int units) {
     const auto most = [](double a, double b) { return a > b ? a : b; };
     const int64_t wide = f.swapped ? n : m, narrow = f.swapped ? m : n, pieces = ceil_div(wide, f.wide());
@@ -46,11 +44,11 @@ constexpr double estimated_us(const Form& f, int splits, int64_t m, int64_t n, i
     const int64_t together = ctas < room ? ctas : room, sharing = ceil_div(together, units);
     // Of one block of K: what the tensor cores take, for all CTAs of a multiprocessor, or a CTA's chain of steps.
     const double multiplying =
-        f.warpgroups * f.tiles * most(double(kWgmmaHeight) * f.narrow * kBlock / kProductsACycle, kLeastCycles);
+        f.warpgroups * f.tiles * most(double(tiles::kWgmmaHeight) * f.narrow * kBlock / kProductsACycle, kLeastCycles);
     const double adding = f.narrow * kAddCycles * (f.swapped ? kSwappedCost : 1) + kBlockCycles;
     double block_us = most(multiplying * double(sharing), multiplying / f.warpgroups + f.tiles * adding) / kClock;
     block_us = most(block_us, double(height + f.narrow) * kBlock * double(together) / kL2Rate);
-    block_us = most(block_us, kLatencyUs / f.stages());
+    block_us = most(block_us, kLatencyUs / stages(f));
     const double tile_us = double(f.wide()) * f.narrow * kStoreUs;
     const double blocks = double(ceil_div(blocks_of(k), splits));
     const double us = double(ceil_div(ctas, room)) * (blocks * block_us + tile_us);

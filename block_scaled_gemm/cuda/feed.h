@@ -1,66 +1,13 @@
-// The loading warpgroup: TMA fills the stages of the ring with both operands, other warps with their scales.
+// The loading warpgroup: one warp fills the ring with both operands (common/cuda/tiles/feed.h), others with their scales.
 #pragma once
 
 #include "../../common/cuda/async_copy.h"
-#include "../../common/cuda/pdl.h"
-#include "../../common/cuda/tma.h"
-#include "ring.h"
+#include "../../common/cuda/tiles/feed.h"
 #include "scales.h"
+#include "shape.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
-
-// By one thread: keeps the ring full. What it computes per block delays the copies, and nothing hides that.
-template <class S>
-__device__ inline void feed(typename S::Memory& shared, const Args& a, const CUtensorMap* wide,
-                            const CUtensorMap* narrow, const Cut& cut, const Part& part) {
-    Tiles tiles(cut);
-    if (!tiles.left()) return;
-    int wide_row, narrow_row;
-    const auto locate = [&] {
-        int piece, of_narrow;
-        cut.locate(tiles.next, &piece, &of_narrow);
-        wide_row = int(cut.first_row(piece));
-        narrow_row = of_narrow * S::kNarrow;
-    };
-    const auto copy = [&](bool is_wide, int stage, int k) {
-        if (is_wide) copy_tile(shared.stages[stage].wide, wide, k, wide_row, &shared.full[stage]);
-        else copy_tile(shared.stages[stage].narrow, narrow, k, narrow_row, &shared.full[stage]);
-    };
-    const uint32_t bytes = uint32_t(cut.height + S::kNarrow) * kBlock;
-    const int first_k = part.first * kBlock, end_k = (part.first + part.count) * kBlock;
-    locate();
-    // The first round: the weights before the wait for the previous kernel, where they are constant.
-    const int round = part.count < S::kStages ? part.count : S::kStages;
-    if (!a.constant_b) wait_for_previous_kernel();
-    for (int s = 0; s < round; ++s) {
-        arrive_expecting(&shared.full[s], bytes);
-        copy(S::kSwapped, s, first_k + s * kBlock);
-    }
-    if (a.constant_b) wait_for_previous_kernel();
-    for (int s = 0; s < round; ++s) copy(!S::kSwapped, s, first_k + s * kBlock);
-
-    Position<S::kStages> at;
-    at.stage = round % S::kStages;
-    at.parity = round / S::kStages;
-    bool refills = round == S::kStages;
-    int k = first_k + round * kBlock;
-    while (true) {
-        for (; k < end_k; k += kBlock) {
-            // Closes: the stage is filled again after its readers have left it.
-            if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
-            arrive_expecting(&shared.full[at.stage], bytes);
-            copy(true, at.stage, k);
-            copy(false, at.stage, k);
-            at.advance();
-            refills |= at.stage == 0;
-        }
-        tiles.advance();
-        if (!tiles.left()) return;
-        locate();
-        k = first_k;
-    }
-}
 
 // By kThreads threads: kRows scales a stage. float32 scales go to shared memory without passing through registers, as
 // many blocks ahead as the ring has stages.

@@ -4,9 +4,12 @@
 
 #include <type_traits>
 
-#include "../../common/cuda/wgmma.h"
+#include "../../common/cuda/half_pairs.h"
+#include "../../common/cuda/tiles/kernel.h"
+#include "../../common/cuda/tiles/staging.h"
 #include "../../common/gemm/scales.h"
 #include "scales.h"
+#include "shape.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
@@ -62,109 +65,60 @@ __device__ inline void store_staged(const gemm::Output& out, bool vectors, int s
     }
 }
 
-// Wide rows are rows of the result. A warp stores its 16 rows, 256 bytes of each at a time.
+// Wide rows are rows of the result.
 template <class S, int kSize>
-__device__ inline void store_rows(char* staging, const Args& a, const float (&sums)[S::kTiles][S::kGroups][4],
-                                  int64_t first_row, int64_t end_row, int64_t first_column, int from, int to) {
-    constexpr int kRowsOfWarp = 16, kLineBytes = 256, kGroupsAtOnce = kLineBytes / (8 * kSize);
-    constexpr int kRow = kLineBytes + (kSize == 4 ? 32 : 16);  // without bank conflicts
-    static_assert(kRow <= Form::kStagedRow);
-    const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp, g = lane / 4, t = lane % 4;
-    char* const rows = staging + thread / kWarp * kRowsOfWarp * Form::kStagedRow;
+__device__ inline void store_rows(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
     const bool vectors = rows_of_vectors(a.out, kSize);
+    const auto put = [&](char* place, float first, float second) {
+        if constexpr (kSize == 4) *reinterpret_cast<float2*>(place) = {first, second};
+        else *reinterpret_cast<uint32_t*>(place) = rounded_pair(a.out.dtype, first, second);
+    };
+    pass_rows<S, kSize>(staging, sums, put, [&](const char* staged, int row, int group, int column) {
+        const int64_t n = tile.first_narrow + column;
+        if (group < tile.from || group >= tile.to || n >= a.n) return;
+        constexpr int kCount = 16 / kSize, kRow = kPassedRow<kSize>;
+        const int64_t m = tile.first + row;
+        char* to_row = static_cast<char*>(a.out.data) + (m * a.out.stride + n) * kSize;
+        const int64_t step = a.out.stride * (kPassedStep * kSize);
+        if (vectors && n + kCount <= a.n) {
 #pragma unroll
-    for (int i = 0; i < S::kTiles; ++i) {
-        const int64_t row =
-            first_row + (thread / kWarpgroup * S::kTiles + i) * kWgmmaRows + thread / kWarp % 4 * kRowsOfWarp;
-#pragma unroll
-        for (int at = 0; at < S::kGroups; at += kGroupsAtOnce) {
-            // Closes: the columns of the turn before have been read.
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < kGroupsAtOnce && at + j < S::kGroups; ++j) {
-                const float (&v)[4] = sums[i][at + j];
-                char* const place = rows + g * kRow + (8 * j + 2 * t) * kSize;
-                if constexpr (kSize == 4) {
-                    *reinterpret_cast<float2*>(place) = {v[0], v[1]};
-                    *reinterpret_cast<float2*>(place + 8 * kRow) = {v[2], v[3]};
-                } else {
-                    *reinterpret_cast<uint32_t*>(place) = rounded_pair(a.out.dtype, v[0], v[1]);
-                    *reinterpret_cast<uint32_t*>(place + 8 * kRow) = rounded_pair(a.out.dtype, v[2], v[3]);
-                }
+            for (int r = 0; r < kPassedRows; r += kPassedStep, to_row += step) {
+                const uint4 v = *reinterpret_cast<const uint4*>(staged + r * kRow);
+                if (m + r < tile.end) store(to_row, v);
             }
-            // Closes: the rows are read by other lanes.
-            __syncwarp();
-            const int byte = lane % (kLineBytes / 16) * 16, column = byte / kSize;
-            const int group = i * S::kGroups + at + column / 8;
-            const int64_t n = first_column + 8 * at + column;
-            if (column >= (S::kGroups - at) * 8 || group < from || group >= to || n >= a.n) continue;
-            constexpr int kAtOnce = kWarp / (kLineBytes / 16), kCount = 16 / kSize;
-            const char* const from_rows = rows + lane / (kLineBytes / 16) * kRow + byte;
-            const int64_t m = row + lane / (kLineBytes / 16);
-            char* to_row = static_cast<char*>(a.out.data) + (m * a.out.stride + n) * kSize;
-            const int64_t step = a.out.stride * (kAtOnce * kSize);
-            if (vectors && n + kCount <= a.n) {
-#pragma unroll
-                for (int r = 0; r < kRowsOfWarp; r += kAtOnce, to_row += step) {
-                    const uint4 v = *reinterpret_cast<const uint4*>(from_rows + r * kRow);
-                    if (m + r < end_row) store(to_row, v);
-                }
-            } else {
-                using Element = std::conditional_t<kSize == 4, uint32_t, uint16_t>;
+        } else {
+            using Element = std::conditional_t<kSize == 4, uint32_t, uint16_t>;
 #pragma unroll 1
-                for (int r = 0; r < kRowsOfWarp && m + r < end_row; r += kAtOnce, to_row += step) {
+            for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep, to_row += step) {
 #pragma unroll 1
-                    for (int e = 0; e < kCount && n + e < a.n; ++e) {
-                        reinterpret_cast<Element*>(to_row)[e] =
-                            reinterpret_cast<const Element*>(from_rows + r * kRow)[e];
-                    }
+                for (int e = 0; e < kCount && n + e < a.n; ++e) {
+                    reinterpret_cast<Element*>(to_row)[e] = reinterpret_cast<const Element*>(staged + r * kRow)[e];
                 }
             }
         }
-    }
+    });
 }
 
-// Wide rows are columns of the result. A warpgroup stores its 64 columns of up to 32 rows at a time.
+// Wide rows are columns of the result.
 template <class S>
 __device__ inline void store_columns(char* staging, const Args& a, const float (&sums)[S::kGroups][4],
-                                     int64_t first_column, int64_t end_column, int64_t first_row, int from, int to) {
-    constexpr int kRowsAtOnce = S::kNarrow < 32 ? S::kNarrow : 32;
-    const int thread = threadIdx.x - kWarpgroup, warpgroup = thread / kWarpgroup, lane = thread % kWarp;
-    const int g = lane / 4, t = lane % 4, column = thread / kWarp % 4 * 16 + g;
-    char* const rows = staging + warpgroup * kRowsAtOnce * Form::kSwappedRow;
-    const auto staged = [&](int row, int c) { return reinterpret_cast<float*>(rows + row * Form::kSwappedRow) + c; };
-    const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kWgmmaRows / each;
-    const int own = thread % lanes * each;
-    const int64_t n = first_column + warpgroup * kWgmmaRows + own;
-    const bool vectors = rows_of_vectors(a.out, size) && first_column % each == 0;
-#pragma unroll
-    for (int at = 0; at < S::kGroups; at += kRowsAtOnce / 8) {
-        // Closes: the rows of the turn before have been read.
-        warpgroup_meets(1 + warpgroup);
-#pragma unroll
-        for (int j = 0; j < kRowsAtOnce / 8; ++j) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) *staged(8 * j + 2 * t + e % 2, column + e / 2 * 8) = sums[at + j][e];
-        }
-        // Closes: the rows are read by other warps.
-        warpgroup_meets(1 + warpgroup);
-        for (int r = thread % kWarpgroup / lanes; r < kRowsAtOnce; r += kWarpgroup / lanes) {
-            const int group = at + r / 8;
-            const int64_t m = first_row + 8 * at + r;
-            if (group < from || group >= to || m >= a.m || n >= end_column) continue;
-            store_staged(a.out, vectors, size, m, n, end_column, staged(r, own));
-        }
-    }
+                                     const OwnTile& tile) {
+    const int thread = threadIdx.x - kWarpgroup, size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size;
+    const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread % (kWgmmaRows / each) * each;
+    const bool vectors = rows_of_vectors(a.out, size) && tile.first % each == 0;
+    pass_columns<S>(staging, sums, each, [&](const float* staged, int row, int group) {
+        const int64_t m = tile.first_narrow + row;
+        if (group < tile.from || group >= tile.to || m >= a.m || n >= tile.end) return;
+        store_staged(a.out, vectors, size, m, n, tile.end, staged);
+    });
 }
 
-// Stores a tile of wide rows first ... end - 1; of its groups of 8 narrow rows those of from ... to - 1.
 template <class S>
-__device__ inline void store_tile(char* staging, const Args& a, float (&sums)[S::kTiles][S::kGroups][4], int64_t first,
-                                  int64_t end, int64_t first_narrow, int from, int to) {
+__device__ inline void store_tile(char* staging, const Args& a, TileSums<S>& sums, const OwnTile& tile) {
     const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp;
     if (finishes(a)) {
         if constexpr (S::kSwapped) {
-            const int64_t n = first + thread / kWarpgroup * kWgmmaRows + thread / kWarp % 4 * 16 + lane / 4;
+            const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread / kWarp % 4 * 16 + lane / 4;
             const Column one(a, n), other(a, n + 8);
 #pragma unroll
             for (float (&v)[4] : sums[0]) {
@@ -174,7 +128,7 @@ __device__ inline void store_tile(char* staging, const Args& a, float (&sums)[S:
         } else {
 #pragma unroll
             for (int i = 0; i < S::kGroups; ++i) {
-                const int64_t n = first_narrow + 8 * i + lane % 4 * 2;
+                const int64_t n = tile.first_narrow + 8 * i + lane % 4 * 2;
                 const Column even(a, n), odd(a, n + 1);
 #pragma unroll
                 for (int j = 0; j < S::kTiles; ++j) {
@@ -185,9 +139,9 @@ __device__ inline void store_tile(char* staging, const Args& a, float (&sums)[S:
             }
         }
     }
-    if constexpr (S::kSwapped) store_columns<S>(staging, a, sums[0], first, end, first_narrow, from, to);
-    else if (a.out.dtype == DType::f32) store_rows<S, 4>(staging, a, sums, first, end, first_narrow, from, to);
-    else store_rows<S, 2>(staging, a, sums, first, end, first_narrow, from, to);
+    if constexpr (S::kSwapped) store_columns<S>(staging, a, sums[0], tile);
+    else if (a.out.dtype == DType::f32) store_rows<S, 4>(staging, a, sums, tile);
+    else store_rows<S, 2>(staging, a, sums, tile);
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
-// The kernel for Hopper: the multiplying warpgroups, split-K's reduction, and the whole. See block_scaled_gemm.cu.
+// The kernel for Hopper: the multiplying warpgroups, and the whole. See block_scaled_gemm.cu.
 #pragma once
 
-#include "../../common/cuda/half_pairs.h"
-#include "../../common/cuda/shared_memory.h"
+#include "../../common/cuda/tiles/kernel.h"
 #include "feed.h"
 #include "store.h"
 
@@ -42,35 +41,10 @@ __device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&bl
     }
 }
 
-// Where a multiplying warpgroup is in the ring: with the descriptors of its operands, which to compute anew for each
-// block would delay the multiplications.
-template <class S>
-struct Reading {
-    Position<S::kStages> at;
-    uint32_t wide, narrow;
-    int row;  // of the tile: the thread's first
-
-    __device__ explicit Reading(typename S::Memory& shared) {
-        const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp;
-        // The compiler keeps what is the same in all lanes, and with it descriptors, in uniform registers.
-        const int first = __shfl_sync(kWholeWarp, thread / kWarpgroup, 0) * S::kTiles * kWgmmaRows;
-        wide = swizzled_rows(shared.stages[0].wide[first]);
-        narrow = swizzled_rows(shared.stages[0].narrow);
-        row = first + thread / kWarp % 4 * 16 + lane / 4;
-    }
-    __device__ void advance() {
-        at.advance();
-        constexpr uint32_t kStep = further(0, sizeof(typename S::Stage)), kBack = 0u - (S::kStages - 1) * kStep;
-        const uint32_t step = at.stage == 0 ? kBack : kStep;
-        wide += step;
-        narrow += step;
-    }
-};
-
 // A tile's sums over this CTA's part of K.
 template <class S, int kBeyond>
 __device__ inline void multiply_tile(typename S::Memory& shared, const Part& part, Reading<S>& reading,
-                                     float (&sums)[S::kTiles][S::kGroups][4]) {
+                                     TileSums<S>& sums) {
     const int lane = threadIdx.x % kWarp, t = lane % 4;
 #pragma unroll
     for (auto& tile : sums)
@@ -120,57 +94,12 @@ __device__ inline void multiply_tile(typename S::Memory& shared, const Part& par
 // The same where the boundary between blocks of narrow rows is known at run time: a copy of the loop for each.
 template <class S, int kBeyond = S::kGroups>
 __device__ inline void multiply_tile_at(int beyond, typename S::Memory& shared, const Part& part, Reading<S>& reading,
-                                        float (&sums)[S::kTiles][S::kGroups][4]) {
-    constexpr int kStep = S::kTwoBlocks ? (S::kNarrow & -S::kNarrow) / 8 : S::kGroups;
-    if constexpr (kBeyond > kStep) {
-        if (beyond < kBeyond) return multiply_tile_at<S, kBeyond - kStep>(beyond, shared, part, reading, sums);
+                                        TileSums<S>& sums) {
+    constexpr int kApart = S::kTwoBlocks ? (S::kNarrow & -S::kNarrow) / 8 : S::kGroups;
+    if constexpr (kBeyond > kApart) {
+        if (beyond < kBeyond) return multiply_tile_at<S, kBeyond - kApart>(beyond, shared, part, reading, sums);
     }
     multiply_tile<S, kBeyond>(shared, part, reading, sums);
-}
-
-// Which CTA of the cluster finishes a group of columns, and where among those that this CTA finishes.
-template <class S>
-__device__ inline int owner_of(int group, int splits) {
-    return ((group + 1) * splits - 1) / S::kAllGroups;
-}
-template <class S>
-__device__ inline int first_group(int part, int splits) {
-    return S::kAllGroups * part / splits;
-}
-
-// Sums of the cluster's CTAs, in their order: each CTA gets those of the groups that it owns.
-template <class S>
-__device__ inline void add_over_cluster(typename S::Memory& shared, int part, int splits,
-                                        float (&sums)[S::kTiles][S::kGroups][4]) {
-    const int thread = threadIdx.x - kWarpgroup, most = S::most_sent(splits);
-    auto* received = reinterpret_cast<float4*>(shared.stages);
-    // Closes: the sums overwrite a ring that its CTA may still be reading.
-    arrive_at_cluster_start();
-    wait_for_cluster_start();
-#pragma unroll
-    for (int i = 0; i < S::kAllGroups; ++i) {
-        const int owner = owner_of<S>(i, splits), place = i - first_group<S>(owner, splits);
-        if (owner == part) continue;
-        const float (&v)[4] = sums[i / S::kGroups][i % S::kGroups];
-        send_in_cluster(address_in_cta(received + (part * most + place) * S::kConsumers + thread, owner),
-                        float4{v[0], v[1], v[2], v[3]}, address_in_cta(&shared.sums_full, owner));
-    }
-    // All threads wait, also those that finish nothing: a CTA must not end before all data sent to it has arrived.
-    wait_for(&shared.sums_full, 0);
-#pragma unroll
-    for (int i = 0; i < S::kAllGroups; ++i) {
-        if (owner_of<S>(i, splits) != part) continue;
-        const int place = i - first_group<S>(part, splits);
-        float (&own)[4] = sums[i / S::kGroups][i % S::kGroups];
-        float4 total = {0, 0, 0, 0};
-        for (int from = 0; from < splits; ++from) {
-            const float4 v = from == part ? float4{own[0], own[1], own[2], own[3]}
-                                          : received[(from * most + place) * S::kConsumers + thread];
-            if (from == 0) total = v;
-            else total = {total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
-        }
-        own[0] = total.x, own[1] = total.y, own[2] = total.z, own[3] = total.w;
-    }
 }
 
 template <int index>
@@ -178,57 +107,20 @@ __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) v
     Args a, const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap narrow, Cut cut) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<index>;
-    auto& shared = dynamic_shared<typename S::Memory>();
-    const int warp = threadIdx.x / kWarp;
-    const int index_of_part = cut.splits > 1 ? rank_in_cluster() : 0;
-    const Part part(a.k, index_of_part, cut.splits);
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < S::kStages; ++s) {
-            make_barrier(&shared.full[s], S::kFillers);
-            make_barrier(&shared.empty[s], S::kConsumers / kWarp);
-        }
-        if (cut.splits > 1) make_barrier(&shared.sums_full, 1);
-        publish_barriers();
-        if (cut.splits > 1) arrive_expecting(&shared.sums_full, S::received_bytes(index_of_part, cut.splits));
-        fetch_map(&wide);
-        fetch_map(&narrow);
-    }
-    // Closes: mbarriers are used below by threads that did not initialise them.
-    __syncthreads();
-    let_next_kernel_start();
-
-    if (warp < kWarpgroup / kWarp) {
-        if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
-        if (warp == 0) {
-            if (elected()) feed<S>(shared, a, &wide, &narrow, cut, part);
-        } else {
-            wait_for_previous_kernel();
-            feed_scales<S>(shared, a, cut, part);
-        }
-    } else {
-        if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
+    using Memory = typename S::Memory;
+    const auto feed_more = [&](Memory& shared, const Part& part) {
         wait_for_previous_kernel();
-        Reading<S> reading(shared);
-        for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-            int piece, of_narrow;
-            cut.locate(tiles.next, &piece, &of_narrow);
-            const int64_t first = cut.first_row(piece), next = cut.first_row(piece + 1);
-            const int64_t end = next < cut.wide_rows ? next : cut.wide_rows;
-            float sums[S::kTiles][S::kGroups][4];
-            // Narrow groups from there on lie in the next block of 128 columns.
-            const int beyond = (kBlock - of_narrow * S::kNarrow % kBlock) / 8;
-            multiply_tile_at<S>(beyond, shared, part, reading, sums);
-            int from = 0, to = S::kAllGroups;
-            if constexpr (S::kSplits) {
-                if (cut.splits > 1) {
-                    add_over_cluster<S>(shared, index_of_part, cut.splits, sums);
-                    from = first_group<S>(index_of_part, cut.splits);
-                    to = first_group<S>(index_of_part + 1, cut.splits);
-                }
-            }
-            store_tile<S>(shared.staging, a, sums, first, end, int64_t(of_narrow) * S::kNarrow, from, to);
-        }
-    }
+        feed_scales<S>(shared, a, cut, part);
+    };
+    const auto multiply = [&](Memory& shared, const Part& part, Reading<S>& reading, int first_narrow,
+                              TileSums<S>& sums) {
+        // Narrow groups from there on lie in the next block of 128 columns.
+        multiply_tile_at<S>((kBlock - first_narrow % kBlock) / 8, shared, part, reading, sums);
+    };
+    const auto store = [&](Memory& shared, TileSums<S>& sums, const OwnTile& tile) {
+        store_tile<S>(shared.staging, a, sums, tile);
+    };
+    run<S, float>(a.k, a.constant_b, &wide, &narrow, cut, feed_more, multiply, store);
 #endif
 }
 

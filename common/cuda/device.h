@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "../types.h"
 
 namespace rocm_fp8 {
@@ -39,6 +41,20 @@ struct Grid {
 // wait_for_previous_kernel() (pdl.h) it must not write, nor read what others write. ROCM_FP8_KERNELS_PDL=0 disables
 // PDL.
 Status launch_any(const void* kernel, const Chip& chip, const Grid& grid, void* stream, void** arguments);
+
+// Devices, a bit each, on which a kernel may have the dynamic shared memory of its launches.
+using AllowedDevices = std::atomic<uint64_t>;
+
+// Before a launch with more than 48 KiB of it. The kernel's own `allowed` saves the call from the second time on.
+template <class Kernel>
+Status allow_shared_bytes(Kernel* kernel, int bytes, const Chip& chip, AllowedDevices* allowed) {
+    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
+    if (allowed->load(std::memory_order_relaxed) & device) return {};
+    const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (code != cudaSuccess) return {cudaGetErrorString(code)};
+    allowed->fetch_or(device, std::memory_order_relaxed);
+    return {};
+}
 
 template <class... Parameters>
 Status launch_kernel(void (*kernel)(Parameters...), const Chip& chip, const Grid& grid, const Executor& on,

@@ -65,6 +65,12 @@ __device__ inline void send_in_cluster(uint32_t address, float4 v, uint32_t barr
             address),
         "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
 }
+__device__ inline void send_in_cluster(uint32_t address, int4 v, uint32_t barrier) {
+    ROCM_FP8_HOPPER(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            address),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier) : "memory");
+}
 
 }  // namespace
 }  // namespace rocm_fp8

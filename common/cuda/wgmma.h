@@ -1,11 +1,13 @@
 // wgmma (Hopper): a warpgroup of 128 threads multiplies tiles in shared memory, asynchronously.
 //
-//     d[n / 8][4] += a [64, 32] * b [n, 32]^T     FP8, both K-major; d: float32, of 64 rows by n columns
+//     d[n / 8][4] += a [64, 32] * b [n, 32]^T     both K-major; d: of 64 rows by n columns
+//
+// FP8 with sums in float32, and int8 with sums in int32.
 //
 // Thread 32 w + 4 g + t of the warpgroup holds rows 16 w + g (d[i][0], d[i][1]) and 16 w + g + 8 (d[i][2], d[i][3]) of
 // columns 8 i + 2 t and 8 i + 2 t + 1.
 //
-// The sums have fewer bits than float32. Before it adds them, the instruction aligns the products and the sum to the
+// Sums in float32 have fewer bits. Before it adds them, the instruction aligns the products and the sum to the
 // largest of them and keeps 13 bits behind its leading one. So each sum is added up over few k, and then in float32.
 #pragma once
 
@@ -22,7 +24,6 @@ namespace {
 #else
 #define ROCM_FP8_WGMMA(...)
 #endif
-#define ROCM_FP8_SUMS(v) "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
 
 constexpr int kWarpgroup = 128, kWgmmaRows = 64, kWgmmaK = 32;
 
@@ -59,116 +60,63 @@ __device__ inline void leave_registers() {
     ROCM_FP8_WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
+// Registers of so many groups of 8 columns in the instruction's text, and as its operands. `type` is "+f" or "+r".
+// clang-format off
+#define ROCM_FP8_NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define ROCM_FP8_NAMES4 ROCM_FP8_NAMES2 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define ROCM_FP8_NAMES8 ROCM_FP8_NAMES4 ", " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ROCM_FP8_NAMES12 ROCM_FP8_NAMES8 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define ROCM_FP8_NAMES14 ROCM_FP8_NAMES12 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
+#define ROCM_FP8_NAMES16 ROCM_FP8_NAMES14 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define ROCM_FP8_NAMES18 ROCM_FP8_NAMES16 ", " "%64, %65, %66, %67, %68, %69, %70, %71"
+#define ROCM_FP8_NAMES24 ROCM_FP8_NAMES18 ", " \
+    "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87" ", " \
+    "%88, %89, %90, %91, %92, %93, %94, %95"
+#define ROCM_FP8_NAMES32 ROCM_FP8_NAMES24 ", " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" ", " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define ROCM_FP8_GROUP(type, i) type(d[i][0]), type(d[i][1]), type(d[i][2]), type(d[i][3])
+#define ROCM_FP8_PAIR(type, i) ROCM_FP8_GROUP(type, i), ROCM_FP8_GROUP(type, i + 1)
+#define ROCM_FP8_SUMS2(type) ROCM_FP8_PAIR(type, 0)
+#define ROCM_FP8_SUMS4(type) ROCM_FP8_SUMS2(type), ROCM_FP8_PAIR(type, 2)
+#define ROCM_FP8_SUMS8(type) ROCM_FP8_SUMS4(type), ROCM_FP8_PAIR(type, 4), ROCM_FP8_PAIR(type, 6)
+#define ROCM_FP8_SUMS12(type) ROCM_FP8_SUMS8(type), ROCM_FP8_PAIR(type, 8), ROCM_FP8_PAIR(type, 10)
+#define ROCM_FP8_SUMS14(type) ROCM_FP8_SUMS12(type), ROCM_FP8_PAIR(type, 12)
+#define ROCM_FP8_SUMS16(type) ROCM_FP8_SUMS14(type), ROCM_FP8_PAIR(type, 14)
+#define ROCM_FP8_SUMS18(type) ROCM_FP8_SUMS16(type), ROCM_FP8_PAIR(type, 16)
+#define ROCM_FP8_SUMS24(type) \
+    ROCM_FP8_SUMS18(type), ROCM_FP8_PAIR(type, 18), ROCM_FP8_PAIR(type, 20), ROCM_FP8_PAIR(type, 22)
+#define ROCM_FP8_SUMS32(type) \
+    ROCM_FP8_SUMS24(type), ROCM_FP8_PAIR(type, 24), ROCM_FP8_PAIR(type, 26), ROCM_FP8_PAIR(type, 28), \
+    ROCM_FP8_PAIR(type, 30)
+// a, b, add: the places of these operands in the text.
+#define ROCM_FP8_MULTIPLY(groups, type, form, n, a_, b_, add_, more)                                              \
+    ROCM_FP8_WGMMA("{\n .reg .pred p;\n setp.ne.b32 p, " add_ ", 0;\n"                                            \
+                   " wgmma.mma_async.sync.aligned.m64n" n "k32." form " {" ROCM_FP8_NAMES##groups "}, " a_ ", " b_   \
+                   ", p" more ";\n}"                                                                              \
+                   : ROCM_FP8_SUMS##groups(type)                                                                   \
+                   : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)))
+#define ROCM_FP8_BOTH_TYPES(groups, n, a_, b_, add_)                                                              \
+    __device__ inline void multiply_async(float (&d)[groups][4], uint32_t a, uint32_t b, bool add) {              \
+        ROCM_FP8_MULTIPLY(groups, "+f", "f32.e4m3.e4m3", n, a_, b_, add_, ", 1, 1");                              \
+    }                                                                                                             \
+    __device__ inline void multiply_async(int32_t (&d)[groups][4], uint32_t a, uint32_t b, bool add) {            \
+        ROCM_FP8_MULTIPLY(groups, "+r", "s32.s8.s8", n, a_, b_, add_, "");                                        \
+    }
+
 // add: false starts from zero.
-__device__ inline void multiply_async(float (&d)[2][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}"
-        ", %8, %9, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]) : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[4][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-        ", %16, %17, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]) : "l"(whole_descriptor(a)),
-        "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[8][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-        ", %32, %33, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]) : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[12][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
-        ", %48, %49, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]), ROCM_FP8_SUMS(d[8]), ROCM_FP8_SUMS(d[9]), ROCM_FP8_SUMS(d[10]),
-        ROCM_FP8_SUMS(d[11]) : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[14][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %58, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n112k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55}"
-        ", %56, %57, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]), ROCM_FP8_SUMS(d[8]), ROCM_FP8_SUMS(d[9]), ROCM_FP8_SUMS(d[10]),
-        ROCM_FP8_SUMS(d[11]), ROCM_FP8_SUMS(d[12]), ROCM_FP8_SUMS(d[13]) : "l"(whole_descriptor(a)),
-        "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[16][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-        ", %64, %65, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]), ROCM_FP8_SUMS(d[8]), ROCM_FP8_SUMS(d[9]), ROCM_FP8_SUMS(d[10]),
-        ROCM_FP8_SUMS(d[11]), ROCM_FP8_SUMS(d[12]), ROCM_FP8_SUMS(d[13]), ROCM_FP8_SUMS(d[14]),
-        ROCM_FP8_SUMS(d[15]) : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[18][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %74, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n144k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71}"
-        ", %72, %73, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]), ROCM_FP8_SUMS(d[8]), ROCM_FP8_SUMS(d[9]), ROCM_FP8_SUMS(d[10]),
-        ROCM_FP8_SUMS(d[11]), ROCM_FP8_SUMS(d[12]), ROCM_FP8_SUMS(d[13]), ROCM_FP8_SUMS(d[14]), ROCM_FP8_SUMS(d[15]),
-        ROCM_FP8_SUMS(d[16]), ROCM_FP8_SUMS(d[17]) : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-__device__ inline void multiply_async(float (&d)[24][4], uint32_t a, uint32_t b, bool add) {
-    ROCM_FP8_WGMMA(
-        "{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
-        " wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
-        ", %96, %97, p, 1, 1;\n}" : ROCM_FP8_SUMS(d[0]),
-        ROCM_FP8_SUMS(d[1]), ROCM_FP8_SUMS(d[2]), ROCM_FP8_SUMS(d[3]), ROCM_FP8_SUMS(d[4]), ROCM_FP8_SUMS(d[5]),
-        ROCM_FP8_SUMS(d[6]), ROCM_FP8_SUMS(d[7]), ROCM_FP8_SUMS(d[8]), ROCM_FP8_SUMS(d[9]), ROCM_FP8_SUMS(d[10]),
-        ROCM_FP8_SUMS(d[11]), ROCM_FP8_SUMS(d[12]), ROCM_FP8_SUMS(d[13]), ROCM_FP8_SUMS(d[14]), ROCM_FP8_SUMS(d[15]),
-        ROCM_FP8_SUMS(d[16]), ROCM_FP8_SUMS(d[17]), ROCM_FP8_SUMS(d[18]), ROCM_FP8_SUMS(d[19]), ROCM_FP8_SUMS(d[20]),
-        ROCM_FP8_SUMS(d[21]), ROCM_FP8_SUMS(d[22]), ROCM_FP8_SUMS(d[23]) : "l"(whole_descriptor(a)),
-        "l"(whole_descriptor(b)), "r"(int(add)));
-}
-
-#undef ROCM_FP8_SUMS
+ROCM_FP8_BOTH_TYPES(2, "16", "%8", "%9", "%10")
+ROCM_FP8_BOTH_TYPES(4, "32", "%16", "%17", "%18")
+ROCM_FP8_BOTH_TYPES(8, "64", "%32", "%33", "%34")
+ROCM_FP8_BOTH_TYPES(12, "96", "%48", "%49", "%50")
+ROCM_FP8_BOTH_TYPES(14, "112", "%56", "%57", "%58")
+ROCM_FP8_BOTH_TYPES(16, "128", "%64", "%65", "%66")
+ROCM_FP8_BOTH_TYPES(18, "144", "%72", "%73", "%74")
+ROCM_FP8_BOTH_TYPES(24, "192", "%96", "%97", "%98")
+ROCM_FP8_BOTH_TYPES(32, "256", "%128", "%129", "%130")
+// clang-format on
 
 }  // namespace
 }  // namespace rocm_fp8

@@ -1,9 +1,11 @@
 // Tiles of int8_gemm on CUDA, and which one takes a size: without CUDA.
 #pragma once
 
-#include "../../common/types.h"
+#include "../../common/cuda/tiles/form.h"
 
 namespace rocm_fp8::int8_gemm::cuda {
+
+using tiles::ceil_div;
 
 // Warps of a CTA divide its tile by rows, by columns and by k.
 struct Tile {
@@ -30,8 +32,6 @@ constexpr Tile kTiles[] = {
     {128, 128, 2, 4, 1, 4},
 };
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Few rows: the weights are read at once by as many CTAs as there are. Otherwise the largest tile that gives each
 // multiprocessor one.

@@ -1,16 +1,25 @@
 // int8_gemm on NVIDIA GPUs: exact int32 sums and the epilogue, for every layout, size and chip.
 //
+// Hopper, one matrix, rows of multiples of 16 bytes:
+//     HBM, L2 --> TMA: 128 k of both operands a stage --> ring in shared memory --> wgmma, int32 sums in registers
+//             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the columns
+//             --> shared memory --> epilogue.h, four columns a lane --> result
+// All others:
 //     HBM, L2 --> cp.async: 64 to 512 k of rows of both operands a stage --> ring in shared memory
 //             --> mma.sync, int32 sums in registers --> shared memory (with few rows warps have parts of k: added)
 //             --> epilogue.h, four columns a lane --> result
 //
-// Operands that are not aligned to 16 bytes are read byte by byte. It is one kernel for all chips; Hopper's wgmma would
-// multiply twice as fast where there are many rows. Files: kernel.h; config.h tiles and their choice.
+// Operands that are not aligned to 16 bytes are read byte by byte.
+//
+// Files: kernel.h, config.h    mma.sync: the kernel, and which tile takes a size
+//        hopper.h, forms.h     wgmma: the kernel, and which form takes a size; ring, TMA and split-K: common/cuda/tiles
+//        finish.h              the epilogue
 // Steps: docs/journal/int8_gemm-cuda.md.
-#include <atomic>
-
 #include "../../common/cuda/device.h"
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
+#include "hopper.h"
 #include "kernel.h"
 
 namespace rocm_fp8::int8_gemm {
@@ -18,21 +27,94 @@ namespace {
 
 using namespace cuda;
 
-struct Choice {
+struct TileChoice {
     void (*kernel)(Args, int64_t, int64_t);
-    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have its shared memory
+    AllowedDevices* allowed;
 };
-
 template <bool vectors>
-Choice choice_of(int tile) {
+TileChoice tile_choice(int tile) {
     return kernel_at<kTileCount>(tile, [&]<int i>() {
-        static std::atomic<uint64_t> allowed;
-        return Choice{int8_gemm_tiles<i, vectors>, &allowed};
+        static AllowedDevices allowed;
+        return TileChoice{int8_gemm_tiles<i, vectors>, &allowed};
+    });
+}
+
+struct FormChoice {
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
+    int threads, shared_bytes;
+    AllowedDevices* allowed;
+};
+FormChoice form_choice(int form) {
+    return kernel_at<kFormCount>(form, [&]<int i>() {
+        using S = Shape<i>;
+        static_assert(S::sums_fit());
+        static AllowedDevices allowed;
+        return FormChoice{int8_gemm_forms<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });
 }
 
 bool in_vectors(const Operand& x) {
     return (reinterpret_cast<uintptr_t>(x.data) | uint64_t(x.row_stride) | uint64_t(x.batch_stride)) % 16 == 0;
+}
+
+bool tma_takes(const Operand& x, int64_t rows, int64_t k) {
+    constexpr int64_t kMost = int64_t(1) << 31;
+    return in_vectors(x) && rows < kMost && (rows == 1 || (x.row_stride >= k && x.row_stride < int64_t(1) << 40));
+}
+
+Status launch_tiles(const Args& args, const Chip& chip, const Executor& on) {
+    const int index = pick_tile(args.batch, args.m, args.n, chip.multiprocessors);
+    const cuda::Tile& tile = kTiles[index];
+    const int64_t row_tiles = ceil_div(args.m, tile.rows), column_tiles = ceil_div(args.n, tile.columns);
+    if (row_tiles * column_tiles > kMaxCtas / args.batch) return {"a and b have more rows than one launch takes"};
+    const TileChoice choice =
+        in_vectors(args.a) && in_vectors(args.b) ? tile_choice<true>(index) : tile_choice<false>(index);
+    if (const Status s = allow_shared_bytes(choice.kernel, tile.shared_bytes() + 1024, chip, choice.allowed); !s.ok()) {
+        return s;
+    }
+    return launch_kernel(choice.kernel, chip,
+                         {row_tiles * column_tiles * args.batch, tile.threads(), 1, tile.shared_bytes()}, on, args,
+                         row_tiles, column_tiles);
+}
+
+Status launch_form(const Args& a, const Chip& chip, const FormConfig& config, const Executor& on) {
+    const Form& form = kForms[config.form];
+    const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
+    const auto matrix = [&](const Operand& x, int64_t rows, int height) {
+        return ByteMatrix{x.data,       rows,  a.k, rows == 1 ? tiles::ceil_div(a.k, 16) * 16 : x.row_stride,
+                          tiles::kStep, height};
+    };
+    const ByteMatrix of_a = matrix(a.a, a.m, form.swapped ? form.narrow : cut.height),
+                     of_b = matrix(a.b, a.n, form.swapped ? cut.height : form.narrow);
+    CUtensorMap wide, narrow;
+    const int64_t ctas = tiles::ctas_of(cut, int64_t(chip.multiprocessors) * form.slots);
+    if (!describe(&wide, form.swapped ? of_b : of_a) || !describe(&narrow, form.swapped ? of_a : of_b) ||
+        int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {
+        return launch_tiles(a, chip, on);
+    }
+    const FormChoice choice = form_choice(config.form);
+    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok())
+        return s;
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, cut.splits, choice.shared_bytes}, on, a, wide,
+                         narrow, cut);
+}
+
+// Reads the forced configuration. An error if the arguments do not allow it.
+Status forced_config(const Args& a, FormConfig* config) {
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(kFormCount, tiles::kMostSplits, true, &forced); !s.ok() || !forced.set) {
+        return s;
+    }
+    if (forced.shape == kAnyChip) {
+        *config = {kAnyChip, 1, 1};
+        return {};
+    }
+    const Form& form = kForms[forced.shape];
+    *config = config_of(forced.shape, forced.splits, a.m, a.n);
+    if (forced.splits > (form.splits() ? tiles::ceil_div(a.k, tiles::kStep) : 1) || forced.pieces) {
+        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
+    }
+    return {};
 }
 
 }  // namespace
@@ -41,21 +123,13 @@ Status launch(const Args& args, const Executor& on) {
     if (args.batch == 0 || args.m == 0 || args.n == 0) return {};
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    const int index = pick_tile(args.batch, args.m, args.n, chip.multiprocessors);
-    const Tile& tile = kTiles[index];
-    const int64_t row_tiles = ceil_div(args.m, tile.rows), column_tiles = ceil_div(args.n, tile.columns);
-    if (row_tiles * column_tiles > kMaxCtas / args.batch) return {"a and b have more rows than one launch takes"};
-    const Choice choice = in_vectors(args.a) && in_vectors(args.b) ? choice_of<true>(index) : choice_of<false>(index);
-    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
-    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
-        const cudaError_t code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                      tile.shared_bytes() + 1024);
-        if (code != cudaSuccess) return {cudaGetErrorString(code)};
-        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    FormConfig config{kAnyChip, 1, 1};
+    if (chip.capability == 90 && args.batch == 1 && tma_takes(args.a, args.m, args.k) &&
+        tma_takes(args.b, args.n, args.k)) {
+        config = pick_form(args.m, args.n, args.k, chip.multiprocessors);
+        if (const Status forced = forced_config(args, &config); !forced.ok()) return forced;
     }
-    return launch_kernel(choice.kernel, chip,
-                         {row_tiles * column_tiles * args.batch, tile.threads(), 1, tile.shared_bytes()}, on, args,
-                         row_tiles, column_tiles);
+    return config.form == kAnyChip ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);
 }
 
 }  // namespace rocm_fp8::int8_gemm

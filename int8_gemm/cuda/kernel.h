@@ -3,12 +3,11 @@
 #pragma once
 
 #include "../../common/cuda/async_copy.h"
-#include "../../common/cuda/half_pairs.h"
 #include "../../common/cuda/mma_int8.h"
 #include "../../common/cuda/pdl.h"
 #include "../../common/cuda/shared_memory.h"
-#include "../epilogue.h"
 #include "config.h"
+#include "finish.h"
 
 namespace rocm_fp8::int8_gemm::cuda {
 namespace {
@@ -36,41 +35,6 @@ __device__ inline void bring(uint8_t* to, const int8_t* from, int64_t stride, in
         }
     }
 }
-
-// One result of the epilogue, as its type's bits.
-__device__ inline uint32_t rounded(DType type, float v) {
-    if (type == DType::i8) return uint8_t(to_int8(v));
-    if (type == DType::f32) return __float_as_uint(one_nan(v));
-    if (v != v) return type == DType::f16 ? 0x7E00u : 0x7FC0u;
-    return 0xFFFFu &
-           (type == DType::f16 ? Pairs<DType::f16>::round_any_nan({v, 0}) : Pairs<DType::bf16>::round_any_nan({v, 0}));
-}
-
-// Four neighbouring results from number `at` on, or the first `count` of them one by one.
-template <class T, class Vector>
-__device__ inline void store_four(const Output& out, int64_t at, int count, bool vectors, const uint32_t (&bits)[4],
-                                  const Vector& all) {
-    T* const to = static_cast<T*>(out.data) + at;
-    if (vectors) {
-        *reinterpret_cast<Vector*>(to) = all;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (i < count) to[i] = T(bits[i]);
-    }
-}
-__device__ inline void store_four(const Output& out, int64_t at, int count, bool vectors, const uint32_t (&bits)[4]) {
-    if (out.dtype == DType::f32) {
-        store_four<uint32_t>(out, at, count, vectors, bits, uint4{bits[0], bits[1], bits[2], bits[3]});
-    } else if (out.dtype == DType::i8) {
-        store_four<uint8_t>(out, at, count, vectors, bits, bits[0] | bits[1] << 8 | bits[2] << 16 | bits[3] << 24);
-    } else {
-        store_four<uint16_t>(out, at, count, vectors, bits, uint2{bits[0] | bits[1] << 16, bits[2] | bits[3] << 16});
-    }
-}
-
-__device__ inline int size_of_result(DType type) { return type == DType::f32 ? 4 : type == DType::i8 ? 1 : 2; }
 
 template <int index, bool vectors>
 __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args a, int64_t row_tiles,
@@ -150,20 +114,9 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
 
     // A thread finishes four neighbouring columns of several rows.
     constexpr int kQuads = tile.columns / 4;
-    const Epilogue& e = a.epilogue;
     const int own = threadIdx.x % kQuads * 4;
-    const int64_t n = n0 + own;
-    if (n >= a.n) return;
-    const int count = a.n - n < 4 ? int(a.n - n) : 4;
-    const float beta = scale_at(e.addend.beta, 0, 0), scale_out = scale_at(e.scale_out, 0, 0);
-    const int64_t inside[4] = {n, n + (count > 1 ? 1 : 0), n + (count > 2 ? 2 : 0), n + (count > 3 ? 3 : 0)};
-    const Column of_columns[4] = {Column(e, batch, inside[0]), Column(e, batch, inside[1]), Column(e, batch, inside[2]),
-                                  Column(e, batch, inside[3])};
-    const int size = size_of_result(e.out.dtype);
-    const int64_t first = batch * e.out.batch_stride + n;
-    const bool whole = count == 4 &&
-                       (reinterpret_cast<uintptr_t>(e.out.data) + uint64_t(first) * size) % (4 * size) == 0 &&
-                       e.out.row_stride % 4 == 0;
+    if (n0 + own >= a.n) return;
+    const Quad quad(a, batch, n0 + own);
     for (int r = threadIdx.x / kQuads; r < tile.rows && m0 + r < a.m; r += tile.threads() / kQuads) {
         int4 acc = {0, 0, 0, 0};
 #pragma unroll
@@ -171,15 +124,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
             const int4 v = *reinterpret_cast<const int4*>(staged + (p * tile.rows + r) * kSumsRow + own);
             acc = {acc.x + v.x, acc.y + v.y, acc.z + v.z, acc.w + v.w};
         }
-        const int32_t accs[4] = {acc.x, acc.y, acc.z, acc.w};
-        const Row row(e, batch, m0 + r);
-        uint32_t bits[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float d = addend_at(e.addend, batch, m0 + r, inside[i]);
-            bits[i] = rounded(e.out.dtype, finished(e, accs[i], row, of_columns[i], d, beta, scale_out));
-        }
-        store_four(e.out, first + (m0 + r) * e.out.row_stride, count, whole, bits);
+        quad.store(a, m0 + r, acc);
     }
 }
 

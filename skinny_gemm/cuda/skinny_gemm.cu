@@ -25,8 +25,6 @@
 // 0.8 to 1.1 us from one kernel's end to the end of the next one's wait, and at m = 32 power and the widening of FP8.
 //
 // How it came to this, what was tried and dropped, and the figures: docs/journal/skinny_gemm-cuda.md.
-#include <atomic>
-
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/forced.h"
@@ -42,7 +40,7 @@ using BulkKernel = void (*)(Args, CUtensorMap, CUtensorMap, Pieces, Overlap);
 struct BulkChoice {
     BulkKernel kernel;
     int threads, most_threads, shared_bytes, rows;
-    std::atomic<uint64_t>* allowed;  // the devices, a bit each, on which the kernel may have that much shared memory
+    AllowedDevices* allowed;
 };
 
 template <int shape, int row_tiles>
@@ -56,7 +54,7 @@ BulkChoice bulk_choice() {
         constexpr int kAllShared = 228 << 10, kReserved = 1 << 10;
         static_assert(s.slots() * (kSharedBytes + kReserved) <= kAllShared);
         static_assert(!B::kSplits || B::shares_fit());
-        static std::atomic<uint64_t> allowed;
+        static AllowedDevices allowed;
         const BulkKernel kernel = skinny_gemm_bulk<s.columns, row_tiles, kStages, s.warps, s.clusters>;
         return {kernel, B::kThreads, B::kMostThreads, kSharedBytes, B::kRows, &allowed};
     } else {
@@ -91,12 +89,8 @@ Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const 
         !describe(&rows, {a.a, a.m, a.k, a.a_stride, kRowBytes, choice.rows})) {
         return launch_plain(a, chip, true, on);
     }
-    const uint64_t device = chip.device < 64 ? uint64_t(1) << chip.device : 0;
-    if (!(choice.allowed->load(std::memory_order_relaxed) & device)) {
-        const cudaError_t code =
-            cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, choice.shared_bytes);
-        if (code != cudaSuccess) return {cudaGetErrorString(code)};
-        choice.allowed->fetch_or(device, std::memory_order_relaxed);
+    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {
+        return s;
     }
     const Overlap overlap = pick_overlap(config, a.m, a.n, a.k, chip.multiprocessors, a.constant_b);
     const int threads = overlap.window ? choice.most_threads : choice.threads;

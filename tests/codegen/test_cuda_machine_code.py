@@ -18,6 +18,8 @@ F32 = 0  # of rocm_fp8::DType
 VALUES, COMPUTED = 0, 2  # of rms_norm::Output
 ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of rms_norm::cuda::RowOwner and of Holder
 OF_ROWS = ("quantize_rows", "swiglu_rows")
+# Kernels of Hopper's tiles: from which form on they may split K.
+HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "int8_gemm_forms": 3}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def test_every_form_is_there(kernels):
         "block_scaled_gemm_plain": 2,
         "block_scaled_gemm_pack": 2,
         "int8_gemm_tiles": 4 * 2,
+        "int8_gemm_forms": 14,
         # 3 types, or 5 pairs of types; a warp a row, or a CTA with one or four vectors a thread.
         "quantize_int8_rows": 3 * 3,
         "quantize_int8_any": 3,
@@ -115,7 +118,7 @@ def test_every_kernel_waits_for_the_one_before_it(kernels):
     """ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents; chips before Hopper have neither."""
     arch, found = kernels
     for kernel in found:
-        if kernel.name == "block_scaled_gemm_tiles" and arch != "sm_90a":
+        if kernel.name in HOPPER_TILES and arch != "sm_90a":
             assert kernel.count("EXIT") >= 1 and kernel.instructions.total() < 50, kernel  # never launched there
             continue
         assert bool(kernel.count("ACQBULK")) == bool(kernel.count("PREEXIT")) == (arch != "sm_89"), kernel
@@ -205,13 +208,21 @@ def test_nobody_waits_for_what_it_has_written(kernels):
         elif kernel.name == "skinny_gemm_bulk":
             columns, rows, *_, for_clusters = kernel.template
             clusters = rows < 4 or columns <= 48 or for_clusters
-        elif kernel.name == "block_scaled_gemm_tiles":
-            clusters = (
-                arch == "sm_90a" and kernel.template[0] >= 4
-            )  # elsewhere it is empty; the first forms do not split K
+        elif kernel.name in HOPPER_TILES:  # elsewhere they are empty; the first forms do not split K
+            clusters = arch == "sm_90a" and kernel.template[0] >= HOPPER_TILES[kernel.name]
         else:
             clusters = False
         assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel
+
+
+def test_int8_multiplications_follow_each_other(kernels):
+    """One loop with a step of 128 k: four multiplications a tile, begun once and waited for once. Where the compiler
+    cannot keep sums in registers it waits for each."""
+    arch, found = kernels
+    for kernel in named(found, "int8_gemm_forms"):
+        tiles = 2 if kernel.template == (1,) else 1
+        counts = [kernel.count(name) for name in ("IGMMA", r"WARPGROUP\.ARRIVE", r"WARPGROUP\.DEPBAR")]
+        assert counts == ([4 * tiles, 1, 2] if arch == "sm_90a" else [0, 0, 0]), kernel
 
 
 def test_the_gemm_feeds_its_matrix_instructions(kernels):

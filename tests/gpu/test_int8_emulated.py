@@ -1,4 +1,4 @@
-"""int8_gemm's CUDA kernel without a GPU: every tile, emulated on the host, against the reference's bytes.
+"""int8_gemm's CUDA kernels without a GPU: every tile and form, emulated on the host, against the reference's bytes.
 
 What an emulation cannot find says host/emulated_cuda.h; on a GPU the operator's own tests run.
 """
@@ -15,7 +15,7 @@ from tests.problems.int8 import INT8, RESULTS, any_bytes, extremes, spread
 from tests.problems.pairwise import pairwise
 from tests.settings import SEED
 
-TILES = 4
+TILES, FORMS = 4, 14
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, INT8: 6}  # common/types.h
 ACTIVATIONS = {None: 0, "relu": 1}
 
@@ -23,6 +23,13 @@ ACTIVATIONS = {None: 0, "relu": 1}
 CASES = pairwise(
     *((1, 7, 16, 17, 40, 64, 65, 129, 150), (1, 3, 31, 32, 64, 66, 128, 130), (1, 16, 63, 64, 80, 520, 1100), (1, 3)),
     *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16, 5)),
+    seed=SEED,
+)
+# Of one matrix, rows of multiples of 16 bytes; more of a tile's rows and columns, parts of K, CTAs at once.
+FORM_CASES = pairwise(
+    *((1, 7, 16, 17, 40, 64, 65, 129, 270), (1, 3, 31, 32, 64, 66, 128, 130, 264), (1, 16, 80, 128, 520, 1100), (1,)),
+    *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16)),
+    *((1, 2, 3, 8), (1, 3)),
     seed=SEED,
 )
 
@@ -60,46 +67,72 @@ def emulated(tmp_path_factory) -> ctypes.CDLL:
     return emulated_library(tmp_path_factory.mktemp("int8"), "int8_gemm")
 
 
-def test_all_tiles_are_here(emulated):
-    assert emulated.tile_count() == TILES
+def test_all_kernels_are_here(emulated):
+    assert emulated.tile_count() == TILES and emulated.form_count() == FORMS
 
 
-@pytest.mark.parametrize("tile", range(TILES))
-def test_every_byte_is_the_references(kernel, emulated, generator, tile):
-    """Each tile has its share of the cases, and each case a tile."""
-    for m, n, k, batch, dtype, bias_type, activation, zeros, divided, values, pad in CASES[tile::TILES]:
-        a, b = (Guarded((batch, rows, k), INT8, "cpu", pad=-k % 16 + pad) for rows in (m, n))
-        a.holding(values((batch, m, k), generator)), b.holding(values((batch, n, k), generator))
-        scale_a, scale_b = spread((m, 1), generator, k), spread((1, n), generator, k)
-        bias = None if bias_type is None else normal((n,), torch.float32, generator, 20.0).to(bias_type)
-        options: dict = dict(activation=activation)
+class Problem:
+    """One case: operands in rows of multiples of 16 bytes and `pad` more, and what the launcher makes of them."""
+
+    def __init__(self, generator, m, n, k, batch, dtype, bias_type, activation, zeros, divided, values, pad):
+        self.what = f"{batch}x{m}x{n}x{k} {dtype} {bias_type} {activation} {zeros} {divided} {pad}"
+        self.a, self.b = (Guarded((batch, rows, k), INT8, "cpu", pad=-k % 16 + pad) for rows in (m, n))
+        self.a.holding(values((batch, m, k), generator)), self.b.holding(values((batch, n, k), generator))
+        self.scales = spread((m, 1), generator, k), spread((1, n), generator, k)
+        self.bias = None if bias_type is None else normal((n,), torch.float32, generator, 20.0).to(bias_type)
+        self.options: dict = dict(activation=activation)
         if zeros:
-            options["zero_a"] = torch.randint(-128, 128, (m, 1), generator=generator).int()
-            options["sum_b"] = b.t.sum(-1, dtype=torch.int32)[:, None].contiguous()
+            self.options["zero_a"] = torch.randint(-128, 128, (m, 1), generator=generator).int()
+            self.options["sum_b"] = self.b.t.sum(-1, dtype=torch.int32)[:, None].contiguous()
         if divided and dtype == INT8:
-            options["scale_out"] = torch.rand(1, generator=generator) + 0.3
-        wanted = kernel.int8_gemm(a.t, b.t, scale_a, scale_b, bias, **options, out_dtype=dtype)
+            self.options["scale_out"] = torch.rand(1, generator=generator) + 0.3
+        self.out = Guarded((batch, m, n), dtype, "cpu", pad=pad)
 
-        out = Guarded((batch, m, n), dtype, "cpu", pad=pad)
-        scale_out = options.get("scale_out")
-        args = Args(
-            a=Operand(a.t.data_ptr(), *a.t.stride()[:2]),
-            b=Operand(b.t.data_ptr(), *b.t.stride()[:2]),
+    def args(self) -> Args:
+        (batch, m, k), n = self.a.t.shape, self.b.t.shape[1]
+        scale_a, scale_b = self.scales
+        zero_a, sum_b, scale_out = (self.options.get(name) for name in ("zero_a", "sum_b", "scale_out"))
+        bias = None if self.bias is None else self.bias.data_ptr()
+        bias_type = TYPES[torch.float32 if self.bias is None else self.bias.dtype]
+        return Args(
+            a=Operand(self.a.t.data_ptr(), *self.a.t.stride()[:2]),
+            b=Operand(self.b.t.data_ptr(), *self.b.t.stride()[:2]),
             **dict(batch=batch, m=m, n=n, k=k),
             scale_a=Scale(scale_a.data_ptr(), 0, 1),
             scale_b=Scale(scale_b.data_ptr(), 0, 1),
-            zero_a=Operand(options["zero_a"].data_ptr(), 0, 1) if zeros else Operand(),
-            sum_b=Operand(options["sum_b"].data_ptr(), n, 1) if zeros else Operand(),
-            addend=Addend(
-                None if bias is None else bias.data_ptr(), 0, 0, TYPES[bias_type or torch.float32], Scale(value=1.0)
-            ),
-            activation=ACTIVATIONS[activation],
+            zero_a=Operand() if zero_a is None else Operand(zero_a.data_ptr(), 0, 1),
+            sum_b=Operand() if sum_b is None else Operand(sum_b.data_ptr(), n, 1),
+            addend=Addend(bias, 0, 0, bias_type, Scale(value=1.0)),
+            activation=ACTIVATIONS[self.options["activation"]],
             divides=scale_out is not None,
             scale_out=Scale(None if scale_out is None else scale_out.data_ptr(), 0, 0, 1.0),
-            out=Output(out.t.data_ptr(), *out.t.stride()[:2], TYPES[dtype]),
+            out=Output(self.out.t.data_ptr(), *self.out.t.stride()[:2], TYPES[self.out.t.dtype]),
         )
-        vectors = all((t.data_ptr() | t.stride(0) | t.stride(1)) % 16 == 0 for t in (a.t, b.t))
-        emulated.run(tile, vectors, ctypes.byref(args))
-        what = f"{batch}x{m}x{n}x{k} {dtype} {bias_type} {activation} {zeros} {divided} {pad}"
-        assert same_bytes(out.t, wanted), what
-        out.assert_guards_intact(what)
+
+    def assert_right(self, kernel) -> None:
+        wanted = kernel.int8_gemm(
+            self.a.t, self.b.t, *self.scales, self.bias, **self.options, out_dtype=self.out.t.dtype
+        )
+        assert same_bytes(self.out.t, wanted), self.what
+        self.out.assert_guards_intact(self.what)
+
+
+@pytest.mark.parametrize("tile", range(TILES))
+def test_a_tile_gives_the_references_bytes(kernel, emulated, generator, tile):
+    """Each tile has its share of the cases, and each case a tile."""
+    for case in CASES[tile::TILES]:
+        problem = Problem(generator, *case)
+        operands = problem.a.t, problem.b.t
+        vectors = all((t.data_ptr() | t.stride(0) | t.stride(1)) % 16 == 0 for t in operands)
+        emulated.run(tile, vectors, ctypes.byref(problem.args()))
+        problem.assert_right(kernel)
+
+
+@pytest.mark.parametrize("form", range(FORMS))
+def test_a_form_gives_the_references_bytes(kernel, emulated, generator, form):
+    for *case, splits, multiprocessors in FORM_CASES[form % 4 :: 4]:
+        problem = Problem(generator, *case)
+        splits = min(splits, -(-case[2] // 128)) if emulated.form_splits(form) else 1
+        emulated.run_form(form, splits, multiprocessors, ctypes.byref(problem.args()))
+        problem.what += f", {splits} parts, {multiprocessors} CTAs"
+        problem.assert_right(kernel)

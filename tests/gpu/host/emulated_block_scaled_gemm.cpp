@@ -5,7 +5,7 @@
 
 #include "common/cuda/vector.h"
 // The emulation comes first: it defines CUDA's words.
-#include "block_scaled_gemm/cuda/cut.h"
+#include "block_scaled_gemm/cuda/config.h"
 #include "block_scaled_gemm/cuda/pack.h"
 #include "block_scaled_gemm/cuda/plain.h"
 #include "block_scaled_gemm/cuda/tile.h"
@@ -28,7 +28,7 @@ Operand packed(const Operand& x, int64_t rows, int64_t k, std::vector<uint4>& me
 }
 
 template <int form>
-void tiles(const Args& a, const Cut& cut, int64_t ctas) {
+void run_form(const Args& a, const Cut& cut, int64_t ctas) {
     using S = Shape<form>;
     const auto map = [&](const Operand& x, int64_t rows, int height) {
         return CUtensorMap{x.data, rows, a.k, x.row_stride, height};
@@ -88,9 +88,9 @@ extern "C" void run(int form, int splits, int pieces, int multiprocessors, const
     if (!a.b.k_contiguous() || !rows_aligned(a.b.data, a.b.row_stride)) a.b = packed(a.b, a.n, a.k, memory[1]);
     const Form& f = kForms[form];
     if (!pieces) pieces = int(ceil_div(f.swapped ? a.n : a.m, f.wide()));
-    const Cut cut = cut_of({form, splits, pieces}, a.m, a.n);
+    const Cut cut = tiles::cut_of(f, splits, pieces, a.m, a.n);
     const int64_t ctas = ctas_of(cut, multiprocessors);
     [&]<int... i>(std::integer_sequence<int, i...>) {
-        ((form == i ? tiles<i>(a, cut, ctas) : void()), ...);
+        ((form == i ? run_form<i>(a, cut, ctas) : void()), ...);
     }(std::make_integer_sequence<int, kFormCount>());
 }

@@ -296,7 +296,8 @@ inline void wait_for(Barrier* b, uint32_t parity) {
     while (!completed(b, parity)) yield();
 }
 
-inline void send_in_cluster(uint32_t address, float4 v, uint32_t barrier) {
+template <class Four>
+void send_in_cluster(uint32_t address, Four v, uint32_t barrier) {
     constexpr uint32_t kOffset = (1u << kRankShift) - 1;
     Cta& target = (*current->cta->cluster)[address >> kRankShift];
     store(target.shared + (address & kOffset), v);
@@ -350,18 +351,21 @@ void take_registers() {}
 template <int>
 void leave_registers() {}
 
-template <int kGroups>
-void multiply_async(float (&d)[kGroups][4], uint32_t a, uint32_t b, bool add) {
+inline float product(uint8_t a, uint8_t b, float) { return decoded(a) * decoded(b); }
+inline int32_t product(uint8_t a, uint8_t b, int32_t) { return int32_t(int8_t(a)) * int8_t(b); }
+// T: float with FP8, int32_t with int8.
+template <class T, int kGroups>
+void multiply_async(T (&d)[kGroups][4], uint32_t a, uint32_t b, bool add) {
     const int lane = current->thread % kWarp, warp = current->thread / kWarp % 4, g = lane / 4, t = lane % 4;
-    const auto number = [](uint32_t rows, int r, int k) {
+    const auto byte = [](uint32_t rows, int r, int k) {
         const uint32_t address = uint32_t(rows) + r / 8 * 1024 + r % 8 * 128 + k;
-        return decoded(uint8_t(current->cta->shared[swizzled(address)]));
+        return uint8_t(current->cta->shared[swizzled(address)]);
     };
     for (int i = 0; i < kGroups; ++i) {
         for (int e = 0; e < 4; ++e) {
-            float sum = add ? d[i][e] : 0;
+            T sum = add ? d[i][e] : 0;
             for (int k = 0; k < kWgmmaK; ++k)
-                sum += number(a, 16 * warp + g + e / 2 * 8, k) * number(b, 8 * i + 2 * t + e % 2, k);
+                sum += product(byte(a, 16 * warp + g + e / 2 * 8, k), byte(b, 8 * i + 2 * t + e % 2, k), sum);
             d[i][e] = sum;
         }
     }

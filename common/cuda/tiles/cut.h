@@ -1,9 +1,9 @@
-// How a launch of the Hopper kernel is cut into tiles, without CUDA: the launcher, the kernel and the tests read it.
+// How a launch of a Hopper GEMM is cut into tiles, without CUDA: the launcher, the kernel and the tests read it.
 #pragma once
 
-#include "config.h"
+#include "form.h"
 
-namespace rocm_fp8::block_scaled_gemm::cuda {
+namespace rocm_fp8::tiles {
 
 // `pieces` even parts of the wide rows, and whole tiles of narrow rows.
 struct Cut {
@@ -24,12 +24,10 @@ struct Cut {
     }
 };
 
-// The cut of a configuration whose form is not kPlain.
-inline Cut cut_of(const Config& config, int64_t m, int64_t n) {
-    const Form& form = kForms[config.form];
+inline Cut cut_of(const Form& form, int splits, int pieces, int64_t m, int64_t n) {
     const int64_t wide = form.swapped ? n : m, narrow = form.swapped ? m : n;
-    const int64_t height = ceil_div(ceil_div(wide, 8), config.pieces) * 8;
-    return {wide, config.pieces, int(height), int(ceil_div(narrow, form.narrow)), config.splits, 2048 / form.wide()};
+    const int64_t height = ceil_div(ceil_div(wide, 8), pieces) * 8;
+    return {wide, pieces, int(height), int(ceil_div(narrow, form.narrow)), splits, 2048 / form.wide()};
 }
 // CTAs of a launch, on a GPU that holds `room` at once. A cluster that splits K has one tile: its sums take the place of
 // the ring.
@@ -37,4 +35,4 @@ inline int64_t ctas_of(const Cut& cut, int64_t room) {
     return cut.splits > 1 ? int64_t(cut.tiles()) * cut.splits : cut.tiles() < room ? cut.tiles() : room;
 }
 
-}  // namespace rocm_fp8::block_scaled_gemm::cuda
+}  // namespace rocm_fp8::tiles

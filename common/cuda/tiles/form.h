@@ -1,0 +1,47 @@
+// The compiled forms of Hopper's GEMM kernels, without CUDA: launchers, kernels, configurations and tests read them.
+//
+// A kernel multiplies "wide" rows (64 of them a warpgroup and tile) by "narrow" ones:
+//
+//     swapped = false   wide: rows of A, narrow: rows of B (columns of the result)
+//     swapped = true    wide: rows of B, narrow: rows of A. For few rows of A
+#pragma once
+
+#include "../../types.h"
+
+namespace rocm_fp8::tiles {
+
+constexpr int kStep = 128;          // k of a stage: bytes of a row, TMA's swizzle
+constexpr int kWgmmaHeight = 64;    // wide rows of an instruction
+constexpr int kMostSplits = 8;      // parts of K: CTAs of a cluster
+constexpr int kRowsOfColumns = 32;  // of the result that swapped forms store at once
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Form {
+    bool swapped;
+    int warpgroups, tiles;  // that multiply; tiles of 64 wide rows of each
+    int narrow;             // rows of the narrow operand
+    int slots;              // CTAs that a multiprocessor holds at once
+
+    // Registers for the sums leave none for split-K's reduction in the large forms, and they have no use for it.
+    constexpr bool splits() const { return tiles == 1 && narrow <= 128; }
+    constexpr int wide() const { return kWgmmaHeight * warpgroups * tiles; }
+    constexpr int stage_bytes() const { return (wide() + narrow) * kStep; }
+    // Of the result, before it is stored in whole lines.
+    constexpr int staging_bytes() const {
+        const int rows = narrow < kRowsOfColumns ? narrow : kRowsOfColumns;
+        return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * kStagedRow;
+    }
+    // more: bytes of a stage beside the operands.
+    constexpr int stages(int more) const {
+        // Of a multiprocessor 227 KiB, and 1 KiB a CTA for alignment and barriers.
+        const int left = (227 * 1024) / slots - 2048 - staging_bytes(), fit = left / (stage_bytes() + more);
+        return fit < kMostStages ? fit : kMostStages;
+    }
+
+    static constexpr int kMostStages = 12;
+    // Bytes of 64 staged columns, with padding against bank conflicts.
+    static constexpr int kStagedRow = 64 * 4 + 32, kSwappedRow = 64 * 4 + 16;
+};
+
+}  // namespace rocm_fp8::tiles

@@ -1,0 +1,66 @@
+// The course of a Hopper GEMM kernel: one warpgroup loads, the others multiply, tile after tile.
+#pragma once
+
+#include "../pdl.h"
+#include "../shared_memory.h"
+#include "cluster_sum.h"
+#include "feed.h"
+
+namespace rocm_fp8::tiles {
+namespace {
+
+// What a multiplying warpgroup has of a tile.
+struct OwnTile {
+    int64_t first, end;    // wide rows
+    int64_t first_narrow;  // row
+    int from, to;          // groups of 8 narrow rows that this CTA finishes
+};
+
+//     feed_more(shared, part)                  warps 1 to 3 of the loading warpgroup
+//     multiply(shared, part, reading, first_narrow, sums)
+//     store(shared, sums, tile)
+template <class S, class T, class FeedMore, class Multiply, class Store>
+__device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, const CUtensorMap* narrow,
+                           const Cut& cut, const FeedMore& feed_more, const Multiply& multiply, const Store& store) {
+    auto& shared = dynamic_shared<typename S::Memory>();
+    const int warp = threadIdx.x / kWarp;
+    const int index_of_part = cut.splits > 1 ? rank_in_cluster() : 0;
+    const Part part(k, index_of_part, cut.splits);
+    if (threadIdx.x == 0) start_ring<S>(shared, wide, narrow, index_of_part, cut.splits);
+    // Closes: mbarriers are used below by threads that did not initialise them.
+    __syncthreads();
+    let_next_kernel_start();
+
+    if (warp < kWarpgroup / kWarp) {
+        if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
+        if (warp == 0) {
+            if (elected()) feed<S>(shared, constant_b, wide, narrow, cut, part);
+        } else {
+            feed_more(shared, part);
+        }
+    } else {
+        if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
+        wait_for_previous_kernel();
+        Reading<S> reading(shared);
+        for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
+            int piece, of_narrow;
+            cut.locate(tiles.next, &piece, &of_narrow);
+            const int64_t first = cut.first_row(piece), next = cut.first_row(piece + 1);
+            const int64_t end = next < cut.wide_rows ? next : cut.wide_rows;
+            T sums[S::kTiles][S::kGroups][4];
+            multiply(shared, part, reading, of_narrow * S::kNarrow, sums);
+            int from = 0, to = S::kAllGroups;
+            if constexpr (S::kSplits) {
+                if (cut.splits > 1) {
+                    add_over_cluster<S>(shared, index_of_part, cut.splits, sums);
+                    from = first_group<S>(index_of_part, cut.splits);
+                    to = first_group<S>(index_of_part + 1, cut.splits);
+                }
+            }
+            store(shared, sums, OwnTile{first, end, int64_t(of_narrow) * S::kNarrow, from, to});
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::tiles

@@ -1,0 +1,124 @@
+// A form's ring of stages in shared memory, and the parts of a launch that a CTA takes.
+#pragma once
+
+#include "../mbarrier.h"
+#include "../tma.h"
+#include "../vector.h"
+#include "../wgmma.h"
+#include "cut.h"
+
+namespace rocm_fp8::tiles {
+namespace {
+
+// Factors_: what a stage has beside the operands' bytes. kFillers: arrivals that fill a stage, TMA's thread's included.
+template <Form form_, class Factors_, int factor_bytes, int fillers>
+struct Ring {
+    static constexpr Form form = form_;
+    static constexpr bool kSwapped = form.swapped;
+    static constexpr int kTiles = form.tiles, kWarpgroups = form.warpgroups, kStages = form.stages(factor_bytes);
+    static constexpr int kWide = form.wide(), kNarrow = form.narrow, kGroups = kNarrow / 8;
+    static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
+    static constexpr bool kSplits = form.splits();
+    static constexpr int kFillers = fillers;
+    // Registers of a thread that loads, and of one that multiplies: together what a multiprocessor has for the CTA.
+    static constexpr int kFewRegisters = 40, kManyRegisters = kWarpgroups == 2 ? 232 : form.slots == 2 ? 216 : 0;
+    static_assert(kStages >= 3);
+
+    struct Stage {
+        uint8_t wide[kWide][kStep], narrow[kNarrow][kStep];
+    };
+    using Factors = Factors_;
+    struct Memory {
+        alignas(1024) Stage stages[kStages];
+        alignas(16) char staging[form.staging_bytes()];
+        alignas(16) Factors factors[kStages];
+        Barrier full[kStages], empty[kStages];
+        Barrier sums_full;  // of the cluster's other CTAs
+    };
+    static_assert(sizeof(Memory) + 1024 <= (227 * 1024) / form.slots);
+
+    // Of the reduction over a cluster, in place of the ring: four sums [part][group of columns][thread].
+    static constexpr int kAllGroups = kTiles * kGroups;
+    // Bytes that a CTA receives: of the groups that it finishes.
+    ROCM_FP8_HD static constexpr int received_bytes(int part, int splits) {
+        return (kAllGroups * (part + 1) / splits - kAllGroups * part / splits) * (splits - 1) * kConsumers * 16;
+    }
+    ROCM_FP8_HD static constexpr int most_sent(int splits) { return (kAllGroups + splits - 1) / splits; }
+    static constexpr bool sums_fit(int splits = kMostSplits) {
+        return splits == 1 || !kSplits ||
+               (splits * most_sent(splits) * kConsumers * 16 <= kStages * int(sizeof(Stage)) && sums_fit(splits - 1));
+    }
+};
+
+// A stage's number and the parity of its round.
+template <int kStages>
+struct Position {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ void advance() {
+        if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+};
+
+// The part of K of this CTA, in steps.
+struct Part {
+    int first, count;
+    __device__ Part(int64_t k, int part, int splits) {
+        const int steps = int((k + kStep - 1) / kStep);
+        first = steps * part / splits;
+        count = steps * (part + 1) / splits - first;
+    }
+};
+
+// The tiles of a CTA: its share of the launch's.
+struct Tiles {
+    int next, step, count;
+
+    __device__ explicit Tiles(const Cut& cut)
+        : next(blockIdx.x / cut.splits), step(gridDim.x / cut.splits), count(cut.tiles()) {}
+    __device__ bool left() const { return next < count; }
+    __device__ void advance() { next += step; }
+};
+
+// Where a multiplying warpgroup is in the ring: with the descriptors of its operands, which to compute anew for each
+// block would delay the multiplications.
+template <class S>
+struct Reading {
+    Position<S::kStages> at;
+    uint32_t wide, narrow;
+    int row;  // of the tile: the thread's first
+
+    __device__ explicit Reading(typename S::Memory& shared) {
+        const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp;
+        // The compiler keeps what is the same in all lanes, and with it descriptors, in uniform registers.
+        const int first = __shfl_sync(kWholeWarp, thread / kWarpgroup, 0) * S::kTiles * kWgmmaRows;
+        wide = swizzled_rows(shared.stages[0].wide[first]);
+        narrow = swizzled_rows(shared.stages[0].narrow);
+        row = first + thread / kWarp % 4 * 16 + lane / 4;
+    }
+    __device__ void advance() {
+        at.advance();
+        constexpr uint32_t kNext = further(0, sizeof(typename S::Stage)), kBack = 0u - (S::kStages - 1) * kNext;
+        const uint32_t step = at.stage == 0 ? kBack : kNext;
+        wide += step;
+        narrow += step;
+    }
+};
+
+// By one thread, before the CTA's first barrier.
+template <class S>
+__device__ inline void start_ring(typename S::Memory& shared, const CUtensorMap* wide, const CUtensorMap* narrow,
+                                  int part, int splits) {
+    for (int s = 0; s < S::kStages; ++s) {
+        make_barrier(&shared.full[s], S::kFillers);
+        make_barrier(&shared.empty[s], S::kConsumers / kWarp);
+    }
+    if (splits > 1) make_barrier(&shared.sums_full, 1);
+    publish_barriers();
+    if (splits > 1) arrive_expecting(&shared.sums_full, S::received_bytes(part, splits));
+    fetch_map(wide);
+    fetch_map(narrow);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::tiles
