@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+WORKERS ?= 3
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 
@@ -71,7 +71,7 @@ $(VLLM): $(READY) integrations/vllm/install_cpu.py
 vllm: $(VLLM)
 
 test-vllm: build $(VLLM)
-	@$(RUN) -m pytest -n $(WORKERS) --dist loadfile integrations/vllm/tests
+	@$(RUN) -m pytest -n 2 --dist loadfile integrations/vllm/tests
 
 demo: build
 	@$(RUN) -m examples.demo $(ARGS)

@@ -85,13 +85,6 @@ def function_of(kernel, operator: str) -> Callable[..., Result]:
 
 
 @every_operator
-def test_one_graph_with_an_allocated_result(kernel, device, generator, operator):
-    function = function_of(kernel, operator)
-    compiled = torch.compile(function, fullgraph=True, backend=BACKEND)
-    both_ways(function, arguments(operator, 4, device, generator), compiled)
-
-
-@every_operator
 def test_one_graph_that_writes_into_out(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
     out = torch.empty_like(parts(function_of(kernel, operator)(*(a.clone() for a in args)))[0])
