@@ -23,6 +23,7 @@ SECTIONS = {
     "cpu_ratios": "cpu-ratios",
     "cuda": "cuda-operators",
     "gpu_decode": "cuda-decode-step",
+    "gpu_gemms": "cuda-gemms",
     "gpu_layer": "cuda-decoder-layer",
     "gpu_scales": "cuda-scales",
     "rocm": "rocm-operators",

@@ -10,6 +10,7 @@ from benchmarks import (
     cuda_pieces,
     gpu_builds,
     gpu_cases,
+    gpu_gemms,
     gpu_layer,
     gpu_report,
     gpu_timing,
@@ -46,8 +47,8 @@ def flow(cpu, gpu, monkeypatch):
     speed = types.SimpleNamespace(us=lambda kind, config, launch: 10.0)
     original = gpu_timing.record
     monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "rocm"))
-    for module in (rocm, cuda, gpu_report, gpu_timing):
+    for module in (rocm, cuda, gpu_gemms, gpu_report, gpu_timing):
         monkeypatch.setattr(module, "record", record)
-    for module in (rocm, cuda, cuda_pieces, gpu_builds, gpu_layer, tune_skinny_gemm):
+    for module in (rocm, cuda, cuda_pieces, gpu_builds, gpu_gemms, gpu_layer, tune_skinny_gemm):
         monkeypatch.setattr(module, "find_gpu", lambda: cpu)
     return speed
