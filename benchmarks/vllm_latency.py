@@ -3,11 +3,15 @@
 
     python -m benchmarks.vllm_latency                                             # a Llama of 1.1 B parameters
     python -m benchmarks.vllm_latency --model DIR --batch 1 2 4 8 16 32 --prompt 1 --new 128 --iterations 30
+    python -m benchmarks.vllm_latency --int8-linears                              # the plugin's beside vLLM's, on a CPU
 
 Each figure is a process of its own: vLLM starts, warms up, and serves a batch `--iterations` times; the median counts.
 Without --model the model is TinyLlama's by shape, with vLLM's dummy weights. They are small numbers, and zeros in FP8:
 on a CPU no kernel's time depends on them. On a GPU, whose power does, name a checkpoint: an FP8 one is served with the
 plugin and without it.
+
+--int8-linears times no model: it calls the plugin's INT8 linear and vLLM's in turn in one process, from bfloat16 inputs
+to bfloat16 results, on random normal numbers. Their errors are against float64, the products of the same int8 numbers.
 
 vLLM and the plugin must be installed (make vllm, on a machine without a GPU), and the package built.
 """
@@ -69,7 +73,8 @@ def compressed(kind: str, static: bool) -> dict:
 # Mode -> (quantization_config, whether the plugin is on). Static FP8 without the plugin fails on a CPU.
 MODES = {
     "bfloat16": (None, False),
-    "INT8": (compressed("int", False), False),
+    "INT8, vLLM's": (compressed("int", False), False),
+    "INT8, ours": (compressed("int", False), True),
     "FP8, vLLM's": (compressed("float", False), False),
     "FP8, ours, dynamic": (compressed("float", False), True),
     "FP8, ours, static": (compressed("float", True), True),
@@ -144,6 +149,56 @@ def report(args: argparse.Namespace) -> None:
     print("\nIn parentheses: how many times faster than the first row.")
 
 
+def int8_linears() -> None:
+    """Times and errors of the plugin's linear and of the one that vLLM would choose. Dynamic scales of rows, scales of
+    channels, symmetric."""
+    import torch
+    from rocm_fp8_vllm.int8_linear import Int8GemmLinear
+    from rocm_fp8_vllm.kernel import kernel
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.kernels import linear as choice
+    from vllm.platforms import current_platform
+
+    from benchmarks.timing import copies, samples_in_turn
+
+    config = choice.Int8ScaledMMLinearLayerConfig(
+        is_static_input_scheme=False, is_channelwise=True, input_symmetric=True
+    )
+    supported = choice.is_supported_and_can_implement_kernel
+    listed = choice._POSSIBLE_INT8_KERNELS[current_platform._enum]
+    other = next(each for each in listed if each is not Int8GemmLinear and supported(each, config, None)[0])
+    torch.set_default_dtype(torch.bfloat16)  # vLLM's prepares its weights for it
+
+    def linear(kind: type, weight: torch.Tensor, scale: torch.Tensor):
+        layer = torch.nn.Module()
+        for name, value in dict(weight=weight.clone(), weight_scale=scale.clone()).items():
+            layer.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+        layer.input_scale = layer.input_zero_point = layer.azp_adj = layer.bias = None
+        layer.logical_widths = [len(weight)]
+        with set_current_vllm_config(VllmConfig()):
+            made = kind(config, ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"])
+        made.process_weights_after_loading(layer)
+        return lambda x: made.apply_weights(layer, x)
+
+    print(f"{torch.get_num_threads()} threads, {datetime.date.today()}, commit {commit()}\n")
+    print(f"| K x N | rows | ours, ms | {other.__name__}, ms | times as fast | error of ours | of the other |")
+    print("| --- " * 7 + "|")
+    for k, n in ((4096, 4096), (4096, 11008)):
+        weight = torch.randn(n, k)
+        scale = weight.float().abs().amax(1, keepdim=True) / 127
+        weight = (weight / scale).round().to(torch.int8)
+        layers = {kind: [linear(kind, weight, scale) for _ in range(copies(n * k))] for kind in (Int8GemmLinear, other)}
+        for rows in (1, 8, 32, 512):
+            x = torch.randn(rows, k)
+            cases = {kind.__name__: lambda i, each=each: each[i % len(each)](x) for kind, each in layers.items()}
+            q, of_rows, _ = kernel.quantize_int8(x[:32])
+            exact = q.double() @ weight.t().double() * of_rows.double() * scale.t().double()
+            errors = [(call(0)[:32] - exact).norm() / exact.norm() for call in cases.values()]
+            ours, theirs = (statistics.median(each) * 1e3 for each in samples_in_turn(cases).values())
+            figures = f"{ours:.2f} | {theirs:.2f} | {theirs / ours:.2f} | {errors[0]:.4f} | {errors[1]:.4f}"
+            print(f"| {k} x {n} | {rows} | {figures} |", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="an FP8 checkpoint's folder (default: TinyLlama by shape)")
@@ -154,12 +209,13 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--warmups", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES))
+    parser.add_argument("--int8-linears", action="store_true", help="no model: INT8 linears alone")
     parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="last: options for vllm bench latency")
     performance.add_options(parser)
     args = parser.parse_args()
     use_local_build()
     with performance.recorded("vllm_latency", args):
-        report(args)
+        int8_linears() if args.int8_linears else report(args)
     return 0
 
 

@@ -8,7 +8,8 @@ namespace {
 struct Avx2Int8 {
     using Floats = Avx2;
     // Of 16 registers: 4 x 2 sums, 2 columns, one row, and products that wait for their additions.
-    static constexpr int step = 16, block = 512, tile_n = 2, offset = 0;
+    // A block of 12 columns and of some rows of A takes no more than half of the nearest cache: two threads may share it.
+    static constexpr int step = 16, block = 256, tile_n = 2, offset = 0;
     static constexpr int stream_n(int m) { return m == 1 ? 6 : m == 2 ? 4 : m == 3 ? 3 : 2; }
     using Operand = __m256i;
     using Sum = __m256i;

@@ -250,7 +250,13 @@ class Int8Gemm {
         for (int64_t block = 0; block < blocks_of(p.k); ++block) {
             const int64_t k0 = block * R::block;
             // Columns beyond the last have what was there before, and are not stored.
+            // Bytes of the next block are fetched ahead; after a row's end those of the next columns.
+            const bool last = k0 + R::block >= p.k;
+            const int8_t* next = last ? b + kColumns * p.b.row_stride : b + k0 + R::block;
+            const int64_t bytes = std::min<int64_t>(R::block, last ? p.k : p.k - k0 - R::block);
             for (int j = 0; j < columns.count; ++j) {
+                constexpr int kLine = 64;  // bytes of a cache line
+                for (int64_t i = 0; i < bytes; i += kLine) prefetch(next + j * p.b.row_stride + i);
                 steps_of(b + j * p.b.row_stride + k0, std::min<int64_t>(R::block, p.k - k0),
                          [&](int64_t i, const int8_t* step) {
                              R::store_operand(decoded + j * stride + i * sizeof(Operand), R::decode_b(step));

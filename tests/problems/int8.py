@@ -18,7 +18,7 @@ M = (0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64, 65, 130, 260)
 # Less than a tile; a CPU's block of columns and what surrounds it; head sizes; a GPU's tile and what surrounds it.
 N = (1, 3, 11, 12, 13, 24, 37, 64, 80, 127, 128, 129, 200)
 # An operand's step and what surrounds it; head sizes; a block and what surrounds it; several.
-K = (1, 15, 16, 17, 31, 63, 64, 65, 80, 128, 130, 511, 512, 513, 1100, 2048, 2049, 4100)
+K = (1, 15, 16, 17, 31, 63, 64, 65, 80, 128, 130, 255, 256, 257, 512, 513, 1100, 2048, 2049, 4100)
 
 
 # --- values ---

@@ -1,8 +1,8 @@
-"""A vLLM plugin: FP8 checkpoints run on the kernels of rocm-fp8-kernels.
+"""A vLLM plugin: FP8 and INT8 checkpoints run on the kernels of rocm-fp8-kernels.
 
-vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear` and
-`block_linear.BlockScaledFp8Linear` before vLLM's own FP8 linears, and has each model fused once it is loaded
-(`fusion`). No code of a model is replaced.
+vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
+`block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears, and has each FP8 model
+fused once it is loaded (`fusion`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -33,7 +33,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import block_linear, fusion, linear
+    from . import block_linear, fusion, int8_linear, linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -41,6 +41,7 @@ def register() -> None:
         cpu.install()
     linear.install()
     block_linear.install()
+    int8_linear.install()
     fusion.install()
 
 

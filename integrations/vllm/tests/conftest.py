@@ -1,4 +1,5 @@
-"""FP8 checkpoints of two models, the same models in transformers on the reference operators, and vLLM engines."""
+"""FP8 and INT8 checkpoints of two models, the same models in transformers on the reference operators (INT8: on this
+package's), and vLLM engines."""
 
 import math
 import os
@@ -27,9 +28,13 @@ use_local_build()
 ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
 
 
+# What kernel.smoothquant makes: scales of channels and rows, compressed-tensors.
+INT8 = "int8, dynamic"
+
+
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint: `format` is of tests/problems/checkpoints.py."""
+    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, or INT8."""
 
     model: Callable[[], torch.nn.Module]
     format: str
@@ -70,6 +75,7 @@ CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
     "blocks": Case(byte_llama, "fp8, blocks"),
+    "int8": Case(byte_llama, INT8),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
@@ -100,9 +106,15 @@ def checkpoint(tmp_path_factory):
 
     def write(name: str) -> Path:
         if name not in written:
-            written[name] = tmp_path_factory.mktemp(name.replace(" ", "-"))
-            with torch.no_grad():
-                checkpoints.write(CASES[name].format, CASES[name].model(), text(8, 256), written[name])
+            case, folder = CASES[name], tmp_path_factory.mktemp(name.replace(" ", "-"))
+            if case.format == INT8:
+                smoothquant, folder = load_kernel("cpu").smoothquant, folder / "int8"  # is made whole
+                model = smoothquant.quantize(case.model(), [text(8, 256)], activations="dynamic")
+                smoothquant.save_quantized(model, folder)
+            else:
+                with torch.no_grad():
+                    checkpoints.write(case.format, case.model(), text(8, 256), folder)
+            written[name] = folder
         return written[name]
 
     return write
@@ -110,12 +122,13 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def reference(checkpoint):
-    """reference(name) -> the case's model in transformers, on the reference operators."""
-    load_quantized, loaded = load_kernel("cpu").quantization.load_quantized, {}
+    """reference(name) -> the case's model in transformers, on the reference operators; INT8 on this package's."""
+    kernel, loaded = load_kernel("cpu"), {}
 
     def load(name: str) -> torch.nn.Module:
         if name not in loaded:
-            loaded[name] = load_quantized(checkpoint(name))
+            of = kernel.smoothquant if CASES[name].format == INT8 else kernel.quantization
+            loaded[name] = of.load_quantized(checkpoint(name))
         return loaded[name]
 
     return load
