@@ -160,6 +160,32 @@ def test_the_dynamic_linear(kernel, generator, dtype):
     assert ((got.double() - exact).abs() <= 4 * unit).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_dynamic_linear_with_zero_points(kernel, generator, dtype):
+    """On numbers most of which are positive, where they halve the error of the inputs."""
+    original = linear(generator, 24, 40).to(dtype)
+    made, plain = (
+        kernel.smoothquant.Int8Linear.from_float(original, symmetric=symmetric) for symmetric in (False, True)
+    )
+    assert torch.equal(made.weight_sum[0], made.weight.sum(-1)) and "weight_sum" not in made.state_dict()
+    x = (torch.rand(6, 40, generator=generator) * 3 - 0.2).to(dtype)
+    got = made(x)
+    low, high = x.float().amin(-1, keepdim=True).clamp(max=0), x.float().amax(-1, keepdim=True).clamp(min=0)
+    scale = (high - low) / torch.tensor(255.0)
+    zero = (-128 - low / scale).round().clamp(-128, 127)
+    codes = ((x.float() / scale).round() + zero).clamp(-128, 127).double()
+    exact = (codes - zero.double()) @ made.weight.double().T * scale.double() * made.weight_scale.double()
+    exact += original.bias.double()
+    unit = torch.finfo(dtype).eps * (exact.abs() + original.bias.double().abs())
+    # A quotient at a tie may fall on either side: a step of the scale times a weight, for as many as there are.
+    tie = scale.double() * made.weight_scale.double() * 127
+    assert ((got.double() - exact).abs() <= 4 * unit + tie).all()
+    assert ((got.double() - exact).abs() <= 4 * unit).float().mean() > 0.95
+    wide = x.double() @ (made.weight.double() * made.weight_scale.double().T).T + original.bias.double()
+    if dtype == torch.float32:
+        assert distance(got.double(), wide) < 0.75 * distance(plain(x).double(), wide)
+
+
 def test_the_norm(kernel, generator):
     norm = torch.nn.LayerNorm(64)
     norm.weight.copy_(torch.randn(64, generator=generator))
@@ -236,11 +262,11 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> None:
         assert value.dtype == state[name].dtype and torch.equal(value, state[name]), name
 
 
-@pytest.mark.parametrize("kind", ["opt", "llama"])
-def test_dynamic_round_trip(kernel, generator, tmp_path, kind):
+@pytest.mark.parametrize("kind, symmetric", [("opt", True), ("llama", True), ("llama", False)])
+def test_dynamic_round_trip(kernel, generator, tmp_path, kind, symmetric):
     model = opt(generator) if kind == "opt" else llama(generator, **VARIANTS["biases"])
     ids = tokens(generator, 2, 24)
-    kernel.smoothquant.quantize(model, [ids], activations="dynamic")
+    kernel.smoothquant.quantize(model, [ids], activations="dynamic", symmetric=symmetric)
     kernel.smoothquant.save_quantized(model, tmp_path / "int8")
     loaded = kernel.smoothquant.load_quantized(tmp_path / "int8")
     same(model, loaded)
@@ -251,6 +277,7 @@ def test_dynamic_round_trip(kernel, generator, tmp_path, kind):
         "int-quantized",
         ["lm_head"],
     )
+    assert config["config_groups"]["group_0"]["input_activations"]["symmetric"] == symmetric
     # transformers decompresses the weights: the same numbers, and inputs that it rounds in its own way.
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "int8", dtype=torch.float32).eval()
     assert distance(logits(read, ids), logits(model, ids).float()) < INT8
@@ -299,6 +326,7 @@ def test_bad_arguments(kernel, generator):
         "inputs: None": dict(),
         "inputs: empty": dict(inputs=[]),
         "alpha: 1.5": dict(inputs=[ids], alpha=1.5),
+        "symmetric: False": dict(inputs=[ids], symmetric=False),
         "without smoothing take none": dict(inputs=[ids], activations="dynamic", alpha=None),
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -336,6 +364,10 @@ def test_bad_checkpoints(kernel, generator, tmp_path):
     save(kernel.smoothquant.quantize(opt(generator), activations="dynamic", alpha=None), folder)
     with pytest.raises(FileExistsError):
         save(load(folder), folder)
+    mixed = load(folder)
+    mixed.model.decoder.layers[0].fc1.symmetric = False
+    with pytest.raises(ValueError, match="zero points"):
+        save(mixed, tmp_path / "mixed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "int8"]
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     name = "model.decoder.layers.0.fc1.weight"

@@ -52,6 +52,7 @@ def quantize(
     *,
     activations: str = "static",
     alpha: float | None = 0.5,
+    symmetric: bool = True,
 ) -> torch.nn.Module:
     """Smooths a model and quantises its decoder layers' linears to int8, in place. Embeddings and head stay.
 
@@ -63,6 +64,8 @@ def quantize(
             exceeds it later saturates. "dynamic": each row of a linear's input has a scale of its own.
         alpha: how much of the activations' range moves into weights, as in `smooth`; None: the model is not smoothed.
             Models that `smooth` does not know need None.
+        symmetric: False gives each row a zero point, too: its scale then covers its numbers' range, not twice their
+            largest magnitude. "dynamic" alone.
 
     Returns: model, on this package's operators.
     Raises: ValueError that says what is wrong; before the weights are changed, but for what calibration after smoothing
@@ -70,6 +73,8 @@ def quantize(
     """
     if activations not in _ACTIVATIONS:
         raise ValueError(f"activations: {activations!r}; needs 'static' or 'dynamic'")
+    if not symmetric and activations == "static":
+        raise ValueError("symmetric: False; static int8 has no zero points")
     if any(isinstance(module, (Int8Linear, LayerNormQ)) for module in model.modules()):
         raise ValueError("the model is quantised already")
     if inputs is None and (activations == "static" or alpha is not None):
@@ -92,7 +97,7 @@ def quantize(
             places.setdefault(id(child), []).append((parent, last))
     for name in names:  # one after the other, so that two copies of the whole model never exist
         linear = model.get_submodule(name)
-        made = Int8Linear.from_float(linear)
+        made = Int8Linear.from_float(linear, symmetric=symmetric)
         for parent, last in places[id(linear)]:
             setattr(parent, last, made)
     return model.requires_grad_(False)

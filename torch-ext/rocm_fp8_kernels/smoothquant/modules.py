@@ -140,34 +140,57 @@ class LayerNormQ(torch.nn.Module):
 class Int8Linear(torch.nn.Module):
     """`x -> x @ weight.T * weight_scale + bias`; each row of x is quantised to int8 by its own largest magnitude.
 
+    symmetric=False: by its own range from the least to the largest number, 0 included, with a zero point.
+
     Buffers:
         weight: int8 [out_features, in_features].
         weight_scale: float32 [1, out_features].
         bias: float16, bfloat16 or float32 [out_features], or None.
+        weight_sum: int32 [1, out_features], the sums of weight's rows, where not symmetric. Not stored: `sum_weights`.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype=torch.bfloat16, device=None):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype=torch.bfloat16,
+        device=None,
+        symmetric: bool = True,
+    ):
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features, self.symmetric = in_features, out_features, symmetric
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.int8, device=device))
         self.register_buffer("weight_scale", torch.empty(1, out_features, device=device))
         self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+        sums = None if symmetric else torch.empty(1, out_features, dtype=torch.int32, device=device)
+        self.register_buffer("weight_sum", sums, persistent=False)
 
     @classmethod
-    def from_float(cls, linear: torch.nn.Linear) -> "Int8Linear":
+    def from_float(cls, linear: torch.nn.Linear, *, symmetric: bool = True) -> "Int8Linear":
         has_bias = linear.bias is not None
-        made = cls(linear.in_features, linear.out_features, bias=has_bias, dtype=linear.weight.dtype, device="meta")
+        options = dict(bias=has_bias, symmetric=symmetric, dtype=linear.weight.dtype, device="meta")
+        made = cls(linear.in_features, linear.out_features, **options)
         made.weight, scale = quantize_tensor(linear.weight, channels=True)
         made.weight_scale = scale.reshape(1, -1)
         if has_bias:
             made.bias = linear.bias.detach().clone()
+        made.sum_weights()
         return made
+
+    def sum_weights(self) -> None:
+        """Makes weight_sum anew: needed after weight has changed."""
+        if not self.symmetric:
+            self.weight_sum = self.weight.sum(-1, dtype=torch.int32).reshape(1, -1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., in_features]. Returns: x's dtype [..., out_features]."""
-        q, scale, _ = ops.quantize_int8(x.reshape(-1, self.in_features))
-        out = ops.int8_gemm(q, self.weight, scale, self.weight_scale, self.bias, out_dtype=x.dtype)
+        q, scale, zero = ops.quantize_int8(x.reshape(-1, self.in_features), symmetric=self.symmetric)
+        zeros = {} if self.symmetric else {"zero_a": zero, "sum_b": self.weight_sum}
+        out = ops.int8_gemm(q, self.weight, scale, self.weight_scale, self.bias, **zeros, out_dtype=x.dtype)
         return out.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, dynamic input scales"
+        scales = "scales" if self.symmetric else "scales and zero points"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, dynamic input {scales}"

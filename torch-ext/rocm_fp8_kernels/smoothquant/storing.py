@@ -16,7 +16,7 @@ __all__ = ["load_quantized", "save_quantized"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FORMAT = "int-quantized"
-_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+_INT8 = {"num_bits": 8, "type": "int"}
 _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
@@ -36,6 +36,9 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     static = any(isinstance(module, LayerNormQ) for module in model.modules())
     if not linears and not static:
         raise ValueError("the model is not quantised to int8")
+    symmetric = {module.symmetric for module in linears.values()}
+    if len(symmetric) > 1:
+        raise ValueError("some linears' inputs have zero points and others' have none; needs one kind")
     first: dict[int, str] = {}  # of tied tensors one is written
     state = {
         name: value.detach().contiguous()
@@ -54,16 +57,16 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         settings["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         if linears:
             ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
-            settings["quantization_config"] = _settings(ignore)
+            settings["quantization_config"] = _settings(ignore, symmetric.pop())
         (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_torch_state_dict(state, partial)
 
 
-def _settings(ignore: list[str]) -> dict:
+def _settings(ignore: list[str], symmetric: bool) -> dict:
     group = {
         "targets": ["Linear"],
-        "weights": _INT8 | {"strategy": "channel", "dynamic": False},
-        "input_activations": _INT8 | {"strategy": "token", "dynamic": True},
+        "weights": _INT8 | {"symmetric": True, "strategy": "channel", "dynamic": False},
+        "input_activations": _INT8 | {"symmetric": symmetric, "strategy": "token", "dynamic": True},
         "format": _FORMAT,
     }
     return {
@@ -82,8 +85,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Args:
         directory: config.json, and model.safetensors or files with an index. Either a quantization_config of
             compressed-tensors, "int-quantized": weights with scales of channels or tensors, activations dynamic by
-            token, all symmetric. Or an OPT with torch-int's names, as mit-han-lab/opt-125m-smoothquant; its weights may
-            also be pytorch_model.bin, of which tensors alone are read.
+            token, symmetric or not. Or an OPT with torch-int's names, as mit-han-lab/opt-125m-smoothquant; its
+            weights may also be pytorch_model.bin, of which tensors alone are read.
         device: where the model is put.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError where
@@ -108,13 +111,13 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if quantization is not None:
         try:
-            names = _targets(model, quantization)
+            symmetric = _targets(model, quantization)
         except ValueError as error:
             raise ValueError(f"{file}: quantization_config: {error}") from None
-        for name in names:
+        for name, by_magnitude in symmetric.items():
             linear = model.get_submodule(name)
-            sizes = linear.in_features, linear.out_features
-            empty = Int8Linear(*sizes, bias=linear.bias is not None, dtype=dtype, device="meta")
+            options = dict(bias=linear.bias is not None, symmetric=by_magnitude, dtype=dtype, device="meta")
+            empty = Int8Linear(linear.in_features, linear.out_features, **options)
             model.set_submodule(name, empty)
     elif any(name.endswith(".qk_bmm.a") for name in tensors.names()):
         from . import opt
@@ -126,6 +129,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     for module in model.modules():
         if isinstance(module, LayerNormQ):
             module.one = torch.ones(1, device=device)  # is not stored
+        elif isinstance(module, Int8Linear):
+            module.sum_weights()
     compute_buffers(model, device)
     model.tie_weights()
     if (directory / "generation_config.json").is_file():
@@ -162,8 +167,8 @@ def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[s
         raise ValueError(f"{directory}: unknown tensor {min(left)}")
 
 
-def _targets(model: torch.nn.Module, settings: dict) -> list[str]:
-    """Names of the linears that are int8. Raises: ValueError that names what is unknown."""
+def _targets(model: torch.nn.Module, settings: dict) -> dict[str, bool]:
+    """Linears that are int8, and whether their inputs are symmetric. Raises: ValueError that names what is unknown."""
     try:
         from compressed_tensors.quantization import QuantizationConfig
         from compressed_tensors.utils import match_named_modules
@@ -184,7 +189,7 @@ def _targets(model: torch.nn.Module, settings: dict) -> list[str]:
     except ValidationError as error:
         one = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, one['loc']))}: {one['msg']}") from None
-    targets = []
+    found: dict[str, bool] = {}
     for group, scheme in config.config_groups.items():
         weights, inputs = scheme.weights, scheme.input_activations
         given = [
@@ -192,18 +197,17 @@ def _targets(model: torch.nn.Module, settings: dict) -> list[str]:
             for part in (weights, inputs)
         ]
         known = [(8, "int", True, strategy, False) for strategy in ("channel", "tensor")]
-        if given[0] not in known or given[1] != (8, "int", True, "token", True) or scheme.output_activations:
+        of_rows = [(8, "int", symmetric, "token", True) for symmetric in (True, False)]
+        if given[0] not in known or given[1] not in of_rows or scheme.output_activations:
             raise ValueError(
                 f"config_groups.{group}: weights and inputs (bits, type, symmetric, strategy, dynamic) {given};"
-                " known: 8-bit symmetric int, weights by channel or tensor, inputs by token, dynamic"
+                " known: 8-bit int, weights symmetric, by channel or tensor, inputs by token, dynamic"
             )
-        targets += scheme.targets
-    found = []
-    for name, module in match_named_modules(model, targets, config.ignore):
-        if isinstance(module, torch.nn.Embedding):
-            raise ValueError(f"{name} is quantised, an Embedding; known: linears")
-        if isinstance(module, torch.nn.Linear):
-            found.append(name)
+        for name, module in match_named_modules(model, scheme.targets, config.ignore):
+            if isinstance(module, torch.nn.Embedding):
+                raise ValueError(f"{name} is quantised, an Embedding; known: linears")
+            if isinstance(module, torch.nn.Linear):
+                found.setdefault(name, inputs.symmetric)
     if not found:
         raise ValueError("no linear of the model is quantised")
     return found
