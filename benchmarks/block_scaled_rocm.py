@@ -68,14 +68,17 @@ def ours(device: Device, m: int, n: int, k: int, config: str | None) -> cost.Est
     options = {"sample": parts_of_a_tile(m, n, k, *chosen), "profile": profile, "checks": checks}
     with device.rocm.on(ARCH, **options) as kernel, variable(GEMM_VARIABLE, config):
         kernel.block_scaled_gemm(a, b, *scales, out=out)
-    counters = runtime.launches[-1][4]
-    whole = recording.record(counters, profile, runtime.beginnings)
+    return with_adding(recording.record(runtime.launches[-1][4], profile, runtime.beginnings), profile, chosen[1])
+
+
+def with_adding(whole: recording.Recording, profile: Profile, parts: int) -> cost.Estimate:
+    """Of a recording of all parts of a tile: the one with the longest course adds them."""
     groups = sorted(profile.courses.values(), key=lambda each: sum(len(course.steps) for course in each))
     plain = replace(whole, courses=pack(groups[:1]))
     result = cost.estimate(plain)
-    if chosen[1] == 1:
+    if parts == 1:
         return result
-    few = replace(plain, grid=max(1, whole.grid // chosen[1]))
+    few = replace(plain, grid=max(1, whole.grid // parts))
     table = cost.traffic(whole, False)[2]
     alone, adding = (
         cost.play_unit(each, result.chip, table)[1] for each in (few, replace(few, courses=pack(groups[-1:])))

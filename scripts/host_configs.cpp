@@ -65,6 +65,7 @@ const char* tables() {
                            {"columns", s.columns},
                            {"waves_m", s.waves_m},
                            {"waves_n", s.waves_n},
+                           {"waves_k", s.waves_k},
                            {"matrix", s.matrix},
                            {"stage", s.stage},
                            {"ahead", s.ahead},

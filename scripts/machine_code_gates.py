@@ -246,21 +246,21 @@ def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list
 
 
 def int8_tiles(arch: str, kernel, f, shape, careful: bool) -> list[tuple[str, bool]]:
-    waves = shape["waves_m"] * shape["waves_n"]
-    per_simd = -(-waves * shape["per_unit"] // SIMDS)
+    grid, shares = shape["waves_m"] * shape["waves_n"], shape["waves_k"]
+    per_simd = -(-grid * shares * shape["per_unit"] // SIMDS)
     rounds = shape["ahead"] * (1 + shape["ahead"] % 2)  # stages that the main loop has unrolled
-    subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
+    subtiles = shape["rows"] * shape["columns"] // (grid * shape["matrix"] ** 2)
     size = 16 if shape["matrix"] == 32 else 32
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
-    fragments = rounds * (shape["stage"] * shape["matrix"] // 1024)
+    fragments = rounds * (shape["stage"] * shape["matrix"] // 1024) // shares
     reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
     return [
         (
             "other matrix instructions",
             set(instructions) == {f"v_mfma_i32_{shape['matrix']}x{shape['matrix']}x{size}_i8"},
         ),
-        ("matrix instructions of a round", len(instructions) == rounds * subtiles * shape["stage"] // size),
+        ("matrix instructions of a round", len(instructions) == rounds * subtiles * shape["stage"] // size // shares),
         ("stages loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
         ("stages of any rows by single bytes alone", not careful or named(kernel, "global_load_dwordx4") >= 2),
         ("fragments read by less than 128 bits", named(kernel, "ds_read_b128") >= reads),

@@ -32,15 +32,17 @@ constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
 template <TileShape s>
 struct TileSizes {
     static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
-                         matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
-                         threads = waves * kWave;
+                         waves_k = s.waves_k, matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
+                         grid_waves = waves / waves_k, threads = waves * kWave;
     static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
     static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
     static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
     static constexpr bool deep = s.deep;
-    static constexpr int step = matrix == 32 ? 32 : 64, steps = stage / step;  // k of a 128-bit fragment
+    static constexpr int step = matrix == 32 ? 32 : 64;   // k of a 128-bit fragment
+    static constexpr int steps = stage / step / waves_k;  // of a stage, a wave's
     static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
     static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0);
+    static_assert(steps * step * waves_k == stage && (steps > 1 || deep));
     // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
     static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
 };
@@ -75,10 +77,12 @@ struct Places {
     int a[S::steps], b[S::steps];
 
     __device__ Places() {
-        const int lane = threadIdx.x % kWave, wave = threadIdx.x / kWave, j = lane % S::matrix, g = lane / S::matrix;
+        const int lane = threadIdx.x % kWave, j = lane % S::matrix, g = lane / S::matrix;
+        const int all = threadIdx.x / kWave, wave = S::waves_k == 1 ? all : all % S::grid_waves;
+        const int first = S::waves_k == 1 ? 0 : all / S::grid_waves * S::steps;
 #pragma unroll
         for (int step = 0; step < S::steps; ++step) {
-            const int at = place<S::stage, S::by_columns>(j, step * (S::step / kChunk) + g);
+            const int at = place<S::stage, S::by_columns>(j, (first + step) * (S::step / kChunk) + g);
             a[step] = at + wave / S::waves_n * S::wave_rows * S::stage;
             b[step] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
             asm volatile("" : "+v"(a[step]), "+v"(b[step]));  // computed once, not at each step

@@ -10,11 +10,18 @@
 
 namespace rocm_fp8::int8_gemm::hip {
 
+// clang-format off
 constexpr TileShape kTileShapes[] = {
-    {256, 128, 4, 2, 32, 64, 2, 0, 1, 3000}, {128, 128, 4, 2, 32, 64, 2, 0, 2, 1700},
-    {128, 64, 2, 2, 32, 64, 2, 0, 2, 1600},  {64, 64, 2, 2, 32, 128, 2, 1, 2, 1000},
-    {32, 64, 1, 2, 32, 128, 2, 1, 2, 800},   {16, 64, 1, 2, 16, 128, 2, 1, 2, 700},
+    {256, 128, 4, 2, 32, 64, 2, 0, 1, 2740},
+    {128, 128, 4, 2, 32, 64, 4, 0, 1, 1660},
+    {128, 64, 2, 2, 32, 64, 2, 0, 2, 1200},
+    {64, 64, 2, 2, 32, 128, 2, 1, 2, 730},
+    {32, 64, 1, 2, 32, 128, 2, 1, 2, 690},
+    {16, 64, 1, 2, 16, 128, 2, 1, 2, 660},
+    {224, 128, 1, 4, 32, 64, 2, 1, 1, 2365, 2},
+    {160, 128, 1, 4, 32, 64, 2, 1, 1, 1770, 2},
 };
+// clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 
 // The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
@@ -47,12 +54,13 @@ struct ChipModel {
     double memory_bytes_per_us;  // from or to the memory-side cache
     double l2_bytes_per_us;      // all chiplets together
     double unit_bytes;           // a clock, of one compute unit
-    double fixed_cycles;         // of a tile: its first stages, its epilogue
+    double fixed_cycles;         // of a tile: its first stages, what its epilogue begins with
+    double power;                // part by which the clock's period grows where the matrix units are never idle
     double split_us;             // one atomic operation, and what waits for it
 };
 // What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 1.5},
-                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 1.5}};
+constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 0.665, 1.5},
+                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 0.665, 1.5}};
 
 // Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
 constexpr double matrix_operations_per_cycle(int matrix) { return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9; }
@@ -67,26 +75,35 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
                               int64_t n, int64_t k) {
     const int64_t units = tiles_of(shape, batch, m, n) * parts;
     const double blocks = double((blocks_of(k) + parts - 1) / parts);
-    const int64_t on_unit = (units + chip.compute_units - 1) / chip.compute_units;
-    const int64_t rounds = (on_unit + shape.per_unit - 1) / shape.per_unit;
-    const double active = double(units < chip.compute_units ? units : chip.compute_units);
+    // A workgroup has `rounds` units one after the other, a compute unit `on_unit`.
+    const int64_t room = int64_t(chip.compute_units) * shape.per_unit, groups = units < room ? units : room;
+    const int64_t rounds = (units + groups - 1) / groups,
+                  beside = (groups + chip.compute_units - 1) / chip.compute_units;
+    const int64_t on_unit = rounds * beside;
+    // Compute units that have one workgroup less leave their share of the bandwidth to the others.
+    const double active = double(groups) / double(beside);
     const double size = double(shape.rows) * shape.columns;
     // Of one tile, in cycles.
     const double operations = size * kBlock / matrix_operations_per_cycle(shape.matrix);
     const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
     const double from_l2 = double(shape.rows + shape.columns) * kBlock / smaller_of(l2_share, 2 * chip.unit_bytes);
     const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
-    const double drain = size * (parts > 1 ? 4 : 2) / smaller_of(share, chip.unit_bytes);
+    const double drain = size * (parts > 1 ? 4 * shape.waves_k : 2) / smaller_of(share, chip.unit_bytes);
     const double busy = double(on_unit) * (blocks * larger_of(operations, from_l2) + drain);
     // Workgroups of one unit are in each other's way.
-    const double slower = on_unit > 1 && shape.per_unit > 1 ? 1.45 : 1.0;
-    const double chain = double(rounds) * (blocks * shape.block_cycles * slower + chip.fixed_cycles + drain / 2);
+    const double slower = beside > 1 ? 1.45 : 1.0;
+    // The epilogue: a result takes a quarter of a cycle; more where waves have to add their sums first.
+    const double fixed = chip.fixed_cycles + size * (shape.waves_k > 1 ? 0.42 : 0.25);
+    const double chain = double(rounds) * (blocks * shape.block_cycles * slower + fixed + (parts > 1 ? drain : 0));
     // What reaches the memory at least: each operand once, the weights of few rows by every chiplet that has a part.
     const double memory = double(batch) * double(k) * double(m + n) / chip.memory_bytes_per_us + 2;
-    double us = larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory);
+    const double multiplying = double(on_unit) * blocks * size * kBlock / 2048;
+    double us =
+        larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory) + chip.power * multiplying / chip.cycles_per_us;
     if (parts > 1) {
         const double adding = chip.memory_bytes_per_us / chip.cycles_per_us * parts / active;
-        us += chip.split_us + size * 4 * parts / smaller_of(adding, chip.unit_bytes) / chip.cycles_per_us;
+        us +=
+            chip.split_us + size * 4 * shape.waves_k * parts / smaller_of(adding, chip.unit_bytes) / chip.cycles_per_us;
     }
     return us;
 }

@@ -4,7 +4,10 @@
 // R x C reads (R + C) k from L2, which is the second bound.
 //
 //     HBM, L2 --> registers (stages ahead) --> LDS (two stages) --> fragments --> MFMA --> int32 sums
-//     result <-- ../epilogue.h <-- LDS (fours of columns of a row) <-- split-K <-------------+
+//     result <-- ../epilogue.h <-- LDS (eights of columns of a row) <-- split-K <------------+
+//
+// With waves_k two grids of waves multiply the halves of each stage's k, so that a tile of any number of subtiles by four
+// keeps eight waves busy; the epilogue adds their sums on their way through LDS.
 //
 // A workgroup has one tile after the other, of any batch. Loads, LDS accesses and matrix instructions stay in the
 // source's order (sched_barrier). LDS accesses of all waves take turns, so each has a place between two matrix
@@ -12,6 +15,7 @@
 //
 // Files: int8_gemm.hip  launcher, order of tiles, main loop
 //        tile.h         shapes at compile time, matrix instructions, global memory to registers to LDS
+//        scales.h       what the epilogue reads of rows and columns, while the first loads are on their way
 //        store.h        split-K, epilogue, stores
 //        config.h       the compiled shapes, and which one with which parts of K, by a model
 //        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
@@ -44,6 +48,7 @@ struct Launch {
     Args args;
     Work work;
     SplitK split;
+    int way;  // of the epilogue
 };
 
 // The launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
@@ -62,14 +67,20 @@ __device__ inline bool unit_at(int turn, Unit* unit) {
     const int place = turn * int(gridDim.x / kChiplets) + int(blockIdx.x) / kChiplets;
     const int at = int(blockIdx.x) % kChiplets * work.per_chiplet + place;
     if (place >= work.per_chiplet || at >= work.units) return false;
-    const int part = at / work.tiles, tile = at % work.tiles;
-    const int of_batch = work.tiles_m * work.tiles_n, batch = tile / of_batch, t = tile % of_batch;
+    // Divisions delay the first load: only those that have something to divide.
+    int tile = at, part = 0, batch = 0;
+    if (parts > 1) part = at / work.tiles, tile = at % work.tiles;
+    int t = tile;
+    const int of_batch = work.tiles_m * work.tiles_n;
+    if (of_batch != work.tiles) batch = tile / of_batch, t = tile % of_batch;
     const int first = t / (kGroup * work.tiles_n) * kGroup;
     const int together = work.tiles_m - first < kGroup ? work.tiles_m - first : kGroup;
     const int inside = t - first * work.tiles_n;
-    const int tile_m = first + inside % together, tile_n = inside / together;
+    int tile_m = inside % kGroup, tile_n = inside / kGroup;
+    if (together != kGroup) tile_m = inside % together, tile_n = inside / together;
     const int blocks = int(blocks_of(launch.args.k));
-    *unit = {batch, tile_m, tile_n, tile, part, blocks * part / parts, blocks * (part + 1) / parts};
+    *unit = {batch, first + tile_m, tile_n, tile, part, 0, blocks};
+    if (parts > 1) unit->begin = blocks * part / parts, unit->end = blocks * (part + 1) / parts;
     return true;
 }
 
@@ -83,7 +94,7 @@ class Tile {
   public:
     union Lds {
         alignas(16) char stages[2][S::stage_bytes];
-        alignas(16) char regions[S::waves][kRegionBytes<S>];
+        alignas(16) Regions<S> regions;
     };
 
     __device__ explicit Tile(Lds& lds) : lds(lds) {}
@@ -104,6 +115,7 @@ class Tile {
 
     // Makes the sums of the unit.
     __device__ void multiply() {
+        const auto places_of_scales = scales.prepare(arguments().args, arguments().way, unit);
 #pragma unroll
         for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll
@@ -117,6 +129,7 @@ class Tile {
             for (int n = 0; n < kLoads; ++n) store(stage, stage % S::ahead, n);
             request(stage + S::ahead, stage % S::ahead);
         }
+        scales.request(places_of_scales);
         // Closes: the first stage is in LDS.
         lds_barrier();
 #pragma unroll
@@ -144,10 +157,7 @@ class Tile {
         // Closes: all waves have read the last stage.
         lds_barrier();
         if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split, lds.stages[0])) return;
-        const int wave = uniform(threadIdx.x / kWave);
-        const int64_t row = int64_t(done.tile_m) * S::rows + wave / S::waves_n * S::wave_rows;
-        const int64_t column = int64_t(done.tile_n) * S::columns + wave % S::waves_n * S::wave_columns;
-        store_tile<S>(sums, arguments, lds.regions[wave], done, row, column);
+        store_tile<S>(sums, arguments, lds.regions, done, scales);
     }
 
     Unit unit;
@@ -239,6 +249,7 @@ class Tile {
     u32x4 flying_a[S::ahead][LoadA::kLoads], flying_b[S::ahead][LoadB::kLoads];
     Fragments<S> fragments[S::deep ? 2 * S::steps : 2];
     TileSums<S> sums;
+    Scales<S> scales;
 };
 
 // 256: beyond that there are accumulation registers alone, which vector instructions do not reach.
@@ -323,7 +334,7 @@ Status launch(const Args& args, const Executor& on) {
         const CountersResult counters = counters_for(on.stream);
         if (!counters.status.ok()) return counters.status;
         split.arrived = counters.counters;
-        const int64_t bytes = units * shape.rows * shape.columns * int64_t(sizeof(int32_t));
+        const int64_t bytes = units * shape.rows * shape.columns * shape.waves_k * int64_t(sizeof(int32_t));
         split.partial = static_cast<float*>(on.scratch(on.context, bytes));
         if (!split.partial) return {"no memory for the sums of split K"};
     }
@@ -332,7 +343,7 @@ Status launch(const Args& args, const Executor& on) {
     const Work work{int(tiles_m), int(tiles_n), int(tiles), int(units), per_chiplet};
     const int groups = kChiplets * (per_chiplet < room ? per_chiplet : room);
     return launch_kernel(kernel_of(config.shape, careful), groups, shape.waves() * kWave, on,
-                         Launch{args, work, split});
+                         Launch{args, work, split, way_of(args)});
 }
 
 }  // namespace rocm_fp8::int8_gemm

@@ -49,8 +49,8 @@ template <int count, int stage, int threads, bool careful>
 struct StageLoader {
     static constexpr int kChunks = stage / kChunk, kPieces = count * kChunks;
     static constexpr int kLoads = (kPieces + threads - 1) / threads;
-    static constexpr bool kPartly = kPieces % threads != 0;  // the last threads load nothing
-    static_assert((!kPartly || kLoads == 1) && threads % kChunks == 0);
+    static constexpr int kLastWaves = (kPieces - (kLoads - 1) * threads) / kWave;  // that have a piece of the last load
+    static_assert(kPieces % kWave == 0 && threads % kChunks == 0);
 
     Buffer buffer{nullptr, 0};
     uint32_t offset[kLoads];
@@ -61,7 +61,9 @@ struct StageLoader {
 
     static __device__ int row_of(int i) { return (int(threadIdx.x) + i * threads) / kChunks; }
     static __device__ int chunk() { return int(threadIdx.x) % kChunks; }
-    static __device__ bool has() { return !kPartly || int(threadIdx.x) < kPieces; }
+    static __device__ bool has(int i) {
+        return i + 1 < kLoads || kLastWaves * kWave == threads || uniform(threadIdx.x / kWave) < kLastWaves;
+    }
 
     // Of the tile that begins at `row` of `all` rows of a matrix. end_k: of its rows.
     __device__ void start(const int8_t* matrix, int64_t stride, int64_t row, int64_t all, int64_t end_k) {
@@ -74,7 +76,7 @@ struct StageLoader {
             buffer = Buffer(first, uint32_t((rows - 1) * stride + end_k));
 #pragma unroll
             for (int i = 0; i < kLoads; ++i) {
-                offset[i] = row_of(i) < rows && has() ? uint32_t(row_of(i) * int(stride)) : kNowhere;
+                offset[i] = row_of(i) < rows && has(i) ? uint32_t(row_of(i) * int(stride)) : kNowhere;
             }
         }
     }
@@ -85,11 +87,11 @@ struct StageLoader {
     // Load i of a stage. mine: chunk_at(at).
     __device__ void request(u32x4 (&into)[kLoads], int i, uint32_t mine) const {
         if constexpr (!careful) {
-            // Waves without a piece load nothing: what they loaded would not be waited for.
-            if (!kPartly || has()) into[i] = buffer.load(mine + offset[i]);
+            // Waves without a piece load zeros from nowhere, so that the number of loads in flight is known.
+            into[i] = buffer.load(mine + offset[i]);
         } else {
             into[i] = u32x4(0);
-            if (mine == kNowhere || row_of(i) >= rows || !has()) return;
+            if (mine == kNowhere || row_of(i) >= rows || !has(i)) return;
             const int8_t* const from = first + row_of(i) * row_stride + mine;
             if (mine + kChunk <= end) {
                 struct __attribute__((packed)) AnyAddress {
@@ -114,7 +116,11 @@ struct StageLoader {
     }
 
     static __device__ void store(char* operand, const u32x4 (&from)[kLoads], int i) {
-        if (has()) *reinterpret_cast<u32x4*>(operand + place<stage, kByColumns>(row_of(i), chunk())) = from[i];
+        if (has(i)) {
+            *reinterpret_cast<u32x4*>(operand + place<stage, kByColumns>(row_of(i), chunk())) = from[i];
+        } else {
+            asm volatile("" ::"v"(from[i]));  // waits for it, as the others do
+        }
     }
 };
 
