@@ -186,6 +186,30 @@ def test_the_dynamic_linear_with_zero_points(kernel, generator, dtype):
         assert distance(got.double(), wide) < 0.75 * distance(plain(x).double(), wide)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_static_linear(kernel, generator, dtype, symmetric):
+    """On numbers of which some lie beyond the range: they saturate."""
+    made = static(kernel.smoothquant.Int8Linear.from_float(linear(generator, 24, 40).to(dtype), symmetric=symmetric))
+    x = (torch.randn(2, 3, 40, generator=generator) + 0.5).to(dtype)
+    got = made(x)
+    assert got.dtype == dtype and got.shape == (2, 3, 24)
+    zero = 0 if symmetric else made.input_zero_point.item()
+    codes = ((x.float() / made.input_scale).round() + zero).clamp(-128, 127).double()
+    assert (codes == 127).any() and (codes - zero).abs().max() > 100
+    exact = (codes - zero) @ made.weight.double().T * made.input_scale.double() * made.weight_scale.double()
+    exact += made.bias.double()
+    unit = torch.finfo(dtype).eps * (exact.abs() + made.bias.double().abs())
+    assert ((got.double() - exact).abs() <= 4 * unit).all()
+
+
+def static(made: torch.nn.Module, scale: float = 0.0125, zero: int = -37) -> torch.nn.Module:
+    """An Int8Linear with a scale and a zero point of its own."""
+    made.static, made.input_scale = True, torch.tensor([scale])
+    made.input_zero_point = None if made.symmetric else torch.tensor([zero], dtype=torch.int32)
+    return made
+
+
 def test_the_norm(kernel, generator):
     norm = torch.nn.LayerNorm(64)
     norm.weight.copy_(torch.randn(64, generator=generator))
@@ -284,6 +308,36 @@ def test_dynamic_round_trip(kernel, generator, tmp_path, kind, symmetric):
     linears = {name: m for name, m in model.named_modules() if isinstance(m, kernel.smoothquant.Int8Linear)}
     for name, made in linears.items():
         assert torch.equal(read.get_submodule(name).weight, made.weight.float() * made.weight_scale.T), name
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_static_compressed_tensors(kernel, generator, tmp_path, symmetric):
+    """Scales and zero points of tensors: read as written, and as transformers reads them."""
+    model, ids = llama(generator, **VARIANTS["biases"]).float(), tokens(generator, 2, 24)
+    kernel.smoothquant.quantize(model, activations="dynamic", alpha=None, symmetric=symmetric)
+    plain = logits(model, ids)
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, kernel.smoothquant.Int8Linear)}
+    inputs = {}
+    hooks = [
+        m.register_forward_pre_hook(lambda _, x, name=name: inputs.update({name: x[0]})) for name, m in linears.items()
+    ]
+    logits(model, ids)
+    for hook in hooks:
+        hook.remove()
+    for name, made in linears.items():  # what calibration on these tokens finds
+        low, high = inputs[name].float().min().clamp(max=0).item(), inputs[name].float().max().clamp(min=0).item()
+        scale = max(-low, high) / 127 if symmetric else (high - low) / 255
+        static(made, scale, 0 if symmetric else round(-128 - low / scale))
+    assert 0 < distance(logits(model, ids), plain) < 2 * INT8
+    kernel.smoothquant.save_quantized(model, tmp_path / "int8")
+    loaded = kernel.smoothquant.load_quantized(tmp_path / "int8")
+    same(model, loaded)
+    assert torch.equal(logits(loaded, ids), logits(model, ids))
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "int8", dtype=torch.float32).eval()
+    # The same scales: only ties and the order of sums differ, and what they grow to through layers.
+    assert distance(logits(read, ids), logits(model, ids)) < 0.2 * INT8
+    for name, made in linears.items():
+        assert torch.equal(read.get_submodule(name).input_scale.reshape(1).float(), made.input_scale), name
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pickled"])
@@ -386,7 +440,8 @@ def test_bad_checkpoints(kernel, generator, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     inputs = config["quantization_config"]["config_groups"]["group_0"]["input_activations"]
     for message, changes in {
-        "'tensor', False": dict(strategy="tensor", dynamic=False),
+        "no tensor .*input_scale": dict(strategy="tensor", dynamic=False),
+        "'tensor', True": dict(strategy="tensor"),
         "4, ": dict(num_bits=4),
     }.items():
         kept = dict(inputs)

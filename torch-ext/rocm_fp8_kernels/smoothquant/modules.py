@@ -141,11 +141,14 @@ class Int8Linear(torch.nn.Module):
     """`x -> x @ weight.T * weight_scale + bias`; each row of x is quantised to int8 by its own largest magnitude.
 
     symmetric=False: by its own range from the least to the largest number, 0 included, with a zero point.
+    static=True: x is quantised by input_scale, and input_zero_point where not symmetric; what exceeds them saturates.
 
     Buffers:
         weight: int8 [out_features, in_features].
         weight_scale: float32 [1, out_features].
         bias: float16, bfloat16 or float32 [out_features], or None.
+        input_scale: float32 [1], or None where not static.
+        input_zero_point: int32 [1], where static and not symmetric; else None.
         weight_sum: int32 [1, out_features], the sums of weight's rows, where not symmetric. Not stored: `sum_weights`.
     """
 
@@ -158,12 +161,17 @@ class Int8Linear(torch.nn.Module):
         dtype=torch.bfloat16,
         device=None,
         symmetric: bool = True,
+        static: bool = False,
     ):
         super().__init__()
-        self.in_features, self.out_features, self.symmetric = in_features, out_features, symmetric
+        self.in_features, self.out_features = in_features, out_features
+        self.symmetric, self.static = symmetric, static
         self.register_buffer("weight", torch.empty(out_features, in_features, dtype=torch.int8, device=device))
         self.register_buffer("weight_scale", torch.empty(1, out_features, device=device))
         self.register_buffer("bias", torch.empty(out_features, dtype=dtype, device=device) if bias else None)
+        self.register_buffer("input_scale", torch.empty(1, device=device) if static else None)
+        zero = torch.empty(1, dtype=torch.int32, device=device) if static and not symmetric else None
+        self.register_buffer("input_zero_point", zero)
         sums = None if symmetric else torch.empty(1, out_features, dtype=torch.int32, device=device)
         self.register_buffer("weight_sum", sums, persistent=False)
 
@@ -186,11 +194,13 @@ class Int8Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., in_features]. Returns: x's dtype [..., out_features]."""
-        q, scale, zero = ops.quantize_int8(x.reshape(-1, self.in_features), symmetric=self.symmetric)
+        rows, given = x.reshape(-1, self.in_features), (self.input_scale, self.input_zero_point)
+        q, scale, zero = ops.quantize_int8(rows, *given, symmetric=self.symmetric)
         zeros = {} if self.symmetric else {"zero_a": zero, "sum_b": self.weight_sum}
         out = ops.int8_gemm(q, self.weight, scale, self.weight_scale, self.bias, **zeros, out_dtype=x.dtype)
         return out.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         scales = "scales" if self.symmetric else "scales and zero points"
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, dynamic input {scales}"
+        kind = "static" if self.static else "dynamic"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {kind} input {scales}"

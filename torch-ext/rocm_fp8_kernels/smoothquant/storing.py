@@ -1,4 +1,4 @@
-"""Int8 checkpoints: compressed-tensors ("int-quantized") of dynamic models, torch-int's names of SmoothQuant's OPT."""
+"""Int8 checkpoints: compressed-tensors ("int-quantized") of Int8Linear, torch-int's names of SmoothQuant's OPT."""
 
 import json
 import os
@@ -23,9 +23,10 @@ _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
     """Writes config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
 
-    A dynamic model becomes compressed-tensors, which transformers and vLLM load: int8 weights, weight_scale float32
-    [out_features, 1]. A static OPT becomes a checkpoint with the names of torch-int's Int8OPTForCausalLM, without a
-    quantization_config. The directory holds a whole checkpoint or is not there.
+    A model of Int8Linear becomes compressed-tensors, which transformers and vLLM load: int8 weights, weight_scale
+    float32 [out_features, 1]; of static ones input_scale float32 [1] and input_zero_point int8 [1]. A static OPT of
+    `quantize` becomes a checkpoint with the names of torch-int's Int8OPTForCausalLM, without a quantization_config.
+    The directory holds a whole checkpoint or is not there.
 
     Raises: ValueError where the model is not quantised to int8; FileExistsError.
     """
@@ -36,9 +37,9 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     static = any(isinstance(module, LayerNormQ) for module in model.modules())
     if not linears and not static:
         raise ValueError("the model is not quantised to int8")
-    symmetric = {module.symmetric for module in linears.values()}
-    if len(symmetric) > 1:
-        raise ValueError("some linears' inputs have zero points and others' have none; needs one kind")
+    kinds = {(module.symmetric, module.static) for module in linears.values()}
+    if len(kinds) > 1:
+        raise ValueError("linears' inputs differ in zero points, or in being static; needs one kind")
     first: dict[int, str] = {}  # of tied tensors one is written
     state = {
         name: value.detach().contiguous()
@@ -49,6 +50,9 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         key = f"{name}.weight_scale"
         if key in state:
             state[key] = state[key].reshape(-1, 1)
+        key = f"{name}.input_zero_point"
+        if key in state:
+            state[key] = state[key].to(torch.int8)
     with whole(directory) as partial:
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
@@ -57,16 +61,17 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         settings["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         if linears:
             ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
-            settings["quantization_config"] = _settings(ignore, symmetric.pop())
+            settings["quantization_config"] = _settings(ignore, *kinds.pop())
         (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_torch_state_dict(state, partial)
 
 
-def _settings(ignore: list[str], symmetric: bool) -> dict:
+def _settings(ignore: list[str], symmetric: bool, static: bool) -> dict:
+    strategy = "tensor" if static else "token"
     group = {
         "targets": ["Linear"],
         "weights": _INT8 | {"symmetric": True, "strategy": "channel", "dynamic": False},
-        "input_activations": _INT8 | {"symmetric": symmetric, "strategy": "token", "dynamic": True},
+        "input_activations": _INT8 | {"symmetric": symmetric, "strategy": strategy, "dynamic": not static},
         "format": _FORMAT,
     }
     return {
@@ -85,8 +90,9 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Args:
         directory: config.json, and model.safetensors or files with an index. Either a quantization_config of
             compressed-tensors, "int-quantized": weights with scales of channels or tensors, activations dynamic by
-            token, symmetric or not. Or an OPT with torch-int's names, as mit-han-lab/opt-125m-smoothquant; its
-            weights may also be pytorch_model.bin, of which tensors alone are read.
+            token or static by tensor, symmetric or not. Or an OPT with torch-int's names, as
+            mit-han-lab/opt-125m-smoothquant; its weights may also be pytorch_model.bin, of which tensors alone are
+            read.
         device: where the model is put.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError where
@@ -111,13 +117,13 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if quantization is not None:
         try:
-            symmetric = _targets(model, quantization)
+            kinds = _targets(model, quantization)
         except ValueError as error:
             raise ValueError(f"{file}: quantization_config: {error}") from None
-        for name, by_magnitude in symmetric.items():
+        for name, (symmetric, static) in kinds.items():
             linear = model.get_submodule(name)
-            options = dict(bias=linear.bias is not None, symmetric=by_magnitude, dtype=dtype, device="meta")
-            empty = Int8Linear(linear.in_features, linear.out_features, **options)
+            options = dict(bias=linear.bias is not None, symmetric=symmetric, static=static, dtype=dtype)
+            empty = Int8Linear(linear.in_features, linear.out_features, **options, device="meta")
             model.set_submodule(name, empty)
     elif any(name.endswith(".qk_bmm.a") for name in tensors.names()):
         from . import opt
@@ -141,7 +147,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
 def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of the model's; ValueError where one is missing, is another's, or is one too many."""
     tied, wanted, left = tied_names(model), model.state_dict(), tensors.names()
-    of_linears = {f"{name}.weight_scale" for name, module in model.named_modules() if isinstance(module, Int8Linear)}
+    linears = [name for name, module in model.named_modules() if isinstance(module, Int8Linear)]
+    of_weights, of_inputs = ({f"{name}.{kind}_scale" for name in linears} for kind in ("weight", "input"))
     stored = {tied[name]: name for name in sorted(tensors.names(), reverse=True) if name in tied}
     read: dict[str, torch.Tensor] = {}
     for name, value in wanted.items():
@@ -149,16 +156,17 @@ def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[s
         left -= {name, source}
         if tied[name] not in read:
             shape, kinds = tuple(value.shape), _FLOATS if value.dtype in _FLOATS else (value.dtype,)
-            shapes = [(shape[1], 1), (shape[1],), (1,), ()] if name in of_linears else [shape]
+            kinds += (torch.int8,) if value.dtype == torch.int32 else ()  # zero points
+            shapes = [(shape[1], 1), (shape[1],), (1,), ()] if name in of_weights else [shape]
             if value.numel() == 1:
                 shapes += [(1,), ()]
             tensors.check(source, shapes, kinds)
             found = tensors.read(source).to(value.dtype)
             if not bool(torch.isfinite(found).all()):
                 raise ValueError(f"{directory}: {source}: holds NaN or infinity")
-            if name in of_linears:
-                if not bool((found > 0).all()):
-                    raise ValueError(f"{directory}: {source}: scales are positive numbers")
+            if name in of_weights | of_inputs and not bool((found > 0).all()):
+                raise ValueError(f"{directory}: {source}: scales are positive numbers")
+            if name in of_weights:
                 found = found.reshape(1, -1).expand(shape).contiguous()
             read[tied[name]] = found.reshape(shape)
         yield name, read[tied[name]]
@@ -167,8 +175,8 @@ def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[s
         raise ValueError(f"{directory}: unknown tensor {min(left)}")
 
 
-def _targets(model: torch.nn.Module, settings: dict) -> dict[str, bool]:
-    """Linears that are int8, and whether their inputs are symmetric. Raises: ValueError that names what is unknown."""
+def _targets(model: torch.nn.Module, settings: dict) -> dict[str, tuple[bool, bool]]:
+    """Linears that are int8: whether their inputs are symmetric, and static. ValueError that names what is unknown."""
     try:
         from compressed_tensors.quantization import QuantizationConfig
         from compressed_tensors.utils import match_named_modules
@@ -189,7 +197,7 @@ def _targets(model: torch.nn.Module, settings: dict) -> dict[str, bool]:
     except ValidationError as error:
         one = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, one['loc']))}: {one['msg']}") from None
-    found: dict[str, bool] = {}
+    found: dict[str, tuple[bool, bool]] = {}
     for group, scheme in config.config_groups.items():
         weights, inputs = scheme.weights, scheme.input_activations
         given = [
@@ -197,17 +205,18 @@ def _targets(model: torch.nn.Module, settings: dict) -> dict[str, bool]:
             for part in (weights, inputs)
         ]
         known = [(8, "int", True, strategy, False) for strategy in ("channel", "tensor")]
-        of_rows = [(8, "int", symmetric, "token", True) for symmetric in (True, False)]
-        if given[0] not in known or given[1] not in of_rows or scheme.output_activations:
+        ways = (("token", True), ("tensor", False))
+        of_inputs = [(8, "int", symmetric, *way) for symmetric in (True, False) for way in ways]
+        if given[0] not in known or given[1] not in of_inputs or scheme.output_activations:
             raise ValueError(
                 f"config_groups.{group}: weights and inputs (bits, type, symmetric, strategy, dynamic) {given};"
-                " known: 8-bit int, weights symmetric, by channel or tensor, inputs by token, dynamic"
+                " known: 8-bit int; weights symmetric, by channel or tensor; inputs dynamic by token, static by tensor"
             )
         for name, module in match_named_modules(model, scheme.targets, config.ignore):
             if isinstance(module, torch.nn.Embedding):
                 raise ValueError(f"{name} is quantised, an Embedding; known: linears")
             if isinstance(module, torch.nn.Linear):
-                found.setdefault(name, inputs.symmetric)
+                found.setdefault(name, (inputs.symmetric, not inputs.dynamic))
     if not found:
         raise ValueError("no linear of the model is quantised")
     return found
