@@ -26,8 +26,10 @@ def test_row_cases(cpu, generator):
 
 
 def another(values: torch.Tensor) -> torch.Tensor:
-    """A neighbour of each FP8 number."""
-    return (values.view(torch.uint8) ^ 1).view(values.dtype)
+    """A neighbour of each FP8 number; of the largest, the one below, since NaN has the code above."""
+    codes = values.view(torch.uint8)
+    largest = (codes & 0x7F) == 0x7E
+    return torch.where(largest, codes - 1, codes ^ 1).view(values.dtype)
 
 
 def some(values: torch.Tensor) -> torch.Tensor:
@@ -54,8 +56,9 @@ def test_wrong_rows_are_found(cpu, generator, operator, spoil, share):
 def test_nan_is_no_neighbour_of_the_largest_number():
     largest = torch.full((4,), 448.0).to(torch.float8_e4m3fn)
     gpu_cases.check_fp8(largest, largest, 1, "the same")
+    gpu_cases.check_fp8(another(largest), largest, 1, "neighbours")
     with pytest.raises(gpu_cases.Wrong, match="NaN"):
-        gpu_cases.check_fp8(another(largest), largest, 1, "spoiled")
+        gpu_cases.check_fp8(nan(largest), largest, 1, "spoiled")
 
 
 def test_a_residual_that_is_not_updated_is_found(cpu, generator):

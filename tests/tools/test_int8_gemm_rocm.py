@@ -34,7 +34,7 @@ def test_a_pair_has_the_articles_copies_of_d_or_one_row():
 
 
 @needs_rocm_toolchain
-def test_the_table_beside_ck(capsys, monkeypatch):
+def test_the_table_beside_ck(rocm_variant, capsys, monkeypatch):
     name = f"{M}x{N}x{K}"
     times = {
         f"{ck_smoothquant.ARTICLE.name}, D copied: {name}": 3e-3,
