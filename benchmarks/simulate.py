@@ -151,7 +151,7 @@ class Device:
         variants = sorted(ROOT.glob("build/torch-stable-abi*-rocm*-x86_64-linux"))
         if not variants:
             raise SystemExit("simulate.py: no ROCm variant is built; run: python scripts/build.py --backend rocm")
-        self.rocm = SimulatedRocm(variants[-1], ROCM_PREFIX / "usr" / "include")
+        self.rocm = SimulatedRocm.shared(variants[-1], ROCM_PREFIX / "usr" / "include")
 
     def run(self, args):
         """(launch, profile, recording) of an operator's last launch, verified if it ran whole."""

@@ -8,6 +8,7 @@ knows the elements of the operator's tensors and nothing around them, so that an
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import shutil
 import subprocess
@@ -61,7 +62,7 @@ class Scratch(TorchDispatchMode):
 
 
 class SimulatedRocm:
-    """One a process: the double, the loaded variant, and its module."""
+    """One a process and variant, which `shared` returns: the double, the loaded variant, and its module."""
 
     def __init__(self, variant: Path, hip_include: Path):
         self.runtime = Runtime.shared(hip_include)
@@ -76,6 +77,11 @@ class SimulatedRocm:
         self._implementations = torch.library.Library(self.namespace.name, "IMPL")
         for name in self._operators():
             self._implementations.impl(name, self._on_cpu(getattr(self.namespace, name).default), "CPU")
+
+    @classmethod
+    @functools.cache
+    def shared(cls, variant: Path, hip_include: Path) -> "SimulatedRocm":
+        return cls(variant, hip_include)
 
     @staticmethod
     def _load(variant: Path) -> ModuleType:

@@ -102,7 +102,7 @@ def rocm_library(rocm_variant) -> Path:
 def simulated_rocm(rocm_variant):
     from benchmarks.simulated_rocm import SimulatedRocm
 
-    return SimulatedRocm(rocm_variant, ROCM_HEADERS)
+    return SimulatedRocm.shared(rocm_variant, ROCM_HEADERS)
 
 
 @pytest.fixture(scope="session")

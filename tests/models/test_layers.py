@@ -298,10 +298,15 @@ def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generato
         pytest.skip("more rows than skinny_gemm takes go to the GPU's library")
     model = quantized(kernel, generator, device, activations=activations)[1]
     # Of one token: attention then passes its value on, whatever the number of sequences.
-    ids = tokens(generator, 40, 1, device)
-    together = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    alone = torch.cat([model.model(input_ids=row[None], use_cache=False).last_hidden_state for row in ids])
-    assert same_bytes(together, alone)
+    ids = tokens(generator, 80, 1, device)
+
+    def hidden(sequences: torch.Tensor) -> torch.Tensor:
+        return model.model(input_ids=sequences, use_cache=False).last_hidden_state
+
+    # skinny_gemm multiplies up to 32 rows; block_scaled_gemm more of them, adding in another order.
+    for count, each in ((32, 1), (80, 40)):
+        together = hidden(ids[:count])
+        assert same_bytes(together, torch.cat([hidden(some) for some in ids[:count].split(each)]))
 
 
 # --- torch.compile and autograd ---

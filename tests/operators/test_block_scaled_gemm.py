@@ -119,10 +119,12 @@ def test_a_row_of_scales_that_could_be_blocks(kernel, device, generator, formats
         scale_a = Scaling(a_shape, positive).draw(5, 512, 0, generator).to(device)
         of_a = by_block(scale_a, 5, 512, (5, 1), blocks_first=True)
         of_b = row.double().expand(4, 4) if of_blocks else row.double().t().expand(4, 4)
-        parts = zip(a.split(128, 1), b.split(128, 1), of_a.t(), of_b.t())
+        parts = list(zip(a.split(128, 1), b.split(128, 1), of_a.t(), of_b.t()))
         wanted = sum(x @ y.t() * s[:, None] * t for x, y, s, t in parts)
+        terms = sum(x.abs() @ y.abs().t() * s[:, None] * t for x, y, s, t in parts)
         got = run(kernel, Inputs(inputs.a, inputs.b, scale_a, row, None), out_dtype=torch.float32)
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-3)
+        # Sums of FP8 products on Hopper keep 14 bits.
+        assert ((got.double() - wanted).abs() <= 2.0**-12 * terms).all()
         # Said without a doubt, the same bits.
         plain = row.expand(4, 4) if of_blocks else row[0]
         assert same_bytes(run(kernel, Inputs(inputs.a, inputs.b, scale_a, plain, None), out_dtype=torch.float32), got)

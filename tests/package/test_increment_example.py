@@ -131,7 +131,7 @@ def test_the_rocm_variant_in_the_simulator(checkout: Path, tmp_path: Path):
     """Every byte, both kernels, both chips; the simulator faults any access outside of x and out."""
     variant = gpu_variant("rocm", checkout, tmp_path)
     assert json.loads((variant / "metadata.json").read_text())["backend"] == {"type": "rocm", "archs": list(ARCHS)}
-    simulated = SimulatedRocm(variant, ROCM_HEADERS)
+    simulated = SimulatedRocm.shared(variant, ROCM_HEADERS)
     simulated.runtime.configure()
     kernel, launches = simulated.kernel, simulated.runtime.launches
     for arch in ARCHS:

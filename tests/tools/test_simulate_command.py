@@ -15,7 +15,6 @@ pytestmark = needs_rocm_toolchain
 @pytest.fixture
 def simulate(simulated_rocm, monkeypatch, capsys):
     """The command in this process, which has torch and the double: (what it printed, its one line of an error)."""
-    monkeypatch.setattr(command, "SimulatedRocm", lambda variant, headers: simulated_rocm)
 
     def call(arguments: str) -> tuple[str, str | None]:
         monkeypatch.setattr(sys, "argv", ["simulate.py", *arguments.split()])
