@@ -54,6 +54,95 @@ def check_computed_scales(kernel, normal) -> None:
             same(q, wanted[0], f"swiglu_dynamic_fp8 {what}")
 
 
+def force(kernel, config: str) -> None:
+    os.environ["ROCM_FP8_KERNELS_GEMM"] = config
+    kernel.reread_environment()
+
+
+def each_form(kernel, most_splits: int, launch) -> int:
+    """`launch(config)` with every form and some parts of K; how many were taken."""
+    taken, form = 0, -1
+    while True:
+        for splits in (1, 2, 3, most_splits):
+            force(kernel, f"{form},{splits}")
+            try:
+                launch(f"{form},{splits}")
+            except (RuntimeError, ValueError) as error:
+                if "an index into" in str(error):
+                    force(kernel, "")
+                    return taken
+                if "names a form" not in str(error):
+                    raise
+                break
+            taken += 1
+        form += 1
+
+
+def check_block_scaled(kernel, random, normal) -> None:
+    """Every form with tails in all sizes, scales of B that only some take, operands that are packed first."""
+    for m, n, k in ((3, 70, 1040), (70, 136, 400), (130, 264, 272)):
+        a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)
+        blocks = -(-k // 128)
+
+        def positive(*shape: int) -> torch.Tensor:
+            return torch.rand(shape, generator=random, device="cuda") + 0.1
+
+        scale_a, bias = positive(m, blocks), normal(n)
+        for scale_b in (positive(-(-n // 128), blocks), positive(n, blocks)):
+            arguments = (a, b, scale_a, scale_b, bias)
+            wanted = kernel.reference.block_scaled_gemm(*arguments, out_dtype=torch.float32)
+
+            def launch(config: str, arguments=arguments, wanted=wanted) -> None:
+                got = kernel.block_scaled_gemm(*arguments, out_dtype=torch.float32, constant_b=True)
+                same(got, wanted, f"block_scaled_gemm {config}")
+
+            assert each_form(kernel, 8, launch) > 8
+        columns = (x.t().contiguous().t() for x in (a, b))
+        got = kernel.block_scaled_gemm(*columns, scale_a, scale_b, bias, out_dtype=torch.float32)
+        same(got, wanted, f"block_scaled_gemm {m}x{n}x{k}, column-major")
+
+
+def check_int8(kernel, random, normal) -> None:
+    """Every form of int8_gemm, tiles for any chip and layout, batches; the operators of rows. All of them by bytes."""
+
+    def codes(*shape: int) -> torch.Tensor:
+        return torch.randint(-128, 128, shape, generator=random, device="cuda").to(torch.int8)
+
+    def equal(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+        assert torch.equal(got.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8)), what
+
+    for m, n, k in ((3, 70, 1040), (70, 136, 400), (130, 264, 272), (20, 33, 77)):
+        a, b, scale, bias = codes(m, k), codes(n, k), normal(m, 1).float() / k, normal(n)
+        arguments = (a, b, scale, normal(1, n).float(), bias)
+        for dtype, activation in itertools.product((torch.float16, torch.float32, torch.int8), (None, "gelu")):
+            result = dict(out_dtype=dtype, activation=activation)
+            wanted = kernel.reference.int8_gemm(*arguments, **result)
+
+            def launch(config: str, arguments=arguments, result=result, wanted=wanted) -> None:
+                got = kernel.int8_gemm(*arguments, constant_b=True, **result)
+                if result["activation"] is None:
+                    equal(got, wanted, f"int8_gemm {config}")
+                else:
+                    torch.testing.assert_close(got.float(), wanted.float(), rtol=1e-2, atol=1)
+
+            assert k % 16 or each_form(kernel, 4, launch) > 8
+            launch("picked")
+    a, b = codes(6, 70, 80), codes(6, 90, 80)
+    equal(kernel.bmm_abe_i8(a, b, 1e-3), kernel.reference.bmm_abe_i8(a, b, 1e-3), "bmm_abe_i8")
+    for rows, d in ((3, 128), (5, 1001), (140, 2048), (2, 16384), (1, 40000)):
+        x, residual, weight, bias = normal(rows, d), normal(rows, d), normal(d), normal(d)
+        for symmetric in (True, False):
+            got, wanted = (each.quantize_int8(x, symmetric=symmetric) for each in (kernel, kernel.reference))
+            equal(got[0], wanted[0], f"quantize_int8 {rows}x{d}")
+            got, wanted = (
+                each.layer_norm_int8(x, weight, bias, residual=residual.clone(), symmetric=symmetric)[0].int()
+                for each in (kernel, kernel.reference)
+            )
+            assert (got - wanted).abs().max() <= 2, f"layer_norm_int8 {rows}x{d}"
+        got, wanted = (each.softmax_int8(x.float()).int() for each in (kernel, kernel.reference))
+        assert (got - wanted).abs().max() <= 1, f"softmax_int8 {rows}x{d}"
+
+
 def main() -> int:
     kernel = load_kernel("cuda")
     random = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
@@ -61,6 +150,12 @@ def main() -> int:
     def normal(*shape: int, dtype=torch.float16) -> torch.Tensor:
         return torch.randn(shape, generator=random, device="cuda").to(dtype)
 
+    if "--gemms" in sys.argv:
+        check_block_scaled(kernel, random, normal)
+        check_int8(kernel, random, normal)
+        torch.cuda.synchronize()
+        print("all results right")
+        return 0
     scale, one = torch.tensor(0.02, device="cuda"), torch.ones((), device="cuda")
     # A warp a row, a block, a cluster of 2, 4, 8, the next kernel let in later; long rows; element by element; rows
     # fetched ahead.
@@ -111,16 +206,14 @@ def main() -> int:
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
-            os.environ["ROCM_FP8_KERNELS_GEMM"] = config
-            kernel.reread_environment()
+            force(kernel, config)
             a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)
             torch.cuda.synchronize()
             for constant in (False, True):
                 got = kernel.skinny_gemm(a, b, scale, one, out_dtype=torch.float32, constant_b=constant)
                 wanted = kernel.reference.skinny_gemm(a, b, scale, one, out_dtype=torch.float32)
                 same(got, wanted, f"skinny_gemm {m}x{n}x{k} {config}")
-    os.environ["ROCM_FP8_KERNELS_GEMM"] = ""
-    kernel.reread_environment()
+    force(kernel, "")
     a, b = normal(3, 77).to(FP8), normal(5, 77).to(FP8)
     same(kernel.skinny_gemm(a, b, scale, one), kernel.reference.skinny_gemm(a, b, scale, one), "skinny_gemm 3x5x77")
     torch.cuda.synchronize()
