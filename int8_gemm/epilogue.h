@@ -85,6 +85,7 @@ struct Column {
     int32_t sum;
     ROCM_FP8_DEVICE Column(const Epilogue& e, int64_t batch, int64_t n)
         : scale(scale_at(e.scale_b, batch, n)), sum(integer_at(e.sum_b, batch, n)) {}
+    ROCM_FP8_DEVICE Column(float scale, int32_t sum) : scale(scale), sum(sum) {}
 };
 
 // The result before its type. beta and scale_out: scale_at(e.addend.beta, 0, 0) and scale_at(e.scale_out, 0, 0).

@@ -2,8 +2,6 @@
 // result's type, go through shared memory, so that neighbouring lanes store 16 bytes each of the same row.
 #pragma once
 
-#include <type_traits>
-
 #include "../../common/cuda/half_pairs.h"
 #include "../../common/cuda/tiles/kernel.h"
 #include "../../common/cuda/tiles/staging.h"
@@ -68,35 +66,12 @@ __device__ inline void store_staged(const gemm::Output& out, bool vectors, int s
 // Wide rows are rows of the result.
 template <class S, int kSize>
 __device__ inline void store_rows(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
-    const bool vectors = rows_of_vectors(a.out, kSize);
     const auto put = [&](char* place, float first, float second) {
         if constexpr (kSize == 4) *reinterpret_cast<float2*>(place) = {first, second};
         else *reinterpret_cast<uint32_t*>(place) = rounded_pair(a.out.dtype, first, second);
     };
-    pass_rows<S, kSize>(staging, sums, put, [&](const char* staged, int row, int group, int column) {
-        const int64_t n = tile.first_narrow + column;
-        if (group < tile.from || group >= tile.to || n >= a.n) return;
-        constexpr int kCount = 16 / kSize, kRow = kPassedRow<kSize>;
-        const int64_t m = tile.first + row;
-        char* to_row = static_cast<char*>(a.out.data) + (m * a.out.stride + n) * kSize;
-        const int64_t step = a.out.stride * (kPassedStep * kSize);
-        if (vectors && n + kCount <= a.n) {
-#pragma unroll
-            for (int r = 0; r < kPassedRows; r += kPassedStep, to_row += step) {
-                const uint4 v = *reinterpret_cast<const uint4*>(staged + r * kRow);
-                if (m + r < tile.end) store(to_row, v);
-            }
-        } else {
-            using Element = std::conditional_t<kSize == 4, uint32_t, uint16_t>;
-#pragma unroll 1
-            for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep, to_row += step) {
-#pragma unroll 1
-                for (int e = 0; e < kCount && n + e < a.n; ++e) {
-                    reinterpret_cast<Element*>(to_row)[e] = reinterpret_cast<const Element*>(staged + r * kRow)[e];
-                }
-            }
-        }
-    });
+    tiles::store_rows<S, kSize>(staging, sums, put, static_cast<char*>(a.out.data), a.out.stride * kSize,
+                                rows_of_vectors(a.out, kSize), a.n, tile);
 }
 
 // Wide rows are columns of the result.

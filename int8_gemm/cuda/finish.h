@@ -51,7 +51,9 @@ struct Quad {
     float beta, scale_out;
     Column columns[4];
 
-    __device__ Quad(const Args& a, int64_t batch, int64_t n)
+    // column(n): what column n of the matrix brings; called for columns that are there.
+    template <class Of>
+    __device__ Quad(const Args& a, int64_t batch, int64_t n, const Of& column)
         : batch(batch),
           n(n),
           inside{n, n + (n + 1 < a.n ? 1 : 0), n + (n + 2 < a.n ? 2 : 0), n + (n + 3 < a.n ? 3 : 0)},
@@ -59,8 +61,7 @@ struct Quad {
           count(a.n - n < 4 ? int(a.n - n) : 4),
           beta(scale_at(a.epilogue.addend.beta, 0, 0)),
           scale_out(scale_at(a.epilogue.scale_out, 0, 0)),
-          columns{Column(a.epilogue, batch, inside[0]), Column(a.epilogue, batch, inside[1]),
-                  Column(a.epilogue, batch, inside[2]), Column(a.epilogue, batch, inside[3])} {
+          columns{column(inside[0]), column(inside[1]), column(inside[2]), column(inside[3])} {
         const Output& out = a.epilogue.out;
         const int size = size_of_result(out.dtype);
         whole = count == 4 && (reinterpret_cast<uintptr_t>(out.data) + uint64_t(first) * size) % (4 * size) == 0 &&
@@ -68,10 +69,9 @@ struct Quad {
     }
     // may_bend: whether the activation may be GELU, whose text is long.
     template <bool may_bend = true>
-    __device__ void store(const Args& a, int64_t m, const int4& acc) const {
+    __device__ void store(const Args& a, int64_t m, const Row& row, const int4& acc) const {
         const Epilogue& e = a.epilogue;
         const int32_t accs[4] = {acc.x, acc.y, acc.z, acc.w};
-        const Row row(e, batch, m);
         uint32_t bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -18,6 +18,23 @@ constexpr Form kForms[] = {
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
 constexpr int kAnyChip = -1;  // the kernel of kernel.h
 
+// What rows and columns of a tile bring to the epilogue: lines.h.
+template <Form form>
+struct Lines {
+    static constexpr int kRows = form.swapped ? form.narrow : form.wide();
+    static constexpr int kColumns = form.swapped ? form.wide() : form.narrow;
+
+    float scales_of_rows[kRows];
+    int32_t zeros[kRows];
+    float scales_of_columns[kColumns], addends[kColumns];
+    int32_t sums[kColumns];
+};
+constexpr int bytes_of_lines(const Form& f) {
+    return 8 * f.wide() + 8 * f.narrow + 4 * (f.swapped ? f.wide() : f.narrow);
+}
+// With two tiles' lines, and their barriers.
+constexpr int stages(const Form& f) { return f.stages(0, 2 * bytes_of_lines(f) + 32); }
+
 struct FormConfig {
     int form;    // index into kForms, or kAnyChip
     int splits;  // of K
@@ -49,7 +66,7 @@ constexpr double estimated_us(const Form& f, int splits, int64_t m, int64_t n, i
         most(double(tiles::kWgmmaHeight) * f.narrow * tiles::kStep / kProductsACycle, kLeastCycles);
     double step_us = multiplying * double(sharing) / kClock;
     step_us = most(step_us, double(height + f.narrow) * tiles::kStep * double(together) / kL2Rate);
-    step_us = most(step_us, kLatencyUs / f.stages(0));
+    step_us = most(step_us, kLatencyUs / stages(f));
     const double steps = double(tiles::ceil_div(tiles::ceil_div(k, tiles::kStep), splits));
     const double us = double(tiles::ceil_div(ctas, room)) * (steps * step_us + double(f.wide()) * f.narrow * kStoreUs);
     const double hbm_us = (double(m) * k + double(n) * k) / kReadRate + double(m) * n * 2 / kWriteRate;

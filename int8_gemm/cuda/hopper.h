@@ -3,20 +3,10 @@
 
 #include "../../common/cuda/tiles/kernel.h"
 #include "../../common/cuda/tiles/staging.h"
-#include "finish.h"
-#include "forms.h"
+#include "lines.h"
 
 namespace rocm_fp8::int8_gemm::cuda {
 namespace {
-
-using namespace tiles;
-
-struct Nothing {};  // beside the operands in a stage
-
-template <int index>
-using Shape = tiles::Ring<kForms[index], Nothing, 0, 1>;
-template <class S>
-using TileSums = int32_t[S::kTiles][S::kGroups][4];
 
 // A tile's sums over this CTA's part of K. A step's multiplications are issued before those of the last have ended.
 template <class S>
@@ -49,37 +39,72 @@ __device__ inline void multiply_tile(typename S::Memory& shared, const Part& par
     arrive_if(lane == 0, last);
 }
 
-// Rows of the result, wide or narrow ones, from sums that lie in shared memory: four columns a lane.
+// Rows of the result from sums that lie in shared memory: four columns a lane.
 template <class S, bool may_bend>
-__device__ inline void store_tile(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
+__device__ inline void store_quads(char* staging, const Args& a, const typename S::OfTile& lines,
+                                   const TileSums<S>& sums, const OwnTile& tile) {
+    const int64_t first_column = S::kSwapped ? tile.first : tile.first_narrow;
+    const auto column = [&](int64_t n) {
+        return Column(lines.scales_of_columns[n - first_column], lines.sums[n - first_column]);
+    };
+    const auto row_of = [&](int row) { return Row(lines.scales_of_rows[row], lines.zeros[row]); };
     if constexpr (S::kSwapped) {
         constexpr int kEach = 4;
         const int thread = threadIdx.x - kWarpgroup;
         const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread % (kWgmmaRows / kEach) * kEach;
         const bool inside = n < tile.end;
-        const Quad quad(a, 0, inside ? n : 0);
+        const Quad quad(a, 0, inside ? n : tile.first, column);
         pass_columns<S>(staging, sums[0], kEach, [&](const int32_t* staged, int row, int group) {
             const int64_t m = tile.first_narrow + row;
             if (group < tile.from || group >= tile.to || m >= a.m || !inside) return;
-            quad.template store<may_bend>(a, m, *reinterpret_cast<const int4*>(staged));
+            quad.template store<may_bend>(a, m, row_of(row), *reinterpret_cast<const int4*>(staged));
         });
     } else {
         const auto put = [](char* place, int32_t first, int32_t second) {
             *reinterpret_cast<int2*>(place) = {first, second};
         };
-        pass_rows<S, 4>(staging, sums, put, [&](const char* staged, int row, int group, int column) {
-            const int64_t m = tile.first + row, n = tile.first_narrow + column;
+        pass_rows<S, 4>(staging, sums, put, [&](const char* staged, int row, int group, int own) {
+            const int64_t m = tile.first + row, n = tile.first_narrow + own;
             if (group < tile.from || group >= tile.to || n >= a.n) return;
-            const Quad quad(a, 0, n);
-            [[maybe_unused]] constexpr int kAtOnce = may_bend ? 1 : 4;
-#pragma unroll kAtOnce
+            const Quad quad(a, 0, n, column);
+#pragma unroll 1
             for (int r = 0; r < kPassedRows; r += kPassedStep) {
-                if (m + r < tile.end) {
-                    quad.template store<may_bend>(a, m + r, *reinterpret_cast<const int4*>(staged + r * kPassedRow<4>));
-                }
+                if (m + r >= tile.end) break;
+                const int4 acc = *reinterpret_cast<const int4*>(staged + r * kPassedRow<4>);
+                quad.template store<may_bend>(a, m + r, row_of(row + r), acc);
             }
         });
     }
+}
+
+template <class S, int kSize>
+__device__ inline void store_finished(char* staging, const Output& out, const TileSums<S>& sums, int64_t columns,
+                                      const OwnTile& tile) {
+    const bool vectors = (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.row_stride) * kSize) % 16 == 0;
+    const auto put = [&](char* place, int32_t first, int32_t second) {
+        put_pair<kSize>(place, out.dtype, first, second);
+    };
+    store_rows<S, kSize>(staging, sums, put, static_cast<char*>(out.data), out.row_stride * kSize, vectors, columns,
+                         tile);
+}
+
+template <class S>
+__device__ inline void store_tile(char* staging, const Args& a, const typename S::OfTile& lines, TileSums<S>& sums,
+                                  const OwnTile& tile) {
+    const Epilogue& e = a.epilogue;
+    if constexpr (!S::kSwapped) {
+        if (finishes_in_registers(e)) {
+            if (e.zero_a.data) finish_sums<S, true>(a, lines, sums);
+            else finish_sums<S, false>(a, lines, sums);
+            const int size = size_of_result(e.out.dtype);
+            if (size == 2) store_finished<S, 2>(staging, e.out, sums, a.n, tile);
+            else if (size == 1) store_finished<S, 1>(staging, e.out, sums, a.n, tile);
+            else store_finished<S, 4>(staging, e.out, sums, a.n, tile);
+            return;
+        }
+    }
+    if (bends(e.activation)) store_quads<S, true>(staging, a, lines, sums, tile);
+    else store_quads<S, false>(staging, a, lines, sums, tile);
 }
 
 template <int index>
@@ -91,11 +116,16 @@ __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) v
     const auto multiply = [](Memory& shared, const Part& part, Reading<S>& reading, int, TileSums<S>& sums) {
         multiply_tile<S>(shared, part, reading, sums);
     };
+    Position<2> at;
+    const auto feed_more = [&](Memory& shared, const Part&) { feed_lines<S>(shared, a, cut); };
     const auto store = [&](Memory& shared, TileSums<S>& sums, const OwnTile& tile) {
-        if (bends(a.epilogue.activation)) store_tile<S, true>(shared.staging, a, sums, tile);
-        else store_tile<S, false>(shared.staging, a, sums, tile);
+        wait_for(&shared.of_tiles.full[at.stage], at.parity);
+        store_tile<S>(shared.staging, a, shared.of_tiles.parts[at.stage], sums, tile);
+        __syncwarp();
+        arrive_if(threadIdx.x % kWarp == 0, &shared.of_tiles.empty[at.stage]);
+        at.advance();
     };
-    run<S, int32_t>(a.k, a.constant_b, &wide, &narrow, cut, [](Memory&, const Part&) {}, multiply, store);
+    run<S, int32_t>(a.k, a.constant_b, &wide, &narrow, cut, feed_more, multiply, store);
 #endif
 }
 

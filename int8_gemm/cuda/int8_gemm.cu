@@ -12,7 +12,8 @@
 // Operands that are not aligned to 16 bytes are read byte by byte.
 //
 // Files: kernel.h, config.h    mma.sync: the kernel, and which tile takes a size
-//        hopper.h, forms.h     wgmma: the kernel, and which form takes a size; ring, TMA and split-K: common/cuda/tiles
+//        hopper.h, lines.h     wgmma: the kernel, and what rows and columns bring; ring, TMA and split-K: common/cuda/tiles
+//        forms.h               which form takes a size
 //        finish.h              the epilogue
 // Steps: docs/journal/int8_gemm-cuda.md.
 #include "../../common/cuda/device.h"

@@ -116,7 +116,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
     constexpr int kQuads = tile.columns / 4;
     const int own = threadIdx.x % kQuads * 4;
     if (n0 + own >= a.n) return;
-    const Quad quad(a, batch, n0 + own);
+    const Quad quad(a, batch, n0 + own, [&](int64_t n) { return Column(a.epilogue, batch, n); });
     for (int r = threadIdx.x / kQuads; r < tile.rows && m0 + r < a.m; r += tile.threads() / kQuads) {
         int4 acc = {0, 0, 0, 0};
 #pragma unroll
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
             const int4 v = *reinterpret_cast<const int4*>(staged + (p * tile.rows + r) * kSumsRow + own);
             acc = {acc.x + v.x, acc.y + v.y, acc.z + v.z, acc.w + v.w};
         }
-        quad.store(a, m0 + r, acc);
+        quad.store(a, m0 + r, Row(a.epilogue, batch, m0 + r), acc);
     }
 }
 

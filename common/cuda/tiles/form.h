@@ -32,10 +32,10 @@ struct Form {
         const int rows = narrow < kRowsOfColumns ? narrow : kRowsOfColumns;
         return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * kStagedRow;
     }
-    // more: bytes of a stage beside the operands.
-    constexpr int stages(int more) const {
+    // more: bytes of a stage beside the operands; beside: bytes beside the ring.
+    constexpr int stages(int more, int beside = 0) const {
         // Of a multiprocessor 227 KiB, and 1 KiB a CTA for alignment and barriers.
-        const int left = (227 * 1024) / slots - 2048 - staging_bytes(), fit = left / (stage_bytes() + more);
+        const int left = (227 * 1024) / slots - 2048 - staging_bytes() - beside, fit = left / (stage_bytes() + more);
         return fit < kMostStages ? fit : kMostStages;
     }
 

@@ -9,13 +9,6 @@
 namespace rocm_fp8::tiles {
 namespace {
 
-// What a multiplying warpgroup has of a tile.
-struct OwnTile {
-    int64_t first, end;    // wide rows
-    int64_t first_narrow;  // row
-    int from, to;          // groups of 8 narrow rows that this CTA finishes
-};
-
 //     feed_more(shared, part)                  warps 1 to 3 of the loading warpgroup
 //     multiply(shared, part, reading, first_narrow, sums)
 //     store(shared, sums, tile)

@@ -1,6 +1,8 @@
 // A form's ring of stages in shared memory, and the parts of a launch that a CTA takes.
 #pragma once
 
+#include <type_traits>
+
 #include "../mbarrier.h"
 #include "../tma.h"
 #include "../vector.h"
@@ -10,12 +12,27 @@
 namespace rocm_fp8::tiles {
 namespace {
 
-// Factors_: what a stage has beside the operands' bytes. kFillers: arrivals that fill a stage, TMA's thread's included.
-template <Form form_, class Factors_, int factor_bytes, int fillers>
+// Warps of the loading warpgroup beside TMA's: they bring what else a stage, or a tile, needs.
+constexpr int kHelpers = 3, kHelperThreads = kHelpers * kWarp;
+
+// What a tile needs once, and room for the next tile's.
+template <class T>
+struct OfTiles {
+    alignas(16) T parts[2];
+    Barrier full[2], empty[2];
+};
+struct Nothing {};
+template <>
+struct OfTiles<Nothing> {};
+
+// Factors_: what a stage has beside the operands' bytes. fillers: arrivals that fill a stage, TMA's thread's included.
+// OfTile_: what a tile has.
+template <Form form_, class Factors_, int factor_bytes, int fillers, class OfTile_ = Nothing>
 struct Ring {
     static constexpr Form form = form_;
     static constexpr bool kSwapped = form.swapped;
-    static constexpr int kTiles = form.tiles, kWarpgroups = form.warpgroups, kStages = form.stages(factor_bytes);
+    static constexpr int kTiles = form.tiles, kWarpgroups = form.warpgroups,
+                         kStages = form.stages(factor_bytes, sizeof(OfTiles<OfTile_>));
     static constexpr int kWide = form.wide(), kNarrow = form.narrow, kGroups = kNarrow / 8;
     static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
     static constexpr bool kSplits = form.splits();
@@ -28,12 +45,14 @@ struct Ring {
         uint8_t wide[kWide][kStep], narrow[kNarrow][kStep];
     };
     using Factors = Factors_;
+    using OfTile = OfTile_;
     struct Memory {
         alignas(1024) Stage stages[kStages];
         alignas(16) char staging[form.staging_bytes()];
         alignas(16) Factors factors[kStages];
         Barrier full[kStages], empty[kStages];
         Barrier sums_full;  // of the cluster's other CTAs
+        OfTiles<OfTile> of_tiles;
     };
     static_assert(sizeof(Memory) + 1024 <= (227 * 1024) / form.slots);
 
@@ -80,6 +99,13 @@ struct Tiles {
     __device__ void advance() { next += step; }
 };
 
+// What a multiplying warpgroup has of a tile.
+struct OwnTile {
+    int64_t first, end;    // wide rows
+    int64_t first_narrow;  // row
+    int from, to;          // groups of 8 narrow rows that this CTA finishes
+};
+
 // Where a multiplying warpgroup is in the ring: with the descriptors of its operands, which to compute anew for each
 // block would delay the multiplications.
 template <class S>
@@ -112,6 +138,12 @@ __device__ inline void start_ring(typename S::Memory& shared, const CUtensorMap*
     for (int s = 0; s < S::kStages; ++s) {
         make_barrier(&shared.full[s], S::kFillers);
         make_barrier(&shared.empty[s], S::kConsumers / kWarp);
+    }
+    if constexpr (!std::is_same_v<typename S::OfTile, Nothing>) {
+        for (int i = 0; i < 2; ++i) {
+            make_barrier(&shared.of_tiles.full[i], kHelpers);
+            make_barrier(&shared.of_tiles.empty[i], S::kConsumers / kWarp);
+        }
     }
     if (splits > 1) make_barrier(&shared.sums_full, 1);
     publish_barriers();

@@ -48,6 +48,47 @@ __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kG
     }
 }
 
+// Wide rows are rows of the result: what `put` made of the sums is stored in rows of kSize bytes a number.
+//
+//     to             number (0, 0); rows are row_bytes apart
+//     vectors        whether 16 bytes at multiples of 16 are aligned
+//     columns        of the result
+template <class S, int kSize, class T, class Put>
+__device__ inline void store_rows(char* staging, const T (&sums)[S::kTiles][S::kGroups][4], const Put& put, char* to,
+                                  int64_t row_bytes, bool vectors, int64_t columns, const OwnTile& tile) {
+    pass_rows<S, kSize>(staging, sums, put, [&](const char* staged, int row, int group, int column) {
+        constexpr int kCount = 16 / kSize, kRow = kPassedRow<kSize>;
+        const auto owns = [&](int of) { return of >= tile.from && of < tile.to; };
+        // Numbers of the lane's 16 bytes that are to be stored. Those of one byte belong to two groups.
+        int begin = 0, end = kCount;
+        if constexpr (kCount > 8) {
+            begin = owns(group) ? 0 : 8;
+            end = owns(group + 1) ? kCount : 8;
+        } else if (!owns(group)) {
+            return;
+        }
+        const int64_t m = tile.first + row, n = tile.first_narrow + column;
+        char* to_row = to + m * row_bytes + n * kSize;
+        const int64_t step = row_bytes * kPassedStep;
+        if (vectors && end - begin == kCount && n + kCount <= columns) {
+#pragma unroll
+            for (int r = 0; r < kPassedRows; r += kPassedStep, to_row += step) {
+                const uint4 v = *reinterpret_cast<const uint4*>(staged + r * kRow);
+                if (m + r < tile.end) store(to_row, v);
+            }
+        } else {
+            using Element = std::conditional_t<kSize == 4, uint32_t, std::conditional_t<kSize == 2, uint16_t, uint8_t>>;
+#pragma unroll 1
+            for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep, to_row += step) {
+#pragma unroll 1
+                for (int e = begin; e < end && n + e < columns; ++e) {
+                    reinterpret_cast<Element*>(to_row)[e] = reinterpret_cast<const Element*>(staged + r * kRow)[e];
+                }
+            }
+        }
+    });
+}
+
 // Wide rows are columns of the result. A warpgroup passes its 64 columns of up to 32 rows at a time.
 //
 //     each                               neighbours of a row that a thread takes, of 4 bytes
