@@ -2,6 +2,7 @@
 #include "../block_scaled_gemm/cuda/config.h"
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
+#include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
@@ -79,13 +80,15 @@ const char* tables() {
                            {"depth", s.depth},
                            {"per_unit", s.per_unit}});
         };
-        const auto form = [](const tiles::Form& f) {
+        const auto with_stages = [](const tiles::Form& f, int stages) {
             return object({{"swapped", f.swapped},
                            {"wide", f.wide()},
                            {"narrow", f.narrow},
                            {"slots", f.slots},
-                           {"stages", block_scaled_gemm::cuda::stages(f)}});
+                           {"stages", stages}});
         };
+        const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
+        const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
         const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
                                            {"max_splits", hip::kMaxSplits},
                                            {"max_split_tiles", hip::kMaxSplitTiles},
@@ -96,6 +99,7 @@ const char* tables() {
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
+               ", \"int8_forms\": " + list(int8_gemm::cuda::kForms, int8_form) +
                ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
     }();
     return text.c_str();
@@ -122,7 +126,13 @@ double int8_estimate(int arch, int shape, int parts, int64_t batch, int64_t m, i
 int int8_general_shape(int shape) { return int8_gemm::hip::general_shape(shape); }
 void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
     using namespace block_scaled_gemm::cuda;
-    const Config c = pick_config(m, n, k, {kHopper, multiprocessors}, general_b);
+    const Config c = pick_config(m, n, k, multiprocessors, general_b);
+    out[0] = c.form;
+    out[1] = c.splits;
+    out[2] = c.pieces;
+}
+void cuda_int8_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int64_t out[3]) {
+    const tiles::Config c = int8_gemm::cuda::pick_form(m, n, k, multiprocessors);
     out[0] = c.form;
     out[1] = c.splits;
     out[2] = c.pieces;

@@ -22,7 +22,7 @@
 // Steps and figures: docs/journal/block_scaled_gemm-cuda.md.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/gemm/forced.h"
+#include "../../common/cuda/tiles/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "pack.h"
@@ -41,7 +41,6 @@ struct Choice {
 Choice choice_of(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i>;
-        static_assert(S::sums_fit());
         static AllowedDevices allowed;
         return Choice{block_scaled_gemm_tiles<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });
@@ -102,23 +101,6 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
                          narrow, cut);
 }
 
-// Reads the forced configuration. An error if the arguments do not allow it.
-Status forced_config(const Args& a, bool general_b, Config* config) {
-    ForcedConfig forced;
-    if (const Status s = read_forced_config(kFormCount, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
-    *config = {forced.shape, forced.splits, 1};
-    if (forced.shape == kPlain) return {};
-    const Form& form = kForms[forced.shape];
-    const int64_t rows = form.swapped ? a.n : a.m, fewest = ceil_div(rows, form.wide());
-    config->pieces = int(form.swapped && forced.pieces ? forced.pieces : fewest);
-    const int64_t height = ceil_div(ceil_div(rows, 8), config->pieces) * 8;
-    if ((!form.swapped && general_b) || forced.splits > (form.splits() ? blocks_of(a.k) : 1) ||
-        config->pieces > ceil_div(rows, 8) || height > form.wide() || (forced.pieces && !form.swapped)) {
-        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
-    }
-    return {};
-}
-
 }  // namespace
 }  // namespace rocm_fp8::block_scaled_gemm::cuda
 
@@ -132,12 +114,15 @@ Status launch(const Args& args, const Executor& on) {
     if (args.format != DType::e4m3fn) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
     const Scales& b = args.scale_b;
     const bool general_b = b.rows == 1 && b.row_stride != 0 && b.block_stride != 0;
-    Config config{kPlain, 1, 1};
+    Config config;
     if (chip.capability == 90) {
-        config = pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, general_b);
-        if (const Status forced = forced_config(args, general_b, &config); !forced.ok()) return forced;
+        config = pick_config(args.m, args.n, args.k, chip.multiprocessors, general_b);
+        const auto suits = [&](const Form& f) { return f.swapped || !general_b; };
+        const Status forced =
+            tiles::force_config(kForms, {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);
+        if (!forced.ok()) return forced;
     }
-    if (config.form == kPlain) return launch_plain(args, chip, on);
+    if (config.form == tiles::kNoForm) return launch_plain(args, chip, on);
 
     Args a = args;
     const bool pack_a = !tma_takes(a.a, a.m, a.k), pack_b = !tma_takes(a.b, a.n, a.k);

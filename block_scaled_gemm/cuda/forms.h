@@ -4,15 +4,15 @@
 // scales of B.
 #pragma once
 
-#include "../../common/cuda/tiles/cut.h"
+#include "../../common/cuda/tiles/choice.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 
 using tiles::ceil_div;
+using tiles::Config;
 using tiles::Cut;
 using tiles::Form;
-using tiles::kMostSplits;
 static_assert(tiles::kStep == kBlock);
 
 // A tile of narrow rows may lie in two of their blocks of 128.
@@ -29,6 +29,5 @@ constexpr Form kForms[] = {
     {true, 2, 1, 64, 1},   {true, 2, 1, 128, 1},
 };
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
-constexpr int kPlain = -1;
 
 }  // namespace rocm_fp8::block_scaled_gemm::cuda

@@ -38,6 +38,27 @@ __device__ inline void bring(uint8_t (&to)[kPlainTile][kPlainRow], const Operand
     }
 }
 
+// Columns n ... end - 1 of row m, of 16 bytes, from float32 numbers in shared memory.
+__device__ inline void store_staged(const gemm::Output& out, bool vectors, int size, int64_t m, int64_t n, int64_t end,
+                                    const float* staged) {
+    char* const to = static_cast<char*>(out.data) + (m * out.stride + n) * size;
+    const int count = 16 / size;
+    if (!vectors || n + count > end) {
+#pragma unroll 1
+        for (int i = 0; i < count && n + i < end; ++i) {
+            if (size == 4) reinterpret_cast<float*>(to)[i] = staged[i];
+            else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(rounded_pair(out.dtype, staged[i], 0));
+        }
+    } else if (size == 4) {
+        store(to, *reinterpret_cast<const uint4*>(staged));
+    } else {
+        const float4 low = *reinterpret_cast<const float4*>(staged),
+                     high = *reinterpret_cast<const float4*>(staged + 4);
+        store(to, uint4{rounded_pair(out.dtype, low.x, low.y), rounded_pair(out.dtype, low.z, low.w),
+                        rounded_pair(out.dtype, high.x, high.y), rounded_pair(out.dtype, high.z, high.w)});
+    }
+}
+
 template <bool vectors>
 __global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a) {
     using Rows = uint8_t[kPlainTile][kPlainRow];

@@ -42,50 +42,17 @@ __device__ inline bool rows_of_vectors(const gemm::Output& out, int size) {
     return (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.stride) * size) % 16 == 0;
 }
 
-// Columns n ... end - 1 of row m, of 16 bytes, from float32 numbers in shared memory.
-__device__ inline void store_staged(const gemm::Output& out, bool vectors, int size, int64_t m, int64_t n, int64_t end,
-                                    const float* staged) {
-    char* const to = static_cast<char*>(out.data) + (m * out.stride + n) * size;
-    const int count = 16 / size;
-    if (!vectors || n + count > end) {
-#pragma unroll 1
-        for (int i = 0; i < count && n + i < end; ++i) {
-            if (size == 4) reinterpret_cast<float*>(to)[i] = staged[i];
-            else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(rounded_pair(out.dtype, staged[i], 0));
-        }
-    } else if (size == 4) {
-        store(to, *reinterpret_cast<const uint4*>(staged));
-    } else {
-        const float4 low = *reinterpret_cast<const float4*>(staged),
-                     high = *reinterpret_cast<const float4*>(staged + 4);
-        store(to, uint4{rounded_pair(out.dtype, low.x, low.y), rounded_pair(out.dtype, low.z, low.w),
-                        rounded_pair(out.dtype, high.x, high.y), rounded_pair(out.dtype, high.z, high.w)});
-    }
-}
-
-// Wide rows are rows of the result.
 template <class S, int kSize>
-__device__ inline void store_rows(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
+__device__ inline void store_as(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
     const auto put = [&](char* place, float first, float second) {
         if constexpr (kSize == 4) *reinterpret_cast<float2*>(place) = {first, second};
         else *reinterpret_cast<uint32_t*>(place) = rounded_pair(a.out.dtype, first, second);
     };
-    tiles::store_rows<S, kSize>(staging, sums, put, static_cast<char*>(a.out.data), a.out.stride * kSize,
-                                rows_of_vectors(a.out, kSize), a.n, tile);
-}
-
-// Wide rows are columns of the result.
-template <class S>
-__device__ inline void store_columns(char* staging, const Args& a, const float (&sums)[S::kGroups][4],
-                                     const OwnTile& tile) {
-    const int thread = threadIdx.x - kWarpgroup, size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size;
-    const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread % (kWgmmaRows / each) * each;
-    const bool vectors = rows_of_vectors(a.out, size) && tile.first % each == 0;
-    pass_columns<S>(staging, sums, each, [&](const float* staged, int row, int group) {
-        const int64_t m = tile.first_narrow + row;
-        if (group < tile.from || group >= tile.to || m >= a.m || n >= tile.end) return;
-        store_staged(a.out, vectors, size, m, n, tile.end, staged);
-    });
+    auto* const to = static_cast<char*>(a.out.data);
+    const int64_t row_bytes = a.out.stride * kSize;
+    const bool vectors = rows_of_vectors(a.out, kSize);
+    if constexpr (S::kSwapped) store_columns<S, kSize>(staging, sums[0], put, to, row_bytes, vectors, a.m, tile);
+    else store_rows<S, kSize>(staging, sums, put, to, row_bytes, vectors, a.n, tile);
 }
 
 template <class S>
@@ -114,9 +81,8 @@ __device__ inline void store_tile(char* staging, const Args& a, TileSums<S>& sum
             }
         }
     }
-    if constexpr (S::kSwapped) store_columns<S>(staging, a, sums[0], tile);
-    else if (a.out.dtype == DType::f32) store_rows<S, 4>(staging, a, sums, tile);
-    else store_rows<S, 2>(staging, a, sums, tile);
+    if (a.out.dtype == DType::f32) store_as<S, 4>(staging, a, sums, tile);
+    else store_as<S, 2>(staging, a, sums, tile);
 }
 
 }  // namespace

@@ -78,30 +78,32 @@ __device__ inline void store_quads(char* staging, const Args& a, const typename 
 }
 
 template <class S, int kSize>
-__device__ inline void store_finished(char* staging, const Output& out, const TileSums<S>& sums, int64_t columns,
-                                      const OwnTile& tile) {
+__device__ inline void store_finished(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
+    const Output& out = a.epilogue.out;
     const bool vectors = (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.row_stride) * kSize) % 16 == 0;
     const auto put = [&](char* place, int32_t first, int32_t second) {
         put_pair<kSize>(place, out.dtype, first, second);
     };
-    store_rows<S, kSize>(staging, sums, put, static_cast<char*>(out.data), out.row_stride * kSize, vectors, columns,
-                         tile);
+    auto* const to = static_cast<char*>(out.data);
+    if constexpr (S::kSwapped) {
+        store_columns<S, kSize>(staging, sums[0], put, to, out.row_stride * kSize, vectors, a.m, tile);
+    } else {
+        store_rows<S, kSize>(staging, sums, put, to, out.row_stride * kSize, vectors, a.n, tile);
+    }
 }
 
 template <class S>
 __device__ inline void store_tile(char* staging, const Args& a, const typename S::OfTile& lines, TileSums<S>& sums,
                                   const OwnTile& tile) {
     const Epilogue& e = a.epilogue;
-    if constexpr (!S::kSwapped) {
-        if (finishes_in_registers(e)) {
-            if (e.zero_a.data) finish_sums<S, true>(a, lines, sums);
-            else finish_sums<S, false>(a, lines, sums);
-            const int size = size_of_result(e.out.dtype);
-            if (size == 2) store_finished<S, 2>(staging, e.out, sums, a.n, tile);
-            else if (size == 1) store_finished<S, 1>(staging, e.out, sums, a.n, tile);
-            else store_finished<S, 4>(staging, e.out, sums, a.n, tile);
-            return;
-        }
+    if (finishes_in_registers(e)) {
+        if (e.zero_a.data) finish_sums<S, true>(a, lines, sums);
+        else finish_sums<S, false>(a, lines, sums);
+        const int size = size_of_result(e.out.dtype);
+        if (size == 2) store_finished<S, 2>(staging, a, sums, tile);
+        else if (size == 1) store_finished<S, 1>(staging, a, sums, tile);
+        else store_finished<S, 4>(staging, a, sums, tile);
+        return;
     }
     if (bends(e.activation)) store_quads<S, true>(staging, a, lines, sums, tile);
     else store_quads<S, false>(staging, a, lines, sums, tile);

@@ -18,7 +18,7 @@
 // Steps: docs/journal/int8_gemm-cuda.md.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/gemm/forced.h"
+#include "../../common/cuda/tiles/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "hopper.h"
 #include "kernel.h"
@@ -48,7 +48,6 @@ struct FormChoice {
 FormChoice form_choice(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i>;
-        static_assert(S::sums_fit());
         static AllowedDevices allowed;
         return FormChoice{int8_gemm_forms<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });
@@ -78,7 +77,7 @@ Status launch_tiles(const Args& args, const Chip& chip, const Executor& on) {
                          row_tiles, column_tiles);
 }
 
-Status launch_form(const Args& a, const Chip& chip, const FormConfig& config, const Executor& on) {
+Status launch_form(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
     const Form& form = kForms[config.form];
     const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
     const auto matrix = [&](const Operand& x, int64_t rows, int height) {
@@ -100,37 +99,21 @@ Status launch_form(const Args& a, const Chip& chip, const FormConfig& config, co
                          narrow, cut);
 }
 
-// Reads the forced configuration. An error if the arguments do not allow it.
-Status forced_config(const Args& a, FormConfig* config) {
-    ForcedConfig forced;
-    if (const Status s = read_forced_config(kFormCount, tiles::kMostSplits, true, &forced); !s.ok() || !forced.set) {
-        return s;
-    }
-    if (forced.shape == kAnyChip) {
-        *config = {kAnyChip, 1, 1};
-        return {};
-    }
-    const Form& form = kForms[forced.shape];
-    *config = config_of(forced.shape, forced.splits, a.m, a.n);
-    if (forced.splits > (form.splits() ? tiles::ceil_div(a.k, tiles::kStep) : 1) || forced.pieces) {
-        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
-    }
-    return {};
-}
-
 }  // namespace
 
 Status launch(const Args& args, const Executor& on) {
     if (args.batch == 0 || args.m == 0 || args.n == 0) return {};
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    FormConfig config{kAnyChip, 1, 1};
+    Config config;
     if (chip.capability == 90 && args.batch == 1 && tma_takes(args.a, args.m, args.k) &&
         tma_takes(args.b, args.n, args.k)) {
-        config = pick_form(args.m, args.n, args.k, chip.multiprocessors);
-        if (const Status forced = forced_config(args, &config); !forced.ok()) return forced;
+        const tiles::Size size{args.m, args.n, args.k, chip.multiprocessors};
+        config = pick_form(size.m, size.n, size.k, size.multiprocessors);
+        const Status forced = tiles::force_config(kForms, size, [](const Form&) { return true; }, &config);
+        if (!forced.ok()) return forced;
     }
-    return config.form == kAnyChip ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);
+    return config.form == tiles::kNoForm ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);
 }
 
 }  // namespace rocm_fp8::int8_gemm

@@ -66,34 +66,42 @@ __device__ inline bool finishes_in_registers(const Epilogue& e) {
 template <class S, bool zero_points>
 __device__ inline void finish_sums(const Args& a, const typename S::OfTile& lines, TileSums<S>& sums) {
     const int thread = threadIdx.x - kWarpgroup, g = thread % kWarp / 4, t = thread % 4;
-    const int row = thread / kWarpgroup * S::kTiles * kWgmmaRows + thread / kWarp % 4 * 16 + g;
+    const int first = thread / kWarpgroup * S::kTiles * kWgmmaRows + thread / kWarp % 4 * 16 + g;
     // Nothing is below the floor without ReLU; NaN and -0 never are.
     const float floor = a.epilogue.activation == Activation::relu ? 0.0f : -bits_float(0x7F800000u);
-    float scales[S::kTiles][2];
-    int32_t zeros[S::kTiles][2];
+    const float* const wide_scales = S::kSwapped ? lines.scales_of_columns : lines.scales_of_rows;
+    const float* const narrow_scales = S::kSwapped ? lines.scales_of_rows : lines.scales_of_columns;
+    const int32_t* const wide_factors = S::kSwapped ? lines.sums : lines.zeros;
+    const int32_t* const narrow_factors = S::kSwapped ? lines.zeros : lines.sums;
+    float scales[S::kTiles][2], addends[S::kTiles][2];
+    int32_t factors[S::kTiles][2];
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int of = row + i * kWgmmaRows + 8 * half;
-            scales[i][half] = lines.scales_of_rows[of];
-            zeros[i][half] = zero_points ? lines.zeros[of] : 0;
+            const int of = first + i * kWgmmaRows + 8 * half;
+            scales[i][half] = wide_scales[of];
+            factors[i][half] = zero_points ? wide_factors[of] : 0;
+            addends[i][half] = S::kSwapped ? lines.addends[of] : 0;
         }
     }
 #pragma unroll
     for (int j = 0; j < S::kGroups; ++j) {
-        const float2 scale = *reinterpret_cast<const float2*>(lines.scales_of_columns + 8 * j + 2 * t);
-        const float2 addend = *reinterpret_cast<const float2*>(lines.addends + 8 * j + 2 * t);
-        int2 sum = {0, 0};
-        if constexpr (zero_points) sum = *reinterpret_cast<const int2*>(lines.sums + 8 * j + 2 * t);
+        const int of = 8 * j + 2 * t;
+        const float2 scale = *reinterpret_cast<const float2*>(narrow_scales + of);
+        float2 addend = {0, 0};
+        if constexpr (!S::kSwapped) addend = *reinterpret_cast<const float2*>(lines.addends + of);
+        int2 factor = {0, 0};
+        if constexpr (zero_points) factor = *reinterpret_cast<const int2*>(narrow_factors + of);
 #pragma unroll
         for (int i = 0; i < S::kTiles; ++i) {
 #pragma unroll
             for (int at = 0; at < 4; ++at) {
                 int32_t& v = sums[i][j][at];
-                const float p = zero_points ? product(v, zeros[i][at / 2], at % 2 ? sum.y : sum.x) : product(v);
-                float finished = scaled(p, scales[i][at / 2], at % 2 ? scale.y : scale.x);
-                finished = finished + (at % 2 ? addend.y : addend.x);
+                const float wide = scales[i][at / 2], narrow = at % 2 ? scale.y : scale.x;
+                const float p = zero_points ? product(v, factors[i][at / 2], at % 2 ? factor.y : factor.x) : product(v);
+                float finished = S::kSwapped ? scaled(p, narrow, wide) : scaled(p, wide, narrow);
+                finished = finished + (S::kSwapped ? addends[i][at / 2] : at % 2 ? addend.y : addend.x);
                 finished = finished < floor ? 0.0f : finished;
                 v = int32_t(__float_as_uint(finished));
             }

@@ -276,12 +276,39 @@ def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, m
                 same = library.cuda_block_scaled_config(other, n, k, general_b, multiprocessors)
                 assert same[:2] == (index, splits)
     # More than one size of tiles for few rows, and for many.
-    assert len({i for i in reached if forms[i]["swapped"]}) >= 3
+    assert len({i for i in reached if forms[i]["swapped"]}) >= 2 + general_b
     assert general_b or len({i for i in reached if not forms[i]["swapped"]}) >= 2
 
 
-def test_block_scaled_gemm_has_stages_enough(library):
-    for form in library.tables["forms"]:
+@pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
+def test_int8_gemm_is_cut_into_what_its_forms_take(library, multiprocessors):
+    forms, reached = library.tables["int8_forms"], set()
+    for m, n, k in itertools.product(MANY_M, MANY_N, MANY_K):
+        index, splits, pieces = library.cuda_int8_config(m, n, k, multiprocessors)
+        form, wide_rows = forms[index], n if forms[index]["swapped"] else m
+        reached.add(index)
+        assert 1 <= splits <= min(8, -(-k // 128))
+        eights = -(-wide_rows // 8)
+        assert 1 <= pieces <= eights and -(-eights // pieces) * 8 <= form["wide"]
+        # Rows of one tile; a swapped form's narrow rows are not mostly empty.
+        assert not form["swapped"] or (m <= form["narrow"] and (form["narrow"] == 16 or 2 * m > form["narrow"]))
+    assert len({i for i in reached if forms[i]["swapped"]}) >= 3
+    assert len({i for i in reached if not forms[i]["swapped"]}) >= 3
+
+
+@pytest.mark.parametrize("config, sizes", [("cuda_int8_config", ()), ("cuda_block_scaled_config", (0,))])
+def test_few_rows_share_the_weights_evenly(library, config, sizes):
+    """320 tiles of 64 columns would fill 264 slots one and a half times."""
+    index, splits, pieces = getattr(library, config)(1, 20480, 5120, *sizes, H200)
+    form = library.tables["int8_forms" if "int8" in config else "forms"][index]
+    slots = H200 * form["slots"]
+    rounds = -(-pieces * splits // slots)
+    assert form["swapped"] and pieces * splits > 0.9 * rounds * slots
+
+
+@pytest.mark.parametrize("table", ["forms", "int8_forms"])
+def test_large_gemms_have_stages_enough(library, table):
+    for form in library.tables[table]:
         assert 3 <= form["stages"] <= 12 and form["slots"] in (1, 2)
 
 

@@ -25,11 +25,12 @@ CASES = pairwise(
     *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16, 5)),
     seed=SEED,
 )
-# Of one matrix, rows of multiples of 16 bytes; more of a tile's rows and columns, parts of K, CTAs at once.
+# Of one matrix, rows of multiples of 16 bytes; more of a tile's rows and columns, parts of K, CTAs at once,
+# even pieces.
 FORM_CASES = pairwise(
     *((1, 7, 16, 17, 40, 64, 65, 129, 270), (1, 3, 31, 32, 64, 66, 128, 130, 264), (1, 16, 80, 128, 520, 1100), (1,)),
     *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16)),
-    *((1, 2, 3, 8), (1, 3)),
+    *((1, 2, 3, 8), (1, 3), (0, 1)),
     seed=SEED,
 )
 
@@ -130,9 +131,9 @@ def test_a_tile_gives_the_references_bytes(kernel, emulated, generator, tile):
 
 @pytest.mark.parametrize("form", range(FORMS))
 def test_a_form_gives_the_references_bytes(kernel, emulated, generator, form):
-    for *case, splits, multiprocessors in FORM_CASES[form % 4 :: 4]:
+    for *case, splits, multiprocessors, even in FORM_CASES[form % 4 :: 4]:
         problem = Problem(generator, *case)
         splits = min(splits, -(-case[2] // 128)) if emulated.form_splits(form) else 1
-        emulated.run_form(form, splits, multiprocessors, ctypes.byref(problem.args()))
-        problem.what += f", {splits} parts, {multiprocessors} CTAs"
+        emulated.run_form(form, splits, even, multiprocessors, ctypes.byref(problem.args()))
+        problem.what += f", {splits} parts, {multiprocessors} CTAs, even {even}"
         problem.assert_right(kernel)

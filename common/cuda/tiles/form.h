@@ -32,11 +32,25 @@ struct Form {
         const int rows = narrow < kRowsOfColumns ? narrow : kRowsOfColumns;
         return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * kStagedRow;
     }
+    // Whether the sums that split-K sends to a CTA have a place of their own. In the ring's place they wait until all
+    // CTAs of the cluster have left their rings.
+    constexpr bool sums_apart() const { return swapped && narrow <= 32; }
+    constexpr int sums_bytes() const { return sums_apart() ? most_sums(kMostSplits) : 0; }
     // more: bytes of a stage beside the operands; beside: bytes beside the ring.
     constexpr int stages(int more, int beside = 0) const {
         // Of a multiprocessor 227 KiB, and 1 KiB a CTA for alignment and barriers.
-        const int left = (227 * 1024) / slots - 2048 - staging_bytes() - beside, fit = left / (stage_bytes() + more);
+        const int left = (227 * 1024) / slots - 2048 - staging_bytes() - sums_bytes() - beside;
+        const int fit = left / (stage_bytes() + more);
         return fit < kMostStages ? fit : kMostStages;
+    }
+
+    // Groups of 8 narrow rows that one of `splits` CTAs finishes at most, and bytes that all of them send for these.
+    constexpr int most_groups(int splits) const { return (tiles * narrow / 8 + splits - 1) / splits; }
+    constexpr int sums_bytes(int splits) const { return splits * most_groups(splits) * warpgroups * 128 * 16; }
+    constexpr int most_sums(int splits) const {
+        if (splits < 2) return 0;
+        const int fewer = most_sums(splits - 1), own = sums_bytes(splits);
+        return own > fewer ? own : fewer;
     }
 
     static constexpr int kMostStages = 12;

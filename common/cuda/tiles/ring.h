@@ -52,21 +52,20 @@ struct Ring {
         alignas(16) Factors factors[kStages];
         Barrier full[kStages], empty[kStages];
         Barrier sums_full;  // of the cluster's other CTAs
+        alignas(16) char sums[form.sums_apart() ? form.sums_bytes() : 16];
         OfTiles<OfTile> of_tiles;
     };
     static_assert(sizeof(Memory) + 1024 <= (227 * 1024) / form.slots);
 
-    // Of the reduction over a cluster, in place of the ring: four sums [part][group of columns][thread].
+    // Of the reduction over a cluster: four sums [part][group of columns][thread].
     static constexpr int kAllGroups = kTiles * kGroups;
     // Bytes that a CTA receives: of the groups that it finishes.
     ROCM_FP8_HD static constexpr int received_bytes(int part, int splits) {
         return (kAllGroups * (part + 1) / splits - kAllGroups * part / splits) * (splits - 1) * kConsumers * 16;
     }
     ROCM_FP8_HD static constexpr int most_sent(int splits) { return (kAllGroups + splits - 1) / splits; }
-    static constexpr bool sums_fit(int splits = kMostSplits) {
-        return splits == 1 || !kSplits ||
-               (splits * most_sent(splits) * kConsumers * 16 <= kStages * int(sizeof(Stage)) && sums_fit(splits - 1));
-    }
+    static constexpr bool kSumsApart = form.sums_apart();
+    static_assert(!kSplits || kSumsApart || form.most_sums(kMostSplits) <= kStages * int(sizeof(Stage)));
 };
 
 // A stage's number and the parity of its round.

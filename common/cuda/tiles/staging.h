@@ -118,5 +118,38 @@ __device__ inline void pass_columns(char* staging, const T (&sums)[S::kGroups][4
     }
 }
 
+// Wide rows are columns of the result: stored like store_rows, of which there are `rows`.
+template <class S, int kSize, class T, class Put>
+__device__ inline void store_columns(char* staging, const T (&sums)[S::kGroups][4], const Put& put, char* to,
+                                     int64_t row_bytes, bool vectors, int64_t rows, const OwnTile& tile) {
+    constexpr int kCount = 16 / kSize;
+    const int thread = threadIdx.x - kWarpgroup;
+    const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread % (kWgmmaRows / kCount) * kCount;
+    const bool whole = vectors && tile.first % kCount == 0 && n + kCount <= tile.end;
+    pass_columns<S>(staging, sums, kCount, [&](const T* staged, int row, int group) {
+        const int64_t m = tile.first_narrow + row;
+        if (group < tile.from || group >= tile.to || m >= rows || n >= tile.end) return;
+        char* const at = to + m * row_bytes + n * kSize;
+        alignas(16) char numbers[16];
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(staged + i);
+            T v[4];
+            memcpy(v, &four, sizeof(v));
+            put(numbers + i * kSize, v[0], v[1]);
+            put(numbers + (i + 2) * kSize, v[2], v[3]);
+        }
+        if (whole) {
+            store(at, *reinterpret_cast<const uint4*>(numbers));
+        } else {
+            using Element = std::conditional_t<kSize == 4, uint32_t, std::conditional_t<kSize == 2, uint16_t, uint8_t>>;
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) {
+                if (n + e < tile.end) reinterpret_cast<Element*>(at)[e] = reinterpret_cast<const Element*>(numbers)[e];
+            }
+        }
+    });
+}
+
 }  // namespace
 }  // namespace rocm_fp8::tiles

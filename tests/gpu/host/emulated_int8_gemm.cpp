@@ -30,10 +30,12 @@ extern "C" int form_count() { return kFormCount; }
 extern "C" int form_splits(int form) { return kForms[form].splits(); }
 
 // Of one matrix. multiprocessors: CTAs at once, which then take several tiles.
-extern "C" void run_form(int index, int splits, int multiprocessors, const Args* a) {
-    const FormConfig config = config_of(index, splits, a->m, a->n);
+// even: with few rows, pieces that fill four multiprocessors evenly.
+extern "C" void run_form(int index, int splits, int even, int multiprocessors, const Args* a) {
     const Form& form = kForms[index];
-    const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a->m, a->n);
+    const tiles::Size size{a->m, a->n, a->k, 4};
+    const int64_t pieces = even ? tiles::even_pieces(form, splits, size) : tiles::fewest_pieces(form, size);
+    const Cut cut = tiles::cut_of(form, splits, int(pieces), a->m, a->n);
     const auto map = [&](const Operand& x, int64_t rows, int height) {
         return CUtensorMap{reinterpret_cast<const uint8_t*>(x.data), rows, a->k, x.row_stride, height};
     };

@@ -1,0 +1,27 @@
+// The configuration that ROCM_FP8_KERNELS_GEMM names (common/gemm/forced.h), for a Hopper GEMM.
+#pragma once
+
+#include "../../gemm/forced.h"
+#include "choice.h"
+
+namespace rocm_fp8::tiles {
+
+// Replaces what was picked, where the variable is set. An error if the arguments do not allow it.
+template <int count, class Suits>
+inline Status force_config(const Form (&forms)[count], const Size& size, const Suits& suits, Config* config) {
+    ForcedConfig forced;
+    if (const Status s = read_forced_config(count, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
+    if (forced.shape == kNoForm) {
+        *config = {};
+        return {};
+    }
+    const Form& form = forms[forced.shape];
+    *config = {forced.shape, forced.splits, forced.pieces};
+    if (!suits(form) || !takes(form, *config, size)) {
+        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
+    }
+    if (!config->pieces) config->pieces = int(fewest_pieces(form, size));
+    return {};
+}
+
+}  // namespace rocm_fp8::tiles
