@@ -3,9 +3,9 @@
 
     python -m benchmarks.gpu_forms [--only int8_gemm] [--random 40] [--json forms.json]
 
-For each size of benchmarks/gpu_gemms.py, and random ones: microseconds of the form and the parts of K that are picked,
-the fastest of all, and their ratio. The estimates in block_scaled_gemm/cuda/config.h and int8_gemm/cuda/forms.h are
-fitted to the figures of --json. Each result is verified.
+For each size of benchmarks/gpu_gemms.py, and random ones: microseconds of what is picked (a form, parts of K, and with
+few rows pieces of the columns), the fastest of all, and their ratio. The costs in block_scaled_gemm/cuda/config.h and
+int8_gemm/cuda/forms.h are fitted to the figures of --json. Each result is verified.
 """
 
 import math
@@ -26,6 +26,7 @@ VARIABLE = "ROCM_FP8_KERNELS_GEMM"
 MOST_SPLITS = 8
 LAUNCHES, REPLAYS = 16, 7
 FAR = 1.3  # times the fastest's time: timed once
+FEW_ROWS, HEIGHTS = 128, (16, 24, 32, 40, 48, 56, 72, 80, 96, 112)  # columns of a piece, ascending
 HOPELESS, HOPELESS_US = 4, 100  # times the fastest's time: a single launch says enough
 
 
@@ -75,36 +76,63 @@ def once(case) -> float:
     return begin.elapsed_time(end) * 1e3
 
 
-def all_configs(case) -> dict[str, float]:
-    """Microseconds by "FORM,SPLITS". What is far from the fastest is timed once."""
-    times: dict[str, float] = {}
-    graphs = {}
+class Sweep:
+    """Microseconds by "FORM,SPLITS[,PIECES]" of one case. What is far from the fastest is timed once."""
+
+    def __init__(self, case):
+        self.case, self.times, self.graphs = case, {}, {}
+
+    def fastest(self) -> float:
+        return min(self.times.values(), default=math.inf)
+
+    def time(self, config: str) -> None:
+        """Raises RuntimeError or ValueError where the operator refuses the configuration."""
+        forced(self.case.kernel, config)
+        self.case.ours(0)
+        try:
+            self.case.verify()
+        except Wrong as wrong:
+            raise Wrong(f"{VARIABLE}={config}: {wrong}") from None
+        us = once(self.case)
+        if not us > max(HOPELESS_US, HOPELESS * self.fastest()):
+            self.graphs[config] = recorded(self.case)
+            us = microseconds(self.graphs[config], 1)
+        self.times[config] = us
+
+    def again(self) -> dict[str, float]:
+        """All times, those near the fastest from more replays."""
+        for near in [name for name, us in self.times.items() if us < FAR * self.fastest()]:
+            self.times[near] = microseconds(self.graphs[near], REPLAYS)
+        return self.times
+
+
+def all_configs(case, size: Size) -> dict[str, float]:
+    m, n, _ = size
+    sweep = Sweep(case)
     form = -1
     while True:
         for splits in range(1, MOST_SPLITS + 1):
             config = f"{form},{splits}"
-            forced(case.kernel, config)
             try:
-                case.ours(0)
+                sweep.time(config)
             except (RuntimeError, ValueError) as error:
                 if "an index into" in str(error):
-                    for near in [name for name, us in times.items() if us < FAR * min(times.values())]:
-                        times[near] = microseconds(graphs[near], REPLAYS)
-                    return times
+                    return sweep.again()
                 if "names a form" not in str(error):
                     raise
                 break
-            try:
-                case.verify()
-            except Wrong as wrong:
-                raise Wrong(f"{VARIABLE}={config}: {wrong}") from None
-            us = once(case)
-            if not us > max(HOPELESS_US, HOPELESS * min(times.values(), default=us)):
-                graphs[config] = recorded(case)
-                us = microseconds(graphs[config], 1)
-            times[config] = us
             if form < 0:
                 break
+            # Of few rows: pieces of fewer columns than the form has room for.
+            if m > FEW_ROWS or sweep.times[config] > FAR * sweep.fastest():
+                continue
+            for height in HEIGHTS:
+                try:
+                    sweep.time(f"{config},{-(-n // height)}")
+                except (RuntimeError, ValueError) as error:
+                    if "names a form" not in str(error):
+                        raise
+                    break
         form += 1
 
 
@@ -116,13 +144,13 @@ def run(gpu: Gpu, args) -> dict:
         sizes = [(make, size) for _, make, sizes, _ in SERIES[operator] for size in sizes]
         sizes += [(sizes[0][0], random_size(draw)) for _ in range(args.random)]
         print(f"\n### {operator}: microseconds\n")
-        print(table_header(["M, N x K", "picked", "fastest", "form, parts of K", "ratio"]))
+        print(table_header(["M, N x K", "picked", "fastest", "form, parts of K, pieces", "ratio"]))
         ratios = []
         for make, size in sizes:
             case = make(gpu.kernel, size, generator)
             forced(gpu.kernel, "")
             picked = recorded(case)
-            times = all_configs(case)
+            times = all_configs(case, size)
             fastest = min(times, key=times.__getitem__)
             us = microseconds(picked, REPLAYS)
             ratios.append(us / times[fastest])
