@@ -96,12 +96,16 @@ bench-cuda: $(READY)
 	@$(RUN) -m benchmarks.cuda $(ARGS)
 
 # compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
-# watches those as well.
+# watches those as well. racecheck is not asked about the large GEMMs: it does not follow an mbarrier at which one lane
+# arrives for its warp, after __syncwarp, and names what the other lanes read and wrote (docs/verification.md).
 OURS := --kernel-name kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
 	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \
-		echo $$options; \
-		compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) -m tests.gpu.cuda_sanitizer_cases || exit 1; \
+		for cases in "" --gemms; do \
+			case "$$options$$cases" in racecheck*--gemms) continue;; esac; \
+			echo $$options $$cases; \
+			compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) -m tests.gpu.cuda_sanitizer_cases $$cases || exit 1; \
+		done; \
 	done
 
 # nvcc from the package index, for builds of the CUDA variant; an installed CUDA that CUDA_HOME names goes first.

@@ -30,9 +30,14 @@ constexpr tiles::Step step_of(const Form& f) {
     return {f.narrow * kAddCycles * (f.swapped ? kSwappedCost : 1) + kBlockCycles, stages(f)};
 }
 
+constexpr int64_t kMostOfOneWarpgroup = 256;  // rows; the costs were not fitted to such forms beyond 128
+
 // Whether a form may take a row class: swapped forms whose narrow rows are not mostly empty, and few rows fill them once.
 constexpr bool suits(const Form& f, int64_t rows, bool general_b) {
-    if (!f.swapped) return !general_b && (rows >= f.wide() || (f.wide() <= 128 && f.narrow <= 128));
+    if (!f.swapped) {
+        return !general_b && (rows >= f.wide() || (f.wide() <= 128 && f.narrow <= 128)) &&
+               (f.warpgroups > 1 || rows <= kMostOfOneWarpgroup);
+    }
     return f.narrow == 128 || f.narrow == rows || (f.narrow == 64 && rows < 64 && f.warpgroups == 1);
 }
 
@@ -42,6 +47,7 @@ constexpr tiles::Measured kMeasured[] = {
     {tiles::kH200, 16, 4096, 14336, 10, 3, 0}, {tiles::kH200, 32, 1536, 7168, 12, 6, 0},
     {tiles::kH200, 32, 2112, 7168, 12, 5, 0},  {tiles::kH200, 32, 2304, 16384, 12, 6, 0},
     {tiles::kH200, 32, 4096, 7168, 12, 3, 0},  {tiles::kH200, 64, 8192, 8192, 9, 1, 0},
+    {tiles::kH200, 128, 4096, 7168, 6, 2, 0},  {tiles::kH200, 1024, 512, 7168, 6, 2, 0},
     {tiles::kH200, 6144, 4096, 512, 0, 1, 0},  {tiles::kH200, 6144, 4608, 7168, 0, 1, 0},
     {tiles::kH200, 6144, 7168, 256, 0, 1, 0},  {tiles::kH200, 6144, 7168, 2304, 0, 1, 0},
 };
