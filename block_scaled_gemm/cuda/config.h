@@ -30,7 +30,7 @@ constexpr tiles::Step step_of(const Form& f) {
     return {f.narrow * kAddCycles * (f.swapped ? kSwappedCost : 1) + kBlockCycles, stages(f)};
 }
 
-constexpr int64_t kMostOfOneWarpgroup = 256;  // rows; the costs were not fitted to such forms beyond 128
+constexpr int64_t kMostOfOneWarpgroup = 128;  // rows: up to there the costs were fitted to such forms
 
 // Whether a form may take a row class: swapped forms whose narrow rows are not mostly empty, and few rows fill them once.
 constexpr bool suits(const Form& f, int64_t rows, bool general_b) {

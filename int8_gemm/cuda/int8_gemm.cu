@@ -3,7 +3,9 @@
 // Hopper, one matrix, rows of multiples of 16 bytes:
 //     HBM, L2 --> TMA: 128 k of both operands a stage --> ring in shared memory --> wgmma, int32 sums in registers
 //             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the columns
-//             --> shared memory --> epilogue.h, four columns a lane --> result
+//             --> the epilogue in registers, by scales, zero points and a bias that idle warps brought to shared memory
+//             --> rounded, through shared memory --> result, 16 bytes a lane
+//     GELU, a divisor, a matrix that is added: sums --> shared memory --> epilogue.h, four columns a lane --> result
 // All others:
 //     HBM, L2 --> cp.async: 64 to 512 k of rows of both operands a stage --> ring in shared memory
 //             --> mma.sync, int32 sums in registers --> shared memory (with few rows warps have parts of k: added)

@@ -44,12 +44,12 @@ struct Form {
         return fit < kMostStages ? fit : kMostStages;
     }
 
-    // Groups of 8 narrow rows that one of `splits` CTAs finishes at most, and bytes that all of them send for these.
-    constexpr int most_groups(int splits) const { return (tiles * narrow / 8 + splits - 1) / splits; }
-    constexpr int sums_bytes(int splits) const { return splits * most_groups(splits) * warpgroups * 128 * 16; }
+    // Bytes that one of up to `splits` CTAs is sent, with room for its own: four sums a thread for each group of 8 narrow
+    // rows that it finishes.
     constexpr int most_sums(int splits) const {
         if (splits < 2) return 0;
-        const int fewer = most_sums(splits - 1), own = sums_bytes(splits);
+        const int fewer = most_sums(splits - 1);
+        const int own = splits * int(ceil_div(tiles * narrow / 8, splits)) * warpgroups * 128 * 16;
         return own > fewer ? own : fewer;
     }
 
