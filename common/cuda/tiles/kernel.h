@@ -22,10 +22,11 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
     if (threadIdx.x == 0) start_ring<S>(shared, wide, narrow, index_of_part, cut.splits);
     // Closes: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
-    // Here all warps arrive, and all wait before they end: where a warp ends between the others' arrival and their wait,
-    // the barrier never completes (seen on an H200).
-    const bool meets_early = S::kSplits && S::kSumsApart && cut.splits > 1;
-    if (meets_early) arrive_at_cluster_start();
+    // Every warp arrives at the cluster's barrier once, and waits before it ends. Where those that load did neither, a
+    // launch never ended (H200). Sums apart from the ring need no more than that all CTAs run: all arrive here.
+    // Otherwise a warp arrives when it has left the ring.
+    const bool meets = S::kSplits && cut.splits > 1;
+    if (meets && S::kSumsApart) arrive_at_cluster_start();
     let_next_kernel_start();
 
     if (warp < kWarpgroup / kWarp) {
@@ -35,8 +36,11 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
         } else {
             feed_more(shared, part);
         }
-        __syncwarp();
-        if (meets_early) wait_for_cluster_start();
+        if (meets) {
+            __syncwarp();
+            if (!S::kSumsApart) arrive_at_cluster_start();
+            wait_for_cluster_start();
+        }
     } else {
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
         wait_for_previous_kernel();

@@ -74,7 +74,7 @@ struct Fiber {
 };
 struct Cta {
     unsigned index = 0, rank = 0;
-    int threads = 0, live = 0;
+    int threads = 0;
     std::vector<char> memory;
     char* shared = nullptr;
     Meeting all;
@@ -112,7 +112,6 @@ inline void meet(Meeting& m, int count) {
 inline void fiber_entry() {
     kernel_body();
     current->done = true;
-    --current->cta->live;
     swapcontext(&current->context, &scheduler);
 }
 
@@ -139,7 +138,7 @@ inline void launch(int64_t ctas, int threads, int cluster, int64_t shared_bytes,
             Cta& cta = group[r];
             cta.index = unsigned(first + r);
             cta.rank = unsigned(r);
-            cta.threads = cta.live = threads;
+            cta.threads = threads;
             cta.cluster = &group;
             cta.cluster_meeting = &meeting;
             cta.memory.assign(shared_bytes + kAlignment, char(0x7F));  // NaN, as operand and as float
@@ -242,19 +241,12 @@ T& dynamic_shared() {
 constexpr int kRankShift = 24;  // of an address in the cluster
 inline uint32_t shared_address(const void* p) { return uint32_t(static_cast<const char*>(p) - current->cta->shared); }
 inline uint32_t rank_in_cluster() { return current->cta->rank; }
-// Of the threads that have not ended.
-inline void arrive_at_cluster_start() {}
+// Of all threads, once in a kernel. Hardware would let a cluster go on without threads that have ended, but not
+// reliably where they end after others have arrived.
+inline void arrive_at_cluster_start() { ++current->cta->cluster_meeting->arrived; }
 inline void wait_for_cluster_start() {
-    Cta& cta = *current->cta;
-    Meeting& m = *cta.cluster_meeting;
-    const unsigned phase = m.phase;
-    ++m.arrived;
-    while (m.phase == phase) {
-        int live = 0;
-        for (const Cta& each : *cta.cluster) live += each.live;
-        if (m.arrived == live) m.arrived = 0, ++m.phase;
-        else yield();
-    }
+    const Cta& cta = *current->cta;
+    while (cta.cluster_meeting->arrived < cta.threads * int(cta.cluster->size())) yield();
 }
 inline uint32_t address_in_cta(const void* p, uint32_t rank) { return shared_address(p) | rank << kRankShift; }
 using Barrier = uint64_t;
