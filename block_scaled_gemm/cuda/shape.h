@@ -10,7 +10,7 @@ namespace {
 using namespace tiles;
 
 // Of the loading warpgroup, warps 1 and 2 bring the scales of wide rows, and warp 3 those of narrow rows.
-constexpr int kWideThreads = 2 * kWarp, kScaleThreads = 3 * kWarp;
+constexpr int kWideThreads = 2 * kWarp;
 
 template <int index>
 struct FactorsOf {
@@ -18,7 +18,7 @@ struct FactorsOf {
 };
 
 template <int index>
-struct Shape : tiles::Ring<kForms[index], FactorsOf<index>, factor_bytes(kForms[index]), 1 + kScaleThreads> {
+struct Shape : tiles::Ring<kForms[index], FactorsOf<index>, factor_bytes(kForms[index]), 1 + kHelperThreads> {
     static constexpr bool kTwoBlocks = two_blocks(kForms[index]);
     static constexpr int kNarrowFactors = narrow_factors(kForms[index]);
 };
