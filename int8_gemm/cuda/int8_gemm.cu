@@ -50,6 +50,7 @@ struct FormChoice {
 FormChoice form_choice(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i>;
+        static_assert(S::kStages == stages(kForms[i]));
         static AllowedDevices allowed;
         return FormChoice{int8_gemm_forms<i>, S::kThreads, int(sizeof(typename S::Memory)), &allowed};
     });

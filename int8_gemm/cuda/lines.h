@@ -59,7 +59,7 @@ __device__ inline void feed_lines(typename S::Memory& shared, const Args& a, con
 
 // Whether finish_sums computes it: what is left are long texts, and addends for each number.
 __device__ inline bool finishes_in_registers(const Epilogue& e) {
-    return !bends(e.activation) && !e.divides && (!e.addend.data || e.addend.row_stride == 0);
+    return !bends(e.activation) && !e.divides && (!e.addend.data || adds_a_row(e));
 }
 
 // Bits of float32 results in place of the sums.

@@ -48,6 +48,10 @@ __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kG
     }
 }
 
+// A number of the result, of kSize bytes.
+template <int kSize>
+using Number = std::conditional_t<kSize == 4, uint32_t, std::conditional_t<kSize == 2, uint16_t, uint8_t>>;
+
 // Wide rows are rows of the result: what `put` made of the sums is stored in rows of kSize bytes a number.
 //
 //     to             number (0, 0); rows are row_bytes apart
@@ -77,12 +81,12 @@ __device__ inline void store_rows(char* staging, const T (&sums)[S::kTiles][S::k
                 if (m + r < tile.end) store(to_row, v);
             }
         } else {
-            using Element = std::conditional_t<kSize == 4, uint32_t, std::conditional_t<kSize == 2, uint16_t, uint8_t>>;
 #pragma unroll 1
             for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep, to_row += step) {
 #pragma unroll 1
                 for (int e = begin; e < end && n + e < columns; ++e) {
-                    reinterpret_cast<Element*>(to_row)[e] = reinterpret_cast<const Element*>(staged + r * kRow)[e];
+                    reinterpret_cast<Number<kSize>*>(to_row)[e] =
+                        reinterpret_cast<const Number<kSize>*>(staged + r * kRow)[e];
                 }
             }
         }
@@ -142,10 +146,10 @@ __device__ inline void store_columns(char* staging, const T (&sums)[S::kGroups][
         if (whole) {
             store(at, *reinterpret_cast<const uint4*>(numbers));
         } else {
-            using Element = std::conditional_t<kSize == 4, uint32_t, std::conditional_t<kSize == 2, uint16_t, uint8_t>>;
 #pragma unroll
             for (int e = 0; e < kCount; ++e) {
-                if (n + e < tile.end) reinterpret_cast<Element*>(at)[e] = reinterpret_cast<const Element*>(numbers)[e];
+                if (n + e < tile.end)
+                    reinterpret_cast<Number<kSize>*>(at)[e] = reinterpret_cast<const Number<kSize>*>(numbers)[e];
             }
         }
     });
