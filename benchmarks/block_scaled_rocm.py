@@ -2,6 +2,7 @@
 """block_scaled_gemm on an MI300X beside AITER's choice of Composable Kernel, both by the simulator's clock.
 
     python -m benchmarks.block_scaled_rocm [--checkout aiter=PATH --checkout ck=PATH] [--only MxNxK ...] [--config S,P]
+    python -m benchmarks.block_scaled_rocm --arch gfx950     # on an MI350X, alone
 
 The shapes are those of the AMD FP8 GEMM challenge. Of CK it takes the instances that AITER's tables for an MI300X name
 for a shape, or for the nearest M, and of these the one that the clock finds fastest. Instances are run from the
@@ -28,7 +29,7 @@ from simulator import Checks, cost, recording
 from simulator.profile import Profile
 from simulator.timeline import pack
 
-ARCH, UNITS, CHIPLETS = "gfx942", 304, 8
+ARCHS, CHIPLETS = ("gfx942", "gfx950"), 8
 COLUMNS_AND_K = (
     *((1536, 7168), (3072, 1536), (576, 7168), (7168, 256), (7168, 2048), (4608, 7168), (7168, 2304)),
     *((512, 7168), (4096, 512)),
@@ -56,17 +57,17 @@ def parts_of_a_tile(m: int, n: int, k: int, shape: int, parts: int):
     return sample
 
 
-def ours(device: Device, m: int, n: int, k: int, config: str | None) -> cost.Estimate:
+def ours(device: Device, m: int, n: int, k: int, config: str | None, arch: str = ARCHS[0]) -> cost.Estimate:
     """With split-K a workgroup of each tile adds the parts. All workgroups share the bandwidth before, and these alone
     in the meantime: what its course takes longer is played with their number."""
-    chosen = configs().block_scaled_config(m, n, k, 0) if config is None else tuple(map(int, config.split(",")))
-    a, b, out = empty((m, k), FORMATS[ARCH]), empty((n, k), FORMATS[ARCH]), empty((m, n), torch.bfloat16)
+    chosen = tuple(map(int, config.split(","))) if config else configs().block_scaled_config(m, n, k, ARCHS.index(arch))
+    a, b, out = empty((m, k), FORMATS[arch]), empty((n, k), FORMATS[arch]), empty((m, n), torch.bfloat16)
     blocks = -(-k // 128)
     scales = empty((m, blocks), torch.float32), empty((-(-n // 128), blocks), torch.float32)
     profile, runtime = Profile(), device.rocm.runtime
     checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
     options = {"sample": parts_of_a_tile(m, n, k, *chosen), "profile": profile, "checks": checks}
-    with device.rocm.on(ARCH, **options) as kernel, variable(GEMM_VARIABLE, config):
+    with device.rocm.on(arch, **options) as kernel, variable(GEMM_VARIABLE, config):
         kernel.block_scaled_gemm(a, b, *scales, out=out)
     return with_adding(recording.record(runtime.launches[-1][4], profile, runtime.beginnings), profile, chosen[1])
 
@@ -124,26 +125,27 @@ def main() -> None:
     parser.add_argument("--library", type=Path, default=record.OBJECTS, help="folder of CK's compiled instances")
     parser.add_argument("--only", action="append", default=[], metavar="MxNxK")
     parser.add_argument("--config", metavar="SHAPE,PARTS")
+    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     args = parser.parse_args()
     given = dict(each.split("=", 1) for each in args.checkout)
     checkouts = Checkouts({name: Path(path).resolve() for name, path in given.items()}) if given else None
     device = Device()
-    peers = ck_recordings(record.OBJECTS / "ck_challenge.npz", args.library, checkouts)
+    peers = ck_recordings(record.OBJECTS / "ck_challenge.npz", args.library, checkouts) if args.arch == ARCHS[0] else {}
     shapes = [tuple(map(int, each.split("x"))) for each in args.only] or SHAPES
     ratios = []
     print(
         "| M x N x K | shape, parts | ours, us | bound | CK, us | instance | CK / ours |\n|---|---|---|---|---|---|---|"
     )
     for shape in shapes:
-        result = ours(device, *shape, args.config)
+        result = ours(device, *shape, args.config, args.arch)
         peer = min(
             ((cost.estimate(each.recording), each.name) for each in peers.get(shape, ())),
             key=lambda each: each[0].seconds,
             default=None,
         )
         us = 1e6 * result.seconds
-        config = args.config or ",".join(map(str, configs().block_scaled_config(*shape, 0)))
+        config = args.config or ",".join(map(str, configs().block_scaled_config(*shape, ARCHS.index(args.arch))))
         line = f"| {'x'.join(map(str, shape))} | {config} | {us:.1f} | {result.bound} |"
         if peer:
             ratios.append(peer[0].seconds / result.seconds)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """int8_gemm on an MI300X by the simulator's clock, beside AITER's published times and Composable Kernel.
 
-    python -m benchmarks.int8_gemm_rocm [--only MxNxK ...] [--config SHAPE,PARTS] [--parts]
+    python -m benchmarks.int8_gemm_rocm [--only MxNxK ...] [--config SHAPE,PARTS] [--parts] [--arch gfx950]
     python -m benchmarks.int8_gemm_rocm --smoothquant [--checkout ck=PATH] [--only MxNxK ...] [--config SHAPE,PARTS]
 
 The first is W8A8 beside AITER's times (int8, an MI300X). The second is linear_abde_i8 at OPT's sizes beside CK's
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.block_scaled_rocm import CHIPLETS, with_adding
+from benchmarks.block_scaled_rocm import ARCHS, CHIPLETS, with_adding
 from benchmarks.calibration import record, store
 from benchmarks.calibration.build import build
 from benchmarks.calibration.ck_smoothquant import ARTICLE, INSTANCES
@@ -30,7 +30,6 @@ from scripts.host_configs import configs
 from simulator import Checks, cost, recording
 from simulator.profile import Profile
 
-ARCH = "gfx942"
 # M, N, K -> microseconds; None: nothing is published.
 PUBLISHED = {(16384, 1536, 5120): 211.7, (1024, 5120, 1280): 18.3, (16, 5120, 5120): None, (1, 5120, 5120): None}
 # Of OPT 1.3B, 6.7B and 13B: attention's projections, fc1, fc2.
@@ -70,12 +69,16 @@ def smoothquant(kernel, m: int, n: int, k: int) -> Callable[[], None]:
     return lambda: kernel.linear_abde_i8(a, b, empty((n,), torch.int8), 0.01, 0.5, out=out)
 
 
-def ours(device: Device, call: Callable, m: int, n: int, k: int, config: str | None) -> cost.Estimate:
-    chosen = configs().int8_config(1, m, n, k, 0, False) if config is None else tuple(map(int, config.split(",")))
+def ours(
+    device: Device, call: Callable, m: int, n: int, k: int, config: str | None, arch: str = ARCHS[0]
+) -> cost.Estimate:
+    chosen = (
+        tuple(map(int, config.split(","))) if config else configs().int8_config(1, m, n, k, ARCHS.index(arch), False)
+    )
     profile, runtime = Profile(), device.rocm.runtime
     checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
     with (
-        device.rocm.on(ARCH, sample=parts_of_a_tile(m, n, *chosen), profile=profile, checks=checks) as kernel,
+        device.rocm.on(arch, sample=parts_of_a_tile(m, n, *chosen), profile=profile, checks=checks) as kernel,
         variable(GEMM_VARIABLE, config),
     ):
         call(kernel, m, n, k)()
@@ -107,20 +110,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="MxNxK")
     parser.add_argument("--config", metavar="SHAPE,PARTS")
+    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     parser.add_argument("--smoothquant", action="store_true", help="linear_abde_i8 at OPT's sizes beside CK")
     parser.add_argument("--checkout", metavar="ck=PATH")
     args = parser.parse_args()
     given = Path(args.checkout.removeprefix("ck=")) if args.checkout else None
-    peers = ck_estimates(given) if args.smoothquant else {}
+    peers = ck_estimates(given) if args.smoothquant and args.arch == ARCHS[0] else {}
     device = Device()
     others = "CK, the article's tile, us | the fastest CK, us | which |" if args.smoothquant else "AITER, us |"
     print(f"| M x N x K | shape, parts | ours, us | bound | {others}")
     print("|---" * (4 + others.count("|")) + "|")
     ratios: dict[str, list[float]] = {}
     for shape in [tuple(map(int, each.split("x"))) for each in args.only] or (OPT if args.smoothquant else PUBLISHED):
-        result = ours(device, smoothquant if args.smoothquant else w8a8, *shape, args.config)
-        config = args.config or ",".join(map(str, configs().int8_config(1, *shape, 0, False)))
+        result = ours(device, smoothquant if args.smoothquant else w8a8, *shape, args.config, args.arch)
+        config = args.config or ",".join(map(str, configs().int8_config(1, *shape, ARCHS.index(args.arch), False)))
         name, us = "x".join(map(str, shape)), 1e6 * result.seconds
         line = f"| {name} | {config} | {us:.1f} | {result.bound} |"
         if args.smoothquant:

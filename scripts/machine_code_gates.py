@@ -39,6 +39,16 @@ def missed_gates(kernels: dict, table: dict) -> list[str]:
     return missed
 
 
+def matrix_instruction(arch: str, matrix: int, kind: str) -> tuple[str, int]:
+    """(name, k) of what a GEMM multiplies `kind`, "fp8" or "i8", with: gfx950's own ones have twice the rate."""
+    k = 16 if matrix == 32 else 32
+    if arch == "gfx942":
+        types = "fp8_fp8" if kind == "fp8" else "i8"
+    else:
+        k, types = (4 * k, "f8f6f4") if kind == "fp8" else (2 * k, "i8")
+    return f"v_mfma_{'f32' if kind == 'fp8' else 'i32'}_{matrix}x{matrix}x{k}_{types}", k
+
+
 def always(kernel, figures) -> list[tuple[str, bool]]:
     meta = kernel.metadata
     names = {i.name for i in kernel.code}
@@ -201,10 +211,11 @@ def tiles(
 ) -> list[tuple[str, bool]]:
     waves, stages = shape["waves_m"] * shape["waves_n"], 128 // shape["stage"]
     per_simd = -(-waves * shape["per_unit"] // SIMDS)
-    rounds = max(1, max(shape["ahead"], 2 * shape["deep"]) // stages)  # blocks that the main loop has unrolled
+    mfma, size = matrix_instruction(arch, shape["matrix"], "fp8")
+    deep = shape["deep"] or size == shape["stage"]
+    ahead = 1 if careful and deep else shape["ahead"]
+    rounds = max(1, max(ahead, 2 * deep) // stages)  # blocks that the main loop has unrolled
     subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
-    size = 16 if shape["matrix"] == 32 else 32
-    mfma = f"v_mfma_f32_{shape['matrix']}x{shape['matrix']}x{size}_fp8_fp8"
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
     scales = {"buffer_load_dword", "buffer_load_ubyte"}
@@ -225,6 +236,7 @@ def tiles(
 
 def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[tuple[str, bool]]:
     row_tiles, column_tiles = shape["rows"] // 16, shape["columns"] // 16
+    mfma, k = matrix_instruction(arch, 16, "fp8")
     per_simd = -(-shape["waves"] * shape["per_unit"] // SIMDS)
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loops = [body for body in kernel.loops if any(i.name.startswith("v_mfma") for i in body)]
@@ -232,8 +244,8 @@ def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list
     # Of a slot's fragments: the other slots stay in flight.
     waits = [i.count("vmcnt") for body in loops for i in body if i.count("vmcnt") is not None]
     return [
-        ("other matrix instructions", set(instructions) == {"v_mfma_f32_16x16x32_fp8_fp8"}),
-        ("matrix instructions of a round", len(instructions) == shape["depth"] * row_tiles * column_tiles * 4),
+        ("other matrix instructions", set(instructions) == {mfma}),
+        ("matrix instructions of a round", len(instructions) == shape["depth"] * row_tiles * column_tiles * 128 // k),
         ("fragments loaded by less than 128 bits", careful or {i.name for i in loads} == {"buffer_load_dwordx4"}),
         ("loads of a round", careful or len(loads) == shape["depth"] * 2 * (row_tiles + column_tiles)),
         (
@@ -250,16 +262,13 @@ def int8_tiles(arch: str, kernel, f, shape, careful: bool) -> list[tuple[str, bo
     per_simd = -(-grid * shares * shape["per_unit"] // SIMDS)
     rounds = shape["ahead"] * (1 + shape["ahead"] % 2)  # stages that the main loop has unrolled
     subtiles = shape["rows"] * shape["columns"] // (grid * shape["matrix"] ** 2)
-    size = 16 if shape["matrix"] == 32 else 32
+    mfma, size = matrix_instruction(arch, shape["matrix"], "i8")
     instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
     loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
     fragments = rounds * (shape["stage"] * shape["matrix"] // 1024) // shares
     reads = fragments * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
     return [
-        (
-            "other matrix instructions",
-            set(instructions) == {f"v_mfma_i32_{shape['matrix']}x{shape['matrix']}x{size}_i8"},
-        ),
+        ("other matrix instructions", set(instructions) == {mfma}),
         ("matrix instructions of a round", len(instructions) == rounds * subtiles * shape["stage"] // size // shares),
         ("stages loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
         ("stages of any rows by single bytes alone", not careful or named(kernel, "global_load_dwordx4") >= 2),

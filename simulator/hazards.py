@@ -10,6 +10,7 @@ at them, and for how many wait states. Each has views (`views`): what it reads o
 
 from dataclasses import dataclass
 
+from .counters import matrix_cycles
 from .faults import HazardFault
 from .operands import Instruction
 from .source_lines import at_source_line
@@ -22,7 +23,6 @@ TRANSCENDENTAL = ("v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_")
 # Packed instructions have no bit in op_sel for their destination.
 NO_DESTINATION_IN_OP_SEL = ("v_pk_", "v_dot", "v_fma_mix", "v_mfma", "v_smfmac")
 WIDE_STORES = ("store_dwordx3", "store_dwordx4")
-PASSES_OF = {"16x16": 4, "32x32": 8}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def views(ins: Instruction) -> dict[str, int]:
 
 
 def _left_by_matrix(ins: Instruction, gfx950: bool) -> list[Hazard]:
-    passes = next(count for shape, count in PASSES_OF.items() if shape in ins.mnemonic)
+    passes = matrix_cycles(ins.mnemonic) // 4
     extra = 1 if gfx950 else 0
     d, c = ins.writes, _accumulator(ins)
     return [

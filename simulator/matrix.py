@@ -4,6 +4,9 @@ A lane l of a dense instruction M × N × K holds of A the row l mod M, of B the
 consecutive k from width·⌊l / M⌋ on, where width = K·M / 64. Of D it holds column l mod N; its register r is the row
 8·⌊r / 4⌋ + 4·⌊l / 32⌋ + r mod 4 for 32 × 32, and 4·⌊l / 16⌋ + r for 16 × 16.
 
+gfx950's instructions of twice that K hold their k in an order that nobody has confirmed here. A and B have the
+same one, so it does not matter to the sum of the products.
+
 The products are summed exactly (in float64) with the accumulator and rounded once to float32. The hardware's order
 and roundings are not published; sums that float32 holds exactly are the same in any order.
 """
@@ -22,7 +25,9 @@ SUPPORTED = {
     "mfma_16x16x32_fp8_fp8", "mfma_32x32x16_fp8_fp8", "mfma_16x16x16_bf16", "mfma_32x32x8_bf16", "mfma_16x16x16_f16",
     "mfma_16x16x32_i8", "mfma_32x32x16_i8", "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
 }  # fmt: skip
-BITS = {"fp8": 8, "i8": 8, "bf16": 16, "f16": 16}
+# f8f6f4: e4m3, without scales.
+OF_GFX950 = {"mfma_16x16x128_f8f6f4", "mfma_32x32x64_f8f6f4", "mfma_16x16x64_i8", "mfma_32x32x32_i8"}
+BITS = {"fp8": 8, "f8f6f4": 8, "i8": 8, "bf16": 16, "f16": 16}
 LANE = np.arange(LANES)
 
 
@@ -38,7 +43,7 @@ def output_positions(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def decoder(kind: str, arch: str):
     """A function from an array of dwords, [lane, register], to its elements, [lane, element]."""
-    if kind == "fp8":
+    if kind in ("fp8", "f8f6f4"):
         table = DECODE[arch == "gfx942"].astype(np.float64)
         return lambda words: table[words.view(np.uint8)]
     if kind == "i8":
@@ -87,7 +92,7 @@ def build(ins: Instruction, name: str):
     ins.kind = "mfma"
     m, n, k = (int(match[each]) for each in "mnk")
     stem = f"{match['op']}_{m}x{n}x{k}_{match['types']}"
-    if stem not in SUPPORTED:
+    if stem not in SUPPORTED and not (ins.arch == "gfx950" and stem in OF_GFX950):
         raise UnsupportedError(f"{name} on {ins.arch}")
     kinds = match["types"].split("_") * 2
     sparse = match["op"] == "smfmac"

@@ -10,11 +10,15 @@
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 
+// clang-format off
 constexpr TileShape kTileShapes[] = {
-    {256, 128, 4, 2, 32, 64, 2, 0, 1, 3200}, {128, 128, 4, 2, 32, 64, 4, 0, 1, 1900},
-    {128, 64, 2, 2, 32, 64, 4, 1, 2, 1550},  {64, 64, 2, 2, 32, 128, 2, 1, 1, 1000},
-    {128, 64, 2, 2, 32, 64, 2, 0, 2, 1800},
+    {256, 128, 4, 2, 32, 64, 2, 0, 1, {3200, 2050}},
+    {128, 128, 4, 2, 32, 64, 4, 0, 1, {1900, 1350}},
+    {128, 64, 2, 2, 32, 64, 4, 1, 2, {1550, 1420}},
+    {64, 64, 2, 2, 32, 128, 2, 1, 1, {1000, 1000}},
+    {128, 64, 2, 2, 32, 64, 2, 0, 2, {1800, 1510}},
 };
+// clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 // The shape that takes scales of single columns of a block, and any layout. Its instruction is that of all: what
 // decides the order of a sum, instruction and parts, must not depend on the layout.
@@ -72,6 +76,7 @@ constexpr int64_t tiles_of(const Shape& shape, int64_t m, int64_t n) {
 }
 
 struct ChipModel {
+    Arch arch;
     int compute_units;
     double cycles_per_us;
     double memory_bytes_per_us;  // from or to the memory-side cache
@@ -81,11 +86,16 @@ struct ChipModel {
     double split_us;             // one atomic operation, and what waits for it
 };
 // What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 1.5},
-                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 1.5}};
+constexpr ChipModel kChipModels[] = {
+    {Arch::gfx942, compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 1.5},
+    {Arch::gfx950, compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 1.5},
+};
 
 // Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
-constexpr double matrix_operations_per_cycle(int matrix) { return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9; }
+constexpr double matrix_operations_per_cycle(Arch arch, int matrix) {
+    if (arch == Arch::gfx950) return matrix == 32 ? 4096 * 64 / 71.9 : 4096 * 32 / 39.9;
+    return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9;
+}
 
 constexpr double least(double a, double b) { return a < b ? a : b; }
 
@@ -101,7 +111,7 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double active = double(units < chip.compute_units ? units : chip.compute_units);
     const double size = double(shape.rows) * shape.columns;
     // Of one tile, in cycles.
-    const double operations = size * kBlock / matrix_operations_per_cycle(shape.matrix);
+    const double operations = size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix);
     const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
     const double from_l2 = double(shape.rows + shape.columns) * kBlock / least(l2_share, 2 * chip.unit_bytes);
     const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
@@ -109,7 +119,8 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double busy = double(on_unit) * (blocks * (operations > from_l2 ? operations : from_l2) + drain);
     // Workgroups of one unit are in each other's way.
     const double slower = on_unit > 1 && shape.per_unit > 1 ? 1.45 : 1.0;
-    const double chain = double(rounds) * (blocks * shape.block_cycles * slower + chip.fixed_cycles + drain / 2);
+    const double chain =
+        double(rounds) * (blocks * shape.block_cycles[int(chip.arch)] * slower + chip.fixed_cycles + drain / 2);
     double us = (busy > chain ? busy : chain) / chip.cycles_per_us;
     // What all units fetch from memory. A part's tiles lie on `near` chiplets, band after band of rows: a chiplet of
     // its own for each band fetches its rows alone and the columns as the others do, several in a band the reverse.

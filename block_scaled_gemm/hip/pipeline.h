@@ -250,7 +250,14 @@ class Tile {
 #pragma unroll
         for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) fold(i, j);
+            for (int j = 0; j < S::sub_n; ++j) {
+#if defined(__gfx950__)
+                // 20 wait states have to lie between a matrix instruction of 16 passes and a read of its result. clang
+                // 22 looks back over 19: where there are just as many, it adds none. It does not count an asm's.
+                asm volatile("s_nop 0" : "+v"(block_sums[i][j]));
+#endif
+                fold(i, j);
+            }
         }
     }
 
@@ -296,12 +303,12 @@ class Tile {
                 }
             };
             const bool first = h == 0 && step == 0;
-            constexpr int kInstructions = 2 * S::sub_m * S::sub_n;
+            constexpr int kOnAFragment = instructions_on(S::chunks), kInstructions = kOnAFragment * S::sub_m * S::sub_n;
             const int all = Fragments<S>::kReads + moves;
 #pragma unroll
             for (int instruction = 0; instruction < kInstructions; ++instruction) {
-                const int subtile = instruction / 2, i = subtile / S::sub_n, j = subtile % S::sub_n;
-                const bool start = first && instruction % 2 == 0;
+                const int subtile = instruction / kOnAFragment, i = subtile / S::sub_n, j = subtile % S::sub_n;
+                const bool start = first && instruction % kOnAFragment == 0;
 #pragma unroll
                 for (int n = all * instruction / kInstructions; n < all * (instruction + 1) / kInstructions; ++n) {
                     between(n);
@@ -309,7 +316,7 @@ class Tile {
                 if (start) fold(i, j);
                 block_sums[i][j] =
                     hip::multiply<S::matrix>(fragments[mine].b[j], fragments[mine].a[i],
-                                             start ? Sums<S::matrix>(0) : block_sums[i][j], instruction % 2);
+                                             start ? Sums<S::matrix>(0) : block_sums[i][j], instruction % kOnAFragment);
                 if (first) {
                     __builtin_amdgcn_sched_barrier(0);
                 } else {
@@ -341,7 +348,7 @@ template <int index, bool per_column, bool careful, bool turned_a = false, bool 
 __global__ __launch_bounds__(Shape<index>::threads, Shape<index>::waves_per_simd)
 __attribute__((amdgpu_num_vgpr(256))) void
 block_scaled_gemm_tiles(Launch) {
-    using S = Shape<index>;
+    using S = Shape<index, careful>;
     using T = Tile<S, per_column, careful, turned_a, turned_b>;
     __shared__ typename T::Lds lds;
     Unit unit;

@@ -255,16 +255,12 @@ class Slice {
         for (int i = 0; i < S::sub_m; ++i) scale[i] = region[at * kScalePitch<S::rows> + 16 * i + lane % 16];
         f32x4 of_block[S::sub_m][S::sub_n];
 #pragma unroll
-        for (int n = 0; n < S::loads; ++n) {
+        for (int n = 0; n < instructions_on(S::loads); ++n) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll
-                for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-                    for (int j = 0; j < S::sub_n; ++j) {
-                        of_block[i][j] =
-                            hip::multiply<16>(b[slot][j][n], a[slot][i][n], n + half ? of_block[i][j] : f32x4(0), half);
-                    }
+                for (int j = 0; j < S::sub_n; ++j) {
+                    of_block[i][j] = hip::multiply<16>(b[slot][j], a[slot][i], n ? of_block[i][j] : f32x4(0), n);
                 }
             }
         }

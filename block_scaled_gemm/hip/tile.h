@@ -1,4 +1,5 @@
-// The compiled shapes, and the matrix instructions: v_mfma_f32_16x16x32_fp8_fp8 and v_mfma_f32_32x32x16_fp8_fp8. How the
+// The compiled shapes, and the matrix instructions: v_mfma_f32_16x16x32_fp8_fp8 and v_mfma_f32_32x32x16_fp8_fp8 on gfx942;
+// on gfx950 v_mfma_f32_16x16x128_f8f6f4 and v_mfma_f32_32x32x64_f8f6f4, which multiply twice as much in a cycle. How the
 // waves of a workgroup divide a tile, and how a stage lies in LDS, is in common/hip/gemm_tile.h. A lane has the sums of
 // one row, which have one scale.
 #pragma once
@@ -14,13 +15,23 @@ using namespace gemm_tile;
 
 constexpr bool kByColumns = true;  // turned.h stores so
 
-template <int index>
-struct Shape : TileSizes<kTileShapes[index]> {
-    using Sizes = TileSizes<kTileShapes[index]>;
+#if defined(__gfx950__)
+constexpr int kChunksAFragment = 2;
+constexpr int instructions_on(int chunks) { return chunks / 2; }
+#else
+constexpr int kChunksAFragment = 1;
+constexpr int instructions_on(int chunks) { return 2 * chunks; }
+#endif
+
+// careful: for operands of any layout, which take more registers.
+template <int index, bool careful = false>
+struct Shape : TileSizes<kTileShapes[index], kChunksAFragment> {
+    using Sizes = TileSizes<kTileShapes[index], kChunksAFragment>;
     static constexpr bool by_columns = kByColumns;
     static constexpr int stages = kBlock / Sizes::stage;  // of a block: 1 or 2
+    static constexpr int ahead = careful && Sizes::deep ? 1 : Sizes::ahead;
     // Blocks in a round of the main loop: stages in flight, and with `deep` two sets of fragments, are constants in it.
-    static constexpr int in_turn = Sizes::deep && Sizes::ahead % 2 ? 2 * Sizes::ahead : Sizes::ahead;
+    static constexpr int in_turn = Sizes::deep && ahead % 2 ? 2 * ahead : ahead;
     static constexpr int unrolled = in_turn > stages ? in_turn / stages : 1;
     static_assert(unrolled * stages % in_turn == 0 && (!Sizes::deep || unrolled * stages % 2 == 0));
     static_assert(Sizes::columns <= kBlock);
@@ -29,15 +40,29 @@ struct Shape : TileSizes<kTileShapes[index]> {
 template <int matrix>
 using Sums = float __attribute__((ext_vector_type(matrix == 32 ? 16 : 4)));
 
-// Half `which` of a fragment's k.
+// The n-th of instructions_on(chunks) instructions on a fragment.
 template <int matrix>
-__device__ inline Sums<matrix> multiply(u32x4 b, u32x4 a, Sums<matrix> c, int which) {
-    const auto half = [&](u32x4 v) { return __builtin_bit_cast(long, which ? u32x2{v.z, v.w} : u32x2{v.x, v.y}); };
+__device__ inline Sums<matrix> multiply(const u32x4* b, const u32x4* a, Sums<matrix> c, int n) {
+#if defined(__gfx950__)
+    using Operand = int __attribute__((ext_vector_type(8)));
+    const auto two = [&](const u32x4* chunks) {
+        const u32x4 v = chunks[2 * n], w = chunks[2 * n + 1];
+        return Operand{int(v.x), int(v.y), int(v.z), int(v.w), int(w.x), int(w.y), int(w.z), int(w.w)};
+    };
+    // Both operands are e4m3 (0); without scales.
     if constexpr (matrix == 32) {
-        return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(half(b), half(a), c, 0, 0, 0);
+        return __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(two(b), two(a), c, 0, 0, 0, 0, 0, 0);
     } else {
-        return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(half(b), half(a), c, 0, 0, 0);
+        return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(two(b), two(a), c, 0, 0, 0, 0, 0, 0);
     }
+#else
+    const long left = half_of(b[n / 2], n % 2), right = half_of(a[n / 2], n % 2);
+    if constexpr (matrix == 32) {
+        return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(left, right, c, 0, 0, 0);
+    } else {
+        return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(left, right, c, 0, 0, 0);
+    }
+#endif
 }
 
 }  // namespace

@@ -6,8 +6,9 @@
 //     16  lane l = 16 g + j: 16 bytes from k = 16 g of row j, 64 k a step
 //     32  lane l = 32 g + j: 16 bytes from k = 16 g of row j, 32 k a step
 //
-// An instruction that expects 8 bytes a lane gets the first halves of the 16, then the second halves. That permutes k in
-// the same way in both operands, which does not change a dot product.
+// An instruction that expects 8 bytes a lane gets the first halves of the 16, then the second halves; one that expects 32
+// the 16 of a step of 32 or 64 k and those of the next. That permutes k in the same way in both
+// operands, which does not change a dot product.
 //
 // The transpose is computed: the instruction's first operand is B, its second one is A. So a lane has sums of one row
 // m = j, for columns n = 8 q + 4 g ... + 3 (32: q = 0 ... 3) or 4 g ... + 3 (16).
@@ -28,8 +29,8 @@ namespace {
 
 constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
 
-// What follows of a shape.
-template <TileShape s>
+// What follows of a shape. chunks: 16 bytes of a lane's fragment of a row, 1 or 2.
+template <TileShape s, int chunks_ = 1>
 struct TileSizes {
     static constexpr int rows = s.rows, columns = s.columns, waves_m = s.waves_m, waves_n = s.waves_n,
                          waves_k = s.waves_k, matrix = s.matrix, stage = s.stage, ahead = s.ahead, waves = s.waves(),
@@ -37,12 +38,14 @@ struct TileSizes {
     static constexpr int wave_rows = rows / waves_m, wave_columns = columns / waves_n;
     static constexpr int sub_m = wave_rows / matrix, sub_n = wave_columns / matrix;  // subtiles of a wave
     static constexpr int quads = matrix == 32 ? 4 : 1;  // a lane's fours of columns in a subtile
-    static constexpr bool deep = s.deep;
-    static constexpr int step = matrix == 32 ? 32 : 64;   // k of a 128-bit fragment
-    static constexpr int steps = stage / step / waves_k;  // of a stage, a wave's
+    static constexpr int chunks = chunks_;
+    static constexpr int step = (matrix == 32 ? 32 : 64) * chunks;  // k of a fragment
+    static constexpr int steps = stage / step / waves_k;            // of a stage, a wave's
+    // A stage of one step cannot be read half.
+    static constexpr bool deep = s.deep || steps == 1;
     static constexpr int a_bytes = rows * stage, b_bytes = columns * stage, stage_bytes = a_bytes + b_bytes;
     static_assert(rows % (waves_m * matrix) == 0 && columns % (waves_n * matrix) == 0);
-    static_assert(steps * step * waves_k == stage && (steps > 1 || deep));
+    static_assert(steps * step * waves_k == stage);
     // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
     static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
 };
@@ -70,40 +73,43 @@ __device__ inline int column_in_wave(int lane, int j, int q) {
     return j * S::matrix + 8 * q + lane / S::matrix * 4;
 }
 
-// Where in a stage a wave's fragments are, bytes: of each step, at its first row and column. They are multiples of 16,
-// which leave the permutation of chunks as it is.
+// Where in a stage the chunks of a wave's fragments are, bytes: of each step, at its first row and column. The rows
+// after it are multiples of 16 away, which leave the permutation of chunks as it is.
 template <class S>
 struct Places {
-    int a[S::steps], b[S::steps];
+    int a[S::steps * S::chunks], b[S::steps * S::chunks];
 
     __device__ Places() {
         const int lane = threadIdx.x % kWave, j = lane % S::matrix, g = lane / S::matrix;
         const int all = threadIdx.x / kWave, wave = S::waves_k == 1 ? all : all % S::grid_waves;
-        const int first = S::waves_k == 1 ? 0 : all / S::grid_waves * S::steps;
+        constexpr int kCount = S::steps * S::chunks, kTogether = S::step / S::chunks / kChunk;
+        const int first = S::waves_k == 1 ? 0 : all / S::grid_waves * kCount;
 #pragma unroll
-        for (int step = 0; step < S::steps; ++step) {
-            const int at = place<S::stage, S::by_columns>(j, (first + step) * (S::step / kChunk) + g);
-            a[step] = at + wave / S::waves_n * S::wave_rows * S::stage;
-            b[step] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
-            asm volatile("" : "+v"(a[step]), "+v"(b[step]));  // computed once, not at each step
+        for (int n = 0; n < kCount; ++n) {
+            const int at = place<S::stage, S::by_columns>(j, (first + n) * kTogether + g);
+            a[n] = at + wave / S::waves_n * S::wave_rows * S::stage;
+            b[n] = at + S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
+            asm volatile("" : "+v"(a[n]), "+v"(b[n]));  // computed once, not at each step
         }
     }
 };
 
-// A wave's fragments of one step: 128 bits a lane of each of its rows and columns.
+// A wave's fragments of one step, a lane's: `chunks` of each of its rows and columns.
 template <class S>
 struct Fragments {
-    u32x4 a[S::sub_m], b[S::sub_n];
+    u32x4 a[S::sub_m][S::chunks], b[S::sub_n][S::chunks];
 
-    static constexpr int kReads = S::sub_m + S::sub_n;
+    static constexpr int kReads = (S::sub_m + S::sub_n) * S::chunks;
 
     // The n-th of kReads: in the order in which subtiles need them.
     __device__ void read(const char* stage, const Places<S>& places, int step, int n) {
-        const int i = n == 0 ? 0 : n - S::sub_n;
-        if (n == 0 || n > S::sub_n) {
-            a[i] = *reinterpret_cast<const u32x4*>(stage + places.a[step] + i * S::matrix * S::stage);
+        const int row = n / S::chunks, c = n % S::chunks, at = step * S::chunks + c;
+        const auto chunk = [&](int from) { return *reinterpret_cast<const u32x4*>(stage + from); };
+        if (row == 0 || row > S::sub_n) {
+            const int i = row == 0 ? 0 : row - S::sub_n;
+            a[i][c] = chunk(places.a[at] + i * S::matrix * S::stage);
         } else {
-            b[n - 1] = *reinterpret_cast<const u32x4*>(stage + places.b[step] + (n - 1) * S::matrix * S::stage);
+            b[row - 1][c] = chunk(places.b[at] + (row - 1) * S::matrix * S::stage);
         }
     }
     __device__ void read(const char* stage, const Places<S>& places, int step) {
@@ -111,6 +117,11 @@ struct Fragments {
         for (int n = 0; n < kReads; ++n) read(stage, places, step, n);
     }
 };
+
+// Of a chunk, the 8 bytes that an instruction of gfx942 takes.
+__device__ inline long half_of(u32x4 chunk, int which) {
+    return __builtin_bit_cast(long, which ? u32x2{chunk.z, chunk.w} : u32x2{chunk.x, chunk.y});
+}
 
 // Calls body(i, j, q, four): each four of a lane's columns.
 template <class S, class Body>

@@ -12,14 +12,14 @@ namespace rocm_fp8::int8_gemm::hip {
 
 // clang-format off
 constexpr TileShape kTileShapes[] = {
-    {256, 128, 4, 2, 32, 64, 2, 0, 1, 2740},
-    {128, 128, 4, 2, 32, 64, 4, 0, 1, 1660},
-    {128, 64, 2, 2, 32, 64, 2, 0, 2, 1200},
-    {64, 64, 2, 2, 32, 128, 2, 1, 2, 730},
-    {32, 64, 1, 2, 32, 128, 2, 1, 2, 690},
-    {16, 64, 1, 2, 16, 128, 2, 1, 2, 660},
-    {224, 128, 1, 4, 32, 64, 2, 1, 1, 2365, 2},
-    {160, 128, 1, 4, 32, 64, 2, 1, 1, 1770, 2},
+    {256, 128, 4, 2, 32, 64, 2, 0, 1, {2740, 1950}},
+    {128, 128, 4, 2, 32, 64, 4, 0, 1, {1660, 1310}},
+    {128, 64, 2, 2, 32, 64, 2, 0, 2, {1200, 1090}},
+    {64, 64, 2, 2, 32, 128, 2, 1, 2, {730, 717}},
+    {32, 64, 1, 2, 32, 128, 2, 1, 2, {690, 683}},
+    {16, 64, 1, 2, 16, 128, 2, 1, 2, {660, 643}},
+    {224, 128, 1, 4, 32, 64, 2, 1, 1, {2365, 1840}, 2},
+    {160, 128, 1, 4, 32, 64, 2, 1, 1, {1770, 1530}, 2},
 };
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
@@ -49,6 +49,7 @@ constexpr int64_t tiles_of(const TileShape& shape, int64_t batch, int64_t m, int
 }
 
 struct ChipModel {
+    Arch arch;
     int compute_units;
     double cycles_per_us;
     double memory_bytes_per_us;  // from or to the memory-side cache
@@ -59,11 +60,16 @@ struct ChipModel {
     double split_us;             // one atomic operation, and what waits for it
 };
 // What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 0.665, 1.5},
-                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 0.665, 1.5}};
+constexpr ChipModel kChipModels[] = {
+    {Arch::gfx942, compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 0.665, 1.5},
+    {Arch::gfx950, compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 0.665, 1.5},
+};
 
 // Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
-constexpr double matrix_operations_per_cycle(int matrix) { return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9; }
+constexpr double matrix_operations_per_cycle(Arch arch, int matrix) {
+    if (arch == Arch::gfx950) return matrix == 32 ? 4096 * 32 / 39.9 : 4096 * 16 / 23.9;
+    return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9;
+}
 
 constexpr double larger_of(double a, double b) { return a > b ? a : b; }
 constexpr double smaller_of(double a, double b) { return a < b ? a : b; }
@@ -84,7 +90,7 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double active = double(groups) / double(beside);
     const double size = double(shape.rows) * shape.columns;
     // Of one tile, in cycles.
-    const double operations = size * kBlock / matrix_operations_per_cycle(shape.matrix);
+    const double operations = size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix);
     const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
     const double from_l2 = double(shape.rows + shape.columns) * kBlock / smaller_of(l2_share, 2 * chip.unit_bytes);
     const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
@@ -94,10 +100,11 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double slower = beside > 1 ? 1.45 : 1.0;
     // The epilogue: a result takes a quarter of a cycle; more where waves have to add their sums first.
     const double fixed = chip.fixed_cycles + size * (shape.waves_k > 1 ? 0.42 : 0.25);
-    const double chain = double(rounds) * (blocks * shape.block_cycles * slower + fixed + (parts > 1 ? drain : 0));
+    const double chain =
+        double(rounds) * (blocks * shape.block_cycles[int(chip.arch)] * slower + fixed + (parts > 1 ? drain : 0));
     // What reaches the memory at least: each operand once, the weights of few rows by every chiplet that has a part.
     const double memory = double(batch) * double(k) * double(m + n) / chip.memory_bytes_per_us + 2;
-    const double multiplying = double(on_unit) * blocks * size * kBlock / 2048;
+    const double multiplying = double(on_unit) * blocks * size * kBlock / (chip.arch == Arch::gfx950 ? 4096 : 2048);
     double us =
         larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory) + chip.power * multiplying / chip.cycles_per_us;
     if (parts > 1) {

@@ -27,17 +27,31 @@ using i32x4 = int __attribute__((ext_vector_type(4)));
 template <class S>
 using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
 
-// Half `which` of a fragment's k.
+// The n-th instruction on a fragment: gfx950's take all of it, gfx942's one of its halves.
+#if defined(__gfx950__)
+constexpr int kInstructionsAFragment = 1;
+
 template <int matrix>
-__device__ inline Sums<matrix> multiply(u32x4 b, u32x4 a, Sums<matrix> c, int which) {
-    const auto half = [&](u32x4 v) { return __builtin_bit_cast(long, which ? u32x2{v.z, v.w} : u32x2{v.x, v.y}); };
+__device__ inline Sums<matrix> multiply(const u32x4* b, const u32x4* a, Sums<matrix> c, int) {
+    const auto whole = [](const u32x4* fragment) { return __builtin_bit_cast(i32x4, *fragment); };
     if constexpr (matrix == 32) {
-        return __builtin_amdgcn_mfma_i32_32x32x16_i8(half(b), half(a), c, 0, 0, 0);
+        return __builtin_amdgcn_mfma_i32_32x32x32_i8(whole(b), whole(a), c, 0, 0, 0);
     } else {
-        return __builtin_amdgcn_mfma_i32_16x16x32_i8(half(b), half(a), c, 0, 0, 0);
+        return __builtin_amdgcn_mfma_i32_16x16x64_i8(whole(b), whole(a), c, 0, 0, 0);
     }
 }
+#else
 constexpr int kInstructionsAFragment = 2;
+
+template <int matrix>
+__device__ inline Sums<matrix> multiply(const u32x4* b, const u32x4* a, Sums<matrix> c, int n) {
+    if constexpr (matrix == 32) {
+        return __builtin_amdgcn_mfma_i32_32x32x16_i8(half_of(*b, n), half_of(*a, n), c, 0, 0, 0);
+    } else {
+        return __builtin_amdgcn_mfma_i32_16x16x32_i8(half_of(*b, n), half_of(*a, n), c, 0, 0, 0);
+    }
+}
+#endif
 
 // One operand's part in a tile: `count` rows, a stage after the other. A thread has the same chunks of every stage;
 // neighbouring threads have the chunks of a row. Rows and k beyond the end are zeros.

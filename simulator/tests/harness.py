@@ -22,7 +22,7 @@ ARCHS = ("gfx942", "gfx950")
 LANES = 64
 # Registers of a snippet: inputs from v10 on, outputs from v30 on, scalar inputs from s8 on.
 INPUT, OUTPUT, SCALAR = 10, 30, 8
-INPUTS, OUTPUTS, SCALARS = 12, 8, 8
+INPUTS, OUTPUTS, SCALARS = 16, 8, 8
 
 clang = shutil.which(os.environ.get("ROCM_CLANG", "clang++-22"))
 needs_clang = pytest.mark.skipif(

@@ -1,5 +1,7 @@
 """MFMA and SMFMAC on random data for every element, against plain products in which each element is placed by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,13 @@ DENSE = {
     "v_mfma_f32_16x16x16_f16": (16, 16, "f16"),
     "v_mfma_i32_16x16x32_i8": (16, 32, "i8"),
     "v_mfma_i32_32x32x16_i8": (32, 16, "i8"),
+}
+# A and B hold their k in the same order, whichever it is: here in that of the others.
+OF_GFX950 = {
+    "v_mfma_f32_16x16x128_f8f6f4": (16, 128, "fp8"),
+    "v_mfma_f32_32x32x64_f8f6f4": (32, 64, "fp8"),
+    "v_mfma_i32_16x16x64_i8": (16, 64, "i8"),
+    "v_mfma_i32_32x32x32_i8": (32, 32, "i8"),
 }
 SPARSE = {"v_smfmac_f32_16x16x64_fp8_fp8": (16, 64), "v_smfmac_f32_32x32x32_fp8_fp8": (32, 32)}
 
@@ -54,10 +63,11 @@ def run(arch: str, instruction: str, body: str, a_regs, b_regs, c_regs, index=No
     return snippets.run("product", inputs)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("instruction", DENSE)
+@pytest.mark.parametrize(
+    "arch, instruction", [*itertools.product(ARCHS, DENSE), *itertools.product(["gfx950"], OF_GFX950)]
+)
 def test_dense(arch, instruction):
-    size, depth, kind = DENSE[instruction]
+    size, depth, kind = (DENSE | OF_GFX950)[instruction]
     rng = np.random.default_rng(7)
     make = (
         (lambda shape: fp8_codes(shape, rng, arch == "gfx942"))

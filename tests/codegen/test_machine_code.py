@@ -59,7 +59,7 @@ def test_both_architectures_have_every_kernel(kernels):
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
 
-# name of a kernel (a part of it), instruction -> what it is replaced by, the gate that must notice
+# name of a kernel (a part of it), what an instruction's name begins with -> what it is replaced by, the gate that must notice
 SABOTAGE = [
     ("rms_norm_fast<f16, f16, fp8, true, workgroup, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
     (
@@ -96,13 +96,13 @@ SABOTAGE = [
     ("block_scaled_gemm_tiles<3, false, false, false, false>", "ds_write_b128", "ds_write_b64", "stages stored"),
     (
         "block_scaled_gemm_tiles<4, true, true, false, false>",
-        "v_mfma_f32_32x32x16_fp8_fp8",
+        "v_mfma_f32_32x32x",
         "v_nop",
         "matrix instructions",
     ),
     ("block_scaled_gemm_tiles<1, false, false, true, true>", "v_perm_b32", "v_nop", "not transposed"),
     ("block_scaled_gemm_stream<1, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x32_fp8_fp8", "v_nop", "matrix instructions"),
+    ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instructions"),
     ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
 ]
 
@@ -111,7 +111,7 @@ SABOTAGE = [
 def test_each_gate_can_be_missed(kernels, name, instruction, instead, gate):
     changed = {arch: {name: copy.deepcopy(kernels[arch][name])} for arch in ARCHS}
     for arch in ARCHS:
-        matching = [i for i in changed[arch][name].code if i.name == instruction]
+        matching = [i for i in changed[arch][name].code if i.name.startswith(instruction)]
         assert matching, f"{name} has no {instruction}"
         for one in matching:
             one.name = instead
