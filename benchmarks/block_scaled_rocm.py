@@ -40,14 +40,14 @@ SHAPES = tuple((m, n, k) for m in (1024, 6144) for n, k in COLUMNS_AND_K)
 def parts_of_a_tile(m: int, n: int, k: int, shape: int, parts: int):
     """grid -> the workgroups that begin with the parts of one tile (block_scaled_gemm.hip, unit_at; stream.hip)."""
     tables = configs().tables
-    tile = (tables["tiles"] + tables["streams"])[shape]
+    tile = (tables["tiles"] + tables["streams"] + tables["direct"])[shape]
     tiles = -(-m // tile["rows"]) * -(-n // tile["columns"])
     per_chiplet = -(-tiles * parts // CHIPLETS)
 
     def sample(grid) -> list[int]:
         found = set()
         for part in range(parts):
-            if shape >= len(tables["tiles"]):
+            if len(tables["tiles"]) <= shape < len(tables["tiles"]) + len(tables["streams"]):
                 found.add(tiles // 2 * parts + part)
                 continue
             chiplet, place = divmod(part * tiles + tiles // 2, per_chiplet)

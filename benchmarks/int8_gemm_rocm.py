@@ -136,7 +136,8 @@ def main() -> None:
             ratios.setdefault("the fastest", []).append(fastest / us)
             line += f" {article:.1f} | {fastest:.1f} | {best} |"
         else:
-            line += f" {PUBLISHED.get(shape) or 'none'} |"
+            published = PUBLISHED.get(shape) if args.arch == ARCHS[0] else None
+            line += f" {published or 'none'} |"
         print(line, flush=True)
         if args.parts:
             print(cost.describe(result))

@@ -96,6 +96,7 @@ const char* tables() {
         return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
+               ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +

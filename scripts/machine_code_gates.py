@@ -18,6 +18,11 @@ def tile_shapes() -> list[dict[str, int]]:
     return configs().tables["tiles"]
 
 
+def direct_shapes() -> list[dict[str, int]]:
+    """kDirectShapes of block_scaled_gemm/hip/config.h."""
+    return configs().tables["direct"]
+
+
 def stream_shapes() -> list[dict[str, int]]:
     """kStreamShapes of block_scaled_gemm/hip/config.h."""
     return configs().tables["streams"]
@@ -76,6 +81,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return rows(kernel, figures, family.startswith("swiglu"), values[0], int(values[2]))
     if family == "block_scaled_gemm_tiles":
         return tiles(arch, kernel, figures, tile_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
+    if family == "block_scaled_gemm_direct":
+        return direct_tiles(arch, kernel, figures, direct_shapes()[int(values[0])])
     if family == "block_scaled_gemm_stream":
         return stream(arch, kernel, figures, stream_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
     if family == "int8_gemm_tiles":
@@ -231,6 +238,27 @@ def tiles(
         ("bytes not transposed by v_perm", named(kernel, "v_perm_b32") >= 8 * rounds * stages * (turned_a + turned_b)),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def direct_tiles(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
+    """Two subtiles of rows a wave, whose sums are held; of its columns' subtiles two at a time."""
+    waves = shape["waves_m"] * shape["waves_n"]
+    mfma, k = matrix_instruction(arch, shape["matrix"], "fp8")
+    subtiles = shape["rows"] * shape["columns"] // (waves * shape["matrix"] ** 2)
+    instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
+    loads = (shape["rows"] + shape["columns"]) * 128 // (64 * waves * 16)  # of a block, a lane's
+    reads = 4 * (shape["rows"] // shape["waves_m"] + shape["columns"] // shape["waves_n"]) // shape["matrix"]
+    to_lds = {i.name for i in kernel.code if i.name.startswith("global_load_lds")}
+    return [
+        ("other matrix instructions", set(instructions) == {mfma}),
+        ("matrix instructions of a block", len(instructions) == subtiles * 128 // k),
+        # In the loop, and before it.
+        ("blocks do not go to LDS directly", named(kernel, "global_load_lds_dwordx4") >= 2 * loads),
+        ("other loads to LDS", to_lds == {"global_load_lds_dwordx4", "global_load_lds_dword"}),
+        ("fragments read by less than 128 bits", named(kernel, "ds_read_b128") >= reads),
+        ("a workgroup does not fit by registers", -(-waves * shape["per_unit"] // SIMDS) <= f["waves_per_simd"]),
+        ("a workgroup does not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]
 
 

@@ -19,6 +19,7 @@ MEMORY = 5  # half lines, whether they are new to the workgroup, "load", "store"
 WAIT = 6  # vmcnt, lgkmcnt: how many may be outstanding
 BARRIER = 7
 RELEASE, ACQUIRE = 8, 9  # an LDS dword, how often it had been written by all lanes of a wave
+FILL = 10  # cycles of LDS that a load to it takes
 
 WORK = (MATRIX, MEMORY, BARRIER, RELEASE)
 
@@ -187,6 +188,7 @@ class Profile:
             counters = self.counters
             half_lines = counters.half_lines_loaded + counters.half_lines_stored
             lines, size = counters.lines_loaded + counters.lines_stored, counters.different_bytes
+            lds_cycles, lds_conflicts = counters.lds_cycles, counters.lds_conflict_cycles
             counters.latest_is_new = False
             following = inner(wave)
             half_lines = counters.half_lines_loaded + counters.half_lines_stored - half_lines
@@ -196,6 +198,10 @@ class Profile:
             use = self._use(counters.latest_address, what != "load")
             use.own += half_lines * counters.latest_is_new
             course.steps.append((MEMORY, half_lines, counters.latest_is_new, what, flat, use.number))
+            if (fills := counters.lds_cycles - lds_cycles) and not flat:
+                site.lds_cycles += fills
+                site.lds_conflict_cycles += counters.lds_conflict_cycles - lds_conflicts
+                course.steps.append((FILL, fills))
             name = f"{what} ({'first touch' if counters.latest_is_new else 'cached'})" if what == "load" else what
             course.vm.append(name)
             if flat:

@@ -13,7 +13,7 @@ namespace {
 constexpr int kSimds = 4;
 
 // As in profile.py.
-enum Kind { kVector, kScalar, kMatrix, kLds, kConstant, kMemory, kWait, kBarrier, kRelease, kAcquire };
+enum Kind { kVector, kScalar, kMatrix, kLds, kConstant, kMemory, kWait, kBarrier, kRelease, kAcquire, kFill };
 enum Memory { kLoad, kStore, kAtomic };
 
 // What waves stand still for: as STALLS in timeline.py.
@@ -229,6 +229,10 @@ class Unit {
                 stall(wave, found->second, kStallFlag);
                 return true;
             }
+            case kFill:
+                // Of a load that returns later: what it takes of the bandwidth, taken at once.
+                lds_ = std::max(lds_, wave.clock) + s.a;
+                return true;
             default: wave.clock += s.a; return true;
         }
     }

@@ -232,6 +232,7 @@ def _load_to_lds(ins: Instruction, size: int):
         targets = (wave.s[124] & m0_mask) + offset + numbers * size
         lds = wave.workgroup.lds
         lds.check_range(targets, size, numbers)
+        wave.workgroup.launch.counters.lds_access(targets, size, numbers, write=True)
 
         def arrive():
             if values is not None:

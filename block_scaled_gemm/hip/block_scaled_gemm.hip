@@ -9,7 +9,9 @@
 //
 // Files: block_scaled_gemm.hip  launcher
 //        stream.hip             up to 32 rows: a kernel of its own
-//        pipeline.h             more rows: order of tiles, main loop
+//        pipeline.h             more rows: the main loop
+//        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
+//        work.h                 order of tiles
 //        tile.h                 shapes at compile time, matrix instructions
 //        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
 //        loader.h               global memory to registers to LDS: operands of any layout, scales of any kind
@@ -34,6 +36,7 @@ namespace {
 static_assert(kGeneralTile == kTileShapeCount - 1 && kMaxSplitTiles <= kCounters);
 
 const void* kernel_of(int shape, Form form, const Args& args) {
+    if (is_direct(shape)) return direct_kernel(shape - kFirstDirect);
     if (form == Form::turned) return turned_kernel(shape, !args.a.k_contiguous(), !args.b.k_contiguous());
     const auto kernel = [&]() -> TileKernel {
         if (form == Form::careful) return block_scaled_gemm_tiles<kGeneralTile, true, true>;
@@ -66,14 +69,23 @@ bool fits(const Scales& s, int64_t k) {
     return 4 * (256 * s.row_stride + blocks_of(k) * s.block_stride) < kBufferBytes;
 }
 
+// Whether direct tiles, which the chip has, can take the arguments.
+bool fits_direct(Arch arch, Form form, const Args& args) {
+    const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
+    return arch == Arch::gfx950 && form == Form::fast && f32 && args.k % kBlock == 0;
+}
+
 // Reads the forced configuration. An error if the arguments do not allow it.
-Status forced_config(Form form, int64_t m, int64_t blocks, Config* config) {
+Status forced_config(Form form, bool direct, int64_t m, int64_t k, Config* config) {
     ForcedConfig forced;
     const Status read = read_forced_config(kShapeCount, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
-    const bool stream = forced.shape >= 0 && is_stream(forced.shape);
-    const bool fits = forced.shape >= 0 &&
-                      (stream ? m <= form_of(forced.shape).rows : form <= Form::turned || forced.shape == kGeneralTile);
+    const int64_t blocks = blocks_of(k);
+    const int shape = forced.shape;
+    const bool fits = shape < 0          ? false
+                      : is_stream(shape) ? m <= form_of(shape).rows
+                      : is_direct(shape) ? direct
+                                         : form <= Form::turned || shape == kGeneralTile;
     if (!fits) return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
     return {};
@@ -106,10 +118,11 @@ Status launch(const Args& args, const Executor& on) {
                       : wide_scales && wide           ? Form::per_column
                       : wide_scales && turned         ? Form::turned
                                                       : Form::careful;
-    const int64_t blocks = blocks_of(args.k);
+    const bool direct = fits_direct(chip.arch, form, args);
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch));
-    if (const Status forced = forced_config(form, args.m, blocks, &config); !forced.ok()) return forced;
+    if (const Status forced = forced_config(form, direct, args.m, args.k, &config); !forced.ok()) return forced;
     const bool stream = is_stream(config.shape);
+    if (!direct) config.shape = indirect_shape(config.shape);
     if (form > Form::turned && !stream) config.shape = kGeneralTile;
     const FormSize shape = form_of(config.shape);
 

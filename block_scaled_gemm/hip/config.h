@@ -42,9 +42,21 @@ constexpr int64_t kMostStreamRows = 32;
 // Those whose general forms take any layout and any scales, with as many waves as the fast ones: with the most waves.
 constexpr int kGeneralStream16 = 2, kGeneralStream32 = 6;
 
-// All shapes: of tiles, then of streams.
-constexpr int kShapeCount = kTileShapeCount + kStreamShapeCount;
-constexpr bool is_stream(int shape) { return shape >= kTileShapeCount; }
+// Tiles that only gfx950 has, whose loads go to LDS directly, for k contiguous in whole blocks. See direct.h.
+constexpr TileShape kDirectShapes[] = {
+    {256, 256, 4, 2, 32, 128, 2, 1, 1, {0, 3020}},
+};
+constexpr int kDirectShapeCount = sizeof(kDirectShapes) / sizeof(kDirectShapes[0]);
+
+// All shapes: of tiles, then of streams, then of direct tiles.
+constexpr int kFirstDirect = kTileShapeCount + kStreamShapeCount, kShapeCount = kFirstDirect + kDirectShapeCount;
+constexpr bool is_direct(int shape) { return shape >= kFirstDirect; }
+constexpr bool is_stream(int shape) { return shape >= kTileShapeCount && !is_direct(shape); }
+constexpr const TileShape& tile_shape(int shape) {
+    return is_direct(shape) ? kDirectShapes[shape - kFirstDirect] : kTileShapes[shape];
+}
+// What takes other layouts and scales in a direct shape's place: the same sums.
+constexpr int indirect_shape(int shape) { return is_direct(shape) ? 0 : shape; }
 constexpr int general_shape(int shape) {
     if (!is_stream(shape)) return kGeneralTile;
     return kTileShapeCount + (kStreamShapes[shape - kTileShapeCount].rows == 16 ? kGeneralStream16 : kGeneralStream32);
@@ -57,12 +69,12 @@ constexpr FormSize form_of(int shape) {
         const StreamShape& s = kStreamShapes[shape - kTileShapeCount];
         return {s.rows, s.columns, s.waves, s.per_unit};
     }
-    const TileShape& s = kTileShapes[shape];
+    const TileShape& s = tile_shape(shape);
     return {s.rows, s.columns, s.waves(), s.per_unit};
 }
 
 struct Config {
-    int shape;  // index into kTileShapes
+    int shape;  // of kShapeCount
     int parts;  // of K
 };
 
@@ -162,14 +174,15 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
 }
 
 // Whether a shape may take a class of rows: up to 32 the streams of as many rows; then tiles that the rows fill half.
-constexpr bool may_take(int shape, int64_t rows) {
+constexpr bool may_take(Arch arch, int shape, int64_t rows, int64_t k) {
     const int own = form_of(shape).rows;
+    if (is_direct(shape) && (arch != Arch::gfx950 || k % kBlock != 0)) return false;
     return is_stream(shape) ? own == rows : shape != kGeneralTile && rows > kMostStreamRows && own / 2 < rows;
 }
 
 constexpr double estimated_us(const ChipModel& chip, int shape, int parts, int64_t m, int64_t n, int64_t k) {
     if (is_stream(shape)) return estimated_us(chip, kStreamShapes[shape - kTileShapeCount], parts, m, n, k);
-    return estimated_us(chip, kTileShapes[shape], parts, m, n, k);
+    return estimated_us(chip, tile_shape(shape), parts, m, n, k);
 }
 
 // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the batch.
@@ -179,14 +192,15 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch) {
     Config best{-1, 1};
     double best_us = 0;
     for (int i = 0; i < kShapeCount; ++i) {
-        if (!may_take(i, rows)) continue;
+        if (!may_take(chip.arch, i, rows, k)) continue;
         const FormSize size = form_of(i);
         const int64_t tiles = tiles_of(size, rows, n), general = tiles_of(form_of(general_shape(i)), rows, n);
         const int64_t room = int64_t(chip.compute_units) * size.per_unit;
         const int64_t least = is_stream(i) ? size.waves : kLeastBlocks;
         for (int parts = 1; parts <= kMaxParts; ++parts) {
-            const bool allowed = tiles <= kMaxSplitTiles && general <= kMaxSplitTiles && tiles * parts <= 2 * room &&
-                                 blocks / parts >= least;
+            // The last workgroup's adding of direct tiles, the largest, takes longer than parts gain.
+            const bool allowed = !is_direct(i) && tiles <= kMaxSplitTiles && general <= kMaxSplitTiles &&
+                                 tiles * parts <= 2 * room && blocks / parts >= least;
             if (parts > 1 && !allowed) break;
             const double us = estimated_us(chip, i, parts, rows, n, k);
             if (best.shape < 0 || us < best_us) {

@@ -15,11 +15,6 @@ struct Unit {
     int64_t begin, end;   // blocks
 };
 
-// A wave's part of LDS in the epilogue: the stages' place, or more.
-template <class S>
-constexpr int kRegionBytes = 2 * S::stage_bytes / S::waves > S::matrix* S::matrix * 4 ? 2 * S::stage_bytes / S::waves
-                                                                                      : S::matrix * S::matrix * 4;
-
 template <class S>
 using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
 
@@ -51,32 +46,35 @@ __device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const Spli
 // Scales of channels and the bias, in this order. `region` is the wave's: its columns' numbers are handed over there.
 template <class S>
 __device__ inline void scale_and_add(TileSums<S>& sums, const Args& a, bool channels, int64_t column, float* region) {
-    static_assert(S::wave_columns <= kWave);
     if (!channels && !a.bias.data) return;
     const int lane = fresh_thread() % kWave;
-    const int64_t n = column + lane, at = n < a.n ? n : a.n - 1;
-    const auto each = [&](float of_lane, auto apply) {
-        // LDS accesses of one wave are in order.
-        region[lane] = of_lane;
-        __builtin_amdgcn_wave_barrier();
+    constexpr int kColumns = S::wave_columns < kWave ? S::wave_columns : kWave;  // handed over together
 #pragma unroll
-        for (int j = 0; j < S::sub_n; ++j) {
+    for (int first = 0; first < S::wave_columns; first += kColumns) {
+        const int64_t n = column + first + lane, at = n < a.n ? n : a.n - 1;
+        const auto each = [&](float of_lane, auto apply) {
+            // LDS accesses of one wave are in order.
+            region[lane] = of_lane;
+            __builtin_amdgcn_wave_barrier();
 #pragma unroll
-            for (int q = 0; q < S::quads; ++q) {
-                const f32x4 v = *reinterpret_cast<const f32x4*>(region + column_in_wave<S>(lane, j, q));
+            for (int j = first / S::matrix; j < (first + kColumns) / S::matrix; ++j) {
 #pragma unroll
-                for (int i = 0; i < S::sub_m; ++i) {
-                    set_four(sums[i][j], q, apply(four_of<f32x4>(sums[i][j], q), v));
+                for (int q = 0; q < S::quads; ++q) {
+                    const f32x4 v = *reinterpret_cast<const f32x4*>(region + column_in_wave<S>(lane, j, q) - first);
+#pragma unroll
+                    for (int i = 0; i < S::sub_m; ++i) {
+                        set_four(sums[i][j], q, apply(four_of<f32x4>(sums[i][j], q), v));
+                    }
                 }
             }
+            __builtin_amdgcn_wave_barrier();
+        };
+        if (channels) {
+            const float scale = scale_of_bits(a.scale_b.dtype == DType::e8m0, scale_bits(a.scale_b, at, 0));
+            each(scale, [](f32x4 sum, f32x4 of_four) { return sum * of_four; });
         }
-        __builtin_amdgcn_wave_barrier();
-    };
-    if (channels) {
-        const float scale = scale_of_bits(a.scale_b.dtype == DType::e8m0, scale_bits(a.scale_b, at, 0));
-        each(scale, [](f32x4 sum, f32x4 of_four) { return sum * of_four; });
+        if (a.bias.data) each(gemm::bias_at(a.bias, at), [](f32x4 sum, f32x4 bias) { return sum + bias; });
     }
-    if (a.bias.data) each(gemm::bias_at(a.bias, at), [](f32x4 sum, f32x4 bias) { return sum + bias; });
 }
 
 // Results go through LDS, `region`, which the wave has for itself: the rows of a subtile by `columns` columns, so that
@@ -85,7 +83,7 @@ template <class S, class T, int columns>
 __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* region, int64_t row, int64_t column) {
     constexpr int kEach = kChunk / sizeof(T), kRowBytes = columns * sizeof(T), kChunks = kRowBytes / kChunk;
     constexpr int kRowsAStore = kWave / kChunks, kStores = (S::matrix + kRowsAStore - 1) / kRowsAStore;
-    static_assert(S::matrix * kRowBytes <= kRegionBytes<S>);
+    static_assert(S::matrix * kRowBytes <= S::region_bytes);
     const int lane = fresh_thread() % kWave;
     const auto at = [](int r, int n) {
         constexpr int kTogether = kRowBytes < 128 ? 128 / kRowBytes : 1;
@@ -144,6 +142,22 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
             __builtin_amdgcn_wave_barrier();
         }
     }
+}
+
+// A wave's sums to the result, by way of its region. columns: of 16-bit results, that go together.
+template <class S, int columns>
+__device__ inline void store_sums(TileSums<S>& sums, const Args& a, bool channels, char* region, const Unit& done) {
+    const int wave = uniform(threadIdx.x / kWave);
+    const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
+    const int64_t column = done.column + wave % S::waves_n * S::wave_columns;
+    scale_and_add<S>(sums, a, channels, column, reinterpret_cast<float*>(region));
+    if (a.out.dtype == DType::f32) {
+        store_rows<S, float, S::matrix>(sums, a, region, row, column);
+    } else {
+        store_rows<S, uint16_t, columns>(sums, a, region, row, column);
+    }
+    // Others write there after the next barrier.
+    lds_done();
 }
 
 }  // namespace

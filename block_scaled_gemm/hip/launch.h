@@ -15,6 +15,9 @@ enum class Form { fast, turned, per_column, careful };
 // turned.hip: of kTileShapes[shape]; at least one operand is turned.
 const void* turned_kernel(int shape, bool turned_a, bool turned_b);
 
+// direct.hip: of kDirectShapes[shape], on gfx950.
+const void* direct_kernel(int shape);
+
 // stream.hip. config: of a stream. partial, arrived: where parts of K meet (SplitK).
 Status launch_stream(const Args& args, Form form, const Config& config, bool channels, float* partial,
                      uint32_t* arrived, const Executor& on);

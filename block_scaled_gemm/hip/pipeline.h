@@ -10,49 +10,10 @@
 #include "epilogue.h"
 #include "launch.h"
 #include "turned.h"
+#include "work.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
-
-constexpr int kChiplets = 8;
-
-// What the compiler may move across a point (sched_barrier): scalar and vector instructions.
-constexpr int kScalars = 0x2 | 0x4;
-
-// Units in an order in which neighbours share rows or columns: a chiplet's workgroups take units that follow one
-// another.
-struct Work {
-    int tiles_m, tiles_n;
-    int units, per_chiplet;  // of all chiplets; of one
-    bool channels;           // scale_b is a scale a channel: the epilogue's
-};
-
-struct Launch {
-    Args args;
-    Work work;
-    SplitK split;
-};
-using TileKernel = void (*)(Launch);
-
-template <class S>
-__device__ inline bool unit_at(int turn, Unit* unit) {
-    const Launch& launch = arguments<Launch>();
-    const Work& work = launch.work;
-    const int parts = launch.split.parts;
-    constexpr int kGroup = S::rows >= 256 ? 4 : 8;  // tiles of rows that go together
-    const int place = turn * int(gridDim.x / kChiplets) + int(blockIdx.x) / kChiplets;
-    const int at = int(blockIdx.x) % kChiplets * work.per_chiplet + place;
-    if (place >= work.per_chiplet || at >= work.units) return false;
-    const int tiles = work.tiles_m * work.tiles_n, part = at / tiles, t = at % tiles;
-    const int first = t / (kGroup * work.tiles_n) * kGroup;
-    const int together = work.tiles_m - first < kGroup ? work.tiles_m - first : kGroup;
-    const int inside = t - first * work.tiles_n;
-    const int tile_m = first + inside % together, tile_n = inside / together;
-    const int64_t blocks = blocks_of(launch.args.k);
-    *unit = {int64_t(tile_m) * S::rows, int64_t(tile_n) * S::columns, tile_m * work.tiles_n + tile_n, part,
-             blocks * part / parts,     blocks * (part + 1) / parts};
-    return true;
-}
 
 template <class S, bool per_column, bool careful, bool turned_a, bool turned_b>
 class Tile {
@@ -70,7 +31,7 @@ class Tile {
     struct Lds {
         union {
             alignas(16) char stages[2][S::stage_bytes];
-            alignas(16) char regions[S::waves][kRegionBytes<S>];
+            alignas(16) char regions[S::waves][S::region_bytes];
         };
         alignas(16) float scales[kScaleBuffers][kPeriod * kScalePitch<S::rows>];
         alignas(16) float of_columns[kScaleBuffers][per_column ? kPeriod * kScalePitch<S::columns> : 1];
@@ -147,16 +108,8 @@ class Tile {
         // Closes: all waves have read the last stage.
         lds_barrier();
         if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split)) return;
-        const int wave = uniform(threadIdx.x / kWave);
-        const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
-        const int64_t column = done.column + wave % S::waves_n * S::wave_columns;
-        char* const region = lds.regions[wave];
-        scale_and_add<S>(sums, a, launch.work.channels, column, reinterpret_cast<float*>(region));
-        if (a.out.dtype == DType::f32) {
-            store_rows<S, float, S::matrix>(sums, a, region, row, column);
-        } else {
-            store_rows<S, uint16_t, S::wave_columns>(sums, a, region, row, column);
-        }
+        char* const region = lds.regions[uniform(threadIdx.x / kWave)];
+        store_sums<S, S::wave_columns>(sums, a, launch.work.channels, region, done);
     }
 
     Unit unit;
@@ -235,6 +188,7 @@ class Tile {
     __device__ void fold(int i, int j) {
         Sums<S::matrix> factor = Sums<S::matrix>(scale[i]);
         if constexpr (per_column) factor *= of_columns[j];
+        before_sums_are_read(block_sums[i][j]);
         sums[i][j] = __builtin_elementwise_fma(block_sums[i][j], factor, sums[i][j]);
         asm volatile("" : "+v"(sums[i][j]));  // here: later, block_sums would be held twice
     }
@@ -250,14 +204,7 @@ class Tile {
 #pragma unroll
         for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) {
-#if defined(__gfx950__)
-                // 20 wait states have to lie between a matrix instruction of 16 passes and a read of its result. clang
-                // 22 looks back over 19: where there are just as many, it adds none. It does not count an asm's.
-                asm volatile("s_nop 0" : "+v"(block_sums[i][j]));
-#endif
-                fold(i, j);
-            }
+            for (int j = 0; j < S::sub_n; ++j) fold(i, j);
         }
     }
 
@@ -351,19 +298,7 @@ block_scaled_gemm_tiles(Launch) {
     using S = Shape<index, careful>;
     using T = Tile<S, per_column, careful, turned_a, turned_b>;
     __shared__ typename T::Lds lds;
-    Unit unit;
-    int turn = 0;
-    if (!unit_at<S>(turn, &unit)) return;
-    T tile(lds);
-    tile.begin(unit);
-    for (bool more = true; more;) {
-        tile.multiply();
-        const Unit done = unit;
-        more = unit_at<S>(++turn, &unit);
-        // The next unit's first stage comes while this one ends.
-        if (more) tile.begin(unit);
-        tile.finish(done);
-    }
+    make_units<S, T>(lds);
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ struct Shape : TileSizes<kTileShapes[index], kChunksAFragment> {
     using Sizes = TileSizes<kTileShapes[index], kChunksAFragment>;
     static constexpr bool by_columns = kByColumns;
     static constexpr int stages = kBlock / Sizes::stage;  // of a block: 1 or 2
+    // A wave's part of LDS in the epilogue: the stages' place, or more.
+    static constexpr int of_stages = 2 * Sizes::stage_bytes / Sizes::waves, least = Sizes::matrix * Sizes::matrix * 4,
+                         region_bytes = of_stages > least ? of_stages : least;
     static constexpr int ahead = careful && Sizes::deep ? 1 : Sizes::ahead;
     // Blocks in a round of the main loop: stages in flight, and with `deep` two sets of fragments, are constants in it.
     static constexpr int in_turn = Sizes::deep && ahead % 2 ? 2 * ahead : ahead;
@@ -40,21 +43,38 @@ struct Shape : TileSizes<kTileShapes[index], kChunksAFragment> {
 template <int matrix>
 using Sums = float __attribute__((ext_vector_type(matrix == 32 ? 16 : 4)));
 
+// Before vector instructions read sums of matrix instructions. On gfx950 20 wait states have to lie between an instruction
+// of 16 passes and a read of its result. clang 22 looks back over 19: where there are just as many, it adds none. It
+// does not count those of an asm.
+template <class T>
+__device__ inline void before_sums_are_read([[maybe_unused]] T& sums) {
+#if defined(__gfx950__)
+    asm volatile("s_nop 0" : "+v"(sums));
+#endif
+}
+
+#if defined(__gfx950__)
+// Of 32 bytes a lane: e4m3 (0), both, and no scales.
+template <int matrix, class Operand>
+__device__ inline Sums<matrix> multiply(Operand b, Operand a, Sums<matrix> c) {
+    using Words = int __attribute__((ext_vector_type(8)));
+    const auto words = [](Operand v) { return __builtin_bit_cast(Words, v); };
+    if constexpr (matrix == 32) {
+        return __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(words(b), words(a), c, 0, 0, 0, 0, 0, 0);
+    } else {
+        return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(words(b), words(a), c, 0, 0, 0, 0, 0, 0);
+    }
+}
+#endif
+
 // The n-th of instructions_on(chunks) instructions on a fragment.
 template <int matrix>
 __device__ inline Sums<matrix> multiply(const u32x4* b, const u32x4* a, Sums<matrix> c, int n) {
 #if defined(__gfx950__)
-    using Operand = int __attribute__((ext_vector_type(8)));
     const auto two = [&](const u32x4* chunks) {
-        const u32x4 v = chunks[2 * n], w = chunks[2 * n + 1];
-        return Operand{int(v.x), int(v.y), int(v.z), int(v.w), int(w.x), int(w.y), int(w.z), int(w.w)};
+        return __builtin_shufflevector(chunks[2 * n], chunks[2 * n + 1], 0, 1, 2, 3, 4, 5, 6, 7);
     };
-    // Both operands are e4m3 (0); without scales.
-    if constexpr (matrix == 32) {
-        return __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(two(b), two(a), c, 0, 0, 0, 0, 0, 0);
-    } else {
-        return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(two(b), two(a), c, 0, 0, 0, 0, 0, 0);
-    }
+    return multiply<matrix>(two(b), two(a), c);
 #else
     const long left = half_of(b[n / 2], n % 2), right = half_of(a[n / 2], n % 2);
     if constexpr (matrix == 32) {

@@ -153,6 +153,10 @@ __device__ inline int fresh_thread() {
     return thread;
 }
 
+// Waits until the LDS accesses of this wave are done. The compiler does not do so for a barrier: it takes LDS accesses of
+// all waves to be executed in the order in which they are issued.
+__device__ inline void lds_done() { asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory"); }
+
 // A barrier for what lies in LDS alone: loads of global memory stay in flight.
 __device__ inline void lds_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");

@@ -166,6 +166,9 @@ def test_the_units_lds_serves_one_access_at_a_time():
     access = (profile.LDS, 8)
     assert played([[access, WAIT_ALL]]).cycles == 8 + 51
     assert played([[access, WAIT_ALL]] * 4).cycles == 4 * 8 + 51
+    # What loads bring to it takes its time as well, and no counter waits for that.
+    assert played([[(profile.FILL, 8), access, WAIT_ALL]]).cycles == 2 * 8 + 51
+    assert played([[access, (profile.FILL, 8), WAIT_ALL]]).cycles == 8 + 51
 
 
 def test_workgroups_follow_one_another():

@@ -46,7 +46,9 @@ def test_the_figures_are_those_of_the_table(table):
 
 def test_both_architectures_have_every_kernel(kernels):
     assert list(kernels) == ARCHS
-    assert kernels["gfx942"].keys() == kernels["gfx950"].keys()
+    # gfx950 alone has loads of 16 bytes to LDS.
+    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"}
+    assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
         *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
@@ -59,7 +61,7 @@ def test_both_architectures_have_every_kernel(kernels):
     assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
 
 
-# name of a kernel (a part of it), what an instruction's name begins with -> what it is replaced by, the gate that must notice
+# Part of a kernel's name; what an instruction's name begins with, and what it is replaced by; the gate that must notice
 SABOTAGE = [
     ("rms_norm_fast<f16, f16, fp8, true, workgroup, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
     (
@@ -103,20 +105,25 @@ SABOTAGE = [
     ("block_scaled_gemm_tiles<1, false, false, true, true>", "v_perm_b32", "v_nop", "not transposed"),
     ("block_scaled_gemm_stream<1, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
     ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instructions"),
+    ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
+    ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
+    ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
     ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
 ]
 
 
 @pytest.mark.parametrize("name, instruction, instead, gate", SABOTAGE, ids=lambda v: v.split("<")[0])
 def test_each_gate_can_be_missed(kernels, name, instruction, instead, gate):
-    changed = {arch: {name: copy.deepcopy(kernels[arch][name])} for arch in ARCHS}
-    for arch in ARCHS:
+    archs = [arch for arch in ARCHS if name in kernels[arch]]
+    changed = {arch: {name: copy.deepcopy(kernels[arch][name])} for arch in archs}
+    assert archs
+    for arch in archs:
         matching = [i for i in changed[arch][name].code if i.name.startswith(instruction)]
         assert matching, f"{name} has no {instruction}"
         for one in matching:
             one.name = instead
     missed = missed_gates(changed, table_of(changed))
-    assert all(any(line.startswith(arch) and gate in line for line in missed) for arch in ARCHS), missed
+    assert all(any(line.startswith(arch) and gate in line for line in missed) for arch in archs), missed
 
 
 def waits_of(kernel) -> list:

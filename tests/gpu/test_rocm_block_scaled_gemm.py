@@ -20,6 +20,7 @@ from tests.problems.block_scaled_gemm import (
     any_sign,
     draw,
     placed,
+    powers_of_two,
     row_classes,
     run,
 )
@@ -34,8 +35,16 @@ CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 TABLES = configs().tables
-TILES, STREAMS = TABLES["tiles"], TABLES["streams"]
-FORMS_OF = TILES + STREAMS  # by the number that a configuration names
+TILES, STREAMS, DIRECT = TABLES["tiles"], TABLES["streams"], TABLES["direct"]
+FORMS_OF = TILES + STREAMS + DIRECT  # by the number that a configuration names
+FIRST_DIRECT = len(TILES + STREAMS)
+
+
+def shapes_of(arch: str) -> range:
+    """Direct tiles are gfx950's."""
+    return range(FIRST_DIRECT if arch == "gfx942" else len(FORMS_OF))
+
+
 CHIPLETS = 8
 
 
@@ -56,6 +65,11 @@ def fp8(arch) -> torch.dtype:
 
 
 @pytest.fixture
+def fp8_of_gfx950() -> torch.dtype:
+    return FORMATS["gfx950"]
+
+
+@pytest.fixture
 def config(environment):
     return lambda shape, parts: environment(GEMM_CONFIG, f"{shape},{parts}")
 
@@ -71,7 +85,7 @@ SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
 FORMS = [
     (arch, shape, *rest)
     for (arch, shape), *rest in pairwise(
-        *(tuple(itertools.product(ARCHS, range(len(FORMS_OF)))), (1, 2, 3), ("few", "many"), FLOATS),
+        *(tuple((arch, shape) for arch in ARCHS for shape in shapes_of(arch)), (1, 2, 3), ("few", "many"), FLOATS),
         *(("one", "flat", "vector", "square"), VALUES, VALUES, (0, 64), (random_fp8, random_codes)),
         seed=SEED,
     )
@@ -92,6 +106,9 @@ def test_every_configuration(
     tile = FORMS_OF[shape]
     # Part of a tile; or two of columns, and more than a period of blocks.
     m, n, k = (tile["rows"] - 5, 40, 400) if sizes == "few" else (tile["rows"] // 2, tile["columns"] + 8, 128 * 9 + 16)
+    if shape >= FIRST_DIRECT:
+        k -= k % 128  # whole blocks, and float32 scales
+        values_a, values_b = (positive if values is powers_of_two else values for values in (values_a, values_b))
     place_a, place_b = SCALE_LAYOUTS[number % 4], SCALE_LAYOUTS[number // 4 % 4]
     shape_a = tuple(SHAPES)[number % len(SHAPES)]
     scales = Scaling(shape_a, values_a, place_a), Scaling(shape_b, values_b, place_b)
@@ -179,6 +196,35 @@ def test_rows_contiguous(kernel, launched, fp8, generator, config, shape, parts,
         each.assert_unchanged("operands")
 
 
+@pytest.mark.parametrize("arch", ["gfx950"], indirect=True)
+@pytest.mark.parametrize("shape", range(FIRST_DIRECT, len(FORMS_OF)))
+@pytest.mark.parametrize("m, n, blocks, parts", [(1, 1, 1, 1), (300, 520, 2, 1), (256, 256, 3, 1), (257, 130, 19, 2)])
+def test_direct_tiles_have_the_bits_of_others(kernel, fp8, generator, config, shape, m, n, blocks, parts):
+    """As few blocks as there are buffers, fewer and more; more than two periods of scales; tails of both sizes."""
+    inputs = draw(Problem(m, n, 128 * blocks, fp8), generator, GROUP, SQUARE, bias_of(torch.float32))
+    config(0, parts)
+    wanted = run(kernel, inputs, out_dtype=torch.float32)
+    inputs.assert_right(wanted, "tiles")
+    config(shape, parts)
+    assert same_bytes(run(kernel, inputs, out_dtype=torch.float32), wanted)
+
+
+def test_what_direct_tiles_do_not_take(simulated_rocm, fp8_of_gfx950, launched, generator):
+    """A size for which they are chosen: other layouts and scales go to tiles that add in the same order."""
+    m, n, k = 129, 65536, 128
+    assert configs().block_scaled_config(m, n, k, 1) == (FIRST_DIRECT, 1)
+    inputs = draw(Problem(m, n, k, fp8_of_gfx950), generator, GROUP, Scaling("square", powers_of_two))
+    as_float = Inputs(inputs.a, inputs.b, inputs.scale_a, inputs.scale_b.float(), inputs.bias)
+    turned = moved(as_float, "dense", "columns", "dense", "dense")[0]
+    results = []
+    with simulated_rocm.on("gfx950", seed=SEED, sample=lambda grid: [0]) as kernel:
+        for each in (as_float, inputs, turned):
+            results.append(run(kernel, each, out_dtype=torch.float32)[:, :128])
+    tiles = "block_scaled_gemm_tiles<0, false, false, false, "
+    assert launched.names() == sorted(["block_scaled_gemm_direct<0>", f"{tiles}false>", f"{tiles}true>"])
+    assert all(same_bytes(results[0], other) for other in results[1:])
+
+
 @pytest.mark.parametrize("arch, m", [("gfx942", 20), ("gfx950", 5)], indirect=["arch"])
 def test_layout_does_not_change_bits(kernel, fp8, generator, m):
     """With the configuration that the launcher chooses, K in parts."""
@@ -197,12 +243,14 @@ def test_layout_does_not_change_bits(kernel, fp8, generator, m):
 
 @pytest.mark.parametrize(
     "arch, shape, parts",
-    [("gfx942", 0, 1), ("gfx942", 1, 3), ("gfx950", 2, 2), ("gfx942", len(TILES), 4), ("gfx950", FEW_WAVES, 2)],
+    [("gfx942", 0, 1), ("gfx942", 1, 3), ("gfx950", 2, 2), ("gfx942", len(TILES), 4), ("gfx950", FEW_WAVES, 2)]
+    + [("gfx950", shape, 2) for shape in range(FIRST_DIRECT, len(FORMS_OF))],
     indirect=["arch"],
 )
 def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, parts):
     config(shape, parts)
-    inputs = draw(Problem(FORMS_OF[shape]["rows"], 34, 784, fp8), generator)
+    k = 784 if shape < FIRST_DIRECT else 768
+    inputs = draw(Problem(FORMS_OF[shape]["rows"], 34, k, fp8), generator)
     results = []
     for seed, resident in ((SEED, 1), (SEED + 1, 2), (SEED + 2, 16)):
         with simulated_rocm.on(arch, seed=seed, resident=resident) as kernel:
@@ -246,14 +294,18 @@ def test_the_counters_are_left_at_zero(kernel, fp8, generator, config):
         assert same_bytes(run(kernel, inputs, out_dtype=torch.float32), first)
 
 
-def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, fp8, generator, config):
+@pytest.mark.parametrize(
+    "arch, shape",
+    [("gfx942", 0), ("gfx942", 3), ("gfx950", 0), ("gfx950", 3), ("gfx950", FIRST_DIRECT)],
+    indirect=["arch"],
+)
+def test_a_workgroup_makes_one_tile_after_the_other(simulated_rocm, arch, shape, fp8, generator, config):
     """More tiles than the chip has room for: the first workgroup has two of them, of which the second is far away."""
-    shape = 3
     config(shape, 1)
-    units = {"gfx942": 304, "gfx950": 256}[arch] * TILES[shape]["per_unit"]
-    width = TILES[shape]["columns"]
+    units = {"gfx942": 304, "gfx950": 256}[arch] * FORMS_OF[shape]["per_unit"]
+    width = FORMS_OF[shape]["columns"]
     n = width * (units + 3)
-    inputs = draw(Problem(3, n, 144, fp8), generator, bias=bias_of(torch.float32))
+    inputs = draw(Problem(3, n, 144 if shape < FIRST_DIRECT else 384, fp8), generator, bias=bias_of(torch.float32))
     out = torch.full((3, n), torch.nan)
     with simulated_rocm.on(arch, seed=SEED, sample=lambda grid: [0]) as kernel:
         run(kernel, inputs, out=out)
@@ -314,7 +366,7 @@ def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environme
         run(kernel, draw(Problem(1, 16, 256, fp8), generator))
 
 
-def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, generator, config):
+def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, arch, fp8, generator, config):
     config(next(shape for shape in range(len(TILES)) if shape not in GENERAL), 1)
     for scale_b, k in ((Scaling("group", positive), 256), (SQUARE, 255)):
         with pytest.raises(RuntimeError, match="cannot take these arguments"):
@@ -322,6 +374,12 @@ def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, gene
     config(FEW_WAVES, 1)
     with pytest.raises(RuntimeError, match="cannot take these arguments"):
         run(kernel, draw(Problem(33, 16, 256, fp8), generator))
+    config(FIRST_DIRECT, 1)
+    powers = Scaling("group", powers_of_two)
+    refused = [(256, SQUARE, SQUARE)] if arch == "gfx942" else [(272, SQUARE, SQUARE), (256, powers, SQUARE)]
+    for k, *scales in refused:
+        with pytest.raises(RuntimeError, match="cannot take these arguments"):
+            run(kernel, draw(Problem(33, 16, k, fp8), generator, *scales))
 
 
 SIZES = [
@@ -347,11 +405,12 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
         rows = host.block_scaled_row_class(m)
         # A class of rows has one configuration: the order of a row's sum is the configuration's.
         assert host.block_scaled_config(rows, n, k, chip) == (shape, parts)
-        assert (shape >= len(TILES)) == (m <= 32)
+        assert (len(TILES) <= shape < FIRST_DIRECT) == (m <= 32)
         best = host.block_scaled_estimate(chip, shape, parts, rows, n, k)
         for each, form in enumerate(FORMS_OF):
-            stream = each >= len(TILES)
+            direct, stream = each >= FIRST_DIRECT, len(TILES) <= each < FIRST_DIRECT
             fits = form["rows"] == rows if stream else rows > 32 and form["rows"] // 2 < rows and each != GENERAL[0]
+            fits = fits and (not direct or (ARCHS[chip] == "gfx950" and k % 128 == 0))
             tiles = -(-rows // form["rows"]) * -(-n // form["columns"])
             general = FORMS_OF[host.block_scaled_general_shape(each)]
             most = max(tiles, -(-rows // general["rows"]) * -(-n // general["columns"]))
@@ -360,7 +419,7 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
                 split = (
                     most <= 1024 and tiles * count <= 2 * units * form["per_unit"] and -(-k // 128) // count >= least
                 )
-                allowed = fits and (count == 1 or split)
+                allowed = fits and (count == 1 or (split and not direct))
                 if (each, count) == (shape, parts):
                     assert allowed
                 if allowed:
@@ -377,9 +436,9 @@ def test_every_shape_and_many_parts_are_chosen_for_some_size():
 def test_every_kernel_has_run(simulated_rocm, kernels, launched, arch, fp8, generator, config):
     """Of each name in the library: the forms above take them all."""
     with simulated_rocm.on(arch, seed=SEED) as kernel:
-        for shape in range(len(FORMS_OF)):
+        for shape in shapes_of(arch):
             config(shape, 1)
-            run(kernel, draw(Problem(3, 5, 48, fp8), generator))
+            run(kernel, draw(Problem(3, 5, 48 if shape < FIRST_DIRECT else 128, fp8), generator))
         for shape in GENERAL:
             config(shape, 1)
             run(kernel, draw(Problem(3, 5, 48, fp8), generator, scale_b=Scaling("group", positive)))
@@ -387,5 +446,5 @@ def test_every_kernel_has_run(simulated_rocm, kernels, launched, arch, fp8, gene
         for shape, layouts in itertools.product(sorted(set(range(len(TILES))) - set(GENERAL)), TURNED):
             config(shape, 1)
             run(kernel, moved(draw(Problem(36, 8, 128, fp8), generator), *layouts, "dense", "dense")[0])
-    families = "block_scaled_gemm_tiles", "block_scaled_gemm_stream"
+    families = "block_scaled_gemm_tiles", "block_scaled_gemm_stream", "block_scaled_gemm_direct"
     assert set(launched.names()) == kernels.names(arch, *families)
