@@ -56,6 +56,21 @@ __device__ inline void feed_factors(typename S::Memory& shared, const Scales& sc
     }
 }
 
+// Scales of channels and bias of a tile's narrow columns, towards those who apply them at its end. By a warp.
+template <class S>
+__device__ inline void prefetch_columns(const Args& a, int tile, int lane) {
+    for (int64_t n = int64_t(tile) * S::kNarrow + lane; n < (tile + 1) * int64_t(S::kNarrow) && n < a.n; n += kWarp) {
+        if (at_the_end(a.scale_b)) {
+            const BlockScales scales(a.scale_b, 0);
+            fetch_to_l1(scales.next + scales.place(n));
+        }
+        if (a.bias.data) {
+            const int size = a.bias.dtype == DType::f32 ? 4 : 2;
+            fetch_to_l1(static_cast<const char*>(a.bias.data) + n * a.bias.stride * size);
+        }
+    }
+}
+
 // By the warps 1 to 3 of the loading warpgroup.
 template <class S>
 __device__ inline void feed_scales(typename S::Memory& shared, const Args& a, const Cut& cut, const Part& part) {
@@ -75,6 +90,7 @@ __device__ inline void feed_scales(typename S::Memory& shared, const Args& a, co
             [&](int i, int, int tile) {
                 const int64_t first = int64_t(tile) * S::kNarrow;
                 if (S::kSwapped) return inside(first + i, narrow_rows);
+                prefetch_columns<S>(a, tile, i);
                 return inside(i == 0 ? first : (first / kBlock + 1) * kBlock, narrow_rows);
             },
             [](typename S::Factors& f) { return f.narrow; });

@@ -12,23 +12,57 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
-// What is applied to a column of the result after the sum over K.
+// What is applied to a column of the result after the sum over K: the scale of a channel, the bias.
+__device__ inline float scale_of_column(const Args& a, int64_t n) {
+    const BlockScales scales(a.scale_b, 0);
+    return scales.at(scales.place(n < a.n ? n : a.n - 1));
+}
+__device__ inline float bias_of_column(const Args& a, int64_t n) {
+    return gemm::bias_at(a.bias, n < a.n ? n : a.n - 1);
+}
+
 class Column {
     float scale_ = 1, bias_ = 0;
     bool adds_;
 
   public:
     __device__ Column(const Args& a, int64_t n) : adds_(a.bias.data != nullptr) {
-        const int64_t inside = n < a.n ? n : a.n - 1;
-        if (at_the_end(a.scale_b)) {
-            const BlockScales scales(a.scale_b, 0);
-            scale_ = scales.at(scales.place(inside));
-        }
-        if (adds_) bias_ = gemm::bias_at(a.bias, inside);
+        if (at_the_end(a.scale_b)) scale_ = scale_of_column(a, n);
+        if (adds_) bias_ = bias_of_column(a, n);
     }
     __device__ float finished(float c) const {
         const float v = c * scale_;
         return adds_ ? v + bias_ : v;  // without one, -0 stays -0
+    }
+};
+
+// A number of each of a tile's narrow columns, each read once by a warp: lane l has those of columns l, l + 32, ...
+template <class S>
+struct OfNarrowColumns {
+    static constexpr int kEach = (S::kNarrow + kWarp - 1) / kWarp;
+    float mine[kEach];
+
+    template <class Read>
+    __device__ OfNarrowColumns(int64_t first, const Read& read) {
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) mine[e] = read(first + e * kWarp + threadIdx.x % kWarp);
+    }
+    // v = apply(v, number) for all sums.
+    template <class Apply>
+    __device__ void each(TileSums<S>& sums, const Apply& apply) const {
+        const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < S::kGroups; ++i) {
+            const float holder = mine[i * 8 / kWarp];
+            const float even = __shfl_sync(kWholeWarp, holder, i * 8 % kWarp + column);
+            const float odd = __shfl_sync(kWholeWarp, holder, i * 8 % kWarp + column + 1);
+#pragma unroll
+            for (int j = 0; j < S::kTiles; ++j) {
+                float (&v)[4] = sums[j][i];
+                v[0] = apply(v[0], even), v[1] = apply(v[1], odd);
+                v[2] = apply(v[2], even), v[3] = apply(v[3], odd);
+            }
+        }
     }
 };
 
@@ -68,16 +102,14 @@ __device__ inline void store_tile(char* staging, const Args& a, TileSums<S>& sum
                 v[2] = other.finished(v[2]), v[3] = other.finished(v[3]);
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < S::kGroups; ++i) {
-                const int64_t n = tile.first_narrow + 8 * i + lane % 4 * 2;
-                const Column even(a, n), odd(a, n + 1);
-#pragma unroll
-                for (int j = 0; j < S::kTiles; ++j) {
-                    float (&v)[4] = sums[j][i];
-                    v[0] = even.finished(v[0]), v[1] = odd.finished(v[1]);
-                    v[2] = even.finished(v[2]), v[3] = odd.finished(v[3]);
-                }
+            const int64_t first = tile.first_narrow;
+            if (at_the_end(a.scale_b)) {
+                const OfNarrowColumns<S> scales(first, [&](int64_t n) { return scale_of_column(a, n); });
+                scales.each(sums, [](float v, float scale) { return v * scale; });
+            }
+            if (a.bias.data) {
+                const OfNarrowColumns<S> biases(first, [&](int64_t n) { return bias_of_column(a, n); });
+                biases.each(sums, [](float v, float bias) { return v + bias; });
             }
         }
     }

@@ -32,6 +32,8 @@ __device__ inline void fetch_to_l2(const void* p, uint32_t bytes) {
 __device__ inline void fetch_line_to_l2(const void* p) {
     ROCM_FP8_HOPPER("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
+// And into L1, whatever p's alignment.
+__device__ inline void fetch_to_l1(const void* p) { ROCM_FP8_HOPPER("prefetch.global.L1 [%0];" ::"l"(p) : "memory"); }
 
 }  // namespace
 }  // namespace rocm_fp8

@@ -66,10 +66,27 @@ def test_many_rows_with_scales_of_their_own(kernel, device, generator, monkeypat
         scale = positive((rows, 1), generator).to(device)
         results = []
         for library in (False, True):
-            monkeypatch.setattr(type(linear), "_library_takes", lambda self, rows, library=library: library)
+            monkeypatch.setattr(type(linear), "_library_takes", lambda *_, library=library: library)
             results.append(linear(x, ops=kernel.layers._ops, scale=scale))
         # Before the bias _scaled_mm rounds to bfloat16 once more.
         torch.testing.assert_close(*results, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+@pytest.mark.parametrize("rows", [64, 128, 129])
+@every_activation
+def test_what_multiplies_many_rows(kernel, device, generator, calls, rows, granularity, activations):
+    """On an NVIDIA GPU torch._scaled_mm, but for up to 128 rows where rows or channels have scales of their own."""
+    model = llama(generator, device=device, **VARIANTS["biases"])
+    quantize(kernel, model, [tokens(generator, 1, 16, device)], activations, granularity=granularity)
+    linear = fp8_linears(kernel, model)[0]
+    x = random_fp8((rows, linear.in_features), linear.weight.dtype, generator).to(device)
+    scale = positive((rows, 1), generator).to(device) if activations == "dynamic" else None
+    calls.clear()
+    linear(x, ops=kernel.layers._ops, scale=scale)
+    own = activations == "dynamic" or granularity == "channel"
+    ours = device.type == "cpu" or (own and rows <= 128 and torch.version.hip is None)
+    assert calls == (["block_scaled_gemm"] if ours else [])
 
 
 @every_activation

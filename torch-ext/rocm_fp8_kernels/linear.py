@@ -12,6 +12,7 @@ __all__ = ["BLOCK", "GRANULARITIES", "Fp8Linear", "join_block_scales", "quantize
 
 BLOCK = 128  # rows and columns of a weight that share a scale; elements of an input's group
 GRANULARITIES = ("tensor", "channel", "block")
+LIBRARY_NEEDS_ROWS = 128  # more than that: on an NVIDIA GPU, for scales of rows or channels
 
 
 def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,7 +234,7 @@ class Fp8Linear(torch.nn.Module):
             out = self._multiply(ops.block_scaled_gemm, rows, scale)
         elif ops is reference or rows.shape[0] <= SKINNY_GEMM_MAX_ROWS:
             out = self._multiply(ops.skinny_gemm, rows, scale)
-        elif self._library_takes(rows):
+        elif self._library_takes(rows, scale):
             out = self._many_rows(rows, scale)
         else:
             out = self._multiply(ops.block_scaled_gemm, rows, scale)
@@ -253,10 +254,15 @@ class Fp8Linear(torch.nn.Module):
             return False
         return self._seen.again(self.weight)
 
-    def _library_takes(self, rows: torch.Tensor) -> bool:
+    def _library_takes(self, rows: torch.Tensor, scale: torch.Tensor) -> bool:
         # On a CPU torch._scaled_mm takes 40 times as long as skinny_gemm on parts of the rows, and that twice as long
         # as block_scaled_gemm. On a GPU the libraries behind it want both sizes in multiples of 16.
-        return rows.is_cuda and self.in_features % 16 == 0 and self.out_features % 16 == 0
+        if not rows.is_cuda or self.in_features % 16 or self.out_features % 16:
+            return False
+        # With scales of rows or channels block_scaled_gemm is faster on an H200 up to about 128 rows; with one scale,
+        # and for more rows, the library is (docs/journal/block_scaled_gemm-cuda.md).
+        own = scale.dim() > 1 or self.weight_scale.numel() > 1
+        return not (own and rows.shape[0] <= LIBRARY_NEEDS_ROWS and torch.version.hip is None)
 
     def _many_rows(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         weight_scale = self.weight_scale

@@ -231,6 +231,7 @@ struct Pairs<DType::f16> {
 
 inline void wait_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
+inline void fetch_to_l1(const void* p) { static_cast<void>(*static_cast<const volatile char*>(p)); }
 template <class T>
 T& dynamic_shared() {
     return *reinterpret_cast<T*>(current->cta->shared);
@@ -278,10 +279,16 @@ inline void arrive_expecting(Barrier* b, uint32_t bytes) {
     counting(b).bytes += bytes;
     arrive(b);
 }
-// Of a value that is the same in all lanes.
 template <class T>
-T __shfl_sync(uint32_t, T v, int) {
-    return v;
+T __shfl_sync(uint32_t, T v, int from) {
+    static_assert(sizeof(T) == 4);
+    auto& lanes = current->cta->exchanged[current->thread / kWarp];
+    lanes.resize(kWarp);
+    lanes[current->thread % kWarp] = {std::bit_cast<uint32_t>(v)};
+    __syncwarp();
+    const T found = std::bit_cast<T>(lanes[from % kWarp][0]);
+    __syncwarp();
+    return found;
 }
 inline bool completed(Barrier* b, uint32_t parity) { return counting(b).phase != parity; }
 inline void wait_for(Barrier* b, uint32_t parity) {
