@@ -260,8 +260,8 @@ def test_layers_that_are_compiled_one_by_one(device, generator, fresh_graphs, ma
     assert same_bytes(logits(model, ids), wanted) and same_bytes(logits(model, ids), wanted)
 
 
-def test_a_converted_model_has_one_hook(kernel, generator):
-    model = drawn(config("qwen2"), generator)
+def test_a_converted_model_has_one_hook(kernel, device, generator):
+    model = drawn(config("qwen2"), generator, device=device)
     kernel.quantization.quantize(model, activations="dynamic")
     kernelized(kernel, model)
     assert len(model.model._forward_pre_hooks) == 1 and not model._forward_pre_hooks

@@ -240,7 +240,8 @@ def stored(directory: Path) -> dict[str, torch.Tensor]:
 
 def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torch.nn.Module:
     """A copy of `model` whose linears dequantise the stored weights, quantise their inputs and add in float32."""
-    model, tensors = copy.deepcopy(model), stored(directory)
+    model, device = copy.deepcopy(model), next(model.parameters()).device
+    tensors = {name: tensor.to(device) for name, tensor in stored(directory).items()}
 
     def forward(module: torch.nn.Linear, weight: torch.Tensor, scale: torch.Tensor | None):
         def call(x: torch.Tensor) -> torch.Tensor:
