@@ -45,8 +45,9 @@ __device__ inline bool unit_at(int turn, Unit* unit) {
     // In scalar registers, of 32 bits: k is below 2^32, and there are 16 parts at most.
     const uint32_t blocks = uint32_t(blocks_of(launch.args.k));
     const auto first_of = [&](int p) { return int64_t(uniform(int(blocks * uint32_t(p) / uint32_t(parts)))); };
-    *unit = {int64_t(tile_m) * S::rows, int64_t(tile_n) * S::columns, tile_m * work.tiles_n + tile_n, part,
-             first_of(part),            first_of(part + 1)};
+    *unit = {
+        int64_t(tile_m) * S::rows, int64_t(tile_n) * S::columns, tile_m * work.tiles_n + tile_n, part, first_of(part),
+        first_of(part + 1)};
     return true;
 }
 

@@ -157,7 +157,7 @@ def test_of_another_model_the_linears_are_quantised_alone(kernel, device, genera
 
 def bias_on_k(model: torch.nn.Module) -> None:
     projection = model.model.layers[1].self_attn.k_proj
-    projection.bias = torch.nn.Parameter(torch.full((projection.out_features,), 0.5).bfloat16())
+    projection.bias = torch.nn.Parameter(torch.full_like(projection.weight[:, 0], 0.5))
 
 
 def another_mlp(model: torch.nn.Module) -> None:
