@@ -13,12 +13,10 @@ namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
 // What is applied to a column of the result after the sum over K: the scale of a channel, the bias.
-__device__ inline float scale_of_column(const Args& a, int64_t n) {
+__device__ inline int64_t inside(const Args& a, int64_t n) { return n < a.n ? n : a.n - 1; }
+__device__ inline float scale_of_channel(const Args& a, int64_t n) {
     const BlockScales scales(a.scale_b, 0);
-    return scales.at(scales.place(n < a.n ? n : a.n - 1));
-}
-__device__ inline float bias_of_column(const Args& a, int64_t n) {
-    return gemm::bias_at(a.bias, n < a.n ? n : a.n - 1);
+    return scales.at(scales.place(n));
 }
 
 class Column {
@@ -27,8 +25,9 @@ class Column {
 
   public:
     __device__ Column(const Args& a, int64_t n) : adds_(a.bias.data != nullptr) {
-        if (at_the_end(a.scale_b)) scale_ = scale_of_column(a, n);
-        if (adds_) bias_ = bias_of_column(a, n);
+        const int64_t mine = inside(a, n);
+        if (at_the_end(a.scale_b)) scale_ = scale_of_channel(a, mine);
+        if (adds_) bias_ = gemm::bias_at(a.bias, mine);
     }
     __device__ float finished(float c) const {
         const float v = c * scale_;
@@ -104,11 +103,11 @@ __device__ inline void store_tile(char* staging, const Args& a, TileSums<S>& sum
         } else {
             const int64_t first = tile.first_narrow;
             if (at_the_end(a.scale_b)) {
-                const OfNarrowColumns<S> scales(first, [&](int64_t n) { return scale_of_column(a, n); });
+                const OfNarrowColumns<S> scales(first, [&](int64_t n) { return scale_of_channel(a, inside(a, n)); });
                 scales.each(sums, [](float v, float scale) { return v * scale; });
             }
             if (a.bias.data) {
-                const OfNarrowColumns<S> biases(first, [&](int64_t n) { return bias_of_column(a, n); });
+                const OfNarrowColumns<S> biases(first, [&](int64_t n) { return gemm::bias_at(a.bias, inside(a, n)); });
                 biases.each(sums, [](float v, float bias) { return v + bias; });
             }
         }

@@ -132,11 +132,22 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
                     }
                 }
             } else {
+                const auto one_by_one = [&]<class U>(U) {
+                    constexpr int kTogether = sizeof(U) / sizeof(T);
 #pragma unroll 1
-                for (int e = lane; e < S::matrix * columns; e += kWave) {
-                    const int r = e / columns, own = e % columns;
-                    const T v = *reinterpret_cast<const T*>(region + at(r, own));
-                    if (m + r < a.m && n + own < a.n) global<T>(a.out.data)[(m + r) * a.out.stride + n + own] = v;
+                    for (int e = lane * kTogether; e < S::matrix * columns; e += kWave * kTogether) {
+                        const int r = e / columns, own = e % columns;
+                        const U v = *reinterpret_cast<const U*>(region + at(r, own));
+                        if (m + r < a.m && n + own < a.n) {
+                            *global<U>(offset(a.out.data, ((m + r) * a.out.stride + n + own) * int(sizeof(T)))) = v;
+                        }
+                    }
+                };
+                if (sizeof(T) == 2 && (a.out.stride | a.n) % 2 == 0 &&
+                    reinterpret_cast<uintptr_t>(a.out.data) % 4 == 0) {
+                    one_by_one(uint32_t());
+                } else {
+                    one_by_one(T());
                 }
             }
             __builtin_amdgcn_wave_barrier();
