@@ -198,7 +198,7 @@ def test_halves_that_cannot_be_fused(kernel, device, generator, tmp_path, case, 
     assert distance(logits(model, ids), wanted) <= LIMIT[activations]
     # The halves that are fused hand the residual on, past those that are not.
     fast = kernelized(kernel, model)
-    assert distance(logits(fast, ids), wanted) <= LIMIT[activations]
+    assert distance(logits(fast, ids), wanted) <= LIMIT[activations] * near(device) / NEAR
     recorded = fast(ids, use_cache=False, output_hidden_states=True)
     assert same_bytes(recorded.logits, logits(fast, ids))
 
