@@ -32,7 +32,8 @@ struct DirectShape : TileSizes<kDirectShapes[index], kChunksAFragment> {
 };
 
 // 4 or 16 bytes of each lane, from first + offset on, to LDS, lane after lane, from where to_lds says on. Between the two
-// a vector instruction has to be computed anew: the hardware wants another one there.
+// a vector instruction has to be computed anew: the hardware wants another one there. M0 has the place in its bits 17 to
+// 2 (CDNA4's manual, 10.3), so all of LDS is in reach.
 __device__ inline void to_lds(uint32_t to) { asm volatile("s_mov_b32 m0, %0" ::"s"(to) : "memory"); }
 template <int bytes>
 __device__ inline void load_to_lds(const uint8_t* first, uint32_t offset) {

@@ -21,8 +21,9 @@ def test_local_scales_keep_outliers_to_themselves(kernel, found, generator):
     for name in ("global", "128x128", "1x128"):
         assert 0.03 < error[name][0] < 0.045
     assert error["global"][-1] > 2 * error["global"][0]
-    # Of two blocks of rows one has no outlier; of rows all but 3.
-    assert error["1x128"][-1] < 1.02 * error["1x128"][0] < error["128x128"][-1] < error["global"][-1]
+    # Of two blocks of rows one has no outlier; of 192 rows all but 3, whose error is at most 2.5 times the others':
+    # sqrt(1 + 3 / 192 * (2.5^2 - 1)) = 1.04.
+    assert error["1x128"][-1] < 1.05 * error["1x128"][0] < error["128x128"][-1] < error["global"][-1]
     assert len(error["global"]) == len(OUTLIERS)
 
 
