@@ -12,13 +12,13 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
-// What is applied to a column of the result after the sum over K: the scale of a channel, the bias.
 __device__ inline int64_t inside(const Args& a, int64_t n) { return n < a.n ? n : a.n - 1; }
 __device__ inline float scale_of_channel(const Args& a, int64_t n) {
     const BlockScales scales(a.scale_b, 0);
     return scales.at(scales.place(n));
 }
 
+// What is applied to a column of the result after the sum over K: the scale of a channel, the bias.
 class Column {
     float scale_ = 1, bias_ = 0;
     bool adds_;

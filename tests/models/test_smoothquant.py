@@ -34,8 +34,9 @@ SIZES = dict(
 # Folding rounds each weight and gain once more, by 2^-24 of its value: sums of 96 of them, through two layers, stay
 # below 2^-15 of the logits' norm. A factor in the wrong place changes them by their whole size.
 FOLDED = 2.0**-15
-# Int8 of random normal numbers: a step is 1 / 30 to 1 / 40 of the standard deviation (the largest of some thousand is
-# 3 to 4 of them), which adds 1 % of noise to each operand. Sixteen such operands, one after the other: below 10 %.
+# Int8 of random normal numbers: a step is 1 / 30 to 1 / 40 of the standard deviation, because the largest of some
+# thousand is 3 to 4 of them. That adds 1 % of noise to each operand. Sixteen such operands, one after the other: below
+# 10 %.
 INT8 = 0.1
 
 
