@@ -2,6 +2,7 @@
 #
 #   PYTHON  the interpreter to make the environment with (3.11 or later)
 #   VENV    where the environment is, or is made
+#   LATEST  the environment with the newest torch and transformers, which test-latest makes
 #   WORKERS processes that run the tests; each takes about 1.5 GB of memory
 
 PYTHON ?= python3
@@ -9,13 +10,16 @@ VENV ?= .venv
 WORKERS ?= 3
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
+LATEST := .venv-latest
 
-.PHONY: help build build-cuda lint test vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test latest test-latest vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests"
 	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
+	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
+	@echo "             models, operators, Hub and README in it; make latest raises the pins first"
 	@echo "make lint    the style of the Python and C++ sources (ruff, clang-format)"
 	@echo "make build   compile the CPU variant into build/; on an NVIDIA GPU the CUDA variant too"
 	@echo "make build-cuda   compile the CUDA variant, on any machine"
@@ -60,6 +64,21 @@ lint: $(READY)
 test: build
 	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest -n $(WORKERS) --dist worksteal --backend cpu; fi
+
+# What users install is newer than what vLLM takes. The library is the one that `build` made.
+$(LATEST)/.requirements-installed: requirements-latest.txt
+	@$(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/python -m pip install --disable-pip-version-check -q -r requirements-latest.txt
+	@touch $@
+
+latest:
+	@$(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/python scripts/latest.py
+	@touch $(LATEST)/.requirements-installed
+
+test-latest: build $(LATEST)/.requirements-installed
+	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/models tests/operators tests/hub \
+		tests/package/test_documents.py tests/test_kernels_ci.py
 
 # vLLM without a GPU, and the plugin, in the same environment. On a GPU: integrations/vllm/README.md.
 VLLM := $(VENV)/.vllm-installed

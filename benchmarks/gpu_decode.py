@@ -24,6 +24,7 @@ from benchmarks import gpu_report, gpu_timing
 from benchmarks.gpu_cases import Wrong
 from benchmarks.gpu_environment import Gpu, find_gpu
 from benchmarks.gpu_report import cell, note, table_header, table_row
+from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256
 SCALES = {"static": dict(granularity="tensor"), "dynamic": dict(granularity="channel", activations="dynamic")}
@@ -50,7 +51,8 @@ class Step:
             return torch.randint(VOCABULARY, (rows, length), generator=generator, device="cuda")
 
         self.cache = StaticCache(config=model.config, max_cache_len=CACHE)
-        model(input_ids=ids(CONTEXT), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.given = with_cache(model, self.cache)
+        model(input_ids=ids(CONTEXT), **self.given, use_cache=True, logits_to_keep=1)
         for layer in self.cache.layers:
             layer.__class__ = Standing
         self.ids, self.position = ids(1), torch.full((rows, 1), CONTEXT, device="cuda")
@@ -59,7 +61,7 @@ class Step:
 
     def __call__(self, model: torch.nn.Module | None = None) -> torch.Tensor:
         """The logits; of `model`: not compiled."""
-        inputs = dict(input_ids=self.ids, position_ids=self.position, past_key_values=self.cache, use_cache=True)
+        inputs = dict(input_ids=self.ids, position_ids=self.position, **self.given, use_cache=True)
         return (model or self.compiled)(**inputs).logits
 
     def record(self) -> gpu_timing.Recorded:

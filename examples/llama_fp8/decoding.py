@@ -1,5 +1,6 @@
 """Greedy decoding with a clock, and how well a model predicts text."""
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from .text import LoadedModel, Tokenizer
 
@@ -18,12 +19,18 @@ class Continuation:
     tokens_per_second: float  # of the decoding steps, without the prompt's
 
 
+def with_cache(model: torch.nn.Module, cache: Cache) -> dict[str, Cache]:
+    """The cache as a keyword argument of the model: transformers calls it past_key_values up to 5.23, then cache."""
+    known = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in known else "past_key_values": cache}
+
+
 def growing_tokens(model: torch.nn.Module, prompt: list[int]) -> Iterator[int]:
     """The likeliest tokens after `prompt`, with a cache that grows."""
     cache = DynamicCache(config=model.config)
-    ids = torch.tensor([prompt], device=model.device)
+    ids, given = torch.tensor([prompt], device=model.device), with_cache(model, cache)
     while True:
-        token = int(model(input_ids=ids, past_key_values=cache).logits[0, -1].argmax())
+        token = int(model(input_ids=ids, **given).logits[0, -1].argmax())
         yield token
         ids = torch.tensor([[token]], device=model.device)
 
@@ -38,12 +45,13 @@ class StaticStep:
     def __init__(self, model: torch.nn.Module, prompt: list[int], count: int):
         """Computes the prompt; there is room for `count` tokens after it."""
         self.model, self.cache = model, StaticCache(config=model.config, max_cache_len=len(prompt) + count)
+        self._given = with_cache(model, self.cache)
         ids = torch.tensor([prompt], device=model.device)
-        self.token = model(input_ids=ids, past_key_values=self.cache).logits[:, -1:].argmax(-1)
+        self.token = model(input_ids=ids, **self._given).logits[:, -1:].argmax(-1)
         self._standing = [self.token, *(layer.cumulative_length for layer in self.cache.layers)]
 
     def __call__(self) -> None:
-        logits = self.model(input_ids=self.token, past_key_values=self.cache).logits
+        logits = self.model(input_ids=self.token, **self._given).logits
         self.token.copy_(logits[:, -1:].argmax(-1))
 
     def rehearse(self) -> None:

@@ -8,8 +8,10 @@ import kernels
 import pytest
 import torch
 from kernels.layer.layer import _validate_layer
+from transformers import DynamicCache
 from transformers.models.llama import modeling_llama
 
+from examples.llama_fp8.decoding import with_cache
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_rounded_alike
 from tests.problems.inputs import FP8, HALF, normal, positive, short, weights
@@ -265,9 +267,10 @@ def test_decoding_with_a_cache_equals_the_full_pass(kernel, device, generator, s
     model = quantized(kernel, generator, device, shapes, activations)[1]
     ids, begin = tokens(generator, 2, 48, device), 20
     full = logits(model, ids)[:, begin:]
-    cache, parts = model(input_ids=ids[:, :begin], use_cache=True).past_key_values, []
+    given, parts = with_cache(model, DynamicCache(config=model.config)), []
+    model(input_ids=ids[:, :begin], **given)
     for i in range(begin, ids.shape[1]):
-        step = model(input_ids=ids[:, i : i + 1], past_key_values=cache)
+        step = model(input_ids=ids[:, i : i + 1], **given)
         parts.append(step.logits)
     cached = torch.cat(parts, dim=1)
     # Attention sums in another order for one query than for many, and rounds to bfloat16 in between: more codes

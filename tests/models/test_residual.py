@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import torch
+from transformers import DynamicCache
 from transformers.models.llama import modeling_llama
 
+from examples.llama_fp8.decoding import with_cache
 from tests.problems.buffers import same_bytes
 from tests.problems.tiny_llama import ACTIVATIONS, LAYER, drawn, kernelized, logits, pair, tokens
 from tests.problems.tiny_models import FUSED, WINDOW, config
@@ -73,9 +75,10 @@ def test_results_are_the_same_bytes(device, generator, made, name, activations):
 def test_a_decode_step_calls_what_the_layers_need(device, generator, calls, made, name, activations):
     _, model = made(name, activations)
     ids = tokens(generator, 2, 9, device)
-    cache = model(ids[:, :8], use_cache=True).past_key_values
+    given = with_cache(model, DynamicCache(config=model.config))
+    model(ids[:, :8], **given)
     calls.clear()
-    model(ids[:, 8:], past_key_values=cache)
+    model(ids[:, 8:], **given)
     assert in_order(calls, activations) == HANDED_ON
     norm, add_norm, swiglu = LAYER[activations]
     assert [calls.count(n) for n in (norm, add_norm, swiglu)] == [1, 2 * LAYERS - 1, LAYERS]
@@ -228,14 +231,15 @@ def test_hooks_that_come_after_compilation(device, generator, fresh_graphs, call
     wanted = compiled(ids, use_cache=False).last_hidden_state
     calls.clear()  # as it was: traced code looks at it
     seen = observe(model)
-    # torch does not look for hooks again: they are not called, and what is handed on is nobody's business.
-    assert same_bytes(compiled(ids, use_cache=False).last_hidden_state, wanted) and seen == []
+    # torch before 2.15 does not look for hooks again: they are not called, and what is handed on is nobody's business.
+    assert same_bytes(compiled(ids, use_cache=False).last_hidden_state, wanted)
+    assert len(seen) == (torch.__version__ >= (2, 15))
     torch._dynamo.reset()
     calls.clear()
     assert same_bytes(compiled(ids, use_cache=False).last_hidden_state, wanted)
     assert in_order(calls, "static") == ON_ITS_OWN
     recorded = model.model(ids, use_cache=False, output_hidden_states=True)
-    assert same_bytes(seen[0], recorded.hidden_states[2])
+    assert seen and all(same_bytes(each, recorded.hidden_states[2]) for each in seen)
 
 
 def test_graphs_that_break_within_a_layer(device, generator, fresh_graphs, monkeypatch, made):

@@ -11,9 +11,10 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, OPTConfig
+from transformers import AutoModelForCausalLM, DynamicCache, OPTConfig
 
 from examples.byte_opt.train import CHECKPOINT
+from examples.llama_fp8.decoding import with_cache
 from examples.smoothquant_demo import plant_outliers
 from tests.problems.tiny_llama import VARIANTS, distance, drawn, llama, logits, tokens
 
@@ -253,10 +254,10 @@ def test_masks_and_the_cache(kernel, device, backend, generator):
     whole = logits(made, ids)
     # Later tokens do not reach earlier ones.
     assert distance(logits(made, ids[:, :10]), whole[:, :10]) <= most
-    cached = made(input_ids=ids[:, :15], use_cache=True)
-    step = made(input_ids=ids[:, 15:], past_key_values=cached.past_key_values).logits
-    assert cached.past_key_values.layers[0].keys.dtype == torch.int8
-    assert distance(torch.cat([cached.logits, step], 1), whole) <= most
+    cache = DynamicCache(config=made.config)
+    parts = [made(input_ids=part, **with_cache(made, cache)).logits for part in (ids[:, :15], ids[:, 15:])]
+    assert cache.layers[0].keys.dtype == torch.int8
+    assert distance(torch.cat(parts, 1), whole) <= most
     # Padding on the left is not seen.
     padded = torch.cat([torch.full((2, 3), 5, device=device), ids], 1)
     mask = torch.cat([torch.zeros(2, 3), torch.ones(2, 24)], 1).long().to(device)

@@ -18,6 +18,7 @@ def test_the_interface_is_the_snapshots(kernel, snapshot):
     assert interface(kernel) == snapshot, "python -m tests.package.public_api --update, where the change is meant"
 
 
+ANY = [["args", "VAR_POSITIONAL", ""], ["more", "KEYWORD_ONLY", "None"], ["kwargs", "VAR_KEYWORD", ""]]
 BREAKING = {
     "a function gone": lambda api: api["callables"].pop("swiglu_fp8"),
     "a method gone": lambda api: api["callables"].pop("layers.RMSNorm.forward"),
@@ -28,6 +29,9 @@ BREAKING = {
     "parameters swapped": lambda api: api["callables"]["rms_norm"].insert(0, api["callables"]["rms_norm"].pop(1)),
     "a default gone": lambda api: api["callables"]["skinny_gemm"][-1].__setitem__(2, ""),
     "a parameter added": lambda api: api["callables"]["rms_norm"].append(["more", "KEYWORD_ONLY", ""]),
+    "a parameter without a default among any": lambda api: api["callables"].update(
+        rms_norm=[ANY[0], ["more", "KEYWORD_ONLY", ""], ANY[2]]
+    ),
     "a schema with more": lambda api: api["schemas"].update(
         rms_norm=api["schemas"]["rms_norm"].replace(") ->", ", int n) ->")
     ),
@@ -52,6 +56,7 @@ HARMLESS = {
     "a schema with a default": lambda api: api["schemas"].update(
         rms_norm=api["schemas"]["rms_norm"].replace(") ->", ", int n=0) ->")
     ),
+    "any parameters": lambda api: api["callables"].update(rms_norm=ANY),
     "a constant's value": lambda api: api["constants"].update(SKINNY_GEMM_MAX_ROWS="64"),
 }
 

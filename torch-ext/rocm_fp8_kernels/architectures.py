@@ -20,6 +20,7 @@ from . import reference
 from .layers.decoder import decoder_layer, quantized_input, quantizing_linear
 from .layers.residual import ResidualStream, TakesResidual
 from .linear import Fp8Linear
+from .signatures import CACHE, cached, named, parameters
 
 
 class Architecture(NamedTuple):
@@ -59,20 +60,22 @@ class FusedAttention(FusedHalf):
     JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
     modeling: ModuleType
     architecture: Architecture
+    PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
     qkv_proj: Fp8Linear
     o_proj: Fp8Linear
 
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
+        *args,
         ops: ModuleType = reference,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states: FP8 [batch, length, hidden_size]; input_scale: its scale, as in Fp8Linear.forward."""
+        """hidden_states: FP8 [batch, length, hidden_size]; input_scale: its scale, as in Fp8Linear.forward. The
+        others: PARAMETERS."""
+        arguments = named(self.PARAMETERS, args, kwargs)
+        position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         shape = hidden_states.shape[:-1]
         qkv = self.qkv_proj(hidden_states, ops=ops, scale=input_scale).view(*shape, -1, self.head_dim)
         query, key, value = qkv.split([rows // self.head_dim for rows in self.rows_of_parts("qkv_proj")], dim=-2)
@@ -80,15 +83,14 @@ class FusedAttention(FusedHalf):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         query, key = self.modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        key, value = cached(arguments, key, value, self.layer_idx)
         if self.architecture.window is not None:
-            kwargs["sliding_window"] = self.architecture.window(self)
+            arguments["sliding_window"] = self.architecture.window(self)
 
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, self.modeling.eager_attention_forward
         )
-        output, weights = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs)
+        output, weights = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **arguments)
         output = output.reshape(*shape, -1)
         quantized, scale = quantized_input(self.o_proj, ops, output)
         return self.o_proj(quantized, ops=ops, scale=scale), weights
@@ -120,29 +122,13 @@ class FusedMLP(FusedHalf):
 
 @use_kernel_forward_from_hub("Fp8DecoderLayer")
 class Fp8DecoderLayer(TakesResidual):
+    PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
+
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values=None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        residual_stream: ResidualStream | None = None,
-        **kwargs,
+        self, hidden_states: torch.Tensor, *args, residual_stream: ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:
-        return decoder_layer(
-            self,
-            reference,
-            hidden_states,
-            residual_stream,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=position_embeddings,
-            **kwargs,
-        )
+        """As the architecture's own: args and kwargs are PARAMETERS, and what the attention takes beyond."""
+        return decoder_layer(self, reference, hidden_states, residual_stream, args, kwargs)
 
 
 @use_kernel_forward_from_hub("QuantizingFp8Linear")
@@ -155,6 +141,13 @@ class QuantizingFp8Linear(Fp8Linear):
 
 # The halves of a decoder layer, by their names in it.
 HALVES: dict[str, type[FusedHalf]] = {"self_attn": FusedAttention, "mlp": FusedMLP}
+
+
+# Of transformers' forwards, as the fused ones know them.
+_PARAMETERS = {
+    "Attention": ("hidden_states", "position_embeddings", "attention_mask", CACHE),
+    "DecoderLayer": (*("hidden_states", "attention_mask", "position_ids", CACHE, "use_cache", "position_embeddings"),),
+}
 
 
 class Classes(NamedTuple):
@@ -177,9 +170,11 @@ def _made(row: Architecture) -> Classes:
         globals()[name] = type(name, (mixin, own(what)), {"__module__": __name__} | facts)
         return globals()[name]
 
-    attention = made(FusedAttention, "Attention", modeling=modeling, architecture=row)
+    taken = {what: parameters(own(what), known) for what, known in _PARAMETERS.items()}
+    parameters(own("MLP"), ("x",), keywords=False)
+    attention = made(*(FusedAttention, "Attention"), modeling=modeling, architecture=row, PARAMETERS=taken["Attention"])
     halves = {"self_attn": (own("Attention"), attention), "mlp": (own("MLP"), made(FusedMLP, "MLP"))}
-    return Classes(own("Model"), made(Fp8DecoderLayer, "DecoderLayer"), halves)
+    return Classes(own("Model"), made(Fp8DecoderLayer, "DecoderLayer", PARAMETERS=taken["DecoderLayer"]), halves)
 
 
 # The architecture's own decoder layer -> what takes its place.

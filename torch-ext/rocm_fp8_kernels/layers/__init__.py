@@ -46,28 +46,9 @@ class Fp8DecoderLayer(torch.nn.Module):
     has_backward = False
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values=None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        residual_stream: _ResidualStream | None = None,
-        **kwargs,
+        self, hidden_states: torch.Tensor, *args, residual_stream: _ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:
-        return _decoder_layer(
-            self,
-            _ops,
-            hidden_states,
-            residual_stream,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=position_embeddings,
-            **kwargs,
-        )
+        return _decoder_layer(self, _ops, hidden_states, residual_stream, args, kwargs)
 
 
 class QuantizingFp8Linear(torch.nn.Module):

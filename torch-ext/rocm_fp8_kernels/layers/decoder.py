@@ -19,6 +19,7 @@ from types import ModuleType
 import torch
 
 from ..linear import Fp8Linear
+from ..signatures import named
 from .residual import ResidualStream
 
 
@@ -26,11 +27,14 @@ def decoder_layer(
     layer: torch.nn.Module,
     ops: ModuleType,
     hidden: torch.Tensor,
-    residual_stream: ResidualStream | None = None,
-    **attention_arguments,
+    residual_stream: ResidualStream | None,
+    args: tuple,
+    kwargs: dict,
 ) -> torch.Tensor:
-    """`layer` has the modules of a decoder layer of ../architectures.py; hidden: float16 or bfloat16 [..., d]."""
+    """`layer` has the modules of a decoder layer of ../architectures.py; hidden: float16 or bfloat16 [..., d]; args and
+    kwargs: the layer's other arguments, all of which go to its attention."""
     attention, mlp = layer.self_attn, layer.mlp
+    arguments = named(layer.PARAMETERS, args, kwargs)
     residual = None
     if residual_stream is not None:
         hidden, residual = residual_stream.take(hidden)
@@ -40,11 +44,11 @@ def decoder_layer(
         else:
             q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden, residual)
             hidden = residual
-        residual, _ = attention(q, ops=ops, input_scale=scale, **attention_arguments)
+        residual, _ = attention(q, ops=ops, input_scale=scale, **arguments)
     else:
         if residual is not None:
             hidden = residual.add_(hidden)
-        residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **attention_arguments)
+        residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **arguments)
     if hasattr(mlp, "gate_up_proj"):
         q, scale = _normalised(ops, layer.post_attention_layernorm, mlp.gate_up_proj, hidden, residual)
         result = mlp(q, ops=ops, input_scale=scale)

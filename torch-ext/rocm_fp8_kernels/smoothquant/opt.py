@@ -17,6 +17,7 @@ import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
 
 from .. import ops
+from ..signatures import CACHE, cached, named, parameters
 from .modules import BMM, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import observed
 
@@ -29,24 +30,20 @@ class Int8OPTAttention(OPTAttention):
     """q_proj (with 1 / sqrt(head_dim) in its weight), k_proj, v_proj: W8A8B8O8Linear; out_proj:
     W8A8BFP32OFP32Linear; qk_bmm, pv_bmm: BMM."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        past_key_values=None,
-        attention_mask: torch.Tensor | None = None,
-        output_attentions: bool = False,
-        **kwargs,
-    ) -> tuple[torch.Tensor, None]:
+    PARAMETERS = parameters(OPTAttention, ("hidden_states", CACHE, "attention_mask", "output_attentions"))
+
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, None]:
         """hidden_states: int8 [batch, length, hidden_size]; attention_mask: float, added to the scores, or None.
         Returns: (float32 [batch, length, hidden_size], None)."""
+        arguments = named(self.PARAMETERS, args, kwargs)
         batch, length, size = hidden_states.shape
 
         def heads(linear: torch.nn.Module) -> torch.Tensor:
             return linear(hidden_states).view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)
 
         query, key, value = heads(self.q_proj), heads(self.k_proj), heads(self.v_proj)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        key, value = cached(arguments, key, value, self.layer_idx)
+        attention_mask = arguments.get("attention_mask")
         scores = self.qk_bmm(query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, (batch, self.num_heads))
         mask = None if attention_mask is None else attention_mask[..., : scores.shape[-1]].float()
         weights = ops.softmax_int8(scores, mask).flatten(0, 1)
@@ -60,20 +57,11 @@ class Int8OPTDecoderLayer(OPTDecoderLayer):
     """self_attn_layer_norm, final_layer_norm: LayerNormQ; self_attn: Int8OPTAttention; fc1: W8A8B8O8LinearReLU; fc2:
     W8A8BFP32OFP32Linear."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
-        use_cache: bool | None = False,
-        position_ids: torch.LongTensor | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        attended, _ = self.self_attn(
-            hidden_states=self.self_attn_layer_norm(hidden_states),
-            past_key_values=past_key_values,
-            attention_mask=attention_mask,
-        )
+    PARAMETERS = parameters(OPTDecoderLayer, ("hidden_states", "attention_mask", CACHE, "use_cache", "position_ids"))
+
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        arguments = named(self.PARAMETERS, args, kwargs)
+        attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), **arguments)
         # The residual lives in the linear's result: a layer's input, which may be a recorded state, is not written.
         residual = attended.to(hidden_states.dtype)
         quantized = self.final_layer_norm(hidden_states, residual=residual)
