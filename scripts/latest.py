@@ -19,7 +19,8 @@ def main() -> None:
     names = PIN.findall(text)
     options = ["--disable-pip-version-check", "-q", "--upgrade", "--upgrade-strategy", "eager"]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *names], check=True)
-    FILE.write_text(PIN.sub(lambda found: f"{found[1]}=={importlib.metadata.version(found[1])}", text), encoding="utf-8")
+    raised = PIN.sub(lambda found: f"{found[1]}=={importlib.metadata.version(found[1])}", text)
+    FILE.write_text(raised, encoding="utf-8")
 
 
 if __name__ == "__main__":
