@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import reference
 from .layers.decoder import decoder_layer, quantized_input, quantizing_linear
-from .layers.residual import ResidualStream, TakesResidual
+from .layers.residual import ResidualStream, TakesResidual, takes_residual
 from .linear import Fp8Linear
 from .signatures import CACHE, cached, named, parameters
 
@@ -124,6 +124,7 @@ class FusedMLP(FusedHalf):
 class Fp8DecoderLayer(TakesResidual):
     PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
 
+    @takes_residual
     def forward(
         self, hidden_states: torch.Tensor, *args, residual_stream: ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:

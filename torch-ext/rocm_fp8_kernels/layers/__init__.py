@@ -18,6 +18,7 @@ from .. import reference as _reference
 from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
 from .residual import ResidualStream as _ResidualStream
+from .residual import takes_residual as _takes_residual
 
 __all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
 
@@ -45,6 +46,7 @@ class Fp8DecoderLayer(torch.nn.Module):
     can_torch_compile = True
     has_backward = False
 
+    @_takes_residual
     def forward(
         self, hidden_states: torch.Tensor, *args, residual_stream: _ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:

@@ -12,16 +12,27 @@ There is no stream where something observes the hidden state between layers, or 
 Then each layer adds its residual itself.
 """
 
+from collections.abc import Callable
 from types import MethodType
 
 import torch
 from torch.nn.modules import module as _modules
 
-__all__ = ["ResidualStream", "TakesResidual", "hand_on_residual"]
+__all__ = ["ResidualStream", "TakesResidual", "hand_on_residual", "takes_residual"]
 
 
 class TakesResidual:
-    """Decoder layers whose forward takes residual_stream. It is that of a class Fp8DecoderLayer."""
+    """Decoder layers whose forward takes residual_stream: their own, or that which kernelize has put there."""
+
+
+# Functions, not their names: torch.compile before torch 2.15 traces the names of methods wrongly.
+_forwards: set[Callable] = set()
+
+
+def takes_residual(forward: Callable) -> Callable:
+    """Of a method: it takes residual_stream."""
+    _forwards.add(forward)
+    return forward
 
 
 class ResidualStream:
@@ -72,7 +83,7 @@ def _observed(base: torch.nn.Module, layers, kwargs: dict) -> bool:
         if not isinstance(layer, TakesResidual) or (base.training and layer.gradient_checkpointing):
             return True
         # A forward that is not ours, as accelerate's that moves tensors, may return what it likes.
-        if not isinstance(layer.forward, MethodType) or layer.forward.__qualname__ != "Fp8DecoderLayer.forward":
+        if not isinstance(layer.forward, MethodType) or layer.forward.__func__ not in _forwards:
             return True
         if layer._forward_pre_hooks or any(map(_observes, layer._forward_hooks.values())):
             return True
