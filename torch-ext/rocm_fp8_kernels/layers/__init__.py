@@ -4,7 +4,7 @@
     with kernels.use_kernel_mapping(kernel.layers.mapping()):
         model = kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
 
-    RMSNorm              for transformers' layers of that name (LlamaRMSNorm and its like), float16 and bfloat16
+    RMSNorm              for transformers' layers of that name, float16 and bfloat16, that round as LlamaRMSNorm does
     Fp8DecoderLayer      for the fused decoder layers of a model that `quantization` has quantised or loaded
     QuantizingFp8Linear  for its linears that quantise their own input: those of whatever is not fused
 
@@ -14,9 +14,9 @@ They are for inference: the operators have no backward.
 import torch
 
 from .. import ops as _ops
-from .. import reference as _reference
 from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
+from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .residual import ResidualStream as _ResidualStream
 from .residual import takes_residual as _takes_residual
 
@@ -24,7 +24,8 @@ __all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "
 
 
 class RMSNorm(torch.nn.Module):
-    """`rms_norm` with the module's `weight` and `variance_epsilon`; other dtypes as the module itself does it."""
+    """`rms_norm` with the module's `weight` and `variance_epsilon`. What the operator does not compute, the module's
+    own forward does: other dtypes, and classes that round elsewhere (norms.py)."""
 
     can_torch_compile = True
     has_backward = False
@@ -32,12 +33,11 @@ class RMSNorm(torch.nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        if hidden_states.dtype in (torch.float16, torch.bfloat16) and weight.dtype == hidden_states.dtype:
-            return _ops.rms_norm(hidden_states, weight, self.variance_epsilon)
-        # With a float32 weight the module's result is float32, which the operator does not give.
-        normal = _reference.normalize(hidden_states, self.variance_epsilon)
-        return weight * normal
+        if _rounds_as_rms_norm(type(self)):
+            weight = self.weight
+            if hidden_states.dtype in (torch.float16, torch.bfloat16) and weight.dtype == hidden_states.dtype:
+                return _ops.rms_norm(hidden_states, weight, self.variance_epsilon)
+        return type(self).forward(self, hidden_states)
 
 
 class Fp8DecoderLayer(torch.nn.Module):
