@@ -12,15 +12,17 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 SCALES = (torch.float32, torch.float8_e8m0fnu)
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
+_Tensor = torch.Tensor  # looked up for each argument of each call
+
 
 def refuse(operator: str, argument: str, why: str) -> NoReturn:
     raise RuntimeError(f"{operator}: {argument}: {why}")
 
 
 def check_tensors(operator: str, **arguments: torch.Tensor) -> None:
-    for name, value in arguments.items():
-        if not isinstance(value, torch.Tensor):
-            refuse(operator, name, f"{type(value).__name__}; needs a tensor")
+    for name in arguments:
+        if not isinstance(arguments[name], _Tensor):
+            refuse(operator, name, f"{type(arguments[name]).__name__}; needs a tensor")
 
 
 def check_dims(operator: str, name: str, x: torch.Tensor, least: int, needs: str) -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from ._ops import ops
 from .arguments import SCALES, WIDE, check_dims, check_tensors, refuse, result
+from .calls import ops
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -112,6 +112,6 @@ def _result(
     def allocate(dtype: torch.dtype | None) -> torch.Tensor:
         check_dims(operator, "a", a, 2, "[M, K]")
         check_dims(operator, "b", b, 2, "[N, K]")
-        return torch.empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16, device=a.device)
+        return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype or torch.bfloat16)
 
     return result(operator, out, out_dtype, WIDE, allocate)

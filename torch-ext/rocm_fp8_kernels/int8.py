@@ -4,8 +4,8 @@ SmoothQuant's five wrappers, int8_gemm that serves W8A8 checkpoints, and what ma
 
 import torch
 
-from ._ops import ops
 from .arguments import WIDE, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
+from .calls import ops
 
 __all__ = [
     "bmm_ab_i8_e_f32",
@@ -168,8 +168,7 @@ def _product(operator, a, b, out, out_dtype, allowed, default) -> torch.Tensor:
     def allocate(dtype: torch.dtype | None) -> torch.Tensor:
         check_dims(operator, "a", a, 2, "[M, K] or [B, M, K]")
         check_dims(operator, "b", b, 2, "[N, K] or [B, N, K]")
-        shape = (*a.shape[:-1], b.shape[-2])
-        return torch.empty(shape, dtype=dtype or default, device=a.device)
+        return a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=dtype or default)
 
     return result(operator, out, out_dtype, allowed, allocate)
 
@@ -322,7 +321,10 @@ def softmax_int8(x: torch.Tensor, mask: torch.Tensor | None = None, *, out: torc
 
 
 def _int8_like(operator: str, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    return result(operator, out, None, _INT8, lambda _: torch.empty(x.shape, dtype=torch.int8, device=x.device))
+    def allocate(_: torch.dtype | None) -> torch.Tensor:
+        return torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
+
+    return result(operator, out, None, _INT8, allocate)
 
 
 class _Scales:

@@ -4,8 +4,8 @@ import functools
 
 import torch
 
-from ._ops import ops
 from .arguments import FP8, check_dims, check_no_self_overlap, check_tensors, refuse, result, rows
+from .calls import ops
 from .gemm import SKINNY_GEMM_MAX_ROWS, block_scaled_gemm, skinny_gemm
 from .int8 import (
     bmm_ab_i8_e_f32,
@@ -82,7 +82,10 @@ def fp8_result(
     operator: str, x: torch.Tensor, width: int, out: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> torch.Tensor:
     def allocate(dtype: torch.dtype | None) -> torch.Tensor:
-        return torch.empty((*x.shape[:-1], width), dtype=dtype or fp8_dtype(x.device), device=x.device)
+        dtype = dtype or fp8_dtype(x.device)
+        if width == x.shape[-1]:
+            return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)  # 1 us less than torch.empty
+        return x.new_empty((*x.shape[:-1], width), dtype=dtype)
 
     return result(operator, out, out_dtype, FP8, allocate)
 
@@ -177,7 +180,7 @@ def rms_norm(
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
     check_tensors("rms_norm", x=x, weight=weight)
-    out = result("rms_norm", out, None, (), lambda _: torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    out = result("rms_norm", out, None, (), lambda _: torch.empty_like(x, memory_format=torch.contiguous_format))
     ops.rms_norm(out, rows("rms_norm", "x", x, out=out), weight, epsilon)
     return out
 
