@@ -6,6 +6,7 @@ import torch
 
 from . import reference
 from .arguments import SCALES, check_tensors, refuse
+from .codes import Codes
 from .ops import SKINNY_GEMM_MAX_ROWS
 
 __all__ = ["BLOCK", "GRANULARITIES", "Fp8Linear", "join_block_scales", "quantize_weight", "to_fnuz"]
@@ -90,7 +91,7 @@ class _SeenTensor:
         return _SeenTensor, ()
 
 
-class Fp8Linear(torch.nn.Module):
+class Fp8Linear(Codes):
     """`x -> x @ weight.T * input_scale * weight_scale + bias` for x in FP8.
 
     Attributes:
@@ -108,6 +109,8 @@ class Fp8Linear(torch.nn.Module):
         scale_ub: float32 [1]: upper bound of a row's largest magnitude, for computed scales; None: no bound.
         bias: dtype [out_features], or None.
     """
+
+    FOLLOWS = ("bias",)
 
     def __init__(
         self,
@@ -184,6 +187,18 @@ class Fp8Linear(torch.nn.Module):
         if has_bias:
             result.bias = torch.cat([bias.detach() for bias in biases])
         return result
+
+    def kind(self) -> str:
+        power = " as powers of two" if self.power_of_two else ""
+        return f"{self.weight.dtype} by {self.weights}, inputs by {self.inputs}{power}"
+
+    def _apply(self, fn, recurse: bool = True) -> "Fp8Linear":
+        dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise TypeError(f"a cast to {dtype}: FP8 linears take and give float16 or bfloat16; load the model anew")
+        super()._apply(fn, recurse)
+        self.dtype = dtype
+        return self
 
     def input_scaling(self) -> dict:
         """What the dynamic operators, and quantize_fp8, are told about this linear's input."""

@@ -19,6 +19,7 @@ import torch
 
 from .arguments import FP8
 from .checkpoints import convert, load_quantized, save_quantized
+from .codes import refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear
 from .ops import fp8_dtype as _device_fp8_dtype
 
@@ -128,5 +129,6 @@ def quantize(
 
     planned = models.plan(model, dict.fromkeys(names))
     models.replace_linears(model, planned, join)
+    refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
-    return model
+    return model.requires_grad_(False)

@@ -4,6 +4,7 @@ import operator
 
 import torch
 
+from ..codes import refuse_save_pretrained
 from ..linear import BLOCK, Fp8Linear
 from .joined import check_codes, input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
@@ -67,6 +68,7 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.__dict__.pop("quantization_method", None)
+    refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False).eval()
 

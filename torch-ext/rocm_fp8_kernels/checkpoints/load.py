@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..codes import refuse_save_pretrained
 from ..linear import BLOCK, Fp8Linear
 from .joined import input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
@@ -85,6 +86,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
     to_format_of(model)
+    refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False).eval()
 

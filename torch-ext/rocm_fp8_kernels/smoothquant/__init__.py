@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 import torch
 
+from ..codes import refuse_save_pretrained
 from .modules import (
     Int8Linear,
     LayerNormQ,
@@ -45,6 +46,7 @@ _ACTIVATIONS = ("static", "dynamic")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def quantize(
     model: torch.nn.Module,
@@ -89,6 +91,7 @@ def quantize(
         opt.check(model)
     if alpha is not None:
         smooth(model, channel_maxima(model, inputs), alpha)
+    refuse_save_pretrained(model, "smoothquant.save_quantized")
     if activations == "static":
         return opt.quantize_layers(model, inputs)
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # a linear may be in several

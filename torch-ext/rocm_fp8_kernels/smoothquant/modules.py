@@ -6,6 +6,8 @@ All run on this package's operators. Scales are buffers that the kernels read: n
 import torch
 
 from .. import ops
+from ..codes import Codes
+from ..sums import forget, weight_sum
 
 __all__ = [
     "BMM",
@@ -34,7 +36,7 @@ def quantize_tensor(values: torch.Tensor, *, channels: bool = False) -> tuple[to
     return (wide / scale).round().clamp(-_MOST, _MOST).to(torch.int8), scale
 
 
-class _Static(torch.nn.Module):
+class _Static(Codes):
     """A linear on int8 inputs with a fixed scale. What the class says of its bias and of its result differs."""
 
     BIAS = torch.int8
@@ -103,7 +105,7 @@ class W8A8BFP32OFP32Linear(_Static):
         return ops.linear_ab_i8_de_f32(rows, self.weight, bias, self.a)
 
 
-class BMM(torch.nn.Module):
+class BMM(Codes):
     """`(x, y) -> a * (x @ y.mT)` of int8 [B, M, K] and [B, N, K]: to int8, or to float32. Buffer: a float32 []."""
 
     def __init__(self, a: torch.Tensor, *, to_int8: bool):
@@ -115,7 +117,7 @@ class BMM(torch.nn.Module):
         return (ops.bmm_abe_i8 if self.to_int8 else ops.bmm_ab_i8_e_f32)(x, y, self.a)
 
 
-class LayerNormQ(torch.nn.Module):
+class LayerNormQ(Codes):
     """LayerNorm to int8, its scale divided into weight and bias. Buffers: weight, bias float32 [d]."""
 
     def __init__(self, size: int, epsilon: float = 1e-5, device=None):
@@ -137,7 +139,7 @@ class LayerNormQ(torch.nn.Module):
         return ops.layer_norm_int8(x, self.weight, self.bias, self.one, None, self.epsilon, residual=residual)[0]
 
 
-class Int8Linear(torch.nn.Module):
+class Int8Linear(Codes):
     """`x -> x @ weight.T * weight_scale + bias`; each row of x is quantised to int8 by its own largest magnitude.
 
     symmetric=False: by its own range from the least to the largest number, 0 included, with a zero point.
@@ -149,8 +151,9 @@ class Int8Linear(torch.nn.Module):
         bias: float16, bfloat16 or float32 [out_features], or None.
         input_scale: float32 [1], or None where not static.
         input_zero_point: int32 [1], where static and not symmetric; else None.
-        weight_sum: int32 [1, out_features], the sums of weight's rows, where not symmetric. Not stored: `sum_weights`.
     """
+
+    FOLLOWS = ("bias",)
 
     def __init__(
         self,
@@ -172,8 +175,6 @@ class Int8Linear(torch.nn.Module):
         self.register_buffer("input_scale", torch.empty(1, device=device) if static else None)
         zero = torch.empty(1, dtype=torch.int32, device=device) if static and not symmetric else None
         self.register_buffer("input_zero_point", zero)
-        sums = None if symmetric else torch.empty(1, out_features, dtype=torch.int32, device=device)
-        self.register_buffer("weight_sum", sums, persistent=False)
 
     @classmethod
     def from_float(cls, linear: torch.nn.Linear, *, symmetric: bool = True) -> "Int8Linear":
@@ -184,13 +185,19 @@ class Int8Linear(torch.nn.Module):
         made.weight_scale = scale.reshape(1, -1)
         if has_bias:
             made.bias = linear.bias.detach().clone()
-        made.sum_weights()
         return made
 
+    def kind(self) -> str:
+        return f"int8 by channels, inputs {'static' if self.static else 'by rows'}{'' if self.symmetric else ', zeros'}"
+
+    @property
+    def weight_sum(self) -> torch.Tensor | None:
+        """int32 [1, out_features]: the sums of weight's rows, where not symmetric. They follow weight."""
+        return None if self.symmetric else weight_sum(self.weight)
+
     def sum_weights(self) -> None:
-        """Makes weight_sum anew: needed after weight has changed."""
-        if not self.symmetric:
-            self.weight_sum = self.weight.sum(-1, dtype=torch.int32).reshape(1, -1)
+        """Needed after a write to weight that torch does not count: through `.data`."""
+        forget(self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., in_features]. Returns: x's dtype [..., out_features]."""

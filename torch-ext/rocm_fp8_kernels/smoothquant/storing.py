@@ -10,6 +10,7 @@ import torch
 from ..checkpoints.load import compute_buffers, tied_names
 from ..checkpoints.save import whole
 from ..checkpoints.tensors import Tensors, read_json
+from ..codes import refuse_save_pretrained
 from .modules import Int8Linear, LayerNormQ
 
 __all__ = ["load_quantized", "save_quantized"]
@@ -83,6 +84,7 @@ def _settings(ignore: list[str], symmetric: bool, static: bool) -> dict:
     }
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def load_quantized(directory: str | os.PathLike, device: torch.device | str = "cpu") -> torch.nn.Module:
     """A causal language model of transformers from an int8 checkpoint, on `device`, for inference.
@@ -135,12 +137,11 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     for module in model.modules():
         if isinstance(module, LayerNormQ):
             module.one = torch.ones(1, device=device)  # is not stored
-        elif isinstance(module, Int8Linear):
-            module.sum_weights()
     compute_buffers(model, device)
     model.tie_weights()
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
+    refuse_save_pretrained(model, "smoothquant.save_quantized")
     return model.requires_grad_(False).eval()
 
 
