@@ -17,8 +17,9 @@ from kernels import use_kernel_forward_from_hub
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import reference
-from .layers.decoder import decoder_layer, quantized_input, quantizing_linear
-from .layers.residual import ResidualStream, TakesResidual, takes_residual
+from .layers.decoder import decoder_layer, quantizing_linear
+from .layers.residual import ResidualStream, TakesResidual
+from .layers.watching import is_watched
 from .linear import Fp8Linear
 from .signatures import CACHE, cached, named, parameters
 
@@ -72,8 +73,8 @@ class FusedAttention(FusedHalf):
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states: FP8 [batch, length, hidden_size]; input_scale: its scale, as in Fp8Linear.forward. The
-        others: PARAMETERS."""
+        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
+        PARAMETERS."""
         arguments = named(self.PARAMETERS, args, kwargs)
         position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         shape = hidden_states.shape[:-1]
@@ -92,8 +93,7 @@ class FusedAttention(FusedHalf):
         )
         output, weights = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **arguments)
         output = output.reshape(*shape, -1)
-        quantized, scale = quantized_input(self.o_proj, ops, output)
-        return self.o_proj(quantized, ops=ops, scale=scale), weights
+        return self.o_proj(output, ops=ops), weights
 
     def rows_of_parts(self, name: str) -> list[int]:
         if name != "qkv_proj":
@@ -110,8 +110,11 @@ class FusedMLP(FusedHalf):
     def forward(
         self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x: FP8 [..., hidden_size]; input_scale: its scale, as in Fp8Linear.forward."""
+        """x and input_scale: as in Fp8Linear.forward."""
         gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
+        if is_watched(self.down_proj) or is_watched(self.act_fn):
+            gate, up = gate_up.chunk(2, dim=-1)
+            return self.down_proj(self.act_fn(gate) * up, ops=ops)
         scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
         if scale is None:
             quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
@@ -124,7 +127,6 @@ class FusedMLP(FusedHalf):
 class Fp8DecoderLayer(TakesResidual):
     PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
 
-    @takes_residual
     def forward(
         self, hidden_states: torch.Tensor, *args, residual_stream: ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:

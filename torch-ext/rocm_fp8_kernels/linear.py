@@ -5,7 +5,7 @@ from types import ModuleType
 import torch
 
 from . import reference
-from .arguments import SCALES, check_tensors, refuse
+from .arguments import FP8, SCALES, check_tensors, refuse
 from .codes import Codes
 from .ops import SKINNY_GEMM_MAX_ROWS
 
@@ -232,13 +232,15 @@ class Fp8Linear(Codes):
         """Of x quantised by `scale`, or by input_scale.
 
         Args:
-            x: FP8 [..., in_features], contiguous.
+            x: FP8 [..., in_features], contiguous; or float16 or bfloat16, which is quantised here.
             scale: float32 [1]; [..., 1] for a scale a row; [..., ceil(in_features / 128)] for groups. None:
                 input_scale.
 
         Returns: `dtype` [..., out_features].
         Raises: ValueError where there is no scale.
         """
+        if x.dtype not in FP8:
+            x, scale = ops.quantize_fp8(x, self.input_scale, **self.input_scaling(), out_dtype=self.weight.dtype)
         scale = self.input_scale if scale is None else scale
         if scale is None:
             raise ValueError("scale: None; this linear has no input_scale")

@@ -70,6 +70,9 @@ def quantisable(model: torch.nn.Module) -> list[str]:
         found = [name for name, module in linears.items() if module is not head]
     if not found:
         raise ValueError(f"{type(model).__name__} holds no linear that can be quantised")
+    for name in found:
+        if model.get_submodule(name).weight.is_meta:
+            raise ValueError(f"the weight of {name} is on the device meta; needs its numbers (offload the model later)")
     return found
 
 

@@ -18,7 +18,7 @@ from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
 from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .residual import ResidualStream as _ResidualStream
-from .residual import takes_residual as _takes_residual
+from .watching import ours as _ours
 
 __all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
 
@@ -32,6 +32,7 @@ class RMSNorm(torch.nn.Module):
     weight: torch.Tensor
     variance_epsilon: float
 
+    @_ours
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if _rounds_as_rms_norm(type(self)):
             weight = self.weight
@@ -46,7 +47,7 @@ class Fp8DecoderLayer(torch.nn.Module):
     can_torch_compile = True
     has_backward = False
 
-    @_takes_residual
+    @_ours
     def forward(
         self, hidden_states: torch.Tensor, *args, residual_stream: _ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:
@@ -59,6 +60,7 @@ class QuantizingFp8Linear(torch.nn.Module):
     can_torch_compile = True
     has_backward = False
 
+    @_ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _quantizing_linear(self, _ops, x)
 

@@ -21,6 +21,7 @@ import torch
 from ..linear import Fp8Linear
 from ..signatures import named
 from .residual import ResidualStream
+from .watching import is_watched
 
 
 def decoder_layer(
@@ -40,9 +41,9 @@ def decoder_layer(
         hidden, residual = residual_stream.take(hidden)
     if hasattr(attention, "qkv_proj"):
         if residual is None:
-            q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden)
+            q, scale = _normalised(ops, layer.input_layernorm, attention, attention.qkv_proj, hidden)
         else:
-            q, scale = _normalised(ops, layer.input_layernorm, attention.qkv_proj, hidden, residual)
+            q, scale = _normalised(ops, layer.input_layernorm, attention, attention.qkv_proj, hidden, residual)
             hidden = residual
         residual, _ = attention(q, ops=ops, input_scale=scale, **arguments)
     else:
@@ -50,7 +51,7 @@ def decoder_layer(
             hidden = residual.add_(hidden)
         residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **arguments)
     if hasattr(mlp, "gate_up_proj"):
-        q, scale = _normalised(ops, layer.post_attention_layernorm, mlp.gate_up_proj, hidden, residual)
+        q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, mlp.gate_up_proj, hidden, residual)
         result = mlp(q, ops=ops, input_scale=scale)
         if residual_stream is not None and residual_stream.leave(result, residual):
             return result
@@ -60,9 +61,17 @@ def decoder_layer(
 
 
 def _normalised(
-    ops: ModuleType, norm: torch.nn.Module, linear: torch.nn.Module, x: torch.Tensor, *residual: torch.Tensor
+    ops: ModuleType,
+    norm: torch.nn.Module,
+    half: torch.nn.Module,
+    linear: torch.nn.Module,
+    x: torch.Tensor,
+    *residual: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, scale): the norm of x, or of the residual that x is added to, as the input of `linear`."""
+    """(q, scale): the norm of x, or of the residual that x is added to, as the input of `linear`. Not quantised, and
+    None, where somebody watches what takes part: then all modules are called, with what transformers gives them."""
+    if any(map(is_watched, (norm, half, linear))):
+        return norm(residual[0].add_(x) if residual else x), None
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
@@ -71,12 +80,6 @@ def _normalised(
     return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
 
 
-def quantized_input(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, scale) of x, float16 or bfloat16 [..., in_features]: by its input_scale, or by computed scales."""
-    return ops.quantize_fp8(x, linear.input_scale, **linear.input_scaling(), out_dtype=linear.weight.dtype)
-
-
 def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:
     """x: float16 or bfloat16 [..., in_features]."""
-    q, scale = quantized_input(linear, ops, x)
-    return Fp8Linear.forward(linear, q, ops=ops, scale=scale)
+    return Fp8Linear.forward(linear, x, ops=ops)

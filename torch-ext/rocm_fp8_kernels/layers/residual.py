@@ -12,27 +12,15 @@ There is no stream where something observes the hidden state between layers, or 
 Then each layer adds its residual itself.
 """
 
-from collections.abc import Callable
-from types import MethodType
-
 import torch
-from torch.nn.modules import module as _modules
 
-__all__ = ["ResidualStream", "TakesResidual", "hand_on_residual", "takes_residual"]
+from .watching import is_watched
+
+__all__ = ["ResidualStream", "TakesResidual", "hand_on_residual"]
 
 
 class TakesResidual:
     """Decoder layers whose forward takes residual_stream: their own, or that which kernelize has put there."""
-
-
-# Functions, not their names: torch.compile before torch 2.15 traces the names of methods wrongly.
-_forwards: set[Callable] = set()
-
-
-def takes_residual(forward: Callable) -> Callable:
-    """Of a method: it takes residual_stream."""
-    _forwards.add(forward)
-    return forward
 
 
 class ResidualStream:
@@ -77,19 +65,9 @@ def _observed(base: torch.nn.Module, layers, kwargs: dict) -> bool:
     """Whether something but the next layer sees what a layer returns."""
     if kwargs.get("output_hidden_states", getattr(base.config, "output_hidden_states", False)):
         return True
-    if _modules._global_forward_hooks or _modules._global_forward_pre_hooks:
-        return True
     for layer in layers:
         if not isinstance(layer, TakesResidual) or (base.training and layer.gradient_checkpointing):
             return True
-        # A forward that is not ours, as accelerate's that moves tensors, may return what it likes.
-        if not isinstance(layer.forward, MethodType) or layer.forward.__func__ not in _forwards:
-            return True
-        if layer._forward_pre_hooks or any(map(_observes, layer._forward_hooks.values())):
+        if is_watched(layer):
             return True
     return False
-
-
-def _observes(hook) -> bool:
-    # Those that record hidden states stay after the first call that asked for them, and do nothing in others.
-    return getattr(hook, "__module__", None) != "transformers.utils.output_capturing"
