@@ -91,9 +91,10 @@ def quantize(
         opt.check(model)
     if alpha is not None:
         smooth(model, channel_maxima(model, inputs), alpha)
-    refuse_save_pretrained(model, "smoothquant.save_quantized")
     if activations == "static":
-        return opt.quantize_layers(model, inputs)
+        opt.quantize_layers(model, inputs)
+        refuse_save_pretrained(model, "smoothquant.save_quantized")
+        return model
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}  # a linear may be in several
     for parent in model.modules():
         for last, child in parent._modules.items():
@@ -103,6 +104,7 @@ def quantize(
         made = Int8Linear.from_float(linear, symmetric=symmetric)
         for parent, last in places[id(linear)]:
             setattr(parent, last, made)
+    refuse_save_pretrained(model, "smoothquant.save_quantized")
     return model.requires_grad_(False)
 
 

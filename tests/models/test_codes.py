@@ -1,0 +1,181 @@
+"""Codes and scales keep their meaning: under casts, writes to weights, state dictionaries and save_pretrained."""
+
+import copy
+
+import pytest
+import torch
+from transformers import OPTConfig
+
+from tests.problems.buffers import same_bytes
+from tests.problems.tiny_llama import NEAR, distance, drawn, kernelized, llama, logits, quantize, tokens
+from tests.problems.tiny_models import OPT
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+KINDS = ["fp8 static", "fp8 dynamic", "fp8 block", "int8", "int8 zeros", "opt"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+FP8_KINDS, INT8_KINDS = KINDS[:3], KINDS[3:]
+
+
+@pytest.fixture
+def made(kernel, device, generator):
+    """made(kind) -> a quantised model, of other numbers at each call."""
+
+    def make(kind: str) -> torch.nn.Module:
+        ids = tokens(generator, 2, 16, device)
+        if kind == "opt":
+            return kernel.smoothquant.quantize(drawn(OPTConfig(**OPT), generator, device=device), [ids])
+        model = llama(generator, device=device)
+        if kind.startswith("int8"):
+            options = dict(activations="dynamic", alpha=None, symmetric=kind == "int8")
+            return kernel.smoothquant.quantize(model, **options)
+        scheme = dict(granularity="block") if "block" in kind else {}
+        return kernelized(kernel, quantize(kernel, model, [ids], "static" if "static" in kind else "dynamic", **scheme))
+
+    return make
+
+
+def codes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Whatever is no float of the model's own dtype."""
+    return {name: value for name, value in model.state_dict().items() if value.dtype != torch.bfloat16}
+
+
+# --- casts ---
+
+
+@every_kind
+@pytest.mark.parametrize("cast", ["half", "to"])
+def test_a_cast_leaves_codes_and_scales(device, generator, made, kind, cast):
+    model, ids = made(kind), tokens(generator, 2, 9, device)
+    before, wanted = {name: value.clone() for name, value in codes(model).items()}, logits(model, ids)
+    assert before
+    model = model.half() if cast == "half" else model.to(torch.float16)
+    for name, value in before.items():
+        assert same_bytes(model.state_dict()[name], value), name
+    got = logits(model, ids)
+    # float16 instead of bfloat16 moves activations by 2^-9, and so some codes: as far as two orders of sums do.
+    assert got.dtype == torch.float16 and distance(got, wanted) <= 2 * NEAR
+    assert logits(model.bfloat16(), ids).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", FP8_KINDS)
+@pytest.mark.parametrize("cast", ["float", "double"])
+def test_a_cast_that_fp8_cannot_follow_is_refused_at_once(made, kind, cast):
+    model = made(kind)
+    before = {name: value.clone() for name, value in codes(model).items()}
+    with pytest.raises(TypeError, match="FP8 linears take and give float16 or bfloat16"):
+        getattr(model, cast)()
+    assert all(same_bytes(model.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("kind", INT8_KINDS)
+def test_int8_models_become_float32(device, generator, made, kind):
+    model, ids = made(kind), tokens(generator, 2, 9, device)
+    wanted = logits(model, ids)
+    got = logits(model.float(), ids)
+    assert got.dtype == torch.float32 and distance(got, wanted) <= 2 * NEAR
+
+
+# --- what is derived from a weight ---
+
+
+def assert_as(model: torch.nn.Module, other: torch.nn.Module, ids: torch.Tensor) -> None:
+    assert same_bytes(logits(model, ids), logits(other, ids))
+
+
+@every_kind
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_state_dict(device, generator, made, kind, assign):
+    one, other, ids = made(kind), made(kind), tokens(generator, 2, 9, device)
+    assert distance(logits(one, ids), logits(other, ids)) > 0.1
+    one.load_state_dict(other.state_dict(), assign=assign)
+    assert_as(one, other, ids)
+
+
+@pytest.mark.parametrize("compiler", [None, "aot_eager", "inductor"])
+@pytest.mark.parametrize("write", ["copy_", "add_", "new", "data", "inference"])
+def test_sums_follow_a_weight_that_is_written(kernel, device, generator, compiler, write):
+    def linear() -> torch.nn.Module:
+        original = torch.nn.Linear(64, 48).to(device, torch.bfloat16)
+        original.weight.copy_(torch.randn(48, 64, generator=generator))
+        return kernel.smoothquant.Int8Linear.from_float(original, symmetric=False)
+
+    one, other = linear(), linear()
+    x = (torch.randn(3, 64, generator=generator) + 1).to(device, torch.bfloat16)
+    torch._dynamo.reset()
+    call = torch.compile(one, fullgraph=True, backend=compiler) if compiler else one
+    assert distance(call(x), other(x)) > 0.1
+    one.weight_scale, one.bias = other.weight_scale, other.bias
+    if write == "copy_":
+        one.weight.copy_(other.weight)
+    elif write == "add_":
+        one.weight.add_(other.weight - one.weight)
+    elif write == "new":
+        one.weight = other.weight.clone()
+    elif write == "data":  # torch does not count it: the method is needed
+        one.weight.data.copy_(other.weight)
+        one.sum_weights()
+    else:
+        with torch.inference_mode():
+            one.weight.copy_(other.weight)
+    assert torch.equal(one.weight_sum, one.weight.sum(-1, dtype=torch.int32)[None])
+    assert same_bytes(call(x), other(x))
+
+
+def test_sums_of_tensors_without_versions(kernel, device, generator):
+    with torch.inference_mode():
+        original = torch.nn.Linear(64, 48).to(device, torch.bfloat16)
+        made = kernel.smoothquant.Int8Linear.from_float(original, symmetric=False)
+        made.weight_sum  # noqa: B018
+        made.weight.copy_(torch.randint(-127, 128, (48, 64), generator=generator))
+        assert torch.equal(made.weight_sum, made.weight.sum(-1, dtype=torch.int32)[None])
+
+
+def test_sums_are_not_computed_again_without_need(kernel, device, made):
+    model = made("int8 zeros")
+    linear = next(m for m in model.modules() if isinstance(m, kernel.smoothquant.Int8Linear))
+    assert linear.weight_sum is linear.weight_sum and made("int8").model.layers[0].mlp.up_proj.weight_sum is None
+    assert not any("weight_sum" in name for name, _ in model.named_buffers())
+
+
+# --- state dictionaries ---
+
+
+def test_a_float_state_is_no_quantised_one(generator, device, made):
+    float_state = llama(generator, device=device).state_dict()
+    with pytest.raises(RuntimeError, match=r"q_proj\.weight: holds torch\.bfloat16; needs torch\.int8"):
+        made("int8").load_state_dict(float_state, strict=False)
+
+
+@pytest.mark.parametrize(
+    "kind, other", [("fp8 static", "fp8 dynamic"), ("fp8 dynamic", "fp8 block"), ("int8", "int8 zeros")]
+)
+def test_a_state_of_another_kind_is_refused(tmp_path, made, kind, other):
+    torch.save(made(other).state_dict(), tmp_path / "state.pt")
+    model, state = made(kind), torch.load(tmp_path / "state.pt")
+    before = {name: value.clone() for name, value in codes(model).items()}
+    with pytest.raises(RuntimeError, match=r"_proj: holds .* needs "):
+        model.load_state_dict(state, strict=False)
+    assert all(same_bytes(model.state_dict()[name], value) for name, value in before.items())
+
+
+# --- save_pretrained ---
+
+
+@every_kind
+def test_save_pretrained_is_refused(tmp_path, made, kind):
+    model = made(kind)
+    word = "quantization" if kind in FP8_KINDS else "smoothquant"
+    for each in (model, model.base_model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match=rf"{word}\.save_quantized writes the checkpoint"):
+            each.save_pretrained(tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+@every_kind
+def test_a_loaded_model_refuses_save_pretrained_too(kernel, tmp_path, made, kind):
+    of = kernel.quantization if kind in FP8_KINDS else kernel.smoothquant
+    of.save_quantized(made(kind), tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"save_quantized writes the checkpoint"):
+        of.load_quantized(tmp_path / "saved").save_pretrained(tmp_path / "there")
+    assert not (tmp_path / "there").exists()
