@@ -1,6 +1,7 @@
 """Fp8Linear: rows in any number, scales of its input and of its rows, and what it promises of its weight."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -65,8 +66,10 @@ def test_many_rows_with_scales_of_their_own(kernel, device, generator, monkeypat
         x = random_fp8((rows, linear.in_features), linear.weight.dtype, generator).to(device)
         scale = positive((rows, 1), generator).to(device)
         results = []
-        for library in (False, True):
-            monkeypatch.setattr(type(linear), "_library_takes", lambda *_, library=library: library)
+        for gemm in ("block_scaled_gemm", "library"):
+            monkeypatch.setattr(
+                sys.modules[f"{kernel.__name__}.linear"], "gemm_for", lambda *_, gemm=gemm, **options: gemm
+            )
             results.append(linear(x, ops=kernel.layers._ops, scale=scale))
         # Before the bias _scaled_mm rounds to bfloat16 once more.
         torch.testing.assert_close(*results, rtol=2**-6, atol=2**-6)

@@ -20,10 +20,10 @@ import torch
 from .arguments import FP8
 from .checkpoints import convert, load_quantized, save_quantized
 from .codes import refuse_save_pretrained
-from .linear import GRANULARITIES, Fp8Linear
+from .linear import GRANULARITIES, Fp8Linear, gemm_for
 from .ops import fp8_dtype as _device_fp8_dtype
 
-__all__ = ["Fp8Linear", "calibrate", "convert", "load_quantized", "quantize", "save_quantized"]
+__all__ = ["Fp8Linear", "calibrate", "convert", "gemm_for", "load_quantized", "quantize", "save_quantized"]
 
 _ACTIVATIONS = ("static", "dynamic")
 

@@ -9,6 +9,7 @@ import functools
 from types import SimpleNamespace
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import reference
 
@@ -30,7 +31,8 @@ def _answer(kind: type[torch.nn.Module]) -> bool:
 
 @functools.cache
 def _asked(kind: type[torch.nn.Module]) -> bool:
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+    # Numbers, not those of a trace or an export that may be under way.
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
         return all(_same(kind, dtype) for dtype in (torch.bfloat16, torch.float16))
 
 

@@ -1,0 +1,69 @@
+"""torch.export of quantised models, for any number of rows: the program chooses its GEMMs when it runs."""
+
+import kernels
+import pytest
+import torch
+
+from tests.problems.buffers import same_bytes
+from tests.problems.tiny_llama import kernelized, llama, logits, quantize, tokens
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+LONGEST = 200
+KINDS = {
+    "static": dict(activations="static"),
+    "channel": dict(activations="dynamic"),
+    "tensor": dict(activations="dynamic", granularity="tensor"),
+    "block": dict(activations="dynamic", granularity="block"),
+    "int8": dict(symmetric=True),
+    "int8 zeros": dict(symmetric=False),
+}
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return logits(self.model, ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+def test_an_exported_model_takes_any_number_of_rows(kernel, device, generator, kind, strict):
+    model, ids = llama(generator, device=device), tokens(generator, 2, 12, device)
+    if kind.startswith("int8"):
+        model = kernel.smoothquant.quantize(model, activations="dynamic", alpha=None, **KINDS[kind])
+    else:
+        model = quantize(kernel, model, [ids], **KINDS[kind])
+    model = kernelized(kernel, model, kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE)
+    sizes = ({1: torch.export.Dim("length", min=2, max=LONGEST)},)
+    program = torch.export.export(Logits(model), (ids,), dynamic_shapes=sizes, strict=strict).module()
+    for length in (5, 16, 17, 70):  # 10, 32, 34 and 140 rows
+        ids = tokens(generator, 2, length, device)
+        assert same_bytes(program(ids), logits(model, ids)), length
+
+
+@pytest.mark.parametrize(
+    "rows, n, k, own, device, wanted",
+    [
+        (32, 64, 64, True, "cpu", "skinny_gemm"),
+        (33, 64, 64, True, "cpu", "block_scaled_gemm"),
+        (32, 64, 64, False, "cuda", "skinny_gemm"),
+        (33, 64, 64, False, "cuda", "library"),
+        (33, 64, 24, False, "cuda", "block_scaled_gemm"),
+        (33, 24, 64, True, "cuda", "block_scaled_gemm"),
+        (129, 64, 64, True, "cuda", "library"),
+    ],
+)
+def test_the_choice_by_rows(kernel, rows, n, k, own, device, wanted):
+    choice = kernel.quantization.gemm_for(rows, n, k, own_scales=own, device=torch.device(device))
+    assert choice == wanted
+
+
+@pytest.mark.parametrize("hip", [None, "7.2"])
+def test_the_choice_of_an_nvidia_gpu_for_scales_of_rows(kernel, monkeypatch, hip):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    choice = kernel.quantization.gemm_for(128, 64, 64, own_scales=True, device=torch.device("cuda"))
+    assert choice == ("library" if hip else "block_scaled_gemm")
