@@ -114,11 +114,6 @@ HEADERS = {
         lambda tensors: tensors.update({f"{LINEAR}.weight_scale_inv": torch.ones(1, 1)}),
         f"unknown tensor {LINEAR}.weight_scale_inv",
     ),
-    "static scales of a dynamic one": (
-        DYNAMIC,
-        lambda tensors: tensors.update({INPUT: torch.ones(1)}),
-        f"unknown tensor {INPUT}",
-    ),
 }
 
 

@@ -4,6 +4,7 @@ A decoder layer of a known architecture (architectures.py) has two halves, atten
 or not at all. Whatever is not fused keeps its module; its linears are replaced one by one.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,23 @@ from dataclasses import dataclass, field
 import torch
 
 from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
+from .codes import Codes
 from .layers.residual import hand_on_residual
 from .linear import Fp8Linear
 
-__all__ = ["Plan", "QuantizingFp8Linear", "check_linears", "parts_of", "plan", "quantisable", "replace_linears"]
+__all__ = [
+    "Plan",
+    "QuantizingFp8Linear",
+    "check_linears",
+    "parts_of",
+    "plan",
+    "quantisable",
+    "replace_linears",
+    "share_left",
+]
 
+# What chooses experts, or weighs them: a rounded score sends a token elsewhere. gate_proj is none.
+_ROUTER = re.compile(r"(?:.*\.)?(?:router|gate|shared_expert_gate)(?:\..*)?")
 _HALF_PRECISION = (torch.float16, torch.bfloat16)
 _SILU = ("silu", "swish")
 
@@ -42,8 +55,11 @@ class Plan:
             yield [name]
 
     def warn(self, model: torch.nn.Module) -> None:
-        """One warning, where something that could have been fused is not. For functions under torch.no_grad()."""
+        """One warning, where something that could have been fused is not. Its caller has the decorators
+        torch.inference_mode and torch.no_grad."""
         what = f"{len(self.alone)} linears are quantised one by one, each with its own input"
+        if (left := share_left(model)) > 0:
+            what += f"; {left:.0%} of its numbers stay as they are (experts among them)"
         if not self.known:
             message = f"{type(model).__name__} has no decoder layer that can be fused: {what}"
         elif self.why:
@@ -52,7 +68,7 @@ class Plan:
             message = f"{type(model).__name__}: {name}{more} is not fused, because {why}: {what}"
         else:
             return
-        warnings.warn(message, stacklevel=4)  # after this one, the caller and no_grad's wrapper
+        warnings.warn(message, stacklevel=5)  # after this one, its caller and the wrappers of two contexts
 
 
 def quantisable(model: torch.nn.Module) -> list[str]:
@@ -67,13 +83,22 @@ def quantisable(model: torch.nn.Module) -> list[str]:
         found = [name for name in linears if name in wanted]
     else:
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        found = [name for name, module in linears.items() if module is not head]
+        found = [name for name, module in linears.items() if module is not head and not _ROUTER.fullmatch(name)]
     if not found:
         raise ValueError(f"{type(model).__name__} holds no linear that can be quantised")
     for name in found:
         if model.get_submodule(name).weight.is_meta:
             raise ValueError(f"the weight of {name} is on the device meta; needs its numbers (offload the model later)")
     return found
+
+
+def share_left(model: torch.nn.Module) -> float:
+    """The share of a quantised model's numbers that is not quantised; 0 where no expert is among them."""
+    left = {name: value.numel() for name, value in model.named_parameters()}
+    if not any("expert" in name for name in left):
+        return 0.0
+    codes = sum(module.weight.numel() for module in model.modules() if isinstance(module, Codes) and module.FOLLOWS)
+    return sum(left.values()) / (sum(left.values()) + codes)
 
 
 def check_linears(model: torch.nn.Module, names: list[str]) -> None:

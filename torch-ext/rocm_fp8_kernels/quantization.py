@@ -13,11 +13,12 @@ are quantised one by one, and a warning says so. Embeddings, norms, rotary embed
 stay as they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from .arguments import FP8
+from .calibration import observe
 from .checkpoints import convert, load_quantized, save_quantized
 from .codes import refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear, gemm_for
@@ -29,44 +30,35 @@ _ACTIVATIONS = ("static", "dynamic")
 
 
 @torch.no_grad()
-def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[str, float]:
+def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor | Mapping]) -> dict[str, float]:
     """The largest magnitude that the input of each linear to be quantised takes on `inputs`.
 
     Args:
         model: not quantised.
-        inputs: token ids, int64 [batch, length], on any device; text like that which the model will see.
+        inputs: token ids, int64 [batch, length], or dictionaries with input_ids and perhaps attention_mask and
+            position_ids, or one of these; on any device. Text like that which the model will see. Positions that a mask
+            leaves out do not count.
 
     Returns: qualified name of the linear ("model.layers.0.mlp.down_proj") -> largest magnitude. Of linears that are
         joined, the first.
-    Raises: ValueError where the model has no linear to quantise, there is no input, an input does not reach a linear,
-        or an activation is NaN or infinite.
+    Raises: ValueError where the model has no linear to quantise, inputs are empty or something else, none of them
+        reaches a linear, or an activation is NaN or infinite.
     """
     from . import models
 
     planned = models.plan(model, dict.fromkeys(models.quantisable(model)))
     largest: dict[str, torch.Tensor] = {}
-    device = next(model.parameters()).device
 
-    def observe(name: str):
-        def hook(module, arguments):
-            most = arguments[0].detach().abs().amax().float()
-            largest[name] = torch.maximum(largest[name], most) if name in largest else most
+    def note(name: str):
+        def show(values: torch.Tensor) -> None:
+            if values.numel():
+                most = values.abs().amax().float()
+                largest[name] = torch.maximum(largest[name], most) if name in largest else most
 
-        return hook
+        return show
 
     firsts = [names[0] for names in planned.inputs()]
-    handles = [model.get_submodule(name).register_forward_pre_hook(observe(name)) for name in firsts]
-    was_training = model.training
-    model.eval()
-    try:
-        for ids in inputs:
-            model(input_ids=ids.to(device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(was_training)
-    if not largest:
-        raise ValueError("inputs: empty; calibration needs text")
+    observe(model, inputs, {name: note(name) for name in firsts})
     unseen = [name for name in firsts if name not in largest]
     if unseen:
         raise ValueError(f"inputs: none of them reaches {unseen[0]}; activations='dynamic' needs none")
@@ -77,10 +69,11 @@ def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[st
     return result
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def quantize(
     model: torch.nn.Module,
-    inputs: Iterable[torch.Tensor] | None = None,
+    inputs: Iterable[torch.Tensor | Mapping] | None = None,
     *,
     granularity: str = "channel",
     fp8_dtype: torch.dtype | None = None,

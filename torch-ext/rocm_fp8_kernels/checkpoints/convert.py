@@ -14,6 +14,7 @@ __all__ = ["convert"]
 _HALF = (torch.bfloat16, torch.float16)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def convert(model: torch.nn.Module) -> torch.nn.Module:
     """Turns what from_pretrained made of a compressed-tensors FP8 checkpoint into a model on these operators, in place.

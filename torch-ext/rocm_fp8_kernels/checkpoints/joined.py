@@ -38,9 +38,9 @@ def joined(
     weights = [read(f"{name}.weight") for name in names]
     for name, weight in zip(names, weights):
         check_codes(f"{name}.weight", weight)
-    scales = [_scale(read, f"{name}.{scheme.scale_name}") for name in names]
+    scales = [_scale(read, f"{name}.{schemes[name].scale_name}") for name in names]
     by_block = scheme.weights == "block"
-    one = not scheme.dynamic and all(scale.numel() == 1 and torch.equal(scale, scales[0]) for scale in scales)
+    one = not scheme.dynamic and all(scale.numel() == 1 and bool(scale == scales[0]) for scale in scales)
     result = kind(
         *(weights[0].shape[1], sum(len(weight) for weight in weights)),
         bias=bias,
@@ -61,7 +61,7 @@ def joined(
         channels = [scale.reshape(-1).expand(len(weight)) for scale, weight in zip(scales, weights)]
         result.weight_scale = torch.cat(channels).reshape(1, -1)
     if not scheme.dynamic:
-        given = [_scale(read, f"{name}.input_scale").reshape(-1) for name in names]
+        given = [_scale(read, f"{name}.{schemes[name].input_name}").reshape(-1) for name in names]
         result.input_scale = torch.cat(given).amax().reshape(1)
     if scheme.scale_ub is not None:
         result.scale_ub = torch.tensor([scheme.scale_ub], device=result.weight.device)

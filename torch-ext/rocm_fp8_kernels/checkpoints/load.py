@@ -1,8 +1,6 @@
 """A checkpoint as a model: which linears are joined, their scales, what stays unquantised."""
 
 import os
-import re
-import warnings
 from pathlib import Path
 
 import torch
@@ -10,16 +8,20 @@ import torch
 from ..codes import refuse_save_pretrained
 from ..linear import BLOCK, Fp8Linear
 from .joined import input_kinds, joined, to_format_of
+from .names import check_left, check_tied, pop_settings, refuse_experts, tied_names
 from .schemes import Scheme, schemes_of
 from .tensors import Tensors, read_json
 
-__all__ = ["compute_buffers", "load_quantized", "tied_names"]
+__all__ = ["compute_buffers", "load_quantized"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALF, torch.float32)
-_OF_THE_CACHE = re.compile(r".*\.self_attn\.(?:(?:k|v|kv)_scale|[kv]_proj\.output_scale)")
+# What a scheme's scales may be called: vLLM's and compressed-tensors' names, and transformers'.
+_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
+_INPUT_SCALES = ("input_scale", "activation_scale")
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def load_quantized(directory: str | os.PathLike, device: torch.device | str = "cpu") -> torch.nn.Module:
     """A causal language model of transformers from an FP8 checkpoint, on `device`, in its FP8 format, for inference.
@@ -35,8 +37,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Args:
         directory: config.json with a quantization_config, and model.safetensors or files with an index. Formats:
             compressed-tensors (float-quantized), fp8 (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8; weights in
-            float8_e4m3fn with scales per tensor, channel or block of 128x128. Scales of the KV cache are not used, with
-            a warning.
+            float8_e4m3fn with scales per tensor, channel or block of 128x128. Scales of the KV cache and of attention,
+            and layers that predict more tokens, are not used, with a warning.
         device: where the tensors are read to.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError
@@ -52,8 +54,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     kind = settings.get("model_type")
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{file}: model_type {kind!r}; known: transformers' causal language models")
-    quantization = settings.pop("quantization_config", None)
-    if not isinstance(quantization, dict):
+    quantization = pop_settings(settings)
+    if quantization is None:
         raise ValueError(f"{file}: no quantization_config")
     tensors = Tensors(directory, device)
     config = CONFIG_MAPPING[kind].from_dict(settings)
@@ -62,12 +64,13 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         raise ValueError(f"{file}: dtype {dtype}; needs float16 or bfloat16")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    refuse_experts(model, directory)
     try:
         schemes = schemes_of(model, quantization)
     except ValueError as error:
         raise ValueError(f"{file}: quantization_config: {error}") from None
     tied = tied_names(model)
-    _check(model, schemes, tensors, directory, tied)
+    schemes = _check(model, schemes, tensors, directory, tied, bool(quantization.get("kv_cache_scheme")))
 
     def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
         return joined(kind, names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
@@ -91,12 +94,6 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     return model.requires_grad_(False).eval()
 
 
-def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Name of each tensor -> the first name of the same tensor."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(value), name) for name, value in model.state_dict(keep_vars=True).items()}
-
-
 def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
     """Those that are computed rather than stored: of rotary embeddings, above all. As from_pretrained does it."""
     for module in model.modules():
@@ -110,9 +107,15 @@ def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
     model.initialize_weights()
 
 
-def _check(model, schemes: dict[str, Scheme], tensors: Tensors, directory: Path, tied: dict[str, str]) -> None:
-    """ValueError where a tensor is missing, is not as the model and the schemes say, or is one too many."""
+def _check(
+    model, schemes: dict[str, Scheme], tensors: Tensors, directory: Path, tied: dict[str, str], cache: bool
+) -> dict[str, Scheme]:
+    """The schemes, with the names that the files have for scales.
+
+    Raises: ValueError where a tensor is missing, is not as the model and the schemes say, or is one too many.
+    """
     left, stored = tensors.names(), {tied[name] for name in tensors.names() if name in tied}
+    found, spare = {}, set()
 
     def check(name: str, shapes, dtypes) -> None:
         tensors.check(name, shapes, dtypes)
@@ -130,14 +133,23 @@ def _check(model, schemes: dict[str, Scheme], tensors: Tensors, directory: Path,
         rows = value.shape[0]
         check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
         scheme, blocks = schemes[linear], tuple(-(-size // BLOCK) for size in value.shape)
-        shapes = {"tensor": [(1,), ()], "channel": [(rows, 1), (rows,)], "block": [blocks]}[scheme.weights]
+        scheme = found[linear] = scheme._replace(
+            scale_name=_stored(tensors, linear, (scheme.scale_name, *_WEIGHT_SCALES)),
+            input_name=_stored(tensors, linear, _INPUT_SCALES),
+        )
+        one = [(1,), (), (1, 1)]
+        shapes = {"tensor": one, "channel": [(rows, 1), (rows,), (1, rows)], "block": [blocks]}[scheme.weights]
         of_blocks = (torch.float8_e8m0fnu,) if scheme.weights == "block" else ()
         check(f"{linear}.{scheme.scale_name}", shapes, (*_FLOATS, *of_blocks))
         if not scheme.dynamic:
-            check(f"{linear}.input_scale", [(1,), ()], _FLOATS)
-    left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
-    of_the_cache = {name for name in left if _OF_THE_CACHE.fullmatch(name)}
-    if left - of_the_cache:
-        raise ValueError(f"{directory}: unknown tensor {min(left - of_the_cache)}")
-    if of_the_cache:
-        warnings.warn(f"{directory}: the KV cache keeps the model's dtype: its scales are not used", stacklevel=4)
+            check(f"{linear}.{scheme.input_name}", one, _FLOATS)
+        spare |= {f"{linear}.{each}" for each in (*_INPUT_SCALES, "weight_zero_point", "input_zero_point")}
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    check_left(left, tensors, directory, layers=layers, spare=spare, cache=cache)
+    check_tied(tensors, tied, directory)
+    return found
+
+
+def _stored(tensors: Tensors, linear: str, names: tuple[str, ...]) -> str:
+    """The first of the names that is there; of one that is not, the check says so."""
+    return next((name for name in names if f"{linear}.{name}" in tensors.names()), names[0])

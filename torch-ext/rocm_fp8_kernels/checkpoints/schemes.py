@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..linear import BLOCK
+from .names import no_sparsity
 
 __all__ = ["METHODS", "Scheme", "schemes_of"]
 
@@ -34,7 +35,8 @@ class Scheme(NamedTuple):
     inputs: str  # "tensor": a stored scale; "row" or "group" (of 128): computed ones
     scale_ub: float | None = None  # upper bound of a row's largest magnitude
     power_of_two: bool = False  # computed scales are rounded up to powers of two
-    scale_name: str = "weight_scale"  # of the tensor, after the linear's name
+    scale_name: str = "weight_scale"  # of the tensors, after the linear's name
+    input_name: str = "input_scale"
 
     @property
     def dynamic(self) -> bool:
@@ -157,10 +159,7 @@ def _modules(names: list[str] | None) -> list[str]:
 
 
 def _compressed_tensors(settings: dict) -> dict:
-    for name in ("transform_config", "sparsity_config"):
-        inner = settings.get(name) or {}
-        if any(inner.values()) and inner.get("format") != "dense":
-            raise ValueError(f"{name}: {inner}; known: none")
+    no_sparsity(settings)
     return settings
 
 

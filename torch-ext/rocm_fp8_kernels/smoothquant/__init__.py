@@ -14,10 +14,12 @@ modules.py     the int8 linears and norm;  opt.py  OPT's decoder layer on them
 storing.py     checkpoints
 """
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 
 import torch
 
+from ..calibration import batches
 from ..codes import refuse_save_pretrained
 from .modules import (
     Int8Linear,
@@ -50,7 +52,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 @torch.no_grad()
 def quantize(
     model: torch.nn.Module,
-    inputs: Iterable[torch.Tensor] | None = None,
+    inputs: Iterable[torch.Tensor | Mapping] | None = None,
     *,
     activations: str = "static",
     alpha: float | None = 0.5,
@@ -60,8 +62,8 @@ def quantize(
 
     Args:
         model: a transformers model in float16, bfloat16 or float32. "static": OPT, with norms before attention and MLP.
-        inputs: token ids, int64 [batch, length], on any device; text like that which the model will see. None where
-            nothing is calibrated: "dynamic" with alpha=None.
+        inputs: as in `quantization.calibrate`; text like that which the model will see. None where nothing is
+            calibrated: "dynamic" with alpha=None.
         activations: "static": one scale for each tensor, which puts the largest magnitude in `inputs` on 127; what
             exceeds it later saturates. "dynamic": each row of a linear's input has a scale of its own.
         alpha: how much of the activations' range moves into weights, as in `smooth`; None: the model is not smoothed.
@@ -83,7 +85,7 @@ def quantize(
         raise ValueError("inputs: None; calibration needs text")
     if inputs is not None and activations == "dynamic" and alpha is None:
         raise ValueError("inputs: dynamic scales without smoothing take none")
-    inputs = None if inputs is None else list(inputs)  # read once to smooth, once for scales
+    inputs = None if inputs is None else list(batches(inputs))  # read once to smooth, once for scales
     names = _linears(model)
     if activations == "static":
         from . import opt
@@ -105,6 +107,12 @@ def quantize(
         for parent, last in places[id(linear)]:
             setattr(parent, last, made)
     refuse_save_pretrained(model, "smoothquant.save_quantized")
+    from ..models import share_left
+
+    if (left := share_left(model)) > 0:
+        warnings.warn(
+            f"{type(model).__name__}: {left:.0%} of its numbers stay as they are (experts among them)", stacklevel=4
+        )
     return model.requires_grad_(False)
 
 

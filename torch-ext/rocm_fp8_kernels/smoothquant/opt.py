@@ -11,7 +11,7 @@ The classes are subclasses of transformers' own, so whatever looks for an OPTDec
 OPT is quantised or loaded: nothing else of the package needs transformers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
@@ -86,7 +86,7 @@ def check(model: torch.nn.Module) -> dict[str, OPTDecoderLayer]:
 
 
 @torch.no_grad()
-def quantize_layers(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> torch.nn.Module:
+def quantize_layers(model: torch.nn.Module, inputs: Iterable[torch.Tensor | Mapping]) -> torch.nn.Module:
     """In place, with scales that put the largest magnitudes on `inputs` on 127. Raises: ValueError, beforehand."""
     layers = check(model)
     read, written = [], []

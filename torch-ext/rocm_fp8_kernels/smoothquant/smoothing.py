@@ -6,9 +6,11 @@ X is what a norm gives to linears. So 1 / s is multiplied into the norm's weight
 the linears' weights. Nothing is added to the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+
+from ..calibration import observe
 
 __all__ = ["channel_maxima", "observed", "pairs", "smooth"]
 
@@ -53,7 +55,7 @@ def pairs(model: torch.nn.Module) -> dict[str, list[str]]:
 
 @torch.no_grad()
 def observed(
-    model: torch.nn.Module, inputs: Iterable[torch.Tensor], names: Iterable[str], outputs: Iterable[str] = ()
+    model: torch.nn.Module, inputs: Iterable[torch.Tensor | Mapping], names: Iterable[str], outputs: Iterable[str] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Largest magnitudes, of each channel, float32: of the inputs of modules `names`, of the results of `outputs`.
 
@@ -61,31 +63,16 @@ def observed(
     """
     seen: tuple[dict, dict] = {}, {}
 
-    def note(place: dict, name: str, values: torch.Tensor) -> None:
-        most = values.detach().reshape(-1, values.shape[-1]).abs().amax(0).float()
-        place[name] = torch.maximum(place[name], most) if name in place else most
+    def note(place: dict, name: str):
+        def show(values: torch.Tensor) -> None:
+            if values.numel():
+                most = values.abs().amax(0).float()
+                place[name] = torch.maximum(place[name], most) if name in place else most
 
-    def before(name):
-        return lambda module, arguments: note(seen[0], name, arguments[0])
-
-    def after(name):
-        return lambda module, arguments, result: note(seen[1], name, result)
+        return show
 
     names, outputs = list(names), list(outputs)
-    handles = [model.get_submodule(name).register_forward_pre_hook(before(name)) for name in names]
-    handles += [model.get_submodule(name).register_forward_hook(after(name)) for name in outputs]
-    device, was_training, some = next(model.parameters()).device, model.training, False
-    model.eval()
-    try:
-        for ids in inputs:
-            model(input_ids=ids.to(device), use_cache=False)
-            some = True
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(was_training)
-    if not some:
-        raise ValueError("inputs: empty; calibration needs text")
+    observe(model, inputs, *({name: note(place, name) for name in of} for of, place in zip((names, outputs), seen)))
     for wanted, place, what in ((names, seen[0], "input"), (outputs, seen[1], "result")):
         for name in wanted:
             if name not in place:
@@ -95,12 +82,12 @@ def observed(
     return seen
 
 
-def channel_maxima(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+def channel_maxima(model: torch.nn.Module, inputs: Iterable[torch.Tensor | Mapping]) -> dict[str, torch.Tensor]:
     """What `smooth` needs: the largest magnitude of each channel of what each norm gives to linears.
 
     Args:
         model: OPT, Llama, Mistral, Qwen2 or Qwen3, not quantised.
-        inputs: token ids, int64 [batch, length], on any device; text like that which the model will see.
+        inputs: as in `quantization.calibrate`; text like that which the model will see.
 
     Returns: qualified name of the norm -> float32 [hidden_size].
     Raises: ValueError where the model has no such norm, there is no input, or a number is NaN or infinite.

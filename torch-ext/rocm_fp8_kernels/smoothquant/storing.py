@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoints.load import compute_buffers, tied_names
+from ..checkpoints.load import compute_buffers
+from ..checkpoints.names import check_left, check_tied, no_sparsity, pop_settings, refuse_experts, tied_names
 from ..checkpoints.save import whole
 from ..checkpoints.tensors import Tensors, read_json
 from ..codes import refuse_save_pretrained
@@ -108,7 +109,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     kind = settings.get("model_type")
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{file}: model_type {kind!r}; known: transformers' causal language models")
-    quantization = settings.pop("quantization_config", None)
+    quantization = pop_settings(settings)
     tensors = _tensors(directory, device)
     config = CONFIG_MAPPING[kind].from_dict(settings)
     embedding = next((name for name in sorted(tensors.names()) if name.endswith("embed_tokens.weight")), "")
@@ -117,6 +118,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         raise ValueError(f"{file}: dtype {dtype}; needs float16, bfloat16 or float32")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    refuse_experts(model, directory)
     if quantization is not None:
         try:
             kinds = _targets(model, quantization)
@@ -133,7 +135,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         opt.empty_layers(model)
     else:
         raise ValueError(f"{file}: no quantization_config, and no tensors of torch-int's OPT")
-    model.load_state_dict(dict(_state(model, tensors, directory)), strict=False, assign=True)
+    cache = bool((quantization or {}).get("kv_cache_scheme"))
+    model.load_state_dict(dict(_state(model, tensors, directory, cache)), strict=False, assign=True)
     for module in model.modules():
         if isinstance(module, LayerNormQ):
             module.one = torch.ones(1, device=device)  # is not stored
@@ -145,7 +148,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     return model.requires_grad_(False).eval()
 
 
-def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _state(model: torch.nn.Module, tensors, directory: Path, cache: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of the model's; ValueError where one is missing, is another's, or is one too many."""
     tied, wanted, left = tied_names(model), model.state_dict(), tensors.names()
     linears = [name for name, module in model.named_modules() if isinstance(module, Int8Linear)]
@@ -158,9 +161,9 @@ def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[s
         if tied[name] not in read:
             shape, kinds = tuple(value.shape), _FLOATS if value.dtype in _FLOATS else (value.dtype,)
             kinds += (torch.int8,) if value.dtype == torch.int32 else ()  # zero points
-            shapes = [(shape[1], 1), (shape[1],), (1,), ()] if name in of_weights else [shape]
+            shapes = [(shape[1], 1), (shape[1],), shape, (1,), (), (1, 1)] if name in of_weights else [shape]
             if value.numel() == 1:
-                shapes += [(1,), ()]
+                shapes += [(1,), (), (1, 1)]
             tensors.check(source, shapes, kinds)
             found = tensors.read(source).to(value.dtype)
             if not bool(torch.isfinite(found).all()):
@@ -171,9 +174,10 @@ def _state(model: torch.nn.Module, tensors, directory: Path) -> Iterator[tuple[s
                 found = found.reshape(1, -1).expand(shape).contiguous()
             read[tied[name]] = found.reshape(shape)
         yield name, read[tied[name]]
-    left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
-    if left:
-        raise ValueError(f"{directory}: unknown tensor {min(left)}")
+    spare = {f"{name}.{each}" for name in linears for each in ("input_scale", "weight_zero_point", "input_zero_point")}
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    check_left(left, tensors, directory, layers=layers, spare=spare, cache=cache)
+    check_tied(tensors, tied, directory)
 
 
 def _targets(model: torch.nn.Module, settings: dict) -> dict[str, tuple[bool, bool]]:
@@ -190,9 +194,7 @@ def _targets(model: torch.nn.Module, settings: dict) -> dict[str, tuple[bool, bo
             f"quant_method {settings.get('quant_method')!r}, format {settings.get('format')!r};"
             f" known: compressed-tensors, {_FORMAT}"
         )
-    for name in ("kv_cache_scheme", "transform_config", "sparsity_config"):
-        if any((settings.get(name) or {}).values()):
-            raise ValueError(f"{name}: {settings[name]}; known: none")
+    no_sparsity(settings)
     try:
         config = QuantizationConfig.model_validate(settings)
     except ValidationError as error:

@@ -1,0 +1,100 @@
+"""What else is in the checkpoints that people publish: tensors that nothing here uses, tied ones that differ, experts,
+and where their quantization_config stands. For FP8 and int8."""
+
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+from .tensors import Tensors
+
+__all__ = ["check_left", "check_tied", "no_sparsity", "pop_settings", "refuse_experts", "tied_names"]
+
+# Scales of the KV cache, of attention's own products and of quantised outputs.
+_SCALES = re.compile(
+    r".*\b(?:self_attn|attn|attention)\.(?:\w+_proj\.|attn\.)?"
+    r"(?:(?:[qkv]|kv|prob|prob_output|output)_scale|(?:[qkv]|kv|prob)_zero_point)"
+)
+_OF_THE_CACHE = re.compile(r".*\b(?:(?:k|v|kv)_(?:scale|zero_point)|[kv]_proj\.output_scale)")
+_LAYER = re.compile(r".*\blayers\.(\d+)\.")
+
+
+def pop_settings(settings: dict) -> dict | None:
+    """The quantization_config of a config.json, which is taken out of it. Older releases of compressed-tensors call it
+    compression_config, and have it in one more level."""
+    found = settings.pop("quantization_config", None)
+    old = settings.pop("compression_config", None)
+    if found is None and isinstance(old, dict):
+        inner = old.get("quantization_config")
+        found = {"quant_method": "compressed-tensors"} | (old if inner is None else old | inner)
+        found.pop("quantization_config", None)
+    return found if isinstance(found, dict) else None
+
+
+def no_sparsity(settings: dict) -> None:
+    """Raises: ValueError where weights are packed as sparse, or transformed."""
+    for name in ("transform_config", "sparsity_config"):
+        inner = settings.get(name) or {}
+        if any(inner.values()) and inner.get("format") != "dense":
+            raise ValueError(f"{name}: {inner}; known: none")
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Name of each tensor -> the first name of the same tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in model.state_dict(keep_vars=True).items()}
+
+
+def check_tied(tensors: Tensors, tied: dict[str, str], directory: Path) -> None:
+    """Raises: ValueError where the files hold two different tensors for one of the model's."""
+    stored: dict[str, str] = {}
+    for name in sorted(tensors.names() & tied.keys()):
+        other = stored.setdefault(tied[name], name)
+        if other != name and not torch.equal(tensors.read(other), tensors.read(name)):
+            raise ValueError(
+                f"{directory}: {other} and {name} differ, and are one tensor in the model; tie_word_embeddings must be"
+                " false in config.json, or one of them left out"
+            )
+
+
+def refuse_experts(model: torch.nn.Module, where: Path) -> None:
+    """Raises: ValueError where a model has experts that are no linears of their own."""
+    for name, value in model.named_parameters():
+        if value.dim() == 3 and "expert" in name:
+            raise ValueError(f"{where}: {name}: mixture of experts is not supported yet")
+
+
+def check_left(
+    left: set[str], tensors: Tensors, directory: Path, *, layers: int | None, spare: set[str], cache: bool
+) -> None:
+    """Of the tensors that a model does not read: one warning that lists those that nothing here uses.
+
+    Args:
+        left: their names.
+        layers: how many decoder layers the model has; those beyond predict more tokens.
+        spare: names of scales and zero points that the scheme has no use for; zero points must be 0.
+        cache: whether the configuration has a scheme of the KV cache.
+
+    Raises: ValueError that names one that is unknown.
+    """
+    left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
+    unused = set()
+    for name in left:
+        layer = _LAYER.match(name)
+        beyond = layer is not None and layers is not None and int(layer[1]) >= layers
+        if beyond or _SCALES.fullmatch(name) or (name in spare and not name.endswith("zero_point")):
+            unused.add(name)
+        elif name in spare:
+            if bool(tensors.read(name).any()):
+                raise ValueError(f"{directory}: {name}: holds other numbers than 0, and the scheme is symmetric")
+            unused.add(name)
+    if left - unused:
+        raise ValueError(f"{directory}: unknown tensor {min(left - unused)}")
+    if unused or cache:
+        # A line for all layers.
+        kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in unused})
+        of_the_cache = cache or any(_OF_THE_CACHE.fullmatch(name) for name in unused)
+        what = ["the KV cache keeps the model's dtype: its scales are not used"] if of_the_cache else []
+        what += [f"tensors that nothing here uses: {', '.join(kinds)}"] if kinds else []
+        warnings.warn(f"{directory}: {'; '.join(what)}", stacklevel=6)
