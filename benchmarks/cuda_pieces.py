@@ -4,7 +4,7 @@
     python -m benchmarks.cuda_pieces                                # sizes of current models' layers
     python -m benchmarks.cuda_pieces --size 5120x8192 --rows 1 --rows 16
 
-What pick_cuda_config (skinny_gemm/cuda/config.h) says was found so, on an H200: another GPU may want other
+What skinny_gemm/cuda/config.h (pick_config) says was found so, on an H200: another GPU may want other
 rules. A way is SHAPE,SPLITS,PIECES, as ROCM_FP8_KERNELS_GEMM takes it; each is verified before it is timed, and all of
 a table row are timed in turn. Weights are constant, as in decoding.
 """

@@ -22,7 +22,7 @@
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
-// Steps and figures: docs/journal/int8_gemm-rocm.md.
+// Steps and figures: docs/journal/int8_gemm-hip.md.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/hip/counters.h"

@@ -362,6 +362,25 @@ def test_a_compiled_rms_norm_gives_eagers_bytes(kernel, device, generator, fresh
     assert same_bytes(compiled(x), model.model.norm(x))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_through_a_kernelized_norm_are_the_models(kernel, device, generator, calls, training):
+    own = modeling_llama.LlamaRMSNorm(64, eps=0.25).to(device, torch.bfloat16)
+    own.weight.copy_(weights((64,), torch.bfloat16, generator))
+    kernelized_ = kernelized(kernel, copy.deepcopy(own)).train(training)
+    x, up = (normal((5, 64), torch.bfloat16, generator).to(device) for _ in range(2))
+    gradients = []
+    for norm in (own, kernelized_):
+        with torch.enable_grad():
+            given = x.clone().requires_grad_()
+            norm(given).backward(up)
+        gradients.append((given.grad, norm.weight.grad))
+    assert all(same_bytes(*pair) for pair in zip(*gradients)) and calls == []
+    kernelized_.requires_grad_(False)
+    with torch.enable_grad():
+        kernelized_(x)
+    assert calls == ["rms_norm"]
+
+
 def test_a_call_that_forgets_no_grad(kernel, device, generator):
     model = quantized(kernel, generator, device)[1]
     ids = tokens(generator, 2, 20, device)

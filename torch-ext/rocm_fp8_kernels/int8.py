@@ -298,7 +298,8 @@ def softmax_int8(x: torch.Tensor, mask: torch.Tensor | None = None, *, out: torc
         mask: x's dtype or float32, broadcastable to x, last dimension d and contiguous; added. -infinity masks out.
         out: int8 of x's shape, last dimension contiguous, overlapping no input; allocated if None.
 
-    Returns: out, 0 to 127. A row with NaN or +infinity, or of -infinity alone, becomes 0.
+    Returns: out, 0 to 127. A row with NaN or +infinity, or of -infinity alone, becomes 0. Probabilities below 1 / 254
+    round to 0, so a row spread evenly over 254 keys or more becomes zeros.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
     operator = "softmax_int8"

@@ -25,7 +25,7 @@ __all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "
 
 class RMSNorm(torch.nn.Module):
     """`rms_norm` with the module's `weight` and `variance_epsilon`. What the operator does not compute, the module's
-    own forward does: other dtypes, and classes that round elsewhere (norms.py)."""
+    own forward does: other dtypes, classes that round elsewhere (norms.py), gradients."""
 
     can_torch_compile = True
     has_backward = False
@@ -34,10 +34,11 @@ class RMSNorm(torch.nn.Module):
 
     @_ours
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if _rounds_as_rms_norm(type(self)):
-            weight = self.weight
-            if hidden_states.dtype in (torch.float16, torch.bfloat16) and weight.dtype == hidden_states.dtype:
-                return _ops.rms_norm(hidden_states, weight, self.variance_epsilon)
+        weight = self.weight
+        same = hidden_states.dtype in (torch.float16, torch.bfloat16) and weight.dtype == hidden_states.dtype
+        lost = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
+        if same and not lost and _rounds_as_rms_norm(type(self)):
+            return _ops.rms_norm(hidden_states, weight, self.variance_epsilon)
         return type(self).forward(self, hidden_states)
 
 

@@ -6,7 +6,8 @@ kernel.smoothquant.quantize(model, [input_ids, ...], activations="dynamic")  # L
 kernel.smoothquant.save_quantized(model, "model-int8")
 model = kernel.smoothquant.load_quantized("model-int8")
 
-static     W8A8 as SmoothQuant's OPT: attention's two products are int8, too. Stored with torch-int's names
+static     W8A8 as SmoothQuant's OPT: attention's two products are int8, too. Stored with torch-int's names. Attention
+           that is spread evenly over 254 keys or more becomes zeros (softmax_int8)
 dynamic    weights by scales of channels, activations by scales of rows. Stored as compressed-tensors, for vLLM, too
 
 smoothing.py   what moves range from activations into weights
