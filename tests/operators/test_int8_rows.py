@@ -294,3 +294,9 @@ def test_softmax_of_extremes(kernel, device):
     assert (kernel.softmax_int8(torch.zeros(2, 1, device=device)) == 127).all()
     assert kernel.softmax_int8(torch.zeros(0, 7, device=device)).shape == (0, 7)
     assert kernel.softmax_int8(torch.zeros(7, 0, device=device)).shape == (7, 0)
+
+
+def test_softmax_of_rows_that_are_spread_evenly(kernel, device):
+    """Its scale is fixed: 1 / 254 is half a step, and ties go to the even code, 0."""
+    for keys, code in ((253, 1), (254, 0), (1000, 0)):
+        assert (kernel.softmax_int8(torch.zeros(2, keys, device=device)) == code).all()
