@@ -164,6 +164,21 @@ def another_mlp(model: torch.nn.Module) -> None:
     model.model.layers[1].mlp.__class__ = type("MyMLP", (type(model.model.layers[1].mlp),), {})
 
 
+def another_norm(model: torch.nn.Module) -> None:
+    """Rounds once, as gpt-oss's."""
+    norm = model.model.layers[0].input_layernorm
+
+    def forward(self, x):
+        wide = x.float()
+        return (self.weight * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 0.25)).to(x.dtype)
+
+    norm.__class__ = type("MyNorm", (type(norm),), {"forward": forward})
+
+
+def another_activation(model: torch.nn.Module) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
 # What is odd -> (the configuration's changes, a change of the model, halves that are not fused, why).
 ODD = {
     "gelu": (
@@ -177,6 +192,19 @@ ODD = {
         bias_on_k,
         ("1.self_attn",),
         "model.layers.1.self_attn is not fused, because some, but not all of q_proj, k_proj, v_proj have a bias: 4",
+    ),
+    "a norm of another's": (
+        {},
+        another_norm,
+        ("0.self_attn",),
+        "model.layers.0.self_attn is not fused, because input_layernorm is a MyNorm, which is another function than"
+        " rms_norm: 4",
+    ),
+    "an activation of another's": (
+        {},
+        another_activation,
+        ("0.mlp",),
+        "model.layers.0.mlp is not fused, because act_fn is a GELU, and swiglu_fp8 needs hidden_act's: 3",
     ),
     "a module of another's": ({}, another_mlp, ("1.mlp",), "model.layers.1.mlp is not fused, because it is a MyMLP: 3"),
 }

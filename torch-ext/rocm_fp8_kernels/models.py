@@ -10,9 +10,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from transformers.activations import ACT2FN
 
 from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
 from .codes import Codes
+from .layers.norms import rounds_as_rms_norm
 from .layers.residual import hand_on_residual
 from .linear import Fp8Linear
 
@@ -31,6 +33,7 @@ __all__ = [
 _ROUTER = re.compile(r"(?:.*\.)?(?:router|gate|shared_expert_gate)(?:\..*)?")
 _HALF_PRECISION = (torch.float16, torch.bfloat16)
 _SILU = ("silu", "swish")
+_NORMS = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}  # before each half
 
 
 @dataclass
@@ -150,8 +153,13 @@ def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping
     own, _ = CLASSES[type(layer)].halves[half]
     if type(module) is not own:
         return f"it is a {type(module).__name__}"
+    norm = type(getattr(layer, _NORMS[half]))
+    if not rounds_as_rms_norm(norm):
+        return f"{_NORMS[half]} is a {norm.__name__}, which is another function than rms_norm"
     if half == "mlp" and module.config.hidden_act not in _SILU:
         return f"hidden_act is {module.config.hidden_act!r}, and swiglu_fp8 needs 'silu'"
+    if half == "mlp" and type(module.act_fn) is not type(ACT2FN[module.config.hidden_act]):
+        return f"act_fn is a {type(module.act_fn).__name__}, and swiglu_fp8 needs hidden_act's"
     for parts in joined.values():
         names = ", ".join(part.rpartition(".")[2] for part in parts)
         if len({wanted[part] for part in parts}) > 1:
