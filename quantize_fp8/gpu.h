@@ -13,12 +13,15 @@ template <DType in>
 struct Values {
     static constexpr DType type = in;
     using Loaded = Eight<in>;
-    static constexpr int kFetched = 128 / Loaded::kBytes;
+    static constexpr int kFetched = 128 / Loaded::kBytes, kElementBytes = Loaded::kBytes / kEight;
     static constexpr RowsTuning tuning{64, 512, 256, 1, false, 2500};
 
     const void* x;
     int64_t stride;  // in bytes
 
+    Values from(int64_t row, int64_t column) const {
+        return {static_cast<const char*>(x) + row * stride + column * kElementBytes, stride};
+    }
     __device__ Loaded load(int64_t row, VectorIndex vector) const {
         Loaded e;
         e.load_from(offset(x, row * stride), vector);
@@ -106,11 +109,11 @@ Status launch_as(Args a, const Maxima& maxima, const Vendor& vendor, const Execu
     if (maxima.data) return launch_flat<K>(x, to, kFromMaxima, fit, maxima, vendor);
     if (a.dynamic.group != DynamicScale::kTensor) return launch_computed<K>(x, to, fit, vendor);
 
-    const bool by_vector = fits(1) && a.rows * (a.d / kEight) < (int64_t(1) << 31);
-    const int64_t count = largest_groups(a.rows, a.d, by_vector, vendor.units);
+    const bool by_vector = fits(1) && vectors_countable<Values<in>>(a.rows, a.d);
+    const int64_t count = maxima_of<Values<in>>(a.rows, a.d, by_vector, vendor.units);
     auto* found = static_cast<uint32_t*>(on.scratch(on.context, count * int64_t(sizeof(uint32_t))));
     if (!found) return {"no memory for the maxima of a tensor's parts"};
-    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, count, found, nullptr, vendor);
+    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, found, nullptr, vendor);
     return status.ok() ? launch_flat<K>(x, to, kFromMaxima, fit, Maxima{found, count}, vendor) : status;
 }
 

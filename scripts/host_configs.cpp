@@ -2,6 +2,7 @@
 #include "../block_scaled_gemm/cuda/config.h"
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
+#include "../common/gpu/columns.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
@@ -151,6 +152,10 @@ void swiglu_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4
     const swiglu::hip::Config c = swiglu::hip::pick_config(rows, d, Arch(arch), aligned);
     const int64_t values[] = {c.fast, c.vectors, c.threads, c.groups};
     for (int i = 0; i < 4; ++i) out[i] = values[i];
+}
+
+int64_t columns_of_a_launch(int64_t rows, int64_t d, int64_t element_bytes) {
+    return columns_at_once(rows, d, element_bytes);
 }
 
 // The first n of numbers that divide() gets wrong, or -1.

@@ -36,6 +36,7 @@ FUNCTIONS = {
     "block_scaled_general_shape": (INT, (INT,), 0),
     "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),
     "swiglu_config": (None, (LONG, LONG, INT, INT), 4),
+    "columns_of_a_launch": (LONG, (LONG, LONG, LONG), 0),
     "wrong_division": (LONG, (ctypes.c_void_p, LONG, ctypes.c_uint32), 0),
     "gemm_config": (None, (LONG, LONG, LONG, INT, INT), 2),
     "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG), 0),

@@ -16,6 +16,14 @@ inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
     return a.d % elements == 0 && rows_aligned(a.x, a.x_stride * 2) && rows_aligned(a.out, a.out_stride, fp8_bytes);
 }
 
+// Gates and results from a column on; `d` stays the way from gate to up.
+inline Args columns_from(const Args& a, int64_t first) {
+    Args part = a;
+    part.x = static_cast<const char*>(a.x) + first * 2;
+    part.out = static_cast<char*>(a.out) + first;
+    return part;
+}
+
 // round(round(silu(gate)) * up) of one element, by the careful way.
 template <DType in>
 __device__ inline uint32_t gated_any(uint32_t gate, uint32_t up) {
@@ -41,7 +49,7 @@ __device__ inline void swiglu_elements(const Args& a, float scale) {
 template <DType in>
 struct Gated {
     static constexpr DType type = in;
-    static constexpr int kFetched = 8;
+    static constexpr int kFetched = 8, kElementBytes = 2;
     static constexpr RowsTuning tuning{64, 2048, 128, 2, true, 8192};
     struct Loaded {
         Vector128 gate, up;
@@ -51,6 +59,9 @@ struct Gated {
     int64_t stride, up;  // of a row and from gate to up, in bytes
     float limit;
 
+    Gated from(int64_t row, int64_t column) const {
+        return {static_cast<const char*>(x) + row * stride + column * kElementBytes, stride, up, limit};
+    }
     __device__ Loaded load(int64_t row, VectorIndex vector) const {
         const void* gates = offset(x, row * stride);
         return {load_vector(gates, vector * 16), load_vector(offset(gates, up), vector * 16)};
@@ -150,13 +161,13 @@ Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& o
     if (dynamic.group != DynamicScale::kTensor) return rocm_fp8::launch_computed<K>(x, to, fit, vendor);
 
     // The values go through memory: first the maxima, which lie behind them.
-    const bool by_vector = rows_fit(a, kEight, 1) && a.rows * (a.d / kEight) < (int64_t(1) << 31);
-    const int64_t count = largest_groups(a.rows, a.d, by_vector, vendor.units);
+    const bool by_vector = rows_fit(a, kEight, 1) && vectors_countable<Gated<in>>(a.rows, a.d);
+    const int64_t count = maxima_of<Gated<in>>(a.rows, a.d, by_vector, vendor.units);
     const int64_t bytes = parts(a.rows * a.d * 2, 16) * 16;
     char* values = static_cast<char*>(on.scratch(on.context, bytes + count * int64_t(sizeof(uint32_t))));
     if (!values) return {"no memory for the values of a tensor"};
     auto* maxima = reinterpret_cast<uint32_t*>(values + bytes);
-    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, count, maxima, values, vendor);
+    const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, maxima, values, vendor);
     if (!status.ok()) return status;
     quantize::Args second{};
     second.x = values, second.x_stride = a.d, second.dtype = in;

@@ -9,6 +9,7 @@
 // and the vendor by a type with its chip's numbers and launch(kernel, workgroups, threads, cluster, arguments...).
 #pragma once
 
+#include "columns.h"
 #include "kernel_at.h"
 #include "quantize_rows.h"
 
@@ -66,12 +67,12 @@ struct RowConfig {
 // as many threads as there may be, because their latency is the time.
 constexpr RowConfig row_config(int64_t rows, int64_t vectors, DType type, const RowsTuning& tuning, int units,
                                bool clusters) {
-    const auto threads = [&](int64_t vectors_each) { return int(parts(vectors, vectors_each * kLanes)) * kLanes; };
+    const auto threads = [&](int64_t vectors_each) { return parts(vectors, vectors_each * kLanes) * kLanes; };
     for (int cluster = clusters ? 8 : 1; cluster > 1; cluster /= 2) {
         constexpr int kFewest = 128;  // threads
         if (vectors < cluster * kFewest || threads(cluster) > kMostRowThreads) continue;
         if (rows * cluster <= int64_t(tuning.cluster_fill) * units)
-            return {kRowFormCount - 1, threads(cluster), rows * cluster, cluster};
+            return {kRowFormCount - 1, int(threads(cluster)), rows * cluster, cluster};
         if (!tuning.small_clusters) break;
     }
     const bool many = rows * vectors > int64_t(tuning.many) * units;
@@ -81,7 +82,7 @@ constexpr RowConfig row_config(int64_t rows, int64_t vectors, DType type, const 
         if (vectors > int64_t(held) * (holder == Holder::wave ? kLanes : kMostRowThreads)) continue;
         if (holder == Holder::workgroup && many && held < 4 && vectors > 4 * kLanes) continue;
         if (holder == Holder::wave) return {form, kRowsThreads, parts(rows, kRowsThreads / kLanes), 1};
-        return {form, threads(held), rows, 1};
+        return {form, int(threads(held)), rows, 1};
     }
     return {-1, 0, 0, 1};
 }
@@ -96,18 +97,23 @@ Status launch_by_element(const typename Kernels::Source& source, const Quantized
     return vendor.launch(kernel, to.rows < kMostGroups ? to.rows : kMostGroups, kRowsThreads, 1, source, to, maxima);
 }
 
-// scale: kGiven, kFromMaxima, 32, 64 or 128.
+// scale: kGiven, kFromMaxima, 32, 64 or 128. Of long rows one range of columns after the other.
 template <class Kernels, class Vendor>
 Status launch_flat(const typename Kernels::Source& source, const QuantizedRows& to, int scale, const Fit& fit,
                    const Maxima& maxima, const Vendor& vendor) {
-    constexpr int64_t kLargestIndex = int64_t(1) << 31;
+    const int64_t at_once = columns_at_once(to.rows, to.d, Kernels::Source::kElementBytes);
+    if (fit.vectors && at_once < to.d) {
+        return each_columns(to.d, at_once, [&](int64_t first, int64_t count) {
+            return launch_flat<Kernels>(source.from(0, first), to.columns(first, count), scale, fit, maxima, vendor);
+        });
+    }
     constexpr RowsTuning kTuning = Kernels::Source::tuning;
     const int64_t vectors = to.rows * (to.d / kEight), a_unit = vectors / vendor.units;
     const int held = fit.neighbours && (a_unit > kTuning.single || scale == kFromMaxima) ? 2 : 1;
     const int64_t pieces_a_row =
         scale > kFromMaxima ? parts(to.d, scale) * (scale / (kEight * held)) : to.d / (kEight * held);
     const int64_t count = to.rows * pieces_a_row;
-    if (!fit.vectors || count >= kLargestIndex) return launch_by_element<Kernels>(source, to, maxima, vendor);
+    if (!fit.vectors || count >= kMostVectors) return launch_by_element<Kernels>(source, to, maxima, vendor);
     const bool fill = scale == kFromMaxima || (held == 1 && a_unit > 1500);
     const int threads = fill ? kRowsThreads : a_unit <= kTuning.spread ? kLanes : kTuning.threads;
     int64_t groups = parts(count, threads);
@@ -143,21 +149,57 @@ Status launch_computed(const typename Kernels::Source& source, const QuantizedRo
     return vendor.launch(kernel, config.groups, config.threads, config.cluster, source, to);
 }
 
-// So many workgroups find a tensor's maximum.
+// So many workgroups find the maximum of rows.
 inline int64_t largest_groups(int64_t rows, int64_t d, bool by_vector, int units) {
     const int64_t wanted = by_vector ? parts(rows * (d / kEight), kRowsThreads) : rows,
                   most = kGroupsAUnit * int64_t(units);
     return wanted < most ? wanted : most;
 }
 
-// `groups`: largest_groups; as many maxima.
+// Rows that one launch does not reach are searched one by one, each by as many launches as it has ranges of columns.
+template <class Source>
+constexpr int64_t columns_of_search(int64_t d) {
+    return columns_at_once(1, d, Source::kElementBytes);
+}
+template <class Source>
+constexpr bool vectors_countable(int64_t rows, int64_t d) {
+    return columns_of_search<Source>(d) < d || rows * (d / kEight) < kMostVectors;
+}
+
+// So many maxima are found for a tensor, one a workgroup.
+template <class Source>
+int64_t maxima_of(int64_t rows, int64_t d, bool by_vector, int units) {
+    const int64_t at_once = columns_of_search<Source>(d);
+    if (!by_vector || at_once == d) return largest_groups(rows, d, by_vector, units);
+    return rows * parts(d, at_once) * largest_groups(1, at_once, true, units);
+}
+
+// `maxima`: maxima_of them.
 template <class Kernels, class Vendor>
-Status launch_largest(const typename Kernels::Source& source, int64_t rows, int64_t d, bool by_vector, int64_t groups,
-                      uint32_t* maxima, void* kept, const Vendor& vendor) {
-    const int64_t vectors = by_vector ? d / kEight : 1;
-    const Pieces pieces{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
-    const auto kernel = by_vector ? Kernels::template largest<true>() : Kernels::template largest<false>();
-    return vendor.launch(kernel, groups, kRowsThreads, 1, source, rows, d, pieces, maxima, kept);
+Status launch_largest(const typename Kernels::Source& source, int64_t rows, int64_t d, bool by_vector, uint32_t* maxima,
+                      void* kept, const Vendor& vendor) {
+    using Source = typename Kernels::Source;
+    const auto launch = [&](const Source& from, int64_t rows, int64_t d, int64_t groups, uint32_t* maxima, void* kept) {
+        const int64_t vectors = by_vector ? d / kEight : 1;
+        const Pieces pieces{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
+        const auto kernel = by_vector ? Kernels::template largest<true>() : Kernels::template largest<false>();
+        return vendor.launch(kernel, groups, kRowsThreads, 1, from, rows, d, pieces, maxima, kept);
+    };
+    const int64_t at_once = columns_of_search<Source>(d);
+    if (!by_vector || at_once == d) {
+        return launch(source, rows, d, largest_groups(rows, d, by_vector, vendor.units), maxima, kept);
+    }
+    const int64_t groups = largest_groups(1, at_once, true, vendor.units);
+    Status status;
+    for (int64_t row = 0; row < rows && status.ok(); ++row) {
+        status = each_columns(d, at_once, [&](int64_t first, int64_t count) {
+            void* own = kept ? static_cast<char*>(kept) + (row * d + first) * Source::kElementBytes : nullptr;
+            uint32_t* found = maxima;
+            maxima += groups;
+            return launch(source.from(row, first), 1, count, groups, found, own);
+        });
+    }
+    return status;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 //     values(loaded)            Eight<type>
 //     element(row, column)      one value, as float32
 //     fetch(row, vector)        fetches an operand's 128 bytes into L2; kFetched: for how many vectors that serves
+//     from(row, column)         by the host: the values from there on; kElementBytes: how far columns are apart
 //     tuning                    RowsTuning (launch_rows.h)
 #pragma once
 

@@ -14,6 +14,18 @@ struct QuantizedRows {
     void* out;
     int64_t rows, d, stride;
     bool fnuz;
+
+    // Columns [first, first + count) of all rows; `first` is a multiple of a group's size.
+    QuantizedRows columns(int64_t first, int64_t count) const {
+        QuantizedRows part = *this;
+        part.out = static_cast<char*>(out) + first;
+        part.d = count;
+        if (dynamic.group > 0) {
+            const int64_t scales = first / dynamic.group * dynamic.group_stride;
+            part.dynamic.data = static_cast<char*>(dynamic.data) + scales * (dynamic.exponents ? 1 : 4);
+        }
+        return part;
+    }
 };
 
 // The vectors of a flat kernel, kHeld neighbours as one piece. row_of divides by a row's pieces, filled up to whole

@@ -68,13 +68,14 @@ __global__ __launch_bounds__(kThreads) void swiglu_any(Args a) {
     swiglu_elements<in, kThreads>(a, *a.scale);
 }
 
+// The fast kernel makes `columns` of the results.
 template <DType in>
-Status launch_as(const Args& a, const Chip& chip, const Config& c, const Executor& on) {
+Status launch_as(const Args& a, int64_t columns, const Chip& chip, const Config& c, const Executor& on) {
     if (!c.fast) {
         constexpr int64_t kMostCtas = 1 << 20;  // the kernel's loop takes the rest
         return launch_kernel(swiglu_any<in>, chip, {c.ctas < kMostCtas ? c.ctas : kMostCtas, c.threads}, on, a);
     }
-    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    const uint32_t a_row = uint32_t(columns / kVector), count = uint32_t(a.rows) * a_row;
     return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.ctas, c.threads}, on, a,
                          divider_by(a_row), count, uint32_t(c.fetching));
 }
@@ -89,11 +90,15 @@ Status launch(const Args& args, const Executor& on) {
     if (args.rows == 0 || args.d == 0) return {};
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    const bool native = args.out_dtype == DType::e4m3fn;
     if (!args.scale) return launch_computed(args, Vendor(chip, on), on);
-    const Config config = pick_config(args.rows, args.d, chip.multiprocessors, rows_fit(args, kVector, 8) && native);
-    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, chip, config, on)
-                                    : launch_as<DType::bf16>(args, chip, config, on);
+    const bool fits = rows_fit(args, kVector, 8) && args.out_dtype == DType::e4m3fn;
+    const auto part = [&, chip = chip](int64_t first, int64_t columns) {
+        const Config config = pick_config(args.rows, columns, chip.multiprocessors, fits);
+        const Args a = columns_from(args, first);
+        return args.dtype == DType::f16 ? launch_as<DType::f16>(a, columns, chip, config, on)
+                                        : launch_as<DType::bf16>(a, columns, chip, config, on);
+    };
+    return each_columns(args.d, fits ? columns_at_once(args.rows, args.d, 2) : args.d, part);
 }
 
 }  // namespace rocm_fp8::swiglu

@@ -75,13 +75,14 @@ __global__ __launch_bounds__(kAnyThreads) void swiglu_any(Args a) {
     swiglu_elements<in, kAnyThreads>(a, load_scalar(a.scale));
 }
 
+// The fast kernel makes `columns` of the results.
 template <DType in>
-Status launch_as(const Args& a, const Config& c, const Executor& on) {
+Status launch_as(const Args& a, int64_t columns, const Config& c, const Executor& on) {
     if (!c.fast) {
         constexpr int64_t kMostGroups = 1 << 20;  // the kernel's loop takes the rest
         return launch_kernel(swiglu_any<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
     }
-    const uint32_t a_row = uint32_t(a.d / kVector), count = uint32_t(a.rows) * a_row;
+    const uint32_t a_row = uint32_t(columns / kVector), count = uint32_t(a.rows) * a_row;
     return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a,
                          divider_by(a_row), count);
 }
@@ -97,10 +98,14 @@ Status launch(const Args& args, const Executor& on) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     if (!args.scale) return launch_computed(args, Vendor(chip.arch, on), on);
-    const bool native = args.out_dtype == native_fp8(chip.arch);
-    const Config config = pick_config(args.rows, args.d, chip.arch, rows_fit(args, 2 * kVector, 16) && native);
-    return args.dtype == DType::f16 ? launch_as<DType::f16>(args, config, on)
-                                    : launch_as<DType::bf16>(args, config, on);
+    const bool fits = rows_fit(args, 2 * kVector, 16) && args.out_dtype == native_fp8(chip.arch);
+    const auto part = [&, chip = chip](int64_t first, int64_t columns) {
+        const Config config = pick_config(args.rows, columns, chip.arch, fits);
+        const Args a = columns_from(args, first);
+        return args.dtype == DType::f16 ? launch_as<DType::f16>(a, columns, config, on)
+                                        : launch_as<DType::bf16>(a, columns, config, on);
+    };
+    return each_columns(args.d, fits ? columns_at_once(args.rows, args.d, 2) : args.d, part);
 }
 
 }  // namespace rocm_fp8::swiglu

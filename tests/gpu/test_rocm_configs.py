@@ -94,6 +94,19 @@ def test_swiglu_falls_back(library, arch):
     assert library.swiglu_config(2**20, 2**14, arch, 1)[0] == 0
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_launch_takes_what_32_bits_reach_of_a_row(library, size):
+    """All columns, where they do; else whole groups, whose vectors of all rows it can number."""
+    reach = 2**32 // size
+    for rows in (1, 2, 7, 8, 9, 100, 2**20):
+        for d in (1, 8, reach - 8, reach):
+            assert library.columns_of_a_launch(rows, d, size) == d
+        for d in (reach + 8, reach + 128, 3 * reach - 16, 2**36):
+            columns = library.columns_of_a_launch(rows, d, size)
+            assert columns % 128 == 0 and columns <= reach and rows * (columns // 8) < 2**31
+            assert 2 * columns > reach or rows * (2 * columns // 8) >= 2**31, "more launches than are needed"
+
+
 def test_the_chips_differ_in_compute_units(library):
     """A launch that fills the 256 compute units of gfx950 does not fill the 304 of gfx942."""
     rows, d = 4 * 280 * 256 // 512, 4096  # vectors of swiglu: 280 workgroups for each of four a compute unit
