@@ -114,17 +114,19 @@ Status launch(const Args& args, const Executor& on) {
     const bool turned = args.m > kMostStreamRows && !columns && (wide_a || fits_turned(args.a, args.k, args.m)) &&
                         (wide_b || fits_turned(args.b, args.k, args.n));
     const bool wide = args.k % kChunk == 0 && wide_a && wide_b;
-    const Form form = wide_scales && wide && !columns ? Form::fast
-                      : wide_scales && wide           ? Form::per_column
-                      : wide_scales && turned         ? Form::turned
-                                                      : Form::careful;
+    Form form = wide_scales && wide && !columns ? Form::fast
+                : wide_scales && wide           ? Form::per_column
+                : wide_scales && turned         ? Form::turned
+                                                : Form::careful;
     const bool direct = fits_direct(chip.arch, form, args);
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch));
     if (const Status forced = forced_config(form, direct, args.m, args.k, &config); !forced.ok()) return forced;
     const bool stream = is_stream(config.shape);
     if (!direct) config.shape = indirect_shape(config.shape);
     if (form > Form::turned && !stream) config.shape = kGeneralTile;
-    const FormSize shape = form_of(config.shape);
+    const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
+    if (stream && form == Form::fast && (channels || !f32)) form = Form::per_column;
+    const FormSize shape = launched_size(config.shape, form != Form::fast);
 
     const int64_t tiles_m = (args.m + shape.rows - 1) / shape.rows;
     const int64_t tiles_n = (args.n + shape.columns - 1) / shape.columns, tiles = tiles_m * tiles_n;
@@ -141,7 +143,7 @@ Status launch(const Args& args, const Executor& on) {
         split.partial = static_cast<float*>(on.scratch(on.context, bytes));
         if (!split.partial) return {"no memory for the sums of split K"};
     }
-    if (stream) return launch_stream(args, form, config, channels, split.partial, split.arrived, on);
+    if (stream) return launch_stream(args, form, config, int(units), channels, split.partial, split.arrived, on);
     const int per_chiplet = int((units + kChiplets - 1) / kChiplets);
     const int room = compute_units(chip.arch) / kChiplets * shape.per_unit;
     const Work work{int(tiles_m), int(tiles_n), int(units), per_chiplet, channels};

@@ -73,6 +73,13 @@ constexpr FormSize form_of(int shape) {
     return {s.rows, s.columns, s.waves(), s.per_unit};
 }
 
+// What a launch has. general: scales or a layout that take a stream's general form, which has its own columns.
+constexpr FormSize launched_size(int shape, bool general) {
+    FormSize size = form_of(shape);
+    if (general && is_stream(shape)) size.columns = form_of(general_shape(shape)).columns;
+    return size;
+}
+
 struct Config {
     int shape;  // of kShapeCount
     int parts;  // of K

@@ -18,8 +18,9 @@ const void* turned_kernel(int shape, bool turned_a, bool turned_b);
 // direct.hip: of kDirectShapes[shape], on gfx950.
 const void* direct_kernel(int shape);
 
-// stream.hip. config: of a stream. partial, arrived: where parts of K meet (SplitK).
-Status launch_stream(const Args& args, Form form, const Config& config, bool channels, float* partial,
+// stream.hip. config: of a stream. units: workgroups, by launched_size. Form::fast: float32 scales, none of channels.
+// partial, arrived: where parts of K meet (SplitK).
+Status launch_stream(const Args& args, Form form, const Config& config, int units, bool channels, float* partial,
                      uint32_t* arrived, const Executor& on);
 
 namespace {

@@ -429,15 +429,12 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
 
 }  // namespace
 
-Status launch_stream(const Args& args, Form form, const Config& config, bool channels, float* partial,
+Status launch_stream(const Args& args, Form form, const Config& config, int units, bool channels, float* partial,
                      uint32_t* arrived, const Executor& on) {
     using Kernel = void (*)(StreamLaunch);
     constexpr int kFew = kGeneralStream16, kMany = kGeneralStream32;
     const StreamShape& shape = kStreamShapes[config.shape - kTileShapeCount];
     const bool few = shape.rows == 16;
-    if (args.scale_a.dtype == DType::e8m0 || args.scale_b.dtype == DType::e8m0 || channels) {
-        if (form == Form::fast) form = Form::per_column;
-    }
     const auto kernel = [&]() -> Kernel {
         if (form == Form::careful) {
             return few ? block_scaled_gemm_stream<kFew, true, true> : block_scaled_gemm_stream<kMany, true, true>;
@@ -449,8 +446,6 @@ Status launch_stream(const Args& args, Form form, const Config& config, bool cha
             return block_scaled_gemm_stream<i, false, false>;
         });
     }();
-    const int columns = form == Form::fast ? shape.columns : kStreamShapes[kFew].columns;
-    const int64_t units = (args.n + columns - 1) / columns * config.parts;
     const int slices = config.parts * shape.waves, blocks = int(blocks_of(args.k));
     const auto bytes = [](int64_t stride) { return uint32_t(stride * 4); };
     const Lean lean{args.a.data,

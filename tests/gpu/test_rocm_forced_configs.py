@@ -1,0 +1,123 @@
+"""Forced configurations of the ROCm variant that split K: what the launcher checks against its counters is what it
+launches, for every form that the table has and every form that takes its place. No workgroup runs."""
+
+import pytest
+import torch
+
+from benchmarks.simulated_rocm import FORMATS
+from scripts.host_configs import configs
+from tests.gpu.simulated_kernels import readable
+from tests.problems.reserved import reserved
+from tests.settings import needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
+COUNTERS = 1024  # of a set: those of the next stream lie behind it
+PARTS = 2
+TABLES = configs().tables
+TILES, STREAMS, RING, INT8 = (TABLES[name] for name in ("tiles", "streams", "ring", "int8_tiles"))
+GENERAL = {configs().block_scaled_general_shape(shape) for shape in range(len(TILES) + len(STREAMS))}
+
+
+@pytest.fixture(params=FORMATS)
+def arch(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fp8(arch) -> torch.dtype:
+    return FORMATS[arch]
+
+
+@pytest.fixture
+def launch(simulated_rocm, arch, environment):
+    """launch(shape, call) -> (kernel, workgroups), or None where it is refused for want of counters."""
+
+    def start(shape: int, call) -> tuple[str, int] | None:
+        environment(GEMM_CONFIG, f"{shape},{PARTS}")
+        with simulated_rocm.on(arch, sample=lambda grid: []) as kernel:
+            simulated_rocm.runtime.launches.clear()
+            try:
+                call(kernel)
+            except RuntimeError as error:
+                assert "more tiles than there are counters" in str(error) or "more columns than" in str(error), error
+                assert not simulated_rocm.runtime.launches
+                return None
+        ((name, grid, *_),) = simulated_rocm.runtime.launches
+        return readable([name])[0], grid[0]
+
+    return start
+
+
+@pytest.fixture
+def kernel(simulated_rocm):
+    """The module that `environment` has read its variables again."""
+    return simulated_rocm.kernel
+
+
+# What makes a stream take its general form, whatever the table's shape: (k, scale_b, its dtype).
+KINDS = {
+    "fast": (256, "one", torch.float32),
+    "careful": (260, "one", torch.float32),
+    "channels": (256, "channels", torch.float32),
+    "exponents": (256, "one", torch.float8_e8m0fnu),
+}
+
+
+def block_scaled(m: int, n: int, kind: str, fp8: torch.dtype):
+    k, scales, dtype = KINDS[kind]
+    a, b, out = reserved((m, k), fp8), reserved((n, k), fp8), reserved((m, n), torch.bfloat16)
+    scale_a = torch.ones(1)
+    scale_b = (torch.ones(1, n) if scales == "channels" else torch.ones(1)).to(dtype)
+    return lambda kernel: kernel.block_scaled_gemm(a, b, scale_a, scale_b, out=out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stream", range(len(STREAMS)))
+def test_streams(launch, fp8, stream, kind):
+    """A general form has 16 columns, whatever the shape's name says."""
+    columns = STREAMS[stream]["columns"] if kind == "fast" else 16
+    for tiles in (COUNTERS, COUNTERS + 1):
+        found = launch(len(TILES) + stream, block_scaled(4, tiles * columns, kind, fp8))
+        assert found is None if tiles > COUNTERS else found[1] == tiles * PARTS, (tiles, found)
+
+
+def test_the_columns_that_a_shape_names_are_not_those_of_its_general_form(launch, fp8):
+    """1,024 tiles by the table, 2,048 by what is launched."""
+    wide = next(i for i, s in enumerate(STREAMS) if s["columns"] == 32)
+    for kind in KINDS:
+        found = launch(len(TILES) + wide, block_scaled(4, COUNTERS * 32, kind, fp8))
+        assert (found is not None) == (kind == "fast"), (kind, found)
+
+
+@pytest.mark.parametrize("shape", range(len(TILES)))
+def test_tiles(launch, fp8, shape):
+    """A persistent kernel's workgroups are fewer than its tiles; its name says whose they are."""
+    columns = TILES[shape]["columns"]
+    for kind in ("fast", "careful") if shape in GENERAL else ("fast",):
+        for tiles in (COUNTERS, COUNTERS + 1):
+            found = launch(shape, block_scaled(40, tiles * columns, kind, fp8))
+            assert found is None if tiles > COUNTERS else found[0].startswith(f"block_scaled_gemm_tiles<{shape}, ")
+
+
+@pytest.mark.parametrize("shape", range(-1, len(RING)))
+def test_skinny_gemm(launch, fp8, shape):
+    columns = 16 * (RING[shape]["tiles"] if shape >= 0 else 1)
+    for k in (1024, 1025) if shape < 0 else (1024,):
+        for tiles in (COUNTERS, COUNTERS + 1):
+            n = tiles * columns
+            a, b, out = reserved((4, k), fp8), reserved((n, k), fp8), reserved((4, n), torch.bfloat16)
+            found = launch(shape, lambda kernel: kernel.skinny_gemm(a, b, torch.ones(1), torch.ones(1), out=out))
+            assert found is None if tiles > COUNTERS else found[1] == tiles * PARTS, (tiles, found)
+
+
+@pytest.mark.parametrize("shape", range(len(INT8)))
+def test_int8_gemm(launch, shape):
+    columns = INT8[shape]["columns"]
+    for k in (256, 255) if configs().int8_general_shape(shape) == shape else (256,):
+        for tiles in (COUNTERS, COUNTERS + 1):
+            n = tiles * columns
+            a, b, out = reserved((4, k), torch.int8), reserved((n, k), torch.int8), reserved((4, n), torch.bfloat16)
+            found = launch(shape, lambda kernel: kernel.int8_gemm(a, b, torch.ones(1), torch.ones(1), out=out))
+            careful = "true" if k % 16 else "false"
+            assert found is None if tiles > COUNTERS else found[0] == f"int8_gemm_tiles<{shape}, {careful}>", found
