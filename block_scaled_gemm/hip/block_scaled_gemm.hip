@@ -49,13 +49,14 @@ const void* kernel_of(int shape, Form form, const Args& args) {
     return reinterpret_cast<const void*>(kernel);
 }
 
-constexpr int64_t kBufferBytes = 1 << 30;
+constexpr int64_t kBufferBytes = kNowhere;
 
 // Whether 128-bit loads with offsets of 32 bits can take an operand.
 bool fits(const Operand& x, int64_t k, int64_t rows) {
-    const int64_t stride = rows == 1 ? 0 : x.row_stride;
+    const int64_t stride = rows == 1 ? 0 : x.row_stride, of_tile = rows < 256 ? rows : 256;
+    // The last: rows that overlap are longer than their stride. kNowhere lies behind all of a tile's.
     return x.k_contiguous() && rows_aligned(x.data, stride) && stride >= 0 && stride < kBufferBytes / 256 &&
-           k < kBufferBytes / 4;
+           k < kBufferBytes / 4 && (of_tile - 1) * stride + k <= kBufferBytes;
 }
 
 // Whether turned.h can take an operand.
@@ -99,6 +100,7 @@ namespace rocm_fp8::block_scaled_gemm {
 Status launch(const Args& args, const Executor& on) {
     using namespace hip;
     if (args.m == 0 || args.n == 0) return {};
+    if (args.k > kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     if (args.format != native_fp8(chip.arch)) {
@@ -133,6 +135,8 @@ Status launch(const Args& args, const Executor& on) {
     const int64_t units = tiles * config.parts;
     constexpr int64_t kMaxUnits = int64_t(1) << 30;
     if (units > kMaxUnits) return {"a and b have more rows than one launch takes"};
+    const bool too_wide = stream ? units * shape.waves * kWave > kMaxThreads : tiles_n > kMostTilesAcross;
+    if (too_wide) return {"b has more rows than one launch takes"};
     SplitK split{config.parts, nullptr, nullptr};
     if (config.parts > 1) {
         if (tiles > kMaxSplitTiles) return {"ROCM_FP8_KERNELS_GEMM splits K for more tiles than there are counters"};

@@ -289,7 +289,9 @@ Kernel kernel_of(int shape, bool careful) {
 
 // Whether 128-bit loads with offsets of 32 bits can take an operand.
 bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
-    constexpr int64_t kBufferBytes = 1 << 30;
+    constexpr int64_t kBufferBytes = kNowhere;
+    // Rows that overlap are longer than their stride: kNowhere lies behind those of a tile all the same.
+    static_assert(255 * (kBufferBytes / 256 - 1) + kMaxK <= kBufferBytes);
     const int64_t stride = rows == 1 ? 0 : x.row_stride;
     return rows_aligned(x.data, stride) && (batches == 1 || x.batch_stride % kChunk == 0) &&
            stride < kBufferBytes / 256 && k < kBufferBytes / 4;
@@ -328,6 +330,7 @@ Status launch(const Args& args, const Executor& on) {
     const int64_t tiles = args.batch * tiles_m * tiles_n, units = tiles * config.parts;
     constexpr int64_t kMaxUnits = int64_t(1) << 30;
     if (units > kMaxUnits) return {"a and b have more rows than one launch takes"};
+    if (tiles_n > kMostTilesAcross) return {"b has more rows than one launch takes"};
     SplitK split{config.parts, nullptr, nullptr};
     if (config.parts > 1) {
         if (tiles > kMaxSplitTiles) return {"ROCM_FP8_KERNELS_GEMM splits K for more tiles than there are counters"};

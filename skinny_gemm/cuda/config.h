@@ -132,9 +132,12 @@ constexpr int splits_that_fill(int64_t pieces, int64_t k, int64_t multiprocessor
     return splits;
 }
 
+// TMA's coordinates are signed numbers of 32 bits; a stage is at most kLongStep long.
+constexpr int64_t kMostOfTma = (int64_t(1) << 31) - 2 * kLongStep;
+
 // bulk: the chip has TMA, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool bulk) {
-    if (!bulk || k < kEnoughForARing) return {kPlain, 1, 0};
+    if (!bulk || k < kEnoughForARing || k > kMostOfTma || n > kMostOfTma) return {kPlain, 1, 0};
     for (const TunedConfig& t : kTunedConfigs) {
         const bool here = t.capability == chip.capability && t.multiprocessors == chip.multiprocessors;
         if (here && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits, t.pieces};

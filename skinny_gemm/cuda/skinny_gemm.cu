@@ -77,6 +77,7 @@ void (*plain_kernel(int64_t m))(Args) {
 
 Status launch_plain(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
     const int64_t ctas = (a.n + kMmaWide - 1) / kMmaWide;
+    if (ctas > kMaxCtas) return {"b has more rows than one launch takes"};
     return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip,
                          {ctas, kPlainWarps * kWarp}, on, a);
 }

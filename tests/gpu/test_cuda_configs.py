@@ -246,6 +246,20 @@ def test_the_benchmark_knows_which_forms_there_are(library):
         assert list(cuda_pieces.all_shapes_for(m, splits)) == able
 
 
+def test_beyond_the_coordinates_of_tma_is_the_plain_kernel(library):
+    """They are signed numbers of 32 bits. The last step of K ends there, too."""
+    for beyond in (2**31 - 1, 2**31, 2**32):
+        for n, k in ((beyond, 1024), (1024, beyond // 16 * 16)):
+            assert library.cuda_gemm_config(1, n, k, H200, 1) == (-1, 1, 0)
+            for m in (1, 33, 256):
+                assert library.cuda_block_scaled_config(m, n, k, 0, H200)[0] == -1
+    assert library.cuda_block_scaled_config(2**31, 1024, 1024, 0, H200)[0] == -1
+    assert library.cuda_int8_config(1, 2**31, 1024, H200)[0] == -1
+    # Far below it nothing changes.
+    assert library.cuda_gemm_config(1, 2**13, 2**14, H200, 1)[0] != -1
+    assert library.cuda_block_scaled_config(1, 2**13, 2**14, 0, H200)[0] != -1
+
+
 def test_unaligned_and_small_go_to_the_plain_kernel(library):
     for n, k in SIZES:
         assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1, 0)

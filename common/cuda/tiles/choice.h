@@ -51,6 +51,10 @@ struct Step {
     int stages;
 };
 
+// Whether TMA's coordinates, signed numbers of 32 bits, reach all rows and the end of the last step.
+constexpr int64_t kMostOfTma = (int64_t(1) << 31) - 2 * kStep;
+constexpr bool reaches(const Size& s) { return s.m <= kMostOfTma && s.n <= kMostOfTma && s.k <= kMostOfTma; }
+
 constexpr int64_t room_of(const Form& f, int splits, int multiprocessors) {
     const int64_t slots = int64_t(multiprocessors) * f.slots - kClusterWaste * (splits - 1);
     return slots < splits ? splits : slots / splits * splits;
@@ -98,6 +102,7 @@ constexpr int64_t even_pieces(const Form& f, int splits, const Size& s) {
 template <int count, int known_count, class Suits, class StepOf>
 constexpr Config pick(const Form (&forms)[count], const Costs& costs, const Measured (&known)[known_count],
                       const Size& size, const Suits& suits, const StepOf& step_of) {
+    if (!reaches(size)) return {};
     for (const Measured& one : known) {
         if (one.multiprocessors == size.multiprocessors && one.rows == size.m && one.n == size.n && one.k == size.k &&
             suits(forms[one.form])) {
@@ -127,7 +132,7 @@ constexpr Config pick(const Form (&forms)[count], const Costs& costs, const Meas
 // Whether a form can take a configuration that the user names: pieces 0 are the fewest.
 constexpr bool takes(const Form& f, const Config& named, const Size& s) {
     const int64_t wide = f.swapped ? s.n : s.m, steps = ceil_div(s.k, kStep);
-    if (named.splits > (f.splits() ? steps : 1)) return false;
+    if (!reaches(s) || named.splits > (f.splits() ? steps : 1)) return false;
     return named.pieces == 0 ||
            (f.swapped && named.pieces <= ceil_div(wide, 8) && height_of(wide, named.pieces) <= f.wide());
 }

@@ -1,0 +1,100 @@
+"""GEMMs of more rows, columns or K than the ROCm variant's kernels count: each is refused by name, or taken by a form
+that counts in 64 bits. A launch has its real size, but no workgroup runs. The tensors are addresses without memory."""
+
+import re
+
+import pytest
+import torch
+
+from benchmarks.simulated_rocm import FORMATS
+from tests.problems.reserved import reserved
+from tests.settings import needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(params=FORMATS)
+def arch(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fp8(arch) -> torch.dtype:
+    return FORMATS[arch]
+
+
+@pytest.fixture
+def kernel(simulated_rocm, arch):
+    with simulated_rocm.on(arch, sample=lambda grid: []) as module:
+        yield module
+
+
+ONE = torch.ones(1)
+
+
+def assert_refused(why: str, call, out: torch.Tensor) -> None:
+    written = out.view(torch.uint8)[:, :2]
+    written.fill_(7)
+    with pytest.raises(RuntimeError, match=why):
+        call()
+    assert (written == 7).all(), "written before it was refused"
+
+
+def test_more_k_than_is_counted(kernel, launched, fp8):
+    """block_scaled_gemm counts k in 32 bits."""
+    for k, refused in ((2**32, True), (2**32 - 128, False)):
+        a, b, out = reserved((1, k), fp8), reserved((1, k), fp8), reserved((1, 1), BF16)
+
+        def call():
+            kernel.block_scaled_gemm(a, b, ONE, ONE, out=out)
+
+        launched.names()
+        if refused:
+            assert_refused(r"^block_scaled_gemm: a: K is more than 4294967168", call, out)
+            assert launched.names() == []
+        else:
+            call()
+            assert len(launched.names()) == 1
+
+
+# Columns of the result that a launch does not number, and what it does: the most, or far more than a model has.
+WIDE = {
+    "block_scaled_gemm": ((2**31 + 16, True), (2**28, False)),
+    "skinny_gemm": ((2**31 + 16, True), (2**26, False)),
+    "int8_gemm": ((2**34, True), (2**34 - 64, False)),
+}
+
+
+@pytest.mark.parametrize("operator", WIDE)
+def test_more_columns_than_are_numbered(kernel, launched, fp8, operator):
+    for n, refused in WIDE[operator]:
+        integers = operator == "int8_gemm"
+        dtype = torch.int8 if integers else fp8
+        a, b = reserved((1, 1), dtype), reserved((n, 1), dtype)
+        out = reserved((1, n), torch.int8 if integers else BF16)
+
+        def call():
+            getattr(kernel, operator)(a, b, ONE, ONE, out=out)
+
+        launched.names()
+        if refused:
+            assert_refused(rf"^{operator}: b has more rows than", call, out)
+            assert launched.names() == []
+        else:
+            call()
+            assert len(launched.names()) == 1
+
+
+@pytest.mark.parametrize("k, fast", [(2**22 + 16, True), (2**28 - 16, False)])
+def test_rows_that_overlap_far(kernel, launched, fp8, k, fast):
+    """k is larger than the stride: the place that stands for "nowhere" must lie behind all rows of a tile. Where it
+    does not, the careful form takes them."""
+    stride, m = 2**22 - 16, 256
+    a = reserved(((m - 1) * stride + k,), fp8).as_strided((m, k), (stride, 1))
+    b, out = reserved((k + 240,), fp8).as_strided((16, k), (16, 1)), reserved((m, 16), BF16)
+    launched.names()
+    kernel.block_scaled_gemm(a, b, ONE, ONE, out=out)
+    (name,) = launched.names()
+    careful = re.fullmatch(r"block_scaled_gemm_tiles<\d, true, true, false, false>", name) is not None
+    assert careful != fast, name
