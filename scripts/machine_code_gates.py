@@ -3,6 +3,7 @@
 from collections.abc import Set
 
 from host_configs import configs
+from split_k_gate import parts_of_a_tile, split_k
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 SIMDS = 4
@@ -39,7 +40,7 @@ def missed_gates(kernels: dict, table: dict) -> list[str]:
     for arch, found in kernels.items():
         for name, kernel in found.items():
             figures = table["archs"][arch][name]
-            rules = [*always(kernel, figures), *of_family(arch, name, kernel, figures)]
+            rules = [*always(kernel, figures), *of_family(arch, name, kernel, figures), *of_split_k(name, kernel)]
             missed += [f"{arch} {name}: {what}" for what, holds in rules if not holds]
     return missed
 
@@ -94,6 +95,23 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
     if family == "skinny_gemm_direct" and values[1] == "true":
         return direct(kernel, figures, int(values[0]))
     return []
+
+
+def of_split_k(name: str, kernel) -> list[tuple[str, bool]]:
+    family, _, parameters = name.partition("<")
+    if family.startswith("skinny_gemm"):  # one number; the first part's, and the others' in a loop
+        return split_k(kernel, 1, 2)
+    if family == "block_scaled_gemm_stream":  # a four; batches of them
+        return split_k(kernel, 1, 8)
+    shapes = {
+        "block_scaled_gemm_tiles": tile_shapes,
+        "block_scaled_gemm_direct": direct_shapes,
+        "int8_gemm_tiles": int8_tile_shapes,
+    }
+    if family not in shapes:
+        return []
+    fours = parts_of_a_tile(shapes[family]()[int(parameters.rstrip(">").split(", ")[0])])
+    return split_k(kernel, fours, fours)
 
 
 def wide(kernel, held: int, to_fp8: bool, others: Set[str] = frozenset()) -> list[tuple[str, bool]]:

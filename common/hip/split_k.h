@@ -3,6 +3,9 @@
 //
 //     each workgroup   stores its part with sc1 (kAllChiplets, store_for_all), then calls arrives_last()
 //     the last one     loads all parts with sc1, adds them, and calls reset()
+//
+// Parts are handed over by sc1 and a wait, not by the atomic's release. scripts/split_k_gate.py holds the machine code
+// of every kernel to that.
 #pragma once
 
 #include "buffer.h"
@@ -18,7 +21,7 @@ struct SplitK {
 };
 
 // Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
-// chiplets (sc1). So the write-back of the release below finds little to write.
+// chiplets (sc1). Such a store that has been waited for is in memory.
 __device__ inline void store_for_all(float* p, float v) {
     __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -29,16 +32,17 @@ __device__ inline float load_of_any(const float* p) {
 // Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one. `before`: a
 // word of LDS that nothing else uses in the meantime.
 __device__ inline bool arrives_last(uint32_t* arrived, int parts, uint32_t& before) {
-    // Closes: a wave's part is in the L2 cache before the barrier. The release below writes that back for all waves.
+    // Closes: a wave's part, stored with sc1, is in memory before the barrier.
     constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
     asm volatile("" ::: "memory");
     __builtin_amdgcn_s_waitcnt(kVmcnt0);
     // Closes: the parts of all waves are stored before one lane counts for them.
     __syncthreads();
     if (threadIdx.x == 0) {
-        // LLVM's AMDGPU memory model, gfx942, agent scope. Release: buffer_wbl2 sc1 and vmcnt(0) before the atomic, so
-        // that other chiplets find this workgroup's part in memory. Acquire: vmcnt(0) and buffer_inv sc1 after the
-        // atomic, so that this compute unit reads their parts from memory.
+        // Acquire, at agent scope: vmcnt(0) and buffer_inv sc1 after the atomic, so that this compute unit reads the
+        // others' parts from memory. Release: buffer_wbl2 sc1 before the atomic. The compiler (clang 22) puts no wait
+        // between the two, so the atomic may count before the write-back has ended. The parts do not need it: the wait
+        // above has seen them in memory. Nothing hands over what is stored without sc1.
         before = __hip_atomic_fetch_add(arrived, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
     }
     // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
