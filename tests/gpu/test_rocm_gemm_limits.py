@@ -58,21 +58,24 @@ def test_more_k_than_is_counted(kernel, launched, fp8):
             assert len(launched.names()) == 1
 
 
-# Columns of the result that a launch does not number, and what it does: the most, or far more than a model has.
+# (operator, rows): columns of the result that a launch does not number, and what it does: the most, or far more than a
+# model has.
 WIDE = {
-    "block_scaled_gemm": ((2**31 + 16, True), (2**28, False)),
-    "skinny_gemm": ((2**31 + 16, True), (2**26, False)),
-    "int8_gemm": ((2**34, True), (2**34 - 64, False)),
+    ("block_scaled_gemm", 1): (2**31 + 16, 2**28),
+    ("block_scaled_gemm", 33): (2**34, 2**34 - 64),
+    ("skinny_gemm", 1): (2**31 + 16, 2**26),
+    ("int8_gemm", 1): (2**34, 2**34 - 64),
+    ("int8_gemm", 33): (2**34, 2**34 - 64),
 }
 
 
-@pytest.mark.parametrize("operator", WIDE)
-def test_more_columns_than_are_numbered(kernel, launched, fp8, operator):
-    for n, refused in WIDE[operator]:
+@pytest.mark.parametrize("operator, m", WIDE)
+def test_more_columns_than_are_numbered(kernel, launched, fp8, operator, m):
+    for n, refused in zip(WIDE[operator, m], (True, False)):
         integers = operator == "int8_gemm"
         dtype = torch.int8 if integers else fp8
-        a, b = reserved((1, 1), dtype), reserved((n, 1), dtype)
-        out = reserved((1, n), torch.int8 if integers else BF16)
+        a, b = reserved((m, 1), dtype), reserved((n, 1), dtype)
+        out = reserved((m, n), torch.int8 if integers else BF16)
 
         def call():
             getattr(kernel, operator)(a, b, ONE, ONE, out=out)
