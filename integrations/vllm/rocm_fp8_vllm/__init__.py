@@ -33,7 +33,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import block_linear, fusion, int8_linear, linear
+    from . import block_linear, block_parts, fusion, int8_linear, linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -41,6 +41,7 @@ def register() -> None:
         cpu.install()
     linear.install()
     block_linear.install()
+    block_parts.install()
     int8_linear.install()
     fusion.install()
 

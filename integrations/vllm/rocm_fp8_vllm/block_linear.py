@@ -10,10 +10,15 @@ from vllm.platforms import current_platform
 
 from .kernel import kernel
 
-__all__ = ["BlockScaledFp8Linear", "install"]
+__all__ = ["BLOCK", "BlockScaledFp8Linear", "blocks_of", "install"]
 
 BLOCK = 128
 _SCALING = dict(scaling="group", group_size=BLOCK)
+
+
+def blocks_of(parts: list[int]) -> list[int]:
+    """Rows of scales that each part of a joined linear has, of the part's rows."""
+    return [-(-rows // BLOCK) for rows in parts]
 
 
 class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
@@ -64,8 +69,14 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         rows = given.data.view(-1, given.data.shape[-1])
         scale = given.scale.reshape(rows.shape[0], -1)
         dtype = self.config.out_dtype or given.orig_dtype
-        out = torch.ops.rocm_fp8_vllm.block_linear(rows, scale, params.weight, params.block_scale, bias, dtype)
-        return out.view(*given.orig_shape[:-1], params.weight.shape[0])
+        linear, weight, of_weight = torch.ops.rocm_fp8_vllm.block_linear, params.weight, params.block_scale
+        if parts := getattr(layer, "rocm_fp8_parts", None):  # each begins a block of its own: `block_parts`
+            biases = [None] * len(parts) if bias is None else bias.split(parts)
+            each = zip(weight.split(parts), of_weight.split(blocks_of(parts)), biases)
+            out = torch.cat([linear(rows, scale, w, s, b, dtype) for w, s, b in each], 1)
+        else:
+            out = linear(rows, scale, weight, of_weight, bias, dtype)
+        return out.view(*given.orig_shape[:-1], weight.shape[0])
 
     def apply_block_scaled_mm(self, A, B, As, Bs):
         return torch.ops.rocm_fp8_vllm.block_linear(A, As, B, Bs, None, self.config.out_dtype)

@@ -28,16 +28,21 @@ use_local_build()
 ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
 
 
-# What kernel.smoothquant makes: scales of channels and rows, compressed-tensors.
-INT8 = "int8, dynamic"
+# What kernel.smoothquant makes: scales of channels and rows, compressed-tensors. An adapter fits a model that is not
+# smoothed: smoothing changes the linears' inputs.
+INT8, INT8_NOT_SMOOTHED = "int8, dynamic", "int8, dynamic, not smoothed"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, or INT8."""
+    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, or begins with "int8"."""
 
     model: Callable[[], torch.nn.Module]
     format: str
+
+    @property
+    def int8(self) -> bool:
+        return self.format.startswith("int8")
 
 
 def byte_llama() -> torch.nn.Module:
@@ -71,11 +76,29 @@ def byte_qwen3() -> torch.nn.Module:
     return model.eval()
 
 
+@torch.no_grad()
+def cut_llama() -> torch.nn.Module:
+    """A part of the byte-level Llama, where blocks of 128 do not end with the joined linears' parts: one head of 64
+    keys and values, 320 of the MLP's numbers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    llama = byte_llama()
+    fewer = dict(num_key_value_heads=1, intermediate_size=320)
+    model = LlamaForCausalLM(LlamaConfig(**llama.config.to_dict() | fewer)).to(torch.bfloat16)
+    whole = llama.state_dict()
+    for name, weight in model.state_dict().items():
+        weight.copy_(whole[name][tuple(slice(size) for size in weight.shape)])
+    return model.eval()
+
+
 CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
     "blocks": Case(byte_llama, "fp8, blocks"),
     "int8": Case(byte_llama, INT8),
+    "int8, not smoothed": Case(byte_llama, INT8_NOT_SMOOTHED),
+    "cut blocks": Case(cut_llama, "fp8, blocks"),
+    "cut blocks, compressed-tensors": Case(cut_llama, "compressed-tensors, blocks"),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
@@ -107,10 +130,10 @@ def checkpoint(tmp_path_factory):
     def write(name: str) -> Path:
         if name not in written:
             case, folder = CASES[name], tmp_path_factory.mktemp(name.replace(" ", "-"))
-            if case.format == INT8:
+            if case.int8:
                 smoothquant, folder = load_kernel("cpu").smoothquant, folder / "int8"  # is made whole
-                model = smoothquant.quantize(case.model(), [text(8, 256)], activations="dynamic")
-                smoothquant.save_quantized(model, folder)
+                how = dict(inputs=[text(8, 256)]) if case.format == INT8 else dict(alpha=None)
+                smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
             else:
                 with torch.no_grad():
                     checkpoints.write(case.format, case.model(), text(8, 256), folder)
@@ -127,7 +150,7 @@ def reference(checkpoint):
 
     def load(name: str) -> torch.nn.Module:
         if name not in loaded:
-            of = kernel.smoothquant if CASES[name].format == INT8 else kernel.quantization
+            of = kernel.smoothquant if CASES[name].int8 else kernel.quantization
             loaded[name] = of.load_quantized(checkpoint(name))
         return loaded[name]
 
@@ -180,29 +203,29 @@ def greedy(length: int, **arguments):
     return SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False, **arguments)
 
 
-def generate(llm, prompts: list[list[int]], length: int) -> list[list[int]]:
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], greedy(length), use_tqdm=False)
+def generate(llm, prompts: list[list[int]], length: int, **arguments) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], greedy(length), use_tqdm=False, **arguments)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def teacher_forced(llm, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """(the likeliest token after each of ids[:, :-1], bits per byte of ids[:, 1:]), by the engine."""
+def teacher_forced(llm, ids: torch.Tensor, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the likeliest token after each of ids[:, :-1], the bits of each of ids[:, 1:]), by the engine."""
     prompts = [{"prompt_token_ids": row.tolist()} for row in ids]
-    outputs = llm.generate(prompts, greedy(1, prompt_logprobs=1), use_tqdm=False)
+    outputs = llm.generate(prompts, greedy(1, prompt_logprobs=1), use_tqdm=False, **arguments)
     best, nats = [], []
     for row, output in zip(ids, outputs):
         given = output.prompt_logprobs[1:]  # of the first token there is none
         best.append([next(token for token, found in each.items() if found.rank == 1) for each in given])
-        nats += [each[token].logprob for token, each in zip(row[1:].tolist(), given)]
-    return torch.tensor(best), -sum(nats) / len(nats) / math.log(2)
+        nats.append([-each[token].logprob for token, each in zip(row[1:].tolist(), given)])
+    return torch.tensor(best), torch.tensor(nats) / math.log(2)
 
 
 @torch.no_grad()
-def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, by transformers."""
     best, nats = [], []
     for rows in ids.split(8):
         logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
         best.append(logits.argmax(-1))
-        nats.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none"))
-    return torch.cat(best), torch.cat(nats).mean().item() / math.log(2)
+        nats.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none"))
+    return torch.cat(best), torch.cat(nats) / math.log(2)

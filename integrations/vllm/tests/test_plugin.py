@@ -6,7 +6,7 @@ import pytest
 import rocm_fp8_vllm
 import torch
 import vllm
-from rocm_fp8_vllm import block_linear, cpu, fusion, int8_linear, linear
+from rocm_fp8_vllm import block_linear, block_parts, cpu, fusion, int8_linear, linear
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
@@ -24,17 +24,17 @@ def unregistered(monkeypatch):
     """As if vLLM had not loaded the plugin; installed() says which parts `register` put in."""
     done = []
     monkeypatch.delenv(rocm_fp8_vllm.SWITCH, raising=False)
-    for part in (cpu, linear, block_linear, int8_linear, fusion):
+    for part in (cpu, linear, block_linear, block_parts, int8_linear, fusion):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
     return done
 
 
 def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     rocm_fp8_vllm.register()
-    assert unregistered == [cpu, linear, block_linear, int8_linear, fusion]
+    assert unregistered == [cpu, linear, block_linear, block_parts, int8_linear, fusion]
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
-    assert len(unregistered) == 5
+    assert len(unregistered) == 6
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "yes")
     with pytest.raises(ValueError, match="ROCM_FP8_KERNELS_VLLM='yes'; needs 0 or 1"):
         rocm_fp8_vllm.register()
