@@ -39,13 +39,15 @@ _FEEDS = {
 
 
 class _Fed(NamedTuple):
-    """The linear behind a norm or an activation, by its place: vLLM puts a LoRA's module there, which takes no FP8."""
+    """The linear behind a norm or an activation, by its place: vLLM puts a LoRA's module there, whose adapter needs
+    numbers that are not quantised."""
 
     parent: torch.nn.Module
     name: str
 
     def takes_fp8(self) -> bool:
-        return hasattr(getattr(self.parent, self.name), "rocm_fp8_linear")
+        """By the module's own attributes: a LoRA's module hands other look-ups on to the linear that it wraps."""
+        return "rocm_fp8_linear" in getattr(self.parent, self.name).__dict__
 
     def scales(self) -> tuple[FewRowsFp8Linear | BlockScaledFp8Linear, torch.Tensor | None, dict]:
         """(the linear, its inputs' static scale, what a dynamic operator is told where there is none)"""

@@ -8,6 +8,7 @@ import torch
 import vllm
 from rocm_fp8_vllm import block_linear, block_parts, cpu, fusion, int8_linear, linear
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -230,8 +231,12 @@ def test_only_known_layers_before_our_linears_are_fused():
     # The linear is known, not held: names and parameters of the model stay.
     assert [name for name, _ in layers[0].input_layernorm.named_parameters()] == ["weight"]
 
-    # Whatever takes a linear's place, as a LoRA's module does, is given what vLLM's own modules give.
-    layers[0].self_attn.qkv_proj = layers[0].mlp.down_proj = torch.nn.Module()
+    # Whatever takes a linear's place, as a LoRA's module does, is given what vLLM's own modules give: also one that has
+    # all attributes of the linear that it wraps.
+    layers[0].self_attn.qkv_proj, wrapper = torch.nn.Module(), BaseLayerWithLoRA()
+    wrapper.base_layer = layers[0].mlp.down_proj
+    assert wrapper.rocm_fp8_linear is ours
+    layers[0].mlp.down_proj = wrapper
     x = torch.randn(3, 64).bfloat16()
     assert torch.equal(layers[0].input_layernorm(x), layers[1].input_layernorm(x))
     assert torch.equal(layers[0].mlp.act_fn(x), layers[1].mlp.act_fn(x))

@@ -1,0 +1,152 @@
+"""vLLM's LoRA: a quantised base, and an adapter on inputs that are not quantised."""
+
+import contextlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.settings import SEED
+
+from .conftest import CASES, by_reference, byte_llama, counts, generate, teacher_forced, text
+
+RANK, ALPHA = 4, 8.0
+EACH = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# With LoRA's modules around these alone, two of a layer's three norms and activations still quantise.
+SOME = ("o_proj", "gate_proj", "up_proj")
+# How far one byte's information moves where sums are in another order and some codes change, in bits (standard
+# deviation), as in test_engine.py.
+BYTE = 0.15
+IDS = text(6, 400)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """For each linear of the decoder layers: (A [RANK, K], B [N, RANK]), both bfloat16."""
+
+    parts: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    def write(self, folder: Path) -> None:
+        """As PEFT does."""
+        folder.mkdir()
+        targets = sorted({name.rpartition(".")[2] for name in self.parts})
+        config = dict(peft_type="LORA", r=RANK, lora_alpha=ALPHA, target_modules=targets, bias="none")
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        tensors = {
+            f"base_model.model.{name}.lora_{'AB'[index]}.weight": matrix
+            for name, pair in self.parts.items()
+            for index, matrix in enumerate(pair)
+        }
+        safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
+
+    @contextlib.contextmanager
+    def on(self, model: torch.nn.Module):
+        """Adds (alpha / r) B A x to each linear's output, x as it is before the linear quantises it."""
+
+        def hook(a: torch.Tensor, b: torch.Tensor):
+            def add(module, inputs, output):
+                added = inputs[0].float() @ a.float().t() @ b.float().t() * (ALPHA / RANK)
+                return (output.float() + added).to(output.dtype)
+
+            return add
+
+        handles = [model.get_submodule(name).register_forward_hook(hook(*pair)) for name, pair in self.parts.items()]
+        try:
+            yield model
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@pytest.fixture(scope="module")
+def adapters(served, tmp_path_factory) -> dict[str, tuple]:
+    """Name -> (Adapter, what an engine is told), of random numbers; "none" -> (None, None)."""
+    from vllm.lora.request import LoRARequest
+
+    generator = torch.Generator().manual_seed(SEED)
+    linears = {name: module.weight for name, module in byte_llama().named_modules() if name.endswith(served[1])}
+    made = {"none": (None, None)}
+    for number, name in enumerate(("first", "second"), 1):
+        parts = {}
+        for linear, weight in linears.items():
+            n, k = weight.shape
+            a, b = torch.randn(RANK, k, generator=generator), torch.randn(n, RANK, generator=generator)
+            # (alpha / r) B A has a fifth of the weight's size.
+            size = 0.2 * weight.float().std() * RANK / ALPHA / math.sqrt(RANK)
+            parts[linear] = (a.bfloat16(), (b * size).bfloat16())
+        adapter, folder = Adapter(parts), tmp_path_factory.mktemp("adapters") / name
+        adapter.write(folder)
+        made[name] = (adapter, LoRARequest(name, number, str(folder)))
+    return made
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(("static", EACH, True), ("dynamic", EACH, False), ("blocks", SOME, True)),
+        *(("int8, not smoothed", EACH, True),),
+    ],
+    ids=lambda each: f"{each[0]}, {len(each[1])} modules, {'eager' if each[2] else 'compiled'}",
+)
+def served(request, engine):
+    """(case's name, linears that adapters may change, engine). On a CPU vLLM's logits of a prompt fail where the head
+    is among them, and requests without an adapter get that of the last place: it stays empty."""
+    name, targets, eager = request.param
+    arguments = dict(enable_lora=True, max_lora_rank=8, max_loras=3, lora_target_modules=list(targets))
+    return name, targets, engine(name, enforce_eager=eager, **arguments)
+
+
+@pytest.fixture(scope="module")
+def expected(served, adapters, checkpoint, reference) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Adapter's name -> `by_reference` of IDS, by linears as they are defined and an adapter by hand."""
+    from tests.problems import checkpoints
+
+    name, _, _ = served
+    if CASES[name].int8:
+        model = reference(name)  # its linears take numbers that are not quantised
+    else:
+        model = checkpoints.by_definition(byte_llama(), checkpoint(name), checkpoints.FORMATS[CASES[name].format])
+    results = {}
+    for each, (adapter, _) in adapters.items():
+        with contextlib.nullcontext() if adapter is None else adapter.on(model):
+            results[each] = by_reference(model, IDS)
+    return results
+
+
+@pytest.mark.parametrize("given", [["none"], ["first"], ["none", "first", "second"]], ids="+".join)
+def test_a_text_has_the_likelihood_of_base_and_adapter(given, served, adapters, expected):
+    _, _, llm = served
+    of_row = [given[row % len(given)] for row in range(len(IDS))]
+    best, bits = teacher_forced(llm, IDS, lora_request=[adapters[each][1] for each in of_row])
+    for adapter in given:
+        rows = torch.tensor([each == adapter for each in of_row])
+        different = {each: bits[rows] - found[rows] for each, (_, found) in expected.items()}
+        assert abs(different[adapter].mean()) <= 4 * BYTE / math.sqrt(different[adapter].numel())
+        assert (best[rows] == expected[adapter][0][rows]).float().mean() >= 0.95
+        for each, distance in different.items():  # and the other adapters' is far away
+            assert (distance.square().mean().sqrt() <= 2 * BYTE) == (each == adapter), each
+
+
+def test_a_decode_step_launches_the_bases_linears(served, adapters):
+    name, targets, llm = served
+    layers = byte_llama().config.num_hidden_layers
+    prompt = text(1, 8)[0].tolist()
+
+    def launched(tokens: int, adapter: str) -> dict[str, int]:
+        before = counts(llm)
+        generate(llm, [prompt], tokens, lora_request=adapters[adapter][1])
+        return {operator: count - before.get(operator, 0) for operator, count in counts(llm).items()}
+
+    expected = {"skinny_gemm": 4 * layers, "quantize_fp8": 4 * layers}  # norms and SwiGLU are vLLM's
+    if CASES[name].int8:
+        expected = {"int8_gemm": 4 * layers, "quantize_int8": 4 * layers}
+    if targets == SOME:
+        expected = {"block_scaled_gemm": 4 * layers, "quantize_fp8": 2 * layers, "swiglu_dynamic_fp8": layers}
+        expected |= {"rms_norm_dynamic_fp8": 1, "add_rms_norm_dynamic_fp8": layers - 1}
+    for adapter in ("none", "first"):
+        few, many = launched(5, adapter), launched(15, adapter)
+        assert {operator: (many[operator] - few[operator]) / 10 for operator in many if many[operator]} == expected
