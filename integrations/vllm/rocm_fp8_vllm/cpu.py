@@ -1,18 +1,26 @@
-"""Joined linears whose parts have different weight scales, on a CPU.
+"""What vLLM's build for a CPU lacks, or costs bits there.
 
-vLLM brings such parts to one scale by quantising them a second time: its build for a CPU lacks the operator, and the
-second rounding costs a byte-level Llama 0.006 bits a byte. Here the scales become scales of the output channels, and
-the weights stay what they are. On a GPU vLLM's way stands: its linears for many rows ask for one scale.
+Joined linears whose parts have different weight scales: vLLM brings such parts to one scale by quantising them a second
+time, which costs a byte-level Llama 0.006 bits a byte. Here the scales become scales of the output channels, and the
+weights stay what they are. On a GPU vLLM's way stands: its linears for many rows ask for one scale.
+
+Quantisation to FP8, which `quantization="fp8"` asks for where a checkpoint is not quantised: `quantize_fp8` does it.
+
+AMX, whose tiles Linux gives to processes that ask for them, and kills others. vLLM's attention uses them and does not
+ask: oneDNN has, in the linears ahead of it, in whose place ours stand.
 """
 
 import sys
+from types import ModuleType
 
 import torch
+from vllm import _custom_ops
 from vllm.model_executor.layers.quantization.utils import w8a8_utils
+from vllm.platforms import current_platform
+
+from .kernel import kernel
 
 __all__ = ["install"]
-
-_NAME = "requantize_with_max_scale"
 
 
 def keep_scales(
@@ -36,8 +44,39 @@ def keep_scales(
     return weight_scale.repeat_interleave(widths), weight
 
 
+def quantize(
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    num_token_padding: int | None = None,
+    scale_ub: torch.Tensor | None = None,
+    use_per_token_if_dynamic: bool = False,
+    output: torch.Tensor | None = None,
+    group_shape: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the place of `_custom_ops.scaled_fp8_quant`, with its arguments.
+
+    Returns: (FP8 [M, K], scale or a computed one: float32 [1] or, of rows, [M, 1])
+    Raises: ValueError for scales of groups and for rows that are added, which no linear asks for here.
+    """
+    if num_token_padding is not None and num_token_padding > input.shape[0]:
+        raise ValueError(f"num_token_padding: {num_token_padding}; quantize_fp8 adds no rows to {input.shape[0]}")
+    if group_shape not in (None, (-1, -1)) or (scale is not None and scale.numel() != 1):
+        raise ValueError(f"group_shape: {group_shape}; quantize_fp8 takes one scale, or computes them")
+    scaling = dict(scaling="row", scale_ub=scale_ub) if use_per_token_if_dynamic else dict(scaling="tensor")
+    given = None if scale is None else scale.reshape(())
+    q, computed = kernel.quantize_fp8(input, given, **scaling, out=output, out_dtype=current_platform.fp8_dtype())
+    return q, computed if scale is None else scale
+
+
 def install() -> None:
-    theirs = getattr(w8a8_utils, _NAME)
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+    _replace(w8a8_utils, "requantize_with_max_scale", keep_scales)
+    _replace(_custom_ops, "scaled_fp8_quant", quantize)
+
+
+def _replace(home: ModuleType, name: str, ours) -> None:
+    theirs = getattr(home, name)
     for module in list(sys.modules.values()):  # some have it by name
-        if getattr(module, _NAME, None) is theirs:
-            setattr(module, _NAME, keep_scales)
+        if getattr(module, name, None) is theirs:
+            setattr(module, name, ours)

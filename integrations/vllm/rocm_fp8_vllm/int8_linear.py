@@ -32,8 +32,9 @@ class Int8GemmLinear(Int8ScaledMMLinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """What a checkpoint holds, as the operator below takes it: weight int8 [N, K], scales float32 [1] or [1, N],
         input_scale float32 [1], input_zero_point int32 [1], azp_adj int32 [N]: the sums of the weight's rows."""
-        weight, weight_scale, scale, zero, _ = self._get_layer_params(layer)
         names = dict(zip(("weight", "weight_scale", "scale", "zero", "sums"), self.layer_param_names))
+        # Of a linear whose weights are loaded anew vLLM has taken away what no checkpoint has.
+        weight, weight_scale, scale, zero = (getattr(layer, names[each], None) for each in list(names)[:-1])
         if not self.config.is_channelwise and weight_scale.numel() > 1:  # of the parts of a joined linear
             widths = torch.tensor(layer.logical_widths, device=weight_scale.device)
             weight_scale = weight_scale.repeat_interleave(widths)
@@ -43,12 +44,13 @@ class Int8GemmLinear(Int8ScaledMMLinearKernel):
         )
         if self.config.is_static_input_scheme:
             new["scale"] = scale.data.reshape(1)
-        if not self.config.input_symmetric:
-            new["sums"] = new["weight"].sum(1, dtype=torch.int32)
-            if self.config.is_static_input_scheme:
-                new["zero"] = zero.data.reshape(1).to(torch.int32)
+        if not self.config.input_symmetric and self.config.is_static_input_scheme:
+            new["zero"] = zero.data.reshape(1).to(torch.int32)
         for name, value in new.items():
             replace_parameter(layer, names[name], torch.nn.Parameter(value, requires_grad=False))
+        if not self.config.input_symmetric:
+            sums = new["weight"].sum(1, dtype=torch.int32)
+            setattr(layer, names["sums"], torch.nn.Parameter(sums, requires_grad=False))
 
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., K]. Returns: x's dtype [..., N]."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from scripts.load import load_kernel, use_local_build
+from tests.settings import SEED
 
 ROOT = Path(__file__).resolve().parents[3]
 BYTE_LLAMA = ROOT / "examples" / "byte_llama" / "checkpoint"
@@ -30,19 +31,25 @@ ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, m
 
 # What kernel.smoothquant makes: scales of channels and rows, compressed-tensors. An adapter fits a model that is not
 # smoothed: smoothing changes the linears' inputs.
-INT8, INT8_NOT_SMOOTHED = "int8, dynamic", "int8, dynamic, not smoothed"
+INT8, INT8_NOT_SMOOTHED, INT8_ZEROS = "int8, dynamic", "int8, dynamic, not smoothed", "int8, dynamic, zero points"
+INT8_ARGUMENTS = {
+    INT8: lambda: dict(inputs=[text(8, 256)]),
+    INT8_NOT_SMOOTHED: lambda: dict(alpha=None),
+    INT8_ZEROS: lambda: dict(alpha=None, symmetric=False),
+}
+BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, or begins with "int8"."""
+    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, of INT8_ARGUMENTS or BFLOAT16."""
 
     model: Callable[[], torch.nn.Module]
     format: str
 
     @property
     def int8(self) -> bool:
-        return self.format.startswith("int8")
+        return self.format in INT8_ARGUMENTS
 
 
 def byte_llama() -> torch.nn.Module:
@@ -91,6 +98,15 @@ def cut_llama() -> torch.nn.Module:
     return model.eval()
 
 
+@torch.no_grad()
+def changed(model: torch.nn.Module) -> torch.nn.Module:
+    """With other numbers in all decoder layers, as after some steps of training."""
+    generator = torch.Generator().manual_seed(SEED)
+    for weight in model.model.layers.parameters():
+        weight.mul_(1 + 0.2 * torch.rand(weight.shape, generator=generator))
+    return model
+
+
 CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
@@ -99,6 +115,12 @@ CASES = {
     "int8, not smoothed": Case(byte_llama, INT8_NOT_SMOOTHED),
     "cut blocks": Case(cut_llama, "fp8, blocks"),
     "cut blocks, compressed-tensors": Case(cut_llama, "compressed-tensors, blocks"),
+    "bfloat16": Case(byte_llama, BFLOAT16),
+    "int8, zero points": Case(byte_llama, INT8_ZEROS),
+    "int8, zero points, changed": Case(lambda: changed(byte_llama()), INT8_ZEROS),
+    "static, changed": Case(lambda: changed(byte_llama()), "fp8, static"),
+    "cut blocks, changed": Case(lambda: changed(cut_llama()), "fp8, blocks"),
+    "bfloat16, changed": Case(lambda: changed(byte_llama()), BFLOAT16),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
@@ -132,8 +154,10 @@ def checkpoint(tmp_path_factory):
             case, folder = CASES[name], tmp_path_factory.mktemp(name.replace(" ", "-"))
             if case.int8:
                 smoothquant, folder = load_kernel("cpu").smoothquant, folder / "int8"  # is made whole
-                how = dict(inputs=[text(8, 256)]) if case.format == INT8 else dict(alpha=None)
+                how = INT8_ARGUMENTS[case.format]()
                 smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
+            elif case.format == BFLOAT16:
+                case.model().save_pretrained(folder)
             else:
                 with torch.no_grad():
                     checkpoints.write(case.format, case.model(), text(8, 256), folder)

@@ -1,0 +1,27 @@
+"""Weights that change in a running engine: afterwards it is the engine that would have loaded them."""
+
+import pytest
+import torch
+
+from .conftest import teacher_forced, text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("static", dict(enforce_eager=False)),
+        ("cut blocks", dict(enforce_eager=True)),
+        ("int8, zero points", dict(enforce_eager=True)),  # sums of weights' rows follow
+        ("bfloat16", dict(enforce_eager=True, quantization="fp8")),
+    ],
+    ids=["static, compiled", "cut blocks", "int8, zero points", "bfloat16 to fp8"],
+)
+def test_reloaded_weights_give_the_bits_of_an_engine_that_loaded_them(name, arguments, engine, checkpoint):
+    ids = text(2, 200)
+    _, expected = teacher_forced(engine(f"{name}, changed", **arguments), ids)
+    llm = engine(name, **arguments)
+    _, before = teacher_forced(llm, ids)
+    assert (before - expected).abs().mean() > 0.1
+    for folder, bits in ((f"{name}, changed", expected), (name, before)):
+        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(checkpoint(folder))))
+        assert torch.equal(teacher_forced(llm, ids)[1], bits)
