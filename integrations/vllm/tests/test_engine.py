@@ -1,14 +1,15 @@
 """Real engines: what they compute, and on which operators."""
 
 import pytest
-import torch
 
-from .conftest import CASES, by_reference, counts, generate, teacher_forced, text
+from .conftest import CASES, by_reference, counts, generate, likely, teacher_forced, text
 
 # The likeliest token may change where two are nearly as likely: vLLM's attention adds in another order, which changes
 # some codes. A byte's information then moves by 0.15 bits (standard deviation; INT8: 0.08), the mean of 15,960 (INT8:
 # of 3,990) by 0.0012.
 SAME, BITS = 0.95, 0.005
+# Of tokens that are chosen, those that are likely: few moves exceed four deviations.
+RIGHT = 0.98
 
 
 @pytest.fixture(
@@ -40,12 +41,11 @@ def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, re
     name, llm = served
     code = text(1, 2048)[0].tolist()
     prompts = [code[:300], code[500:501], code[600:640], code[700:733], code[900:1100], code[1300:1310]]
-    same = []
+    right = []
     for prompt, tokens in zip(prompts, generate(llm, prompts, 48)):
         assert len(tokens) == 48
-        best, _ = by_reference(reference(name), torch.tensor([prompt + tokens]))
-        same += [a == b for a, b in zip(tokens, best[0, len(prompt) - 1 :].tolist())]
-    assert sum(same) / len(same) >= SAME
+        right += likely(reference(name), prompt, tokens)
+    assert sum(right) / len(right) >= RIGHT
 
 
 def test_a_decode_step_launches_what_the_layers_need(served, reference):

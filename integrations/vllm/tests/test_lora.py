@@ -101,8 +101,8 @@ def served(request, engine):
 
 
 @pytest.fixture(scope="module")
-def expected(served, adapters, checkpoint, reference) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Adapter's name -> `by_reference` of IDS, by linears as they are defined and an adapter by hand."""
+def expected(served, adapters, checkpoint, reference) -> dict[str, torch.Tensor]:
+    """Adapter's name -> the bits of IDS, by linears as they are defined and an adapter by hand."""
     from tests.problems import checkpoints
 
     name, _, _ = served
@@ -113,7 +113,7 @@ def expected(served, adapters, checkpoint, reference) -> dict[str, tuple[torch.T
     results = {}
     for each, (adapter, _) in adapters.items():
         with contextlib.nullcontext() if adapter is None else adapter.on(model):
-            results[each] = by_reference(model, IDS)
+            _, results[each] = by_reference(model, IDS)
     return results
 
 
@@ -121,12 +121,11 @@ def expected(served, adapters, checkpoint, reference) -> dict[str, tuple[torch.T
 def test_a_text_has_the_likelihood_of_base_and_adapter(given, served, adapters, expected):
     _, _, llm = served
     of_row = [given[row % len(given)] for row in range(len(IDS))]
-    best, bits = teacher_forced(llm, IDS, lora_request=[adapters[each][1] for each in of_row])
+    _, bits = teacher_forced(llm, IDS, lora_request=[adapters[each][1] for each in of_row])
     for adapter in given:
         rows = torch.tensor([each == adapter for each in of_row])
-        different = {each: bits[rows] - found[rows] for each, (_, found) in expected.items()}
+        different = {each: bits[rows] - found[rows] for each, found in expected.items()}
         assert abs(different[adapter].mean()) <= 4 * BYTE / math.sqrt(different[adapter].numel())
-        assert (best[rows] == expected[adapter][0][rows]).float().mean() >= 0.95
         for each, distance in different.items():  # and the other adapters' is far away
             assert (distance.square().mean().sqrt() <= 2 * BYTE) == (each == adapter), each
 

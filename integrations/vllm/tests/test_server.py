@@ -12,25 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
-from .conftest import ENGINE, by_reference, text
+from .conftest import ENGINE, byte_tokenizer, likely, text
 
 MODEL = "byte-llama-fp8"
-
-
-def byte_tokenizer(directory: Path) -> None:
-    """A tokenizer whose token n is byte n. `tokenizers` writes bytes as these characters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    characters = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
 
 
 class Server:
@@ -101,24 +86,22 @@ def test_several_requests_at_once_are_answered_as_transformers_would(server, ref
     before = server.counts()
     with ThreadPoolExecutor(len(prompts)) as clients:
         answers = list(clients.map(lambda p: server.json("/v1/completions", completion(p, max_tokens=40)), prompts))
-    same = []
+    right = []
     for prompt, answer in zip(prompts, answers):
         assert answer["usage"] == answer["usage"] | {"prompt_tokens": len(prompt), "completion_tokens": 40}
         tokens, given = list(answer["choices"][0]["text"].encode()), list(prompt.encode())
         assert len(tokens) == 40
-        best, _ = by_reference(reference("dynamic"), torch.tensor([given + tokens]))
-        same += [a == b for a, b in zip(tokens, best[0, len(given) - 1 :].tolist())]
-    assert sum(same) / len(same) >= 0.95
+        right += likely(reference("dynamic"), given, tokens)
+    assert sum(right) / len(right) >= 0.98
     after = server.counts()
     for operator in ("skinny_gemm", "quantize_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8"):
         assert after[operator] > before[operator]
 
 
-def test_an_aborted_request_ends_and_leaves_the_others_alone(server):
+def test_an_aborted_request_ends_and_leaves_the_others_alone(server, reference):
     """A client that goes away in the middle of a stream, beside one that stays."""
-    stays = completion("def quantize(", max_tokens=60)
-    alone = server.json("/v1/completions", stays)["choices"][0]["text"]
-    answers = []
+    prompt, answers = "def quantize(", []
+    stays = completion(prompt, max_tokens=60)
     other = threading.Thread(target=lambda: answers.append(server.json("/v1/completions", stays)))
     with server.request("/v1/completions", completion("import ", max_tokens=450, stream=True)) as stream:
         assert stream.readline().startswith(b"data: ")
@@ -126,7 +109,10 @@ def test_an_aborted_request_ends_and_leaves_the_others_alone(server):
         for _ in range(10):
             stream.readline()
     other.join(120)
-    assert answers[0]["choices"][0]["text"] == alone
+    tokens = list(answers[0]["choices"][0]["text"].encode())
+    assert len(tokens) == 60
+    right = likely(reference("dynamic"), list(prompt.encode()), tokens)
+    assert sum(right) / len(right) >= 0.98
     end = time.monotonic() + 30
     while server.running() and time.monotonic() < end:
         time.sleep(0.1)
