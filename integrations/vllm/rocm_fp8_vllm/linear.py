@@ -35,9 +35,6 @@ _INPUTS = {
     kFp8DynamicTensorSym: kFp8DynamicTokenSym,
 }
 
-# As in the package's linear.py.
-LIBRARY_NEEDS_ROWS = 128
-
 # vLLM's own linear for many rows, by the number that the operator below is given.
 _many_rows: list[FP8ScaledMMLinearKernel] = []
 
@@ -137,15 +134,14 @@ _library.define(
 
 def _linear(a, scale_a, weight, scale_b, bias, dtype, many_rows):
     """a: FP8 [M, K], weight: FP8 [N, K]; scales as skinny_gemm's; many_rows: index in _many_rows, or -1."""
-    rows, columns = a.shape[0], weight.shape[0]
-    if rows <= kernel.SKINNY_GEMM_MAX_ROWS:
-        return kernel.skinny_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+    rows, (columns, k) = a.shape[0], weight.shape
     own = scale_a.dim() > 1 or scale_b.dim() > 1
-    ours = own and rows <= LIBRARY_NEEDS_ROWS and a.is_cuda and torch.version.hip is None
-    if many_rows >= 0 and not ours:
+    gemm = kernel.quantization.gemm_for(rows, columns, k, own_scales=own, device=a.device)
+    if gemm == "library" and many_rows >= 0:
         wide = dict(A=a, B=weight.t(), As=scale_a, Bs=scale_b.t() if scale_b.dim() > 1 else scale_b)
         return _many_rows[many_rows].apply_scaled_mm(**wide, out_dtype=dtype, bias=bias, output_shape=[rows, columns])
-    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+    ours = kernel.skinny_gemm if gemm == "skinny_gemm" else kernel.block_scaled_gemm
+    return ours(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
 
 
 def _linear_fake(a, scale_a, weight, scale_b, bias, dtype, many_rows):

@@ -134,6 +134,30 @@ def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
 BLOCKS = dict(inputs=quant_utils.kFp8Dynamic128Sym, weights=quant_utils.kFp8Static128BlockSym)
 
 
+@pytest.mark.parametrize("chosen", ["skinny_gemm", "block_scaled_gemm", "library"])
+@pytest.mark.parametrize("has_other", [False, True])
+def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
+    """vLLM's own linear multiplies where the package would hand on to a library, and vLLM has one."""
+    asked, kernel = [], linear.kernel
+    a, weight = torch.ones(20, 32).to(torch.float8_e4m3fn), torch.ones(48, 32).to(torch.float8_e4m3fn)
+
+    def choice_by_rows(*sizes, own_scales, device):
+        asked.append((*sizes, own_scales, device.type))
+        return chosen
+
+    class Other:
+        def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
+            assert B.shape == (32, 48) and output_shape == [20, 48]
+            return torch.full((20, 48), -1.0, dtype=out_dtype)
+
+    monkeypatch.setattr(kernel.quantization, "gemm_for", choice_by_rows)
+    monkeypatch.setattr(linear, "_many_rows", [Other()])
+    scales = torch.ones(20, 1), torch.ones(1, 48)
+    got = linear._linear(a, scales[0], weight, scales[1], None, torch.bfloat16, 0 if has_other else -1)
+    assert asked == [(20, 48, 32, True, "cpu")]
+    assert (got == (-1.0 if chosen == "library" and has_other else 32.0)).all()
+
+
 @pytest.mark.parametrize("given", ["bfloat16", "quantised"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 33, 100])
