@@ -40,15 +40,16 @@ def assert_likeliest(model: torch.nn.Module, prompt: list[int], ids: list[int], 
 
 @pytest.mark.parametrize("shapes", MODELS)
 @pytest.mark.parametrize("length", [1, 40])
-def test_a_static_step_finds_the_tokens_that_a_growing_cache_does(device, shapes, length):
-    # The same model in each run: that no two logits lie so near that the order of a sum decides is a matter of luck.
-    generator = torch.Generator().manual_seed(length)
+def test_a_static_step_finds_the_tokens_that_a_growing_cache_does(device, generator, shapes, length):
     model = llama(generator, torch.float32, device, **MODELS[shapes])
     prompt = tokens(generator, 1, length)[0].tolist()
     growing = decoding.growing_tokens(model, prompt)
     wanted = [next(growing) for _ in range(30)]
-    assert list(decoding.static_tokens(model, prompt, 30, eagerly)) == wanted
-    assert_likeliest(model, prompt, wanted, 1e-3)
+    found = list(decoding.static_tokens(model, prompt, 30, eagerly))
+    # The texts part for good where two logits lie so near that the order of a sum decides.
+    for ids in (found, wanted):
+        assert len(ids) == 30
+        assert_likeliest(model, prompt, ids, 1e-3)
 
 
 @every_activation
@@ -112,7 +113,8 @@ def test_a_step_is_all_the_devices_own(kernel, device, generator, shapes, activa
 def test_there_is_room_for_one_token_alone(device, generator):
     model = llama(generator, torch.float32, device)
     prompt = tokens(generator, 1, 5)[0].tolist()
-    assert list(decoding.static_tokens(model, prompt, 1, eagerly)) == [next(decoding.growing_tokens(model, prompt))]
+    (only,) = decoding.static_tokens(model, prompt, 1, eagerly)
+    assert_likeliest(model, prompt, [only], 1e-3)
 
 
 def test_a_gpu_decodes_with_graphs_and_stops_at_the_end(generator, monkeypatch):
