@@ -54,8 +54,15 @@ def edit(folder: Path, tensors: Callable[[Tensors], None] | None = None, setting
         file.write_text(json.dumps(config))
 
 
-def loader(kernel, name: str):
-    return (kernel.smoothquant if name in (INT8, ZEROS) else kernel.quantization).load_quantized
+@pytest.fixture
+def loader(kernel, device):
+    """loader(format) -> what loads such a folder onto the device."""
+
+    def of(name: str) -> Callable[[Path], torch.nn.Module]:
+        module = kernel.smoothquant if name in (INT8, ZEROS) else kernel.quantization
+        return lambda folder: module.load_quantized(folder, device)
+
+    return of
 
 
 def spare(*names: str, value: float = 0.5) -> Callable[[Tensors], None]:
@@ -82,18 +89,18 @@ UNUSED = {
 
 
 @pytest.mark.parametrize("case", UNUSED)
-def test_one_warning_lists_what_nothing_uses(kernel, generator, written, case):
+def test_one_warning_lists_what_nothing_uses(generator, written, case, loader, device):
     name, change = UNUSED[case]
-    folder, ids = written(name), tokens(generator, 2, 9)
+    folder, ids = written(name), tokens(generator, 2, 9, device)
     with warnings.catch_warnings(record=True) as before:
         warnings.simplefilter("always")
-        wanted = logits(loader(kernel, name)(folder), ids)
+        wanted = logits(loader(name)(folder), ids)
     added: Tensors = {}
     change(added)
     edit(folder, change)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        model = loader(kernel, name)(folder)
+        model = loader(name)(folder)
     ours = [str(each.message) for each in found if str(folder) in str(each.message)]
     assert len(ours) == 1 and len(found) - len(before) <= 1
     assert [each.filename for each in found if str(folder) in str(each.message)] == [__file__]
@@ -103,29 +110,29 @@ def test_one_warning_lists_what_nothing_uses(kernel, generator, written, case):
 
 
 @pytest.mark.parametrize("name, last", [(CHANNEL, "weight_zero_point"), (INT8, "weight_zero_point")])
-def test_zero_points_that_are_none_are_refused(kernel, written, name, last):
+def test_zero_points_that_are_none_are_refused(written, name, last, loader):
     folder = written(name)
     edit(folder, spare(rest(f"q_proj.{last}"), value=3.0))
     with pytest.raises(ValueError, match=rf"q_proj\.{last}: holds other numbers than 0"):
-        loader(kernel, name)(folder)
+        loader(name)(folder)
 
 
 @pytest.mark.parametrize("tensor", ["model.layers.1.mlp.more.weight", "model.layers.1.q_scales", "k_scale", "x.weight"])
 @pytest.mark.parametrize("name", [DYNAMIC, INT8])
-def test_others_stay_unknown(kernel, written, name, tensor):
+def test_others_stay_unknown(written, name, tensor, loader):
     folder = written(name)
     edit(folder, spare(tensor))
     with pytest.raises(ValueError, match=f"unknown tensor {tensor}"):
-        loader(kernel, name)(folder)
+        loader(name)(folder)
 
 
 @pytest.mark.parametrize("name", [CHANNEL, INT8])
-def test_a_scheme_of_the_cache_is_noted(kernel, written, name):
+def test_a_scheme_of_the_cache_is_noted(written, name, loader):
     folder = written(name)
     cache = dict(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=False)
     edit(folder, settings=lambda config: config["quantization_config"].update(kv_cache_scheme=cache))
     with pytest.warns(UserWarning, match="the KV cache keeps the model's dtype"):
-        loader(kernel, name)(folder)
+        loader(name)(folder)
 
 
 # --- other names and shapes ---
@@ -179,21 +186,21 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_other_names_and_shapes_of_the_same_numbers(kernel, generator, written, case):
+def test_other_names_and_shapes_of_the_same_numbers(generator, written, case, loader, device):
     name, change = ALIKE[case]
-    folder, ids = written(name), tokens(generator, 2, 9)
+    folder, ids = written(name), tokens(generator, 2, 9, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = logits(loader(kernel, name)(folder), ids)
+        wanted = logits(loader(name)(folder), ids)
         edit(folder, change)
-        assert same_bytes(logits(loader(kernel, name)(folder), ids), wanted)
+        assert same_bytes(logits(loader(name)(folder), ids), wanted)
 
 
-def test_both_names_at_once_are_refused(kernel, written):
+def test_both_names_at_once_are_refused(written, loader):
     folder = written(DYNAMIC)
     edit(folder, lambda tensors: tensors.update({rest("q_proj.weight_scale_inv"): torch.ones(1)}))
     with pytest.raises(ValueError, match=r"unknown tensor .*q_proj\.weight_scale_inv"):
-        loader(kernel, DYNAMIC)(folder)
+        loader(DYNAMIC)(folder)
 
 
 def old_key(config: dict) -> None:
@@ -212,38 +219,38 @@ def dense(config: dict) -> None:
 
 @pytest.mark.parametrize("change", [old_key, old_key_nested, dense], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", [CHANNEL, TENSOR, INT8])
-def test_settings_of_other_releases(kernel, generator, written, name, change):
-    folder, ids = written(name), tokens(generator, 2, 9)
-    wanted = logits(loader(kernel, name)(folder), ids)
+def test_settings_of_other_releases(generator, written, name, change, loader, device):
+    folder, ids = written(name), tokens(generator, 2, 9, device)
+    wanted = logits(loader(name)(folder), ids)
     edit(folder, settings=change)
-    assert same_bytes(logits(loader(kernel, name)(folder), ids), wanted)
+    assert same_bytes(logits(loader(name)(folder), ids), wanted)
 
 
 @pytest.mark.parametrize("name", [CHANNEL, INT8])
-def test_sparse_weights_are_refused(kernel, written, name):
+def test_sparse_weights_are_refused(written, name, loader):
     folder = written(name)
     sparse = {"format": "sparse-24-bitmask"}
     edit(folder, settings=lambda config: config["quantization_config"].update(sparsity_config=sparse))
     with pytest.raises(ValueError, match="sparsity_config: .*; known: none"):
-        loader(kernel, name)(folder)
+        loader(name)(folder)
 
 
 # --- tied embeddings ---
 
 
 @pytest.mark.parametrize("name", [CHANNEL, INT8])
-def test_two_tensors_of_one_that_is_tied(kernel, generator, written, name):
-    folder, ids = written(name, tie_word_embeddings=True), tokens(generator, 2, 9)
-    wanted, embedding = logits(loader(kernel, name)(folder), ids), "model.embed_tokens.weight"
+def test_two_tensors_of_one_that_is_tied(generator, written, name, loader, device):
+    folder, ids = written(name, tie_word_embeddings=True), tokens(generator, 2, 9, device)
+    wanted, embedding = logits(loader(name)(folder), ids), "model.embed_tokens.weight"
     # Equal ones are one.
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[embedding].clone()}))
-    assert same_bytes(logits(loader(kernel, name)(folder), ids), wanted)
+    assert same_bytes(logits(loader(name)(folder), ids), wanted)
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": -tensors[embedding]}))
     with pytest.raises(ValueError, match=rf"lm_head\.weight and {embedding} differ"):
-        loader(kernel, name)(folder)
+        loader(name)(folder)
     # As the message says: then both are kept.
     edit(folder, settings=lambda config: config.update(tie_word_embeddings=False))
-    assert same_bytes(logits(loader(kernel, name)(folder), ids), -wanted)
+    assert same_bytes(logits(loader(name)(folder), ids), -wanted)
 
 
 # --- experts ---
@@ -280,13 +287,13 @@ def test_routers_stay_and_the_warning_says_what_else(kernel, name, kind):
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_a_checkpoint_with_experts_says_so(kernel, written, kind):
+def test_a_checkpoint_with_experts_says_so(written, kind, loader):
     folder = written(CHANNEL if kind == "fp8" else INT8)
     config = json.loads((folder / "config.json").read_text())
     made = Qwen3MoeConfig(**EXPERTS, head_dim=16).to_dict() | dict(dtype="bfloat16")
     (folder / "config.json").write_text(json.dumps(made | {"quantization_config": config["quantization_config"]}))
     with pytest.raises(ValueError, match="mixture of experts is not supported yet"):
-        loader(kernel, CHANNEL if kind == "fp8" else INT8)(folder)
+        loader(CHANNEL if kind == "fp8" else INT8)(folder)
 
 
 # --- what calibration takes ---
