@@ -50,7 +50,9 @@ class Norm(torch.nn.Module):
         super().__init__()
         self.weight, self.variance_epsilon = torch.nn.Parameter(torch.rand(64, dtype=torch.bfloat16)), 1e-5
     def forward(self, x):
-        raise AssertionError("the slow way")
+        assert not isinstance(self, torch.nn.Module), "the slow way"  # but the layer may ask what is computed
+        normal = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normal.to(x.dtype)
 
 layer = LayerRepository(repo_id="{REPO_ID}", layer_name="RMSNorm", version=1)
 with use_kernel_mapping({{"Norm": {{"cpu": layer}}}}):
