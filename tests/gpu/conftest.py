@@ -1,7 +1,9 @@
-"""The host's functions and argument layouts of the GPU sources, compiled once a session."""
+"""The host's functions and argument layouts of the GPU sources, compiled once a session; the chips of the simulator."""
 
 import pytest
+import torch
 
+from benchmarks.simulated_rocm import FORMATS
 from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 
@@ -33,3 +35,14 @@ def launched(simulated_rocm):
     log = LaunchLog(simulated_rocm.runtime)
     log.names()
     return log
+
+
+@pytest.fixture(params=FORMATS)
+def arch(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fp8(arch) -> torch.dtype:
+    """The chip's own format."""
+    return FORMATS[arch]

@@ -48,20 +48,10 @@ def shapes_of(arch: str) -> range:
 CHIPLETS = 8
 
 
-@pytest.fixture(params=ARCHS)
-def arch(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:
         yield module
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
 
 
 @pytest.fixture

@@ -40,16 +40,6 @@ ARCHS = tuple(FORMATS)
 TYPES = {short(dtype): dtype for dtype in (torch.float32, *HALF)}
 
 
-@pytest.fixture(params=ARCHS)
-def arch(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
-
-
 @pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:

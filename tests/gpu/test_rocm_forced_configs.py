@@ -4,7 +4,6 @@ launches, for every form that the table has and every form that takes its place.
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
 from tests.problems.reserved import reserved
@@ -17,16 +16,6 @@ PARTS = 2
 TABLES = configs().tables
 TILES, STREAMS, RING, INT8 = (TABLES[name] for name in ("tiles", "streams", "ring", "int8_tiles"))
 GENERAL = {configs().block_scaled_general_shape(shape) for shape in range(len(TILES) + len(STREAMS))}
-
-
-@pytest.fixture(params=FORMATS)
-def arch(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
 
 
 @pytest.fixture

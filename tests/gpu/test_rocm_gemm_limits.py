@@ -6,22 +6,11 @@ import re
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
 from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(params=FORMATS)
-def arch(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
 
 
 @pytest.fixture

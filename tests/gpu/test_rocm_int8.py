@@ -24,11 +24,6 @@ GENERAL = sorted({configs().int8_general_shape(shape) for shape in range(len(TIL
 UNITS = (304, 256)
 
 
-@pytest.fixture(params=ARCHS)
-def arch(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks import simulated_rocm as simulation
-from benchmarks.simulated_rocm import FORMATS
 from simulator.engine import Checks
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, short
@@ -25,16 +24,6 @@ CHECKS = Checks(coherence=False)
 def ends(grid) -> list[int]:
     """The first workgroup of a launch, and the last."""
     return sorted({0, grid[0] - 1})
-
-
-@pytest.fixture(params=FORMATS)
-def arch(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
 
 
 @pytest.fixture

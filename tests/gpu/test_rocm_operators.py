@@ -28,20 +28,10 @@ ARCHS = tuple(FORMATS)
 GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 
 
-@pytest.fixture(params=ARCHS)
-def arch(request) -> str:
-    return request.param
-
-
 @pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:
         yield module
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
 
 
 # How rows lie in memory: the fast kernels' two cases, and the careful ones'.

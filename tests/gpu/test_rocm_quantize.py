@@ -20,16 +20,6 @@ pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=FORMATS)
-def arch(request) -> str:
-    return request.param
-
-
-@pytest.fixture
-def fp8(arch) -> torch.dtype:
-    return FORMATS[arch]
-
-
 @pytest.fixture
 def kernel(simulated_rocm, arch):
     with simulated_rocm.on(arch, seed=SEED) as module:
