@@ -52,7 +52,8 @@ def result(
         refuse(operator, of, f"{out_dtype}; allowed: {', '.join(map(str, allowed))}")
     if out is None:
         return allocate(out_dtype)
-    check_tensors(operator, **{name: out})
+    if not isinstance(out, _Tensor):
+        check_tensors(operator, **{name: out})
     if out_dtype is not None and out_dtype != out.dtype:
         refuse(operator, "out_dtype", f"{out_dtype}, but out has dtype {out.dtype}")
     return out

@@ -60,7 +60,8 @@ def _fp8_dtype_of(device_type: str, index: int | None) -> torch.dtype:
 @torch.compiler.assume_constant_result
 def fp8_dtype(device: torch.device | str) -> torch.dtype:
     """The FP8 format of a device: float8_e4m3fnuz on gfx942 (MI300X), float8_e4m3fn elsewhere."""
-    device = torch.device(device)
+    if not isinstance(device, torch.device):
+        device = torch.device(device)
     return _fp8_dtype_of(device.type, device.index)
 
 
