@@ -81,6 +81,23 @@ def test_what_a_hook_returns_counts(made, part, activations):
     assert same_bytes(logits(model, ids), wanted)
 
 
+@pytest.mark.parametrize("part", [*PARTS, "self_attn", "self_attn.qkv_proj", "mlp.gate_up_proj"])
+@every_activation
+def test_what_a_hook_keeps_is_not_written(made, part, activations):
+    model, ids = made(activations)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(module, given, result) -> None:
+        result = result[0] if isinstance(result, tuple) else result
+        kept.extend((each, each.clone()) for each in (*given, result))
+
+    for layer in model.model.layers:
+        layer.get_submodule(part).register_forward_hook(keep)
+    logits(model, ids)
+    assert len(kept) >= 2 * len(model.model.layers) - 1
+    assert all(same_bytes(*pair) for pair in kept)
+
+
 @pytest.mark.parametrize("part", ["input_layernorm", "mlp.act_fn", "mlp.down_proj"])
 def test_a_forward_of_the_users_counts(made, part):
     model, ids = made()

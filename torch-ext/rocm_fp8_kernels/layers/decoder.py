@@ -50,14 +50,20 @@ def decoder_layer(
         if residual is not None:
             hidden = residual.add_(hidden)
         residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **arguments)
+    residual = _to_write(residual, attention, attention.o_proj)
     if hasattr(mlp, "gate_up_proj"):
         q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, mlp.gate_up_proj, hidden, residual)
-        result = mlp(q, ops=ops, input_scale=scale)
+        result = _to_write(mlp(q, ops=ops, input_scale=scale), mlp, mlp.down_proj)
         if residual_stream is not None and residual_stream.leave(result, residual):
             return result
         return result.add_(residual)
     residual = residual + hidden
     return residual + mlp(layer.post_attention_layernorm(residual))
+
+
+def _to_write(result: torch.Tensor, *modules: torch.nn.Module) -> torch.Tensor:
+    """The result of these modules as memory that may be written: whoever watches one of them may have kept it."""
+    return result.clone() if any(map(is_watched, modules)) else result
 
 
 def _normalised(
@@ -71,7 +77,7 @@ def _normalised(
     """(q, scale): the norm of x, or of the residual that x is added to, as the input of `linear`. Not quantised, and
     None, where somebody watches what takes part: then all modules are called, with what transformers gives them."""
     if any(map(is_watched, (norm, half, linear))):
-        return norm(residual[0].add_(x) if residual else x), None
+        return norm(residual[0].add_(x).clone() if residual else x), None
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
