@@ -98,6 +98,22 @@ def test_what_a_hook_keeps_is_not_written(made, part, activations):
     assert all(same_bytes(*pair) for pair in kept)
 
 
+@pytest.mark.parametrize("part", ["self_attn", "self_attn.out_proj", "fc2"])
+def test_what_a_hook_keeps_of_an_int8_opt_is_not_written(kernel, device, generator, part):
+    ids = tokens(generator, 2, 9, device)
+    model = kernel.smoothquant.quantize(drawn(OPTConfig(**OPT), generator, torch.float32, device), [ids])
+    kept = []
+
+    def keep(module, given, result) -> None:
+        result = result[0] if isinstance(result, tuple) else result
+        kept.append((result, result.clone()))
+
+    for layer in model.model.decoder.layers:
+        layer.get_submodule(part).register_forward_hook(keep)
+    logits(model, ids)
+    assert len(kept) == 2 and all(same_bytes(*pair) for pair in kept)
+
+
 @pytest.mark.parametrize("part", ["input_layernorm", "mlp.act_fn", "mlp.down_proj"])
 def test_a_forward_of_the_users_counts(made, part):
     model, ids = made()

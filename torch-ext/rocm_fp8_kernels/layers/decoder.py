@@ -21,7 +21,7 @@ import torch
 from ..linear import Fp8Linear
 from ..signatures import named
 from .residual import ResidualStream
-from .watching import is_watched
+from .watching import is_watched, to_write
 
 
 def decoder_layer(
@@ -50,20 +50,15 @@ def decoder_layer(
         if residual is not None:
             hidden = residual.add_(hidden)
         residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **arguments)
-    residual = _to_write(residual, attention, attention.o_proj)
+    residual = to_write(residual, attention, attention.o_proj)
     if hasattr(mlp, "gate_up_proj"):
         q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, mlp.gate_up_proj, hidden, residual)
-        result = _to_write(mlp(q, ops=ops, input_scale=scale), mlp, mlp.down_proj)
+        result = to_write(mlp(q, ops=ops, input_scale=scale), mlp, mlp.down_proj)
         if residual_stream is not None and residual_stream.leave(result, residual):
             return result
         return result.add_(residual)
     residual = residual + hidden
     return residual + mlp(layer.post_attention_layernorm(residual))
-
-
-def _to_write(result: torch.Tensor, *modules: torch.nn.Module) -> torch.Tensor:
-    """The result of these modules as memory that may be written: whoever watches one of them may have kept it."""
-    return result.clone() if any(map(is_watched, modules)) else result
 
 
 def _normalised(

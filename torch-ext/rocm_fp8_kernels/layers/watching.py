@@ -10,7 +10,7 @@ from types import MethodType
 import torch
 from torch.nn.modules import module as _modules
 
-__all__ = ["is_watched", "ours"]
+__all__ = ["is_watched", "ours", "to_write"]
 
 # Functions, not their names: torch.compile before torch 2.15 traces the names of methods wrongly.
 _forwards: set[Callable] = set()
@@ -38,3 +38,8 @@ def _is_wrapped(module: torch.nn.Module) -> bool:
 def _observes(hook: Callable) -> bool:
     # Those that record hidden states stay after the first call that asked for them, and do nothing in others.
     return getattr(hook, "__module__", None) != "transformers.utils.output_capturing"
+
+
+def to_write(result: torch.Tensor, *modules: torch.nn.Module) -> torch.Tensor:
+    """The result of these modules as memory that may be written: whoever watches one of them may have kept it."""
+    return result.clone() if any(map(is_watched, modules)) else result

@@ -17,6 +17,7 @@ import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
 
 from .. import ops
+from ..layers.watching import to_write
 from ..signatures import CACHE, cached, named, parameters
 from .modules import BMM, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import observed
@@ -63,7 +64,7 @@ class Int8OPTDecoderLayer(OPTDecoderLayer):
         arguments = named(self.PARAMETERS, args, kwargs)
         attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), **arguments)
         # The residual lives in the linear's result: a layer's input, which may be a recorded state, is not written.
-        residual = attended.to(hidden_states.dtype)
+        residual = to_write(attended.to(hidden_states.dtype), self.self_attn, self.self_attn.out_proj)
         quantized = self.final_layer_norm(hidden_states, residual=residual)
         return residual.add_(self.fc2(self.fc1(quantized)).to(residual.dtype))
 
