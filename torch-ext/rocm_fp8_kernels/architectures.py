@@ -149,7 +149,7 @@ HALVES: dict[str, type[FusedHalf]] = {"self_attn": FusedAttention, "mlp": FusedM
 # Of transformers' forwards, as the fused ones know them.
 _PARAMETERS = {
     "Attention": ("hidden_states", "position_embeddings", "attention_mask", CACHE),
-    "DecoderLayer": (*("hidden_states", "attention_mask", "position_ids", CACHE, "use_cache", "position_embeddings"),),
+    "DecoderLayer": ("hidden_states", "attention_mask", "position_ids", CACHE, "use_cache", "position_embeddings"),
 }
 
 
@@ -175,7 +175,8 @@ def _made(row: Architecture) -> Classes:
 
     taken = {what: parameters(own(what), known) for what, known in _PARAMETERS.items()}
     parameters(own("MLP"), ("x",), keywords=False)
-    attention = made(*(FusedAttention, "Attention"), modeling=modeling, architecture=row, PARAMETERS=taken["Attention"])
+    facts = dict(modeling=modeling, architecture=row, PARAMETERS=taken["Attention"])
+    attention = made(FusedAttention, "Attention", **facts)
     halves = {"self_attn": (own("Attention"), attention), "mlp": (own("MLP"), made(FusedMLP, "MLP"))}
     return Classes(own("Model"), made(Fp8DecoderLayer, "DecoderLayer", PARAMETERS=taken["DecoderLayer"]), halves)
 

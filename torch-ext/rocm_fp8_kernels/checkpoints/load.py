@@ -144,8 +144,7 @@ def _check(
         if not scheme.dynamic:
             check(f"{linear}.{scheme.input_name}", one, _FLOATS)
         spare |= {f"{linear}.{each}" for each in (*_INPUT_SCALES, "weight_zero_point", "input_zero_point")}
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    check_left(left, tensors, directory, layers=layers, spare=spare, cache=cache)
+    check_left(model, left, tensors, directory, spare=spare, cache=cache)
     check_tied(tensors, tied, directory)
     return found
 

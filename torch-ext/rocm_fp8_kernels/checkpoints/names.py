@@ -66,19 +66,19 @@ def refuse_experts(model: torch.nn.Module, where: Path) -> None:
 
 
 def check_left(
-    left: set[str], tensors: Tensors, directory: Path, *, layers: int | None, spare: set[str], cache: bool
+    model: torch.nn.Module, left: set[str], tensors: Tensors, directory: Path, *, spare: set[str], cache: bool
 ) -> None:
     """Of the tensors that a model does not read: one warning that lists those that nothing here uses.
 
     Args:
-        left: their names.
-        layers: how many decoder layers the model has; those beyond predict more tokens.
+        left: their names. Decoder layers beyond the model's predict more tokens.
         spare: names of scales and zero points that the scheme has no use for; zero points must be 0.
         cache: whether the configuration has a scheme of the KV cache.
 
     Raises: ValueError that names one that is unknown.
     """
     left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     unused = set()
     for name in left:
         layer = _LAYER.match(name)

@@ -18,14 +18,10 @@ __all__ = ["rounds_as_rms_norm"]
 _WIDTH, _EPSILON = 96, 0.25
 
 
+@torch.compiler.assume_constant_result
 def rounds_as_rms_norm(kind: type[torch.nn.Module]) -> bool:
     """Whether `kind.forward` reads `weight` and `variance_epsilon` alone, and gives rms_norm's bytes in float16 and
     bfloat16: of ordinary rows, very small and very large ones, zeros, infinities and NaN."""
-    return _answer(kind)
-
-
-@torch.compiler.assume_constant_result
-def _answer(kind: type[torch.nn.Module]) -> bool:
     return _asked(kind)
 
 

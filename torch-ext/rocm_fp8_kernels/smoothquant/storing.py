@@ -175,8 +175,7 @@ def _state(model: torch.nn.Module, tensors, directory: Path, cache: bool) -> Ite
             read[tied[name]] = found.reshape(shape)
         yield name, read[tied[name]]
     spare = {f"{name}.{each}" for name in linears for each in ("input_scale", "weight_zero_point", "input_zero_point")}
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    check_left(left, tensors, directory, layers=layers, spare=spare, cache=cache)
+    check_left(model, left, tensors, directory, spare=spare, cache=cache)
     check_tied(tensors, tied, directory)
 
 
