@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """block_scaled_gemm on an MI300X beside AITER's choice of Composable Kernel, both by the simulator's clock.
 
-    python -m benchmarks.block_scaled_rocm [--checkout aiter=PATH --checkout ck=PATH] [--only MxNxK ...] [--config S,P]
+    python -m benchmarks.block_scaled_rocm [--ck] [--only MxNxK ...] [--config S,P]
     python -m benchmarks.block_scaled_rocm --arch gfx950     # on an MI350X, alone
 
 The shapes are those of the AMD FP8 GEMM challenge. Of CK it takes the instances that AITER's tables for an MI300X name
-for a shape, or for the nearest M, and of these the one that the clock finds fastest. Instances are run from the
-libraries of `python -m benchmarks.calibration.record` (build/calibration); with --library, from another folder. Their
-recordings are kept beside them. Estimates rank; they are no measurement (simulator/README.md).
+for a shape, or for the nearest M, and of these the one that the clock finds fastest. With --ck, those without a
+recording are run from the libraries of `python -m benchmarks.calibration.record` (build/calibration; with --library,
+another folder). Recordings are kept beside them. Estimates rank; they are no measurement (simulator/README.md).
 """
 
 import argparse
@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.calibration import ck_block_scaled, record, store
-from benchmarks.calibration.pairs import Checkouts
 from benchmarks.gpu_cases import GEMM_VARIABLE, variable
 from benchmarks.simulate import Device, empty
 from benchmarks.simulated_rocm import FORMATS
@@ -87,32 +86,31 @@ def with_adding(whole: recording.Recording, profile: Profile, parts: int) -> cos
     return replace(result, seconds=result.seconds + (adding - alone) / result.chip.clock)
 
 
-def ck_pairs(checkouts: Checkouts) -> dict[tuple[int, int, int], list]:
+def ck_pairs() -> dict[tuple[int, int, int], list]:
     """Shape -> the pairs of AITER's tables for an MI300X with the nearest M."""
-    known, found = ck_block_scaled.names(checkouts), {}
-    rows = [row for row in ck_block_scaled.rows(checkouts) if row["chip"] == "MI300X"]
+    found = {}
+    rows = [row for row in ck_block_scaled.rows() if row["chip"] == "MI300X"]
     for m, n, k in SHAPES:
-        mine = [row for row in rows if (int(row["N"]), int(row["K"])) == (n, k) and int(row["M"]) >= 1024]
+        mine = [row for row in rows if (int(row["n"]), int(row["k"])) == (n, k) and int(row["m"]) >= 1024]
         for date in {row["date"] for row in mine}:
             table = [row for row in mine if row["date"] == date]
-            nearest = min((abs(int(row["M"]) - m), -int(row["M"])) for row in table)
+            nearest = min((abs(int(row["m"]) - m), -int(row["m"])) for row in table)
             for row in table:
-                if (abs(int(row["M"]) - m), -int(row["M"])) == nearest:
-                    pair = ck_block_scaled.pair(row | {"M": str(m)}, known[row["kernelId"]])
+                if (abs(int(row["m"]) - m), -int(row["m"])) == nearest:
+                    pair = ck_block_scaled.pair(row | {"m": str(m)})
                     if pair and pair.name not in {each.name for each in found.get((m, n, k), ())}:
                         found.setdefault((m, n, k), []).append(pair)
     return found
 
 
-def ck_recordings(path: Path, libraries: Path, checkouts: Checkouts | None) -> dict[tuple[int, int, int], list]:
-    """Of stored recordings, and of those that lack one, if there are checkouts."""
+def ck_recordings(path: Path, libraries: Path, missing: bool) -> dict[tuple[int, int, int], list]:
+    """Of stored recordings; `missing`: those that lack one are run."""
     kept = {each.name: each for each in store.load(path)} if path.is_file() else {}
-    if checkouts:
-        for pair in itertools.chain.from_iterable(ck_pairs(checkouts).values()):
-            if pair.name not in kept:
-                print(f"running {pair.name}", flush=True)
-                kept[pair.name] = record.run(pair, libraries / f"{pair.library.name}.so")
-                store.save(path, list(kept.values()))
+    for pair in itertools.chain.from_iterable(ck_pairs().values()) if missing else ():
+        if pair.name not in kept:
+            print(f"running {pair.name}", flush=True)
+            kept[pair.name] = record.run(pair, libraries / f"{pair.library.name}.so")
+            store.save(path, list(kept.values()))
     found: dict[tuple[int, int, int], list] = {}
     for name, each in kept.items():
         found.setdefault(tuple(map(int, re.search(r"(\d+)x(\d+)x(\d+)", name).groups())), []).append(each)
@@ -121,17 +119,15 @@ def ck_recordings(path: Path, libraries: Path, checkouts: Checkouts | None) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--ck", action="store_true", help="run CK's instances that have no recording yet")
     parser.add_argument("--library", type=Path, default=record.OBJECTS, help="folder of CK's compiled instances")
     parser.add_argument("--only", action="append", default=[], metavar="MxNxK")
     parser.add_argument("--config", metavar="SHAPE,PARTS")
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     args = parser.parse_args()
-    given = dict(each.split("=", 1) for each in args.checkout)
-    checkouts = Checkouts({name: Path(path).resolve() for name, path in given.items()}) if given else None
     device = Device()
-    peers = ck_recordings(record.OBJECTS / "ck_challenge.npz", args.library, checkouts) if args.arch == ARCHS[0] else {}
+    peers = ck_recordings(record.OBJECTS / "ck_challenge.npz", args.library, args.ck) if args.arch == ARCHS[0] else {}
     shapes = [tuple(map(int, each.split("x"))) for each in args.only] or SHAPES
     ratios = []
     print(

@@ -2,11 +2,11 @@
 """int8_gemm on an MI300X by the simulator's clock, beside AITER's published times and Composable Kernel.
 
     python -m benchmarks.int8_gemm_rocm [--only MxNxK ...] [--config SHAPE,PARTS] [--parts] [--arch gfx950]
-    python -m benchmarks.int8_gemm_rocm --smoothquant [--checkout ck=PATH] [--only MxNxK ...] [--config SHAPE,PARTS]
+    python -m benchmarks.int8_gemm_rocm --smoothquant [--ck PATH] [--only MxNxK ...] [--config SHAPE,PARTS]
 
 The first is W8A8 beside AITER's times (int8, an MI300X). The second is linear_abde_i8 at OPT's sizes beside CK's
 batched GEMM: with the tile of AMD's article on SmoothQuant, and with the fastest of all tiles tried. CK's instances
-are compiled and run where a checkout is given (benchmarks/calibration/record.py says which); their recordings are kept
+are compiled and run where its folder is given (benchmarks/calibration/record.py says which); their recordings are kept
 in build/calibration. Estimates rank; they are no measurement (simulator/README.md). With split-K the last workgroup of
 a tile adds the parts, which is estimated as for block_scaled_gemm.
 """
@@ -23,7 +23,6 @@ from benchmarks.block_scaled_rocm import ARCHS, CHIPLETS, with_adding
 from benchmarks.calibration import record, store
 from benchmarks.calibration.build import build
 from benchmarks.calibration.ck_smoothquant import ARTICLE, INSTANCES
-from benchmarks.calibration.pairs import Checkouts
 from benchmarks.gpu_cases import GEMM_VARIABLE, variable
 from benchmarks.simulate import Device, empty
 from scripts.host_configs import configs
@@ -85,15 +84,14 @@ def ours(
     return with_adding(recording.record(runtime.launches[-1][4], profile, runtime.beginnings), profile, chosen[1])
 
 
-def ck_estimates(checkout: Path | None) -> dict[str, float]:
+def ck_estimates(ck: Path | None) -> dict[str, float]:
     """Name of an instance and a shape -> seconds. The article's tile reads M copies of D, the others one row."""
     path = record.OBJECTS / "ck_smoothquant.npz"
     kept = {each.name: each for each in store.load(path)} if path.is_file() else {}
-    if checkout:
-        checkouts = Checkouts({"ck": checkout.resolve()})
+    if ck:
         pairs = [each.pair(*shape, broadcast=each != ARTICLE) for each in INSTANCES for shape in OPT]
         libraries = {each.library.name: each.library for each in pairs if each.name not in kept}
-        built = {name: build(library, checkouts, record.OBJECTS) for name, library in libraries.items()}
+        built = {name: build(library, ck.resolve(), record.OBJECTS) for name, library in libraries.items()}
         work = [(each, built[each.library.name]) for each in pairs if each.name not in kept]
         # As record.py does: what launches registered is not all given back.
         with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=20) as pool:
@@ -113,10 +111,9 @@ def main() -> None:
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     parser.add_argument("--smoothquant", action="store_true", help="linear_abde_i8 at OPT's sizes beside CK")
-    parser.add_argument("--checkout", metavar="ck=PATH")
+    parser.add_argument("--ck", type=Path, metavar="PATH")
     args = parser.parse_args()
-    given = Path(args.checkout.removeprefix("ck=")) if args.checkout else None
-    peers = ck_estimates(given) if args.smoothquant and args.arch == ARCHS[0] else {}
+    peers = ck_estimates(args.ck) if args.smoothquant and args.arch == ARCHS[0] else {}
     device = Device()
     others = "CK, the article's tile, us | the fastest CK, us | which |" if args.smoothquant else "AITER, us |"
     print(f"| M x N x K | shape, parts | ours, us | bound | {others}")

@@ -1,10 +1,13 @@
-"""Compiles the peers' kernels for gfx942, as their own builds do as far as this compiler knows the options."""
+"""Compiles Composable Kernel's instances for gfx942, as AITER does as far as this compiler knows the options.
+
+`ck` is the folder of Debian's package libcomposable-kernel-dev (suite experimental), unpacked.
+"""
 
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-from benchmarks.calibration.pairs import Checkouts, Library
+from benchmarks.calibration.pairs import Library
 from scripts.builder.toolchains import RocmToolchain
 
 OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-w", "-D__HIP_PLATFORM_AMD__=1")
@@ -16,25 +19,18 @@ CK_OPTIONS = (
 )  # fmt: skip
 
 
-def build(library: Library, checkouts: Checkouts, folder: Path) -> Path:
+def build(library: Library, ck: Path, folder: Path) -> Path:
     """The shared object; one that is there is taken as it is."""
     out = folder / f"{library.name}.so"
     if out.exists():
         return out
     folder.mkdir(parents=True, exist_ok=True)
-    source = library.source
-    if callable(source):
-        source = folder / f"{library.name}.hip"
-        source.write_text(library.source(checkouts))
     tools = RocmToolchain(SimpleNamespace(root=folder))
-    includes = [f"-isystem{tools.root / 'include'}"]
-    for each in library.includes:
-        name, _, below = each.partition(":")
-        includes.append(f"-isystem{checkouts.paths[name] / below}")
     partial = out.with_suffix(".partial")
     command = [
         tools.clang, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={tools.root}",
-        f"--rocm-device-lib-path={tools.device_libraries}", *includes, *OPTIONS, *library.flags, str(source),
+        f"--rocm-device-lib-path={tools.device_libraries}", f"-isystem{tools.root / 'include'}",
+        f"-isystem{ck / 'usr' / 'include'}", *OPTIONS, *CK_OPTIONS, *library.flags, str(library.source),
         "-o", str(partial), f"-L{tools.hip_library.parent}", "-l:libamdhip64.so.7", "-fuse-ld=lld",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

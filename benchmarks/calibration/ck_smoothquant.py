@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.calibration.build import CK_OPTIONS
 from benchmarks.calibration.pairs import Library, Pair
 
 
@@ -45,8 +44,7 @@ class Instance:
         return Library(
             name=f"ck_smoothquant_{self.name.replace(' ', '_')}",
             source=Path(__file__).with_suffix(".hip"),
-            flags=(*CK_OPTIONS, *(f"-DPEER_{key}={value}" for key, value in macros.items())),
-            includes=("ck:usr/include",),
+            flags=tuple(f"-DPEER_{key}={value}" for key, value in macros.items()),
         )
 
     def pair(self, m: int, n: int, k: int, broadcast: bool) -> Pair:

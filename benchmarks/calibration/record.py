@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compile the peers' kernels, run each pair's launch in the simulator, and store what the clock needs of it.
+"""Compile Composable Kernel's instances, run each pair's launch in the simulator, store what the clock needs of it.
 
-    python -m benchmarks.calibration.record --checkout aiter=PATH --checkout ck=PATH ... [--peer NAME ...]
+    python -m benchmarks.calibration.record --ck PATH [--peer NAME ...]
 
-PATH is a git directory (also a bare one), or a folder; of CK, what Debian's package libcomposable-kernel-dev (suite
-experimental) holds when unpacked. Peers whose checkouts are not given are left out; their stored recordings stay.
-Needs what builds the ROCm variant (scripts/rocm_toolchain.py). Two workgroups of each launch run whole.
+PATH is the folder of Debian's package libcomposable-kernel-dev (suite experimental), unpacked. Needs what builds the
+ROCm variant (scripts/rocm_toolchain.py). Two workgroups of each launch run whole. The recordings of other sources
+(sources.py) stay as they are: nothing here builds them.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.calibration.build import build
-from benchmarks.calibration.pairs import Checkouts, Pair
+from benchmarks.calibration.pairs import Pair
 from benchmarks.calibration.store import DATA, Measured, save
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import Checks
@@ -27,13 +27,7 @@ from simulator.library import Runtime
 from simulator.profile import Profile
 from simulator.recording import record
 
-# Module of this package -> the checkouts that it reads.
-PEERS = {
-    "ck_block_scaled": ("aiter", "ck"),
-    "ck_batched": ("aiter", "ck"),
-    "snektron": ("snektron",),
-    "hipkittens": ("hipkittens",),
-}
+PEERS = ("ck_block_scaled", "ck_batched")  # modules of this package
 OBJECTS = Path(__file__).resolve().parents[2] / "build" / "calibration"
 ALIGNMENT = 512
 
@@ -88,19 +82,14 @@ def one(work: tuple[Pair, Path]) -> Measured | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--ck", type=Path, required=True, metavar="PATH")
     parser.add_argument("--peer", action="append", choices=PEERS)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    given = dict(each.split("=", 1) for each in args.checkout)
-    checkouts = Checkouts({name: Path(path).resolve() for name, path in given.items()})
     for peer in args.peer or PEERS:
-        if missing := [name for name in PEERS[peer] if name not in checkouts.paths]:
-            print(f"{peer} is left out: no --checkout {missing[0]}=PATH")
-            continue
-        pairs = importlib.import_module(f"benchmarks.calibration.{peer}").pairs(checkouts)
+        pairs = importlib.import_module(f"benchmarks.calibration.{peer}").pairs()
         libraries = {each.library.name: each.library for each in pairs}
-        built = {name: build(library, checkouts, OBJECTS) for name, library in libraries.items()}
+        built = {name: build(library, args.ck.resolve(), OBJECTS) for name, library in libraries.items()}
         work = [(pair, built[pair.library.name]) for pair in pairs]
         # A fresh process now and then: what launches registered is not all given back.
         with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.calibration.sources import SOURCES
 from simulator.recording import Buffer, Recording
 from simulator.timeline import Packed
 
@@ -29,8 +30,8 @@ class Measured:
 
     @property
     def chip(self) -> str:
-        """Of cost.MEASURED; where a source does not say, an MI300X."""
-        return "MI325X" if "MI325X" in self.source else "MI300X"
+        """Of cost.MEASURED."""
+        return SOURCES[self.source].chip
 
 
 def save(path: Path, found: list[Measured]) -> None:

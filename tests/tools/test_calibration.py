@@ -1,16 +1,15 @@
-"""The clock against measured times of other people's kernels: the stored recordings, the summary, and what reads the
-peers' tables. Nothing of the peers is needed."""
+"""The clock against measured times of other people's kernels: the stored recordings, the summary, and the tables of
+times. Nothing of the peers is needed."""
 
 import dataclasses
 import json
-import subprocess
 
 import numpy as np
 import pytest
 
-from benchmarks.calibration import accuracy, ck_block_scaled
-from benchmarks.calibration.pairs import Checkouts
-from benchmarks.calibration.store import Measured, digest, load, load_all, save
+from benchmarks.calibration import accuracy, ck_batched, ck_block_scaled
+from benchmarks.calibration.sources import SOURCES
+from benchmarks.calibration.store import DATA, Measured, digest, load, load_all, save
 from simulator import cost
 from simulator.recording import Buffer, Recording
 from simulator.timeline import Packed
@@ -22,7 +21,9 @@ def measured(name: str, microseconds: float, steps: np.ndarray = STEPS, group: s
     packed = Packed(steps, np.array([len(steps)], np.int64), np.array([1], np.int32))
     buffers = (Buffer(1 << 20, 16.0, 0.5),)
     recording = Recording("gfx942", 304, 2, 400.0, 0.0, 0.0, 16.0, buffers, packed)
-    return Measured("AITER", "GEMM", name, microseconds, "2026-01-01", group, 0, False, recording, **fields)
+    return Measured(
+        "AITER, batched CK GEMM", "GEMM", name, microseconds, "2026-01-01", group, 0, False, recording, **fields
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,25 +95,28 @@ def test_memsets_and_warm_caches_are_part_of_a_time():
     assert accuracy.seconds(dataclasses.replace(each, warm=True), chip) < plain
 
 
-def test_what_is_read_of_a_tuners_tables(tmp_path, monkeypatch):
-    """An old table lacks a field of the names; a padded shape is taken where its kernel pads M alone."""
-    name = "a8w8_blockscale_1x128x128_256x16x64x256_16x16_16x16_1x1_16x16x1_16x16x1_1x16x1x16_4_1x1_intrawave_v1"
-    head = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName\n"
-    old = name.replace("16x16_1x1_16x16x1", "16x16_16x16x1")
-    (tmp_path / "old.csv").write_text(
-        head.replace("gfx,", "").replace("libtype,", "") + f"304,16,512,512,8,0,4.5,{old}\n"
-    )
-    lines = ["gfx942,304,8,512,512,ck,8,0,4.25,", "gfx942,304,64,512,512,ck,8,2,5.5,", "gfx942,80,16,512,512,ck,8,0,9,"]
-    lines += ["gfx942,304,16,520,512,ck,8,0,4.75,"]
-    (tmp_path / "new.csv").write_text(head + "".join(f"{line}{name}\n" for line in lines))
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "tables"]):
-        subprocess.run([*git, *command], check=True)
-    tables = (("HEAD", "2025-01-01", "old.csv", "MI300X"), ("HEAD", "2026-07-01", "new.csv", "MI325X"))
-    monkeypatch.setattr(ck_block_scaled, "TABLES", tables)
-    monkeypatch.setattr(ck_block_scaled, "NAMES", ("new.csv",))
-    monkeypatch.setattr(ck_block_scaled, "MI325X_M", (8,))
-    pairs = {each.name: each for each in ck_block_scaled.pairs(Checkouts({"aiter": tmp_path}))}
+def test_each_recording_says_where_it_comes_from():
+    assert {each.source for each in load_all()} <= set(SOURCES)
+    assert all(each.timing in ("profiler", "graph", "events") for each in SOURCES.values())
+
+
+def test_the_stored_pairs_are_those_of_the_tables():
+    for module in (ck_block_scaled, ck_batched):
+        stored = {each.name: each for each in load(DATA / f"{module.__name__.rpartition('.')[2]}.npz")}
+        listed = {each.name: each for each in module.pairs()}
+        assert stored.keys() == listed.keys()
+        for field in ("microseconds", "source", "kind", "date", "group", "memsets", "warm"):
+            assert all(getattr(stored[name], field) == getattr(listed[name], field) for name in stored), field
+
+
+def test_what_is_read_of_a_table(tmp_path):
+    """A padded shape is taken where its kernel pads M alone; of one instance and shape the first time."""
+    table = tmp_path / "table.csv"
+    rows = ["MI300X,2025-01-01,16,512,512,8,1,4.5", "MI300X,2025-01-01,8,512,512,8,1,4.6"]
+    rows += ["MI325X,2026-07-01,8,512,512,8,1,4.25", "MI325X,2026-07-01,64,512,512,8,4,5.5"]
+    rows += ["MI325X,2026-07-01,16,520,512,8,1,4.75", "MI300X,2026-04-01,16,512,512,8,1,4.9"]
+    table.write_text("\n".join(["chip,date,m,n,k,instance,parts,us", *rows]) + "\n")
+    pairs = {each.name: each for each in ck_block_scaled.pairs(table)}
     assert list(pairs) == [
         "MI300X instance 8 16x512x512", "MI325X instance 8 8x512x512", "MI325X instance 8 64x512x512 in 4 parts",
     ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_the_table_beside_ck(rocm_variant, capsys, monkeypatch):
         f"128x32x64x128 v2: {name}": 2e-3,
         f"256x64x64x128 v3: 1{name}": 1e-9,  # of another shape
     }
-    monkeypatch.setattr(int8_gemm_rocm, "ck_estimates", lambda checkout: times)
+    monkeypatch.setattr(int8_gemm_rocm, "ck_estimates", lambda ck: times)
     monkeypatch.setattr("sys.argv", ["int8_gemm_rocm.py", "--smoothquant", "--only", name, "--config", "4,2"])
     int8_gemm_rocm.main()
     head, rule, line, *ratios = capsys.readouterr().out.splitlines()
