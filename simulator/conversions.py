@@ -72,7 +72,8 @@ def _to_float(dtype, quiet_bit):
 
 
 f32_to_f16 = _to_float(np.float16, np.uint16(0x200))
-f16_to_f32 = _to_float(np.float32, np.uint32(0x400000))
+f16_to_f32 = f64_to_f32 = _to_float(np.float32, np.uint32(0x400000))
+f32_to_f64 = _to_float(np.float64, np.uint64(1 << 51))
 
 
 @quiet

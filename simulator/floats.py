@@ -88,7 +88,7 @@ def _quiet_signalling(operation):
             with np.errstate(invalid="ignore"):
                 result = operation(a, b)
                 width = result.itemsize
-                quiet_bit = {4: 0x400000, 2: 0x200}[width]
+                quiet_bit = {8: 1 << 51, 4: 0x400000, 2: 0x200}[width]
                 for source in (b, a):
                     bits = np.ascontiguousarray(source).view(f"u{width}")
                     signalling = np.isnan(source) & (bits & quiet_bit == 0)

@@ -96,8 +96,13 @@ def build(ins: Instruction, name: str):
         raise UnsupportedError(f"{name} on {ins.arch}")
     kinds = match["types"].split("_") * 2
     sparse = match["op"] == "smfmac"
-    second_set = ins.number("abid")
-    if ins.number("cbsz") or (second_set and not sparse) or second_set > 1 or ins.number("blgp"):
+    index_set, first_set_alone = ins.number("abid"), ins.number("cbsz")
+    if ins.number("blgp") or ((index_set or first_set_alone) and not sparse):
+        raise UnsupportedError(ins.text.line)
+    # Of 8-bit elements: ABID chooses one of two halves of the index register, but where CBSZ is not 0.
+    if first_set_alone:
+        index_set = 0
+    if index_set > 1:
         raise UnsupportedError(ins.text.line)
     depth_bits = k * m // LANES
     a_rows = _rows(ins, 1, depth_bits * BITS[kinds[0]] // (64 if sparse else 32))
@@ -128,7 +133,7 @@ def build(ins: Instruction, name: str):
             raise UnsupportedError(f"{name} with inactive lanes")
         a = decode_a(_read_rows(wave, a_rows))
         if sparse:
-            a = spread_sparse(a, wave.u32[index_row] >> np.uint32(16 * second_set))
+            a = spread_sparse(a, wave.u32[index_row] >> np.uint32(16 * index_set))
         b = decode_b(_read_rows(wave, b_rows))
         with np.errstate(invalid="ignore"):
             product = gather_matrix(a, m) @ gather_matrix(b, n).T

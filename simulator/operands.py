@@ -322,7 +322,7 @@ class Instruction:
         ]
         if not clamp and scale is None:
             return None
-        if kind not in ("f32", "f16"):
+        if kind not in ("f64", "f32", "f16"):
             raise UnsupportedError(f"clamp or omod of a {kind} result")
         dtype = DTYPES[kind]
 

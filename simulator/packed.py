@@ -1,11 +1,12 @@
-"""VOP3P: packed halves and packed single precision."""
+"""VOP3P: packed halves and packed single precision, and single precision of halves (v_fma_mix)."""
 
 import numpy as np
 
+from . import conversions as convert
 from . import floats
 from .faults import UnsupportedError
 from .operands import FLOAT, Instruction, constant_bits
-from .registers import DTYPES
+from .registers import DTYPES, half_writer
 from .wave import LANES
 
 U16 = np.uint16
@@ -146,9 +147,44 @@ def _packed_move(ins: Instruction, name: str):
     return run
 
 
+def _mixed_source(ins: Instruction, position: int, half: int):
+    """A float32, or with `half` one half of a dword widened; sign modifiers act before."""
+    if not half:
+        return ins.source(position, "f32")
+    operand = ins.operands[position]
+    if operand.kind == "constant" and operand.body != "0":  # which type it has nobody says
+        raise UnsupportedError(f"constant {operand.text} as a half in {ins.text.line}")
+    read = ins.source(position, "f16")
+    return lambda wave: convert.f16_to_f32(np.ascontiguousarray(read(wave)))
+
+
+def _mixed(ins: Instruction, name: str):
+    """v_fma_mix: op_sel_hi says which sources are halves, op_sel in which half each of those stands. The result is a
+    float32, or rounded once more to the low or high half of its register, whose other half stays."""
+    halves = ins.op_sel_hi or [0, 0, 0]
+    ins.op_sel_hi = None
+    sources = [_mixed_source(ins, position + 1, half) for position, half in enumerate(halves)]
+    ins.op_sel = None  # it has no bit for the destination
+    kind = name[-3:]
+    if kind == "f32":
+        put = ins.put_vector(0, kind)
+        return lambda wave: put(wave, floats.fma32(*(source(wave) for source in sources)))
+    operand, finish = ins.operands[0], ins.output_modifier(kind)
+    ins.note(operand, 1, read=True)
+    ins.note(operand, 1, read=False)
+    put = half_writer(operand.row, int(name == "v_fma_mixhi_f16"), keep=True)
+
+    def run(wave):
+        value = convert.f32_to_f16(floats.fma32(*(source(wave) for source in sources)))
+        put(wave, finish(value) if finish else value)
+
+    return run
+
+
 HANDLERS = {
     **{name: _packed32 if kind == "f32" else _packed16 for name, (kind, _, _) in PACKED.items()},
     "v_pk_mov_b32": _packed_move,
+    **dict.fromkeys(["v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"], _mixed),
 }
 
 

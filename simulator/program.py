@@ -2,7 +2,7 @@
 
 import copy
 
-from . import lds, matrix, packed, scalar, vector, vmem, waits
+from . import atomics, lds, matrix, packed, scalar, vector, vmem, waits
 from .code_object import CodeObject, Kernel
 from .disassembly import disassemble
 from .faults import UnsupportedError
@@ -19,7 +19,7 @@ def _builders(mnemonic: str):
     if mnemonic == "s_waitcnt":
         return (waits.build,)
     if mnemonic.startswith(("s_load_", "s_buffer_", "global_", "flat_", "buffer_")):
-        return (vmem.build,)
+        return vmem.build, atomics.build
     if mnemonic.startswith("s_"):
         return (scalar.build,)
     if mnemonic.startswith("ds_"):

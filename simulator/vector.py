@@ -3,10 +3,11 @@
 import numpy as np
 
 from . import conversions as convert
-from . import floats
+from . import doubles, floats
 from .faults import UnsupportedError
 from .operands import Instruction
-from .vector_tables import I64, ONLY_GFX950, OPERATIONS, RELATIONS, U32
+from .registers import DTYPES
+from .vector_tables import I64, ONLY_GFX950, OPERATIONS, RELATIONS, SATURATING, U32, saturated
 from .wave import LANES, VCC, lanes_of, mask_of
 
 
@@ -30,6 +31,9 @@ def closure(function, sources, put):
 
 def _from_table(ins: Instruction, name: str):
     result, kinds, function = OPERATIONS[name]
+    # Where SDWA cuts the result to a part, nobody says at which ends clamp stops: refused by put_vector.
+    if name in SATURATING and not ins.sdwa and ins.flag("clamp"):
+        function = saturated(function, DTYPES[result])
     sources = [ins.source(position + 1, kind) for position, kind in enumerate(kinds)]
     return closure(function, sources, ins.put_vector(0, result))
 
@@ -56,13 +60,15 @@ def _compare(ins: Instruction, name: str):
 
 
 def _multiply_add(ins: Instruction, name: str):
-    """v_fmac_f32: the destination is the addend. v_fmaak_f32 and v_fmamk_f32 carry a literal."""
-    if name == "v_fmac_f32":
+    """v_fmac: the destination is the addend. v_fmaak_f32 and v_fmamk_f32 carry a literal."""
+    kind = name[-3:]
+    accumulates = name.startswith("v_fmac")
+    if accumulates:
         ins.operands.append(ins.operands[0])
-    sources = [ins.source(position, "f32") for position in (1, 2, 3)]
-    if name == "v_fmac_f32":
+    sources = [ins.source(position, kind) for position in (1, 2, 3)]
+    if accumulates:
         ins.operands.pop()
-    return closure(floats.fma32, sources, ins.put_vector(0, "f32"))
+    return closure(floats.fma32 if kind == "f32" else doubles.fma64, sources, ins.put_vector(0, kind))
 
 
 def _select(ins: Instruction, name: str):
@@ -210,6 +216,20 @@ def _lane_access(ins: Instruction, name: str):
     return first
 
 
+def _swap(ins: Instruction, name: str):
+    for operand in ins.operands:
+        ins.note(operand, 1, read=True)
+        ins.note(operand, 1, read=False)
+    a, b = (operand.row for operand in ins.operands)
+
+    def run(wave):
+        old = wave.u32[a].copy()
+        np.copyto(wave.u32[a], wave.u32[b], where=wave.mask)
+        np.copyto(wave.u32[b], old, where=wave.mask)
+
+    return run
+
+
 def _bit_operation(ins: Instruction, name: str):
     """gfx950's v_bitop3: any function of three bits, by its truth table."""
     kind, dtype = ("u16", np.uint16) if name.endswith("b16") else ("u32", U32)
@@ -232,11 +252,12 @@ def _bit_operation(ins: Instruction, name: str):
 SPECIAL = {
     **dict.fromkeys(CARRY, _carry),
     **dict.fromkeys(["v_mad_u64_u32", "v_mad_i64_i32"], _mad_64),
-    **dict.fromkeys(["v_fmac_f32", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
+    **dict.fromkeys(["v_fmac_f32", "v_fmac_f64", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
     **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
     "v_cvt_pk_fp8_f32": _pack_bytes,
     "v_cvt_f32_fp8": _unpack_byte,
     "v_cndmask_b32": _select,
+    "v_swap_b32": _swap,
     "v_div_scale_f32": _division_scale,
     "v_div_fmas_f32": _division_fmas,
     **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], _bit_operation),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import conversions as convert
-from . import floats
+from . import doubles, floats
 from .wave import LANES
 
 U32, I32, U64, I64 = np.uint32, np.int32, np.uint64, np.int64
@@ -80,6 +80,9 @@ def _pack_halves(low, high):
 # name (without its type suffixes' repetition): (result type, source types, function).
 OPERATIONS = {
     "v_mov_b32": ("u32", ["u32"], lambda a: a),
+    **dict.fromkeys(
+        ["v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"], ("u32", ["u32"], lambda a: a)
+    ),
     "v_not_b32": ("u32", ["u32"], lambda a: ~a),
     "v_bfrev_b32": ("u32", ["u32"], _reversed_bits),
     "v_ffbh_i32": ("i32", ["i32"], _sign_bits),
@@ -88,6 +91,8 @@ OPERATIONS = {
     "v_add_u32": ("u32", ["u32"] * 2, np.add),
     "v_sub_u32": ("u32", ["u32"] * 2, np.subtract),
     "v_subrev_u32": ("u32", ["u32"] * 2, lambda a, b: b - a),
+    "v_add_i32": ("i32", ["i32"] * 2, np.add),
+    "v_sub_i32": ("i32", ["i32"] * 2, np.subtract),
     "v_and_b32": ("u32", ["u32"] * 2, np.bitwise_and),
     "v_or_b32": ("u32", ["u32"] * 2, np.bitwise_or),
     "v_xor_b32": ("u32", ["u32"] * 2, np.bitwise_xor),
@@ -95,6 +100,7 @@ OPERATIONS = {
     "v_max_u32": ("u32", ["u32"] * 2, np.maximum),
     "v_max3_u32": ("u32", ["u32"] * 3, lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_min_i32": ("i32", ["i32"] * 2, np.minimum),
+    "v_max_i32": ("i32", ["i32"] * 2, np.maximum),
     "v_lshlrev_b32": ("u32", ["u32"] * 2, lambda a, b: b << (a & U32(31))),
     "v_lshrrev_b32": ("u32", ["u32"] * 2, lambda a, b: b >> (a & U32(31))),
     "v_ashrrev_i32": ("i32", ["u32", "i32"], lambda a, b: b >> (a & U32(31)).view(I32)),
@@ -102,6 +108,7 @@ OPERATIONS = {
     "v_lshrrev_b64": ("u64", ["u32", "u64"], lambda a, b: b >> _shift(a, 64, U64)),
     "v_mul_lo_u32": ("u32", ["u32"] * 2, np.multiply),
     "v_mul_hi_u32": ("u32", ["u32"] * 2, _high),
+    "v_mul_hi_i32": ("i32", ["i32"] * 2, lambda a, b: (a.astype(I64) * b >> I64(32)).astype(I32)),
     "v_mul_u32_u24": ("u32", ["u32"] * 2, lambda a, b: _low_24(a) * _low_24(b)),
     "v_mad_u32_u24": ("u32", ["u32"] * 3, lambda a, b, c: _low_24(a) * _low_24(b) + c),
     "v_mul_i32_i24": ("i32", ["i32"] * 2, lambda a, b: _signed_24(a) * _signed_24(b)),
@@ -126,6 +133,10 @@ OPERATIONS = {
     "v_lshlrev_b16": ("u16", ["u16"] * 2, lambda a, b: b << (a & np.uint16(15))),
     "v_lshrrev_b16": ("u16", ["u16"] * 2, lambda a, b: b >> (a & np.uint16(15))),
     "v_ashrrev_i16": ("i16", ["u16", "i16"], lambda a, b: b >> (a & np.uint16(15)).view(np.int16)),
+    "v_min_u16": ("u16", ["u16"] * 2, np.minimum),
+    "v_max_u16": ("u16", ["u16"] * 2, np.maximum),
+    "v_min_i16": ("i16", ["i16"] * 2, np.minimum),
+    "v_max_i16": ("i16", ["i16"] * 2, np.maximum),
     # Single precision.
     "v_add_f32": ("f32", ["f32"] * 2, floats.add),
     "v_sub_f32": ("f32", ["f32"] * 2, floats.subtract),
@@ -161,6 +172,19 @@ OPERATIONS = {
         "u32", ["f32"] * 2, lambda a, b: _pack_halves(convert.f32_to_f16(a), convert.f32_to_f16(b)),
     ),
 }  # fmt: skip
+
+OPERATIONS |= doubles.OPERATIONS
+
+# With clamp a sum or difference of integers stops at the ends of its type.
+SATURATING = {
+    "v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_add_u16", "v_sub_u16",
+}  # fmt: skip
+
+
+def saturated(function, dtype):
+    limits = np.iinfo(dtype)
+    return lambda *sources: np.clip(function(*(a.astype(I64) for a in sources)), limits.min, limits.max).astype(dtype)
+
 
 # gfx950 has these besides.
 ONLY_GFX950 = {"v_cvt_pk_bf16_f32", "v_cvt_pk_f16_f32", "v_bitop3_b16", "v_bitop3_b32"}

@@ -1,4 +1,4 @@
-"""SMEM, global_, flat_ and buffer_ instructions."""
+"""SMEM, global_, flat_ and buffer_ instructions; atomics are in atomics.py."""
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class BufferAddressing:
         return (words[0] | words[1] << 32) + scalar_offset, offsets, words[2] - scalar_offset
 
 
-def _take_cache_bits(ins: Instruction) -> dict[str, bool]:
+def take_cache_bits(ins: Instruction) -> dict[str, bool]:
     return {name: ins.flag(name) for name in CACHE_BITS}
 
 
@@ -120,7 +120,7 @@ def _lanes(wave):
     return None if wave.full else wave.active_lanes()
 
 
-def _aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
+def aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
     unit = min(size & -size, 16)
     if unit > 1:
         bad = addresses & U64(unit - 1)
@@ -134,7 +134,7 @@ def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, sc1: bool) -> np.
     """The values at the addresses, one a lane."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
-        _aligned(wave, addresses, move.size, lanes)
+        aligned(wave, addresses, move.size, lanes)
     launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=False)
     numbers = lanes if lanes is not None else LANE
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
@@ -154,7 +154,7 @@ def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, sc1: bool) -> np.
 def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, sc1: bool) -> None:
     launch = wave.workgroup.launch
     if launch.checks.alignment:
-        _aligned(wave, addresses, move.size, lanes)
+        aligned(wave, addresses, move.size, lanes)
     launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
     numbers = lanes if lanes is not None else LANE
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
@@ -184,7 +184,7 @@ def _load(ins: Instruction, move: Move, flat: bool):
     if move.half is not None:
         ins.note(destination, 1, read=True)
     where = Addressing(ins, 1, flat)
-    sc1 = _take_cache_bits(ins)["sc1"]
+    sc1 = take_cache_bits(ins)["sc1"]
     row, bits = destination.row, ins.writes
 
     def run(wave):
@@ -201,7 +201,7 @@ def _store(ins: Instruction, move: Move, flat: bool):
     source = ins.operands[1]
     ins.note(source, move.registers, read=True)
     where = Addressing(ins, 0, flat)
-    sc1 = _take_cache_bits(ins)["sc1"]
+    sc1 = take_cache_bits(ins)["sc1"]
     row = source.row
 
     def run(wave):
@@ -219,7 +219,7 @@ def _load_to_lds(ins: Instruction, size: int):
     if size > 4 and ins.arch != "gfx950":
         raise UnsupportedError(f"{ins.mnemonic} on {ins.arch}")
     where = Addressing(ins, 0, flat=False)
-    sc1 = _take_cache_bits(ins)["sc1"]
+    sc1 = take_cache_bits(ins)["sc1"]
     ins.reads |= 1 << 124
     move, offset = Move(size), where.offset
     m0_mask = 0xFFFF if ins.arch == "gfx942" else LOW32
@@ -243,41 +243,6 @@ def _load_to_lds(ins: Instruction, size: int):
     return run
 
 
-def _atomic_add(ins: Instruction, flat: bool):
-    returns = _take_cache_bits(ins)["sc0"]
-    at = 1 if returns else 0
-    where = Addressing(ins, at, flat)
-    data, move = ins.operands[at + 1], Move(4)
-    ins.note(data, 1, read=True)
-    if returns:
-        ins.note(ins.operands[0], 1, read=False)
-    destination, source, bits = ins.operands[0].row, data.row, ins.writes
-
-    def run(wave):
-        lanes = wave.active_lanes()
-        addresses = where.addresses(wave, lanes)
-        if addresses.size:
-            _aligned(wave, addresses, move.size, lanes)
-            wave.workgroup.launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
-            given = load_words(wave, source, move, lanes)
-            old = np.zeros(len(lanes), U32)
-            launch = wave.workgroup.launch
-            # One lane after the other, as they may share an address.
-            for region, positions, offsets in launch.memory.groups(addresses, move.size, lanes, write=True):
-                if launch.coherence:
-                    launch.coherence.atomic(wave, region, offsets, move.size)
-                view = region.views[move.size]
-                for position, offset in zip(np.arange(len(lanes))[positions].tolist(), offsets.tolist()):
-                    old[position] = view[offset]
-                    view[offset] = int(old[position]) + int(given[position]) & LOW32
-            launch.progress += 1
-            if returns:
-                store_words(wave, destination, move, old, lanes)
-        issue(wave, bits, flat=flat)
-
-    return run
-
-
 def _buffer(ins: Instruction, name: str):
     kind, _, form = name.partition("_")
     moves = LOADS if kind == "load" else STORES
@@ -287,7 +252,7 @@ def _buffer(ins: Instruction, name: str):
     data = ins.operands[0]
     ins.note(data, move.registers, read=kind == "store")
     where = BufferAddressing(ins, 1)
-    sc1 = _take_cache_bits(ins)["sc1"]
+    sc1 = take_cache_bits(ins)["sc1"]
     row, bits = data.row, ins.writes
     unit = min(4, move.size)
 
@@ -356,6 +321,4 @@ def build(ins: Instruction, mnemonic: str):
         return _load(ins, LOADS[name[5:]], flat)
     if name.startswith("store_") and name[6:] in STORES:
         return _store(ins, STORES[name[6:]], flat)
-    if name == "atomic_add":
-        return _atomic_add(ins, flat)
     return None

@@ -192,3 +192,17 @@ def patterns(kind: str, rng: np.random.Generator) -> np.ndarray:
         )
         bits[LANES // 4 : LANES // 2] = rng.integers(0, 300, LANES // 4)
     return rng.permutation(bits)
+
+
+def pair_patterns(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The low and high words of 64 bit patterns to try as an operand of up to two registers."""
+    if kind != "f64":
+        return patterns(kind, rng), patterns(kind, rng)
+    values = np.ldexp(rng.standard_normal(LANES), rng.integers(-8, 40, LANES)).view(np.uint64)
+    # Of any size; those are mostly too large or too small for other types.
+    values[::3] = rng.integers(0, 1 << 64, len(values[::3]), np.uint64)
+    special = rng.choice(np.array(SPECIAL_F32, np.uint32), len(values[1::6])).view(np.float32)
+    with np.errstate(invalid="ignore"):
+        values[1::6] = special.astype(np.float64).view(np.uint64)
+    words = rng.permutation(values).view(np.uint32)
+    return words[0::2].copy(), words[1::2].copy()

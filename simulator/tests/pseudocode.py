@@ -114,6 +114,8 @@ class Value:
 def _operator(compute_numbers):
     def apply(left, right):
         a, b = of(left), of(right)
+        if a.kind == "bf":
+            return compute("bf16", compute_numbers, a, b)
         if "f" in (a.kind, b.kind):
             # The double is a power of two, and the product a single.
             return compute(f"f{min(a.width, b.width)}", compute_numbers, a, b)
@@ -233,6 +235,13 @@ def truncated(value: Value) -> Value:
     return encode(whole, f"f{value.width}")
 
 
+def fused(a: Value, b: Value, c: Value) -> Value:
+    # Python's product of two doubles may overflow where the exact one does not matter.
+    if math.isinf(c.number) and math.isfinite(a.number) and math.isfinite(b.number):
+        return encode(c.number, f"f{c.width}")
+    return compute(f"f{a.width}", lambda x, y, z: x * y + z, a, b, c)
+
+
 def concatenated(*parts: Value) -> Value:
     whole = Value("b", 0, 0)
     for each in reversed(parts):
@@ -251,7 +260,7 @@ FUNCTIONS = {
     ),
     # `<>` of floats is "less or greater": V_CMP_NEQ is written with ==.
     "differ": lambda a, b: a < b or a > b,
-    "fma": lambda a, b, c: compute(f"f{a.width}", lambda x, y, z: x * y + z, a, b, c),
+    "fma": fused,
     "isNAN": lambda a: math.isnan(a.number),
     "isSignalNAN": is_signalling,
     "isQuietNAN": lambda a: math.isnan(a.number) and not is_signalling(a),
@@ -266,11 +275,12 @@ FUNCTIONS = {
     "signext": lambda a: a,
     "signext_from_bit": sign_extended,
     "s_ff1_i32_b64": lambda a: Value("i", 32, (a.bits & -a.bits).bit_length() - 1),
-    **dict.fromkeys(["i32_to_f32", "u32_to_f32", "f16_to_f32"], lambda a: encode(a.number, "f32")),
+    **dict.fromkeys(["i32_to_f32", "u32_to_f32", "f16_to_f32", "f64_to_f32"], lambda a: encode(a.number, "f32")),
+    **dict.fromkeys(["i32_to_f64", "u32_to_f64", "f32_to_f64"], lambda a: encode(a.number, "f64")),
     "f32_to_f16": lambda a: encode(a.number, "f16"),
     "f32_to_bf16": lambda a: encode(a.number, "bf16"),
-    "f32_to_u32": lambda a: to_integer(a, "u", 0, 2**32 - 1),
-    "f32_to_i32": lambda a: to_integer(a, "i", -(2**31), 2**31 - 1),
+    **dict.fromkeys(["f32_to_u32", "f64_to_u32"], lambda a: to_integer(a, "u", 0, 2**32 - 1)),
+    **dict.fromkeys(["f32_to_i32", "f64_to_i32"], lambda a: to_integer(a, "i", -(2**31), 2**31 - 1)),
 }  # fmt: skip
 
 # --- From pseudocode to Python ---
@@ -283,7 +293,7 @@ REWRITES = [
     (r"declare [^\n]*", ""),
     (r"\.fp8\b", ".u8"),
     # Two zeros are equal, but these lines want to tell them apart.
-    (r"\(64'F\((\S+)\) == ([+-])0\.0\)", lambda m: f"(is_zero({m[1]}, {int(m[2] == '-')}))"),
+    (r"\((?:64'F\()?(S\S+?)\)? == ([+-])0\.0\)", lambda m: f"(is_zero({m[1]}, {int(m[2] == '-')}))"),
     (rf"\b(\d+)'({NUMBER})([UI]?)", lambda m: f"V('{m[3].lower() or 'b'}', {m[1]}, {m[2]})"),
     (r"\b(\d+)'([A-Z]+)\(", lambda m: f"cast('{m[2].lower()}', {m[1]})("),
     (r"\b\d+\.\d+F?", r"literal('\g<0>')"),
@@ -371,6 +381,10 @@ def pseudocode(mnemonic: str) -> str | None:
     """An instruction's text, None if there is none; the encodings of one instruction have the same."""
     name = mnemonic.upper()
     text = next((SOURCES[each] for each in (name, name + "_E64", name + "_E32") if each in SOURCES), None)
+    if text is None and name.startswith("V_FMA_MIX"):
+        # Written down under its older name, which rounds the product too, with an array of the sources.
+        text = SOURCES[name.replace("FMA", "MAD")].replace("in[0] * in[1] + in[2]", "fma(in[0], in[1], in[2])")
+        text = re.sub(r"\bS\[i\]", "[S0, S1, S2][i]", text.replace("declare S : 32'B[3];\n", ""))
     # V_BITOP3_B32 alone calls its destination D.
     return text and re.sub(r"\bD\.", "D0.", text)
 
@@ -397,7 +411,7 @@ def assert_same(got: int, expected: Value, what: str) -> None:
     """The bits, but of NaNs that an operation made: any quiet one."""
     for low, width in expected.vague:
         part = got >> low & (1 << width) - 1
-        infinity, quiet = (0x7F800000, 0x400000) if width == 32 else (0x7C00, 0x200)
+        infinity, quiet = {16: (0x7C00, 0x200), 32: (0x7F800000, 0x400000), 64: (0x7FF << 52, 1 << 51)}[width]
         assert part & infinity == infinity and part & quiet, f"{what}: {got:#x}, not a quiet NaN"
         expected = Value("b", expected.width, expected.bits & ~((1 << width) - 1 << low))
         got &= ~((1 << width) - 1 << low)

@@ -32,6 +32,17 @@ RULES = {
     "accumulator overwritten": (
         "v_mfma_f32_16x16x32_fp8_fp8 v[24:27], v[10:11], v[12:13], v[20:23]", "v_mov_b32 v20, 0", 3, 3,
     ),
+    "result moved": (
+        "v_mfma_f32_16x16x32_fp8_fp8 a[20:23], v[10:11], v[12:13], a[20:23]", "v_accvgpr_read_b32 v30, a23", 7, 8,
+    ),
+    "moved to a matrix operand": ("v_accvgpr_write_b32 a23, v30",
+                                  "v_mfma_f32_16x16x32_fp8_fp8 a[20:23], v[10:11], v[12:13], a[20:23]", 2, 2),
+    "swapped to matrix": ("v_swap_b32 v30, v10", MFMA, 2, 2),
+    "double to DPP": ("v_fma_f64 v[20:21], v[22:23], v[22:23], v[22:23]",
+                      "v_mov_b32_dpp v30, v21 row_shr:1 row_mask:0xf bank_mask:0xf", 2, 2),
+    "double to double": ("v_cvt_f64_i32 v[20:21], v10", "v_min_f64 v[22:23], v[20:21], v[22:23]", 0, 0),
+    "half of a mix": ("v_fma_mixhi_f16 v20, v10, v11, v12 op_sel_hi:[1,1,1]", "v_mov_b32 v21, v20", 0, 0),
+    "scalar to an atomic": ("v_readfirstlane_b32 s4, v0", "global_atomic_pk_add_f16 v0, v20, s[4:5]", 5, 5),
     "vector to matrix": ("v_mov_b32 v10, v11", MFMA, 2, 2),
     "vector to accumulator": ("v_mov_b32 v22, v11", MFMA, 2, 2),
     "EXEC to matrix": ("v_cmpx_eq_u32 v0, v0", MFMA, 4, 4),

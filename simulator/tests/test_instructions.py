@@ -1,9 +1,12 @@
 """Modifiers of vector instructions: the pseudocode on what they choose of the sources; and the division sequence."""
 
+import re
+
 import numpy as np
 import pytest
 
-from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, patterns
+from simulator import UnsupportedError
+from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, pair_patterns, patterns
 from simulator.tests.pseudocode import Value, assert_same, execute, kind_of
 
 pytestmark = needs_clang
@@ -76,8 +79,32 @@ MODIFIED = {
     ),
     "v_cvt_f32_f16_sdwa v30, v10 dst_sel:DWORD src0_sel:WORD_1": (lambda a, b, c, s: (low(a) >> 16,), PLAIN),
     "v_cvt_f32_f16_e64 v30, |v10|": (lambda a, b, c, s: (a & 0x7FFF,), PLAIN),
+    "v_max_i32_sdwa v30, sext(v10), sext(v12) dst_sel:DWORD src0_sel:BYTE_3 src1_sel:BYTE_1": (
+        lambda a, b, c, s: (sign_extended_byte(a >> 24), sign_extended_byte(b >> 8)), PLAIN,
+    ),
+    "v_max_i16_sdwa v30, v10, v12 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0": (
+        lambda a, b, c, s: (low(a) >> 16, b & 0xFFFF), lambda r, old: low(old) & 0xFFFF | (r & 0xFFFF) << 16,
+    ),
     "v_cndmask_b32_e64 v30, -v10, |v12|, s[8:9]": (lambda a, b, c, s: (low(a) ^ SIGN, low(b) & ~SIGN), PLAIN),
+    "v_fma_f64 v[30:31], v[10:11], -|v[12:13]|, s[8:9]": (lambda a, b, c, s: (a, b | 1 << 63, s), PLAIN),
+    "v_max_f64 v[30:31], -v[10:11], 0.5": (lambda a, b, c, s: (a ^ 1 << 63, 0x3FE << 52), PLAIN),
+    "v_fma_mix_f32 v30, -v10, |v12|, -|v14| op_sel:[0,0,1] op_sel_hi:[1,0,1]": (
+        lambda a, b, c, s: (low(a) ^ HALF_SIGN, low(b) & ~SIGN, low(c) | SIGN), PLAIN,
+    ),
+    "v_fma_mix_f32 v30, v10, s8, 1.0": (lambda a, b, c, s: (low(a), low(s), 0x3F800000), PLAIN),
+    "v_fma_mixhi_f16 v30, v10, v12, 0 op_sel:[1,0,0] op_sel_hi:[1,1,1]": (
+        lambda a, b, c, s: (low(a), low(b), 0), lambda r, old: low(old) & 0xFFFF | r & ~0xFFFF,
+    ),
 }  # fmt: skip
+
+
+SELECTIONS = {"OPSEL": "op_sel", "OPSEL_HI": "op_sel_hi"}
+
+
+def listed(text: str, name: str) -> int:
+    """A modifier's list of bits as a number, 0 without it."""
+    found = re.search(rf"\b{name}:\[([01,]+)\]", text)
+    return int(found[1].replace(",", "")[::-1], 2) if found else 0
 
 
 def mnemonic_of(text: str) -> str:
@@ -93,8 +120,8 @@ def test_modifiers(arch):
     for number, (text, (chosen, finish)) in enumerate(MODIFIED.items()):
         name = mnemonic_of(text)
         kind = kind_of(name, 0)
-        words = [patterns(kind, rng) for _ in range(6)] + [patterns("int", rng) for _ in range(6)]
-        scalars = [int(each) for each in patterns(kind, rng)[:2]]
+        words = [half for _ in range(3) for half in pair_patterns(kind, rng)] + [patterns("int", rng) for _ in range(6)]
+        scalars = [int(half[0]) for half in pair_patterns(kind, rng)]
         result = snippets.run(f"modified{number}", words, scalars)
         width = 64 if "v[30:31]" in text else 32
         pair = lambda at, lane: int(words[at][lane]) | int(words[at + 1][lane]) << 32
@@ -103,6 +130,7 @@ def test_modifiers(arch):
             sources = chosen(*(pair(at, lane) for at in (0, 2, 4)), scalar)
             names = {f"S{i}": Value("b", width, bits) for i, bits in enumerate(sources)}
             names |= {"VCC": Value("u", 64, scalar), "laneId": Value("u", 32, lane), "D0": Value("b", width, 0)}
+            names |= {key: Value("b", 4, listed(text, name)) for key, name in SELECTIONS.items()}
             value = execute(name, names)["D0"]
             expected = Value(
                 "b", width, finish(value.bits, pair(10, lane)), value.vague if finish is PLAIN else frozenset()
@@ -111,6 +139,52 @@ def test_modifiers(arch):
             if finish is not PLAIN and value.vague and "clamp" not in text:
                 continue  # which NaN is not said, nor which half of one
             assert_same(got, expected, f"{text}, lane {lane}")
+
+
+# instruction: bits, signed, what is not yet cut off at the ends of that type
+SATURATING = {
+    "v_add_u32_e64": (32, False, lambda a, b: a + b), "v_sub_u32_e64": (32, False, lambda a, b: a - b),
+    "v_subrev_u32_e64": (32, False, lambda a, b: b - a), "v_add_i32": (32, True, lambda a, b: a + b),
+    "v_sub_i32": (32, True, lambda a, b: a - b), "v_add_u16_e64": (16, False, lambda a, b: a + b),
+    "v_sub_u16_e64": (16, False, lambda a, b: a - b),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sums_of_integers_stop_at_the_ends_of_their_type(arch):
+    snippets = Snippets({name: f"{name} v30, v10, v11 clamp" for name in SATURATING}, arch)
+    rng = np.random.default_rng(SEED)
+    for name, (bits, signed, compute) in SATURATING.items():
+        words = [patterns("int", rng) for _ in range(2)]
+        result = snippets.run(name, words)[0]
+        mask, sign = (1 << bits) - 1, signed << bits - 1
+        least, most = (-sign, sign - 1) if signed else (0, mask)
+        stopped = 0
+        for lane in range(LANES):
+            a, b = (((int(each[lane]) & mask) ^ sign) - sign for each in words)
+            exact = compute(a, b)
+            stopped += not least <= exact <= most
+            assert int(result[lane]) == min(max(exact, least), most) & mask, f"{name} of {a} and {b}"
+        assert 0 < stopped < LANES
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_has_no_meaning_for_clamp_is_refused(arch):
+    sdwa = "v_add_u32_sdwa v30, v10, v12 clamp dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD"
+    snippets = Snippets({"part": sdwa, "constant": "v_fma_mix_f32 v30, v10, 1.0, v12 op_sel_hi:[0,1,0]"}, arch)
+    for name in ("part", "constant"):
+        with pytest.raises(UnsupportedError):
+            snippets.run(name)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_accumulation_registers_hold_what_is_moved_to_them(arch):
+    body = "s_mov_b64 exec, s[8:9]\n v_accvgpr_write_b32 a1, v10\n v_accvgpr_mov_b32 a2, a1\n"
+    body += "v_accvgpr_write_b32 a1, 7\n v_accvgpr_read_b32 v30, a2\n v_accvgpr_read_b32 v31, a1\n"
+    words = np.random.default_rng(SEED).integers(0, 1 << 32, LANES, np.uint32)
+    result = Snippets({"moved": body}, arch).run("moved", [words], [0xFFFFFFFF, 0x0000FFFF])
+    assert (result[0][:48] == words[:48]).all() and (result[1][:48] == 7).all()
+    assert (result[:2, 48:] == 0x5A5A5A5A).all()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

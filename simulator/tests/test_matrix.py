@@ -28,6 +28,8 @@ OF_GFX950 = {
     "v_mfma_i32_16x16x64_i8": (16, 64, "i8"),
     "v_mfma_i32_32x32x32_i8": (32, 32, "i8"),
 }
+# Which half of the index register holds the places: CBSZ other than 0 says the first.
+INDEX_SETS = {"": 0, " abid:1": 1, " cbsz:7": 0, " cbsz:1 abid:3": 0}
 SPARSE = {"v_smfmac_f32_16x16x64_fp8_fp8": (16, 64), "v_smfmac_f32_32x32x32_fp8_fp8": (32, 32)}
 
 
@@ -109,9 +111,9 @@ def test_dense(arch, instruction):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("second_set", [0, 1])
+@pytest.mark.parametrize("modifiers, second_set", INDEX_SETS.items())
 @pytest.mark.parametrize("instruction", SPARSE)
-def test_sparse(arch, instruction, second_set):
+def test_sparse(arch, instruction, modifiers, second_set):
     size, depth = SPARSE[instruction]
     rng = np.random.default_rng(8)
     stored, values = fp8_codes((size, depth // 2), rng, arch == "gfx942")
@@ -141,7 +143,7 @@ def test_sparse(arch, instruction, second_set):
     body = "".join(
         f"v_mov_b32 v{40 + i}, {float(i)}\n" if i in (0, 1, 2, 4) else f"v_mov_b32 v{40 + i}, 0\n" for i in range(count)
     )
-    body += f"{instruction} v[40:{39 + count}], v[10:11], v[12:15], v16{' abid:1' if second_set else ''}\n"
+    body += f"{instruction} v[40:{39 + count}], v[10:11], v[12:15], v16{modifiers}\n"
     expected = dense @ b_values
     for part in range(0, count, 8):
         texts = "".join(f"v_mov_b32 v{30 + i}, v{40 + part + i}\n" for i in range(min(8, count - part)))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from simulator import packed, scalar, scalar_tables, vector, vector_tables
-from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, patterns
+from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, pair_patterns, patterns
 from simulator.tests.pseudocode import Value, assert_same, decode, execute, kind_of, of, pseudocode
 from tests.problems.fp8_by_definition import decode_table, encode_one
 
@@ -26,6 +26,10 @@ ELSEWHERE = {
         "the pseudocode scales back by 2**32 what it scaled by 2**64, and has names for what it does not say: "
         "test_instructions.py has the quotient that they give together",
     ),
+    **dict.fromkeys(
+        ["v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"],
+        "the manual has no text of them: test_instructions.py",
+    ),
     "v_rndne_f32": "the pseudocode adds 0.5 in float32, which rounds up what is just below a half",
     **dict.fromkeys(
         ["s_barrier", "s_sleep", "s_endpgm", "s_setreg_imm32_b32", "s_getpc_b64", "s_nop", "s_setprio"],
@@ -36,15 +40,17 @@ ELSEWHERE = {
 APPROXIMATE = {f"v_{name}_f32" for name in ("exp", "log", "rcp", "rcp_iflag", "rsq", "sqrt")}
 COMPARES = [
     name
-    for kind in ("f32", "f16", "u32", "i32", "u64", "i64")
+    for kind in ("f64", "f32", "f16", "u32", "i32", "u64", "i64")
     for relation in vector_tables.RELATIONS
-    if pseudocode(name := f"v_cmp_{relation}_{kind}") and name != "v_cmp_class_f16"
+    if pseudocode(name := f"v_cmp_{relation}_{kind}") and name not in ("v_cmp_class_f16", "v_cmp_class_f64")
 ]
 VECTOR = {*vector_tables.OPERATIONS, *vector.SPECIAL, *COMPARES, "v_cmpx_lt_f32", "v_cmpx_ne_u32"}
 PACKED = {*packed.HANDLERS}
+MIXED = {name for name in PACKED if name.startswith("v_fma_mix")}
 SCALAR = {*scalar.HANDLERS} - {*scalar_tables.BRANCHES}
 LITERAL = 0x40490FDB
 TABLE_OF_BITS = 0x6C  # v_bitop3's
+MIXES = ((0, 0), (0, 7), (7, 7), (5, 3))  # op_sel and op_sel_hi of v_fma_mix
 IMMEDIATES = (0x7, 0x7FFF, 0x8001, 0xFFF0)  # of SOPK
 SHOW = "\n v_mov_b32 v32, vcc_lo\n v_mov_b32 v33, vcc_hi"
 
@@ -71,6 +77,17 @@ def register(prefix: str, first: int, count: int) -> str:
     return f"{prefix}{first}" if count == 1 else f"{prefix}[{first}:{first + 1}]"
 
 
+def selected(bits: int) -> str:
+    return str([bits >> i & 1 for i in range(3)]).replace(" ", "")
+
+
+def kinds_of(name: str, variant: int) -> list[str]:
+    """Which patterns to try as each source."""
+    if name in MIXED:
+        return ["f16" if MIXES[variant][1] >> i & 1 else "f32" for i in range(3)]
+    return [kind_of(name, i) for i in range(len(widths(name)[0]))]
+
+
 # --- Vector instructions: sources in v10, v12, v14, the old destination in v20, VCC in s[8:9], EXEC in s[10:11] ---
 
 
@@ -92,13 +109,14 @@ def vector_text(name: str, half: int = 0) -> str:
         **dict.fromkeys(["v_bitop3_b16", "v_bitop3_b32"], f"bitop3:{TABLE_OF_BITS:#x}"),
         "v_pk_mov_b32": f"op_sel:[{half},{1 - half}]",
         "v_cvt_pk_fp8_f32": f"op_sel:[0,0,{half}]",
+        **dict.fromkeys(MIXED, f"op_sel:{selected(MIXES[half][0])} op_sel_hi:{selected(MIXES[half][1])}"),
     }.get(name, "")  # fmt: skip
     if name == "v_cvt_f32_fp8":
         name, more = "v_cvt_f32_fp8_sdwa", f"src0_sel:BYTE_{half}"
     return (
         "v_mov_b32 v30, v20\n v_mov_b32 v31, v21\n s_mov_b64 vcc, s[8:9]\n s_mov_b64 exec, s[10:11]\n"
         f"{name} {target}, {', '.join(sources)} {more}\n s_mov_b64 s[20:21], exec\n s_mov_b64 exec, -1{SHOW}\n"
-        "v_mov_b32 v34, s20\n v_mov_b32 v35, s21"
+        "v_mov_b32 v34, s20\n v_mov_b32 v35, s21\n v_mov_b32 v36, v10"
     )
 
 
@@ -107,7 +125,7 @@ def vector_cases(arch: str) -> dict[str, tuple[str, int]]:
     lane_accesses = {"v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32"}
     names = {name for name in VECTOR | PACKED if name not in ELSEWHERE and name not in lane_accesses}
     names -= vector_tables.ONLY_GFX950 if arch == "gfx942" else set()
-    variants = {"v_cvt_f32_fp8": 4, "v_cvt_pk_fp8_f32": 2, "v_pk_mov_b32": 2}
+    variants = {"v_cvt_f32_fp8": 4, "v_cvt_pk_fp8_f32": 2, "v_pk_mov_b32": 2, **dict.fromkeys(MIXED, len(MIXES))}
     return {f"{name}_{i}": (name, i) for name in sorted(names) for i in range(variants.get(name, 1))}
 
 
@@ -141,13 +159,14 @@ def lane_names(arch: str, name: str, variant: int, lane: int, words, vcc: int) -
     old = pair[5] & (1 << 32 * destination) - 1
     # v_pk_mov's low half comes from source 0, its high one from source 1.
     chosen = {"v_pk_mov_b32": variant | (1 - variant) << 1, "v_cvt_pk_fp8_f32": variant << 3}.get(name, 0)
+    mix = MIXES[variant] if name in MIXED else (chosen, 0)
     registers = [[None] for _ in range(LANES)]
     registers[lane][0] = Value("b", 32, old)
     return {
         **sources, **fp8_functions(arch), "D0": Value("b", 32 * destination, old), "D1": Value("b", 1, 0),
         "VCC": Value("u", 64, vcc), "EXEC": Value("u", 64, 0), "laneId": Value("u", 32, lane),
         "SIMM32": Value("b", 32, LITERAL),
-        "OPSEL": Value("b", 4, chosen), "VGPR": registers, "VDST": Value("u", 32, 0),
+        "OPSEL": Value("b", 4, mix[0]), "OPSEL_HI": Value("b", 4, mix[1]), "VGPR": registers, "VDST": Value("u", 32, 0),
         "OMOD": Value("b", 2, TABLE_OF_BITS >> 6), "ABS": Value("b", 3, TABLE_OF_BITS >> 3),
         "NEG": Value("b", 3, TABLE_OF_BITS),
         "SDWA_SRC0_SEL": Value("b", 3, variant), **{f"BYTE{i}": Value("b", 3, i) for i in range(4)},
@@ -182,9 +201,9 @@ def vector_snippets(arch: str) -> Snippets:
 
 @pytest.mark.parametrize("arch, key", [(arch, key) for arch in ARCHS for key in vector_cases(arch)])
 def test_a_vector_instruction(arch, key):
-    name = vector_cases(arch)[key][0]
+    name, variant = vector_cases(arch)[key]
     rng = seeded(key)
-    kinds = [kind_of(name, i) for i in range(len(widths(name)[0]))]
+    kinds = kinds_of(name, variant)
     random, special = random_words(kinds, rng), special_words(kinds, rng)
     if "class" in name:  # all classes but one: of the NaNs' two, of the numbers' eight
         lanes = np.arange(LANES, dtype=np.uint32)
@@ -196,10 +215,10 @@ def test_a_vector_instruction(arch, key):
 
 def random_words(kinds: list[str], rng: np.random.Generator) -> list[np.ndarray]:
     """What v10 to v21 hold: two registers a source, and the old destination at the end."""
-    words = [patterns(kind, rng) for kind in kinds for _ in (0, 1)]
-    words += [patterns(kinds[0], rng) for _ in range(12 - len(words))]
+    kinds = kinds + kinds[:1] * (6 - len(kinds))
+    words = [half for kind in kinds for half in pair_patterns(kind, rng)]
     # Comparisons want equal sources too.
-    if len(kinds) > 1 and kinds[0] == kinds[1]:
+    if kinds[0] == kinds[1]:
         words[2][::3], words[3][::2] = words[0][::3], words[1][::2]
     return words
 
@@ -208,6 +227,7 @@ def random_words(kinds: list[str], rng: np.random.Generator) -> list[np.ndarray]
 SPECIAL = {
     "f32": [0x00000000, 0x80000000, 0x7F800001, 0x7FC00001, 0x7F800000, 0xFF800000, 0x00000001, 0x3F800000],
     "f16": [0x80000000, 0x00008000, 0x7C017E01, 0x7E017C00, 0x7C00FC00, 0xFC000001, 0x00013C00, 0x3C007C01],
+    "f64": [0, 1 << 63, 0x7FF << 52 | 1, 0x7FF8 << 48 | 1, 0x7FF << 52, 0xFFF << 52, 1, 0x3FF << 52],
     "int": [0, 1, 5, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF],
 }
 
@@ -216,7 +236,9 @@ def special_words(kinds: list[str], rng: np.random.Generator) -> list[np.ndarray
     """Every special value of the first source with every one of the second, and all of the third."""
     words, lanes = random_words(kinds, rng), np.arange(LANES)
     for i, (kind, index) in enumerate(zip(kinds, (lanes % 8, lanes // 8, (lanes + lanes // 8) % 8))):
-        words[2 * i] = words[2 * i + 1] = np.array(SPECIAL[kind], np.uint32)[index]
+        values = np.array(SPECIAL[kind], np.uint64)[index]
+        words[2 * i] = values.astype(np.uint32)
+        words[2 * i + 1] = (values >> np.uint64(32)).astype(np.uint32) if kind == "f64" else words[2 * i]
     return words
 
 
@@ -245,6 +267,8 @@ def check_vector(arch: str, key: str, words: list[np.ndarray], active: int, rng:
             masks["VCC"] |= after["D1"].bits << lane
         elif masks["VCC"] != vcc:
             masks["VCC"] |= after["VCC"].bits & 1 << lane
+        source = after["S0"].part(0, 32).bits  # v_swap changes it
+        assert name in APPROXIMATE or int(result[6][lane]) == source, f"{what}: the source"
         expected = after["VGPR"][lane][0] if "VGPR" in pseudocode(name) else after["D0"]
         got = int(result[0][lane]) | (int(result[1][lane]) << 32 if widths(name)[1] == 2 else 0)
         if re.search(r"\bD0\.[bfui]16 =", pseudocode(name)):
