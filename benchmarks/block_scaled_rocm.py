@@ -75,13 +75,13 @@ def with_adding(whole: recording.Recording, profile: Profile, parts: int) -> cos
     """Of a recording of all parts of a tile: the one with the longest course adds them."""
     groups = sorted(profile.courses.values(), key=lambda each: sum(len(course.steps) for course in each))
     plain = replace(whole, courses=pack(groups[:1]))
-    result = cost.estimate(plain)
+    result = cost.estimate(plain, timing="profiler")  # as AITER's times are taken
     if parts == 1:
         return result
     few = replace(plain, grid=max(1, whole.grid // parts))
-    table = cost.traffic(whole, False)[2]
+    moved = cost.traffic(whole, result.chip, warm=False)
     alone, adding = (
-        cost.play_unit(each, result.chip, table)[1] for each in (few, replace(few, courses=pack(groups[-1:])))
+        cost.play_unit(each, result.chip, moved)[1] for each in (few, replace(few, courses=pack(groups[-1:])))
     )
     return replace(result, seconds=result.seconds + (adding - alone) / result.chip.clock)
 
@@ -136,7 +136,7 @@ def main() -> None:
     for shape in shapes:
         result = ours(device, *shape, args.config, args.arch)
         peer = min(
-            ((cost.estimate(each.recording), each.name) for each in peers.get(shape, ())),
+            ((cost.estimate(each.recording, timing="profiler"), each.name) for each in peers.get(shape, ())),
             key=lambda each: each[0].seconds,
             default=None,
         )

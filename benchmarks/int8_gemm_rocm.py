@@ -101,7 +101,7 @@ def ck_estimates(ck: Path | None) -> dict[str, float]:
                 else:
                     kept[each.name] = each
         store.save(path, list(kept.values()))
-    return {name: cost.estimate(each.recording).seconds for name, each in kept.items()}
+    return {name: cost.estimate(each.recording, timing="profiler").seconds for name, each in kept.items()}
 
 
 def main() -> None:

@@ -1,12 +1,24 @@
+#!/usr/bin/env python3
 """Microseconds that others have published for these operators on an MI300X: facts to compare with, not measured here.
 
+    python -m benchmarks.published_mi300x [--all]
+
+prints them as a markdown table, beside the simulator's estimates of the article's own kernels (from the recordings of
+benchmarks/calibration) and of this package's, with one clock and the same way of timing. Needs the ROCm variant
+(scripts/build.py --backend rocm). Estimates rank; they are no measurement (simulator/README.md).
+
 Source: "Creating custom kernels for the AMD MI300", Hugging Face and AMD, 2025, the tables of its three sections
-"Results". float16 rows of 16384 elements; FP8 weights; graphs, rotated weights, 500 launches to warm up, 2000 timed.
+"Results". GEMM: FP8 weights, a graph over weights in turn, 500 launches to warm up, 2000 timed. Rows: float16, a graph
+that repeats one call on the same tensors. RMSNorm has rows of 16384. Of SwiGLU the width is not certain: the article
+says 16384 for the input, the scripts 13312; benchmarks/calibration/sources.py says what speaks for the latter.
 """
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 SOURCE = '"Creating custom kernels for the AMD MI300" (Hugging Face and AMD, 2025)'
+SWIGLU_WIDTH = 6656  # of the result
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ ADD_RMS_NORM_FP8 = {
     2048: Published(73.35, 671.513, 81.2089),
 }
 
-# SwiGLU + FP8, by rows; 16384 is the width of the input, gate and up together.
+# SwiGLU + FP8, by rows.
 SWIGLU_FP8 = {
     1: Published(1.92981, 40.2731, 3.84116),
     2: Published(1.93904, 29.923, 3.86192),
@@ -67,3 +79,79 @@ SKINNY_GEMM = {
     (16, 16384, 6656): Published(30.233, 31.671, None, 0.267, 0.250),
     (32, 16384, 6656): Published(35.052, 35.561, None, 1.365, 0.335),
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """`arguments` are benchmarks/simulate.py's, `theirs` and `vllm` begin the names of stored recordings."""
+
+    arguments: str
+    published: Published
+    theirs: str
+    vllm: str = ""
+    warm: bool = True
+
+    @property
+    def size(self) -> str:
+        return self.theirs.rpartition(" ")[2]
+
+
+def cases(everything: bool) -> Iterator[Case]:
+    some = ROWS if everything else (1, 32, 256, 2048)
+    for rows in some:
+        yield Case(
+            f"add_rms_norm_fp8 --rows {rows} --d 16384", ADD_RMS_NORM_FP8[rows],
+            f"hf-rocm-kernels RMSNorm {rows}x16384", f"vLLM RMSNorm {rows}x16384",
+        )  # fmt: skip
+    for rows in some:
+        yield Case(
+            f"swiglu_fp8 --rows {rows} --d {SWIGLU_WIDTH}", SWIGLU_FP8[rows],
+            f"hf-rocm-kernels SwiGLU {rows}x{SWIGLU_WIDTH}",
+        )  # fmt: skip
+    for (m, n, k), published in SKINNY_GEMM.items():
+        if everything or m in (1, 32):
+            name = f"hf-rocm-kernels GEMM {m}x{n}x{k}"
+            yield Case(f"skinny_gemm --m {m} --n {n} --k {k}", published, name, warm=False)
+
+
+HEAD = """\
+| operator, size | measured: theirs | vLLM | torch | estimated: theirs | vLLM | ours | ours / theirs |
+|---|---|---|---|---|---|---|---|"""
+
+
+def line(case: Case, theirs: float, vllm: float | None, ours: float) -> str:
+    """Of the table; estimates in seconds."""
+
+    def us(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    measured = [case.published.kernel_us, case.published.vllm_us, case.published.torch_us]
+    estimated = [1e6 * theirs, vllm and 1e6 * vllm, 1e6 * ours]
+    cells = [f"{case.arguments.split()[0]} {case.size}", *map(us, measured + estimated), f"{ours / theirs:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    from benchmarks import simulate
+    from benchmarks.calibration.store import load_all
+    from simulator import cost
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="all sizes of the article")
+    parser.add_argument("--sample", type=int, default=4, help="workgroups to run of each of ours (default: 4)")
+    args = parser.parse_args()
+    device = simulate.Device()
+    stored = {each.name.partition(" of ")[0].partition(" in ")[0]: each.recording for each in load_all()}
+    print(HEAD)
+    for case in cases(args.all):
+        command = [*case.arguments.split(), "--sample", str(args.sample)]
+        _, _, recording = device.run(simulate.parse(command))
+        estimates = [
+            cost.estimate(each, warm=case.warm).seconds if each else None
+            for each in (stored[case.theirs], stored.get(case.vllm), recording)
+        ]
+        print(line(case, *estimates), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@
     python -m benchmarks.simulate add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
     python -m benchmarks.simulate swiglu_fp8 --rows 1 --d 256 --trace 0:0
     python -m benchmarks.simulate skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four workgroups; not verified
-    python -m benchmarks.simulate published       # estimates beside the times that others published for an MI300X
+    python -m benchmarks.simulate swiglu_fp8 --rows 8 --d 6656 --sample 4 --warm --timing profiler
 
 Needs the variant (scripts/build.py --backend rocm) and what builds it (scripts/rocm_toolchain.py). The estimate ranks
 versions of a kernel and is no measurement: simulator/README.md.
@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_cases import GEMM_VARIABLE, variable
-from benchmarks.published_mi300x import ADD_RMS_NORM_FP8, SKINNY_GEMM, SOURCE, SWIGLU_FP8
 from benchmarks.simulated_rocm import FORMATS, SimulatedRocm
 from scripts import machine_code
 from scripts.builder.prefixes import ROCM_PREFIX
@@ -124,6 +123,8 @@ def parse(arguments: list[str] | None = None):
     common.add_argument("--arch", choices=["gfx942", "gfx950"], default="gfx942")
     common.add_argument("--seed", type=int, default=1, help="of the inputs and of the schedule")
     common.add_argument("--sample", type=positive, metavar="N", help="run the first N workgroups only; not verified")
+    common.add_argument("--warm", action="store_true", help="what the launch reads is in the memory-side cache")
+    common.add_argument("--timing", choices=cost.TIMINGS, default="graph", help="what a launch costs (default: graph)")
     common.add_argument("--annotate", action="store_true", help="print the disassembly with counts")
     common.add_argument("--trace", type=place, metavar="[GROUP:]WAVE", help="print what one wave executes")
     common.add_argument("--limit", type=positive, default=200, help="instructions to trace (default: 200)")
@@ -139,8 +140,6 @@ def parse(arguments: list[str] | None = None):
         one.add_argument("--rows", type=positive, required=True)
         one.add_argument("--d", type=positive, required=True, help="columns of the result")
         one.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
-    published = commands.add_parser("published", help="estimates beside published times")
-    published.add_argument("--sample", type=positive, metavar="N", default=4, help="workgroups of each (default: 4)")
     return parser.parse_args(arguments)
 
 
@@ -183,35 +182,14 @@ def show(args, launch, profile, recording) -> None:
     if args.annotate:
         print(report.annotated(counters, profile))
     print(report.describe(counters, profile))
-    print(cost.describe(cost.estimate(recording)))
-
-
-def published(device: Device, sample: int) -> None:
-    """A markdown table: this package's kernels estimated, another package's kernels as published."""
-    cases = [(f"add_rms_norm_fp8 --rows {r} --d 16384", ADD_RMS_NORM_FP8[r]) for r in (1, 32, 128, 512, 2048)]
-    cases += [(f"swiglu_fp8 --rows {r} --d 8192", SWIGLU_FP8[r]) for r in (1, 128, 2048)]
-    cases += [(f"skinny_gemm --m {m} --n {n} --k {k}", us) for (m, n, k), us in SKINNY_GEMM.items()]
-    print(f"Published: {SOURCE}: other kernels, measured. Estimates: this package's, on MI300X, in microseconds.\n")
-    print("| | estimate | bound | bytes alone | published | ratio |\n|---|---|---|---|---|---|")
-    for command, figure in cases:
-        _, _, recording = device.run(parse([*command.split(), "--sample", str(sample)]))
-        result = cost.estimate(recording)
-        us = 1e6 * result.seconds
-        print(
-            f"| {command} | {us:.1f} | {result.bound} | {1e6 * result.bytes_floor:.2f} | {figure.kernel_us:.1f} "
-            f"| {us / figure.kernel_us:.2f} |",
-            flush=True,
-        )
+    print(cost.describe(cost.estimate(recording, warm=args.warm, timing=args.timing)))
 
 
 def main() -> None:
     args = parse()
     device = Device()
     try:
-        if args.operator == "published":
-            published(device, args.sample)
-        else:
-            show(args, *device.run(args))
+        show(args, *device.run(args))
     except AssertionError as error:
         raise SystemExit(f"simulate.py: wrong result: {error}") from None
     except (RuntimeError, ValueError, SimulationError) as error:

@@ -21,23 +21,29 @@ Matrix units take power: `Chip.power` says by how much a launch that keeps them 
 """
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from .counters import CHIPLETS, HALF_LINE, SIMDS
+from .profile import ACQUIRE, MEMORY
 from .recording import Buffer, Recording
-from .timeline import Played, UnitRates, play
+from .timeline import ACCESSES, Played, UnitRates, play
 
 L2_SIZE = 4 << 20  # of a chiplet
 CALIBRATION = Path(__file__).with_name("calibration.json")  # errors against measured times
 
 
+TIMINGS = ("profiler", "graph", "events")
+
+
 @dataclass(frozen=True)
 class Chip:
     """Bandwidths that programs reach: of the whole chip in bytes a second, `unit_` of one unit in bytes a clock.
-    Latencies, `issue`, `barrier` and `start` in cycles, as in UnitRates."""
+    Latencies, `issue`, `barrier` and `start` in cycles, as in UnitRates. `launch_` are seconds beyond the work, by how
+    a time is taken (TIMINGS): the launch's own time on the device; one of many in a graph; between two events."""
 
     name: str
     units: int
@@ -45,7 +51,9 @@ class Chip:
     hbm: float
     fabric: float
     l2: float
-    launch: float  # seconds
+    launch_profiler: float
+    launch_graph: float
+    launch_events: float
     unit_hbm: float = 32.0
     unit_l2: float = 64.0
     hbm_latency: float = 900.0
@@ -67,13 +75,14 @@ class Chip:
 # bandwidths are published (L2's scaled by units and clock, the memory-side cache's taken as HBM's), all else is the
 # MI300X's.
 _MI300X = Chip(
-    "MI300X", 304, 2.1e9, hbm=4.56e12, fabric=4.0e12, l2=11.96e12, launch=1.196e-6, unit_hbm=28.16, unit_l2=57.3,
+    "MI300X", 304, 2.1e9, hbm=4.56e12, fabric=4.0e12, l2=11.96e12, launch_profiler=1.196e-6, launch_graph=0.72e-6,
+    launch_events=7.2e-6, unit_hbm=28.16, unit_l2=57.3,
     hbm_latency=834, fabric_latency=501, l2_latency=450, issue=4.83, barrier=16.5, start=2972, matrix_gap=7.88,
     lds_cycle_latency=11.9, power=0.665,
 )  # fmt: skip
 MEASURED = {
     "MI300X": _MI300X,
-    "MI325X": replace(_MI300X, name="MI325X", hbm=3.7e12, launch=1.416e-6, power=0.177, memset=5.2e-6),
+    "MI325X": replace(_MI300X, name="MI325X", hbm=3.7e12, launch_profiler=1.416e-6, power=0.177, memset=5.2e-6),
 }
 CHIPS = {
     "gfx942": _MI300X,
@@ -93,6 +102,7 @@ class Estimate:
     rounds: float  # of workgroups on the fullest unit
     played: Played = field(repr=False, default_factory=Played)
     chip: Chip = CHIPS["gfx942"]
+    kind: str = "GEMM"  # of the kernel: kind_of
 
     @property
     def bound(self) -> str:
@@ -106,21 +116,56 @@ def distinct_bytes(buffer: Buffer, grid: int) -> float:
     return min(HALF_LINE * buffer.own * grid, buffer.size + HALF_LINE)
 
 
-def traffic(recording: Recording, warm: bool) -> tuple[float, float, np.ndarray]:
-    """(bytes from or to HBM, bytes that the L2 caches fetch, play's table of buffers)."""
-    grid, distinct, fetched, table = recording.grid, 0.0, 0.0, []
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes: from or to HBM; that the L2 caches fetch, and that they take from stores. `table` is play's, of buffers;
+    `reach` the half lines that a workgroup may touch until L2 has lost what it touched before."""
+
+    hbm: float
+    fetched: float
+    stored: float
+    table: np.ndarray
+    reach: float
+
+
+def reach_of(recording: Recording, chip: Chip) -> float:
+    in_flight = min(recording.resident * chip.units, recording.grid) / CHIPLETS
+    return L2_SIZE / HALF_LINE / max(1.0, in_flight)
+
+
+def fetched_again(recording: Recording, reach: float) -> float:
+    """Half lines of a workgroup, the mean, that L2 has lost when they are loaded again."""
+    steps, groups = recording.courses.steps, len(recording.courses.waves)
+    again = steps[(steps[:, 0] == MEMORY) & (steps[:, 2] < -reach) & (steps[:, 3] == ACCESSES["load"])]
+    return float((again[:, 1] * (1 + reach / again[:, 2])).sum()) / groups
+
+
+def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:
+    grid, distinct, table = recording.grid, 0.0, []
+    moved = {False: 0.0, True: 0.0}
     fits = sum(distinct_bytes(each, grid) for each in recording.buffers) <= L2_SIZE
-    for each in recording.buffers:
+    written = stored_buffers(recording)
+    for number, each in enumerate(recording.buffers):
         once, own = distinct_bytes(each, grid), HALF_LINE * each.own * grid
         fills = max(once, own * each.fills)
         if fits:
             fills = min(fills, CHIPLETS * once)
-        distinct, fetched = distinct + (0.0 if warm else once), fetched + fills
+        distinct += 0.0 if warm else once
+        moved[number in written] += fills
         table.append((fills / own if own else 0.0, once / fills if fills and not warm else 0.0))
-    return distinct, fetched, np.array(table, np.float64).reshape(-1, 2)
+    reach = math.inf if fits else reach_of(recording, chip)
+    again = 0.0 if fits else HALF_LINE * fetched_again(recording, reach) * grid
+    return Traffic(distinct, moved[False] + again, moved[True], np.array(table, np.float64).reshape(-1, 2), reach)
 
 
-def play_unit(recording: Recording, chip: Chip, table: np.ndarray) -> tuple[Played, float, int]:
+def stored_buffers(recording: Recording) -> set[int]:
+    """Numbers of the buffers that are written."""
+    steps = recording.courses.steps
+    stores = steps[(steps[:, 0] == MEMORY) & (steps[:, 3] != ACCESSES["load"])]
+    return set(stores[:, 5].tolist())
+
+
+def play_unit(recording: Recording, chip: Chip, moved: Traffic) -> tuple[Played, float, int]:
     """(what was played, cycles of the fullest unit, workgroups that it gets)."""
     most = -(-recording.grid // chip.units)
     # Units that have one workgroup less leave their share of the bandwidth to the others.
@@ -128,15 +173,16 @@ def play_unit(recording: Recording, chip: Chip, table: np.ndarray) -> tuple[Play
     rates = UnitRates(
         hbm=min(chip.unit_hbm, chip.hbm / chip.clock / sharing),
         fabric=min(chip.unit_hbm, chip.fabric / chip.clock / sharing),
+        store=chip.fabric / chip.clock / sharing,
         l2=min(chip.unit_l2, chip.l2 / chip.clock / sharing),
         hbm_latency=chip.hbm_latency, fabric_latency=chip.fabric_latency, l2_latency=chip.l2_latency,
         lds_latency=chip.lds_latency, issue=chip.issue, barrier=chip.barrier, start=chip.start,
-        matrix_gap=chip.matrix_gap, lds_cycle_latency=chip.lds_cycle_latency,
+        matrix_gap=chip.matrix_gap, lds_cycle_latency=chip.lds_cycle_latency, reach=moved.reach,
     )  # fmt: skip
     resident = min(recording.resident, most)
 
     def run(count: int) -> Played:
-        return play(recording.courses, count, resident, rates, table)
+        return play(recording.courses, count, resident, rates, moved.table)
 
     if most <= 3 * resident:
         played = run(most)
@@ -147,41 +193,59 @@ def play_unit(recording: Recording, chip: Chip, table: np.ndarray) -> tuple[Play
     return played, played.cycles + (most - 3 * resident) * a_group, most
 
 
-def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False) -> Estimate:
-    """`warm`: all that the launch reads is in the memory-side cache."""
+def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False, timing: str = "graph") -> Estimate:
+    """`warm`: all that the launch reads is in the memory-side cache. `timing`: of TIMINGS."""
     chip = chip or CHIPS[recording.arch]
     grid = recording.grid
     busy_units = min(chip.units, grid)
     # The fullest unit has more than the mean.
     uneven = -(-grid // chip.units) * busy_units / grid
     unit_clock = chip.clock * busy_units / uneven
-    distinct, fetched, table = traffic(recording, warm)
+    moved = traffic(recording, chip, warm)
     touched = HALF_LINE * recording.half_lines * grid
     parts = {
-        "HBM": distinct / min(chip.hbm, chip.unit_hbm * unit_clock),
-        "fabric": fetched / min(chip.fabric, chip.unit_hbm * unit_clock),
+        "HBM": moved.hbm / min(chip.hbm, chip.unit_hbm * unit_clock),
+        "fabric": max((moved.fetched + moved.stored) / chip.fabric, moved.fetched / (chip.unit_hbm * unit_clock)),
         "L2": touched / min(chip.l2, chip.unit_l2 * unit_clock),
         "L1": touched / 64 / unit_clock,
         "issue": recording.vector * grid / SIMDS / unit_clock,
         "matrix": recording.matrix * grid / SIMDS / unit_clock,
         "LDS": recording.lds * grid / unit_clock,
     }
-    played, cycles, most = play_unit(recording, chip, table)
+    played, cycles, most = play_unit(recording, chip, moved)
     longest = max(parts.values())
     total = max(cycles / chip.clock, longest) + chip.power * parts["matrix"]
-    parts = {"launch": chip.launch, **parts, "latency": total - longest}
+    launch = getattr(chip, f"launch_{timing}")
+    parts = {"launch": launch, **parts, "latency": total - longest}
     return Estimate(
-        chip.launch + total, parts, distinct, distinct / min(chip.hbm, chip.fabric), most / recording.resident, played
+        launch + total,
+        parts,
+        moved.hbm,
+        moved.hbm / min(chip.hbm, chip.fabric),
+        most / recording.resident,
+        played,
+        chip,
+        kind_of(recording),
     )
+
+
+def kind_of(recording: Recording) -> str:
+    """Of a kernel, as calibration.json has errors for: "ring" hands data over by LDS flags, "GEMM" multiplies without,
+    "rows" does neither."""
+    if (recording.courses.steps[:, 0] == ACQUIRE).any():
+        return "ring"
+    return "GEMM" if recording.matrix else "rows"
 
 
 def band(result: Estimate) -> str:
     """Where the measured time would be, by what is known of the clock's errors."""
     if result.chip.name not in MEASURED:
         return f"unknown on {result.chip.name}: no measured kernel has been compared"
-    known = json.loads(CALIBRATION.read_text())["all"]
+    known = json.loads(CALIBRATION.read_text())["kinds"][result.kind]
     low, high = (1e6 * result.seconds / (1 + sign * known["nine in ten"]) for sign in (1, -1))
-    return f"{low:.2f} to {high:.2f} us, if it is a GEMM as nine in ten of {known['pairs']} measured ones"
+    return (
+        f"{low:.2f} to {high:.2f} us, as nine in ten of {known['pairs']} measured kernels of its kind ({result.kind})"
+    )
 
 
 def describe(result: Estimate) -> str:

@@ -215,9 +215,10 @@ class Counters:
         # Written or not -> (first line, pattern) -> workgroups.
         self._touched: dict[bool, dict[tuple[int, int], set[int]]] = {False: {}, True: {}}
         self._by_number: dict[int, Pattern] = {}
-        # Of the latest access, for the profile: whether it was its workgroup's first to these lines, and the address of
-        # its first lane; the LDS dword that all lanes read or wrote, or None.
+        # Of the latest access, for the profile: whether it was its workgroup's first to these lines, what tells these
+        # lines from others, and the address of its first lane; the LDS dword that all lanes read or wrote, or None.
         self.latest_is_new, self.latest_address = False, 0
+        self.latest_place: tuple[int, int] = 0, 0
         self.latest_word: int | None = None
 
     @property
@@ -255,7 +256,7 @@ class Counters:
         place = first, pattern.number
         owners = self._touched[write].get(place)
         self.latest_is_new = owners is None or workgroup not in owners
-        self.latest_address = int(addresses[0])
+        self.latest_address, self.latest_place = int(addresses[0]), place
         if owners is None:
             self._touched[write][place] = {workgroup}
             self._by_number[pattern.number] = pattern

@@ -5,6 +5,7 @@ and the course of each wave (`courses`), which timeline.py plays back against a 
     counters = simulator.launch(..., profile=profile)
 """
 
+import bisect
 import copy
 from dataclasses import dataclass, field
 
@@ -15,13 +16,16 @@ from .wave import LANES
 # Steps of a course: a tuple of one of these and what is written beside it.
 VECTOR, SCALAR, MATRIX, LDS = range(4)  # cycles
 CONSTANT = 4  # a scalar load: whether its 64 bytes are new to the workgroup
-MEMORY = 5  # half lines, whether they are new to the workgroup, "load", "store" or "atomic", flat, number of the buffer
+# Half lines; 1: new to the workgroup, else minus the half lines that it touched since it last touched these; "load",
+# "store" or "atomic"; flat; number of the buffer.
+MEMORY = 5
 WAIT = 6  # vmcnt, lgkmcnt: how many may be outstanding
 BARRIER = 7
 RELEASE, ACQUIRE = 8, 9  # an LDS dword, how often it had been written by all lanes of a wave
 FILL = 10  # cycles of LDS that a load to it takes
 
 WORK = (MATRIX, MEMORY, BARRIER, RELEASE)
+DOES_WORK = ("mfma", "barrier", "smem")
 
 VECTOR_CYCLES = {"valu": 4, "packed": 4, "transcendental": 16}
 SCALAR_CYCLES = 4  # a wave's turn comes every fourth cycle
@@ -56,6 +60,28 @@ class BufferUse:
     own: int = 0
 
 
+class Recent:
+    """The places that a workgroup touched, by when it last did."""
+
+    def __init__(self):
+        self._clock = 0
+        self._stamps: dict[tuple[int, int], int] = {}
+        self._order: list[int] = []  # their values, ascending
+
+    def touch(self, place: tuple[int, int], streams: bool) -> int | None:
+        """How many other places were touched since this one was; None: it is new. Places that stream are not kept."""
+        before, since = self._stamps.get(place), None
+        if before is not None:
+            at = bisect.bisect_left(self._order, before)
+            since = len(self._order) - at - 1
+            del self._order[at]
+        if before is not None or not streams:
+            self._clock += 1
+            self._stamps[place] = self._clock
+            self._order.append(self._clock)
+        return since
+
+
 @dataclass
 class Course:
     """One wave: its steps, and what is outstanding."""
@@ -65,6 +91,19 @@ class Course:
     lgkm: list[str] = field(default_factory=list)
     looked_at: int = 0  # the step at which LDS was last read
     slept_at: int | None = None  # the step at which it went to sleep, with nothing done since
+
+
+def polls(program: list) -> set[int]:
+    """Positions of the LDS reads in loops that do nothing else: looks at a flag."""
+    found: set[int] = set()
+    for end, ins in enumerate(program):
+        begin = getattr(ins, "target_index", len(program))
+        kinds = {i: class_of(program[i].mnemonic) for i in range(begin, end + 1)}
+        accesses = {i for i, kind in kinds.items() if kind == "lds"}
+        works = any(kind in DOES_WORK or kind.startswith("vmem_") for kind in kinds.values())
+        if not works and all(program[i].mnemonic.startswith("ds_read") for i in accesses):
+            found |= accesses
+    return found
 
 
 class Profile:
@@ -83,16 +122,20 @@ class Profile:
         self.courses: dict[int, list[Course]] = {}
         self._releases: dict[tuple[int, int], int] = {}
         self._constants: set[tuple[int, int]] = set()
+        # LDS dwords that a loop looks at until they change: flags. Others are data, whoever wrote them last.
+        self.flags: set[int] = set()
+        self._recent: dict[int, Recent] = {}  # of each workgroup
         # (address, written) of a buffer -> its number in the order of the first access, and what is summed of it.
         self.buffers: dict[tuple[int, bool], BufferUse] = {}
         self._memory_of_launch = launch.memory
         self.traced = 0
-        return [self._watched(ins, site) for ins, site in zip(launch.program, self.sites)]
+        looks = polls(launch.program)
+        return [self._watched(ins, site, i in looks) for i, (ins, site) in enumerate(zip(launch.program, self.sites))]
 
-    def _watched(self, ins, site: Site):
+    def _watched(self, ins, site: Site, is_look: bool):
         watched = copy.copy(ins)
         kind, inner = class_of(ins.mnemonic), ins.run
-        note = self._note(ins, kind, site)
+        note = self._lds(site, ins, is_look) if kind == "lds" else self._note(ins, kind, site)
 
         def run(wave):
             workgroup = wave.workgroup
@@ -117,8 +160,6 @@ class Profile:
             return self._simple((MATRIX, matrix_cycles(ins.mnemonic)))
         if kind.startswith("vmem_") or ins.mnemonic == "buffer_wbl2":
             return self._memory(kind.removeprefix("vmem_") if kind != "other" else "store", site, ins)
-        if kind == "lds":
-            return self._lds(site, ins)
         if kind == "smem":
             return self._constant(ins)
         if kind == "wait":
@@ -182,7 +223,7 @@ class Profile:
         course.looked_at = len(course.steps)
 
     def _memory(self, what: str, site: Site, ins):
-        flat = ins.mnemonic.startswith("flat_")
+        flat, streams = ins.mnemonic.startswith("flat_"), " nt" in ins.text.line
 
         def note(course, group, wave, inner):
             counters = self.counters
@@ -197,7 +238,8 @@ class Profile:
             site.different_bytes += counters.different_bytes - size
             use = self._use(counters.latest_address, what != "load")
             use.own += half_lines * counters.latest_is_new
-            course.steps.append((MEMORY, half_lines, counters.latest_is_new, what, flat, use.number))
+            since = self._since(group, half_lines, streams) if half_lines else 0
+            course.steps.append((MEMORY, half_lines, since, what, flat, use.number))
             if (fills := counters.lds_cycles - lds_cycles) and not flat:
                 site.lds_cycles += fills
                 site.lds_conflict_cycles += counters.lds_conflict_cycles - lds_conflicts
@@ -210,6 +252,12 @@ class Profile:
 
         return note
 
+    def _since(self, group: int, half_lines: int, streams: bool) -> int:
+        """1: the latest access is its workgroup's first to its lines. Else minus what was touched since the last.
+        Lines that stream (nt) are the first that L2 gives up, and count for nothing."""
+        since = self._recent.setdefault(group, Recent()).touch(self.counters.latest_place, streams)
+        return 1 if self.counters.latest_is_new or since is None else -since * half_lines
+
     def _use(self, address: int, written: bool) -> BufferUse:
         region = self._memory_of_launch.find(address)
         key = (region.address if region else 0), written
@@ -217,7 +265,7 @@ class Profile:
             self.buffers[key] = BufferUse(len(self.buffers), region.size if region else 0)
         return self.buffers[key]
 
-    def _lds(self, site: Site, ins):
+    def _lds(self, site: Site, ins, is_look: bool):
         reads = ins.mnemonic.startswith("ds_read")
 
         def note(course, group, wave, inner):
@@ -231,6 +279,8 @@ class Profile:
             site.lds_conflict_cycles += counters.lds_conflict_cycles - conflicts
             written = self._releases.get((group, word), 0) if word is not None else 0
             if reads:
+                if is_look and word is not None:
+                    self.flags.add(word)
                 self._look(course)
                 if written:
                     course.steps.append((ACQUIRE, word, written))

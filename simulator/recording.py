@@ -1,9 +1,9 @@
 """All that an estimate needs of a launch, as numbers alone: it can be stored, and estimated again by another model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .counters import Counters
-from .profile import VECTOR_CYCLES, Profile
+from .profile import ACQUIRE, RELEASE, VECTOR_CYCLES, Course, Profile
 from .timeline import Packed, pack
 
 
@@ -31,6 +31,12 @@ class Recording:
     courses: Packed
 
 
+def without_data(course: Course, flags: set[int]) -> Course:
+    """Without what would wait for an LDS dword that is no flag: that order is the simulator's own."""
+    steps = [step for step in course.steps if step[0] not in (ACQUIRE, RELEASE) or step[1] in flags]
+    return replace(course, steps=steps)
+
+
 def record(counters: Counters, profile: Profile, beginnings: Counters | None = None) -> Recording:
     """`profile` has watched the launch that `counters` are of. Where it was a sample, `beginnings` are the counters of
     sharing.Beginnings: a sample cannot tell what workgroups share."""
@@ -40,7 +46,7 @@ def record(counters: Counters, profile: Profile, beginnings: Counters | None = N
         each = shared.get(key)
         fills = each.by_chiplet / each.by_workgroup if each else 1.0
         buffers.append(Buffer(use.size, use.own / counters.workgroups, fills))
-    courses = list(profile.courses.values())
+    courses = [[without_data(each, profile.flags) for each in group] for group in profile.courses.values()]
     vector = sum(cycles * counters.instructions.get(name, 0) for name, cycles in VECTOR_CYCLES.items())
     ran = counters.workgroups
     return Recording(

@@ -37,8 +37,8 @@ struct Step {
 
 // Cycles, and bytes a cycle of the unit: as UnitRates in timeline.py.
 struct Rates {
-    double hbm, fabric, l2, l1, hbm_latency, fabric_latency, l2_latency, scalar_latency, lds_latency, atomic_latency;
-    double issue, barrier, start, matrix_gap, lds_cycle_latency;
+    double hbm, fabric, store, l2, l1, hbm_latency, fabric_latency, l2_latency, scalar_latency, lds_latency, atomic_latency;
+    double issue, barrier, start, matrix_gap, lds_cycle_latency, reach;
 };
 
 // Of what a workgroup touches for the first time: the share that its chiplet's L2 lacks, and of that what is not in
@@ -134,15 +134,19 @@ class Unit {
         const double latency = s.c == kAtomic ? rates_.atomic_latency : rates_.l2_latency;
         double back = l2_ + latency;
         Stall what = s.c == kAtomic ? kStallAtomic : s.c == kStore ? kStallStore : kStallL2;
-        if (s.b) {
-            const Buffer& buffer = buffers_[s.e];
-            const double fill = size * buffer.fills;
-            fabric_ = std::max(begin, fabric_) + fill / rates_.fabric;
-            hbm_ = std::max(begin, hbm_) + fill * buffer.hbm / rates_.hbm;
+        // Lines that are new to the workgroup, or that L2 has lost since it last touched them (they are in the
+        // memory-side cache).
+        const bool is_new = s.b > 0;
+        const double fills = is_new ? buffers_[s.e].fills : std::max(0.0, 1 + rates_.reach / s.b);
+        const double fill = s.b ? size * fills : 0;
+        if (fill > 0) {
+            const double of_hbm = is_new ? buffers_[s.e].hbm : 0;
+            fabric_ = std::max(begin, fabric_) + fill / (s.c == kStore ? rates_.store : rates_.fabric);
+            hbm_ = std::max(begin, hbm_) + fill * of_hbm / rates_.hbm;
             if (s.c == kLoad) {
                 // Workgroups that share a line ask for it at about the same time: all wait for the one that fetches it.
-                const double beyond = rates_.fabric_latency + (rates_.hbm_latency - rates_.fabric_latency) * buffer.hbm;
-                if (fill > 0) back = std::max(back, std::max(fabric_, hbm_) + beyond), what = kStallHbm;
+                const double beyond = rates_.fabric_latency + (rates_.hbm_latency - rates_.fabric_latency) * of_hbm;
+                back = std::max(back, std::max(fabric_, hbm_) + beyond), what = kStallHbm;
             } else {
                 back = std::max(back, std::max(fabric_, hbm_) + latency);
             }

@@ -8,6 +8,7 @@ bandwidth. Not modelled: banks of DRAM, and scalar instructions of different wav
 
 import ctypes
 import functools
+import math
 import tempfile
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -25,12 +26,14 @@ STEP = 6  # integers of a step
 
 @dataclass(frozen=True)
 class UnitRates:
-    """Of one compute unit: bytes a cycle, then cycles. `issue` is a wave's turn, `barrier` what opening one takes,
-    `start` from a workgroup's end to its successor's first instruction, `matrix_gap` what the matrix unit is idle
-    between two instructions, `lds_cycle_latency` by how much an LDS access is later for each cycle that it takes."""
+    """Of one compute unit: bytes a cycle (`fabric` of loads, `store` of stores), then cycles. `issue` is a wave's turn,
+    `barrier` what opening one takes, `start` from a workgroup's end to its successor's first instruction, `matrix_gap`
+    what the matrix unit is idle between two instructions, `lds_cycle_latency` by how much an LDS access is later for
+    each cycle that it takes. `reach`: half lines that a workgroup may touch until L2 loses what it touched before."""
 
     hbm: float
     fabric: float
+    store: float
     l2: float
     l1: float = 64.0
     hbm_latency: float = 900.0
@@ -44,6 +47,7 @@ class UnitRates:
     start: float = 0.0
     matrix_gap: float = 0.0
     lds_cycle_latency: float = 0.0
+    reach: float = math.inf
 
 
 @dataclass

@@ -14,11 +14,12 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from benchmarks.calibration.sources import SOURCES
 from benchmarks.calibration.store import Measured, digest, load_all
 from simulator import cost
 from simulator.cost import CALIBRATION, MEASURED, Chip
 
-SOURCES_TO_RANK = ("Snektron", "HipKittens")  # events around one launch, which take time themselves: order alone
+KINDS = ("GEMM", "ring", "rows")  # of kernels: the first word of Measured.kind
 
 
 def fitted(each: Measured) -> bool:
@@ -27,12 +28,17 @@ def fitted(each: Measured) -> bool:
 
 def counts(each: Measured) -> bool:
     """Whether its time is one to come up to, rather than one to put in order."""
-    return not each.source.startswith(SOURCES_TO_RANK)
+    return SOURCES[each.source].counted
+
+
+def kind(each: Measured) -> str:
+    return each.kind.partition(",")[0]
 
 
 def seconds(each: Measured, chip: Chip) -> float:
     """As the pair's time was taken: with its memsets, and with warm caches where nothing ever left them."""
-    return cost.estimate(each.recording, chip, warm=each.warm).seconds + each.memsets * chip.memset
+    timing = SOURCES[each.source].timing
+    return cost.estimate(each.recording, chip, warm=each.warm, timing=timing).seconds + each.memsets * chip.memset
 
 
 def logs(pairs: Iterable[Measured], chips: dict[str, Chip] = MEASURED) -> dict[str, float]:
@@ -99,6 +105,7 @@ def summary(pairs: list[Measured], chips: dict[str, Chip] = MEASURED) -> dict:
     return {
         "data": digest(),
         "all": everything,
+        "kinds": {name: row([each for each in counted if kind(each) == name], errors) for name in KINDS},
         "choice": {"problems": len(chosen), "over the best": round(statistics.fmean(chosen.values()) - 1, 4)},
         "sources": {name: row(members, errors) for name, members in sorted(by_source.items())},
     }
@@ -112,7 +119,8 @@ def table(found: dict) -> str:
     """Of a summary, in markdown."""
     lines = ["| | pairs | error | nine in ten within | largest | fitted half | median ratio | rank correlation |"]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for name, each in {"all whose times count": found["all"], **found["sources"]}.items():
+    kinds = {f"of these, {name}": each for name, each in found["kinds"].items()}
+    for name, each in {"all whose times count": found["all"], **kinds, **found["sources"]}.items():
         shown = [percent(each[column]) for column in ("error", "nine in ten", "largest", "fitted half")]
         rank = "" if each["rank"] is None else f"{each['rank']:.3f}"
         lines.append(f"| {name} | {each['pairs']} | {' | '.join(shown)} | {each['ratio']:.2f} | {rank} |")
@@ -134,7 +142,9 @@ def main() -> None:
     print(table(found))
     errors = logs(pairs)
     for each in sorted(pairs, key=lambda one: -abs(errors[one.name]))[: args.worst]:
-        bound = cost.estimate(each.recording, MEASURED[each.chip], warm=each.warm).bound
+        bound = cost.estimate(
+            each.recording, MEASURED[each.chip], warm=each.warm, timing=SOURCES[each.source].timing
+        ).bound
         print(f"{math.exp(errors[each.name]):.2f} of {each.microseconds:.1f} us, bound by {bound}: {each.name}")
     if args.write:
         CALIBRATION.write_text(json.dumps(found, indent=1) + "\n")

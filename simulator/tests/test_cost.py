@@ -1,5 +1,7 @@
 """The simulator's profile, its playing back of courses, and the cost model: numbers worked out by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,39 @@ def test_looks_in_vain_are_not_kept(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_a_flag_is_what_a_loop_looks_at(arch):
+    """Data that all lanes read at one address is none, whoever wrote it last: nothing waits for it."""
+    data = POLL.replace("s_cbranch_scc1 done\n  s_sleep 1\n  s_branch look", "s_cbranch_scc1 done")
+    kept = []
+    for body in (POLL, data):
+        # Without the race check: the second one has a race.
+        simulator = Simulator(
+            assemble({"kernel": BASE + body}, arch, lds=256, raw=True), arch, checks=Checks(races=False)
+        )
+        buffers, watched = [np.zeros(1024, np.uint8) for _ in range(2)], Profile()
+        counters = simulator.launch("kernel", 1, 128, [*buffers, bytes(32)], profile=watched)
+        steps = record(counters, watched).courses.steps
+        kept.append(np.isin(steps[:, 0], (profile.ACQUIRE, profile.RELEASE)).any())
+    assert kept == [True, False]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_how_far_back_a_line_was_touched(arch):
+    body = """
+      v_lshlrev_b32 v1, 2, v0
+      global_load_dword v2, v1, s[4:5]
+      global_load_dword v3, v1, s[4:5] offset:256
+      global_load_dword v4, v1, s[4:5] offset:512 nt
+      global_load_dword v5, v1, s[4:5]
+      global_load_dword v6, v1, s[4:5]
+      global_store_dword v1, v1, s[6:7]
+      global_load_dword v7, v1, s[4:5]"""
+    _, watched = run(arch, body)
+    found = [step[2] for step in watched.courses[0][0].steps if step[0] == profile.MEMORY]
+    assert found == [1, 1, 1, -4, 0, 1, -4]  # half lines: 256 bytes are four; what streams counts for nothing
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_trace_of_a_wave(arch):
     lines = []
     body = "s_movk_i32 s8, 0x11\n v_mov_b32 v1, s8\n v_add_u32 v2, v0, v1\n s_cmp_eq_u32 s8, s8"
@@ -99,8 +134,8 @@ def test_trace_of_a_wave(arch):
 
 # --- Playing back ---
 
-RATES = UnitRates(hbm=32.0, fabric=64.0, l2=64.0)
-LOAD = (profile.MEMORY, 16, True, "load", False, 0)  # 1024 bytes
+RATES = UnitRates(hbm=32.0, fabric=64.0, store=64.0, l2=64.0)
+LOAD = (profile.MEMORY, 16, 1, "load", False, 0)  # 1024 bytes
 COLD = np.array([[1.0, 1.0]])
 WAIT_ALL = (profile.WAIT, 0, 0)
 
@@ -118,7 +153,7 @@ def test_a_load_takes_its_latency_and_its_bytes():
     found = played([[LOAD, WAIT_ALL]])
     # 1024 bytes at 32 a cycle, then 900 cycles; the wave stands still from cycle 8 on.
     assert found.cycles == 932 and found.stalls == {"HBM": 924} and found.loads_in_flight == 1
-    cached = (profile.MEMORY, 16, False, "load", False, 0)
+    cached = (profile.MEMORY, 16, 0, "load", False, 0)
     assert played([[cached, WAIT_ALL]]).cycles == 16 + 288
     # Eight in flight share the bandwidth, not the latency.
     assert played([[LOAD] * 8 + [WAIT_ALL]]).cycles == 8 * 32 + 900
@@ -138,8 +173,26 @@ def test_where_a_load_comes_from():
     assert played([[LOAD, WAIT_ALL]], buffers=in_l2).cycles == 16 + 288
 
 
+def test_what_l2_has_lost_comes_from_the_memory_side_cache():
+    again = (profile.MEMORY, 16, -4000, "load", False, 0)
+    holds, half, little = (dataclasses.replace(RATES, reach=reach) for reach in (4000.0, 2000.0, 0.0))
+    assert played([[again, WAIT_ALL]], rates=holds).cycles == 16 + 288
+    assert played([[again, WAIT_ALL]], rates=half).cycles == 8 + 500
+    assert played([[again, WAIT_ALL]], rates=little).cycles == 16 + 500
+
+
+def test_stores_go_past_what_a_unit_draws():
+    store = (profile.MEMORY, 16, 1, "store", False, 0)
+    in_memory_side_cache = np.array([[1.0, 0.0]])
+    rates = dataclasses.replace(RATES, fabric=16.0, store=64.0)
+    times = [
+        played([[each] * 8 + [WAIT_ALL]], rates=rates, buffers=in_memory_side_cache).cycles for each in (LOAD, store)
+    ]
+    assert times == [8 * 64 + 500, 8 * 16 + 288]
+
+
 def test_what_opening_a_barrier_and_starting_a_workgroup_take():
-    slow = UnitRates(hbm=32.0, fabric=64.0, l2=64.0, barrier=20.0, start=100.0)
+    slow = UnitRates(hbm=32.0, fabric=64.0, store=64.0, l2=64.0, barrier=20.0, start=100.0)
     barrier = (profile.BARRIER,)
     assert played([[barrier, vector(8)], [vector(16), barrier]], rates=slow).cycles == 16 + 20 + 8
     assert played([[vector(8)]], [[vector(8)]], rates=slow).cycles == 8 + 100 + 8
@@ -179,7 +232,10 @@ def test_workgroups_follow_one_another():
 
 # --- The model ---
 
-TOY = cost.Chip("two units", units=2, clock=1e9, hbm=64e9, fabric=96e9, l2=128e9, launch=1e-6, unit_hbm=64.0)
+TOY = cost.Chip(
+    "two units", units=2, clock=1e9, hbm=64e9, fabric=96e9, l2=128e9, launch_profiler=2e-6, launch_graph=1e-6,
+    launch_events=5e-6, unit_hbm=64.0,
+)  # fmt: skip
 COPY = """
   s_lshl_b32 s8, s2, 12
   v_lshl_add_u32 v1, v0, 4, s8
@@ -204,6 +260,40 @@ def test_parts_of_a_copy(arch, groups):
     assert result.seconds == pytest.approx(sum(result.parts[name] for name in ("launch", "HBM", "latency")))
     # A first load cannot come back earlier, and all bytes take their time.
     assert 1e-6 + size / 64e9 <= result.seconds <= 1e-6 + size / 64e9 + 2 * 1.3e-6
+
+
+@pytest.mark.parametrize("timing, seconds", [("profiler", 2e-6), ("graph", 1e-6), ("events", 5e-6)])
+def test_a_launch_costs_what_its_timing_says(timing, seconds):
+    found = record(*run("gfx942", COPY, grid=16, threads=256))
+    one, other = (cost.estimate(found, TOY, timing=each) for each in (timing, "graph"))
+    assert one.parts["launch"] == seconds and one.seconds - other.seconds == pytest.approx(seconds - 1e-6)
+
+
+TWICE = """
+  s_lshl_b32 s8, s2, 14
+  v_lshl_add_u32 v1, v0, 4, s8
+  s_movk_i32 s10, 2
+again:
+  global_load_dwordx4 v[4:7], v1, s[4:5]
+  s_movk_i32 s9, 0x1000
+  v_add_u32 v2, s9, v1
+  global_load_dwordx4 v[8:11], v2, s[4:5]
+  s_waitcnt vmcnt(0)
+  s_sub_u32 s10, s10, 1
+  s_cmp_lg_u32 s10, 0
+  s_cbranch_scc1 again"""
+
+
+def test_rows_that_are_read_twice_are_fetched_twice_where_l2_is_full():
+    """1 KiB lies between two reads of a line. A chiplet's L2 keeps that for 4,096 workgroups in flight."""
+    found = record(*run("gfx942", TWICE, grid=4))
+    few, many = (dataclasses.replace(found, grid=grid, buffers=tuple(
+        dataclasses.replace(each, size=grid << 11) for each in found.buffers
+    )) for grid in (8 << 12, 8 << 13))  # fmt: skip
+    chip = dataclasses.replace(cost.CHIPS["gfx942"], units=8192)
+    moved = [cost.traffic(each, chip, warm=False) for each in (few, many)]
+    assert moved[0].fetched == moved[0].hbm == 8 << 23
+    assert (moved[1].hbm, moved[1].fetched) == (8 << 24, 12 << 24)  # every second line is there no more
 
 
 def test_no_more_lines_than_a_buffer_has():

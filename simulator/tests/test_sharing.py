@@ -96,10 +96,11 @@ def test_a_sample_learns_from_beginnings_what_others_share(arch):
     found = record(sample, watched, beginnings)
     assert [(each.own, each.fills) for each in found.buffers] == [(32, 48 / 128), (4, 1.0)]
     # A sample takes the whole buffer for read. Of 64 x 2048 bytes the L2 caches fetch three eighths.
-    distinct, fetched, table = cost.traffic(found, warm=False)
-    assert distinct == 32 * 1024 + 64 + 64 * 256 and fetched == 64 * 2048 * 3 / 8 + 64 * 256
-    assert table[0].tolist() == [3 / 8, (32 * 1024 + 64) / (64 * 2048 * 3 / 8)] and table[1].tolist() == [1, 1]
-    assert cost.traffic(found, warm=True)[0] == 0
+    moved = cost.traffic(found, cost.CHIPS[arch], warm=False)
+    assert moved.hbm == 32 * 1024 + 64 + 64 * 256
+    assert (moved.fetched, moved.stored) == (64 * 2048 * 3 / 8, 64 * 256)
+    assert moved.table.tolist() == [[3 / 8, (32 * 1024 + 64) / (64 * 2048 * 3 / 8)], [1, 1]]
+    assert cost.traffic(found, cost.CHIPS[arch], warm=True).hbm == 0
     everything = record(*[run(arch, GEMM, 64, profile=watched), watched])
     assert everything.buffers[0].fills == (64 * 8 + 256) / 2048
 
