@@ -41,10 +41,11 @@ class Lds:
                 bad = int(np.flatnonzero(written == 0)[0]) // move.size
                 raise LdsFault(f"lane {lanes[bad]}: LDS bytes {int(addresses[bad])} to +{move.size} were never written")
         if self.races:
-            self.races.read(wave.index, addresses, move.size)
+            self.races.read(wave.index, addresses, move.size, wave.looks)
         return self.views[move.size][addresses]
 
-    def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave) -> None:
+    def write(self, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, wave, in_order: bool = True) -> None:
+        """`in_order`: behind the wave's other LDS operations, as ds_write is and a load to LDS is not."""
         if self.races:
 
             def unchanged():
@@ -52,7 +53,7 @@ class Lds:
                 new = np.ascontiguousarray(values).view(np.uint8).reshape(-1, move.size)
                 return (old == new).all(axis=1)
 
-            self.races.write(wave.index, addresses, move.size, unchanged)
+            self.races.write(wave.index, addresses, move.size, unchanged, in_order)
         self.views[move.size][addresses] = values
         ones = np.ones(move.size, np.uint8).view(self.views[move.size].dtype)
         self.written_views[move.size][addresses] = ones[0]

@@ -7,6 +7,7 @@ from .code_object import CodeObject, Kernel
 from .disassembly import disassemble
 from .faults import UnsupportedError
 from .operands import Instruction
+from .polling import mark_looks
 from .wave import ACCUMULATION, VECTOR_BIT
 
 _programs: dict[tuple[str, str], list[Instruction]] = {}
@@ -109,5 +110,6 @@ def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
     key = code.digest, kernel.name
     if key not in _programs:
         _programs[key] = reachable(code, kernel, entry)
+        mark_looks(_programs[key])
     instructions = _programs[key]
     return instructions, next(i for i, ins in enumerate(instructions) if ins.address == entry)

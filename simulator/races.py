@@ -1,10 +1,14 @@
 """LDS races by happens-before: vector clocks of the waves of a workgroup, a shadow of who touched each LDS word when.
 
-What orders waves: s_barrier, and flags. Machine code does not say which words are flags, so a dword that
-all active lanes write at one address counts as a release, and a dword read at one address of such a word as an
-acquire. (Data written like that by one lane, and read so by others, is therefore taken for a flag: a race on it is
-found only as a read of unwritten LDS or as results that differ between schedules.) Waves that write the same values to
-a word do not race with each other.
+What orders waves: s_barrier, and flags. Machine code does not say which words are flags. But who waits for a flag reads
+it until it has changed, and polling.py finds these reads in the program: looks. A dword that all active lanes write at
+one address (one lane, too) is a release, and a look at such a word, by all active lanes alike, an acquire. That look
+alone may be unordered with that write. Any other two accesses of two waves to a byte, of which one writes, race unless
+something orders them: a flag's word read other than in a look, a word that all waves read, change and write, flags that
+two waves set at once, and flags written in part or together with other words. Waves that write the same values to a
+word do not race with each other.
+
+So a flag that is looked at once, or with other work between the looks, is not known as one: a false alarm.
 
 The LDS executes the operations of one wave in their order. So a flag that a wave writes behind its reads and writes of
 data is set after them, waited for or not; what is not safe, and found:
@@ -32,7 +36,7 @@ class Races:
         self.clocks = np.eye(waves, dtype=np.int32)
         self.writer = np.zeros(cells, np.int16)
         self.write_epoch = np.zeros(cells, np.int32)
-        # Of reads lane by lane, and of reads that may have been a look at a flag.
+        # Of reads, and of looks.
         self.read_epoch = np.zeros((waves, cells), np.int32)
         self.look_epoch = np.zeros((waves, cells), np.int32)
         # The epoch up to which all operations of a wave have been waited for.
@@ -54,7 +58,7 @@ class Races:
     def _one_word(addresses: np.ndarray, size: int) -> bool:
         return size == WORD and bool((addresses == addresses[0]).all())
 
-    def _check(self, wave: int, cells: np.ndarray, unordered: np.ndarray, others: np.ndarray, what: str) -> None:
+    def _check(self, cells: np.ndarray, unordered: np.ndarray, others: np.ndarray, what: str) -> None:
         if unordered.any():
             at = int(np.flatnonzero(unordered)[0])
             raise RaceFault(
@@ -68,10 +72,10 @@ class Races:
         unordered = self.write_epoch[cells] > self.clocks[wave][writers]
         if harmless is not None and unordered.any():
             unordered &= ~harmless()
-        self._check(wave, cells, unordered, writers, "the write of")
+        self._check(cells, unordered, writers, "the write of")
 
-    def read(self, wave: int, addresses: np.ndarray, size: int) -> None:
-        if self._one_word(addresses, size):
+    def read(self, wave: int, addresses: np.ndarray, size: int, looks: bool) -> None:
+        if looks and self._one_word(addresses, size):
             flag = int(addresses[0])
             if flag in self.released:
                 self._acquire(wave, flag)
@@ -82,23 +86,24 @@ class Races:
         self._check_writes(wave, cells)
         epochs[wave, cells] = self.clocks[wave, wave]
 
-    def write(self, wave: int, addresses: np.ndarray, size: int, unchanged) -> None:
+    def write(self, wave: int, addresses: np.ndarray, size: int, unchanged, in_order: bool) -> None:
         """`unchanged()`: for each address whether the write leaves its bytes as they are."""
         clock = self.clocks[wave]
         one_word = self._one_word(addresses, size)
         cells = self.cells(addresses[:1] if one_word else addresses, size)
-        if not (one_word and int(addresses[0]) in self.released):
-            per_address = len(cells) // (1 if one_word else len(addresses))
-            self._check_writes(
-                wave, cells, lambda: np.repeat(unchanged()[:1] if one_word else unchanged(), per_address)
-            )
-            for epochs in (self.read_epoch,) if one_word else (self.read_epoch, self.look_epoch):
-                unordered = epochs[:, cells] > clock[:, None]
-                if unordered.any():
-                    self._check(wave, cells, unordered.any(axis=0), unordered.argmax(axis=0), "a read of")
+        # Lanes that write one word may differ in what they write.
+        harmless = (lambda: unchanged().all()) if one_word else (
+            lambda: np.repeat(unchanged(), len(cells) // len(addresses))
+        )  # fmt: skip
+        self._check_writes(wave, cells, harmless)
+        releases = one_word and in_order
+        for epochs in (self.read_epoch,) if releases else (self.read_epoch, self.look_epoch):
+            unordered = epochs[:, cells] > clock[:, None]
+            if unordered.any():
+                self._check(cells, unordered.any(axis=0), unordered.argmax(axis=0), "a read of")
         self.writer[cells] = wave
         self.write_epoch[cells] = clock[wave]
-        if one_word:
+        if releases:
             self._release(wave, int(addresses[0]), cells)
         elif self.is_flag[cells].any():
             # Overwritten as data: no flag any more.

@@ -236,7 +236,7 @@ def _load_to_lds(ins: Instruction, size: int):
 
         def arrive():
             if values is not None:
-                lds.write(targets, move, values, numbers, wave)
+                lds.write(targets, move, values, numbers, wave, in_order=False)
 
         issue(wave, 0, arrive)
 

@@ -69,6 +69,7 @@ class Wave:
         self.lgkm: list[tuple] = []
         self.knowledge = Knowledge()
         self.fp16_overflow_clamps = False
+        self.looks = False  # whether the LDS read that is executing is a look at a flag (polling.py)
         self.at_barrier = False
         self.ended = False
         # How often it slept since the launch last made progress (see engine.py).

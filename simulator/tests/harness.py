@@ -111,6 +111,15 @@ class Snippets:
         return result
 
 
+def launch(body: str, arch: str, threads: int, grid: int = 1, lds: int = 256, **options):
+    """Runs a whole kernel on a buffer of 1024 dwords, each 5, twice its argument."""
+    options = {"checks": Checks(hazards=False), **options}
+    simulator = Simulator(assemble({"planted": body}, arch, lds, raw=True), arch, **options)
+    out = np.full(1024, 5, np.uint32)
+    simulator.launch("planted", grid, threads, [out, out, bytes(32)])
+    return out
+
+
 def hip_toolchain():
     """The build's own ROCm toolchain (scripts/builder); a test that has none is skipped, saying why."""
 

@@ -1,4 +1,4 @@
-"""Every fault that the simulator claims to find, planted."""
+"""Every fault that the simulator claims to find, planted; LDS races are in test_races.py."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,12 @@ from simulator import (
     DeadlockFault,
     LdsFault,
     MemoryFault,
-    RaceFault,
     Simulator,
     UninitialisedFault,
     UnsupportedError,
     WaitFault,
 )
-from simulator.tests.harness import ARCHS, LANES, Snippets, assemble, needs_clang
+from simulator.tests.harness import ARCHS, LANES, Snippets, assemble, launch, needs_clang
 
 pytestmark = [needs_clang, pytest.mark.parametrize("arch", ARCHS)]
 
@@ -113,14 +112,6 @@ def test_registers_that_were_never_written(arch):
     assert (bench.run("garbage", seed=1)[0] != bench.run("garbage", seed=2)[0]).any()
 
 
-def launch(body: str, arch: str, threads: int, grid: int = 1, lds: int = 256, **options):
-    options = {"checks": Checks(hazards=False), **options}
-    simulator = Simulator(assemble({"planted": body}, arch, lds, raw=True), arch, **options)
-    out = np.zeros(1024, np.uint32)
-    simulator.launch("planted", grid, threads, [out, out, bytes(32)])
-    return out
-
-
 def test_a_barrier_that_one_wave_misses(arch):
     # Wave 1 waits for a flag that wave 0 would set behind the barrier.
     body = """
@@ -182,180 +173,3 @@ def test_what_is_not_known_is_refused(arch):
 def test_inactive_lanes_touch_nothing(arch):
     out = run("s_mov_b64 exec, 0\n global_store_dword v0, v10, s[0:1]\n v_mov_b32 v30, 1", arch)
     assert (out[0] == 0x5A5A5A5A).all() and out.shape[1] == LANES
-
-
-# Each wave writes its lanes' words and reads those of the other wave.
-EXCHANGE = """
-  v_lshlrev_b32 v1, 2, v0
-  v_xor_b32 v2, 0x100, v1
-  ds_write_b32 v1, v0
-  {between}
-  ds_read_b32 v3, v2
-  s_waitcnt lgkmcnt(0)
-"""
-
-
-def test_lds_race(arch):
-    launch(EXCHANGE.format(between="s_waitcnt lgkmcnt(0)\n s_barrier"), arch, 128, lds=512)
-    for seed in range(3):
-        with pytest.raises((RaceFault, LdsFault)) as caught:
-            launch(EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512, seed=seed)
-        assert "wave" in str(caught.value)
-    # Even where the schedule happens to have the other wave's words there.
-    with pytest.raises(RaceFault, match="the write of wave|a read of wave"):
-        launch(
-            EXCHANGE.format(between="s_waitcnt lgkmcnt(0)"), arch, 128, lds=512,
-            checks=Checks(uninitialised_lds=False, hazards=False),
-        )  # fmt: skip
-
-
-def test_equal_values_do_not_race(arch):
-    clear = "v_mov_b32 v1, 0\n v_mov_b32 v2, 0\n v_mov_b32 v3, 0\n ds_write_b64 v1, v[2:3]"
-    launch(clear, arch, 128)
-
-
-FLAG = """
-  v_mov_b32 v4, 0
-  v_mov_b32 v5, 0
-  v_readfirstlane_b32 s20, v0
-  v_and_b32 v1, 63, v0
-  v_lshlrev_b32 v1, 2, v1
-  ds_write_b32 v4, v5 offset:256
-  s_waitcnt lgkmcnt(0)
-  s_barrier
-  s_cmp_lg_u32 s20, 0
-  s_cbranch_scc1 consumer
-  ds_write_b32 v1, v0
-  v_mov_b32 v5, 1
-  s_waitcnt lgkmcnt(0)
-  {publish}
-  s_endpgm
-consumer:
-  s_sleep 1
-  ds_read_b32 v3, v4 offset:256
-  s_waitcnt lgkmcnt(0)
-  v_readfirstlane_b32 s21, v3
-  s_cmp_eq_u32 s21, 0
-  s_cbranch_scc1 consumer
-  ds_read_b32 v6, v1
-  s_waitcnt lgkmcnt(0)
-  {after}
-"""
-
-
-def test_a_flag_orders_waves(arch):
-    published = "ds_write_b32 v4, v5 offset:256"
-    for seed in range(5):
-        launch(FLAG.format(publish=published, after=""), arch, 128, lds=512, seed=seed)
-    # Words written behind the flag are not covered by it.
-    late = published + "\n ds_write_b32 v1, v0"
-    found = 0
-    for seed in range(5):
-        try:
-            launch(FLAG.format(publish=late, after=""), arch, 128, lds=512, seed=seed)
-        except RaceFault:
-            found += 1
-    assert found == 5
-
-
-# Wave 0 reads a slot and frees it; wave 1 waits for that and fills it anew.
-SLOT = """
-  v_readfirstlane_b32 s20, v0
-  v_and_b32 v1, 63, v0
-  v_lshlrev_b32 v1, 2, v1
-  v_mov_b32 v4, 0
-  v_mov_b32 v5, 0
-  s_cmp_lg_u32 s20, 0
-  s_cbranch_scc1 begin
-  ds_write_b32 v1, v0
-  ds_write_b32 v4, v5 offset:256
-  s_waitcnt lgkmcnt(0)
-begin:
-  s_barrier
-  v_mov_b32 v5, 1
-  s_cmp_lg_u32 s20, 0
-  s_cbranch_scc1 producer
-  {consume}
-  s_waitcnt lgkmcnt(0)
-  s_endpgm
-producer:
-  s_sleep 1
-  ds_read_b32 v3, v4 offset:256
-  s_waitcnt lgkmcnt(0)
-  v_readfirstlane_b32 s21, v3
-  s_cmp_eq_u32 s21, 0
-  s_cbranch_scc1 producer
-  ds_write_b32 v1, v0
-  s_waitcnt lgkmcnt(0)
-"""
-READ, FREE = "ds_read_b32 v6, v1\n", "ds_write_b32 v4, v5 offset:256\n"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_slot_freed_before_it_is_read(arch, seed):
-    launch(SLOT.format(consume=READ + "s_waitcnt lgkmcnt(0)\n" + FREE), arch, 128, lds=512, seed=seed)
-    # One wave's LDS operations execute in order: the flag cannot be there before the read.
-    launch(SLOT.format(consume=READ + FREE), arch, 128, lds=512, seed=seed)
-    with pytest.raises(RaceFault):
-        launch(SLOT.format(consume=FREE + READ), arch, 128, lds=512, seed=seed)
-
-
-# Wave 0 announces what wave 1 reads.
-ANNOUNCED = """
-  s_load_dwordx2 s[4:5], s[0:1], 0x0
-  v_readfirstlane_b32 s20, v0
-  v_and_b32 v1, 63, v0
-  v_lshlrev_b32 v1, 2, v1
-  v_mov_b32 v4, 0
-  v_mov_b32 v5, 0
-  s_mov_b32 m0, 0
-  ds_write_b32 v4, v5 offset:256
-  ds_write_b32 v1, v5
-  s_waitcnt lgkmcnt(0)
-  s_barrier
-  v_mov_b32 v5, 1
-  s_cmp_lg_u32 s20, 0
-  s_cbranch_scc1 consumer
-  {produce}
-  ds_write_b32 v4, v5 offset:256
-  s_waitcnt vmcnt(0) lgkmcnt(0)
-  s_endpgm
-consumer:
-  s_sleep 1
-  {before}
-  ds_read_b32 v3, v4 offset:256
-  s_waitcnt lgkmcnt(0)
-  v_readfirstlane_b32 s21, v3
-  s_cmp_eq_u32 s21, 0
-  s_cbranch_scc1 consumer
-  {behind}
-"""
-TO_LDS = "global_load_lds_dword v1, s[4:5]\n"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_data_that_is_not_there_when_its_flag_is(arch, seed):
-    def announced(produce, before="", behind=READ):
-        body = ANNOUNCED.format(produce=produce, before=before, behind=behind)
-        launch(body, arch, 128, lds=512, seed=seed)
-
-    announced("ds_write_b32 v1, v0")
-    announced(TO_LDS + "s_waitcnt vmcnt(0)")
-    with pytest.raises(RaceFault):
-        announced(TO_LDS)
-    # Read ahead of the look that finds the flag set.
-    with pytest.raises(RaceFault):
-        announced("ds_write_b32 v1, v0", before=READ, behind="")
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_barrier_does_not_wait_for_lds(arch, seed):
-    for missing in ("", "ds_read_b32 v4, v1\n s_waitcnt lgkmcnt(1)"):
-        with pytest.raises(RaceFault):
-            launch(
-                EXCHANGE.format(between=missing + "\n s_barrier"), arch, 128, lds=512, seed=seed,
-                checks=Checks(uninitialised_lds=False, hazards=False),
-            )  # fmt: skip
-    launch(
-        EXCHANGE.format(between="ds_read_b32 v4, v1\n s_waitcnt lgkmcnt(0)\n s_barrier"), arch, 128, lds=512, seed=seed
-    )

@@ -138,6 +138,19 @@ def test_lds(arch):
         assert got[7][lane] == 0x5A5A | (words[0] & 0xFFFF) << 16
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_parts_of_lds_words(arch):
+    body = """
+      ds_write_b32 v0, v10
+      ds_write_b8 v0, v11 offset:1
+      ds_write_b16 v0, v12 offset:2
+      ds_read_b32 v30, v0
+      s_waitcnt lgkmcnt(0)"""
+    data = np.random.default_rng(6).integers(0, 1 << 32, (3, LANES), np.uint32)
+    got = Snippets({"parts": body}, arch, lds=256).run("parts", data)[0]
+    assert (got == (data[0] & 0xFF | (data[1] & 0xFF) << 8 | data[2] << 16)).all()
+
+
 GLOBAL = """
   s_load_dwordx4 s[4:7], s[0:1], 0x0
   s_load_dwordx4 s[8:11], s[0:1], 0x10
