@@ -78,7 +78,7 @@ def with_adding(whole: recording.Recording, profile: Profile, parts: int) -> cos
     result = cost.estimate(plain, timing="profiler")  # as AITER's times are taken
     if parts == 1:
         return result
-    few = replace(plain, grid=max(1, whole.grid // parts))
+    few = replace(plain, grid=max(1, whole.busy // parts), idle=0)
     moved = cost.traffic(whole, result.chip, warm=False)
     alone, adding = (
         cost.play_unit(each, result.chip, moved)[1] for each in (few, replace(few, courses=pack(groups[-1:])))

@@ -122,7 +122,7 @@ def parse(arguments: list[str] | None = None):
     common = Parser(add_help=False)
     common.add_argument("--arch", choices=["gfx942", "gfx950"], default="gfx942")
     common.add_argument("--seed", type=int, default=1, help="of the inputs and of the schedule")
-    common.add_argument("--sample", type=positive, metavar="N", help="run the first N workgroups only; not verified")
+    common.add_argument("--sample", type=positive, metavar="N", help="run N workgroups with work only; not verified")
     common.add_argument("--warm", action="store_true", help="what the launch reads is in the memory-side cache")
     common.add_argument("--timing", choices=cost.TIMINGS, default="graph", help="what a launch costs (default: graph)")
     common.add_argument("--annotate", action="store_true", help="print the disassembly with counts")

@@ -17,6 +17,7 @@ longest part is "latency": loads not yet back, and too little in flight.
 
 What a chiplet's L2 fetches is measured on workgroups that are in flight together (sharing.py). Workgroups of later
 rounds are taken to share alike, and to find in L2 what earlier ones left only where the whole launch fits there.
+Workgroups without work (idle.py) are taken for none: they take no time, and make room for others at once.
 Matrix units take power: `Chip.power` says by how much a launch that keeps them busy runs at a lower clock.
 """
 
@@ -129,7 +130,7 @@ class Traffic:
 
 
 def reach_of(recording: Recording, chip: Chip) -> float:
-    in_flight = min(recording.resident * chip.units, recording.grid) / CHIPLETS
+    in_flight = min(recording.resident * chip.units, recording.busy) / CHIPLETS
     return L2_SIZE / HALF_LINE / max(1.0, in_flight)
 
 
@@ -141,7 +142,7 @@ def fetched_again(recording: Recording, reach: float) -> float:
 
 
 def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:
-    grid, distinct, table = recording.grid, 0.0, []
+    grid, distinct, table = recording.busy, 0.0, []
     moved = {False: 0.0, True: 0.0}
     fits = sum(distinct_bytes(each, grid) for each in recording.buffers) <= L2_SIZE
     written = stored_buffers(recording)
@@ -167,9 +168,9 @@ def stored_buffers(recording: Recording) -> set[int]:
 
 def play_unit(recording: Recording, chip: Chip, moved: Traffic) -> tuple[Played, float, int]:
     """(what was played, cycles of the fullest unit, workgroups that it gets)."""
-    most = -(-recording.grid // chip.units)
+    most = -(-recording.busy // chip.units)
     # Units that have one workgroup less leave their share of the bandwidth to the others.
-    sharing = recording.grid / most
+    sharing = recording.busy / most
     rates = UnitRates(
         hbm=min(chip.unit_hbm, chip.hbm / chip.clock / sharing),
         fabric=min(chip.unit_hbm, chip.fabric / chip.clock / sharing),
@@ -196,7 +197,7 @@ def play_unit(recording: Recording, chip: Chip, moved: Traffic) -> tuple[Played,
 def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False, timing: str = "graph") -> Estimate:
     """`warm`: all that the launch reads is in the memory-side cache. `timing`: of TIMINGS."""
     chip = chip or CHIPS[recording.arch]
-    grid = recording.grid
+    grid = recording.busy
     busy_units = min(chip.units, grid)
     # The fullest unit has more than the mean.
     uneven = -(-grid // chip.units) * busy_units / grid

@@ -189,6 +189,7 @@ class Counters:
     arch: str = "gfx942"
     workgroups: int = 0  # that were run
     grid: int = 0  # that the launch has
+    idle: int = 0  # of the grid, that have no work, as far as was looked for them (idle.py)
     occupancy: Occupancy | None = None
     instructions: dict[str, int] = field(default_factory=dict)
     mnemonics: dict[str, int] = field(default_factory=dict)

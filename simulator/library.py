@@ -15,12 +15,14 @@ import ctypes
 import math
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
 from .counters import UNITS, Counters, occupancy
 from .engine import Checks
 from .faults import SimulationError, UnsupportedError
+from .idle import FirstAccesses, Work, survey
 from .memory import Memory
 from .native import compile_library
 from .sharing import Beginnings, in_flight
@@ -97,8 +99,9 @@ class Runtime:
     def configure(
         self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4, sample=None, profile=None
     ) -> None:
-        """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it; with
-        a profile, what the others share is measured as well, and kept in `beginnings`."""
+        """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it. With
+        a profile, those that have no work are replaced by others, and what all that do share is measured, too, and
+        kept in `beginnings`."""
         self.checks, self.seed, self.resident = checks or Checks(), seed, resident
         self.sample, self.profile, self.beginnings = sample, profile, None
 
@@ -185,25 +188,43 @@ class Runtime:
         explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
         values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]
         groups = self.sample(grid) if self.sample else None
-        self.beginnings = None
+        self.beginnings, idle = None, 0
         if self.sample and self.profile:
-            self.beginnings = self._begin(simulator, name, grid, block, lds, values)
+            work = survey(math.prod(grid), self._works(simulator, name, grid, block, values, lds), groups)
+            groups, idle = work.instead(groups), work.idle
+            self.beginnings = self._begin(simulator, name, grid, block, lds, values, work)
         counters = simulator.launch(name, grid, block, values, lds, groups=groups, profile=self.profile)
+        counters.idle = idle
         self.launches.append((name, grid, block, lds, counters))
         if self.on_launched:
             self.on_launched(counters, self.beginnings)
 
-    def _begin(self, simulator: Simulator, name: str, grid, block, lds: int, values) -> Counters:
-        """What sharing.py measures. It is cut short, so the checks of whole programs do not hold."""
-        kernel = simulator.kernels[name]
-        resident = occupancy(simulator.code.arch, kernel.vgprs, math.prod(block), kernel.lds_size + lds).workgroups
-        groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident)
+    @staticmethod
+    def _cut_short(simulator: Simulator, profile, *launch, groups) -> Counters:
+        """A launch that `profile` ends early. So the checks of whole programs do not hold."""
         checks = simulator.checks
-        simulator.checks = Checks(waits=checks.waits, uninitialised_lds=False, races=False, coherence=False)
+        simulator.checks = replace(checks, uninitialised_lds=False, races=False, coherence=False)
         try:
-            return simulator.launch(name, grid, block, values, lds, groups=groups, profile=Beginnings())
+            return simulator.launch(*launch, groups=groups, profile=profile)
         finally:
             simulator.checks = checks
+
+    def _works(self, simulator: Simulator, *launch):
+        """What idle.py asks for."""
+
+        def run(groups: list[int]) -> set[int]:
+            watched = FirstAccesses()
+            self._cut_short(simulator, watched, *launch, groups=groups)
+            return watched.busy
+
+        return run
+
+    def _begin(self, simulator: Simulator, name: str, grid, block, lds: int, values, work: Work) -> Counters:
+        """What sharing.py measures."""
+        kernel = simulator.kernels[name]
+        resident = occupancy(simulator.code.arch, kernel.vgprs, math.prod(block), kernel.lds_size + lds).workgroups
+        groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident, work.has)
+        return self._cut_short(simulator, Beginnings(), name, grid, block, values, lds, groups=groups)
 
     def _on_memory(self, address: int, size: int) -> None:
         if size:

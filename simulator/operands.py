@@ -92,6 +92,7 @@ class Instruction:
         self.modifiers = dict(text.modifiers)
         self.reads = self.writes = 0
         self.kind = "other"
+        self.is_look = False  # an LDS read that looks at a flag (polling.py)
         self.run = None
         self.dpp = crosslane.take_dpp(self.modifiers)
         self.sdwa = crosslane.take_sdwa(self.modifiers) if text.mnemonic.endswith("_sdwa") else None

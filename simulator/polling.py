@@ -112,7 +112,7 @@ def _marked(ins: Instruction) -> None:
         inner(wave)
         wave.looks = False
 
-    ins.run = look
+    ins.run, ins.is_look = look, True
 
 
 def looks(program: list[Instruction]) -> set[int]:

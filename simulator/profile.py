@@ -25,7 +25,6 @@ RELEASE, ACQUIRE = 8, 9  # an LDS dword, how often it had been written by all la
 FILL = 10  # cycles of LDS that a load to it takes
 
 WORK = (MATRIX, MEMORY, BARRIER, RELEASE)
-DOES_WORK = ("mfma", "barrier", "smem")
 
 VECTOR_CYCLES = {"valu": 4, "packed": 4, "transcendental": 16}
 SCALAR_CYCLES = 4  # a wave's turn comes every fourth cycle
@@ -93,19 +92,6 @@ class Course:
     slept_at: int | None = None  # the step at which it went to sleep, with nothing done since
 
 
-def polls(program: list) -> set[int]:
-    """Positions of the LDS reads in loops that do nothing else: looks at a flag."""
-    found: set[int] = set()
-    for end, ins in enumerate(program):
-        begin = getattr(ins, "target_index", len(program))
-        kinds = {i: class_of(program[i].mnemonic) for i in range(begin, end + 1)}
-        accesses = {i for i, kind in kinds.items() if kind == "lds"}
-        works = any(kind in DOES_WORK or kind.startswith("vmem_") for kind in kinds.values())
-        if not works and all(program[i].mnemonic.startswith("ds_read") for i in accesses):
-            found |= accesses
-    return found
-
-
 class Profile:
     """Of the latest launch. `trace`: the workgroup and wave whose first `trace_limit` instructions go to `write`, line
     by line."""
@@ -122,20 +108,17 @@ class Profile:
         self.courses: dict[int, list[Course]] = {}
         self._releases: dict[tuple[int, int], int] = {}
         self._constants: set[tuple[int, int]] = set()
-        # LDS dwords that a loop looks at until they change: flags. Others are data, whoever wrote them last.
-        self.flags: set[int] = set()
         self._recent: dict[int, Recent] = {}  # of each workgroup
         # (address, written) of a buffer -> its number in the order of the first access, and what is summed of it.
         self.buffers: dict[tuple[int, bool], BufferUse] = {}
         self._memory_of_launch = launch.memory
         self.traced = 0
-        looks = polls(launch.program)
-        return [self._watched(ins, site, i in looks) for i, (ins, site) in enumerate(zip(launch.program, self.sites))]
+        return [self._watched(ins, site) for ins, site in zip(launch.program, self.sites)]
 
-    def _watched(self, ins, site: Site, is_look: bool):
+    def _watched(self, ins, site: Site):
         watched = copy.copy(ins)
         kind, inner = class_of(ins.mnemonic), ins.run
-        note = self._lds(site, ins, is_look) if kind == "lds" else self._note(ins, kind, site)
+        note = self._note(ins, kind, site)
 
         def run(wave):
             workgroup = wave.workgroup
@@ -160,6 +143,8 @@ class Profile:
             return self._simple((MATRIX, matrix_cycles(ins.mnemonic)))
         if kind.startswith("vmem_") or ins.mnemonic == "buffer_wbl2":
             return self._memory(kind.removeprefix("vmem_") if kind != "other" else "store", site, ins)
+        if kind == "lds":
+            return self._lds(site, ins)
         if kind == "smem":
             return self._constant(ins)
         if kind == "wait":
@@ -265,7 +250,7 @@ class Profile:
             self.buffers[key] = BufferUse(len(self.buffers), region.size if region else 0)
         return self.buffers[key]
 
-    def _lds(self, site: Site, ins, is_look: bool):
+    def _lds(self, site: Site, ins):
         reads = ins.mnemonic.startswith("ds_read")
 
         def note(course, group, wave, inner):
@@ -278,9 +263,7 @@ class Profile:
             site.lds_cycles += cycles
             site.lds_conflict_cycles += counters.lds_conflict_cycles - conflicts
             written = self._releases.get((group, word), 0) if word is not None else 0
-            if reads:
-                if is_look and word is not None:
-                    self.flags.add(word)
+            if ins.is_look:
                 self._look(course)
                 if written:
                     course.steps.append((ACQUIRE, word, written))

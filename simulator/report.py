@@ -14,8 +14,9 @@ def describe(counters: Counters, profile: Profile) -> str:
     by_class = sorted(counters.instructions.items(), key=lambda each: -each[1])
     ran = "" if counters.workgroups == counters.grid else f"{counters.workgroups} of "
     held = counters.occupancy
+    idle = f"; {counters.idle} have no work" if counters.idle else ""
     rows = [
-        ("workgroups", f"{ran}{counters.grid}, of {held.waves} waves"),
+        ("workgroups", f"{ran}{counters.grid}, of {held.waves} waves{idle}"),
         (
             "occupancy",
             f"{held.workgroups} workgroups a compute unit, {held.waves_per_simd:g} waves a SIMD; "

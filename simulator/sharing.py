@@ -5,15 +5,33 @@ each wave ends after its first accesses to global memory. What they touched, and
 """
 
 import copy
+import itertools
 
 from .counters import CHIPLETS, class_of
 
 ACCESSES = 24  # of each wave to global memory: a few slabs of a GEMM's main loop
 
 
-def in_flight(grid: int, units: int, resident: int) -> list[int]:
-    """The first workgroups of chiplet 0, as many as its units hold: workgroups go to the chiplets in turn."""
-    return list(range(0, grid, CHIPLETS))[: max(1, units // CHIPLETS * resident)]
+def in_flight(grid: int, units: int, resident: int, has_work=lambda group: True) -> list[int]:
+    """The first workgroups of chiplet 0 with work, as many as its units hold: workgroups go to the chiplets in turn.
+    Of the next chiplet, if the first one's have none."""
+    held = max(1, units // CHIPLETS * resident)
+    groups = (filter(has_work, range(chiplet, grid, CHIPLETS)) for chiplet in range(CHIPLETS))
+    return next(filter(None, (list(itertools.islice(each, held)) for each in groups)), [])
+
+
+def cut(ins, ends):
+    """A copy of an instruction before which a wave ends where `ends(wave)`."""
+    copied, inner = copy.copy(ins), ins.run
+
+    def run(wave):
+        if ends(wave):
+            wave.ended = True
+            return -1
+        return inner(wave)
+
+    copied.run = run
+    return copied
 
 
 class Beginnings:
@@ -30,21 +48,8 @@ class Beginnings:
     def _cut(self, ins):
         kind = class_of(ins.mnemonic)
         if ins.mnemonic == "s_sleep":
-            limit = self._asleep
-        elif kind in ("vmem_load", "vmem_store", "vmem_atomic"):
-            limit = self._access
-        else:
-            return ins
-        cut, inner = copy.copy(ins), ins.run
-
-        def run(wave):
-            if limit(wave):
-                wave.ended = True
-                return -1
-            return inner(wave)
-
-        cut.run = run
-        return cut
+            return cut(ins, self._asleep)
+        return cut(ins, self._access) if kind in ("vmem_load", "vmem_store", "vmem_atomic") else ins
 
     def _access(self, wave) -> bool:
         group = wave.workgroup.index

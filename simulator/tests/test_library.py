@@ -8,6 +8,7 @@ import pytest
 from simulator.library import Runtime
 from simulator.profile import Profile
 from simulator.recording import record
+from simulator.report import describe
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain, needs_clang
 
 pytestmark = needs_clang
@@ -20,6 +21,13 @@ __global__ __launch_bounds__(256) void scale(const float* in, float* out, float 
     kept[threadIdx.x] = in[at];
     __syncthreads();
     out[at] = factor * kept[255 - threadIdx.x];
+}
+__global__ void later(const float* in, float* out, int first) {
+    if (int(blockIdx.x) >= first) out[blockIdx.x * 256 + threadIdx.x] = in[blockIdx.x * 256 + threadIdx.x];
+}
+extern "C" int from(const float* in, float* out, int groups, int first) {
+    later<<<groups, 256>>>(in, out, first);
+    return hipGetLastError();
 }
 extern "C" float timed(const float* in, float* out, int groups) {
     hipEvent_t begin, end;
@@ -101,3 +109,27 @@ def test_a_sample_tells_what_is_shared(program, arch):
     written = np.flatnonzero((out.reshape(40, 256) != 0).any(axis=1)).tolist()
     assert written == [0, 7, 8, 16, 24, 32]
     assert (out.reshape(40, 256)[7] == 2 * values.reshape(40, 256)[7, ::-1]).all()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_sample_is_of_workgroups_with_work(program, arch):
+    """Of 20 workgroups the first 9 have none: two others run instead, and of chiplet 0 only one is in flight."""
+    runtime, library = program
+    profile, seen = Profile(), []
+    runtime.configure(sample=lambda grid: [0, 1], profile=profile)
+    runtime.on_launched = lambda counters, beginnings: seen.append((counters, beginnings))
+    values, out = np.ones(20 * 256, np.float32), np.zeros(20 * 256, np.float32)
+    addresses = [runtime.memory.register(each) for each in (values, out)]
+    try:
+        with runtime.on(arch):
+            pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, out))
+            assert runtime.call(getattr(library, "from"), *pointers, 20, 9) == 0
+    finally:
+        runtime.on_launched = None
+        runtime.configure()
+        for each in addresses:
+            runtime.memory.unregister(each)
+    ((counters, beginnings),) = seen
+    assert sorted(profile.courses) == [9, 10] and beginnings.workgroups == 1
+    assert (counters.grid, counters.idle) == (20, 9) and record(counters, profile, beginnings).busy == 11
+    assert "9 have no work" in describe(counters, profile)
