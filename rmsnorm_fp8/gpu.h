@@ -22,12 +22,11 @@ __device__ inline float sum_of_squares(const f32x2 (&h)[kPairs]) {
 // Two elements: round(round(h * r) * weight). The weights are a pair of the type, or of float32.
 template <DType in>
 __device__ inline uint32_t normalize(uint32_t h, float r, uint32_t weights) {
-    return Pairs<in>::mul(Pairs<in>::round(Pairs<in>::widen(h) * r), weights);
+    return Pairs<in>::mul(Pairs<in>::scaled(h, r), weights);
 }
 template <DType in>
 __device__ inline uint32_t normalize(uint32_t h, float r, f32x2 weights) {
-    const uint32_t n = Pairs<in>::round(Pairs<in>::widen(h) * r);
-    return Pairs<in>::round_any_nan(Pairs<in>::widen(n) * weights);
+    return Pairs<in>::round_any_nan(Pairs<in>::widen(Pairs<in>::scaled(h, r)) * weights);
 }
 
 // What a kernel makes of the normalised values.

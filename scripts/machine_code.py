@@ -180,6 +180,17 @@ def readable(name: str) -> str:
     return re.sub(r"(?<=>)\([^()]*\)$", "", name)
 
 
+PRELOAD = 256  # bytes
+
+
+def preloaded(code: list[Instruction]) -> list[Instruction]:
+    """Without the beginning that loads a kernel's first arguments where the firmware has not: others enter behind it."""
+    entry = code[0].address + PRELOAD
+    beginning = {re.sub("s_load.*", "s_load", each.name) for each in code if each.address < entry}
+    loads = beginning == {"s_load", "s_waitcnt", "s_branch", "s_nop"}
+    return [each for each in code if each.address >= entry] if loads else code
+
+
 def kernels_of(code_object: bytes) -> list[Kernel]:
     with tempfile.NamedTemporaryFile(suffix=".co") as file:
         file.write(code_object)
@@ -205,6 +216,7 @@ def kernels_of(code_object: bytes) -> list[Kernel]:
     for kernel in found:
         while kernel.code[-1].name in ("s_nop", "s_code_end"):  # up to the next kernel's alignment
             kernel.code.pop()
+        kernel.code = preloaded(kernel.code)
     names = tool("llvm-cxxfilt", text="\n".join(kernel.name for kernel in found)).splitlines()
     for kernel, name in zip(found, names):
         kernel.name = readable(name)

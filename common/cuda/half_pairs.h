@@ -52,6 +52,7 @@ struct Pairs<DType::f16> : PackedPairs<__half2> {
     static __device__ f32x2 widen(uint32_t v) { return __half22float2(pair<__half2>(v)); }
     static __device__ uint32_t round(f32x2 v) { return bits(__floats2half2_rn(v.x, v.y)); }
     static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
+    static __device__ uint32_t scaled(uint32_t v, float r) { return round(widen(v) * r); }
 };
 
 template <>
@@ -59,6 +60,7 @@ struct Pairs<DType::bf16> : PackedPairs<__nv_bfloat162> {
     static __device__ f32x2 widen(uint32_t v) { return {__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000u)}; }
     static __device__ uint32_t round(f32x2 v) { return bits(__floats2bfloat162_rn(v.x, v.y)); }
     static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
+    static __device__ uint32_t scaled(uint32_t v, float r) { return round(widen(v) * r); }
 };
 
 }  // namespace

@@ -29,6 +29,8 @@ struct QuantizationScale {
     __device__ explicit QuantizationScale(float value)
         : scale(value), reciprocal(1.0f / value), usual(value >= 0x1p-60f && value <= 0x1p60f) {}
     __device__ explicit QuantizationScale(const float* p) : QuantizationScale(load_scalar(p)) {}
+    // Makes the compiler divide by this point. It would do so at the use, behind all waiting.
+    __device__ void have_now() { have_computed(reciprocal); }
 };
 
 // Clamps |v| to the largest number; NaN stays NaN.

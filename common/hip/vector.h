@@ -68,6 +68,8 @@ template <class T>
 __device__ inline void have_now(T& v) {
     asm volatile("" : "+s"(v));
 }
+// The same of a computed one.
+__device__ inline void have_computed(float& v) { asm volatile("" : "+v"(v)); }
 
 // Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips. The branch
 // itself has to say that it is unlikely, or the compiler may compute both of its sides.

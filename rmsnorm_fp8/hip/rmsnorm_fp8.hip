@@ -61,16 +61,19 @@ struct Holder {
     }
 };
 
-// kHeld vectors a thread.
+// kHeld vectors a thread. What the loads need stands first, outside of Args: it is in registers when a wave begins.
+// `threads`: of the workgroup.
 template <DType in, DType weight_type, Output output, bool with_residual, RowOwner owner, int kHeld>
-__global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(Args a) {
+__global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) void rms_norm_fast(
+    const void* first_x, void* first_residual, int64_t x_stride, int64_t residual_stride, const void* weights,
+    uint32_t d, int threads, Args a) {
     constexpr bool whole_group = owner == RowOwner::workgroup, quarter = owner == RowOwner::quarter_wave;
     constexpr bool computed = output == Output::computed, to_fp8 = computed || output == Output::fp8;
     // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
     // loaded before the exchange, which hides the latency. Those of eight vectors do not fit and are loaded at their
     // use.
     constexpr bool weights_first = kHeld <= 2, weights_last = kHeld == 8;
-    const int lanes = whole_group ? int(blockDim.x) : quarter ? 16 : kWave;
+    const int lanes = whole_group ? threads : quarter ? 16 : kWave;
     const int t = whole_group ? int(threadIdx.x) : int(threadIdx.x) % lanes;
     int64_t row = blockIdx.x;
     if constexpr (owner == RowOwner::wave) row = row * 4 + uniform(threadIdx.x / kWave);
@@ -78,9 +81,9 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     // Only whole waves, or whole rows of 16 lanes, leave here: no data are exchanged between those.
     if (!whole_group && row >= a.rows) return;
 
-    const void* x = offset(a.x, row * a.x_stride * 2);
-    void* residual = with_residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr;
-    const uint32_t vectors = uint32_t(a.d) / kVector;
+    const void* x = offset(first_x, row * x_stride * 2);
+    void* residual = with_residual ? offset(first_residual, row * residual_stride * 2) : nullptr;
+    const uint32_t vectors = d / kVector;
     const auto index = [&](int v) { return uint32_t(v * lanes + t); };
     // Threads beyond the row's end load its last vector and do not count it: a branch around loads would keep them from
     // being in flight together.
@@ -97,12 +100,16 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     __builtin_amdgcn_sched_barrier(0);
     const auto load_weights = [&] {
 #pragma unroll
-        for (int v = 0; v < kHeld; ++v) weight[v].load_from(a.weight, loaded(v));
+        for (int v = 0; v < kHeld; ++v) weight[v].load_from(weights, loaded(v));
     };
     if constexpr (weights_first) load_weights();
-    const float reciprocal_d = 1.0f / float(int(a.d));
+    float reciprocal_d = 1.0f / float(int(d));
     QuantizationScale scale;
-    if constexpr (output == Output::fp8) scale = QuantizationScale(a.scale);
+    if constexpr (output == Output::fp8) {
+        scale = QuantizationScale(a.scale);
+        scale.have_now();
+    }
+    have_computed(reciprocal_d);
     have_now(a.epsilon);
     have_now(a.out);
     // Code above does not wait for the row; code below does.
@@ -111,14 +118,13 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     float sums[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        f32x2 wide[kVector / 2];
+        f32x2 squares = both(0.0f);  // in the order of sum_of_squares
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) {
             if constexpr (with_residual) h[v][i] = Pairs<in>::add(h[v][i], added[v][i]);
-            wide[i] = Pairs<in>::widen(h[v][i]);
+            squares = Pairs<in>::add_squares(h[v][i], squares);
         }
-        const float squares = sum_of_squares(wide);
-        sums[v] = index(v) < vectors ? squares : 0.0f;
+        sums[v] = index(v) < vectors ? squares.x + squares.y : 0.0f;
     }
     // Loads come before stores, because vmcnt counts both in order: a later load's wait would include the stores.
     if constexpr (!weights_first && !weights_last) load_weights();
@@ -156,7 +162,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
     const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon, Machine());
     const auto weight_of = [&](int v) {
         if constexpr (!weights_last) return weight[v];
-        weight[0].load_from(a.weight, loaded(v));
+        weight[0].load_from(weights, loaded(v));
         return weight[0];
     };
 
@@ -205,12 +211,13 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(const void*, void*, int64_t, int64_t, const void*,
+                                                               uint32_t, int, Args a) {
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
 // Every instantiation, chosen by types and the configuration.
-using Kernel = void (*)(Args);
+using Kernel = void (*)(const void*, void*, int64_t, int64_t, const void*, uint32_t, int, Args);
 
 template <DType in, DType weight, Output output, bool with_residual>
 Kernel kernel_by_config(const Config& c) {
@@ -239,7 +246,8 @@ Status launch(const Args& args, const Executor& on) {
         const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
             return kernel_by_config<in, weight, output, with_residual>(config);
         });
-        return launch_kernel(kernel, groups, config.threads, on, a);
+        return launch_kernel(kernel, groups, config.threads, on, a.x, a.residual, a.x_stride, a.residual_stride,
+                             a.weight, uint32_t(a.d), config.threads, a);
     };
     if (args.is_dynamic() && args.dynamic.group == DynamicScale::kTensor) return launch_tensor(args, on, once);
     return once(args);

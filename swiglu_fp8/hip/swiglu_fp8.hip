@@ -28,24 +28,30 @@ namespace {
 
 constexpr int kFastThreads = 256;
 
-// kHeld: vectors per thread. `row_of` divides by the vectors of a row.
+// kHeld: vectors per thread. What the loads need stands by itself, and first: it is in registers when a wave begins.
+// `up_bytes` from a gate to its up; a row's vectors and what divides by them; `count` vectors in all.
 template <DType in, int kHeld>
-__global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_of, uint32_t count) {
-    const uint32_t threads = blockDim.x, t = threadIdx.x;
+__global__ __launch_bounds__(kFastThreads) void swiglu_fast(const void* first, int64_t row_bytes, int64_t up_bytes,
+                                                            uint32_t count, uint32_t threads, uint32_t divisor,
+                                                            uint32_t factor, uint32_t shift,
+                                                            const float* scale_pointer, void* results,
+                                                            int64_t result_stride) {
+    const Divider row_of{divisor, factor, shift};
+    const uint32_t t = threadIdx.x;
     u32x4 gate[kHeld], up[kHeld];
     uint32_t index[kHeld];
-    const int64_t up_bytes = a.d * 2;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         index[v] = (blockIdx.x * kHeld + v) * threads + t;
         // Threads beyond the end load the last vector: a branch around loads would keep them from being in flight
         // together.
         const uint32_t n = index[v] < count ? index[v] : count - 1, row = divide(n, row_of);
-        const void* x = offset(a.x, row * a.x_stride * 2 + (n - row * row_of.divisor) * 16);
+        const void* x = offset(first, row * row_bytes + (n - row * row_of.divisor) * 16);
         gate[v] = load_once<u32x4>(x, 0);
         up[v] = load_once<u32x4>(offset(x, up_bytes), 0);
     }
-    const QuantizationScale scale(a.scale);
+    QuantizationScale scale(scale_pointer);
+    scale.have_now();
     __builtin_amdgcn_sched_barrier(0);
 
     u32x2 q[kHeld];
@@ -56,7 +62,7 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(Args a, Divider row_
     }
     const auto out = [&](uint32_t n) {
         const uint32_t row = divide(n, row_of);
-        return offset(a.out, row * a.out_stride + (n - row * row_of.divisor) * 8);
+        return offset(results, row * result_stride + (n - row * row_of.divisor) * 8);
     };
     if constexpr (kHeld == 1) {
         if (index[0] < count) store(out(index[0]), 0, q[0]);
@@ -83,8 +89,10 @@ Status launch_as(const Args& a, int64_t columns, const Config& c, const Executor
         return launch_kernel(swiglu_any<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
     }
     const uint32_t a_row = uint32_t(columns / kVector), count = uint32_t(a.rows) * a_row;
-    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a,
-                         divider_by(a_row), count);
+    const Divider row_of = divider_by(a_row);
+    return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, c.groups, c.threads, on, a.x,
+                         a.x_stride * 2, a.d * 2, count, uint32_t(c.threads), row_of.divisor, row_of.factor,
+                         row_of.shift, a.scale, a.out, a.out_stride);
 }
 
 }  // namespace

@@ -124,6 +124,12 @@ def row_launch(owner: str, rows: int) -> tuple[int, int]:
     return -(-rows // (256 // LANES[owner])), 256
 
 
+def norm_arguments(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, threads: int, args: bytes) -> list:
+    """rms_norm_fast's: what its loads need, and then everything."""
+    first = x.data_ptr(), residual.data_ptr(), x.stride(0), residual.stride(0), weight.data_ptr()
+    return [*first, x.shape[1], threads, args]
+
+
 def pieces_of(problem: Problem) -> tuple[int, int]:
     """(of a row, of all rows): what a thread of a flat kernel takes is a vector; groups are filled up."""
     size = problem.scaling[1] if problem.scaling[0] == "group" else 8

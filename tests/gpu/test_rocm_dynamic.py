@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.simulated_rocm import FORMATS
-from tests.gpu.simulated_kernels import LANES, Results, gated_source, pieces_of, row_launch, row_width
+from tests.gpu.simulated_kernels import LANES, Results, gated_source, norm_arguments, pieces_of, row_launch, row_width
 from tests.problems.buffers import same_bytes
 from tests.problems.dynamic import (
     LIMITS,
@@ -90,7 +90,8 @@ def test_every_norm_kernel(kernels, kernel, host_arguments, arch, fp8, generator
         results.scales = torch.full((rows, 1), torch.nan)
     arguments = host_arguments.rms_norm(x, added, weight, None, results.out, 1e-6, results.dynamic(host_arguments), y)
     tensors = [x, added, weight, y, *results.tensors]
-    kernels.launch(arch, name, *row_launch(owner, rows), [arguments], tensors)
+    groups, threads = row_launch(owner, rows)
+    kernels.launch(arch, name, groups, threads, norm_arguments(x, added, weight, threads, arguments), tensors)
     if residual == "true":
         assert same_bytes(added, h)
     assert_normalised(y, h, weight, 1e-6, name)

@@ -6,13 +6,14 @@ The problems are those of the CPU's tests scaled to what a simulator can do. Eve
 
 import itertools
 import os
+import struct
 
 import pytest
 import torch
 
 from benchmarks.simulated_rocm import FORMATS
 from scripts.machine_code_gates import ring_shapes
-from tests.gpu.simulated_kernels import LANES, row_launch, row_width
+from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width
 from tests.problems import rms_norm as rms
 from tests.problems import skinny_gemm as gemm
 from tests.problems import swiglu
@@ -132,7 +133,9 @@ def test_every_rms_norm_kernel(kernels, host_arguments, kernel, arch, fp8, gener
     h = inputs.x + inputs.residual if residual else inputs.x
     tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
     args = host_arguments.rms_norm(*tensors, epsilon=1e-6)
-    kernels.launch(arch, name, *row_launch(owner, rows), [args], tensors)
+    groups, threads = row_launch(owner, rows)
+    arguments = norm_arguments(*tensors[:3], threads, args)
+    kernels.launch(arch, name, groups, threads, arguments, tensors)
     assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)
     if residual:
         assert same_bytes(inputs.residual, h)
@@ -196,7 +199,8 @@ def test_every_swiglu_kernel(kernels, host_arguments, kernel, arch, fp8, generat
     out.view(torch.uint8).fill_(0x80)
     tensors = [x, scale, out]
     count = rows * d // 8
-    arguments = [host_arguments.swiglu(*tensors), host_arguments.divider(d // 8), count]
+    divider = struct.unpack("<III", host_arguments.divider(d // 8))
+    arguments = [x.data_ptr(), 4 * d, 2 * d, count, 64, *divider, scale.data_ptr(), out.data_ptr(), d]
     kernels.launch(arch, f"swiglu_fast<{short(dtype)}, {held}>", -(-count // (64 * held)), 64, arguments, tensors)
     wanted = kernel.reference.swiglu_fp8(x, scale, out_dtype=fp8)
     assert_rounded_alike(out, wanted, "pairs")
