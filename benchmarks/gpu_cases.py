@@ -85,19 +85,22 @@ def by_flashinfer() -> Callable:
 
 
 class RowCase:
-    """add_rms_norm_fp8 or swiglu_fp8 of x float16 [rows, 16384]."""
+    """add_rms_norm_fp8 or swiglu_fp8 of x float16 [rows, width]; 16384 wide where nothing else is asked for."""
 
-    def __init__(self, kernel: ModuleType, operator: str, rows: int, generator: torch.Generator):
-        self.name = f"{operator} [{rows}, {WIDTH}]"
+    def __init__(
+        self, kernel: ModuleType, operator: str, rows: int, generator: torch.Generator, width: int | None = None
+    ):
+        width = width or WIDTH
+        self.name = f"{operator} [{rows}, {width}]"
         self.function, self.reference = getattr(kernel, operator), getattr(kernel.reference, operator)
         self.adds = operator == "add_rms_norm_fp8"
         # x, the residual read and written, and the result; gate, up and the result. Weights come from the caches.
-        results = rows * (WIDTH if self.adds else WIDTH // 2)
+        results = rows * (width if self.adds else width // 2)
         self.bytes = results * (7 if self.adds else 5)
         self.count = copies(self.bytes)
 
         def normal() -> torch.Tensor:
-            shape = (self.count, rows, WIDTH)
+            shape = (self.count, rows, width)
             return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float16)
 
         self.x = normal()
@@ -105,7 +108,7 @@ class RowCase:
             self.residual = normal()
             # Every launch adds x once more: small enough that thousands of launches stay within float16.
             self.x /= 8
-            self.weight = torch.rand(WIDTH, generator=generator, device=generator.device).half()
+            self.weight = torch.rand(width, generator=generator, device=generator.device).half()
         self.scale = torch.tensor(0.02, device=generator.device)
         # What is never written shows: NaN in e4m3fnuz, -0 where most numbers are not 0 in e4m3fn.
         out = torch.full((self.count, results), 0x80, dtype=torch.uint8, device=generator.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_timing, performance
-from benchmarks.gpu_cases import GemmCase, RowCase, Wrong
+from benchmarks.gpu_cases import WIDTH, GemmCase, RowCase, Wrong
 from benchmarks.gpu_environment import Gpu, Missing, random_numbers
 from benchmarks.gpu_timing import Recorded, record
 
@@ -32,15 +32,18 @@ def attempt(what: str, make: Callable[[], Recorded | None]) -> Recorded | None:
         return None
 
 
-def make_case(gpu: Gpu, operator: str, size: int | tuple[int, int, int], generator: torch.Generator):
-    """`size`: rows, or (M, N, K)."""
+def make_case(
+    gpu: Gpu, operator: str, size: int | tuple[int, int, int], generator: torch.Generator, width: int | None = None
+):
+    """`size`: rows, or (M, N, K). `width`: of rows, where it is not the common one."""
     if operator == "skinny_gemm":
         return GemmCase(gpu.kernel, *size, generator)
-    return RowCase(gpu.kernel, operator, size, generator)
+    return RowCase(gpu.kernel, operator, size, generator, width)
 
 
-def title(operator: str) -> str:
-    return f"{operator}{'' if operator == 'skinny_gemm' else ' of float16 [rows, 16384]'}: microseconds"
+def title(operator: str, width: int | None = None) -> str:
+    of_rows = f" of float16 [rows, {width or WIDTH}]"
+    return f"{operator}{'' if operator == 'skinny_gemm' else of_rows}: microseconds"
 
 
 def size_title(operator: str) -> str:

@@ -24,6 +24,7 @@ PUBLISHED = {
     "swiglu_fp8": published_mi300x.SWIGLU_FP8,
     "skinny_gemm": published_mi300x.SKINNY_GEMM,
 }
+WIDTHS = {"swiglu_fp8": 2 * published_mi300x.SWIGLU_WIDTH}  # of rows, where it is not 16384
 DIRECT_KERNEL = (-1, 1)
 TITLES = gpu_report.TITLES | {"direct": "direct kernel"}
 
@@ -72,9 +73,9 @@ def line(size: str, moved: int, times: dict[str, Times | None], floor: float, pu
 def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate: float) -> list[dict]:
     """Times an operator at every published size; prints each row as it comes. Returns the raw figures."""
     results = []
-    print(f"\n### {gpu_report.title(operator)}\n")
+    print(f"\n### {gpu_report.title(operator, WIDTHS.get(operator))}\n")
     for size, published in PUBLISHED[operator].items():
-        case = gpu_report.make_case(gpu, operator, size, generator)
+        case = gpu_report.make_case(gpu, operator, size, generator, WIDTHS.get(operator))
         cases = record_gemm(case, gpu.backend) if operator == "skinny_gemm" else record_rows(case, args.compile)
         measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
         times = {name: measured.get(name) for name in cases}

@@ -184,7 +184,7 @@ PRELOAD = 256  # bytes
 
 
 def preloaded(code: list[Instruction]) -> list[Instruction]:
-    """Without the beginning that loads a kernel's first arguments where the firmware has not: others enter behind it."""
+    """Without the beginning that loads the first arguments where the firmware has not: others enter behind it."""
     entry = code[0].address + PRELOAD
     beginning = {re.sub("s_load.*", "s_load", each.name) for each in code if each.address < entry}
     loads = beginning == {"s_load", "s_waitcnt", "s_branch", "s_nop"}
