@@ -50,12 +50,12 @@ def winner(times: dict[Config, gpu_timing.Times], model: Config) -> Config:
 
 def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed: int | None) -> tuple[str, bool]:
     """The new text of skinny_gemm/hip/tuned.h, and whether every configuration was right."""
-    table = tuned_header.ring_table()
+    table = tuned_header.stream_table()
     text = tuned_header.TUNED.read_text()
     old = tuned_header.parse_entries(text)
     for n, k in sizes:
         if not table.takes(k):
-            least = f"a multiple of 16, at least {table.enough_for_a_ring}"
+            least = f"a multiple of 16, at least {table.enough_for_a_stream}"
             raise HeaderError(f"{n}x{k}: K must be {least}, for a tuned entry to count")
     generator = random_numbers(gpu.device, seed)
     facts = gpu.environment

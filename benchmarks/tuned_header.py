@@ -47,18 +47,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class RingTable:
-    """kRingShapes, and what limits a launch: the names are the header's."""
+class StreamTable:
+    """kStreamShapes, and what limits a launch: the names are the header's."""
 
     shapes: list[dict[str, int]]
     tile_columns: int
     max_splits: int
     max_split_tiles: int
-    enough_for_a_ring: int
+    enough_for_a_stream: int
 
     def takes(self, k: int) -> bool:
-        """Whether the ring is considered at all for this k, and with it the tuned entries."""
-        return k >= self.enough_for_a_ring and k % 16 == 0
+        """Whether a stream is considered at all for this k, and with it the tuned entries."""
+        return k >= self.enough_for_a_stream and k % 16 == 0
 
     def allowed(self, rows: int, n: int, k: int) -> list[tuple[int, int]]:
         """Every (shape, splits) of a class of rows, by the rules of pick_config."""
@@ -68,7 +68,7 @@ class RingTable:
                 continue
             tiles = -(-n // (shape["tiles"] * self.tile_columns))
             for splits in SPLITS:
-                small = tiles <= self.max_split_tiles and k // splits >= self.enough_for_a_ring
+                small = tiles <= self.max_split_tiles and k // splits >= self.enough_for_a_stream
                 if splits == 1 or (splits <= self.max_splits and small):
                     found.append((index, splits))
         return found
@@ -83,10 +83,10 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
     return start + len(begin), end
 
 
-def ring_table() -> RingTable:
+def stream_table() -> StreamTable:
     """Of skinny_gemm/hip/config.h."""
     tables = configs().tables
-    return RingTable(tables["ring"], **tables["ring_limits"])
+    return StreamTable(tables["skinny"], **tables["skinny_limits"])
 
 
 TABLE = "kTunedConfigs[] = {\n    {-1, 0, 0, 0, 0, 0},"

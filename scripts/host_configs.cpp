@@ -43,15 +43,11 @@ extern "C" {
 const char* tables() {
     static const std::string text = [] {
         using namespace skinny_gemm;
-        const auto ring = [](const hip::RingShape& s) {
+        const auto skinny = [](const hip::StreamShape& s) {
             return object({{"rows", s.rows},
                            {"tiles", s.tiles},
-                           {"weight_producers", s.weight_producers},
-                           {"row_producers", s.row_producers},
-                           {"consumers", s.consumers},
+                           {"waves", s.waves},
                            {"depth", s.depth},
-                           {"row_depth", s.row_depth},
-                           {"row_slots", s.row_slots},
                            {"per_unit", s.per_unit}});
         };
         const auto bulk = [](const cuda::BulkShape& s) {
@@ -93,8 +89,8 @@ const char* tables() {
         const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
                                            {"max_splits", hip::kMaxSplits},
                                            {"max_split_tiles", hip::kMaxSplitTiles},
-                                           {"enough_for_a_ring", hip::kEnoughForARing}});
-        return "{\"ring\": " + list(hip::kRingShapes, ring) + ", \"ring_limits\": " + limits +
+                                           {"enough_for_a_stream", hip::kEnoughForAStream}});
+        return "{\"skinny\": " + list(hip::kStreamShapes, skinny) + ", \"skinny_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +
@@ -173,9 +169,9 @@ void gemm_config(int64_t m, int64_t n, int64_t k, int arch, int aligned, int64_t
     out[1] = c.splits;
 }
 
-double gemm_estimate(int arch, int shape, int splits, int64_t m, int64_t n, int64_t k) {
-    return skinny_gemm::hip::estimated_us(skinny_gemm::hip::kChipModels[arch], skinny_gemm::hip::kRingShapes[shape],
-                                          splits, m, n, k);
+double gemm_estimate(int arch, int shape, int splits, int64_t n, int64_t k) {
+    using namespace skinny_gemm::hip;
+    return estimated_us(kChipModels[arch], kStreamShapes[shape], splits, n, k);
 }
 
 int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }

@@ -39,7 +39,7 @@ FUNCTIONS = {
     "columns_of_a_launch": (LONG, (LONG, LONG, LONG), 0),
     "wrong_division": (LONG, (ctypes.c_void_p, LONG, ctypes.c_uint32), 0),
     "gemm_config": (None, (LONG, LONG, LONG, INT, INT), 2),
-    "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG), 0),
+    "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG), 0),
     "gemm_row_class": (LONG, (LONG,), 0),
     "cuda_rms_norm_config": (None, (LONG, LONG, INT, INT, INT), 5),
     "cuda_swiglu_config": (None, (LONG, LONG, INT, INT), 5),

@@ -7,11 +7,12 @@ from split_k_gate import parts_of_a_tile, split_k
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 SIMDS = 4
+BATCH = 4  # parts of K that skinny_gemm's last workgroup asks for at once
 
 
-def ring_shapes() -> list[dict[str, int]]:
-    """kRingShapes of skinny_gemm/hip/config.h."""
-    return configs().tables["ring"]
+def skinny_shapes() -> list[dict[str, int]]:
+    """kStreamShapes of skinny_gemm/hip/config.h."""
+    return configs().tables["skinny"]
 
 
 def tile_shapes() -> list[dict[str, int]]:
@@ -90,8 +91,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return int8_tiles(arch, kernel, figures, int8_tile_shapes()[int(values[0])], values[1] == "true")
     if family in ("quantize_int8_rows", "layer_norm_int8_rows", "softmax_int8_rows"):
         return int8_rows(kernel, figures, values[0], int(values[-1]))
-    if family == "skinny_gemm_ring":
-        return ring(arch, kernel, figures, ring_shapes()[int(values[0])])
+    if family == "skinny_gemm_stream":
+        return skinny_stream(arch, kernel, figures, skinny_shapes()[int(values[0])])
     if family == "skinny_gemm_direct" and values[1] == "true":
         return direct(kernel, figures, int(values[0]))
     return []
@@ -99,8 +100,12 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
 
 def of_split_k(name: str, kernel) -> list[tuple[str, bool]]:
     family, _, parameters = name.partition("<")
-    if family.startswith("skinny_gemm"):  # one number; the first part's, and the others' in a loop
-        return split_k(kernel, 1, 2)
+    if family == "skinny_gemm_direct":  # one number; of the parts batches
+        return split_k(kernel, 1, BATCH)
+    if family == "skinny_gemm_stream":
+        shape = skinny_shapes()[int(parameters.rstrip(">"))]
+        numbers = max(1, shape["rows"] * 16 * shape["tiles"] // (64 * shape["waves"]))  # a lane's
+        return split_k(kernel, numbers, numbers * BATCH)
     if family == "block_scaled_gemm_stream":  # a four; batches of them
         return split_k(kernel, 1, 8)
     shapes = {
@@ -202,30 +207,29 @@ def quantized(f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
     ]
 
 
-def ring(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
-    loaders = [loop for loop in f["loops"] if loop["loads"] and loop["ds_write"]]
-    weights = [loop for loop in loaders if loop["nt"]]
-    rows = [loop for loop in loaders if not loop["nt"]]
-    multipliers = [loop for loop in f["loops"] if loop["mfma"] and not loop["loads"]]
-    sparse = shape["rows"] == 8
-    row_loads = shape["rows"] // 4
-    buffers = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
-    waves = shape["weight_producers"] + shape["row_producers"] + shape["consumers"]
-    per_simd = -(-waves * shape["per_unit"] // SIMDS)
-    # Four 64-k steps a unit: one sparse instruction each, or two dense ones for each 16 rows.
-    instructions = 4 if sparse else 8 * (shape["rows"] // 16)
+def skinny_stream(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
+    sparse, depth, tiles = shape["rows"] == 8, shape["depth"], shape["tiles"]
+    row_loads = max(1, shape["rows"] // 16)
+    loops = [loop for loop in f["loops"] if loop["mfma"]]
+    loads = {i.name for i in loop_loads(kernel)}
+    per_simd = -(-shape["waves"] * shape["per_unit"] // SIMDS)
+    # Of a block of 128 k: two loads of each column and row; one sparse instruction a load of a column, or two dense
+    # ones for each 16 rows.
+    of_block, instructions = 2 * (tiles + row_loads), 2 * tiles * (1 if sparse else 2 * row_loads)
     return [
-        ("not one loop for each role", (len(weights), len(rows), len(multipliers)) == (1, 1, 1)),
-        ("weights or rows loaded by less than 128 bits", buffers == {"buffer_load_dwordx4"}),
-        ("weights without the non-temporal hint", all(loop["nt"] == loop["loads"] for loop in weights)),
-        # While the oldest unit is waited for, the others stay in flight.
-        ("weights drained in the loop", all(loop["least_vmcnt"] == 4 * (shape["depth"] - 1) for loop in weights)),
-        ("rows drained in the loop", all(loop["least_vmcnt"] == row_loads * (shape["row_depth"] - 1) for loop in rows)),
-        ("loads of a loop", all(loop["loads"] == 4 * shape["depth"] for loop in weights)),
-        ("multiplications of a loop", all(loop["mfma"] % instructions == 0 for loop in multipliers)),
+        ("not one loop", len(loops) == 1),
+        ("weights or rows loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
+        ("loads of the loop", all(loop["loads"] == depth * of_block for loop in loops)),
+        ("weights without the non-temporal hint", all(loop["nt"] == depth * 2 * tiles for loop in loops)),
+        # While the oldest block is waited for, the others stay in flight.
+        ("drained in the loop", all(loop["least_vmcnt"] >= (depth - 1) * of_block for loop in loops)),
+        ("multiplications of the loop", all(loop["mfma"] == depth * instructions for loop in loops)),
         ("wrong matrix instruction", (named(kernel, "v_smfmac_f32_16x16x64_fp8_fp8") > 0) == sparse),
         ("wrong matrix instruction", (named(kernel, "v_mfma_f32_16x16x32_fp8_fp8") > 0) == (not sparse)),
-        ("more than 40 instructions a KiB of weights loaded", all(loop["per_KiB"] <= 40 for loop in weights)),
+        (
+            "more than 16 instructions a KiB of weights",
+            all(loop["instructions"] <= 16 * depth * 2 * tiles for loop in loops),
+        ),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]

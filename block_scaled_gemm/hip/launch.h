@@ -23,15 +23,4 @@ const void* direct_kernel(int shape);
 Status launch_stream(const Args& args, Form form, const Config& config, int units, bool channels, float* partial,
                      uint32_t* arrived, const Executor& on);
 
-namespace {
-
-// A launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
-template <class Launch>
-__device__ inline const Launch& arguments() {
-    auto p = (const __attribute__((address_space(4))) Launch*)__builtin_amdgcn_kernarg_segment_ptr();
-    asm volatile("" : "+s"(p));
-    return *(const Launch*)p;
-}
-
-}  // namespace
 }  // namespace rocm_fp8::block_scaled_gemm::hip

@@ -71,6 +71,14 @@ __device__ inline void have_now(T& v) {
 // The same of a computed one.
 __device__ inline void have_computed(float& v) { asm volatile("" : "+v"(v)); }
 
+// A launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
+template <class Launch>
+__device__ inline const Launch& arguments() {
+    auto p = (const __attribute__((address_space(4))) Launch*)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(p));
+    return *(const Launch*)p;
+}
+
 // Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips. The branch
 // itself has to say that it is unlikely, or the compiler may compute both of its sides.
 __device__ inline bool any_lane(bool v) { return __builtin_amdgcn_ballot_w64(v) != 0; }

@@ -3,8 +3,8 @@
 // A workgroup is eight waves on one tile of 16 columns (common/gpu/fallback_gemm.h). The waves' sums meet in LDS.
 //
 // It takes any K, stride and alignment (`aligned` false: byte by byte, none read beyond a row's K), and is what the
-// ring kernel is compared with. A load covers 64 bytes of each of 16 rows: half cache lines, the other half with the
-// next step's load.
+// stream is compared with. A load covers 64 bytes of each of 16 rows: half cache lines, the other half with the next
+// step's load.
 #pragma once
 
 #include "../../common/gpu/fallback_gemm.h"
@@ -36,7 +36,7 @@ struct DirectTile {
     __device__ void multiply(const Chunk (&columns)[1], const Chunk (&rows)[kRowLoads]) {
         RowFragment<kRows> fragment;
         if constexpr (kRows == 8) {
-            fragment.k = threadIdx.x & 1 ? high_pairs(rows[0]) : low_pairs(rows[0]);
+            fragment.k = sparse_pairs(rows[0]);
         } else {
             for (int t = 0; t < kRowLoads; ++t) fragment.k[t] = rows[t];
         }
@@ -44,21 +44,34 @@ struct DirectTile {
     }
 };
 
+struct DirectLaunch {
+    Args args;
+    SplitK split;
+};
+
 template <int kRows, bool aligned>
-__global__ __launch_bounds__(kDirectWaves* kWave) void skinny_gemm_direct(Args a, SplitK split) {
+__global__ __launch_bounds__(kDirectWaves* kWave) void skinny_gemm_direct(DirectLaunch first) {
     static_assert(kStep == gemm::kFallbackStep && kChunk == gemm::kFallbackChunk);
     const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
-    const int tile = blockIdx.x / split.parts, part = blockIdx.x % split.parts;
-    const int64_t steps = (a.k + kStep - 1) / kStep;
+    const auto column = [](int tile) { return int64_t(tile) * kTileColumns; };
     DirectTile<kRows> direct;
-    gemm::multiply_fallback<DirectTile<kRows>, aligned>(a, int64_t(tile) * kTileColumns, steps * part / split.parts,
-                                                        steps * (part + 1) / split.parts, wave, lane, direct);
-
-    __shared__ float sums[kDirectWaves][kRows][kTileColumns];
-    direct.sum.store(&sums[wave][0][0]);
+    {
+        const Args& a = first.args;
+        const int parts = first.split.parts, tile = blockIdx.x / parts, part = blockIdx.x % parts;
+        const int64_t steps = (a.k + kStep - 1) / kStep;
+        gemm::multiply_fallback<DirectTile<kRows>, aligned>(a, column(tile), steps * part / parts,
+                                                            steps * (part + 1) / parts, wave, lane, direct);
+    }
+    using End = Ending<kRows, 1, kDirectWaves>;
+    __shared__ typename End::Shared lds;
+    direct.sum.store(lds.sums[uniform(threadIdx.x / kWave)], direct.sum.first_place());
+    const DirectLaunch& launch = arguments<DirectLaunch>();
+    const Args& a = launch.args;
+    const int tile = blockIdx.x / launch.split.parts, part = blockIdx.x % launch.split.parts;
+    const End ending(a.epilogue, launch.split, a.m, a.n, column(tile));
     // Closes: the sums are added below by other waves.
     __syncthreads();
-    reduce_and_finish<kRows, 1, kDirectWaves>(a, split, &sums[0][0][0], tile, part);
+    ending.finish(lds, tile, part);
 }
 
 }  // namespace

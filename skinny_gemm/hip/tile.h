@@ -1,5 +1,5 @@
-// Common parts of both GEMM kernels for gfx942 and gfx950: the matrix instructions, and the epilogue that turns a
-// workgroup's partial sums into the result.
+// Common parts of both GEMM kernels for gfx942 and gfx950: the matrix instructions, and the end of a workgroup, which
+// turns its waves' sums into the result.
 //
 // A tile is kRows rows of A by 16 columns of the result (rows of B). K is taken in steps of 64. Lane l = 16 g + j holds
 // the 16 bytes k = 16 g ... 16 g + 15 of column j (B) and, in the same way, of row j (A).
@@ -23,6 +23,16 @@ namespace {
 
 constexpr int kTileColumns = 16, kStep = 64, kChunk = 16;  // columns; k of a step; k (bytes) of a lane's load
 
+// A wave's sums of a tile in LDS: [kRows][16], with the two rows of every other pair swapped, so that the lanes that
+// store together (rows of two neighbouring groups of 16 lanes) have different banks, and so have those that load.
+template <int kRows>
+constexpr int kTileSize = kRows * kTileColumns;
+template <int kRows>
+__device__ inline int place_of(int row, int column) {
+    constexpr int kRowsOfLanes = kRows == 8 ? 2 : 4;  // that a lane holds
+    return (row ^ (row / kRowsOfLanes & 1)) * kTileColumns + column;
+}
+
 // A lane's part of A for one step. kRows: 8 (sparse), 16 or 32.
 template <int kRows>
 struct RowFragment {
@@ -34,14 +44,10 @@ struct RowFragment<8> {
     u32x2 k;  // of this lane's sparse row
 };
 
-// The pairs k = 0, 1 (mod 4) of 16 bytes of a dense row; high_pairs gives the others.
-__device__ inline u32x2 low_pairs(u32x4 k) {
-    constexpr uint32_t kLowHalves = 0x05040100u;
-    return u32x2{__builtin_amdgcn_perm(k.y, k.x, kLowHalves), __builtin_amdgcn_perm(k.w, k.z, kLowHalves)};
-}
-__device__ inline u32x2 high_pairs(u32x4 k) {
-    constexpr uint32_t kHighHalves = 0x07060302u;
-    return u32x2{__builtin_amdgcn_perm(k.y, k.x, kHighHalves), __builtin_amdgcn_perm(k.w, k.z, kHighHalves)};
+// Of 16 bytes of a dense row, the pairs that this lane's sparse row holds: k = 0, 1 (mod 4) or the others.
+__device__ inline u32x2 sparse_pairs(u32x4 k) {
+    const uint32_t halves = threadIdx.x & 1 ? 0x07060302u : 0x05040100u;
+    return u32x2{__builtin_amdgcn_perm(k.y, k.x, halves), __builtin_amdgcn_perm(k.w, k.z, halves)};
 }
 
 // A wave's sums for one tile.
@@ -79,61 +85,143 @@ class TileSum {
         }
     }
 
-    // sums: float [kRows][16].
-    __device__ void store(float* sums) const {
-        const int lane = threadIdx.x % kWave, g = lane / kTileColumns, j = lane % kTileColumns;
+    // Where this lane's first sum lies: as place_of has it.
+    static __device__ int first_place() {
+        const int lane = threadIdx.x % kWave, g = lane / kTileColumns;
+        return place_of<kRows>(g * (kRows == 8 ? 2 : 4), lane % kTileColumns);
+    }
+    // sums: float [kTileSize<kRows>]. The second row's place differs in which of a pair of rows it is.
+    __device__ void store(float* sums, int first) const {
+        const int second = first ^ kTileColumns;
         if constexpr (kRows == 8) {
-            sums[(2 * g) * kTileColumns + j] = d[0].x + d[0].y;
-            sums[(2 * g + 1) * kTileColumns + j] = d[0].z + d[0].w;
+            sums[first] = d[0].x + d[0].y;
+            sums[second] = d[0].z + d[0].w;
         } else {
             for (int t = 0; t < kTiles; ++t) {
-                for (int i = 0; i < 4; ++i) sums[(16 * t + 4 * g + i) * kTileColumns + j] = d[t][i];
+                for (int i = 0; i < 4; ++i)
+                    sums[(i % 2 ? second : first) + (16 * t + i / 2 * 2) * kTileColumns] = d[t][i];
             }
         }
     }
 };
 
-// The epilogue. The workgroup's part is in LDS: sums [kGroups][kTiles][kRows][16], added over the groups in their
-// order.
+// Makes the compiler have a value in vector registers by this point, not compute it later, behind the main loop.
+template <class T>
+__device__ inline void keep_vector(T& v) {
+    asm volatile("" : "+v"(v));
+}
+
+// The end of a workgroup of kWaves waves on kTiles tiles of columns: sums are added, scaled and stored. A thread has
+// every kThreads-th number of [kTiles][kRows][16]. What it needs of scales and bias is asked for by the constructor,
+// so that it is there when the sums are; whatever waits for it then waits for nothing asked for later.
 //
-// With split-K (common/hip/split_k.h) parts are [tiles of columns][parts][m][columns of a workgroup].
-template <int kRows, int kTiles, int kGroups>
-__device__ inline void reduce_and_finish(const Args& a, const SplitK& split, const float* sums, int tile, int part) {
-    constexpr int kColumns = kTiles * kTileColumns;
-    const auto each = [&](auto body) {
-        for (int e = threadIdx.x; e < int(a.m) * kColumns; e += blockDim.x) {
-            const int m = e / kColumns, column = e % kColumns;
-            const int64_t n = int64_t(tile) * kColumns + column;
-            if (n < a.n) body(e, m, n, column);
+// With split-K (common/hip/split_k.h) parts are [tiles of columns][parts][kTiles][kRows][16].
+template <int kRows, int kTiles, int kWaves>
+class Ending {
+    static constexpr int kThreads = kWaves * kWave, kSize = kTileSize<kRows>, kAll = kTiles * kSize,
+                         kPasses = (kAll + kThreads - 1) / kThreads;
+    // Passes that differ in the row alone have the same column.
+    static constexpr int kRowsOfThread = kSize > kThreads ? kSize / kThreads : 1,
+                         kColumnsOfThread = (kPasses + kRowsOfThread - 1) / kRowsOfThread;
+
+    SplitK split;
+    gemm::Epilogue epilogue;
+    const int m, columns;  // columns: from the workgroup's first one on
+    int place;             // of the first pass's number in a wave's sums; those of other passes lie kThreads further
+    int64_t out_at;        // of the first pass's number in the result
+    float scale_a[kRowsOfThread], scale_b[kColumnsOfThread];
+    uint32_t bias[kColumnsOfThread];  // as it lies in memory: to convert it is to wait for it
+
+    static __device__ int number(int pass) { return threadIdx.x + pass * kThreads; }
+    static __device__ int row_of(int pass) { return number(pass) / kTileColumns % kRows; }
+    static __device__ int column_of(int pass) {
+        return number(pass) / kSize * kTileColumns + threadIdx.x % kTileColumns;
+    }
+    static __device__ int before(int i, int end) { return i < end ? i : end - 1; }
+
+    template <class Body>
+    __device__ void each(Body body) const {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+            if (number(pass) < kAll && row_of(pass) < m && column_of(pass) < columns) body(pass);
         }
-    };
-    const auto finish = [&](int m, int64_t n, float c) {
-        gemm::finish(a.epilogue, m, n, gemm::Column(a.epilogue, n), gemm::scale_at(a.epilogue.scale_a, m), c);
-    };
-    const auto of_workgroup = [&](int m, int column) {
-        const float* p = sums + ((column / kTileColumns) * kRows + m) * kTileColumns + column % kTileColumns;
-        float v = p[0];
-        for (int group = 1; group < kGroups; ++group) v += p[group * kTiles * kRows * kTileColumns];
-        return v;
-    };
-    if (split.parts == 1) {
-        each([&](int, int m, int64_t n, int column) { finish(m, n, of_workgroup(m, column)); });
-        return;
+    }
+    __device__ void store(int pass, float c) const {
+        const int i = pass / kRowsOfThread;
+        // What passes differ in is the same for all threads.
+        const int rows = pass % kRowsOfThread * (kThreads / kTileColumns),
+                  further = i * kThreads * kRowsOfThread / kSize;
+        const int64_t at = out_at + rows * epilogue.out.stride + further * kTileColumns;
+        gemm::Column of_column(scale_b[i], 0);
+        if (epilogue.bias.data) of_column.bias = gemm::bias_of_bits(epilogue.bias.dtype, bias[i]);
+        gemm::finish_at(epilogue, at, of_column, scale_a[pass % kRowsOfThread], c);
     }
 
-    const int64_t part_size = a.m * kColumns;
-    float* parts = split.partial + int64_t(tile) * split.parts * part_size;
-    each([&](int e, int m, int64_t, int column) {
-        store_for_all(parts + part * part_size + e, of_workgroup(m, column));
-    });
-    if (!arrives_last(split.arrived + tile, split.parts)) return;
-    each([&](int e, int m, int64_t n, int) {
-        float v = load_of_any(parts + e);
-        for (int s = 1; s < split.parts; ++s) v += load_of_any(parts + s * part_size + e);
-        finish(m, n, v);
-    });
-    reset(split.arrived + tile);
-}
+  public:
+    union Shared {
+        float sums[kWaves][kAll];  // [kTiles][kSize]
+        uint32_t before;           // arrives_last's: by then all sums have been read
+    };
+
+    __device__ Ending(const gemm::Epilogue& e, const SplitK& split, int64_t m, int64_t n, int64_t first_column)
+        : split(split),
+          epilogue(e),
+          m(int(m)),
+          columns(int(n - first_column < 16 * kTiles ? n - first_column : 16 * kTiles)) {
+        have_now(epilogue.out.data), have_now(epilogue.out.stride), have_now(epilogue.out.dtype);
+        have_now(epilogue.bias.data), have_now(epilogue.bias.dtype), have_now(this->split.parts);
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread; ++i) scale_a[i] = gemm::scale_at(e.scale_a, before(row_of(i), int(m)));
+#pragma unroll
+        for (int i = 0; i < kColumnsOfThread; ++i) {
+            const int64_t column = first_column + before(column_of(i * kRowsOfThread), columns);
+            scale_b[i] = gemm::scale_at(e.scale_b, column);
+            bias[i] = gemm::bias_bits(e.bias, column);
+        }
+        const int tile = number(0) / kSize;
+        place = tile * kSize + place_of<kRows>(row_of(0), threadIdx.x % kTileColumns);
+        out_at = row_of(0) * e.out.stride + first_column + column_of(0);
+        if constexpr (kPasses == 1) keep_vector(place), keep_vector(out_at);  // where there are registers for it
+    }
+
+    // Of all waves' sums, in their order. tile, part: the workgroup's.
+    __device__ void finish(Shared& lds, int tile, int part) const {
+        const auto of_workgroup = [&](int pass) {
+            float v = lds.sums[0][place + pass * kThreads];
+#pragma unroll
+            for (int wave = 1; wave < kWaves; ++wave) v += lds.sums[wave][place + pass * kThreads];
+            return v;
+        };
+        if (split.parts == 1) {
+            each([&](int pass) { store(pass, of_workgroup(pass)); });
+            return;
+        }
+        float* const parts = split.partial + int64_t(tile) * split.parts * kAll;
+        each([&](int pass) { store_for_all(parts + part * kAll + number(pass), of_workgroup(pass)); });
+        if (!arrives_last(split.arrived + tile, split.parts, lds.before)) return;
+        // A batch of parts is asked for at once; beyond the last part it is asked for again, and not added.
+        constexpr int kBatch = 4;
+        float sum[kPasses];
+        for (float& v : sum) v = -0.0f;
+        for (int first = 0; first < split.parts; first += kBatch) {
+            float batch[kPasses][kBatch];
+            each([&](int pass) {
+#pragma unroll
+                for (int s = 0; s < kBatch; ++s) {
+                    batch[pass][s] = load_of_any(parts + before(first + s, split.parts) * kAll + number(pass));
+                }
+            });
+            each([&](int pass) {
+#pragma unroll
+                for (int s = 0; s < kBatch; ++s) {
+                    if (first + s < split.parts) sum[pass] += batch[pass][s];
+                }
+            });
+        }
+        each([&](int pass) { store(pass, sum[pass]); });
+        reset(split.arrived + tile);
+    }
+};
 
 }  // namespace
 }  // namespace rocm_fp8::skinny_gemm::hip

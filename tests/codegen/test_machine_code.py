@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import machine_code
-from scripts.machine_code_gates import missed_gates, ring_shapes
+from scripts.machine_code_gates import missed_gates, skinny_shapes
 from tests.settings import ROCM_HEADERS, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -51,14 +51,14 @@ def test_both_architectures_have_every_kernel(kernels):
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
-        *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_ring", "skinny_gemm_direct"),
+        *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_stream", "skinny_gemm_direct"),
         *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
         *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest"),
         *("block_scaled_gemm_tiles", "block_scaled_gemm_stream"),
         *(f"{operator}_int8_{form}" for operator in ("quantize", "layer_norm", "softmax") for form in ("rows", "any")),
         "int8_gemm_tiles",
     }
-    assert sum(name.startswith("skinny_gemm_ring") for name in kernels["gfx942"]) == len(ring_shapes())
+    assert sum(name.startswith("skinny_gemm_stream") for name in kernels["gfx942"]) == len(skinny_shapes())
 
 
 # Part of a kernel's name; what an instruction's name begins with, and what it is replaced by; the gate that must notice
@@ -86,8 +86,8 @@ SABOTAGE = [
     ("quantize_rows<bf16, wave, 1>", "v_mov_b32_e32", "v_rcp_f32_e32", "division"),
     ("swiglu_groups<f16, 64, 1>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
     ("swiglu_rows<bf16, workgroup, 2>", "global_store_dwordx2", "global_store_short", "narrow stores"),
-    ("skinny_gemm_ring<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
-    ("skinny_gemm_ring<8>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
+    ("skinny_gemm_stream<0>", "v_smfmac_f32_16x16x64_fp8_fp8", "v_mfma_f32_16x16x32_fp8_fp8", "matrix instruction"),
+    ("skinny_gemm_stream<4>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
     (
         "block_scaled_gemm_tiles<0, false, false, false, false>",
         "buffer_load_dwordx4",
@@ -127,8 +127,8 @@ def test_each_gate_can_be_missed(kernels, name, instruction, instead, gate):
 
 
 def waits_of(kernel) -> list:
-    """Of the producers' loops, which alone write to LDS."""
-    loops = [body for body in kernel.loops if any(i.name.startswith("ds_write_b128") for i in body)]
+    """Of the loop that multiplies."""
+    loops = [body for body in kernel.loops if any(i.name.startswith("v_mfma") for i in body)]
     return [i for body in loops for i in body if i.count("vmcnt")]
 
 
@@ -142,14 +142,14 @@ METADATA = {
 
 @pytest.mark.parametrize("key", METADATA)
 def test_what_the_metadata_says_is_looked_at(kernels, key):
-    name = "skinny_gemm_ring<2>"
+    name = "skinny_gemm_stream<1>"
     changed = {"gfx942": {name: copy.deepcopy(kernels["gfx942"][name])}}
     changed["gfx942"][name].metadata[key] = METADATA[key]
     assert missed_gates(changed, table_of(changed))
 
 
 def test_a_drain_in_the_loop_is_noticed(kernels):
-    name = "skinny_gemm_ring<5>"
+    name = "skinny_gemm_stream<3>"
     changed = {"gfx942": {name: copy.deepcopy(kernels["gfx942"][name])}}
     waits = waits_of(changed["gfx942"][name])
     assert waits

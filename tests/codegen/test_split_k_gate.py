@@ -10,7 +10,7 @@ from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 FAMILIES = (
-    "skinny_gemm_ring",
+    "skinny_gemm_stream",
     "skinny_gemm_direct",
     "block_scaled_gemm_stream",
     "block_scaled_gemm_tiles",

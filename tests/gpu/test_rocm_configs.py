@@ -2,13 +2,13 @@
 
 import ctypes
 import itertools
-import math
 import random
 import subprocess
 
 import pytest
 
-from scripts.machine_code_gates import ring_shapes as shapes
+from scripts.machine_code_gates import LDS_OF_A_UNIT
+from scripts.machine_code_gates import skinny_shapes as shapes
 from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
 
@@ -171,7 +171,7 @@ def test_no_other_choice_is_better_by_the_model(library, n, k):
     for rows, arch in itertools.product((8, 16, 32), (GFX942, GFX950)):
 
         def estimate(shape: int, splits: int) -> float:
-            return library.gemm_estimate(arch, shape, splits, rows, n, k)
+            return library.gemm_estimate(arch, shape, splits, n, k)
 
         chosen = gemm(library, rows, n, k, arch)
         for shape, splits in itertools.product(range(len(table)), (1, 2, 4, 8, 16)):
@@ -182,17 +182,17 @@ def test_no_other_choice_is_better_by_the_model(library, n, k):
 
 
 def test_the_estimates_are_near_the_floor(library):
-    """The model's own time for the sizes of Llama 3.1 405B on eight MI300X, after the launch: within 5 % of the bytes
-    at 4.2 TB/s, or a microsecond and a half."""
+    """The model's own time for the sizes of Llama 3.1 405B on eight MI300X, after the launch: near the bytes at
+    4.0 TB/s, but for latencies, and for what rows take of L2 and busy matrix units of the clock."""
     for n, k in SIZES[:3]:
-        floor = n * k / 4.2e6
+        floor = n * k / 4.0e6
         for rows in (8, 16, 32):
-            us = library.gemm_estimate(GFX942, *gemm(library, rows, n, k), rows, n, k)
-            assert floor < us < max(1.05 * floor, floor + 1.5), (n, k, rows, us)
+            us = library.gemm_estimate(GFX942, *gemm(library, rows, n, k), n, k)
+            assert floor < us < floor * (1 + rows / 180) + 2, (n, k, rows, us)
 
 
 def test_every_shape_is_chosen_for_some_size(library):
-    columns = (*range(256, 24000, 256), 28672, 29696, 34816, 53248, 57344, 128256)
+    columns = (16, 64, 128, *range(256, 24000, 256), 28672, 29696, 34816, 53248, 57344, 128256)
     sizes = itertools.product((8, 16, 32), columns, (1024, 2048, 4096, 8192, 16384, 28672), (GFX942, GFX950))
     chosen = {gemm(library, *size) for size in sizes}
     assert {shape for shape, _ in chosen} == set(range(len(shapes())))
@@ -209,15 +209,12 @@ def test_unaligned_and_small_go_to_the_simple_kernel(library):
 
 def test_the_table_of_shapes_is_consistent():
     for shape in shapes():
-        assert shape["rows"] in (8, 16, 32)
-        assert shape["weight_producers"] % shape["tiles"] == 0 and shape["consumers"] % shape["tiles"] == 0
-        assert shape["row_slots"] % shape["row_producers"] == 0
-        waves = shape["weight_producers"] + shape["row_producers"] + shape["consumers"]
-        assert 64 * waves <= 1024
-        # Slots of the ring, and two words a slot.
-        lds = shape["weight_producers"] * 4096 + shape["row_slots"] * shape["rows"] * 256
-        assert (lds + 256) * shape["per_unit"] <= 64 << 10
-        assert math.prod((shape["weight_producers"], shape["depth"], 4096)) >= 48 << 10
+        rows, columns, waves = shape["rows"], 16 * shape["tiles"], shape["waves"]
+        assert rows in (8, 16, 32) and 64 * waves <= 1024
+        # A float of each sum from each wave.
+        assert 4 * rows * columns * waves * shape["per_unit"] <= LDS_OF_A_UNIT["gfx942"]
+        # Weights in flight: of a workgroup, and of as many of the smallest as a compute unit holds.
+        assert waves * shape["depth"] * columns * 128 >= 32 << 10
 
 
 # --- silu.h ---

@@ -14,7 +14,7 @@ GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 COUNTERS = 1024  # of a set: those of the next stream lie behind it
 PARTS = 2
 TABLES = configs().tables
-TILES, STREAMS, RING, INT8 = (TABLES[name] for name in ("tiles", "streams", "ring", "int8_tiles"))
+TILES, STREAMS, SKINNY, INT8 = (TABLES[name] for name in ("tiles", "streams", "skinny", "int8_tiles"))
 GENERAL = {configs().block_scaled_general_shape(shape) for shape in range(len(TILES) + len(STREAMS))}
 
 
@@ -89,9 +89,9 @@ def test_tiles(launch, fp8, shape):
             assert found is None if tiles > COUNTERS else found[0].startswith(f"block_scaled_gemm_tiles<{shape}, ")
 
 
-@pytest.mark.parametrize("shape", range(-1, len(RING)))
+@pytest.mark.parametrize("shape", range(-1, len(SKINNY)))
 def test_skinny_gemm(launch, fp8, shape):
-    columns = 16 * (RING[shape]["tiles"] if shape >= 0 else 1)
+    columns = 16 * (SKINNY[shape]["tiles"] if shape >= 0 else 1)
     for k in (1024, 1025) if shape < 0 else (1024,):
         for tiles in (COUNTERS, COUNTERS + 1):
             n = tiles * columns

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.simulated_rocm import FORMATS
-from scripts.machine_code_gates import ring_shapes
+from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width
 from tests.problems import rms_norm as rms
 from tests.problems import skinny_gemm as gemm
@@ -208,7 +208,7 @@ def test_every_swiglu_kernel(kernels, host_arguments, kernel, arch, fp8, generat
 
 # --- skinny_gemm ---
 
-SHAPES = range(-1, len(ring_shapes()))
+SHAPES = range(-1, len(skinny_shapes()))
 
 
 @pytest.fixture
@@ -218,13 +218,13 @@ def config(environment):
 
 def rows_of(shape: int) -> tuple[int, int]:
     """The least and the most rows for which a shape is meant."""
-    most = 32 if shape < 0 else ring_shapes()[shape]["rows"]
+    most = 32 if shape < 0 else skinny_shapes()[shape]["rows"]
     return (1, most) if shape < 0 or most == 8 else (most // 2 + 1, most)
 
 
 def tiles_of(shape: int) -> int:
     """Of 16 columns, in a workgroup."""
-    return 1 if shape < 0 else ring_shapes()[shape]["tiles"]
+    return 1 if shape < 0 else skinny_shapes()[shape]["tiles"]
 
 
 # Every form on both chips with every split, at either size, with either layout of the rows.
@@ -259,7 +259,7 @@ def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits,
     out.assert_guards_intact("out")
 
 
-@pytest.mark.parametrize("shape, splits", [(-1, 2), (0, 1), (1, 2), (4, 1), (6, 4), (8, 1)])
+@pytest.mark.parametrize("shape, splits", [(-1, 2), (0, 1), (1, 2), (2, 4), (4, 1), (5, 4)])
 def test_the_schedule_does_not_change_bits(simulated_rocm, arch, fp8, generator, config, shape, splits):
     config(shape, splits)
     inputs = gemm.draw(gemm.Problem(rows_of(shape)[1], 34, 1808, fp8), generator)

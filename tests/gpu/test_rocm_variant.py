@@ -172,7 +172,7 @@ def test_launch_geometry(simulated_rocm, kernel, generator):
     assert "swiglu_fast" in name and (grid, block, lds) == ((12, 1, 1), (64, 1, 1), 0)
     a, b = (torch.ones(rows, 2048).to(kernel.fp8_dtype("cpu")) for rows in (2, 40))
     ((name, grid, block, lds),) = launches(simulated_rocm, kernel.skinny_gemm, a, b, scale, scale)
-    assert "skinny_gemm_ring" in name and grid[0] % 3 == 0 and grid[1:] == (1, 1) and block[0] % 64 == 0 and lds == 0
+    assert "skinny_gemm_stream" in name and grid[0] % 3 == 0 and grid[1:] == (1, 1) and block[0] % 64 == 0 and lds == 0
 
 
 def test_nothing_is_launched_for_nothing(simulated_rocm, kernel):

@@ -46,7 +46,7 @@ def by_itself(arguments: str) -> str:
 
 def test_a_gemm(rocm_variant):
     text = by_itself("skinny_gemm --m 3 --n 20 --k 1024 --config 0,1 --seed 5 --arch gfx950")
-    assert text.startswith("skinny_gemm_ring<0> on gfx950: 2 x 1 x 1 workgroups of 896 x 1 x 1 threads\nverified")
+    assert text.startswith("skinny_gemm_stream<0> on gfx950: 2 x 1 x 1 workgroups of 256 x 1 x 1 threads\nverified")
     # 3 rows of A and 20 of B, 1024 bytes each, at most: rows that are not there touch no memory.
     assert int(re.search(r"(\d+) bytes in lines of 64", text)[1]) in range(23 * 1024, 23 * 1024 + 20 * 64)
     assert re.search(r"^estimate +\d+\.\d\d us, bound by \w+; no measurement$", text, re.M)
