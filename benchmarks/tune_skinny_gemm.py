@@ -55,8 +55,7 @@ def tune(gpu: Gpu, sizes: list[tuple[int, int]], effort: gpu_timing.Effort, seed
     old = tuned_header.parse_entries(text)
     for n, k in sizes:
         if not table.takes(k):
-            least = f"a multiple of 16, at least {table.enough_for_a_stream}"
-            raise HeaderError(f"{n}x{k}: K must be {least}, for a tuned entry to count")
+            raise HeaderError(f"{n}x{k}: K must be a multiple of 16, for a tuned entry to count")
     generator = random_numbers(gpu.device, seed)
     facts = gpu.environment
     measured = f"{facts['GPU']} ({gpu.arch}), {facts['date']}, commit {facts['commit']}"

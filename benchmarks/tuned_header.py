@@ -54,11 +54,11 @@ class StreamTable:
     tile_columns: int
     max_splits: int
     max_split_tiles: int
-    enough_for_a_stream: int
+    least_part: int
 
     def takes(self, k: int) -> bool:
         """Whether a stream is considered at all for this k, and with it the tuned entries."""
-        return k >= self.enough_for_a_stream and k % 16 == 0
+        return k % 16 == 0
 
     def allowed(self, rows: int, n: int, k: int) -> list[tuple[int, int]]:
         """Every (shape, splits) of a class of rows, by the rules of pick_config."""
@@ -68,7 +68,7 @@ class StreamTable:
                 continue
             tiles = -(-n // (shape["tiles"] * self.tile_columns))
             for splits in SPLITS:
-                small = tiles <= self.max_split_tiles and k // splits >= self.enough_for_a_stream
+                small = tiles <= self.max_split_tiles and k // splits >= self.least_part
                 if splits == 1 or (splits <= self.max_splits and small):
                     found.append((index, splits))
         return found

@@ -89,7 +89,7 @@ const char* tables() {
         const std::string limits = object({{"tile_columns", hip::kGemmTileColumns},
                                            {"max_splits", hip::kMaxSplits},
                                            {"max_split_tiles", hip::kMaxSplitTiles},
-                                           {"enough_for_a_stream", hip::kEnoughForAStream}});
+                                           {"least_part", hip::kLeastPart}});
         return "{\"skinny\": " + list(hip::kStreamShapes, skinny) + ", \"skinny_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +

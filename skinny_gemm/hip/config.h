@@ -36,7 +36,7 @@ constexpr int kGemmTileColumns = 16;
 constexpr int kMaxSplits = 16;
 constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share columns
 constexpr int64_t kMostColumns = int64_t(1) << 30;
-constexpr int64_t kEnoughForAStream = 1024;  // of k, in each part
+constexpr int64_t kLeastPart = 1024;  // of k, where it is split
 
 // What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
 struct ChipModel {
@@ -53,7 +53,7 @@ constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
 // The model's estimate in microseconds after the launch: the longer of the bytes from memory and from L2, what busy
 // matrix units take of the clock, latencies before and behind, rounds of workgroups and split-K. It ranks configurations
-// and is no measurement. Fitted on 116 estimates of the simulator's clock (MI300X, 19 sizes): 3.7 % off, and what it
+// and is no measurement. Fitted on 127 estimates of the simulator's clock (MI300X, 19 sizes): 3.7 % off, and what it
 // picks is the best of them but for two, by 1.4 and 15 % (16 parts instead of 8 of 64 columns).
 constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, int splits, int64_t n, int64_t k) {
     constexpr double kFixedUs = 0.59, kInTheWay = 0.014, kPower = 0.665, kEndUs = 0.11, kRoundUs = 1.7;
@@ -82,7 +82,7 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
 // and 64 rows of b (32 of a) lie within 2^30 bytes, n at most kMostColumns.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool aligned = true) {
     const ChipModel& chip = kChipModels[arch];
-    if (!aligned || k < kEnoughForAStream) {
+    if (!aligned) {
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
         const int64_t tiles = (n + kGemmTileColumns - 1) / kGemmTileColumns;
         int splits = 1;
@@ -104,7 +104,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         if (shape.rows != row_class(m)) continue;
         const int64_t tiles = (n + shape.tiles * kGemmTileColumns - 1) / (shape.tiles * kGemmTileColumns);
         for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-            if (splits > 1 && (tiles > kMaxSplitTiles || k / splits < kEnoughForAStream)) break;
+            if (splits > 1 && (tiles > kMaxSplitTiles || k / splits < kLeastPart)) break;
             const double us = estimated_us(chip, shape, splits, n, k);
             if (best.shape == kDirect || us < best_us) {
                 best = {i, splits};

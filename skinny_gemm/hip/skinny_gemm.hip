@@ -26,7 +26,7 @@ namespace {
 
 static_assert(kTileColumns == kGemmTileColumns && kMaxSplitTiles <= kCounters);
 
-using StreamKernel = void (*)(Lean, gemm::Epilogue, SplitK);
+using StreamKernel = void (*)(StreamLaunch);
 
 StreamKernel stream_kernel(int shape) {
     return kernel_at<kStreamShapeCount>(shape, []<int i>() -> StreamKernel { return skinny_gemm_stream<i>; });
@@ -112,7 +112,8 @@ Status launch(const Args& args, const Executor& on) {
                         blocks / config.splits,
                         blocks % config.splits,
                         divider_by(uint32_t(config.splits))};
-        return launch_kernel(stream_kernel(config.shape), groups, threads, on, lean, args.epilogue, split);
+        return launch_kernel(stream_kernel(config.shape), groups, threads, on,
+                             StreamLaunch{lean, args.epilogue, split});
     }
     return launch_kernel(aligned ? direct_kernel<true>(args.m) : direct_kernel<false>(args.m), groups, threads, on,
                          DirectLaunch{args, split});

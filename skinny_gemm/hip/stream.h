@@ -98,7 +98,6 @@ class Slice {
             for (int slot = 0; slot < S::depth; ++slot) {
                 multiply(slot);
                 request(slot);
-                __builtin_amdgcn_sched_barrier(0);  // keeps the order, and with it what is in flight
             }
         }
         drain<0>();
@@ -129,6 +128,8 @@ class Slice {
         }
         k += S::waves * kStreamBlock;
         --blocks;
+        // Loads stay in this order, before the loop and in it: waits count them.
+        __builtin_amdgcn_sched_barrier(0);
     }
     __device__ void request(int slot) {
         request(slot, [](int, uint32_t k) { return k; });
@@ -160,19 +161,27 @@ class Slice {
     }
 };
 
+struct StreamLaunch {
+    Lean lean;
+    gemm::Epilogue epilogue;
+    SplitK split;
+};
+
 template <int index>
 __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_simd) void skinny_gemm_stream(
-    Lean lean, gemm::Epilogue epilogue, SplitK split) {
+    StreamLaunch launch) {
     using S = Stream<index>;
     using End = Ending<S::rows, S::tiles, S::waves>;
     __shared__ typename End::Shared lds;
+    const Lean lean = launch.lean;
     const int wave = uniform(threadIdx.x / kWave);
     const int tile = int(divide(blockIdx.x, lean.parts)), part = int(blockIdx.x) - tile * int(lean.parts.divisor);
-    const int first = part * lean.blocks + (part < lean.longer ? part : lean.longer);
+    const auto begin = [&](int part) { return part * lean.blocks + (part < lean.longer ? part : lean.longer); };
     const int column = tile * S::columns;
-    Slice<S> slice(lean, column, wave, first, first + lean.blocks + (part < lean.longer));
-    __builtin_amdgcn_sched_barrier(0);  // the weights are asked for first
-    const End ending(epilogue, split, lean.m, lean.n, column);
+    Slice<S> slice(lean, column, wave, begin(part), begin(part + 1));
+    // What the end needs is asked for when the weights are.
+    const StreamLaunch& rest = arguments<StreamLaunch>();
+    const End ending(rest.epilogue, rest.split, lean.m, lean.n, column);
     int place = wave * S::tiles * kTileSize<S::rows> + TileSum<S::rows>::first_place();
     keep_vector(place);
     slice.multiply();
