@@ -2,6 +2,8 @@
 
 A sample of a few workgroups cannot tell. So the beginnings of all workgroups that one chiplet holds at once are run:
 each wave ends after its first accesses to global memory. What they touched, and how often, is in the footprints.
+
+It ends before an atomic, too: a counter of who comes last must be as it was when the launch itself runs.
 """
 
 import copy
@@ -49,7 +51,13 @@ class Beginnings:
         kind = class_of(ins.mnemonic)
         if ins.mnemonic == "s_sleep":
             return cut(ins, self._asleep)
-        return cut(ins, self._access) if kind in ("vmem_load", "vmem_store", "vmem_atomic") else ins
+        if kind == "vmem_atomic":
+            return cut(ins, self._closes)
+        return cut(ins, self._access) if kind in ("vmem_load", "vmem_store") else ins
+
+    def _closes(self, wave) -> bool:
+        self._closing.add(wave.workgroup.index)
+        return True
 
     def _access(self, wave) -> bool:
         group = wave.workgroup.index

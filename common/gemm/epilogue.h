@@ -15,19 +15,20 @@ ROCM_FP8_DEVICE inline float finished(const Epilogue& e, float c, float scale_a,
 
 #if defined(__HIPCC__) || defined(__CUDACC__)
 
-// Stores the result's number at `at`, in elements from its first one, given the sum c.
-__device__ inline void finish_at(const Epilogue& e, int64_t at, const Column& column, float scale_a, float c) {
-    const float v = finished(e, c, scale_a, column.scale, column.bias);
-    if (e.out.dtype == DType::f32) {
-        global<float>(e.out.data)[at] = v;
+// Stores a number of the result, `at` elements from its first one.
+__device__ inline void put(const Output& out, int64_t at, float v) {
+    if (out.dtype == DType::f32) {
+        global<float>(out.data)[at] = v;
     } else {
-        global<uint16_t>(e.out.data)[at] = uint16_t(
-            e.out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v)) : Pairs<DType::bf16>::round_any_nan(both(v)));
+        global<uint16_t>(out.data)[at] = uint16_t(out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
+                                                                          : Pairs<DType::bf16>::round_any_nan(both(v)));
     }
 }
-// Stores out[m, n].
+
+// Stores out[m, n], given the sum c.
 __device__ inline void finish(const Epilogue& e, int64_t m, int64_t n, const Column& column, float scale_a, float c) {
-    finish_at(e, m * e.out.stride + n, column, scale_a, c);
+    const float v = finished(e, c, scale_a, column.scale, column.bias);
+    put(e.out, m * e.out.stride + n, v);
 }
 
 #endif

@@ -33,7 +33,6 @@ ROCM_FP8_DEVICE inline float bias_of_bits(DType dtype, uint32_t bits) {
 // The scale and the bias of one column.
 struct Column {
     float scale, bias;
-    ROCM_FP8_DEVICE Column(float scale, float bias) : scale(scale), bias(bias) {}
     ROCM_FP8_DEVICE Column(const Epilogue& e, int64_t n) : scale(scale_at(e.scale_b, n)), bias(bias_at(e.bias, n)) {}
 };
 

@@ -156,7 +156,7 @@ def test_the_clock_counts_those_with_work(library, arch):
     for each in [estimate("last", GRID), estimate("first", GRID), *sampled]:
         assert each.rounds == exact.rounds and each.bytes == exact.bytes
         assert each.parts["LDS"] == pytest.approx(exact.parts["LDS"])
-        assert each.seconds == pytest.approx(exact.seconds, rel=0.02)
+        assert each.seconds == pytest.approx(exact.seconds, rel=0.05)
     # Taken for busy they would cost as much as others: five workgroups on a unit, not four.
     watched = Profile()
     counters = run(library, arch, "last", groups=[0, 20], profile=watched)

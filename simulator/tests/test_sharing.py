@@ -116,3 +116,22 @@ def test_waves_that_wait_for_one_that_was_ended_end(arch):
     assert counters.mnemonics["global_load_dword"] == 2 and "ds_write_b32" in counters.mnemonics
     (read,) = counters.footprints
     assert read.by_workgroup == 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_cut_short_counts_nothing(arch):
+    """Each workgroup counts itself behind few accesses, as split-K does."""
+    body = """
+      s_load_dwordx4 s[4:7], s[0:1], 0x0
+      s_waitcnt lgkmcnt(0)
+      v_mov_b32 v1, 0
+      v_mov_b32 v2, 1
+      global_load_dword v3, v1, s[4:5]
+      s_waitcnt vmcnt(0)
+      global_atomic_add v1, v2, s[6:7]"""
+    simulator = Simulator(assemble({"kernel": body}, arch, raw=True), arch)
+    counters = np.zeros(64, np.uint32)
+    launch = ("kernel", 8, LANES, [np.zeros(64, np.uint32), counters, bytes(32)])
+    assert simulator.launch(*launch, profile=Beginnings()).workgroups == 8 and not counters.any()
+    simulator.launch(*launch)
+    assert counters[0] == 8 * LANES

@@ -26,7 +26,7 @@ namespace {
 
 static_assert(kTileColumns == kGemmTileColumns && kMaxSplitTiles <= kCounters);
 
-using StreamKernel = void (*)(StreamLaunch);
+using StreamKernel = decltype(&skinny_gemm_stream<0>);
 
 StreamKernel stream_kernel(int shape) {
     return kernel_at<kStreamShapeCount>(shape, []<int i>() -> StreamKernel { return skinny_gemm_stream<i>; });
@@ -102,18 +102,12 @@ Status launch(const Args& args, const Executor& on) {
     if (groups * threads > kMaxThreads) return {"b has more rows than one launch takes"};
     if (streams) {
         const int blocks = int((args.k + kStreamBlock - 1) / kStreamBlock);
-        const Lean lean{args.a,
-                        args.b,
-                        uint32_t(args.a_stride),
-                        uint32_t(args.b_stride),
-                        int(args.m),
-                        int(args.n),
-                        int(args.k - int64_t(blocks - 1) * kStreamBlock),
-                        blocks / config.splits,
-                        blocks % config.splits,
-                        divider_by(uint32_t(config.splits))};
-        return launch_kernel(stream_kernel(config.shape), groups, threads, on,
-                             StreamLaunch{lean, args.epilogue, split});
+        const Divider parts = divider_by(uint32_t(config.splits));
+        return launch_kernel(stream_kernel(config.shape), groups, threads, on, args.a, args.b, uint32_t(args.a_stride),
+                             uint32_t(args.b_stride), int(args.m), int(args.n),
+                             int(args.k - int64_t(blocks - 1) * kStreamBlock), blocks / config.splits,
+                             blocks % config.splits, parts.divisor, parts.factor, parts.shift,
+                             StreamEnd{args.epilogue, split});
     }
     return launch_kernel(aligned ? direct_kernel<true>(args.m) : direct_kernel<false>(args.m), groups, threads, on,
                          DirectLaunch{args, split});

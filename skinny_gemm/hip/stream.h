@@ -161,27 +161,34 @@ class Slice {
     }
 };
 
-struct StreamLaunch {
-    Lean lean;
+// The kernel's arguments as they lie in memory. It names those of Lean one by one, which puts them into registers when a
+// wave begins: as many as there are.
+struct StreamEnd {
     gemm::Epilogue epilogue;
     SplitK split;
 };
+struct StreamLaunch {
+    Lean lean;
+    StreamEnd end;
+};
+static_assert(sizeof(Lean) == 14 * sizeof(uint32_t));
 
 template <int index>
 __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_simd) void skinny_gemm_stream(
-    StreamLaunch launch) {
+    const uint8_t* a, const uint8_t* b, uint32_t a_stride, uint32_t b_stride, int m, int n, int head, int blocks,
+    int longer, uint32_t divisor, uint32_t factor, uint32_t shift, StreamEnd) {
     using S = Stream<index>;
     using End = Ending<S::rows, S::tiles, S::waves>;
     __shared__ typename End::Shared lds;
-    const Lean lean = launch.lean;
+    const Lean lean{a, b, a_stride, b_stride, m, n, head, blocks, longer, {divisor, factor, shift}};
     const int wave = uniform(threadIdx.x / kWave);
     const int tile = int(divide(blockIdx.x, lean.parts)), part = int(blockIdx.x) - tile * int(lean.parts.divisor);
     const auto begin = [&](int part) { return part * lean.blocks + (part < lean.longer ? part : lean.longer); };
     const int column = tile * S::columns;
     Slice<S> slice(lean, column, wave, begin(part), begin(part + 1));
     // What the end needs is asked for when the weights are.
-    const StreamLaunch& rest = arguments<StreamLaunch>();
-    const End ending(rest.epilogue, rest.split, lean.m, lean.n, column);
+    const StreamEnd& end = arguments<StreamLaunch>().end;
+    const End ending(end.epilogue, end.split, m, n, column);
     int place = wave * S::tiles * kTileSize<S::rows> + TileSum<S::rows>::first_place();
     keep_vector(place);
     slice.multiply();

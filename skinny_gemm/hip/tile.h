@@ -152,9 +152,8 @@ class Ending {
         const int rows = pass % kRowsOfThread * (kThreads / kTileColumns),
                   further = i * kThreads * kRowsOfThread / kSize;
         const int64_t at = out_at + rows * epilogue.out.stride + further * kTileColumns;
-        gemm::Column of_column(scale_b[i], 0);
-        if (epilogue.bias.data) of_column.bias = gemm::bias_of_bits(epilogue.bias.dtype, bias[i]);
-        gemm::finish_at(epilogue, at, of_column, scale_a[pass % kRowsOfThread], c);
+        const float added = epilogue.bias.data ? gemm::bias_of_bits(epilogue.bias.dtype, bias[i]) : 0;
+        gemm::put(epilogue.out, at, gemm::finished(epilogue, c, scale_a[pass % kRowsOfThread], scale_b[i], added));
     }
 
   public:
