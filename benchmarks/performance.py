@@ -26,6 +26,7 @@ SECTIONS = {
     "gpu_gemms": "cuda-gemms",
     "gpu_layer": "cuda-decoder-layer",
     "gpu_scales": "cuda-scales",
+    "published_mi300x": "rocm-published",
     "rocm": "rocm-operators",
     "vllm_latency": "vllm-latency",
 }

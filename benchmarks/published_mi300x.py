@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Microseconds that others have published for these operators on an MI300X: facts to compare with, not measured here.
 
-    python -m benchmarks.published_mi300x [--all]
+    python -m benchmarks.published_mi300x [--all] [--write docs/performance.md]
 
 prints them as a markdown table, beside the simulator's estimates of the article's own kernels (from the recordings of
 benchmarks/calibration) and of this package's, with one clock and the same way of timing. Needs the ROCm variant
@@ -14,6 +14,8 @@ says 16384 for the input, the scripts 13312; benchmarks/calibration/sources.py s
 """
 
 import argparse
+import datetime
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -132,25 +134,35 @@ def line(case: Case, theirs: float, vllm: float | None, ours: float) -> str:
 
 
 def main() -> None:
-    from benchmarks import simulate
+    from benchmarks import gpu_environment, performance, simulate
     from benchmarks.calibration.store import load_all
     from simulator import cost
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="all sizes of the article")
     parser.add_argument("--sample", type=int, default=4, help="workgroups to run of each of ours (default: 4)")
+    performance.add_options(parser)
     args = parser.parse_args()
     device = simulate.Device()
     stored = {each.name.partition(" of ")[0].partition(" in ")[0]: each.recording for each in load_all()}
-    print(HEAD)
-    for case in cases(args.all):
-        command = [*case.arguments.split(), "--sample", str(args.sample)]
-        _, _, recording = device.run(simulate.parse(command))
-        estimates = [
-            cost.estimate(each, warm=case.warm).seconds if each else None
-            for each in (stored[case.theirs], stored.get(case.vllm), recording)
-        ]
-        print(line(case, *estimates), flush=True)
+    known = json.loads(cost.CALIBRATION.read_text())["kinds"]
+    errors = ", ".join(f"{name} {100 * each['error']:.1f} %" for name, each in known.items())
+    with performance.recorded("published_mi300x", args):
+        print(
+            f"- microseconds; commit {gpu_environment.commit()}, {datetime.date.today()}; the clock's mean errors: {errors}"
+        )
+        print(
+            "- measured: other kernels, by their authors; theirs by the clock: a ring (GEMM), rows; ours: a GEMM, rows\n"
+        )
+        print(HEAD)
+        for case in cases(args.all):
+            command = [*case.arguments.split(), "--sample", str(args.sample)]
+            _, _, recording = device.run(simulate.parse(command))
+            estimates = [
+                cost.estimate(each, warm=case.warm).seconds if each else None
+                for each in (stored[case.theirs], stored.get(case.vllm), recording)
+            ]
+            print(line(case, *estimates), flush=True)
 
 
 if __name__ == "__main__":
