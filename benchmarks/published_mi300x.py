@@ -148,12 +148,8 @@ def main() -> None:
     known = json.loads(cost.CALIBRATION.read_text())["kinds"]
     errors = ", ".join(f"{name} {100 * each['error']:.1f} %" for name, each in known.items())
     with performance.recorded("published_mi300x", args):
-        print(
-            f"- microseconds; commit {gpu_environment.commit()}, {datetime.date.today()}; the clock's mean errors: {errors}"
-        )
-        print(
-            "- measured: other kernels, by their authors; theirs by the clock: a ring (GEMM), rows; ours: a GEMM, rows\n"
-        )
+        print(f"- microseconds; commit {gpu_environment.commit()}, {datetime.date.today()}; mean errors: {errors}")
+        print("- estimated: theirs is a ring (GEMM) and rows, ours a GEMM and rows\n")
         print(HEAD)
         for case in cases(args.all):
             command = [*case.arguments.split(), "--sample", str(args.sample)]
