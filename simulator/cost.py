@@ -5,7 +5,8 @@ them; it is no measurement. README.md has its error against measured times of ot
 
 Parts alone, as if nothing else took time:
     HBM     different 64-byte lines of the launch / bandwidth (caches cold, and large enough to read nothing twice)
-    fabric  lines that the chiplets' L2 caches fetch / bandwidth of the memory-side cache
+    fabric  lines that the chiplets' L2 caches fetch, again where they have lost them, and stores / bandwidth of the
+            memory-side cache
     L2      64-byte lines of all accesses / bandwidth (no hits in L1)
     L1      the same, through a unit's 64 bytes a clock
     issue   vector instructions: 4 cycles, transcendental ones 16, on four SIMDs of each busy unit

@@ -37,7 +37,8 @@ struct Step {
 
 // Cycles, and bytes a cycle of the unit: as UnitRates in timeline.py.
 struct Rates {
-    double hbm, fabric, store, l2, l1, hbm_latency, fabric_latency, l2_latency, scalar_latency, lds_latency, atomic_latency;
+    double hbm, fabric, store, l2, l1, hbm_latency, fabric_latency, l2_latency, scalar_latency, lds_latency,
+        atomic_latency;
     double issue, barrier, start, matrix_gap, lds_cycle_latency, reach;
 };
 

@@ -41,13 +41,14 @@ struct Pairs<DType::f16> {
     }
     __device__ static uint32_t round_any_nan(f32x2 v) { return round(v); }
     // round(widen(v) * r), in two instructions, which widen, multiply and round. The compiler takes six. To the products
-    // -0 is added, which leaves a zero its sign.
+    // -0 is added, which leaves a zero its sign. In this order of the operands the compiler, too, lets both follow one
+    // another, and what reads the result, without wait states.
     __device__ static uint32_t scaled(uint32_t v, float r) {
         uint32_t product;
-        asm("v_fma_mixlo_f16 %0, %1, %2, neg(0) op_sel_hi:[1,0,0]\n\t"
-            "v_fma_mixhi_f16 %0, %1, %2, neg(0) op_sel:[1,0,0] op_sel_hi:[1,0,0]"
+        asm("v_fma_mixlo_f16 %0, %1, %2, neg(0) op_sel_hi:[0,1,0]\n\t"
+            "v_fma_mixhi_f16 %0, %1, %2, neg(0) op_sel:[0,1,0] op_sel_hi:[0,1,0]"
             : "=&v"(product)
-            : "v"(v), "v"(r));
+            : "v"(r), "v"(v));
         return product;
     }
     // widen(v)^2 + sum, rounded once.

@@ -33,9 +33,8 @@ constexpr int kFastThreads = 256;
 template <DType in, int kHeld>
 __global__ __launch_bounds__(kFastThreads) void swiglu_fast(const void* first, int64_t row_bytes, int64_t up_bytes,
                                                             uint32_t count, uint32_t threads, uint32_t divisor,
-                                                            uint32_t factor, uint32_t shift,
-                                                            const float* scale_pointer, void* results,
-                                                            int64_t result_stride) {
+                                                            uint32_t factor, uint32_t shift, const float* scale_pointer,
+                                                            void* results, int64_t result_stride) {
     const Divider row_of{divisor, factor, shift};
     const uint32_t t = threadIdx.x;
     u32x4 gate[kHeld], up[kHeld];
