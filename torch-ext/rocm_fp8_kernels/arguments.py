@@ -1,6 +1,6 @@
-"""What of the arguments is looked at in Python: what allocates, copies or fails before the binding's own checks.
+"""Checks of arguments in Python: of those that allocate, copy or fail before the binding's own checks.
 
-Refused like there: RuntimeError, `<operator>: <argument>: what it is; what is allowed`.
+An error is like the binding's: RuntimeError, `<operator>: <argument>: what it is; what is allowed`.
 """
 
 from collections.abc import Callable

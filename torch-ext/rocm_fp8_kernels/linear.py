@@ -285,9 +285,9 @@ class Fp8Linear(Codes):
         return gemm(*operands, out_dtype=self.dtype, constant_b=self._weight_is_constant())
 
     def _weight_is_constant(self) -> bool:
-        """Whether nothing that may still run writes the weight: it is what an earlier call of this layer used, and that
-        one's kernel has waited for whatever wrote it before it let others start. A compiled step cannot look: it
-        promises (docs/numerics.md)."""
+        """Whether no kernel that may still run writes the weight. An earlier call has used the same weight: its kernel
+        waited for the writer before it let others start. A compiled step cannot look; it promises
+        (docs/numerics.md)."""
         if torch.compiler.is_compiling():
             return True
         if self.weight.is_inference():  # it does not count its changes
