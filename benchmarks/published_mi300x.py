@@ -134,6 +134,7 @@ def line(case: Case, theirs: float, vllm: float | None, ours: float) -> str:
 
 
 def main() -> None:
+    # Not at the top: rocm.py takes the figures from here on a machine that need not have what the simulator needs.
     from benchmarks import gpu_environment, performance, simulate
     from benchmarks.calibration.store import load_all
     from simulator import cost

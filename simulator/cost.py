@@ -36,8 +36,6 @@ from .timeline import ACCESSES, Played, UnitRates, play
 
 L2_SIZE = 4 << 20  # of a chiplet
 CALIBRATION = Path(__file__).with_name("calibration.json")  # errors against measured times
-
-
 TIMINGS = ("profiler", "graph", "events")
 
 
@@ -102,9 +100,9 @@ class Estimate:
     bytes: float  # of different lines
     bytes_floor: float  # seconds for these bytes, and nothing else
     rounds: float  # of workgroups on the fullest unit
-    played: Played = field(repr=False, default_factory=Played)
-    chip: Chip = CHIPS["gfx942"]
-    kind: str = "GEMM"  # of the kernel: kind_of
+    played: Played = field(repr=False)
+    chip: Chip
+    kind: str  # of the kernel: kind_of
 
     @property
     def bound(self) -> str:
@@ -131,6 +129,7 @@ class Traffic:
 
 
 def reach_of(recording: Recording, chip: Chip) -> float:
+    """Traffic.reach: a workgroup's share of a chiplet's L2, among those in flight together."""
     in_flight = min(recording.resident * chip.units, recording.busy) / CHIPLETS
     return L2_SIZE / HALF_LINE / max(1.0, in_flight)
 
@@ -156,7 +155,7 @@ def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:
         moved[number in written] += fills
         table.append((fills / own if own else 0.0, once / fills if fills and not warm else 0.0))
     reach = math.inf if fits else reach_of(recording, chip)
-    again = 0.0 if fits else HALF_LINE * fetched_again(recording, reach) * grid
+    again = HALF_LINE * fetched_again(recording, reach) * grid
     return Traffic(distinct, moved[False] + again, moved[True], np.array(table, np.float64).reshape(-1, 2), reach)
 
 

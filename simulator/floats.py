@@ -164,8 +164,8 @@ def exponent_field(a) -> np.ndarray:
 
 
 # A division x / y is v_div_scale twice, v_rcp, five v_fma, v_div_fmas and v_div_fixup. AMD's pseudocode of these is
-# loose (it scales back by 2**32 where it scaled by 2**64, and up where only down helps), so what is modelled is what
-# makes the sequence give the correctly rounded quotient, as the hardware's conformance demands.
+# loose: it scales back by 2**32 where it scaled by 2**64, and up where only down helps. Modelled is what makes the
+# sequence give the correctly rounded quotient. The hardware's conformance demands that.
 SCALE = 64
 
 

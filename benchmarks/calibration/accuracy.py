@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from benchmarks.calibration.sources import SOURCES
 from benchmarks.calibration.store import Measured, digest, load_all
 from simulator import cost
-from simulator.cost import CALIBRATION, MEASURED, Chip
+from simulator.cost import CALIBRATION, MEASURED, Chip, Estimate
 
-KINDS = ("GEMM", "ring", "rows")  # of kernels: the first word of Measured.kind
+KINDS = ("GEMM", "ring", "rows")  # of kernels, as cost.kind_of tells them
 
 
 def fitted(each: Measured) -> bool:
@@ -32,13 +32,17 @@ def counts(each: Measured) -> bool:
 
 
 def kind(each: Measured) -> str:
-    return each.kind.partition(",")[0]
+    return cost.kind_of(each.recording)
+
+
+def estimated(each: Measured, chip: Chip) -> Estimate:
+    """As the pair's time was taken, with warm caches where nothing ever left them."""
+    return cost.estimate(each.recording, chip, warm=each.warm, timing=SOURCES[each.source].timing)
 
 
 def seconds(each: Measured, chip: Chip) -> float:
-    """As the pair's time was taken: with its memsets, and with warm caches where nothing ever left them."""
-    timing = SOURCES[each.source].timing
-    return cost.estimate(each.recording, chip, warm=each.warm, timing=timing).seconds + each.memsets * chip.memset
+    """With the pair's memsets."""
+    return estimated(each, chip).seconds + each.memsets * chip.memset
 
 
 def logs(pairs: Iterable[Measured], chips: dict[str, Chip] = MEASURED) -> dict[str, float]:
@@ -142,9 +146,7 @@ def main() -> None:
     print(table(found))
     errors = logs(pairs)
     for each in sorted(pairs, key=lambda one: -abs(errors[one.name]))[: args.worst]:
-        bound = cost.estimate(
-            each.recording, MEASURED[each.chip], warm=each.warm, timing=SOURCES[each.source].timing
-        ).bound
+        bound = estimated(each, MEASURED[each.chip]).bound
         print(f"{math.exp(errors[each.name]):.2f} of {each.microseconds:.1f} us, bound by {bound}: {each.name}")
     if args.write:
         CALIBRATION.write_text(json.dumps(found, indent=1) + "\n")

@@ -5,11 +5,10 @@ Left out: INT8 256x256x128, which spills with clang 22, and bf16 256x256x32 with
 accumulation registers by an instruction unknown to the simulator.
 """
 
-import csv
 import re
 from pathlib import Path
 
-from benchmarks.calibration.pairs import Library, Pair
+from benchmarks.calibration.pairs import Library, Pair, rows
 from benchmarks.calibration.store import DATA
 
 DATE = "2025-08-11"  # of the tables
@@ -53,7 +52,7 @@ def library(kind: str, kernel: str, m: int, n: int, k: int) -> Library:
 
 def pairs(table: Path = TABLE) -> list[Pair]:
     found = []
-    for row in csv.DictReader(table.open()):
+    for row in rows(table):
         kind, name = row["type"], row["instance"]
         batch, m, n, k = (int(row[each]) for each in ("batch", "m", "n", "k"))
         size = 1 if kind == "int8" else 2

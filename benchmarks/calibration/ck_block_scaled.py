@@ -4,10 +4,9 @@ data/ck_block_scaled.csv has them (sources.py says how they were taken): of both
 8192, of an MI325X the shapes and split-K that those lack. The tuner kept the fastest of 19 instances.
 """
 
-import csv
 from pathlib import Path
 
-from benchmarks.calibration.pairs import MEMORY_SIDE_CACHE, Library, Pair
+from benchmarks.calibration.pairs import MEMORY_SIDE_CACHE, Library, Pair, rows
 from benchmarks.calibration.store import DATA
 
 TABLE = DATA / "ck_block_scaled.csv"
@@ -35,11 +34,6 @@ INSTANCES = {
     17: "256x64x128x256_16x16_32x32_2x1_16x16x1_16x16x1_1x32x1x8_8_1x1_v1",
     18: "256x64x64x256_16x16_32x32_1x1_16x16x1_16x16x1_1x32x1x8_8_1x1_v1",
 }
-
-
-def rows(table: Path = TABLE) -> list[dict[str, str]]:
-    with table.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 def parameters(instance: int) -> tuple[tuple[int, int, int], str]:

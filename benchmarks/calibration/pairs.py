@@ -1,9 +1,16 @@
 """A pair: a kernel that is compiled here, a shape, and the time that was measured for both."""
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 MEMORY_SIDE_CACHE = 256 << 20  # bytes
+
+
+def rows(table: Path) -> list[dict[str, str]]:
+    """Of a CSV file whose first line names the columns."""
+    with table.open() as lines:
+        return list(csv.DictReader(lines))
 
 
 @dataclass(frozen=True)

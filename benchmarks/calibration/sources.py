@@ -20,10 +20,6 @@ class Source:
     chip: str = "MI300X"
     counted: bool = True  # a time to come up to, and not only to be put in order
 
-    def describe(self, name: str) -> str:
-        use = "" if self.counted else "; for the order alone"
-        return f"{name} ({self.chip}, {self.timing}{use})\n  {self.where}\n  {self.licence}. {self.notes}"
-
 
 ARTICLE = '"Creating custom kernels for the AMD MI300" (Hugging Face and AMD, 2025)'
 HF_ROCM = "https://github.com/huggingface/hf-rocm-kernels"

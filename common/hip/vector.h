@@ -68,8 +68,11 @@ template <class T>
 __device__ inline void have_now(T& v) {
     asm volatile("" : "+s"(v));
 }
-// The same of a computed one.
-__device__ inline void have_computed(float& v) { asm volatile("" : "+v"(v)); }
+// The same of a computed one, in vector registers: it is not computed later, behind a main loop.
+template <class T>
+__device__ inline void have_computed(T& v) {
+    asm volatile("" : "+v"(v));
+}
 
 // A launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
 template <class Launch>

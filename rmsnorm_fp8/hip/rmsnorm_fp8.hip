@@ -211,8 +211,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(const void*, void*, int64_t, int64_t, const void*,
-                                                               uint32_t, int, Args a) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a) {
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
@@ -221,7 +220,6 @@ using Kernel = void (*)(const void*, void*, int64_t, int64_t, const void*, uint3
 
 template <DType in, DType weight, Output output, bool with_residual>
 Kernel kernel_by_config(const Config& c) {
-    if (c.owner == RowOwner::any) return rms_norm_any<in>;
     return kernel_at<kRowFormCount>(form_of(c), []<int i>() -> Kernel {
         return rms_norm_fast<in, weight, output, with_residual, kRowForms[i].owner, kRowForms[i].vectors>;
     });
@@ -243,6 +241,10 @@ Status launch(const Args& args, const Executor& on) {
         const Config config = pick_config(a.rows, a.d, chip.arch, rows_fit(a, 2 * kVector, 16) && !foreign);
         const int64_t groups = (a.rows + config.rows - 1) / config.rows;
         if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
+        if (config.owner == RowOwner::any) {
+            return launch_kernel(a.dtype == DType::f16 ? rms_norm_any<DType::f16> : rms_norm_any<DType::bf16>, groups,
+                                 config.threads, on, a);
+        }
         const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
             return kernel_by_config<in, weight, output, with_residual>(config);
         });

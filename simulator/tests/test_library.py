@@ -1,5 +1,6 @@
 """What ordinary HIP programs ask of the runtime besides launches: events, streams, occupancy; samples of a launch."""
 
+import contextlib
 import ctypes
 
 import numpy as np
@@ -90,19 +91,26 @@ def test_occupancy_is_the_simulators(program, arch, lds):
         assert runtime.call(library.held, 256, lds) < 0
 
 
+@contextlib.contextmanager
+def sampled(runtime, arch, workgroups):
+    """(profile, list of what each launch hands over) of launches that run these workgroups alone."""
+    profile, seen = Profile(), []
+    runtime.configure(sample=lambda grid: workgroups, profile=profile)
+    runtime.on_launched = lambda *found: seen.append(found)
+    try:
+        with runtime.on(arch):
+            yield profile, seen
+    finally:
+        runtime.on_launched = None
+        runtime.configure()
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_sample_tells_what_is_shared(program, arch):
     """Two workgroups run whole; the beginnings of chiplet 0's 5 say that nothing is shared, and write nothing wrong."""
     runtime, library = program
-    profile, seen = Profile(), []
-    runtime.configure(sample=lambda grid: [0, 7], profile=profile)
-    runtime.on_launched = lambda counters, beginnings: seen.append((counters, beginnings))
-    try:
-        with runtime.on(arch):
-            _, values, out = timed(runtime, library, 40)
-    finally:
-        runtime.on_launched = None
-        runtime.configure()
+    with sampled(runtime, arch, [0, 7]) as (profile, seen):
+        _, values, out = timed(runtime, library, 40)
     ((counters, beginnings),) = seen
     assert counters.workgroups == 2 and counters.grid == 40 and beginnings.workgroups == 5
     assert [each.fills for each in record(counters, profile, beginnings).buffers] == [1.0, 1.0]
@@ -115,18 +123,13 @@ def test_a_sample_tells_what_is_shared(program, arch):
 def test_a_sample_is_of_workgroups_with_work(program, arch):
     """Of 20 workgroups the first 9 have none: two others run instead, and of chiplet 0 only one is in flight."""
     runtime, library = program
-    profile, seen = Profile(), []
-    runtime.configure(sample=lambda grid: [0, 1], profile=profile)
-    runtime.on_launched = lambda counters, beginnings: seen.append((counters, beginnings))
     values, out = np.ones(20 * 256, np.float32), np.zeros(20 * 256, np.float32)
     addresses = [runtime.memory.register(each) for each in (values, out)]
     try:
-        with runtime.on(arch):
+        with sampled(runtime, arch, [0, 1]) as (profile, seen):
             pointers = (ctypes.c_void_p(each.ctypes.data) for each in (values, out))
             assert runtime.call(getattr(library, "from"), *pointers, 20, 9) == 0
     finally:
-        runtime.on_launched = None
-        runtime.configure()
         for each in addresses:
             runtime.memory.unregister(each)
     ((counters, beginnings),) = seen

@@ -78,8 +78,8 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
     return us;
 }
 
-// arch: 0 for gfx942, 1 for gfx950. aligned: all rows of a and b start at multiples of 16 bytes, k is a multiple of 16,
-// and 64 rows of b (32 of a) lie within 2^30 bytes, n at most kMostColumns.
+// arch: 0 for gfx942, 1 for gfx950. aligned: all rows of a and b start at multiples of 16 bytes, and k is one. Besides,
+// 64 rows of b (32 of a) lie within 2^30 bytes, and n is at most kMostColumns.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool aligned = true) {
     const ChipModel& chip = kChipModels[arch];
     if (!aligned) {

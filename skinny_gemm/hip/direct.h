@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kDirectWaves = gemm::kFallbackWaves;
 
-// As common/gpu/fallback_gemm.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 (with
-// up to 8 rows, of the dense row of its sparse one).
+// As common/gpu/fallback_gemm.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 rows.
+// With up to 8 rows it is the dense row of its sparse one.
 template <int kRows>
 struct DirectTile {
     static constexpr int kColumnLoads = 1, kRowLoads = kRows == 32 ? 2 : 1;

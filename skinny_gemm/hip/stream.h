@@ -7,8 +7,8 @@
 //     each wave   B: HBM, A: L2 --> registers, S::depth blocks in flight --> matrix instructions --> sums
 //     workgroup   sums --> LDS --> added in the order of the waves --> split-K --> scales, bias, rounding
 //
-// Bound: bytes from memory. All workgroups of a launch are resident at once where they can be, four of four waves a
-// compute unit, so that nothing waits for a second round, and each has 32 KiB or more of weights in flight.
+// Bound: bytes from memory. All workgroups of a launch are resident at once where they can be: four of four waves a
+// compute unit. Nothing then waits for a second round. Each workgroup has 32 KiB or more of weights in flight.
 //
 // A lane's load is 16 bytes from k = 16 g of column j; the 16 lanes of a g cover 16 columns, so an instruction 64 bytes of
 // each column, the block's two instructions whole lines of 128 bytes. Two tiles share what is loaded of A.
@@ -190,7 +190,7 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
     const StreamEnd& end = arguments<StreamLaunch>().end;
     const End ending(end.epilogue, end.split, m, n, column);
     int place = wave * S::tiles * kTileSize<S::rows> + TileSum<S::rows>::first_place();
-    keep_vector(place);
+    have_computed(place);
     slice.multiply();
     slice.store(lds.sums[0], place);
     // Closes: the sums are added below by other waves.

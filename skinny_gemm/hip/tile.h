@@ -23,8 +23,8 @@ namespace {
 
 constexpr int kTileColumns = 16, kStep = 64, kChunk = 16;  // columns; k of a step; k (bytes) of a lane's load
 
-// A wave's sums of a tile in LDS: [kRows][16], with the two rows of every other pair swapped, so that the lanes that
-// store together (rows of two neighbouring groups of 16 lanes) have different banks, and so have those that load.
+// A wave's sums of a tile in LDS: [kRows][16], with the two rows of every other pair swapped. Lanes that store together
+// (rows of two neighbouring groups of 16 lanes) then have different banks, and so have lanes that load together.
 template <int kRows>
 constexpr int kTileSize = kRows * kTileColumns;
 template <int kRows>
@@ -105,12 +105,6 @@ class TileSum {
     }
 };
 
-// Makes the compiler have a value in vector registers by this point, not compute it later, behind the main loop.
-template <class T>
-__device__ inline void keep_vector(T& v) {
-    asm volatile("" : "+v"(v));
-}
-
 // The end of a workgroup of kWaves waves on kTiles tiles of columns: sums are added, scaled and stored. A thread has
 // every kThreads-th number of [kTiles][kRows][16]. What it needs of scales and bias is asked for by the constructor,
 // so that it is there when the sums are; whatever waits for it then waits for nothing asked for later.
@@ -180,7 +174,7 @@ class Ending {
         const int tile = number(0) / kSize;
         place = tile * kSize + place_of<kRows>(row_of(0), threadIdx.x % kTileColumns);
         out_at = row_of(0) * e.out.stride + first_column + column_of(0);
-        if constexpr (kPasses == 1) keep_vector(place), keep_vector(out_at);  // where there are registers for it
+        if constexpr (kPasses == 1) have_computed(place), have_computed(out_at);  // where there are registers for it
     }
 
     // Of all waves' sums, in their order. tile, part: the workgroup's.

@@ -7,8 +7,8 @@
 //     2 a thread:  g * 512 + t  and  g * 512 + 256 + t     (row, column) by a multiplication, not a division
 //
 //   1 load       gate and up of all of a thread's vectors, 128 bits a lane, before the first is used
-//   2 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected; two numbers an instruction otherwise
-//   3 quantise   packed product, division by the scale from its reciprocal, two numbers a conversion
+//   2 silu       in float32 (silu.h): exp2 and a reciprocal, each corrected. The rest is two numbers an instruction.
+//   3 quantise   packed product; division by the scale, from its reciprocal; two numbers a conversion
 //   4 store      lanes swap halves, so that a store is 128 bits as well
 //
 // Files: swiglu_fp8.hip (kernel, launcher), gated.h, config.h (launch geometry), ../gpu.h (computed scales; the careful
