@@ -58,6 +58,12 @@ LLAMA3_ROPE = dict(
 # A wrong operand, scale or order moves it by its whole size.
 NEAR = 2.0**-5
 
+# The same of a model that computes in another dtype, float16 or float32 instead of bfloat16. All inputs of a linear
+# differ by up to 2^-9 of their size, so that 2^-5 of the FP8 codes, whose steps are 2^-4 to 2^-3, are the next ones.
+# That moves a result by sqrt(2^-5) * 2^-3.5 = 2^-6 of its norm; nine linears, one after the other: 2^-4.4. Twice that
+# for spread.
+ANOTHER_DTYPE = 4 * NEAR
+
 
 def near(device: torch.device) -> float:
     """NEAR where skinny_gemm computes all rows. On a GPU more than 32 go through torch._scaled_mm, which rounds a sum
