@@ -4,7 +4,7 @@
 // those bytes at the memory rate. A row stays in registers, as float32, from the sum to the quotients.
 #pragma once
 
-#include "../common/gpu/int8_rows.h"
+#include "../common/rows/gpu/int8.h"
 #include "layer_norm_int8.h"
 
 namespace rocm_fp8::layer_norm_int8 {

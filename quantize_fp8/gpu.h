@@ -1,9 +1,9 @@
-// Quantisation to FP8 for AMD and NVIDIA GPUs: the kernels of ../common/gpu/quantize_rows.h over a tensor of values.
+// Quantisation to FP8 for AMD and NVIDIA GPUs: the kernels of ../common/rows/gpu/quantize.h over a tensor of values.
 //
 // Bytes: 2 (x) + 1 (out) = 3 an element with 16-bit types; scales are few. Floor: those bytes at the memory rate.
 #pragma once
 
-#include "../common/gpu/launch_rows.h"
+#include "../common/rows/gpu/launch.h"
 #include "quantize_fp8.h"
 
 namespace rocm_fp8::quantize {

@@ -2,10 +2,10 @@
 //
 //     out = fp8(float(x) / scale)
 //
-// by a scale that is given, or by scales that are computed (../common/dynamic_scale.h) and written.
+// by a scale that is given, or by scales that are computed (../common/rows/dynamic_scale.h) and written.
 #pragma once
 
-#include "../common/dynamic_scale.h"
+#include "../common/rows/dynamic_scale.h"
 #include "../common/types.h"
 
 namespace rocm_fp8::quantize {

@@ -4,7 +4,7 @@
 // registers between its range and its quotients.
 #pragma once
 
-#include "../common/gpu/int8_rows.h"
+#include "../common/rows/gpu/int8.h"
 #include "quantize_int8.h"
 
 namespace rocm_fp8::quantize_int8 {

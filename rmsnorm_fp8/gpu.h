@@ -2,7 +2,7 @@
 // the element-by-element kernel, the choice by types.
 #pragma once
 
-#include "../common/gpu/launch_rows.h"
+#include "../common/rows/gpu/launch.h"
 #include "../quantize_fp8/quantize_fp8.h"
 #include "reciprocal_rms.h"
 #include "rmsnorm_fp8.h"

@@ -7,13 +7,13 @@
 //     y = round_dtype(n * weight)               float32 product where the weight is float32
 //     out = fp8(float(y) / scale), or y itself where out_dtype is the input's
 //
-// The scale is given, or computed of y (../common/dynamic_scale.h) and written.
+// The scale is given, or computed of y (../common/rows/dynamic_scale.h) and written.
 //
 // The roundings are those of the unfused modules (transformers' LlamaRMSNorm, then a cast): fusing changes
 // a result only where the order of the sum moves r by an ulp.
 #pragma once
 
-#include "../common/dynamic_scale.h"
+#include "../common/rows/dynamic_scale.h"
 #include "../common/types.h"
 
 namespace rocm_fp8::rms_norm {

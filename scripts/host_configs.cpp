@@ -2,7 +2,7 @@
 #include "../block_scaled_gemm/cuda/config.h"
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
-#include "../common/gpu/columns.h"
+#include "../common/rows/gpu/columns.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"

@@ -194,7 +194,7 @@ def rows(kernel, f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
 
 
 def quantized(f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
-    """What is common to kernels of quantize_rows.h."""
+    """What is common to kernels of common/rows/gpu/quantize.h."""
     of_silu = 8 * held if gated else 0
     return [
         (

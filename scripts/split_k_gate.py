@@ -1,4 +1,4 @@
-"""The gate of split-K in machine code: how parts of a sum pass from one workgroup to another (common/hip/split_k.h).
+"""The gate of split-K in machine code: how parts of a sum pass from one workgroup to another (common/gemm/hip/split_k.h).
 
 The release of the counter's atomic writes back what the caches hold, but the compiler does not wait for it. So a part
 is in memory before the counter tells of it for one reason alone: it is stored with sc1, and waited for before the
@@ -36,7 +36,7 @@ def split_k(kernel, stores: int, loads: int) -> list[tuple[str, bool]]:
 
 
 def parts_of_a_tile(shape) -> int:
-    """Fours of sums that a lane of gemm_tile.h has. Grids of waves that share K have parts of their own."""
+    """Fours of sums that a lane of common/gemm/hip/tile.h has. Grids of waves that share K have parts of their own."""
     return shape["rows"] * shape["columns"] // (4 * 64 * shape["waves_m"] * shape["waves_n"])
 
 

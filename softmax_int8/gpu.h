@@ -4,7 +4,7 @@
 // registers, as float32, from the sum with the mask to the quotients.
 #pragma once
 
-#include "../common/gpu/int8_rows.h"
+#include "../common/rows/gpu/int8.h"
 #include "exponential.h"
 #include "softmax_int8.h"
 

@@ -1,8 +1,8 @@
 // What is the same in the SwiGLU kernels for AMD and NVIDIA GPUs: those with computed scales, which are
-// ../common/gpu/quantize_rows.h over gated values, and the careful one. After the vendor's gated.h.
+// ../common/rows/gpu/quantize.h over gated values, and the careful one. After the vendor's gated.h.
 #pragma once
 
-#include "../common/gpu/launch_rows.h"
+#include "../common/rows/gpu/launch.h"
 #include "../quantize_fp8/quantize_fp8.h"
 #include "silu.h"
 #include "swiglu_fp8.h"

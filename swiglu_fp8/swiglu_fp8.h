@@ -5,10 +5,10 @@
 //     y = round_dtype(g * up)
 //     out = fp8(float(y) / scale)
 //
-// The scale is given, or computed of y (../common/dynamic_scale.h) and written.
+// The scale is given, or computed of y (../common/rows/dynamic_scale.h) and written.
 #pragma once
 
-#include "../common/dynamic_scale.h"
+#include "../common/rows/dynamic_scale.h"
 #include "../common/types.h"
 
 namespace rocm_fp8::swiglu {

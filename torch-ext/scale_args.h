@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "../common/dynamic_scale.h"
+#include "../common/rows/dynamic_scale.h"
 #include "tensor_args.h"
 
 namespace rocm_fp8::binding {

@@ -27,7 +27,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../../common/cpu/gemm.h"
+#include "../../common/gemm/cpu/gemm.h"
 #include "../../common/gemm/scales.h"
 #include "../block_scaled_gemm.h"
 #include "scales.h"

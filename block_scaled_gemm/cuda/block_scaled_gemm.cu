@@ -16,13 +16,13 @@
 //        forms.h, config.h      compiled forms, and which one takes a size
 //        pack.h                 operands that TMA does not take
 //        plain.h                chips without wgmma
-//        common/cuda/tiles      what it shares with int8_gemm: ring, TMA, cut, split-K, staging
+//        common/gemm/cuda      what it shares with int8_gemm: ring, TMA, cut, split-K, staging
 //
 // wgmma keeps 14 bits of a block's sums; what that means for the result: docs/numerics.md.
 // Steps and figures: docs/journal/block_scaled_gemm-cuda.md.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/cuda/tiles/forced.h"
+#include "../../common/gemm/cuda/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "pack.h"

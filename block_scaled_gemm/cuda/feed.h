@@ -1,8 +1,8 @@
-// The loading warpgroup: one warp fills the ring with both operands (common/cuda/tiles/feed.h), others with their scales.
+// The loading warpgroup: one warp fills the ring with both operands (common/gemm/cuda/feed.h), others with their scales.
 #pragma once
 
 #include "../../common/cuda/async_copy.h"
-#include "../../common/cuda/tiles/feed.h"
+#include "../../common/gemm/cuda/feed.h"
 #include "scales.h"
 #include "shape.h"
 

@@ -4,7 +4,7 @@
 // scales of B.
 #pragma once
 
-#include "../../common/cuda/tiles/choice.h"
+#include "../../common/gemm/cuda/choice.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {

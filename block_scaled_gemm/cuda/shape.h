@@ -1,7 +1,7 @@
 // A form at compile time, with the scales that a stage has beside its operands.
 #pragma once
 
-#include "../../common/cuda/tiles/ring.h"
+#include "../../common/gemm/cuda/ring.h"
 #include "forms.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {

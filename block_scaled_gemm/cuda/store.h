@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../../common/cuda/half_pairs.h"
-#include "../../common/cuda/tiles/kernel.h"
-#include "../../common/cuda/tiles/staging.h"
+#include "../../common/gemm/cuda/kernel.h"
+#include "../../common/gemm/cuda/staging.h"
 #include "../../common/gemm/scales.h"
 #include "scales.h"
 #include "shape.h"

@@ -1,7 +1,7 @@
 // The kernel for Hopper: the multiplying warpgroups, and the whole. See block_scaled_gemm.cu.
 #pragma once
 
-#include "../../common/cuda/tiles/kernel.h"
+#include "../../common/gemm/cuda/kernel.h"
 #include "feed.h"
 #include "store.h"
 

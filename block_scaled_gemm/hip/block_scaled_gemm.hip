@@ -13,7 +13,7 @@
 //        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
 //        work.h                 order of tiles
 //        tile.h                 shapes at compile time, matrix instructions
-//        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
+//        ../../common/gemm/hip/tile.h   layout of a stage in LDS, fragments
 //        loader.h               global memory to registers to LDS: operands of any layout, scales of any kind
 //        turned.h, turned.hip   operands whose rows are contiguous, for more than 32 rows
 //        epilogue.h             split-K, channels' scales, bias, rounding, stores
@@ -26,7 +26,7 @@
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
-#include "../../common/hip/counters.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/hip/device.h"
 #include "pipeline.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../../common/hip/chips.h"
-#include "../../common/hip/tile_shape.h"
+#include "../../common/gemm/hip/tile_shape.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/gemm/scales.h"
-#include "../../common/hip/split_k.h"
+#include "../../common/gemm/hip/split_k.h"
 #include "loader.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {

@@ -1,7 +1,7 @@
 // What the launchers of both kernels share.
 #pragma once
 
-#include "../../common/hip/split_k.h"
+#include "../../common/gemm/hip/split_k.h"
 #include "../block_scaled_gemm.h"
 #include "config.h"
 

@@ -1,10 +1,10 @@
 // The compiled shapes, and the matrix instructions: v_mfma_f32_16x16x32_fp8_fp8 and v_mfma_f32_32x32x16_fp8_fp8 on gfx942;
 // on gfx950 v_mfma_f32_16x16x128_f8f6f4 and v_mfma_f32_32x32x64_f8f6f4, which multiply twice as much in a cycle. How the
-// waves of a workgroup divide a tile, and how a stage lies in LDS, is in common/hip/gemm_tile.h. A lane has the sums of
+// waves of a workgroup divide a tile, and how a stage lies in LDS, is in common/gemm/hip/tile.h. A lane has the sums of
 // one row, which have one scale.
 #pragma once
 
-#include "../../common/hip/gemm_tile.h"
+#include "../../common/gemm/hip/tile.h"
 #include "../block_scaled_gemm.h"
 #include "config.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "../../common/cpu/gemm.h"
+#include "../../common/gemm/cpu/gemm.h"
 #include "../epilogue.h"
 
 namespace rocm_fp8::int8_gemm {

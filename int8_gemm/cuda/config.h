@@ -1,7 +1,7 @@
 // Tiles of int8_gemm on CUDA, and which one takes a size: without CUDA.
 #pragma once
 
-#include "../../common/cuda/tiles/form.h"
+#include "../../common/gemm/cuda/form.h"
 
 namespace rocm_fp8::int8_gemm::cuda {
 

@@ -1,7 +1,7 @@
 // The compiled forms of the Hopper kernel, and which one takes a size: without CUDA.
 #pragma once
 
-#include "../../common/cuda/tiles/choice.h"
+#include "../../common/gemm/cuda/choice.h"
 #include "../int8_gemm.h"
 
 namespace rocm_fp8::int8_gemm::cuda {

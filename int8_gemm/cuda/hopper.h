@@ -1,8 +1,8 @@
-// The kernel for Hopper: TMA, wgmma with sums in int32. Tiles, ring and split-K: common/cuda/tiles. See int8_gemm.cu.
+// The kernel for Hopper: TMA, wgmma with sums in int32. Tiles, ring and split-K: common/gemm/cuda. See int8_gemm.cu.
 #pragma once
 
-#include "../../common/cuda/tiles/kernel.h"
-#include "../../common/cuda/tiles/staging.h"
+#include "../../common/gemm/cuda/kernel.h"
+#include "../../common/gemm/cuda/staging.h"
 #include "lines.h"
 
 namespace rocm_fp8::int8_gemm::cuda {

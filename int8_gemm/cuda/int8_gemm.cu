@@ -14,13 +14,13 @@
 // Operands that are not aligned to 16 bytes are read byte by byte.
 //
 // Files: kernel.h, config.h    mma.sync: the kernel, and which tile takes a size
-//        hopper.h, lines.h     wgmma: the kernel, and what rows and columns bring; ring, TMA and split-K: common/cuda/tiles
+//        hopper.h, lines.h     wgmma: the kernel, and what rows and columns bring; ring, TMA and split-K: common/gemm/cuda
 //        forms.h               which form takes a size
 //        finish.h              the epilogue
 // Steps: docs/journal/int8_gemm-cuda.md.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/cuda/tiles/forced.h"
+#include "../../common/gemm/cuda/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "hopper.h"
 #include "kernel.h"

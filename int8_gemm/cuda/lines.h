@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/cuda/pdl.h"
-#include "../../common/cuda/tiles/ring.h"
+#include "../../common/gemm/cuda/ring.h"
 #include "finish.h"
 #include "forms.h"
 

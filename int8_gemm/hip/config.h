@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "../../common/hip/chips.h"
-#include "../../common/hip/tile_shape.h"
+#include "../../common/gemm/hip/tile_shape.h"
 #include "../int8_gemm.h"
 
 namespace rocm_fp8::int8_gemm::hip {

@@ -18,14 +18,14 @@
 //        scales.h       what the epilogue reads of rows and columns, while the first loads are on their way
 //        store.h        split-K, epilogue, stores
 //        config.h       the compiled shapes, and which one with which parts of K, by a model
-//        ../../common/hip/gemm_tile.h   layout of a stage in LDS, fragments
+//        ../../common/gemm/hip/tile.h   layout of a stage in LDS, fragments
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
 // Steps and figures: docs/journal/int8_gemm-hip.md.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
-#include "../../common/hip/counters.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/hip/device.h"
 #include "store.h"
 

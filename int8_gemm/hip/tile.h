@@ -1,7 +1,7 @@
 // Shapes at compile time, matrix instructions, and the way of an operand from global memory to LDS.
 #pragma once
 
-#include "../../common/hip/gemm_tile.h"
+#include "../../common/gemm/hip/tile.h"
 #include "config.h"
 
 namespace rocm_fp8::int8_gemm::hip {

@@ -8,13 +8,13 @@
 //     pass 3   * r * weight + bias -> y           the range of y, where its scale is computed
 //     pass 4   y / scale -> out
 //
-// Files: kernel.h (this kernel), ../../common/cpu/int8_rows.h, one .cpp an instruction set, layer_norm_int8.cpp (the
+// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, one .cpp an instruction set, layer_norm_int8.cpp (the
 // launcher).
 #pragma once
 
 #include <cmath>
 
-#include "../../common/cpu/int8_rows.h"
+#include "../../common/rows/cpu/int8.h"
 #include "../layer_norm_int8.h"
 
 namespace rocm_fp8::layer_norm_int8 {

@@ -8,13 +8,13 @@
 //
 // A scale for the whole tensor takes two passes over memory: 5 bytes an element.
 //
-// Files: kernel.h (this kernel), ../../common/cpu/dynamic_rows.h (both passes, shared with the other row operators),
+// Files: kernel.h (this kernel), ../../common/rows/cpu/quantize.h (both passes, shared with the other row operators),
 // one .cpp an instruction set, quantize_fp8.cpp (the launcher).
 //
 // Steps and figures: docs/journal/quantize_fp8-cpu.md.
 #pragma once
 
-#include "../../common/cpu/dynamic_rows.h"
+#include "../../common/rows/cpu/quantize.h"
 #include "../quantize_fp8.h"
 
 namespace rocm_fp8::quantize {

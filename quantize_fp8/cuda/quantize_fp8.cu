@@ -1,7 +1,7 @@
 // Quantisation to FP8 for NVIDIA GPUs: the launcher of ../gpu.h's kernels.
 //
 // Steps and figures: docs/journal/quantize_fp8-cuda.md.
-#include "../../common/cuda/rows_vendor.h"
+#include "../../common/rows/cuda/vendor.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::quantize {

@@ -1,7 +1,7 @@
 // Quantisation to FP8 for MI300X (gfx942) and MI350 (gfx950): the launcher of ../gpu.h's kernels.
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. Steps: docs/journal/quantize_fp8-hip.md.
-#include "../../common/hip/rows_vendor.h"
+#include "../../common/rows/hip/vendor.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::quantize {

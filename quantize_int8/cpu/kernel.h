@@ -4,13 +4,13 @@
 // are widened into the nearest cache, then quantised. A row whose scale is computed is read twice, the second time from
 // the caches.
 //
-// Files: kernel.h (this kernel), ../../common/cpu/int8_rows.h, one .cpp an instruction set, quantize_int8.cpp (the
+// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, one .cpp an instruction set, quantize_int8.cpp (the
 // launcher).
 #pragma once
 
 #include <algorithm>
 
-#include "../../common/cpu/int8_rows.h"
+#include "../../common/rows/cpu/int8.h"
 #include "../quantize_int8.h"
 
 namespace rocm_fp8::quantize_int8 {

@@ -1,5 +1,5 @@
 // Quantisation to int8 for NVIDIA GPUs: the launcher of ../gpu.h's kernels.
-#include "../../common/cuda/rows_vendor.h"
+#include "../../common/rows/cuda/vendor.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::quantize_int8 {

@@ -18,7 +18,7 @@
 
 #include <cmath>
 
-#include "../../common/cpu/dynamic_rows.h"
+#include "../../common/rows/cpu/quantize.h"
 #include "../rmsnorm_fp8.h"
 
 namespace rocm_fp8::rms_norm {

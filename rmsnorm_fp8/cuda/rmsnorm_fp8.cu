@@ -28,7 +28,7 @@
 //
 // Steps, dropped attempts and figures: docs/journal/rmsnorm_fp8-cuda.md.
 #include "../../common/cuda/mbarrier.h"
-#include "../../common/cuda/rows_vendor.h"
+#include "../../common/rows/cuda/vendor.h"
 #include "config.h"
 #include "../gpu.h"
 

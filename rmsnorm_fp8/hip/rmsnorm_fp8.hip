@@ -25,7 +25,7 @@
 // is bound by the 96 KiB that one compute unit loads and the instructions that follow, 3.6 us in all.
 //
 // Steps and the design's estimates: docs/journal/rmsnorm_fp8-hip.md.
-#include "../../common/hip/rows_vendor.h"
+#include "../../common/rows/hip/vendor.h"
 #include "config.h"
 #include "../gpu.h"
 

@@ -15,7 +15,7 @@
 // step of R::step elements, step after step, lane by lane. Then the lanes are added in a tree. So a row's bits do not
 // depend on the batch.
 //
-// Decoding, NaN codes and the tree: common/cpu/gemm.h.
+// Decoding, NaN codes and the tree: common/gemm/cpu/gemm.h.
 //
 // Files: kernel.h (this kernel), one .cpp an instruction set, skinny_gemm.cpp (the launcher).
 //
@@ -28,7 +28,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "../../common/cpu/gemm.h"
+#include "../../common/gemm/cpu/gemm.h"
 #include "../../common/gemm/epilogue.h"
 #include "../skinny_gemm.h"
 

@@ -1,6 +1,6 @@
 // The simple GEMM kernel on CUDA: each warp loads its operands straight into registers.
 //
-// A CTA is eight warps on one tile of 16 columns (common/gpu/fallback_gemm.h). The warps' sums are added in shared
+// A CTA is eight warps on one tile of 16 columns (common/gemm/gpu/fallback.h). The warps' sums are added in shared
 // memory.
 //
 // It takes any K, stride and alignment. With `aligned` false it loads single bytes and reads none beyond a row's K.
@@ -9,7 +9,7 @@
 
 #include "../../common/cuda/pdl.h"
 #include "../../common/gemm/epilogue.h"
-#include "../../common/gpu/fallback_gemm.h"
+#include "../../common/gemm/gpu/fallback.h"
 #include "../skinny_gemm.h"
 #include "../../common/cuda/mma.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kPlainWarps = gemm::kFallbackWaves;
 
-// The tile that common/gpu/fallback_gemm.h needs. Lane 4 g + t loads 16 bytes of columns g and g + 8, and of row g of
+// The tile that common/gemm/gpu/fallback.h needs. Lane 4 g + t loads 16 bytes of columns g and g + 8, and of row g of
 // each 8 rows.
 template <int kRowTiles>
 struct PlainTile {

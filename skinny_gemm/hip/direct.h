@@ -1,13 +1,13 @@
 // The simple GEMM kernel: each wave loads what it multiplies straight into registers.
 //
-// A workgroup is eight waves on one tile of 16 columns (common/gpu/fallback_gemm.h). The waves' sums meet in LDS.
+// A workgroup is eight waves on one tile of 16 columns (common/gemm/gpu/fallback.h). The waves' sums meet in LDS.
 //
 // It takes any K, stride and alignment (`aligned` false: byte by byte, none read beyond a row's K), and is what the
 // stream is compared with. A load covers 64 bytes of each of 16 rows: half cache lines, the other half with the next
 // step's load.
 #pragma once
 
-#include "../../common/gpu/fallback_gemm.h"
+#include "../../common/gemm/gpu/fallback.h"
 #include "tile.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kDirectWaves = gemm::kFallbackWaves;
 
-// As common/gpu/fallback_gemm.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 rows.
+// As common/gemm/gpu/fallback.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 rows.
 // With up to 8 rows it is the dense row of its sparse one.
 template <int kRows>
 struct DirectTile {

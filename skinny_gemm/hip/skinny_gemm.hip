@@ -13,7 +13,7 @@
 // tables; at the smallest two microseconds are the launch and latencies.
 //
 // Steps and estimates: docs/journal/skinny_gemm-hip.md.
-#include "../../common/hip/counters.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/hip/device.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/gemm/forced.h"

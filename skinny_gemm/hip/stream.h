@@ -22,7 +22,7 @@
 #include <type_traits>
 
 #include "../../common/divider.h"
-#include "../../common/hip/gemm_tile.h"
+#include "../../common/gemm/hip/tile.h"
 #include "config.h"
 #include "tile.h"
 

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "../../common/gemm/epilogue.h"
-#include "../../common/hip/split_k.h"
+#include "../../common/gemm/hip/split_k.h"
 #include "../skinny_gemm.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -109,7 +109,7 @@ class TileSum {
 // every kThreads-th number of [kTiles][kRows][16]. What it needs of scales and bias is asked for by the constructor,
 // so that it is there when the sums are; whatever waits for it then waits for nothing asked for later.
 //
-// With split-K (common/hip/split_k.h) parts are [tiles of columns][parts][kTiles][kRows][16].
+// With split-K (common/gemm/hip/split_k.h) parts are [tiles of columns][parts][kTiles][kRows][16].
 template <int kRows, int kTiles, int kWaves>
 class Ending {
     static constexpr int kThreads = kWaves * kWave, kSize = kTileSize<kRows>, kAll = kTiles * kSize,

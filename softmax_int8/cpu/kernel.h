@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "../../common/cpu/int8_rows.h"
+#include "../../common/rows/cpu/int8.h"
 #include "../exponential.h"
 #include "../softmax_int8.h"
 

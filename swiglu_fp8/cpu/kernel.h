@@ -20,7 +20,7 @@
 
 #include <emmintrin.h>
 
-#include "../../common/cpu/dynamic_rows.h"
+#include "../../common/rows/cpu/quantize.h"
 #include "../swiglu_fp8.h"
 
 namespace rocm_fp8::swiglu {

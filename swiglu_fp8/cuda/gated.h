@@ -1,7 +1,7 @@
 // SwiGLU of eight elements on NVIDIA GPUs: silu's machine functions, and the choice of its form.
 #pragma once
 
-#include "../../common/gpu/eight.h"
+#include "../../common/rows/gpu/eight.h"
 #include "../silu.h"
 
 namespace rocm_fp8::swiglu {

@@ -18,7 +18,7 @@
 // instructions an element, 14 us of issue there, hide behind memory.
 //
 // Steps, dropped attempts and figures: docs/journal/swiglu_fp8-cuda.md.
-#include "../../common/cuda/rows_vendor.h"
+#include "../../common/rows/cuda/vendor.h"
 #include "config.h"
 #include "gated.h"
 #include "../gpu.h"

@@ -18,7 +18,7 @@
 // instructions an element, 12 us of issue at 2048 rows, hide behind the loads.
 //
 // Steps and the design's estimates: docs/journal/swiglu_fp8-hip.md.
-#include "../../common/hip/rows_vendor.h"
+#include "../../common/rows/hip/vendor.h"
 #include "config.h"
 #include "gated.h"
 #include "../gpu.h"

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "common/gpu/quantized_rows.h"
-#include "common/hip/counters.h"
+#include "common/rows/gpu/quantized.h"
+#include "common/gemm/hip/counters.h"
 #include "rmsnorm_fp8/rmsnorm_fp8.h"
 #include "swiglu_fp8/swiglu_fp8.h"
 

@@ -1,8 +1,8 @@
 // Eight values of a type in registers, as the row kernels of both vendors hold them.
 #pragma once
 
-#include "../fp8.h"
-#include "../vendor.h"
+#include "../../fp8.h"
+#include "../../vendor.h"
 
 namespace rocm_fp8 {
 namespace {

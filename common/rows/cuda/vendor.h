@@ -1,7 +1,7 @@
-// NVIDIA's part of launch_rows.h.
+// NVIDIA's part of launch.h.
 #pragma once
 
-#include "device.h"
+#include "../../cuda/device.h"
 
 namespace rocm_fp8 {
 namespace {

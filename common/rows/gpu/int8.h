@@ -7,8 +7,8 @@
 // Which form a row takes depends on d, types and alignment, not on the number of rows: so do the bits of a sum.
 #pragma once
 
-#include "../int8.h"
-#include "launch_rows.h"
+#include "../../int8.h"
+#include "launch.h"
 
 namespace rocm_fp8 {
 namespace {

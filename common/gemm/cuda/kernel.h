@@ -1,8 +1,8 @@
 // The course of a Hopper GEMM kernel: one warpgroup loads, the others multiply, tile after tile.
 #pragma once
 
-#include "../pdl.h"
-#include "../shared_memory.h"
+#include "../../cuda/pdl.h"
+#include "../../cuda/shared_memory.h"
 #include "cluster_sum.h"
 #include "feed.h"
 

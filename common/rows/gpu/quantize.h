@@ -15,13 +15,13 @@
 //     element(row, column)      one value, as float32
 //     fetch(row, vector)        fetches an operand's 128 bytes into L2; kFetched: for how many vectors that serves
 //     from(row, column)         by the host: the values from there on; kElementBytes: how far columns are apart
-//     tuning                    RowsTuning (launch_rows.h)
+//     tuning                    RowsTuning (launch.h)
 #pragma once
 
 #include "../write_scale.h"
-#include "overlap.h"
-#include "quantized_rows.h"
-#include "row_holder.h"
+#include "../../gpu/overlap.h"
+#include "quantized.h"
+#include "holder.h"
 
 namespace rocm_fp8 {
 namespace {

@@ -9,7 +9,7 @@
 // row(lane, i), chunk(lane); multiply(columns, rows).
 #pragma once
 
-#include "../vendor.h"
+#include "../../vendor.h"
 
 namespace rocm_fp8::gemm {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <type_traits>
 
-#include "../mbarrier.h"
-#include "../tma.h"
-#include "../vector.h"
-#include "../wgmma.h"
+#include "../../cuda/mbarrier.h"
+#include "../../cuda/tma.h"
+#include "../../cuda/vector.h"
+#include "../../cuda/wgmma.h"
 #include "cut.h"
 
 namespace rocm_fp8::tiles {

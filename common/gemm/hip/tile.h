@@ -21,7 +21,7 @@
 // S: a kernel's shape, of TileSizes and with by_columns.
 #pragma once
 
-#include "buffer.h"
+#include "../../hip/buffer.h"
 #include "tile_shape.h"
 
 namespace rocm_fp8::gemm_tile {

@@ -8,7 +8,7 @@
 // of every kernel to that.
 #pragma once
 
-#include "buffer.h"
+#include "../../hip/buffer.h"
 
 namespace rocm_fp8 {
 namespace {

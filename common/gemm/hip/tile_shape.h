@@ -1,4 +1,4 @@
-// One compiled form of a tiled 8-bit GEMM (gemm_tile.h), with no HIP in it: configurations, kernels and tests read it.
+// One compiled form of a tiled 8-bit GEMM (tile.h), with no HIP in it: configurations, kernels and tests read it.
 #pragma once
 
 namespace rocm_fp8 {

@@ -8,7 +8,7 @@
 //     q     = fp8(y / scale)                     by the scale that is written
 #pragma once
 
-#include "fp8.h"
+#include "../fp8.h"
 
 namespace rocm_fp8 {
 

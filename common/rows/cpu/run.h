@@ -1,8 +1,8 @@
 // How the row operators run on the CPU.
 #pragma once
 
-#include "../types.h"
-#include "features.h"
+#include "../../types.h"
+#include "../../cpu/features.h"
 
 namespace rocm_fp8 {
 

@@ -1,7 +1,7 @@
 // The configuration that ROCM_FP8_KERNELS_GEMM names (common/gemm/forced.h), for a Hopper GEMM.
 #pragma once
 
-#include "../../gemm/forced.h"
+#include "../forced.h"
 #include "choice.h"
 
 namespace rocm_fp8::tiles {

@@ -1,7 +1,7 @@
-// Operands of the kernels of quantize_rows.h, beside what their values come from.
+// Operands of the kernels of quantize.h, beside what their values come from.
 #pragma once
 
-#include "../divider.h"
+#include "../../divider.h"
 #include "../dynamic_scale.h"
 
 namespace rocm_fp8 {

@@ -14,8 +14,8 @@
 #include <memory>
 
 #include "../write_scale.h"
-#include "lanes.h"
-#include "rows.h"
+#include "../../cpu/lanes.h"
+#include "run.h"
 
 namespace rocm_fp8 {
 

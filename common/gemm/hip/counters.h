@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "../types.h"
+#include "../../types.h"
 
 namespace rocm_fp8 {
 

@@ -1,8 +1,8 @@
 // The thread that fills the stages of the ring with both operands, by TMA.
 #pragma once
 
-#include "../pdl.h"
-#include "../tma.h"
+#include "../../cuda/pdl.h"
+#include "../../cuda/tma.h"
 #include "ring.h"
 
 namespace rocm_fp8::tiles {

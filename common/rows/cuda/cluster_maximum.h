@@ -1,8 +1,8 @@
 // The largest of a cluster's values: every warp sends its own to every CTA, and an mbarrier counts the bytes.
 #pragma once
 
-#include "mbarrier.h"
-#include "vector.h"
+#include "../../cuda/mbarrier.h"
+#include "../../cuda/vector.h"
 
 namespace rocm_fp8 {
 namespace {

@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "lanes.h"
+#include "../../cpu/lanes.h"
 
 namespace rocm_fp8 {
 namespace {

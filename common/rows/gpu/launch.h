@@ -1,4 +1,4 @@
-// How the kernels of quantize_rows.h are launched, by sizes and modes. An operator names its kernels by a type `Kernels`:
+// How the kernels of quantize.h are launched, by sizes and modes. An operator names its kernels by a type `Kernels`:
 //
 //     Source                         what the values are
 //     flat<scale, held>()            kernel(Source, QuantizedRows, Pieces, Maxima)
@@ -10,8 +10,8 @@
 #pragma once
 
 #include "columns.h"
-#include "kernel_at.h"
-#include "quantize_rows.h"
+#include "../../gpu/kernel_at.h"
+#include "quantize.h"
 
 namespace rocm_fp8 {
 namespace {

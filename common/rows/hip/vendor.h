@@ -1,7 +1,7 @@
-// AMD's part of launch_rows.h.
+// AMD's part of launch.h.
 #pragma once
 
-#include "device.h"
+#include "../../hip/device.h"
 
 namespace rocm_fp8 {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "../int8.h"
-#include "gemm.h"
-#include "rows.h"
+#include "../../int8.h"
+#include "../../gemm/cpu/gemm.h"
+#include "run.h"
 
 namespace rocm_fp8 {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dynamic_scale.h"
-#include "vendor.h"
+#include "../vendor.h"
 
 namespace rocm_fp8 {
 namespace {
