@@ -174,6 +174,11 @@ double gemm_estimate(int arch, int shape, int splits, int64_t n, int64_t k) {
     return estimated_us(kChipModels[arch], kStreamShapes[shape], splits, n, k);
 }
 
+void gemm_tile_at(int tile, int down, int across, int band, int64_t at[2]) {
+    const gemm::TileAt found = gemm::tile_at(tile, down, across, band);
+    at[0] = found.down;
+    at[1] = found.across;
+}
 int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }
 
 void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned, int64_t out[5]) {

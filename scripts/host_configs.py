@@ -41,6 +41,7 @@ FUNCTIONS = {
     "gemm_config": (None, (LONG, LONG, LONG, INT, INT), 2),
     "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG), 0),
     "gemm_row_class": (LONG, (LONG,), 0),
+    "gemm_tile_at": (None, (INT, INT, INT, INT), 2),
     "cuda_rms_norm_config": (None, (LONG, LONG, INT, INT, INT), 5),
     "cuda_swiglu_config": (None, (LONG, LONG, INT, INT), 5),
     "cuda_rows_to_fetch": (LONG, (LONG, LONG, INT), 0),

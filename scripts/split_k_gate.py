@@ -1,4 +1,4 @@
-"""The gate of split-K in machine code: how parts of a sum pass from one workgroup to another (common/gemm/hip/split_k.h).
+"""The gate of split-K in machine code: how parts of a sum pass from workgroup to workgroup (common/gemm/hip/split_k.h).
 
 The release of the counter's atomic writes back what the caches hold, but the compiler does not wait for it. So a part
 is in memory before the counter tells of it for one reason alone: it is stored with sc1, and waited for before the

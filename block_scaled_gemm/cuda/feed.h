@@ -12,7 +12,7 @@ namespace {
 // By kThreads threads: kRows scales a stage. float32 scales go to shared memory without passing through registers, as
 // many blocks ahead as the ring has stages.
 //
-//     row_of(i, piece, tile)    whose scale the i-th of a stage is         to(factors)    where it is stored
+//     row_of(i, tile)           whose scale the i-th of a stage is         to(factors)    where it is stored
 template <class S, int kRows, int kThreads, class RowOf, class To>
 __device__ inline void feed_factors(typename S::Memory& shared, const Scales& scales, bool all_ones, const Cut& cut,
                                     const Part& part, int thread, const RowOf& row_of, const To& to) {
@@ -21,14 +21,13 @@ __device__ inline void feed_factors(typename S::Memory& shared, const Scales& sc
     Position<S::kStages> at;
     bool refills = false;
     for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-        int piece, of_narrow;
-        cut.locate(tiles.next, &piece, &of_narrow);
+        const gemm::TileAt tile = cut.at(tiles.next);
         BlockScales from(scales, part.first);
         int64_t place[kEach];
         uint32_t next[kEach];
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            place[i] = from.place(row_of(i * kThreads + thread, piece, of_narrow));
+            place[i] = from.place(row_of(i * kThreads + thread, tile));
             next[i] = all_ones || async ? 0 : from.raw(place[i]);
         }
         for (int step = 0; step < part.count; ++step) {
@@ -82,15 +81,15 @@ __device__ inline void feed_scales(typename S::Memory& shared, const Args& a, co
     if (thread < kWideThreads) {
         feed_factors<S, S::kWide, kWideThreads>(
             shared, wide, S::kSwapped && of_channels, cut, part, thread,
-            [&](int i, int piece, int) { return inside(cut.first_row(piece) + i, cut.wide_rows); },
+            [&](int i, const gemm::TileAt& tile) { return inside(cut.first_row(tile.down) + i, cut.wide_rows); },
             [](typename S::Factors& f) { return f.wide; });
     } else {
         feed_factors<S, S::kNarrowFactors, kWarp>(
             shared, narrow, !S::kSwapped && of_channels, cut, part, thread - kWideThreads,
-            [&](int i, int, int tile) {
-                const int64_t first = int64_t(tile) * S::kNarrow;
+            [&](int i, const gemm::TileAt& tile) {
+                const int64_t first = int64_t(tile.across) * S::kNarrow;
                 if (S::kSwapped) return inside(first + i, narrow_rows);
-                prefetch_columns<S>(a, tile, i);
+                prefetch_columns<S>(a, tile.across, i);
                 return inside(i == 0 ? first : (first / kBlock + 1) * kBlock, narrow_rows);
             },
             [](typename S::Factors& f) { return f.narrow; });

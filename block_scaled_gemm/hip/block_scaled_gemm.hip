@@ -9,14 +9,13 @@
 //
 // Files: block_scaled_gemm.hip  launcher
 //        stream.hip             up to 32 rows: a kernel of its own
-//        pipeline.h             more rows: the main loop
+//        accumulate.h           more rows: what the main loop makes of products
 //        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
-//        work.h                 order of tiles
 //        tile.h                 shapes at compile time, matrix instructions
-//        ../../common/gemm/hip/tile.h   layout of a stage in LDS, fragments
-//        loader.h               global memory to registers to LDS: operands of any layout, scales of any kind
-//        turned.h, turned.hip   operands whose rows are contiguous, for more than 32 rows
-//        epilogue.h             split-K, channels' scales, bias, rounding, stores
+//        scales.h               scales of any kind to LDS
+//        transposed.hip         operands whose rows are contiguous, for more than 32 rows
+//        epilogue.h             channels' scales, bias, rounding, stores
+//        common/gemm/hip        what it shares with int8_gemm: the main loop, loaders, order of tiles, split-K
 //        config.h               the compiled shapes, and which one with which parts of K, by a model
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU). Large K: matrix instructions, at
@@ -25,22 +24,21 @@
 //
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
 #include "../../common/gemm/forced.h"
+#include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
-#include "../../common/gemm/hip/counters.h"
-#include "../../common/hip/device.h"
-#include "pipeline.h"
+#include "accumulate.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
 static_assert(kGeneralTile == kTileShapeCount - 1 && kMaxSplitTiles <= kCounters);
 
-const void* kernel_of(int shape, Form form, const Args& args) {
+const void* kernel_of(int shape, Access access, const Args& args) {
     if (is_direct(shape)) return direct_kernel(shape - kFirstDirect);
-    if (form == Form::turned) return turned_kernel(shape, !args.a.k_contiguous(), !args.b.k_contiguous());
+    if (access == Access::transposed) return transposed_kernel(shape, !args.a.k_contiguous(), !args.b.k_contiguous());
     const auto kernel = [&]() -> TileKernel {
-        if (form == Form::careful) return block_scaled_gemm_tiles<kGeneralTile, true, true>;
-        if (form == Form::per_column || shape == kGeneralTile)
+        if (access == Access::strided) return block_scaled_gemm_tiles<kGeneralTile, true, true>;
+        if (access == Access::per_column || shape == kGeneralTile)
             return block_scaled_gemm_tiles<kGeneralTile, true, false>;
         // The last one is the general shape.
         return kernel_at<kTileShapeCount - 1>(
@@ -59,8 +57,8 @@ bool fits(const Operand& x, int64_t k, int64_t rows) {
            k < kBufferBytes / 4 && (of_tile - 1) * stride + k <= kBufferBytes;
 }
 
-// Whether turned.h can take an operand.
-bool fits_turned(const Operand& x, int64_t k, int64_t rows) {
+// Whether TransposedLoader can take an operand.
+bool fits_transposed(const Operand& x, int64_t k, int64_t rows) {
     return x.row_stride == 1 && k % kBlock == 0 && rows % 4 == 0 && x.k_stride % 4 == 0 &&
            reinterpret_cast<uintptr_t>(x.data) % 4 == 0 && x.k_stride >= 0 && k * x.k_stride < kBufferBytes;
 }
@@ -71,13 +69,13 @@ bool fits(const Scales& s, int64_t k) {
 }
 
 // Whether direct tiles, which the chip has, can take the arguments.
-bool fits_direct(Arch arch, Form form, const Args& args) {
+bool fits_direct(Arch arch, Access access, const Args& args) {
     const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
-    return arch == Arch::gfx950 && form == Form::fast && f32 && args.k % kBlock == 0;
+    return arch == Arch::gfx950 && access == Access::fast && f32 && args.k % kBlock == 0;
 }
 
 // Reads the forced configuration. An error if the arguments do not allow it.
-Status forced_config(Form form, bool direct, int64_t m, int64_t k, Config* config) {
+Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* config) {
     ForcedConfig forced;
     const Status read = read_forced_config(kShapeCount, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
@@ -86,7 +84,7 @@ Status forced_config(Form form, bool direct, int64_t m, int64_t k, Config* confi
     const bool fits = shape < 0          ? false
                       : is_stream(shape) ? m <= form_of(shape).rows
                       : is_direct(shape) ? direct
-                                         : form <= Form::turned || shape == kGeneralTile;
+                                         : access <= Access::transposed || shape == kGeneralTile;
     if (!fits) return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
     return {};
@@ -113,49 +111,26 @@ Status launch(const Args& args, const Executor& on) {
     const bool columns = args.scale_b.rows == 1 && args.scale_b.row_stride != 0 && !channels;
     const bool wide_a = fits(args.a, args.k, args.m), wide_b = fits(args.b, args.k, args.n);
     const bool wide_scales = fits(args.scale_a, args.k) && fits(args.scale_b, args.k);
-    const bool turned = args.m > kMostStreamRows && !columns && (wide_a || fits_turned(args.a, args.k, args.m)) &&
-                        (wide_b || fits_turned(args.b, args.k, args.n));
+    const bool transposed = args.m > kMostStreamRows && !columns &&
+                            (wide_a || fits_transposed(args.a, args.k, args.m)) &&
+                            (wide_b || fits_transposed(args.b, args.k, args.n));
     const bool wide = args.k % kChunk == 0 && wide_a && wide_b;
-    Form form = wide_scales && wide && !columns ? Form::fast
-                : wide_scales && wide           ? Form::per_column
-                : wide_scales && turned         ? Form::turned
-                                                : Form::careful;
-    const bool direct = fits_direct(chip.arch, form, args);
+    Access access = wide_scales && wide && !columns ? Access::fast
+                    : wide_scales && wide           ? Access::per_column
+                    : wide_scales && transposed     ? Access::transposed
+                                                    : Access::strided;
+    const bool direct = fits_direct(chip.arch, access, args);
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch));
-    if (const Status forced = forced_config(form, direct, args.m, args.k, &config); !forced.ok()) return forced;
-    const bool stream = is_stream(config.shape);
-    if (!direct) config.shape = indirect_shape(config.shape);
-    if (form > Form::turned && !stream) config.shape = kGeneralTile;
-    const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
-    if (stream && form == Form::fast && (channels || !f32)) form = Form::per_column;
-    const FormSize shape = launched_size(config.shape, form != Form::fast);
-
-    const int64_t tiles_m = (args.m + shape.rows - 1) / shape.rows;
-    const int64_t tiles_n = (args.n + shape.columns - 1) / shape.columns, tiles = tiles_m * tiles_n;
-    const int64_t units = tiles * config.parts;
-    constexpr int64_t kMaxUnits = int64_t(1) << 30;
-    if (units > kMaxUnits) return {"a and b have more rows than one launch takes"};
-    const bool too_wide = stream ? units * shape.waves * kWave > kMaxThreads : tiles_n > kMostTilesAcross;
-    if (too_wide) return {"b has more rows than one launch takes"};
-    SplitK split{config.parts, nullptr, nullptr};
-    if (config.parts > 1) {
-        if (tiles > kMaxSplitTiles) return {"ROCM_FP8_KERNELS_GEMM splits K for more tiles than there are counters"};
-        const CountersResult counters = counters_for(on.stream);
-        if (!counters.status.ok()) return counters.status;
-        split.arrived = counters.counters;
-        const int64_t bytes = units * shape.rows * shape.columns * int64_t(sizeof(float));
-        split.partial = static_cast<float*>(on.scratch(on.context, bytes));
-        if (!split.partial) return {"no memory for the sums of split K"};
+    if (const Status forced = forced_config(access, direct, args.m, args.k, &config); !forced.ok()) return forced;
+    if (is_stream(config.shape)) {
+        const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
+        if (access == Access::fast && (channels || !f32)) access = Access::per_column;
+        return launch_stream(args, access, config, channels, on);
     }
-    if (stream) return launch_stream(args, form, config, int(units), channels, split.partial, split.arrived, on);
-    const int per_chiplet = int((units + kChiplets - 1) / kChiplets);
-    const int room = compute_units(chip.arch) / kChiplets * shape.per_unit;
-    const Work work{int(tiles_m), int(tiles_n), int(units), per_chiplet, channels};
-    const int groups = kChiplets * (per_chiplet < room ? per_chiplet : room);
-    Launch launch{args, work, split};
-    void* arguments[] = {&launch};
-    return launch_any(kernel_of(config.shape, form, args), dim3(uint32_t(groups)), dim3(shape.waves * kWave), on.stream,
-                      arguments);
+    if (!direct) config.shape = indirect_shape(config.shape);
+    if (access > Access::transposed) config.shape = kGeneralTile;
+    return launch_tiles(kernel_of(config.shape, access, args), tile_shape(config.shape), config.parts, channels, args,
+                        1, chip.arch, on);
 }
 
 }  // namespace rocm_fp8::block_scaled_gemm

@@ -86,10 +86,9 @@ struct Config {
 };
 
 constexpr int kMaxParts = 16;
-constexpr int64_t kMostK = (int64_t(1) << 32) - kBlock;       // whole blocks of it are counted in 32 bits
-constexpr int64_t kMostTilesAcross = (int64_t(1) << 28) - 1;  // eight rows of tiles are numbered in 31 bits
-constexpr int64_t kMaxSplitTiles = 1024;                      // counters for workgroups that share a tile
-constexpr int64_t kLeastBlocks = 4;                           // of a part
+constexpr int64_t kMostK = (int64_t(1) << 32) - kBlock;  // whole blocks of it are counted in 32 bits
+constexpr int64_t kMaxSplitTiles = 1024;                 // counters for workgroups that share a tile
+constexpr int64_t kLeastBlocks = 4;                      // of a part
 
 template <class Shape>
 constexpr int64_t tiles_of(const Shape& shape, int64_t m, int64_t n) {

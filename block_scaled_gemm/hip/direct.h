@@ -15,7 +15,7 @@
 // waited for by an asm.
 #pragma once
 
-#include "work.h"
+#include "epilogue.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
@@ -131,20 +131,19 @@ class DirectTile {
         at_b = mine + 2 * S::a_bytes + wave % S::waves_n * S::wave_columns * S::stage;
     }
 
-    // Starts to load a unit: its first block, and scales.
-    __device__ void begin(const Unit& next) {
+    // Starts to load an item: its first block, and scales.
+    __device__ void begin(const WorkItem& item) {
         const Launch& launch = arguments<Launch>();
         const Args& a = launch.args;
-        unit = next;
-        blocks = uint32_t(next.end - next.begin);
-        load_a.start(a.a, next.row, a.m, next.begin);
-        load_b.start(a.b, next.column, a.n, next.begin);
-        scales_a.start(a.scale_a, next.row, a.m, S::rows, 1, next.begin);
-        scales_b.start(a.scale_b, next.column, a.n, S::column_blocks, kBlock, next.begin);
-        // Closes: all waves have read the last unit's blocks.
+        blocks = uint32_t(item.k_end - item.k_begin);
+        load_a.start(a.a, first_row<S>(item), a.m, item.k_begin);
+        load_b.start(a.b, first_column<S>(item), a.n, item.k_begin);
+        scales_a.start(a.scale_a, first_row<S>(item), a.m, S::rows, 1, item.k_begin);
+        scales_b.start(a.scale_b, first_column<S>(item), a.n, S::column_blocks, kBlock, item.k_begin);
+        // Closes: all waves have read the last item's blocks.
         lds_barrier();
         const int thread = fresh_thread();
-        if (launch.work.channels && thread < 2 * kWave) (&lds.of_columns[0][0][0])[thread] = 1;
+        if (launch.mode && thread < 2 * kWave) (&lds.of_columns[0][0][0])[thread] = 1;
         load_scales(0);
         load_rows(0, 0, LoadA::kLoads);
         load_columns(0, 0, LoadB::kLoads);
@@ -161,7 +160,7 @@ class DirectTile {
                 for (int p = 0; p < kPairs; ++p) pairs[i][j][p] = f32x2(0);
             }
         }
-        // Closes: the epilogue of the last unit has read its part of LDS.
+        // Closes: the epilogue of the last item has read its part of LDS.
         lds_barrier();
         if (blocks > 1) {
             load_rows(1, 0, LoadA::kLoads);
@@ -189,17 +188,13 @@ class DirectTile {
         }
     }
 
-    __device__ void finish(const Unit& done) {
-        const Launch& launch = arguments<Launch>();
+    __device__ void finish(const WorkItem& done) {
         // Closes: all waves have read the last block.
         lds_barrier();
-        if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split)) return;
-        // The next unit's first block is on its way to the other half.
-        char* const region = lds.a[1] + wave * S::region_bytes;
-        store_sums<S, S::columns_in_region>(sums, launch.args, launch.work.channels, region, done);
+        // The next item's first block is on its way to the other half.
+        auto& regions = *reinterpret_cast<char (*)[S::waves][S::region_bytes]>(lds.a[1]);
+        finish_tile<S, S::columns_in_region>(sums, arguments<Launch>(), done, regions);
     }
-
-    Unit unit;
 
   private:
     __device__ void load_rows(uint32_t half, int n, int end) {
@@ -226,7 +221,7 @@ class DirectTile {
             scales_a.load(row + n * kRows, shift_a, block, blocks, to_a + n * S::threads * 4);
         }
         // Those of channels are the epilogue's.
-        if (wave != 0 || launch.work.channels) return;
+        if (wave != 0 || launch.mode) return;
         const uint32_t to_b = first + offsetof(Lds, of_columns) + buffer * sizeof(lds.of_columns[0]);
         scales_b.load(row, 0, block, blocks, to_b);
     }

@@ -15,7 +15,7 @@ __attribute__((amdgpu_num_vgpr(256))) void block_scaled_gemm_direct(Launch)
     using S = DirectShape<index>;
     using T = DirectTile<S>;
     __shared__ typename T::Lds lds;
-    make_units<S, T>(lds);
+    make_items<S, Launch, T>(lds);
 }
 #elif defined(__HIP_DEVICE_COMPILE__)
     ;

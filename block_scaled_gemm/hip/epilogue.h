@@ -1,47 +1,16 @@
 // From a wave's sums to the result: split-K, the channels' scales, bias, rounding, and stores of whole cache lines.
 #pragma once
 
+#include "../../common/gemm/hip/add_parts.h"
 #include "../../common/gemm/scales.h"
-#include "../../common/gemm/hip/split_k.h"
-#include "loader.h"
+#include "launch.h"
+#include "scales.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-// What a workgroup makes: a tile of the result, over blocks of k.
-struct Unit {
-    int64_t row, column;  // the tile's first
-    int tile, part;       // tile: its counter and the place of its parts
-    int64_t begin, end;   // blocks
-};
-
 template <class S>
 using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
-
-// Parts of a tile in memory: [parts][fours of a lane][threads] of 16 bytes, in the order in which lanes have them.
-// Returns whether this workgroup has the tile's sums now, and is to finish it.
-template <class S>
-__device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const SplitK& split) {
-    constexpr uint32_t kPartBytes = uint32_t(S::rows) * S::columns * sizeof(float);
-    char* const parts = reinterpret_cast<char*>(split.partial) + int64_t(unit.tile) * split.parts * kPartBytes;
-    const uint32_t mine_at = uint32_t(fresh_thread()) * 16;
-    const auto at = [&](int four) { return uint32_t(four * S::threads) * 16 + mine_at; };
-    const Buffer mine(parts + int64_t(unit.part) * kPartBytes, kPartBytes);
-    each_four<S>([&](int i, int j, int q, int four) {
-        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<f32x4>(sums[i][j], q)));
-    });
-    if (!arrives_last(split.arrived + unit.tile, split.parts)) return false;
-    each_four<S>([&](int i, int j, int q, int) { set_four(sums[i][j], q, f32x4(-0.0f)); });
-    for (int part = 0; part < split.parts; ++part) {
-        const Buffer other(parts + int64_t(part) * kPartBytes, kPartBytes);
-        each_four<S>([&](int i, int j, int q, int four) {
-            const f32x4 v = __builtin_bit_cast(f32x4, other.template load<kAllChiplets>(at(four)));
-            set_four(sums[i][j], q, four_of<f32x4>(sums[i][j], q) + v);
-        });
-    }
-    reset(split.arrived + unit.tile);
-    return true;
-}
 
 // Scales of channels and the bias, in this order. `region` is the wave's: its columns' numbers are handed over there.
 template <class S>
@@ -155,13 +124,18 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
     }
 }
 
-// A wave's sums to the result, by way of its region. columns: of 16-bit results, that go together.
+// A tile's sums to the result, if this workgroup has them. regions: of each wave. columns: of 16-bit results, that go
+// together.
 template <class S, int columns>
-__device__ inline void store_sums(TileSums<S>& sums, const Args& a, bool channels, char* region, const Unit& done) {
+__device__ inline void finish_tile(TileSums<S>& sums, const Launch& launch, const WorkItem& done,
+                                   char (&regions)[S::waves][S::region_bytes]) {
+    if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split, regions)) return;
+    const Args& a = launch.args;
     const int wave = uniform(threadIdx.x / kWave);
-    const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
-    const int64_t column = done.column + wave % S::waves_n * S::wave_columns;
-    scale_and_add<S>(sums, a, channels, column, reinterpret_cast<float*>(region));
+    char* const region = regions[wave];
+    const int64_t row = first_row<S>(done) + wave / S::waves_n * S::wave_rows;
+    const int64_t column = first_column<S>(done) + wave % S::waves_n * S::wave_columns;
+    scale_and_add<S>(sums, a, launch.mode, column, reinterpret_cast<float*>(region));
     if (a.out.dtype == DType::f32) {
         store_rows<S, float, S::matrix>(sums, a, region, row, column);
     } else {

@@ -20,8 +20,9 @@
 #include <type_traits>
 
 #include "../../common/divider.h"
+#include "../../common/gemm/hip/launch.h"
+#include "../../common/gemm/hip/loaders.h"
 #include "../../common/gpu/kernel_at.h"
-#include "../../common/hip/device.h"
 #include "epilogue.h"
 #include "launch.h"
 
@@ -63,7 +64,7 @@ struct Stream {
 };
 
 // An operand's fragments, of 16 rows each.
-template <int subtiles, bool careful>
+template <int subtiles, bool strided>
 struct FragmentLoader {
     Buffer buffer{nullptr, 0};
     uint32_t offset[subtiles];
@@ -94,7 +95,8 @@ struct FragmentLoader<subtiles, true> {
     }
     __device__ u32x4 load(int i, uint32_t k, uint32_t end) const {
         const int mine = 16 * i + threadIdx.x % 16;
-        return mine < rows && k < end ? chunk_of_bytes(first + mine * row_stride, k_stride, k, end) : u32x4(0);
+        return mine < rows && k < end ? chunk_of_bytes(first + mine * row_stride + k * k_stride, k_stride, end - k)
+                                      : u32x4(0);
     }
 };
 
@@ -140,11 +142,11 @@ struct LeanScales {
 };
 
 // What a wave does of a unit.
-template <class S, bool per_column, bool careful>
+template <class S, bool per_column, bool strided>
 class Slice {
-    static constexpr bool kLean = !per_column && !careful;
-    using ScalesA = ScaleLoader<S::rows, kWave, careful>;
-    using ScalesB = ScaleLoader<per_column ? S::columns : 1, kWave, careful>;
+    static constexpr bool kLean = !per_column && !strided;
+    using ScalesA = ScaleLoader<S::rows, kWave, strided>;
+    using ScalesB = ScaleLoader<per_column ? S::columns : 1, kWave, strided>;
     static constexpr int kScalesOfA = kPeriod * kScalePitch<S::rows>,
                          kScalesOfB = per_column ? kPeriod * kScalePitch<S::columns> : 0;
 
@@ -171,7 +173,7 @@ class Slice {
                 request_scales(a, 0);
             }
         }
-        if constexpr (careful) {
+        if constexpr (strided) {
             load_b.start(launch.args.b, column, launch.args.n);
             load_a.start(launch.args.a, 0, launch.args.m);
         } else {
@@ -289,8 +291,8 @@ class Slice {
     const uint32_t blocks;
     bool channels;
     uint32_t my_k, end;  // k of the lane's first chunk; the end of the wave's
-    FragmentLoader<S::sub_m, careful> load_a;
-    FragmentLoader<S::sub_n, careful> load_b;
+    FragmentLoader<S::sub_m, strided> load_a;
+    FragmentLoader<S::sub_n, strided> load_b;
     u32x4 a[S::depth][S::sub_m][S::loads], b[S::depth][S::sub_n][S::loads];
     std::conditional_t<kLean, LeanScales<S::rows>, None> scales;
     std::conditional_t<kLean, None, General> general;
@@ -401,11 +403,11 @@ __device__ inline void reduce_and_finish(const StreamLaunch& launch, const Finis
 }
 
 // General forms have the most waves that they may have; fast ones are exact.
-template <int index, bool per_column, bool careful>
+template <int index, bool per_column, bool strided>
 __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_simd) void block_scaled_gemm_stream(
     StreamLaunch) {
     using S = Stream<index>;
-    using T = Slice<S, per_column, careful>;
+    using T = Slice<S, per_column, strided>;
     __shared__ alignas(16) float regions[S::waves][T::kRegion];
     const StreamLaunch& launch = arguments<StreamLaunch>();
     const Lean lean = launch.lean;  // all at once: one latency
@@ -429,23 +431,27 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
 
 }  // namespace
 
-Status launch_stream(const Args& args, Form form, const Config& config, int units, bool channels, float* partial,
-                     uint32_t* arrived, const Executor& on) {
+Status launch_stream(const Args& args, Access access, const Config& config, bool channels, const Executor& on) {
     using Kernel = void (*)(StreamLaunch);
     constexpr int kFew = kGeneralStream16, kMany = kGeneralStream32;
     const StreamShape& shape = kStreamShapes[config.shape - kTileShapeCount];
+    const FormSize size = launched_size(config.shape, access != Access::fast);
     const bool few = shape.rows == 16;
     const auto kernel = [&]() -> Kernel {
-        if (form == Form::careful) {
+        if (access == Access::strided) {
             return few ? block_scaled_gemm_stream<kFew, true, true> : block_scaled_gemm_stream<kMany, true, true>;
         }
-        if (form == Form::per_column) {
+        if (access == Access::per_column) {
             return few ? block_scaled_gemm_stream<kFew, true, false> : block_scaled_gemm_stream<kMany, true, false>;
         }
         return kernel_at<kStreamShapeCount>(config.shape - kTileShapeCount, []<int i>() -> Kernel {
             return block_scaled_gemm_stream<i, false, false>;
         });
     }();
+    const int64_t tiles = tiles_of(size, args.m, args.n), items = tiles * config.parts;
+    if (items * size.waves * kWave > kMaxThreads) return {"b has more rows than one launch takes"};
+    const auto [split, status] = split_for(config.parts, tiles, int64_t(size.rows) * size.columns * 4, on);
+    if (!status.ok()) return status;
     const int slices = config.parts * shape.waves, blocks = int(blocks_of(args.k));
     const auto bytes = [](int64_t stride) { return uint32_t(stride * 4); };
     const Lean lean{args.a.data,
@@ -464,8 +470,7 @@ Status launch_stream(const Args& args, Form form, const Config& config, int unit
                     blocks / slices,
                     blocks % slices,
                     divider_by(uint32_t(config.parts))};
-    return launch_kernel(kernel, units, shape.waves * kWave, on,
-                         StreamLaunch{lean, args, {config.parts, partial, arrived}, channels});
+    return launch_kernel(kernel, items, shape.waves * kWave, on, StreamLaunch{lean, args, split, channels});
 }
 
 }  // namespace rocm_fp8::block_scaled_gemm::hip

@@ -11,9 +11,7 @@
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-using namespace gemm_tile;
-
-constexpr bool kByColumns = true;  // turned.h stores so
+using namespace gemm::hip;
 
 #if defined(__gfx950__)
 constexpr int kChunksAFragment = 2;
@@ -23,16 +21,16 @@ constexpr int kChunksAFragment = 1;
 constexpr int instructions_on(int chunks) { return 2 * chunks; }
 #endif
 
-// careful: for operands of any layout, which take more registers.
-template <int index, bool careful = false>
+// strided: for operands of any layout, which take more registers.
+template <int index, bool strided = false>
 struct Shape : TileSizes<kTileShapes[index], kChunksAFragment> {
     using Sizes = TileSizes<kTileShapes[index], kChunksAFragment>;
-    static constexpr bool by_columns = kByColumns;
+    static constexpr bool by_columns = true;              // transposed operands are stored so
     static constexpr int stages = kBlock / Sizes::stage;  // of a block: 1 or 2
     // A wave's part of LDS in the epilogue: the stages' place, or more.
     static constexpr int of_stages = 2 * Sizes::stage_bytes / Sizes::waves, least = Sizes::matrix * Sizes::matrix * 4,
                          region_bytes = of_stages > least ? of_stages : least;
-    static constexpr int ahead = careful && Sizes::deep ? 1 : Sizes::ahead;
+    static constexpr int ahead = strided && Sizes::deep ? 1 : Sizes::ahead;
     // Blocks in a round of the main loop: stages in flight, and with `deep` two sets of fragments, are constants in it.
     static constexpr int in_turn = Sizes::deep && ahead % 2 ? 2 * ahead : ahead;
     static constexpr int unrolled = in_turn > stages ? in_turn / stages : 1;

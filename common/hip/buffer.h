@@ -31,8 +31,8 @@ struct Buffer {
     }
     template <int policy = kPlainAccess>
     __device__ void store(uint32_t byte, u32x4 v) const {
-        using i32x4 = decltype(__builtin_amdgcn_raw_buffer_load_b128(descriptor, 0, 0, 0));
-        __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(i32x4, v), descriptor, byte, 0, policy);
+        using Bits = decltype(__builtin_amdgcn_raw_buffer_load_b128(descriptor, 0, 0, 0));
+        __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Bits, v), descriptor, byte, 0, policy);
     }
 };
 

@@ -15,6 +15,7 @@ using u32x2 = uint32_t __attribute__((ext_vector_type(2)));
 using u32x4 = uint32_t __attribute__((ext_vector_type(4)));
 using f32x2 = float __attribute__((ext_vector_type(2)));
 using f32x4 = float __attribute__((ext_vector_type(4)));
+using i32x4 = int32_t __attribute__((ext_vector_type(4)));
 
 constexpr int kWave = 64, kLanes = kWave;
 

@@ -32,9 +32,8 @@ __device__ inline void feed_lines(typename S::Memory& shared, const Args& a, con
     Position<2> at;
     bool refills = false;
     for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-        int piece, of_narrow;
-        cut.locate(tiles.next, &piece, &of_narrow);
-        const int64_t wide = cut.first_row(piece), narrow = int64_t(of_narrow) * S::kNarrow;
+        const gemm::TileAt tile = cut.at(tiles.next);
+        const int64_t wide = cut.first_row(tile.down), narrow = int64_t(tile.across) * S::kNarrow;
         const int64_t first_row = S::kSwapped ? narrow : wide, first_column = S::kSwapped ? wide : narrow;
         // Closes: the lines of the tile before the last have been read.
         if (refills) wait_for(&shared.of_tiles.empty[at.stage], at.parity ^ 1);

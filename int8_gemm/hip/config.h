@@ -6,6 +6,7 @@
 
 #include "../../common/hip/chips.h"
 #include "../../common/gemm/hip/tile_shape.h"
+#include "../../common/gemm/work.h"
 #include "../int8_gemm.h"
 
 namespace rocm_fp8::int8_gemm::hip {
@@ -30,9 +31,7 @@ constexpr int general_shape(int shape) {
     return kTileShapes[shape].matrix == 16 ? kGeneral[2] : kTileShapes[shape].rows <= 32 ? kGeneral[1] : kGeneral[0];
 }
 
-// What K is divided by: parts have whole blocks.
-constexpr int kBlock = 128;
-constexpr int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
+using gemm::blocks_of, gemm::kBlock;
 
 struct Config {
     int shape;  // index into kTileShapes
@@ -40,9 +39,8 @@ struct Config {
 };
 
 constexpr int kMaxParts = 16;
-constexpr int64_t kMostTilesAcross = (int64_t(1) << 28) - 1;  // eight rows of tiles are numbered in 31 bits
-constexpr int64_t kMaxSplitTiles = 1024;                      // counters for workgroups that share a tile
-constexpr int64_t kLeastBlocks = 4;                           // of a part
+constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share a tile
+constexpr int64_t kLeastBlocks = 4;       // of a part
 
 // Of all batches.
 constexpr int64_t tiles_of(const TileShape& shape, int64_t batch, int64_t m, int64_t n) {

@@ -1,18 +1,12 @@
 // What a tile's epilogue needs beside its sums: which of its steps a launch has, and what rows and columns bring.
 #pragma once
 
+#include "../../common/gemm/hip/work.h"
 #include "../epilogue.h"
 #include "tile.h"
 
 namespace rocm_fp8::int8_gemm::hip {
 namespace {
-
-// What a workgroup makes: a tile of the result, over blocks of k.
-struct Unit {
-    int batch, tile_m, tile_n;
-    int tile, part;  // tile: its counter and the place of its parts
-    int begin, end;  // blocks
-};
 
 // What the epilogue does: bits of one number, an argument of the launch that costs one scalar register.
 constexpr int kByEights = 1;      // eights of columns; else element by element
@@ -30,7 +24,7 @@ inline bool multiples_of(int count, const void* data, int64_t batch_stride, int6
     return (batch_stride | row_stride) % count == 0 && reinterpret_cast<uintptr_t>(data) % vector == 0;
 }
 // By the host.
-inline int way_of(const Args& a) {
+inline int mode_of(const Args& a) {
     const Epilogue& e = a.epilogue;
     const auto out_of = [&](int count) {
         return a.n % count == 0 && multiples_of(count, e.out.data, e.out.batch_stride, e.out.row_stride, e.out.dtype);
@@ -61,10 +55,10 @@ template <class S>
 struct Corner {
     int64_t row, column;
 
-    __device__ Corner(const Unit& unit, int wave) {
+    __device__ Corner(const WorkItem& item, int wave) {
         const int place = wave % S::grid_waves;
-        row = int64_t(unit.tile_m) * S::rows + place / S::waves_n * S::wave_rows;
-        column = int64_t(unit.tile_n) * S::columns + place % S::waves_n * S::wave_columns;
+        row = first_row<S>(item) + place / S::waves_n * S::wave_rows;
+        column = first_column<S>(item) + place % S::waves_n * S::wave_columns;
     }
 };
 
@@ -86,11 +80,11 @@ struct Scales {
     int32_t sum;
     uint32_t addend;  // as it lies in memory
 
-    __device__ Places prepare(const Args& a, int way_of_launch, const Unit& unit) {
+    __device__ Places prepare(const Args& a, int way_of_launch, const WorkItem& item) {
         const Epilogue& e = a.epilogue;
         const int lane = fresh_thread() % kWave;
-        const Corner<S> corner(unit, uniform(fresh_thread() / kWave));
-        const int64_t batch = unit.batch, last_m = a.m - 1, last_n = a.n - 1;
+        const Corner<S> corner(item, uniform(fresh_thread() / kWave));
+        const int64_t batch = item.group, last_m = a.m - 1, last_n = a.n - 1;
         const int64_t own = corner.column + lane % S::wave_columns, n = own < last_n ? own : last_n;
         way = way_of_launch;
         have_now(way);

@@ -1,10 +1,9 @@
-// From a wave's sums to the result: split-K, and ../epilogue.h's arithmetic.
+// From a wave's sums to the result: ../epilogue.h's arithmetic.
 //
 // Sums pass LDS, in panels of a subtile's rows by kPanel columns, so that four neighbouring lanes have neighbouring
 // eights of columns of a row: what is read of rows, columns and addends is read once, and stores have whole vectors.
 #pragma once
 
-#include "../../common/gemm/hip/split_k.h"
 #include "scales.h"
 
 namespace rocm_fp8::int8_gemm::hip {
@@ -17,35 +16,6 @@ template <class S>
 constexpr int kPanelBytes = S::matrix * kPanel * int(sizeof(int32_t));
 template <class S>
 using Regions = char[S::waves][S::waves_k * kPanelBytes<S>];
-
-// Parts of a tile in memory: [parts][fours of a lane][threads] of 16 bytes, in the order in which lanes have them.
-// Returns whether this workgroup has the tile's sums now, and is to finish it. Sums of parts wrap around. `lds`: 4 bytes.
-template <class S>
-__device__ inline bool add_parts(TileSums<S>& sums, const Unit& unit, const SplitK& split, char* lds) {
-    constexpr uint32_t kPartBytes = uint32_t(S::rows) * S::columns * S::waves_k * sizeof(int32_t);
-    char* const parts = reinterpret_cast<char*>(split.partial) + int64_t(unit.tile) * split.parts * kPartBytes;
-    const uint32_t mine_at = uint32_t(fresh_thread()) * 16;
-    const auto at = [&](int four) { return uint32_t(four * S::threads) * 16 + mine_at; };
-    const Buffer mine(parts + int64_t(unit.part) * kPartBytes, kPartBytes);
-    each_four<S>([&](int i, int j, int q, int four) {
-        mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<i32x4>(sums[i][j], q)));
-    });
-    uint32_t& before = *reinterpret_cast<uint32_t*>(lds);
-    if (!arrives_last(split.arrived + unit.tile, split.parts, before)) return false;
-    // Closes: `before` has been read by all waves; their parts of LDS are written next.
-    lds_barrier();
-    for (int part = 0; part < split.parts; ++part) {
-        if (part == unit.part) continue;
-        const Buffer other(parts + int64_t(part) * kPartBytes, kPartBytes);
-        each_four<S>([&](int i, int j, int q, int four) {
-            const u32x4 v = other.template load<kAllChiplets>(at(four));
-            const u32x4 sum = __builtin_bit_cast(u32x4, four_of<i32x4>(sums[i][j], q)) + v;
-            set_four(sums[i][j], q, __builtin_bit_cast(i32x4, sum));
-        });
-    }
-    reset(split.arrived + unit.tile);
-    return true;
-}
 
 __device__ inline int64_t result_at(const Output& out, int64_t batch, int64_t m, int64_t n) {
     return batch * out.batch_stride + m * out.row_stride + n;
@@ -151,7 +121,7 @@ __device__ inline Eight addend_eight(const Addend& d, int64_t at) {
 // The tile. arguments(): the launch's, loaded anew.
 template <class S, class Arguments>
 __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& arguments, Regions<S>& regions,
-                                  const Unit& unit, Scales<S>& scales) {
+                                  const WorkItem& item, Scales<S>& scales) {
     constexpr int kRowBytes = kPanel * sizeof(int32_t), kChunks = kRowBytes / kChunk;
     constexpr int kPanels = S::wave_columns / kPanel, kEights = kPanel / 8, kRowsAPass = kWave / kEights;
     // Waves that multiplied different k have the same panels: each finishes its part of the passes.
@@ -161,7 +131,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
     const int lane = fresh_thread() % kWave, wave = uniform(fresh_thread() / kWave);
     const int first_pass = S::waves_k == 1 ? 0 : wave / S::grid_waves * kPasses;
     // Computed where it is needed: it takes four registers.
-    const auto corner_anew = [&] { return Corner<S>(unit, uniform(fresh_thread() / kWave)); };
+    const auto corner_anew = [&] { return Corner<S>(item, uniform(fresh_thread() / kWave)); };
     char* const region = regions[wave];
     const char* const other = regions[(wave + S::grid_waves) % S::waves];
     const auto at = [](int r, int chunk) { return r * kRowBytes + (chunk ^ r % kChunks) * kChunk; };
@@ -199,7 +169,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
     const int shift = type == DType::i8 ? 0 : type == DType::f32 ? 2 : 1;
     char* const tile_at =
         static_cast<char*>(out.data) +
-        ((unit.batch * out.batch_stride + (corner.row + first_r) * out.row_stride + corner.column + lane % kEights * 8)
+        ((item.group * out.batch_stride + (corner.row + first_r) * out.row_stride + corner.column + lane % kEights * 8)
          << shift);
 
     if constexpr (S::waves_k > 1) store_panel(0);
@@ -256,7 +226,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
                     if (way & kZeros) [[unlikely]] {
                         const Integers& zeros = arguments().args.epilogue.zero_a;
                         const int64_t m = corner_anew().row + (own_row < rows ? own_row : rows - 1);
-                        const int32_t zero = integer_at(zeros, unit.batch, m);
+                        const int32_t zero = integer_at(zeros, item.group, m);
                         v.each([&](float, int h, int c) {
                             return product(acc[h][c], zero, of_lane(from + h * 4 + c, scales.sum));
                         });
@@ -275,7 +245,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
                             const int64_t n = own_column < columns ? corner.column + own_column : 0;
                             const float beta = scale_at(e.addend.beta, 0, 0);
                             Eight d = addend_eight(e.addend,
-                                                   unit.batch * e.addend.batch_stride + m * e.addend.row_stride + n);
+                                                   item.group * e.addend.batch_stride + m * e.addend.row_stride + n);
                             v.each([&](float x, int h, int c) {
                                 return ::rocm_fp8::int8_gemm::added(x, beta, d.v[h][c]);
                             });
@@ -300,7 +270,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
             } else {
                 constexpr int kMine = S::matrix * kPanel / S::waves_k;
                 const Corner<S> corner = corner_anew();
-                const int64_t batch = unit.batch;
+                const int64_t batch = item.group;
 #pragma unroll 1
                 for (int index = lane; index < kMine; index += kWave) {
                     const Args& a = arguments().args;

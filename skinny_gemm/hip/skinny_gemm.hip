@@ -13,10 +13,10 @@
 // tables; at the smallest two microseconds are the launch and latencies.
 //
 // Steps and estimates: docs/journal/skinny_gemm-hip.md.
-#include "../../common/gemm/hip/counters.h"
-#include "../../common/hip/device.h"
-#include "../../common/gpu/kernel_at.h"
 #include "../../common/gemm/forced.h"
+#include "../../common/gemm/hip/launch.h"
+#include "../../common/gpu/kernel_at.h"
+#include "../../common/hip/device.h"
 #include "config.h"
 #include "direct.h"
 #include "stream.h"
@@ -87,16 +87,9 @@ Status launch(const Args& args, const Executor& on) {
     const int rows = streams ? kStreamShapes[config.shape].rows : row_class(args.m);
     const int64_t columns = kTileColumns * (streams ? kStreamShapes[config.shape].tiles : 1);
     const int64_t tiles = (args.n + columns - 1) / columns;
-    SplitK split{config.splits, nullptr, nullptr};
-    if (config.splits > 1) {
-        if (tiles > kMaxSplitTiles) return {"ROCM_FP8_KERNELS_GEMM splits K for more columns than there are counters"};
-        const CountersResult counters = counters_for(on.stream);
-        if (!counters.status.ok()) return counters.status;
-        split.arrived = counters.counters;
-        split.partial =
-            static_cast<float*>(on.scratch(on.context, tiles * config.splits * rows * columns * sizeof(float)));
-        if (!split.partial) return {"no memory for the sums of split K"};
-    }
+    const auto [split, status] =
+        gemm::hip::split_for(config.splits, tiles, rows * columns * int64_t(sizeof(float)), on);
+    if (!status.ok()) return status;
     const int64_t groups = tiles * config.splits;
     const int threads = kWave * (streams ? kStreamShapes[config.shape].waves : kDirectWaves);
     if (groups * threads > kMaxThreads) return {"b has more rows than one launch takes"};

@@ -194,7 +194,7 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
     slice.multiply();
     slice.store(lds.sums[0], place);
     // Closes: the sums are added below by other waves.
-    gemm_tile::lds_barrier();
+    gemm::hip::lds_barrier();
     ending.finish(lds, tile, part);
 }
 

@@ -217,6 +217,17 @@ def test_the_table_of_shapes_is_consistent():
         assert waves * shape["depth"] * columns * 128 >= 32 << 10
 
 
+# --- common/gemm/work.h ---
+
+
+@pytest.mark.parametrize("band", [4, 8, 16])
+@pytest.mark.parametrize("down, across", [(1, 1), (1, 9), (3, 5), (8, 7), (9, 3), (17, 4), (64, 2)])
+def test_a_walk_comes_to_each_tile_once_band_after_band(library, down, across, band):
+    walk = [tuple(library.gemm_tile_at(tile, down, across, band)) for tile in range(down * across)]
+    bands = [range(first, min(first + band, down)) for first in range(0, down, band)]
+    assert walk == [(row, column) for rows in bands for column in range(across) for row in rows]
+
+
 # --- silu.h ---
 
 

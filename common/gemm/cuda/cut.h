@@ -1,6 +1,7 @@
 // How a launch of a Hopper GEMM is cut into tiles, without CUDA: the launcher, the kernel and the tests read it.
 #pragma once
 
+#include "../work.h"
 #include "form.h"
 
 namespace rocm_fp8::tiles {
@@ -15,13 +16,8 @@ struct Cut {
 
     ROCM_FP8_HD int tiles() const { return pieces * narrow_tiles; }
     ROCM_FP8_HD int64_t first_row(int piece) const { return (wide_rows + 7) / 8 * piece / pieces * 8; }
-    // Column by column within `neighbours` pieces.
-    ROCM_FP8_HD void locate(int tile, int* piece, int* narrow) const {
-        const int band = tile / (neighbours * narrow_tiles), within = tile - band * neighbours * narrow_tiles;
-        const int left = pieces - band * neighbours, height_of_band = left < neighbours ? left : neighbours;
-        *narrow = within / height_of_band;
-        *piece = band * neighbours + within % height_of_band;
-    }
+    // down: the piece; across: the tile of narrow rows.
+    ROCM_FP8_HD gemm::TileAt at(int tile) const { return gemm::tile_at(tile, pieces, narrow_tiles, neighbours); }
 };
 
 inline Cut cut_of(const Form& form, int splits, int pieces, int64_t m, int64_t n) {

@@ -17,10 +17,9 @@ __device__ inline void feed(typename S::Memory& shared, bool constant_b, const C
     if (!tiles.left()) return;
     int wide_row, narrow_row;
     const auto locate = [&] {
-        int piece, of_narrow;
-        cut.locate(tiles.next, &piece, &of_narrow);
-        wide_row = int(cut.first_row(piece));
-        narrow_row = of_narrow * S::kNarrow;
+        const gemm::TileAt at = cut.at(tiles.next);
+        wide_row = int(cut.first_row(at.down));
+        narrow_row = at.across * S::kNarrow;
     };
     const auto copy = [&](bool is_wide, int stage, int k) {
         if (is_wide) copy_tile(shared.stages[stage].wide, wide, k, wide_row, &shared.full[stage]);

@@ -46,12 +46,11 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
         wait_for_previous_kernel();
         Reading<S> reading(shared);
         for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-            int piece, of_narrow;
-            cut.locate(tiles.next, &piece, &of_narrow);
-            const int64_t first = cut.first_row(piece), next = cut.first_row(piece + 1);
+            const gemm::TileAt at = cut.at(tiles.next);
+            const int64_t first = cut.first_row(at.down), next = cut.first_row(at.down + 1);
             const int64_t end = next < cut.wide_rows ? next : cut.wide_rows;
             T sums[S::kTiles][S::kGroups][4];
-            multiply(shared, part, reading, of_narrow * S::kNarrow, sums);
+            multiply(shared, part, reading, at.across * S::kNarrow, sums);
             int from = 0, to = S::kAllGroups;
             if constexpr (S::kSplits) {
                 if (cut.splits > 1) {
@@ -60,7 +59,7 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
                     to = first_group<S>(index_of_part + 1, cut.splits);
                 }
             }
-            store(shared, sums, OwnTile{first, end, int64_t(of_narrow) * S::kNarrow, from, to});
+            store(shared, sums, OwnTile{first, end, int64_t(at.across) * S::kNarrow, from, to});
         }
     }
 }

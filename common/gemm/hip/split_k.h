@@ -11,7 +11,6 @@
 #include "../../hip/buffer.h"
 
 namespace rocm_fp8 {
-namespace {
 
 // How K is divided between workgroups, and where those that share a tile store their sums.
 struct SplitK {
@@ -19,6 +18,8 @@ struct SplitK {
     float* partial;     // [tiles][parts] and a tile's layout, which is the kernel's; unused where parts == 1
     uint32_t* arrived;  // [tiles], all zero before and after a launch
 };
+
+namespace {
 
 // Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
 // chiplets (sc1). Such a store that has been waited for is in memory.

@@ -24,7 +24,7 @@
 #include "../../hip/buffer.h"
 #include "tile_shape.h"
 
-namespace rocm_fp8::gemm_tile {
+namespace rocm_fp8::gemm::hip {
 namespace {
 
 constexpr int kChunk = 16;  // bytes (k) of a 128-bit access
@@ -165,4 +165,4 @@ __device__ inline void lds_barrier() {
 }
 
 }  // namespace
-}  // namespace rocm_fp8::gemm_tile
+}  // namespace rocm_fp8::gemm::hip

@@ -1,95 +1,11 @@
-// Global memory to registers to LDS: the stages of an operand, and the scales of a period of blocks.
+// Scales of a period of blocks on their way to LDS: global memory to registers to LDS.
 #pragma once
-
-#include <type_traits>
 
 #include "../../common/gemm/scales.h"
 #include "tile.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
-
-// The 16 bytes of a row from k = `from` on, byte by byte; zeros from `end` on.
-__device__ inline u32x4 chunk_of_bytes(const uint8_t* row, int64_t k_stride, int64_t from, int64_t end) {
-    const auto* bytes = global<uint8_t>(row + from * k_stride);
-    const int64_t left = end - from;
-    u32x4 chunk(0);
-    // A loop, not sixteen conditions that are held in scalar registers.
-#pragma unroll 1
-    for (int word = 0; word < kChunk; word += 4) {
-        uint32_t value = 0;
-#pragma unroll
-        for (int byte = 0; byte < 4; ++byte) {
-            if (word + byte < left) value |= uint32_t(bytes[(word + byte) * k_stride]) << (byte * 8);
-        }
-        chunk = u32x4{chunk.y, chunk.z, chunk.w, value};
-    }
-    return chunk;
-}
-
-// One operand's part in a tile: `count` rows, a stage after the other. A thread has the same chunks of every stage.
-//
-// careful = false: rows start at multiples of 16 bytes, k is a multiple of 16, and `count` rows lie within 2^30 bytes.
-// Neighbouring threads load the chunks of a row. Rows and k beyond the end are zeros by the bounds check.
-// careful = true: any strides, also column-major. Neighbouring threads load the same chunk of neighbouring rows, byte
-// by byte.
-template <int count, int stage, int threads, bool careful>
-struct StageLoader {
-    static constexpr int kChunks = stage / kChunk, kPieces = count * kChunks;
-    static constexpr int kLoads = (kPieces + threads - 1) / threads;
-    static constexpr bool kPartly = kPieces % threads != 0;  // the last threads load nothing
-    static_assert(!kPartly || kLoads == 1);
-
-    Buffer buffer{nullptr, 0};
-    uint32_t offset[kLoads];
-    const uint8_t* first = nullptr;
-    int64_t row_stride = 0, k_stride = 0;
-    int rows = 0;
-    uint32_t k, end;
-
-    static __device__ int piece(int i) { return int(threadIdx.x) + i * threads; }
-    static __device__ int row_of(int i) { return careful ? piece(i) % count : piece(i) / kChunks; }
-    static __device__ int chunk_of(int i) { return careful ? piece(i) / count : piece(i) % kChunks; }
-    static __device__ bool has(int i) { return !kPartly || piece(i) < kPieces; }
-
-    // Of the tile that begins at `row` of `all` rows. end_k: of the operand's rows.
-    __device__ void start(const Operand& from, int64_t row, int64_t all, int64_t end_k, uint32_t) {
-        rows = int(all - row < count ? all - row : count);
-        first = from.data + row * from.row_stride;
-        row_stride = from.row_stride;
-        k_stride = from.k_stride;
-        end = uint32_t(end_k);
-        k = uint32_t(chunk_of(0)) * kChunk;
-        if constexpr (!careful) {
-            buffer = Buffer(first, uint32_t((rows - 1) * row_stride + end_k));
-#pragma unroll
-            for (int i = 0; i < kLoads; ++i) {
-                offset[i] = row_of(i) < rows && has(i) ? uint32_t(row_of(i) * int(row_stride)) : kNowhere;
-            }
-        }
-    }
-
-    // Where a thread's chunk of the stage is that begins at k = `at`; the same for both operands.
-    __device__ uint32_t chunk_at(uint32_t at) const { return at + k < end ? at + k : kNowhere; }
-
-    // Load i of a stage. mine: chunk_at(at), unless careful.
-    __device__ void request(u32x4 (&into)[kLoads], int i, uint32_t at, uint32_t mine) const {
-        if constexpr (!careful) {
-            // Waves without a piece load nothing: what they loaded would not be waited for.
-            if (!kPartly || has(0)) into[i] = buffer.load(mine + offset[i]);
-        } else {
-            const int64_t from = int64_t(at) + chunk_of(i) * kChunk;
-            into[i] = u32x4(0);
-            if (row_of(i) < rows && has(i)) {
-                into[i] = chunk_of_bytes(first + row_of(i) * row_stride, k_stride, from, end);
-            }
-        }
-    }
-
-    static __device__ void store(char* operand, const u32x4 (&from)[kLoads], int i) {
-        if (has(i)) *reinterpret_cast<u32x4*>(operand + place<stage, kByColumns>(row_of(i), chunk_of(i))) = from[i];
-    }
-};
 
 // The number that an element's bits are: float32's, or e8m0's byte.
 __device__ inline float scale_of_bits(bool e8m0, uint32_t bits) {
@@ -110,8 +26,8 @@ constexpr int kPeriod = 8;  // blocks whose scales are loaded together
 // by a wave. Eight neighbouring threads have eight blocks of a row, so that a wave's load touches eight lines of scales
 // [rows, blocks] of either order.
 //
-// careful = false: the scales of a tile lie within 2^30 bytes. Beyond the last row or block they are zeros.
-template <int count, int threads, bool careful>
+// strided = false: the scales of a tile lie within 2^30 bytes. Beyond the last row or block they are zeros.
+template <int count, int threads, bool strided>
 struct ScaleLoader {
     static constexpr int kPieces = count * kPeriod, kLoads = (kPieces + threads - 1) / threads;
     uint32_t bits[kLoads] = {};
@@ -126,7 +42,7 @@ struct ScaleLoader {
 
     // Of the tile that begins at `row` of `all` rows, for blocks [begin, end).
     __device__ void start(const Scales& s, int64_t row, int64_t all, int64_t begin, int64_t end) {
-        if constexpr (careful) {
+        if constexpr (strided) {
             first_row = row, last_row = all - 1, first_block = begin, last_block = end - 1;
         } else {
             const int64_t size = s.dtype == DType::e8m0 ? 1 : 4;
@@ -142,7 +58,7 @@ struct ScaleLoader {
     // The period that begins at `block` of those of start.
     __device__ void request(const Scales& s, uint32_t block) {
         const uint32_t thread = fresh_thread() % threads;
-        if constexpr (careful) {
+        if constexpr (strided) {
 #pragma unroll
             for (int i = 0; i < kLoads; ++i) {
                 const int64_t row = first_row + row_of(thread, i);

@@ -1,0 +1,206 @@
+// The main loop for tiles of the result, which a workgroup makes one after the other:
+//
+//     HBM, L2 --> registers (stages ahead) --> LDS (two stages) --> fragments --> matrix instructions --> Accumulate
+//
+// Loads, LDS accesses and matrix instructions stay in the source's order (sched_barrier). LDS accesses of all waves take
+// turns, so each has a place between two matrix instructions (schedule.h).
+//
+//     S            a shape: of TileSizes, with stages (of a block of k), unrolled (blocks in a round), ahead, by_columns
+//     LoadA, LoadB loaders.h
+//     Accumulate   what an operator makes of the matrix instructions' results
+//         Args, kBlocksApart, kInstructions (on a fragment), Regions (in the stages' place, when they have been read), Lds
+//         begin(args, item), requested(args)   an item's first loads are asked for between the two
+//         start(args), entered(args), filled() before the barrier that ends the last item; behind it; the first stage is
+//                                              on its way to LDS
+//         stage(args, block, h, end)           stage h of block `block` of `end` begins
+//         fold(i, j)                           with kBlocksApart, before a subtile's first instruction of a block
+//         multiply(i, j, b, a, n, first)       the n-th instruction on a fragment; first: of a block
+//         folded()                             with kBlocksApart, behind the step that folds
+//         end(), finish(launch, item, lds)     behind the last stage; to the result
+#pragma once
+
+#include "loaders.h"
+#include "schedule.h"
+#include "work.h"
+
+namespace rocm_fp8::gemm::hip {
+namespace {
+
+// What the compiler may move across a point (sched_barrier): nothing; scalar and vector instructions.
+constexpr int kNothing = 0, kScalars = 0x2 | 0x4;
+
+template <class S, class LoadA, class LoadB, class Accumulate>
+class TileLoop {
+    using Launch = TileLaunch<typename Accumulate::Args>;
+    // A stage is stored so many stages before it is multiplied.
+    static constexpr int kLead = S::deep ? 2 : 1;
+    static constexpr int kLoads = LoadA::kLoads + LoadB::kLoads;                           // of a stage, a thread's
+    static constexpr int kInstructions = Accumulate::kInstructions * S::sub_m * S::sub_n;  // of a step
+    static constexpr int kReads = Fragments<S>::kReads;
+    static constexpr Schedule<S::steps, kInstructions, kReads, kLoads, S::deep> kSchedule{};
+    static_assert(kSchedule.complete());
+
+  public:
+    struct Lds {
+        union {
+            alignas(16) char stages[2][S::stage_bytes];
+            alignas(16) typename Accumulate::Regions regions;
+        };
+        [[no_unique_address]] typename Accumulate::Lds own;
+    };
+
+    __device__ explicit TileLoop(Lds& lds) : lds(lds), accumulate(lds.own) {}
+
+    // Starts to load an item.
+    __device__ void begin(const WorkItem& item) {
+        const auto& a = arguments<Launch>().args;
+        const uint32_t first_k = uint32_t(item.k_begin) * kBlock;
+        const int64_t last = int64_t(item.k_end) * kBlock;
+        const uint32_t end_k = uint32_t(last < a.k ? last : a.k);
+        constexpr uint32_t kRound = S::stages * S::stage;
+        blocks = (end_k - first_k + kRound - 1) / kRound;
+        load_a.start(Accumulate::rows_of_a(a, item), first_row<S>(item), a.m, first_k, end_k);
+        load_b.start(Accumulate::rows_of_b(a, item), first_column<S>(item), a.n, first_k, end_k);
+        accumulate.begin(a, item);
+#pragma unroll
+        for (int stage = 0; stage < S::ahead; ++stage) request(stage, stage);
+        accumulate.requested(a);
+    }
+
+    // Makes the sums of the item.
+    __device__ void multiply() {
+        const auto& a = arguments<Launch>().args;
+        accumulate.start(arguments<Launch>());
+        // Closes: the epilogue of the last item has read its part of LDS.
+        lds_barrier();
+        accumulate.entered(a);
+#pragma unroll
+        for (int stage = 0; stage < kLead; ++stage) {
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) store(stage, stage % S::ahead, n);
+            request(stage + S::ahead, stage % S::ahead);
+        }
+        accumulate.filled();
+        // Closes: the first stage is in LDS.
+        lds_barrier();
+#pragma unroll
+        for (int step = 0; step < (S::deep ? S::steps : 1); ++step) fragments[step].read(lds.stages[0], places, step);
+        const uint32_t end = blocks;
+        for (uint32_t block = 0; block < end;) {
+#pragma unroll
+            for (int u = 0; u < S::unrolled; ++u) {
+#pragma unroll
+                for (int h = 0; h < S::stages; ++h) multiply_stage(block, u, h, end);
+                if (++block == end) break;
+            }
+        }
+        accumulate.end();
+        // Waits for the loads beyond the end: other loads go to their registers.
+#pragma unroll
+        for (int i = 0; i < S::ahead; ++i) {
+#pragma unroll
+            for (const u32x4& v : flying_a[i]) asm volatile("" ::"v"(v));
+#pragma unroll
+            for (const u32x4& v : flying_b[i]) asm volatile("" ::"v"(v));
+        }
+    }
+
+    __device__ void finish(const WorkItem& done) {
+        // Closes: all waves have read the last stage.
+        lds_barrier();
+        accumulate.finish(arguments<Launch>(), done, lds.regions);
+    }
+
+  private:
+    // slot: of the registers of stages in flight. n: of kLoads.
+    __device__ void request(uint32_t stage, int slot, int n) {
+        const uint32_t at = stage * S::stage, mine = load_a.chunk_at(at);
+        if (n < LoadA::kLoads) {
+            load_a.request(flying_a[slot], n, at, mine);
+        } else {
+            constexpr bool kAlike = LoadA::layout == LoadB::layout;
+            load_b.request(flying_b[slot], n - LoadA::kLoads, at, kAlike ? mine : load_b.chunk_at(at));
+        }
+    }
+    __device__ void request(uint32_t stage, int slot) {
+#pragma unroll
+        for (int n = 0; n < kLoads; ++n) request(stage, slot, n);
+    }
+    __device__ void store(int buffer, int slot, int n) {
+        char* const to = lds.stages[buffer];
+        if (n < LoadA::kLoads) {
+            LoadA::store(to, flying_a[slot], n);
+        } else {
+            LoadB::store(to + S::a_bytes, flying_b[slot], n - LoadA::kLoads);
+        }
+    }
+
+    // Stage h of a block, the u-th of the round.
+    __device__ void multiply_stage(uint32_t block, int u, int h, uint32_t end) {
+        const uint32_t stage = block * S::stages + h;
+        const int in_round = u * S::stages + h, slot = (in_round + kLead) % S::ahead;
+        const int buffer = S::unrolled * S::stages % 2 == 0 ? in_round % 2 : stage % 2;
+        if (S::deep) {
+            // The matrix instructions are issued before the barrier waits.
+            __builtin_amdgcn_sched_barrier(kNothing);
+            // Closes: the next stage is in LDS; this one has been read.
+            lds_barrier();
+        }
+        accumulate.stage(arguments<Launch>().args, block, h, end);
+#pragma unroll
+        for (int step = 0; step < S::steps; ++step) {
+            if (!S::deep && step + 1 == S::steps) {
+                __builtin_amdgcn_sched_barrier(kNothing);
+                // Closes: the next stage is in LDS; this one has been read.
+                lds_barrier();
+            }
+            // Of two steps, or of two stages, of fragments.
+            const int mine = S::deep ? in_round % 2 * S::steps + step : (in_round * S::steps + step) % 2;
+            const int other = S::deep ? (1 - in_round % 2) * S::steps + step : 1 - mine;
+            const auto access = [&](int n) {
+                if (n < kReads) {
+                    const bool same = !S::deep && step + 1 < S::steps;
+                    fragments[other].read(lds.stages[same ? buffer : 1 - buffer], places,
+                                          S::deep ? step : (step + 1) % S::steps, n);
+                } else {
+                    const int move = kSchedule.first_move[step] + n - kReads;
+                    // The buffer was read before the last barrier.
+                    store((buffer + kLead) % 2, slot, move);
+                    request(stage + kLead + S::ahead, slot, move);
+                }
+            };
+            const bool folds = Accumulate::kBlocksApart && h == 0 && step == 0;
+#pragma unroll
+            for (int instruction = 0; instruction < kInstructions; ++instruction) {
+                constexpr int kEach = Accumulate::kInstructions;
+                const int subtile = instruction / kEach, i = subtile / S::sub_n, j = subtile % S::sub_n;
+                const bool first = folds && instruction % kEach == 0;
+#pragma unroll
+                for (int n = kSchedule.accesses[step][instruction]; n < kSchedule.accesses[step][instruction + 1];
+                     ++n) {
+                    access(n);
+                }
+                if (first) accumulate.fold(i, j);
+                accumulate.multiply(i, j, fragments[mine].b[j], fragments[mine].a[i], instruction % kEach, first);
+                if (folds) {
+                    __builtin_amdgcn_sched_barrier(kNothing);
+                } else {
+                    __builtin_amdgcn_sched_barrier(kScalars);
+                }
+            }
+            if (folds) accumulate.folded();
+        }
+    }
+
+    Lds& lds;
+    const Places<S> places;
+    uint32_t blocks;
+    LoadA load_a;
+    LoadB load_b;
+    u32x4 flying_a[S::ahead][LoadA::kLoads], flying_b[S::ahead][LoadB::kLoads];
+    Fragments<S> fragments[S::deep ? 2 * S::steps : 2];
+    Accumulate accumulate;
+};
+
+}  // namespace
+}  // namespace rocm_fp8::gemm::hip
