@@ -116,7 +116,7 @@ bench-cuda: $(READY)
 
 # compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
 # watches those as well. racecheck is not asked about the large GEMMs: it does not follow an mbarrier at which one lane
-# arrives for its warp, after __syncwarp, and names what the other lanes read and wrote (docs/verification.md).
+# arrives for its warp, after __syncwarp, and names what the other lanes read and wrote (docs/journal/verification.md).
 OURS := --kernel-name kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
 	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \

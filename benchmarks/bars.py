@@ -40,7 +40,8 @@ def _fill(axis, panel: Panel) -> None:
             axis.hlines(_drawn(bars.marks), *ends, label=label, color="black", linewidth=1.6, zorder=3)
     if panel.line is not None:
         axis.axhline(panel.line, color="black", linewidth=0.8, linestyle="--", zorder=3)
-    axis.set_xticks(range(len(panel.groups)), panel.groups)
+    size = 5.5 if len(panel.groups) > 6 else 7.5  # of the groups' names, so that they do not overlap
+    axis.set_xticks(range(len(panel.groups)), panel.groups, fontsize=size)
     # Room for the legend.
     axis.set_ylim(0, panel.top or 1.3 * max([panel.line or 0.0, *_heights(panel)], default=1.0))
     axis.set_ylabel(panel.unit)
@@ -60,7 +61,7 @@ def _heights(panel: Panel) -> list[float]:
     return [height for bars in panel.bars for height in bars.heights if height is not None]
 
 
-def draw(panels: list[Panel], title: str, path: Path) -> None:
+def draw(panels: list[Panel], title: str, path: Path, row_height: float = ROW_HEIGHT) -> None:
     """A PNG, two panels beside one another; written beside `path`, then renamed."""
     import matplotlib
 
@@ -70,7 +71,7 @@ def draw(panels: list[Panel], title: str, path: Path) -> None:
 
     rows = -(-len(panels) // 2)
     with pyplot.rc_context({"font.size": 7.5, "axes.labelsize": 7.5}):
-        figure, axes = pyplot.subplots(rows, 2, figsize=(WIDTH, ROW_HEIGHT * rows + 0.3), squeeze=False)
+        figure, axes = pyplot.subplots(rows, 2, figsize=(WIDTH, row_height * rows + 0.3), squeeze=False)
         for axis in axes.flat[len(panels) :]:
             axis.remove()
         for axis, panel in zip(axes.flat, panels):

@@ -52,6 +52,12 @@ def replaced(text: str, name: str, body: str) -> str:
     return f"{before}{begin}\n{body.strip()}\n\n{end}{after}"
 
 
+def section(text: str, name: str) -> str:
+    """What stands between the markers of section `name`. SectionError unless there is one such section."""
+    replaced(text, name, "?")
+    return text.split(f"<!-- begin: {name} -->\n")[1].split(f"<!-- end: {name} -->\n")[0]
+
+
 def write(path: Path, name: str, body: str) -> None:
     """Replaces the section in the file, at once or not at all."""
     text = replaced(path.read_text(encoding="utf-8"), name, body)

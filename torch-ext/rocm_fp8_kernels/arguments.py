@@ -1,6 +1,7 @@
-"""Checks of arguments in Python: of those that allocate, copy or fail before the binding's own checks.
+"""Checks that Python makes before it calls the binding, which checks all other arguments.
 
-An error is like the binding's: RuntimeError, `<operator>: <argument>: what it is; what is allowed`.
+Python checks an argument where it allocates a result from it, copies it, or would itself fail on it. Errors are like
+the binding's: RuntimeError, `<operator>: <argument>: what it is; what is allowed`.
 """
 
 from collections.abc import Callable

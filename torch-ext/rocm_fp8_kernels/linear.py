@@ -285,9 +285,11 @@ class Fp8Linear(Codes):
         return gemm(*operands, out_dtype=self.dtype, constant_b=self._weight_is_constant())
 
     def _weight_is_constant(self) -> bool:
-        """Whether no kernel that may still run writes the weight. An earlier call has used the same weight: its kernel
-        waited for the writer before it let others start. A compiled step cannot look; it promises
-        (docs/numerics.md)."""
+        """Whether to promise constant_b: that the kernel which wrote the weight has ended (docs/numerics.md).
+
+        It is promised where an earlier call had the same weight, unchanged since. A compiled step cannot read the
+        weight's version; it always promises.
+        """
         if torch.compiler.is_compiling():
             return True
         if self.weight.is_inference():  # it does not count its changes

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The H200's figures in docs/performance.md as two pictures of all operator families. Times nothing; needs no GPU.
+
+    python -m benchmarks.plot_performance     # writes docs/h200.png and docs/h200-memory.png
+
+h200.png has the fastest competitor's time by ours. h200-memory.png has the floor by our time, as a share of the
+memory's published rate, with a mark where the fastest competitor is. All numbers are those of the tables, as they are
+printed there. Of computed scales the tables give times, and torch's only for some sizes: those sizes are drawn.
+"""
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import bars
+from benchmarks.performance import PERFORMANCE, section
+
+COLORS = ("tab:red", "indianred", "lightcoral", "pink")
+ROW_HEIGHT = 1.9
+# Columns that are no competitor's time.
+OURS = ("rows", "M, N x K", "floor", "ours", "±", "b may change", "alone", "share of memory rate", "ratio")
+SCALES = {"row": "a scale a row", "1x128": "128 values", "tensor": "the tensor"}  # column: what has a scale
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Ours at one size: a bar. None where the tables do not have it."""
+
+    ratio: float | None
+    share: float | None
+
+    @property
+    def others_share(self) -> float | None:
+        return self.share / self.ratio if self.share is not None and self.ratio else None
+
+
+@dataclass(frozen=True)
+class Family:
+    """A panel: bars of each series, in groups of sizes."""
+
+    name: str
+    across: str
+    groups: list[str]
+    series: dict[str, list[Point]]
+    others: list[str]
+
+    def times(self) -> bars.Panel:
+        drawn = self._bars(lambda point: point.ratio)
+        across = f"{self.across}; beside {' and '.join(self.others)}"
+        return bars.Panel(self.name, "times as fast", across, *drawn, line=1)
+
+    def shares(self) -> bars.Panel:
+        drawn = self._bars(lambda point: point.share, marked=True)
+        return bars.Panel(self.name, "share of 4.8 TB/s", self.across, *drawn, top=1.2, marks="best other")
+
+    def _bars(self, height, *, marked: bool = False) -> tuple[list[str], list[bars.Bars]]:
+        return self.groups, [
+            bars.Bars(
+                name,
+                COLORS[i % len(COLORS)],
+                [height(point) for point in points],
+                [point.others_share for point in points] if marked else None,
+            )
+            for i, (name, points) in enumerate(self.series.items())
+        ]
+
+
+def tables(body: str) -> dict[str, list[Row]]:
+    """The rows below each heading, by columns."""
+    found: dict[str, list[Row]] = {}
+    for part in re.split(r"^### ", body, flags=re.MULTILINE)[1:]:
+        heading, *lines = part.splitlines()
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+        found[heading.removesuffix(": microseconds")] = [dict(zip(cells[0], row)) for row in cells[2:]]
+    return found
+
+
+def number(cell: str | None) -> float | None:
+    """Of "1.05 (1.40)" the first; None where nothing was measured."""
+    return float(cell.split()[0]) if cell and cell != "-" else None
+
+
+def others_of(rows: list[Row]) -> list[str]:
+    return [name for name in rows[0] if name not in OURS and any(number(row[name]) is not None for row in rows)]
+
+
+def by_rows(name: str, across: str, rows: list[Row]) -> Family:
+    points = [Point(number(row["ratio"]), number(row["share of memory rate"])) for row in rows]
+    return Family(name, across, [row["rows"] for row in rows], {name: points}, others_of(rows))
+
+
+def by_weights(name: str, rows: list[Row]) -> Family:
+    """Groups are sizes of the weight, series numbers of rows."""
+    points: dict[str, dict[str, Point]] = {}
+    weights: list[str] = []
+    for row in rows:
+        m, weight = row["M, N x K"].split(", ")
+        weights += [weight] if weight not in weights else []
+        points.setdefault(m, {})[weight] = Point(number(row["ratio"]), number(row["share of memory rate"]))
+    series = {
+        f"M = {m}": [points[m].get(weight, Point(None, None)) for weight in weights] for m in sorted(points, key=int)
+    }
+    return Family(name, "N x K", [weight.replace(" x", "\nx") for weight in weights], series, others_of(rows))
+
+
+def by_scales(name: str, rows: list[Row]) -> Family:
+    """Groups are sizes, series what has a scale."""
+    rows = [row for row in rows if number(row["torch row"]) is not None]
+    series: dict[str, list[Point]] = {label: [] for label in SCALES.values()}
+    for row in rows:
+        for column, label in SCALES.items():
+            ours, theirs = number(row[column]), number(row[f"torch {column}"])
+            series[label].append(Point(theirs / ours, number(row["floor"]) / ours))
+    groups = [row["rows x d"].replace(" x ", "\n") for row in rows]
+    return Family(name, "rows and columns, bfloat16", groups, series, ["torch.compile"])
+
+
+def families(text: str) -> list[Family]:
+    operators, scales, gemms = (tables(section(text, f"cuda-{name}")) for name in ("operators", "scales", "gemms"))
+    fixed = {heading.split()[0]: rows for heading, rows in operators.items()}
+    rows_of = "rows of 16384, float16"
+    return [
+        by_rows("add_rms_norm_fp8", rows_of, fixed["add_rms_norm_fp8"]),
+        by_rows("swiglu_fp8", rows_of, fixed["swiglu_fp8"]),
+        *(by_scales(heading.split()[0], rows) for heading, rows in scales.items()),
+        by_weights("skinny_gemm", fixed["skinny_gemm"]),
+        by_weights("block_scaled_gemm, few rows", gemms["block_scaled_gemm: DeepSeek-V3, few rows"]),
+        by_weights("block_scaled_gemm, many rows", gemms["block_scaled_gemm: the challenge's sizes"]),
+        by_weights("int8_gemm", gemms["int8_gemm: OPT's linears, one row"] + gemms["int8_gemm: OPT's linears"]),
+    ]
+
+
+def title(text: str) -> str:
+    """The GPU, then each section's date and commit."""
+    runs, gpu = [], ""
+    for name in ("operators", "scales", "gemms"):
+        facts = dict(re.findall(r"^- ([^:\n]+): (.+)$", section(text, f"cuda-{name}"), flags=re.MULTILINE))
+        runs.append(f"{facts['date']} {facts['commit']}")
+        gpu = f"{facts['GPU']}, torch {facts['torch']}"
+    return f"{gpu}\ngiven scales and skinny_gemm {runs[0]}, computed scales {runs[1]}, other GEMMs {runs[2]}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--file", type=Path, default=PERFORMANCE, help="default: docs/performance.md")
+    parser.add_argument("--times", type=Path, default=PERFORMANCE.with_name("h200.png"))
+    parser.add_argument("--shares", type=Path, default=PERFORMANCE.with_name("h200-memory.png"))
+    args = parser.parse_args(argv)
+    text = args.file.read_text(encoding="utf-8")
+    drawn, above = families(text), title(text)
+    bars.draw([family.times() for family in drawn], above, args.times, row_height=ROW_HEIGHT)
+    bars.draw([family.shares() for family in drawn], above, args.shares, row_height=ROW_HEIGHT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
