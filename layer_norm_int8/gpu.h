@@ -117,7 +117,7 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
 
 // A thread reads again the elements of the residual that it wrote.
 template <DType in, DType weight_type>
-__global__ __launch_bounds__(kElementThreads) void layer_norm_int8_any(Args a) {
+__global__ __launch_bounds__(kElementThreads) void layer_norm_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
@@ -168,7 +168,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     const auto pick = [&]<int form>() {
         return layer_norm_int8_rows<in, weight_type, kInt8Forms[form].holder, kInt8Forms[form].held>;
     };
-    return launch_int8_rows(a, a.rows, vectors, vendor, pick, layer_norm_int8_any<in, weight_type>);
+    return launch_int8_rows(a, a.rows, vectors, vendor, pick, layer_norm_int8_fallback<in, weight_type>);
 }
 
 template <DType in, class Vendor>

@@ -53,7 +53,7 @@ __global__ __launch_bounds__(holder == Holder::wave ? kRowsThreads : kMostRowThr
 }
 
 template <DType in, int kScale>
-__global__ __launch_bounds__(kRowsThreads) void quantize_any(Values<in> x, QuantizedRows to, Maxima maxima) {
+__global__ __launch_bounds__(kRowsThreads) void quantize_fallback(Values<in> x, QuantizedRows to, Maxima maxima) {
     let_next_kernel_start();
     write_by_element<Values<in>, kScale, kRowsThreads>(x, to, maxima);
 }
@@ -79,7 +79,7 @@ struct Kernels {
     }
     template <int kScale>
     static auto any() {
-        return quantize_any<in, kScale>;
+        return quantize_fallback<in, kScale>;
     }
     template <bool by_vector>
     static auto largest() {

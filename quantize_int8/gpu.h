@@ -45,7 +45,7 @@ __global__ __launch_bounds__(most_threads(holder)) void quantize_int8_rows(Args 
 }
 
 template <DType in>
-__global__ __launch_bounds__(kElementThreads) void quantize_int8_any(Args a) {
+__global__ __launch_bounds__(kElementThreads) void quantize_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
@@ -68,7 +68,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     const auto pick = [&]<int form>() {
         return quantize_int8_rows<in, kInt8Forms[form].holder, kInt8Forms[form].held>;
     };
-    return launch_int8_rows(a, a.rows, vectors, vendor, pick, quantize_int8_any<in>);
+    return launch_int8_rows(a, a.rows, vectors, vendor, pick, quantize_int8_fallback<in>);
 }
 
 // A row without values has a scale.

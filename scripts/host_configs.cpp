@@ -121,7 +121,7 @@ double int8_estimate(int arch, int shape, int parts, int64_t batch, int64_t m, i
     using namespace int8_gemm::hip;
     return estimated_us(kChipModels[arch], kTileShapes[shape], parts, batch, m, n, k);
 }
-int int8_general_shape(int shape) { return int8_gemm::hip::general_shape(shape); }
+int int8_fallback_shape(int shape) { return int8_gemm::hip::fallback_shape(shape); }
 void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
     using namespace block_scaled_gemm::cuda;
     const Config c = pick_config(m, n, k, multiprocessors, general_b);
@@ -136,7 +136,7 @@ void cuda_int8_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int6
     out[2] = c.pieces;
 }
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
-int block_scaled_general_shape(int shape) { return block_scaled_gemm::hip::general_shape(shape); }
+int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fallback_shape(shape); }
 
 void rms_norm_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4]) {
     const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, Arch(arch), aligned);

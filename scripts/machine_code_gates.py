@@ -93,14 +93,14 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return int8_rows(kernel, figures, values[0], int(values[-1]))
     if family == "skinny_gemm_stream":
         return skinny_stream(arch, kernel, figures, skinny_shapes()[int(values[0])])
-    if family == "skinny_gemm_direct" and values[1] == "true":
+    if family == "skinny_gemm_fallback" and values[1] == "true":
         return direct(kernel, figures, int(values[0]))
     return []
 
 
 def of_split_k(name: str, kernel) -> list[tuple[str, bool]]:
     family, _, parameters = name.partition("<")
-    if family == "skinny_gemm_direct":  # one number; of the parts batches
+    if family == "skinny_gemm_fallback":  # one number; of the parts batches
         return split_k(kernel, 1, BATCH)
     if family == "skinny_gemm_stream":
         shape = skinny_shapes()[int(parameters.rstrip(">"))]

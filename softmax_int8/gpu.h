@@ -79,7 +79,7 @@ __global__ __launch_bounds__(most_threads(holder)) void softmax_int8_rows(Args a
 }
 
 template <DType in, DType mask_type>
-__global__ __launch_bounds__(kElementThreads) void softmax_int8_any(Args a) {
+__global__ __launch_bounds__(kElementThreads) void softmax_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
@@ -118,7 +118,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     const auto pick = [&]<int form>() {
         return softmax_int8_rows<in, mask_type, kInt8Forms[form].holder, kInt8Forms[form].held>;
     };
-    return launch_int8_rows(a, a.rows(), vectors, vendor, pick, softmax_int8_any<in, mask_type>);
+    return launch_int8_rows(a, a.rows(), vectors, vendor, pick, softmax_int8_fallback<in, mask_type>);
 }
 
 template <DType in, class Vendor>

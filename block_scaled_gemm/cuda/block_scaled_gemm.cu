@@ -15,7 +15,7 @@
 //        store.h                from sums to the result
 //        forms.h, config.h      compiled forms, and which one takes a size
 //        pack.h                 operands that TMA does not take
-//        plain.h                chips without wgmma
+//        fallback.h             chips without wgmma
 //        common/gemm/cuda      what it shares with int8_gemm: ring, TMA, cut, split-K, staging
 //
 // wgmma keeps 14 bits of a block's sums; what that means for the result: docs/numerics.md.
@@ -26,7 +26,7 @@
 #include "../../common/gpu/kernel_at.h"
 #include "config.h"
 #include "pack.h"
-#include "plain.h"
+#include "fallback.h"
 #include "tile.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
@@ -66,14 +66,14 @@ Status pack(Operand* x, int64_t rows, int64_t k, uint8_t* to, const Chip& chip, 
                          {ctas, kPackThreads}, on, p);
 }
 
-Status launch_plain(const Args& a, const Chip& chip, const Executor& on) {
+Status launch_fallback(const Args& a, const Chip& chip, const Executor& on) {
     const auto fits = [&](const Operand& x) {
         return x.k_contiguous() && a.k % 16 == 0 && rows_aligned(x.data, x.row_stride);
     };
-    const int64_t ctas = ceil_div(a.n, kPlainTile) * ceil_div(a.m, kPlainTile);
+    const int64_t ctas = ceil_div(a.n, kFallbackTile) * ceil_div(a.m, kFallbackTile);
     if (ctas > kMaxCtas) return {"a and b have more rows than one launch takes"};
-    return launch_kernel(fits(a.a) && fits(a.b) ? block_scaled_gemm_plain<true> : block_scaled_gemm_plain<false>, chip,
-                         {ctas, kPlainThreads}, on, a);
+    return launch_kernel(fits(a.a) && fits(a.b) ? block_scaled_gemm_fallback<true> : block_scaled_gemm_fallback<false>,
+                         chip, {ctas, kFallbackThreads}, on, a);
 }
 
 Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
@@ -88,7 +88,7 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
     CUtensorMap wide, narrow;
     if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, cut.height)) ||
         !describe(&narrow, matrix(swapped ? a.a : a.b, narrow_rows, form.narrow))) {
-        return launch_plain(a, chip, on);
+        return launch_fallback(a, chip, on);
     }
     if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {
         return s;
@@ -122,7 +122,7 @@ Status launch(const Args& args, const Executor& on) {
             tiles::force_config(kForms, {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);
         if (!forced.ok()) return forced;
     }
-    if (config.form == tiles::kNoForm) return launch_plain(args, chip, on);
+    if (config.form == tiles::kFallback) return launch_fallback(args, chip, on);
 
     Args a = args;
     const bool pack_a = !tma_takes(a.a, a.m, a.k), pack_b = !tma_takes(a.b, a.n, a.k);

@@ -58,7 +58,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessor
     const auto fits = [&](const Form& f) { return suits(f, rows, general_b); };
     Config config = tiles::pick(kForms, kCosts, kMeasured, {rows, n, k, multiprocessors}, fits, step_of);
     // The class decides on the order of sums; the rows that are there, on the pieces of A.
-    if (config.form != tiles::kNoForm && !kForms[config.form].swapped) {
+    if (config.form != tiles::kFallback && !kForms[config.form].swapped) {
         config.pieces = int(tiles::fewest_pieces(kForms[config.form], {m, n, k, multiprocessors}));
     }
     return config;

@@ -29,8 +29,8 @@ __global__ __launch_bounds__(kPackThreads) void block_scaled_gemm_pack(Packing p
     alignas(16) __shared__ uint8_t tile[kPackTile * kPackTile];
     const int64_t r0 = int64_t(blockIdx.x % p.row_tiles) * kPackTile,
                   k0 = int64_t(blockIdx.x / p.row_tiles) * kPackTile;
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
     if constexpr (vectors) {
 #pragma unroll
         for (int i = 0; i < kPackTile * kPackTile / 16 / kPackThreads; ++i) {

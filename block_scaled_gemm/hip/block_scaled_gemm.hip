@@ -31,15 +31,15 @@
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-static_assert(kGeneralTile == kTileShapeCount - 1 && kMaxSplitTiles <= kCounters);
+static_assert(kFallbackTile == kTileShapeCount - 1 && kMaxSplitTiles <= kCounters);
 
 const void* kernel_of(int shape, Access access, const Args& args) {
     if (is_direct(shape)) return direct_kernel(shape - kFirstDirect);
     if (access == Access::transposed) return transposed_kernel(shape, !args.a.k_contiguous(), !args.b.k_contiguous());
     const auto kernel = [&]() -> TileKernel {
-        if (access == Access::strided) return block_scaled_gemm_tiles<kGeneralTile, true, true>;
-        if (access == Access::per_column || shape == kGeneralTile)
-            return block_scaled_gemm_tiles<kGeneralTile, true, false>;
+        if (access == Access::strided) return block_scaled_gemm_tiles<kFallbackTile, true, true>;
+        if (access == Access::per_column || shape == kFallbackTile)
+            return block_scaled_gemm_tiles<kFallbackTile, true, false>;
         // The last one is the general shape.
         return kernel_at<kTileShapeCount - 1>(
             shape, []<int i>() -> TileKernel { return block_scaled_gemm_tiles<i, false, false>; });
@@ -84,7 +84,7 @@ Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* c
     const bool fits = shape < 0          ? false
                       : is_stream(shape) ? m <= form_of(shape).rows
                       : is_direct(shape) ? direct
-                                         : access <= Access::transposed || shape == kGeneralTile;
+                                         : access <= Access::transposed || shape == kFallbackTile;
     if (!fits) return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
     return {};
@@ -128,7 +128,7 @@ Status launch(const Args& args, const Executor& on) {
         return launch_stream(args, access, config, channels, on);
     }
     if (!direct) config.shape = indirect_shape(config.shape);
-    if (access > Access::transposed) config.shape = kGeneralTile;
+    if (access > Access::transposed) config.shape = kFallbackTile;
     return launch_tiles(kernel_of(config.shape, access, args), tile_shape(config.shape), config.parts, channels, args,
                         1, chip.arch, on);
 }

@@ -22,7 +22,7 @@ constexpr TileShape kTileShapes[] = {
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 // The shape that takes scales of single columns of a block, and any layout. Its instruction is that of all: what
 // decides the order of a sum, instruction and parts, must not depend on the layout.
-constexpr int kGeneralTile = kTileShapeCount - 1;
+constexpr int kFallbackTile = kTileShapeCount - 1;
 
 // One compiled form of the kernel for few rows. See stream.hip.
 struct StreamShape {
@@ -40,7 +40,7 @@ constexpr StreamShape kStreamShapes[] = {
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 constexpr int64_t kMostStreamRows = 32;
 // Those whose general forms take any layout and any scales, with as many waves as the fast ones: with the most waves.
-constexpr int kGeneralStream16 = 2, kGeneralStream32 = 6;
+constexpr int kFallbackStream16 = 2, kFallbackStream32 = 6;
 
 // Tiles that only gfx950 has, whose loads go to LDS directly, for k contiguous in whole blocks. See direct.h.
 constexpr TileShape kDirectShapes[] = {
@@ -57,9 +57,10 @@ constexpr const TileShape& tile_shape(int shape) {
 }
 // What takes other layouts and scales in a direct shape's place: the same sums.
 constexpr int indirect_shape(int shape) { return is_direct(shape) ? 0 : shape; }
-constexpr int general_shape(int shape) {
-    if (!is_stream(shape)) return kGeneralTile;
-    return kTileShapeCount + (kStreamShapes[shape - kTileShapeCount].rows == 16 ? kGeneralStream16 : kGeneralStream32);
+constexpr int fallback_shape(int shape) {
+    if (!is_stream(shape)) return kFallbackTile;
+    return kTileShapeCount +
+           (kStreamShapes[shape - kTileShapeCount].rows == 16 ? kFallbackStream16 : kFallbackStream32);
 }
 struct FormSize {
     int rows, columns, waves, per_unit;
@@ -76,7 +77,7 @@ constexpr FormSize form_of(int shape) {
 // What a launch has. general: scales or a layout that take a stream's general form, which has its own columns.
 constexpr FormSize launched_size(int shape, bool general) {
     FormSize size = form_of(shape);
-    if (general && is_stream(shape)) size.columns = form_of(general_shape(shape)).columns;
+    if (general && is_stream(shape)) size.columns = form_of(fallback_shape(shape)).columns;
     return size;
 }
 
@@ -185,7 +186,7 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
 constexpr bool may_take(Arch arch, int shape, int64_t rows, int64_t k) {
     const int own = form_of(shape).rows;
     if (is_direct(shape) && (arch != Arch::gfx950 || k % kBlock != 0)) return false;
-    return is_stream(shape) ? own == rows : shape != kGeneralTile && rows > kMostStreamRows && own / 2 < rows;
+    return is_stream(shape) ? own == rows : shape != kFallbackTile && rows > kMostStreamRows && own / 2 < rows;
 }
 
 constexpr double estimated_us(const ChipModel& chip, int shape, int parts, int64_t m, int64_t n, int64_t k) {
@@ -202,7 +203,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch) {
     for (int i = 0; i < kShapeCount; ++i) {
         if (!may_take(chip.arch, i, rows, k)) continue;
         const FormSize size = form_of(i);
-        const int64_t tiles = tiles_of(size, rows, n), general = tiles_of(form_of(general_shape(i)), rows, n);
+        const int64_t tiles = tiles_of(size, rows, n), general = tiles_of(form_of(fallback_shape(i)), rows, n);
         const int64_t room = int64_t(chip.compute_units) * size.per_unit;
         const int64_t least = is_stream(i) ? size.waves : kLeastBlocks;
         for (int parts = 1; parts <= kMaxParts; ++parts) {

@@ -433,7 +433,7 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
 
 Status launch_stream(const Args& args, Access access, const Config& config, bool channels, const Executor& on) {
     using Kernel = void (*)(StreamLaunch);
-    constexpr int kFew = kGeneralStream16, kMany = kGeneralStream32;
+    constexpr int kFew = kFallbackStream16, kMany = kFallbackStream32;
     const StreamShape& shape = kStreamShapes[config.shape - kTileShapeCount];
     const FormSize size = launched_size(config.shape, access != Access::fast);
     const bool few = shape.rows == 16;

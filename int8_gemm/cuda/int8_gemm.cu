@@ -116,7 +116,7 @@ Status launch(const Args& args, const Executor& on) {
         const Status forced = tiles::force_config(kForms, size, [](const Form&) { return true; }, &config);
         if (!forced.ok()) return forced;
     }
-    return config.form == tiles::kNoForm ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);
+    return config.form == tiles::kFallback ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);
 }
 
 }  // namespace rocm_fp8::int8_gemm

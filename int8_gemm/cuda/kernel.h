@@ -65,8 +65,8 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
         }
         commit_copies();
     };
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
 
     Int8Sums sums[kM][kN] = {};
     for (int step = 0; step + 1 < tile.stages; ++step) bring_step(step);

@@ -26,9 +26,11 @@ constexpr TileShape kTileShapes[] = {
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 
 // The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
-constexpr int kGeneral[] = {2, 4, 5};
-constexpr int general_shape(int shape) {
-    return kTileShapes[shape].matrix == 16 ? kGeneral[2] : kTileShapes[shape].rows <= 32 ? kGeneral[1] : kGeneral[0];
+constexpr int kFallbacks[] = {2, 4, 5};
+constexpr int fallback_shape(int shape) {
+    return kTileShapes[shape].matrix == 16 ? kFallbacks[2]
+           : kTileShapes[shape].rows <= 32 ? kFallbacks[1]
+                                           : kFallbacks[0];
 }
 
 using gemm::blocks_of, gemm::kBlock;
@@ -126,7 +128,7 @@ constexpr Config pick_config(int64_t batch, int64_t m, int64_t n, int64_t k, int
     double best_us = 0;
     for (int i = 0; i < kTileShapeCount; ++i) {
         const TileShape& shape = kTileShapes[i];
-        if (!may_take(shape, m) || (general && general_shape(i) != i)) continue;
+        if (!may_take(shape, m) || (general && fallback_shape(i) != i)) continue;
         const int64_t tiles = tiles_of(shape, batch, m, n), room = int64_t(chip.compute_units) * shape.per_unit;
         for (int parts = 1; parts <= kMaxParts; ++parts) {
             const bool allowed =

@@ -103,9 +103,9 @@ static_assert(kMaxSplitTiles <= kCounters);
 
 Kernel kernel_of(int shape, bool unaligned) {
     if (unaligned) {
-        return shape == kGeneral[0]   ? int8_gemm_tiles<kGeneral[0], true>
-               : shape == kGeneral[1] ? int8_gemm_tiles<kGeneral[1], true>
-                                      : int8_gemm_tiles<kGeneral[2], true>;
+        return shape == kFallbacks[0]   ? int8_gemm_tiles<kFallbacks[0], true>
+               : shape == kFallbacks[1] ? int8_gemm_tiles<kFallbacks[1], true>
+                                        : int8_gemm_tiles<kFallbacks[2], true>;
     }
     return kernel_at<kTileShapeCount>(shape, []<int i>() -> Kernel { return int8_gemm_tiles<i, false>; });
 }
@@ -125,7 +125,7 @@ Status forced_config(bool unaligned, int64_t blocks, Config* config) {
     ForcedConfig forced;
     const Status read = read_forced_config(kTileShapeCount, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
-    if (forced.shape < 0 || (unaligned && general_shape(forced.shape) != forced.shape)) {
+    if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     }
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};

@@ -11,7 +11,7 @@ enum class RowOwner : int {
     warp,     // 8 rows a CTA
     cta,      // one CTA of up to 1024 threads
     cluster,  // 2, 4 or 8 CTAs
-    any       // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
+    fallback  // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
 };
 
 struct Config {
@@ -54,7 +54,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     constexpr int kWarpLanes = 32, kMaxHeld = 4, kMaxCluster = 8;
     const int64_t vectors = d / kVector;
     if (!aligned || vectors > 2 * kMaxHeld * kMostThreads) {
-        return {RowOwner::any, 0, kSmallCta, 1, 1};
+        return {RowOwner::fallback, 0, kSmallCta, 1, 1};
     }
     if (vectors <= 4 * kWarpLanes) {
         const int held = vectors <= kWarpLanes ? 1 : vectors <= 2 * kWarpLanes ? 2 : 4;
@@ -80,7 +80,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     }
     // Too long for one CTA.
     if (clusters) return {RowOwner::cluster, kMaxHeld, threads(kMaxHeld, 2), 1, 2};
-    return {RowOwner::any, 0, kSmallCta, 1, 1};
+    return {RowOwner::fallback, 0, kSmallCta, 1, 1};
 }
 
 // How many of the first rows are fetched into L2 before the PDL wait. If all rows fit on the chip at once, or nearly,

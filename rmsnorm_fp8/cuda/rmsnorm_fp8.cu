@@ -18,7 +18,7 @@
 //   6 normalise  registers * r * weight / scale -> FP8, two numbers a conversion
 //
 // The tree of the sum depends on d alone: not on the number of rows, on T, on the chip or on the layout in memory. The
-// element-by-element kernel (rms_norm_any) adds in the same order.
+// element-by-element kernel (rms_norm_fallback) adds in the same order.
 //
 // Files: rmsnorm_fp8.cu (kernels, launcher), config.h (launch geometry, when neighbours start), ../gpu.h (what HIP and
 // CUDA share), ../reciprocal_rms.h.
@@ -43,7 +43,7 @@ struct Machine {
 
 struct Rows {
     using Machine = cuda::Machine;
-    static constexpr int kVector = cuda::kVector, kThreads = kSmallCta;  // of rms_norm_any
+    static constexpr int kVector = cuda::kVector, kThreads = kSmallCta;  // of rms_norm_fallback
     static constexpr int kSlots = 256;                                   // sums of 32 vectors each: 65536 elements
     // The sum of a row from the sums of its groups of 32 vectors. Every lane gets it.
     static __device__ float sum_of_slots(const float* slots, int used) {
@@ -240,7 +240,7 @@ __global__ __launch_bounds__(owner == RowOwner::warp ? kSmallCta : kMostThreads)
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a, RowOverlap) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_fallback(Args a, RowOverlap) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     rms_norm_row<Rows, in>(a, blockIdx.x);
@@ -251,7 +251,7 @@ using Kernel = void (*)(Args, RowOverlap);
 
 template <DType in, DType weight, Output output, bool with_residual>
 Kernel kernel_by_config(const Config& c, bool ahead) {
-    if (c.owner == RowOwner::any) return rms_norm_any<in>;
+    if (c.owner == RowOwner::fallback) return rms_norm_fallback<in>;
     return kernel_at<kRowFormCount>(form_of(c, ahead), []<int i>() -> Kernel {
         constexpr RowForm f = kRowForms[i];
         return rms_norm_fast < in, weight, output, with_residual || output == Output::computed, f.owner, f.vectors,

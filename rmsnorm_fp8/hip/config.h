@@ -13,7 +13,7 @@ enum class RowOwner : int {
     quarter_wave,  // 16 lanes, one vector each: 16 rows a workgroup
     wave,          // 64 lanes: 4 rows a workgroup
     workgroup,     // up to 1024 threads
-    any            // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
+    fallback       // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
 };
 
 struct Config {
@@ -52,7 +52,7 @@ constexpr Config pick_config(int64_t rows, int64_t d, Arch arch, bool aligned) {
     constexpr int kWaveLanes = 64, kQuarter = 16, kSmallGroup = 256;
     constexpr int64_t kMaxVectors = 8;
     const int64_t vectors = d / kVector;
-    if (!aligned || vectors > kMaxVectors * kMostThreads) return {RowOwner::any, 0, kSmallGroup, 1};
+    if (!aligned || vectors > kMaxVectors * kMostThreads) return {RowOwner::fallback, 0, kSmallGroup, 1};
     if (vectors <= kQuarter) return {RowOwner::quarter_wave, 1, kSmallGroup, kSmallGroup / kQuarter};
     // Many rows: as many loads in flight from each wave as it can hold, so that fewer waves need to meet for a sum.
     // Few rows: a row is spread over as many threads as there may be, because its latency is the time.

@@ -16,7 +16,7 @@
 //   4 normalise  registers * r * weight / scale -> FP8, two numbers an instruction; lanes swap halves: 128-bit stores
 //
 // The tree of the sum depends on d alone: not on the number of rows, on T, or on the layout in memory. The
-// element-by-element kernel (rms_norm_any) adds in the same order.
+// element-by-element kernel (rms_norm_fallback) adds in the same order.
 //
 // Files: rmsnorm_fp8.hip (kernels, launcher), config.h (launch geometry), ../gpu.h (what HIP and CUDA share),
 // ../reciprocal_rms.h.
@@ -40,7 +40,7 @@ struct Machine {
 
 struct Rows {
     using Machine = hip::Machine;
-    static constexpr int kVector = hip::kVector, kSlots = 2 * kWave, kThreads = 256;  // of rms_norm_any
+    static constexpr int kVector = hip::kVector, kSlots = 2 * kWave, kThreads = 256;  // of rms_norm_fallback
     // The sum of a row from the sums of its groups of 64 vectors, in LDS. Every lane gets it.
     __device__ static float sum_of_slots(const float* slots, int used) {
         const int lane = threadIdx.x % kWave;
@@ -211,7 +211,7 @@ __global__ __launch_bounds__(owner == RowOwner::workgroup ? kMostThreads : 256) 
 }
 
 template <DType in>
-__global__ __launch_bounds__(Rows::kThreads) void rms_norm_any(Args a) {
+__global__ __launch_bounds__(Rows::kThreads) void rms_norm_fallback(Args a) {
     rms_norm_row<Rows, in>(a, blockIdx.x);
 }
 
@@ -241,9 +241,9 @@ Status launch(const Args& args, const Executor& on) {
         const Config config = pick_config(a.rows, a.d, chip.arch, rows_fit(a, 2 * kVector, 16) && !foreign);
         const int64_t groups = (a.rows + config.rows - 1) / config.rows;
         if (groups * config.threads > kMaxThreads) return {"x has more rows than one launch takes"};
-        if (config.owner == RowOwner::any) {
-            return launch_kernel(a.dtype == DType::f16 ? rms_norm_any<DType::f16> : rms_norm_any<DType::bf16>, groups,
-                                 config.threads, on, a);
+        if (config.owner == RowOwner::fallback) {
+            return launch_kernel(a.dtype == DType::f16 ? rms_norm_fallback<DType::f16> : rms_norm_fallback<DType::bf16>,
+                                 groups, config.threads, on, a);
         }
         const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
             return kernel_by_config<in, weight, output, with_residual>(config);

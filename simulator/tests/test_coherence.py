@@ -12,7 +12,7 @@ pytestmark = needs_clang
 SOURCE = r"""
 #include <hip/hip_runtime.h>
 
-enum Access { kPlain, kAgent };
+enum Access { kFallback, kAgent };
 enum Before { kWaitAndBarrier, kWaitOnly, kBarrierOnly, kFence };
 enum After { kRead, kInvalidate };
 
@@ -49,14 +49,14 @@ __device__ inline void last_adds(const float* x, float* parts, float* out, unsig
         last_adds<__VA_ARGS__>(x, parts, out, arrived);                                                     \
     }
 KERNEL(right, kAgent, kWaitAndBarrier, kRead, kAgent)
-KERNEL(fences, kPlain, kFence, kInvalidate, kPlain)
-KERNEL(fence_and_agent_loads, kPlain, kFence, kRead, kAgent)
+KERNEL(fences, kFallback, kFence, kInvalidate, kFallback)
+KERNEL(fence_and_agent_loads, kFallback, kFence, kRead, kAgent)
 KERNEL(no_wait, kAgent, kBarrierOnly, kRead, kAgent)
 KERNEL(no_barrier, kAgent, kWaitOnly, kRead, kAgent)
-KERNEL(plain_stores, kPlain, kWaitAndBarrier, kRead, kAgent)
-KERNEL(plain_loads, kAgent, kWaitAndBarrier, kRead, kPlain)
-KERNEL(no_invalidation, kPlain, kFence, kRead, kPlain)
-KERNEL(nothing, kPlain, kBarrierOnly, kRead, kPlain)
+KERNEL(plain_stores, kFallback, kWaitAndBarrier, kRead, kAgent)
+KERNEL(plain_loads, kAgent, kWaitAndBarrier, kRead, kFallback)
+KERNEL(no_invalidation, kFallback, kFence, kRead, kFallback)
+KERNEL(nothing, kFallback, kBarrierOnly, kRead, kFallback)
 
 // Within a workgroup: through memory, behind a barrier that waits for the stores or does not.
 template <bool kWait>
@@ -80,7 +80,7 @@ __device__ inline void lonely(int* data, int* out) {
     } else {
         for (int i = 0; i < 20; ++i) __builtin_amdgcn_s_sleep(1);
         const int* p = data + (kAgentLoad ? threadIdx.x : 0);
-        out[threadIdx.x] = load(p, kAgentLoad ? kAgent : kPlain);
+        out[threadIdx.x] = load(p, kAgentLoad ? kAgent : kFallback);
     }
 }
 extern "C" __global__ void lonely_plain(int* data, int* out) { lonely<false>(data, out); }

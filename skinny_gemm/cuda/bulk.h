@@ -254,7 +254,7 @@ __device__ inline void prologue(const Feeder<B>& feeder, const Args& a, int spli
         feeder.fetch_weights(0, B::kStages);  // up to 8 rows: no gain, or up to 9 % slower
     }
     fetch_map(feeder.rows);
-    if (early) let_next_kernel_start();
+    if (early && a.constant_b) let_next_kernel_start();
 }
 
 // The producer warp's loop, by one thread: all steps after the ring's first round.
@@ -377,6 +377,8 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
         __syncwarp();
     }
     wait_for_previous_kernel();
+    // Without the promise no launch may start before the writer of b has ended: it may have the promise.
+    if (early && !a.constant_b && feeds && lane == 0) let_next_kernel_start();
 
     // elected() costs registers here, which CTAs with two groups of warps do not have (1 % slower).
     if (feeds && (B::kGroups == 1 ? elected() : lane == 0)) feeder.first_round(a.constant_b);

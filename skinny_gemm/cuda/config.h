@@ -2,7 +2,7 @@
 //
 //     1  kTunedConfigs   a measured entry for this chip, row class, n and k
 //     2  kRegimes        the first regime that covers the size and whose cut is legal and fills its form
-//     3  the plain kernel
+//     3  the fallback
 //
 // A regime proposes one cut: the number of pieces of the columns and of parts of K. The narrowest legal form takes it.
 // Unlike ROCm, no time is estimated: all legal cuts of a size read the same bytes. They differ in how they run beside
@@ -96,7 +96,7 @@ constexpr Config in_pieces(int64_t m, int64_t n, int64_t pieces, int splits, int
         const bool fits = s.warps == warps && s.columns >= columns && (splits == 1 || s.splits(m));
         if (fits && s.stages(m)) return {shape, splits, int(pieces)};
     }
-    return {kPlain, 1, 0};
+    return {kFallback, 1, 0};
 }
 
 constexpr bool covers(const Regime& r, int64_t m, int64_t n, int64_t k, int64_t multiprocessors) {
@@ -137,7 +137,7 @@ constexpr int64_t kMostOfTma = (int64_t(1) << 31) - 2 * kLongStep;
 
 // bulk: the chip has TMA, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool bulk) {
-    if (!bulk || k < kEnoughForARing || k > kMostOfTma || n > kMostOfTma) return {kPlain, 1, 0};
+    if (!bulk || k < kEnoughForARing || k > kMostOfTma || n > kMostOfTma) return {kFallback, 1, 0};
     for (const TunedConfig& t : kTunedConfigs) {
         const bool here = t.capability == chip.capability && t.multiprocessors == chip.multiprocessors;
         if (here && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits, t.pieces};
@@ -147,11 +147,11 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool
         const int64_t pieces = pieces_of(r, n, chip.multiprocessors);
         const int splits = r.splits == kFill ? splits_that_fill(pieces, k, chip.multiprocessors) : r.splits;
         const Config config = in_pieces(m, n, pieces, splits, r.warps);
-        if (config.shape == kPlain) continue;
+        if (config.shape == kFallback) continue;
         const int columns = kBulkShapes[config.shape].columns;
         if (columns >= r.least_form && 1000 * n >= r.least_fill * pieces * columns) return config;
     }
-    return {kPlain, 1, 0};
+    return {kFallback, 1, 0};
 }
 
 }  // namespace rocm_fp8::skinny_gemm::cuda

@@ -60,7 +60,7 @@ constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3},
                                      {128, 0, 0, 5, kLargeWarps},
                                      {80, 0, 0, 7, kWarps, true}};
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
-constexpr int kPlain = -1;
+constexpr int kFallback = -1;
 constexpr int kMaxClusterSplits = 8;
 
 // The row class of M, named by its largest M. A row's bits do not depend on M within a class.
@@ -87,9 +87,9 @@ struct Pieces {
 };
 
 struct Config {
-    int shape;   // index into kBulkShapes, or kPlain
+    int shape;   // index into kBulkShapes, or kFallback
     int splits;  // of K: the CTAs of a cluster
-    int pieces;  // of the columns, each of no more than the shape's; 0 for kPlain
+    int pieces;  // of the columns, each of no more than the shape's; 0 for kFallback
 };
 
 }  // namespace rocm_fp8::skinny_gemm::cuda

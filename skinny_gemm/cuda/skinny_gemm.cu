@@ -17,7 +17,7 @@
 // Files: skinny_gemm.cu   launcher
 //        bulk.h           the main kernel (Hopper and later): TMA ring, main loop, reduction
 //        fours.h          epilogue of wide CTAs, four columns a thread
-//        plain.h          the simple kernel: other chips, odd strides, small K
+//        fallback.h       the simple kernel: other chips, odd strides, small K
 //        common/cuda/mma.h  matrix instructions and fragment maps
 //        config.h         which kernel, with which tile, partitions and split-K
 //
@@ -30,7 +30,7 @@
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "bulk.h"
-#include "plain.h"
+#include "fallback.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
@@ -69,17 +69,17 @@ BulkChoice bulk_kernel(int shape, int64_t m) {
 }
 
 template <bool aligned>
-void (*plain_kernel(int64_t m))(Args) {
-    return m <= 8    ? skinny_gemm_plain<1, aligned>
-           : m <= 16 ? skinny_gemm_plain<2, aligned>
-                     : skinny_gemm_plain<4, aligned>;
+void (*fallback_kernel(int64_t m))(Args) {
+    return m <= 8    ? skinny_gemm_fallback<1, aligned>
+           : m <= 16 ? skinny_gemm_fallback<2, aligned>
+                     : skinny_gemm_fallback<4, aligned>;
 }
 
-Status launch_plain(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
+Status launch_fallback(const Args& a, const Chip& chip, bool aligned, const Executor& on) {
     const int64_t ctas = (a.n + kMmaWide - 1) / kMmaWide;
     if (ctas > kMaxCtas) return {"b has more rows than one launch takes"};
-    return launch_kernel(aligned ? plain_kernel<true>(a.m) : plain_kernel<false>(a.m), chip,
-                         {ctas, kPlainWarps * kWarp}, on, a);
+    return launch_kernel(aligned ? fallback_kernel<true>(a.m) : fallback_kernel<false>(a.m), chip,
+                         {ctas, kFallbackWarps * kWarp}, on, a);
 }
 
 Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
@@ -88,7 +88,7 @@ Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const 
     CUtensorMap weights, rows;
     if (!describe(&weights, {a.b, a.n, a.k, a.b_stride, kRowBytes, pieces.most_columns()}) ||
         !describe(&rows, {a.a, a.m, a.k, a.a_stride, kRowBytes, choice.rows})) {
-        return launch_plain(a, chip, true, on);
+        return launch_fallback(a, chip, true, on);
     }
     if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {
         return s;
@@ -118,19 +118,19 @@ Status launch(const Args& args, const Executor& on) {
     if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
     if (forced.set) {
         int pieces = 0;
-        if (forced.shape != kPlain) {
+        if (forced.shape != kFallback) {
             const BulkShape shape = kBulkShapes[forced.shape];
             const int fewest = fewest_pieces(shape.columns, args.n);
             pieces = forced.pieces ? forced.pieces : fewest;
             const bool fits = shape.stages(args.m) && (forced.splits == 1 || shape.splits(args.m));
-            if (config.shape == kPlain || !fits || pieces < fewest || pieces > args.n) {
+            if (config.shape == kFallback || !fits || pieces < fewest || pieces > args.n) {
                 return {
                     "ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
             }
         }
         config = {forced.shape, forced.splits, pieces};
     }
-    return config.shape == kPlain ? launch_plain(args, chip, aligned, on) : launch_bulk(args, chip, config, on);
+    return config.shape == kFallback ? launch_fallback(args, chip, aligned, on) : launch_bulk(args, chip, config, on);
 }
 
 }  // namespace rocm_fp8::skinny_gemm

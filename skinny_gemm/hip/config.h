@@ -27,10 +27,10 @@ constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0
 constexpr int kStreamBlock = 128;  // k that a wave multiplies at a time
 
 struct Config {
-    int shape;   // index into kStreamShapes, or kDirect
+    int shape;   // index into kStreamShapes, or kFallback
     int splits;  // of K
 };
-constexpr int kDirect = -1;
+constexpr int kFallback = -1;
 
 constexpr int kGemmTileColumns = 16;
 constexpr int kMaxSplits = 16;
@@ -90,14 +90,14 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
                splits * 2 <= kMaxSplits) {
             splits *= 2;
         }
-        return {kDirect, splits};
+        return {kFallback, splits};
     }
     for (const TunedConfig& t : kTunedConfigs) {
         if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits};
     }
     // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
     // batch.
-    Config best{kDirect, 1};
+    Config best{kFallback, 1};
     double best_us = 0;
     for (int i = 0; i < kStreamShapeCount; ++i) {
         const StreamShape& shape = kStreamShapes[i];
@@ -106,7 +106,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
             if (splits > 1 && (tiles > kMaxSplitTiles || k / splits < kLeastPart)) break;
             const double us = estimated_us(chip, shape, splits, n, k);
-            if (best.shape == kDirect || us < best_us) {
+            if (best.shape == kFallback || us < best_us) {
                 best = {i, splits};
                 best_us = us;
             }

@@ -6,7 +6,7 @@
 // Files: skinny_gemm.hip   launcher
 //        stream.h          the kernel
 //        tile.h            matrix instructions and layouts, split-K, the epilogue
-//        direct.h          the simple kernel: fallback and comparison
+//        fallback.h        the simple kernel: fallback and comparison
 //        config.h          which kernel, with which shape and split-K, by a model;  tuned.h: measured choices
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. By the simulator's clock it is HBM at every size of the
@@ -18,7 +18,7 @@
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/hip/device.h"
 #include "config.h"
-#include "direct.h"
+#include "fallback.h"
 #include "stream.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -32,14 +32,14 @@ StreamKernel stream_kernel(int shape) {
     return kernel_at<kStreamShapeCount>(shape, []<int i>() -> StreamKernel { return skinny_gemm_stream<i>; });
 }
 
-using DirectKernel = void (*)(DirectLaunch);
+using FallbackKernel = void (*)(FallbackLaunch);
 
 template <bool aligned>
-DirectKernel direct_kernel(int64_t m) {
+FallbackKernel fallback_kernel(int64_t m) {
     const int rows = row_class(m);
-    return rows == 8    ? skinny_gemm_direct<8, aligned>
-           : rows == 16 ? skinny_gemm_direct<16, aligned>
-                        : skinny_gemm_direct<32, aligned>;
+    return rows == 8    ? skinny_gemm_fallback<8, aligned>
+           : rows == 16 ? skinny_gemm_fallback<16, aligned>
+                        : skinny_gemm_fallback<32, aligned>;
 }
 
 // Reads the forced configuration. An error if the arguments do not allow it.
@@ -48,7 +48,7 @@ Status forced_config(const Args& a, bool stream_allowed, Config* config) {
     if (const Status s = read_forced_config(kStreamShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set)
         return s;
     const bool changed = forced.shape != config->shape || forced.splits != config->splits;
-    if (changed && forced.shape != kDirect && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {
+    if (changed && forced.shape != kFallback && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {
         return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
     }
     config->shape = forced.shape;
@@ -83,7 +83,7 @@ Status launch(const Args& args, const Executor& on) {
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), stream_allowed);
     if (const Status forced = forced_config(args, stream_allowed, &config); !forced.ok()) return forced;
 
-    const bool streams = config.shape != kDirect;
+    const bool streams = config.shape != kFallback;
     const int rows = streams ? kStreamShapes[config.shape].rows : row_class(args.m);
     const int64_t columns = kTileColumns * (streams ? kStreamShapes[config.shape].tiles : 1);
     const int64_t tiles = (args.n + columns - 1) / columns;
@@ -91,7 +91,7 @@ Status launch(const Args& args, const Executor& on) {
         gemm::hip::split_for(config.splits, tiles, rows * columns * int64_t(sizeof(float)), on);
     if (!status.ok()) return status;
     const int64_t groups = tiles * config.splits;
-    const int threads = kWave * (streams ? kStreamShapes[config.shape].waves : kDirectWaves);
+    const int threads = kWave * (streams ? kStreamShapes[config.shape].waves : kFallbackWaves);
     if (groups * threads > kMaxThreads) return {"b has more rows than one launch takes"};
     if (streams) {
         const int blocks = int((args.k + kStreamBlock - 1) / kStreamBlock);
@@ -102,8 +102,8 @@ Status launch(const Args& args, const Executor& on) {
                              blocks % config.splits, parts.divisor, parts.factor, parts.shift,
                              StreamEnd{args.epilogue, split});
     }
-    return launch_kernel(aligned ? direct_kernel<true>(args.m) : direct_kernel<false>(args.m), groups, threads, on,
-                         DirectLaunch{args, split});
+    return launch_kernel(aligned ? fallback_kernel<true>(args.m) : fallback_kernel<false>(args.m), groups, threads, on,
+                         FallbackLaunch{args, split});
 }
 
 }  // namespace rocm_fp8::skinny_gemm

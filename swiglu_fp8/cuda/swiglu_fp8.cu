@@ -62,7 +62,7 @@ __global__ __launch_bounds__(kMostThreads) void swiglu_fast(Args a, Divider row_
 }
 
 template <DType in>
-__global__ __launch_bounds__(kThreads) void swiglu_any(Args a) {
+__global__ __launch_bounds__(kThreads) void swiglu_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     swiglu_elements<in, kThreads>(a, *a.scale);
@@ -73,7 +73,7 @@ template <DType in>
 Status launch_as(const Args& a, int64_t columns, const Chip& chip, const Config& c, const Executor& on) {
     if (!c.fast) {
         constexpr int64_t kMostCtas = 1 << 20;  // the kernel's loop takes the rest
-        return launch_kernel(swiglu_any<in>, chip, {c.ctas < kMostCtas ? c.ctas : kMostCtas, c.threads}, on, a);
+        return launch_kernel(swiglu_fallback<in>, chip, {c.ctas < kMostCtas ? c.ctas : kMostCtas, c.threads}, on, a);
     }
     const uint32_t a_row = uint32_t(columns / kVector), count = uint32_t(a.rows) * a_row;
     return launch_kernel(c.vectors == 1 ? swiglu_fast<in, 1> : swiglu_fast<in, 2>, chip, {c.ctas, c.threads}, on, a,

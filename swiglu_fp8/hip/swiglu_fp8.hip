@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kFastThreads) void swiglu_fast(const void* first, i
 constexpr int kAnyThreads = 256;
 
 template <DType in>
-__global__ __launch_bounds__(kAnyThreads) void swiglu_any(Args a) {
+__global__ __launch_bounds__(kAnyThreads) void swiglu_fallback(Args a) {
     swiglu_elements<in, kAnyThreads>(a, load_scalar(a.scale));
 }
 
@@ -85,7 +85,7 @@ template <DType in>
 Status launch_as(const Args& a, int64_t columns, const Config& c, const Executor& on) {
     if (!c.fast) {
         constexpr int64_t kMostGroups = 1 << 20;  // the kernel's loop takes the rest
-        return launch_kernel(swiglu_any<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
+        return launch_kernel(swiglu_fallback<in>, c.groups < kMostGroups ? c.groups : kMostGroups, c.threads, on, a);
     }
     const uint32_t a_row = uint32_t(columns / kVector), count = uint32_t(a.rows) * a_row;
     const Divider row_of = divider_by(a_row);

@@ -82,9 +82,9 @@ def test_every_form_is_there(kernels):
     # computed ones with either.
     assert counts == {
         "rms_norm_fast": 2 * 2 * (7 + 3 * 8),
-        "rms_norm_any": 2,
+        "rms_norm_fallback": 2,
         "swiglu_fast": 2 * 2,
-        "swiglu_any": 2,
+        "swiglu_fallback": 2,
         # 2 types; groups of 3 sizes by one and two vectors a thread; 8 forms of rows; maxima of vectors or elements.
         "swiglu_groups": 2 * 3 * 2,
         "swiglu_rows": 2 * 8,
@@ -93,24 +93,24 @@ def test_every_form_is_there(kernels):
         # 3 types; a given scale, a tensor's, groups of 3 sizes; 8 forms but one of float32; and so on.
         "quantize_flat": 3 * 5 * 2,
         "quantize_rows": 3 * 8 - 1,
-        "quantize_any": 3 * 3,
+        "quantize_fallback": 3 * 3,
         "quantize_largest": 3 * 2,
         # 24 to 64 columns by rows: without 24, 40 and 56 for up to 8; of more columns three, two, three for up to 8,
         # 16, 32; three of sixteen warps and one for clusters.
         "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
-        "skinny_gemm_plain": 2 * len(BULK_ROW_TILES),
+        "skinny_gemm_fallback": 2 * len(BULK_ROW_TILES),
         "block_scaled_gemm_tiles": 17,
-        "block_scaled_gemm_plain": 2,
+        "block_scaled_gemm_fallback": 2,
         "block_scaled_gemm_pack": 2,
         "int8_gemm_tiles": 4 * 2,
         "int8_gemm_forms": 14,
         # 3 types, or 5 pairs of types; a warp a row, or a CTA with one or four vectors a thread.
         "quantize_int8_rows": 3 * 3,
-        "quantize_int8_any": 3,
+        "quantize_int8_fallback": 3,
         "layer_norm_int8_rows": 5 * 3,
-        "layer_norm_int8_any": 5,
+        "layer_norm_int8_fallback": 5,
         "softmax_int8_rows": 5 * 3,
-        "softmax_int8_any": 5,
+        "softmax_int8_fallback": 5,
     }
 
 
@@ -141,7 +141,7 @@ def test_rows_stay_in_registers(kernels):
     for kernel in found:
         # Rows of more than 32768 elements by a cluster have no register to spare, nor has a CTA of two on sm_100.
         longest = kernel.name == "rms_norm_fast" and kernel.template[4:6] == (ROW_OF_A_CLUSTER, 4)
-        limit = 16 if longest or kernel.name == "block_scaled_gemm_plain" else 8
+        limit = 16 if longest or kernel.name == "block_scaled_gemm_fallback" else 8
         if kernel.name == "block_scaled_gemm_tiles":
             limit = LARGE_TILES.get(kernel.template, limit)
         # Four vectors of float32 and what they are multiplied by, in CTAs of 1024 threads: not tuned yet.

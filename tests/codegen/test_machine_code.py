@@ -51,11 +51,16 @@ def test_both_architectures_have_every_kernel(kernels):
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
-        *("rms_norm_fast", "rms_norm_any", "swiglu_fast", "swiglu_any", "skinny_gemm_stream", "skinny_gemm_direct"),
-        *("quantize_flat", "quantize_rows", "quantize_any", "quantize_largest"),
+        *("rms_norm_fast", "rms_norm_fallback", "swiglu_fast", "swiglu_fallback"),
+        *("skinny_gemm_stream", "skinny_gemm_fallback"),
+        *("quantize_flat", "quantize_rows", "quantize_fallback", "quantize_largest"),
         *("swiglu_groups", "swiglu_rows", "swiglu_any_computed", "swiglu_largest"),
         *("block_scaled_gemm_tiles", "block_scaled_gemm_stream"),
-        *(f"{operator}_int8_{form}" for operator in ("quantize", "layer_norm", "softmax") for form in ("rows", "any")),
+        *(
+            f"{operator}_int8_{form}"
+            for operator in ("quantize", "layer_norm", "softmax")
+            for form in ("rows", "fallback")
+        ),
         "int8_gemm_tiles",
     }
     assert sum(name.startswith("skinny_gemm_stream") for name in kernels["gfx942"]) == len(skinny_shapes())
@@ -72,8 +77,8 @@ SABOTAGE = [
     ),
     ("rms_norm_fast<f16, f16, fp8, true, workgroup, 2>", "v_pk_add_f16", "v_add_f16", "added in float32"),
     ("rms_norm_fast<bf16, bf16, fp8, false, wave, 1>", "v_cvt_pk_fp8_f32", "v_nop", "one by one"),
-    ("rms_norm_any<f16>", "global_load_ushort", "flat_load_ushort", "flat"),
-    ("rms_norm_any<bf16>", "s_nop", "scratch_load_dword", "scratch accesses"),
+    ("rms_norm_fallback<f16>", "global_load_ushort", "flat_load_ushort", "flat"),
+    ("rms_norm_fallback<bf16>", "s_nop", "scratch_load_dword", "scratch accesses"),
     ("swiglu_fast<f16, 2>", "v_exp_f32_e32", "v_log_f32_e32", "exponential"),
     ("swiglu_fast<bf16, 1>", "v_rcp_f32_e32", "v_sqrt_f32_e32", "reciprocal"),
     ("rms_norm_fast<bf16, f32, computed, true, wave, 4>", "global_load_dwordx4", "global_load_dwordx2", "128 bits"),
@@ -108,7 +113,7 @@ SABOTAGE = [
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
-    ("skinny_gemm_direct<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
+    ("skinny_gemm_fallback<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
 ]
 
 

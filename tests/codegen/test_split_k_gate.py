@@ -11,7 +11,7 @@ from tests.settings import needs_rocm_toolchain
 pytestmark = needs_rocm_toolchain
 FAMILIES = (
     "skinny_gemm_stream",
-    "skinny_gemm_direct",
+    "skinny_gemm_fallback",
     "block_scaled_gemm_stream",
     "block_scaled_gemm_tiles",
     "block_scaled_gemm_direct",

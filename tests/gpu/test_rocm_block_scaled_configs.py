@@ -12,7 +12,7 @@ TABLES = configs().tables
 TILES, STREAMS, DIRECT = TABLES["tiles"], TABLES["streams"], TABLES["direct"]
 FORMS_OF = TILES + STREAMS + DIRECT  # by the number that a configuration names
 FIRST_DIRECT = len(TILES + STREAMS)
-GENERAL = sorted({configs().block_scaled_general_shape(shape) for shape in range(len(FORMS_OF))})
+GENERAL = sorted({configs().block_scaled_fallback_shape(shape) for shape in range(len(FORMS_OF))})
 SIZES = [
     (1536, 7168),
     (576, 7168),
@@ -43,7 +43,7 @@ def test_every_choice_can_run_and_none_is_better_by_the_model(n, k, chip):
             fits = form["rows"] == rows if stream else rows > 32 and form["rows"] // 2 < rows and each != GENERAL[0]
             fits = fits and (not direct or (ARCHS[chip] == "gfx950" and k % 128 == 0))
             tiles = -(-rows // form["rows"]) * -(-n // form["columns"])
-            general = FORMS_OF[host.block_scaled_general_shape(each)]
+            general = FORMS_OF[host.block_scaled_fallback_shape(each)]
             most = max(tiles, -(-rows // general["rows"]) * -(-n // general["columns"]))
             least = form["waves"] if stream else 4
             for count in range(1, 17):

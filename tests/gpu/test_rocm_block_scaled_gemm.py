@@ -113,7 +113,7 @@ def test_every_configuration(
         each.assert_unchanged(f"{m}x{n}x{k}")
 
 
-GENERAL = sorted({configs().block_scaled_general_shape(shape) for shape in range(len(FORMS_OF))})
+GENERAL = sorted({configs().block_scaled_fallback_shape(shape) for shape in range(len(FORMS_OF))})
 TURNED = (("columns", "columns-apart"), ("dense", "columns"), ("columns-apart", "dense"))
 TURNED_FORMS = pairwise(
     *(ARCHS, [shape for shape in range(len(TILES)) if shape not in GENERAL], (1, 2), TURNED, ("few", "many"), FLOATS),

@@ -13,7 +13,7 @@ from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
 
 QUARTER_WAVE, WAVE, WORKGROUP, ANY = range(4)
-DIRECT = -1
+FALLBACK = -1
 GFX942, GFX950 = 0, 1
 every_chip = pytest.mark.parametrize("arch", [GFX942, GFX950], ids=["gfx942", "gfx950"])
 
@@ -200,11 +200,11 @@ def test_every_shape_is_chosen_for_some_size(library):
 
 
 def test_unaligned_rows_go_to_the_simple_kernel(library):
-    assert gemm(library, 1, 4096, 4096, aligned=0)[0] == DIRECT
-    assert gemm(library, 32, 4096, 16)[0] != DIRECT
+    assert gemm(library, 1, 4096, 4096, aligned=0)[0] == FALLBACK
+    assert gemm(library, 32, 4096, 16)[0] != FALLBACK
     for n, k in SIZES:
         shape, splits = gemm(library, 4, n, k, aligned=0)
-        assert shape == DIRECT and (splits == 1 or k / splits >= 2048)
+        assert shape == FALLBACK and (splits == 1 or k / splits >= 2048)
 
 
 def test_the_table_of_shapes_is_consistent():

@@ -168,14 +168,14 @@ def test_swiglu_is_as_defined(kernel, arch, generator, dtype, form, rest):
 
 
 FAST = {"rms_norm_dynamic_fp8": "rms_norm_fast", "add_rms_norm_dynamic_fp8": "rms_norm_fast", SWIGLU: "swiglu_rows"}
-ANY = {"rms_norm_fast": "rms_norm_any", "swiglu_rows": "swiglu_any_computed"}
+ANY = {"rms_norm_fast": "rms_norm_fallback", "swiglu_rows": "swiglu_any_computed"}
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_how_many_launches(kernel, launched, arch, generator, operator):
     """One; with a scale for a tensor of several rows two, by any path."""
     row, first = FAST[operator], "swiglu_largest" if operator == SWIGLU else "rms_norm_fast"
-    careful = "swiglu_largest" if operator == SWIGLU else "rms_norm_any"
+    careful = "swiglu_largest" if operator == SWIGLU else "rms_norm_fallback"
     groups = "swiglu_groups" if operator == SWIGLU else "rms_norm_fast"
     for shape, scaling, expected in (
         ((1, 272), "tensor", [row]),
@@ -185,7 +185,7 @@ def test_how_many_launches(kernel, launched, arch, generator, operator):
         ((1, 271), "tensor", [ANY[row]]),
         ((2, 271), "row", [ANY[row]]),
         ((2, 271), "group", [ANY[row]]),
-        ((2, 271), "tensor", [careful, "quantize_any"]),
+        ((2, 271), "tensor", [careful, "quantize_fallback"]),
     ):
         operands = draw(operator, shape, torch.bfloat16, generator)
         launched.names()

@@ -15,7 +15,7 @@ COUNTERS = 1024  # of a set: those of the next stream lie behind it
 PARTS = 2
 TABLES = configs().tables
 TILES, STREAMS, SKINNY, INT8 = (TABLES[name] for name in ("tiles", "streams", "skinny", "int8_tiles"))
-GENERAL = {configs().block_scaled_general_shape(shape) for shape in range(len(TILES) + len(STREAMS))}
+GENERAL = {configs().block_scaled_fallback_shape(shape) for shape in range(len(TILES) + len(STREAMS))}
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_skinny_gemm(launch, fp8, shape):
 @pytest.mark.parametrize("shape", range(len(INT8)))
 def test_int8_gemm(launch, shape):
     columns = INT8[shape]["columns"]
-    for k in (256, 255) if configs().int8_general_shape(shape) == shape else (256,):
+    for k in (256, 255) if configs().int8_fallback_shape(shape) == shape else (256,):
         for tiles in (COUNTERS, COUNTERS + 1):
             n = tiles * columns
             a, b, out = reserved((4, k), torch.int8), reserved((n, k), torch.int8), reserved((4, n), torch.bfloat16)

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 TILES = configs().tables["int8_tiles"]
-GENERAL = sorted({configs().int8_general_shape(shape) for shape in range(len(TILES))})
+GENERAL = sorted({configs().int8_fallback_shape(shape) for shape in range(len(TILES))})
 UNITS = (304, 256)
 
 

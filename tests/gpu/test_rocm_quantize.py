@@ -112,12 +112,12 @@ GROUPS = [scaling for scaling in SCALINGS if scaling[0] == "group"]
 # How scales are computed -> the kernels of rows that fit vectors, in order, and those of others. How many vectors a
 # thread takes, and who holds a row, is the launcher's matter. {} is the type.
 LAUNCHED = {
-    None: ([r"quantize_flat<{}, 0, \d>"], ["quantize_any<{}, 0>"]),
-    ("row", 128): ([r"quantize_rows<{}, (wave|workgroup), \d>"], ["quantize_any<{}, 2>"]),
-    **{(name, size): ([rf"quantize_flat<{{}}, {size}, \d>"], ["quantize_any<{}, 2>"]) for name, size in GROUPS},
+    None: ([r"quantize_flat<{}, 0, \d>"], ["quantize_fallback<{}, 0>"]),
+    ("row", 128): ([r"quantize_rows<{}, (wave|workgroup), \d>"], ["quantize_fallback<{}, 2>"]),
+    **{(name, size): ([rf"quantize_flat<{{}}, {size}, \d>"], ["quantize_fallback<{}, 2>"]) for name, size in GROUPS},
     ("tensor", 128): (
         ["quantize_largest<{}, true>", r"quantize_flat<{}, 1, \d>"],
-        ["quantize_largest<{}, false>", "quantize_any<{}, 1>"],
+        ["quantize_largest<{}, false>", "quantize_fallback<{}, 1>"],
     ),
 }
 

@@ -8,12 +8,12 @@
 
 namespace rocm_fp8::tiles {
 
-constexpr int kNoForm = -1;  // the operator's kernel for any chip
+constexpr int kFallback = -1;  // the operator's kernel for any chip
 
 struct Config {
-    int form = kNoForm;  // index into the operator's forms
-    int splits = 1;      // of K
-    int pieces = 1;      // of the wide rows
+    int form = kFallback;  // index into the operator's forms
+    int splits = 1;        // of K
+    int pieces = 1;        // of the wide rows
 };
 
 struct Size {
@@ -121,7 +121,7 @@ constexpr Config pick(const Form (&forms)[count], const Costs& costs, const Meas
                 // Where the estimates are alike, even ones were faster.
                 const double us =
                     estimated_us(f, step_of(f), costs, splits, pieces, size) * (pieces == even ? 1 : 1.01);
-                if (best.form == kNoForm || us < best_us) best = {i, splits, int(pieces)}, best_us = us;
+                if (best.form == kFallback || us < best_us) best = {i, splits, int(pieces)}, best_us = us;
                 if (pieces == fewest) break;
             }
         }

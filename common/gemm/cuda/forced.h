@@ -11,7 +11,7 @@ template <int count, class Suits>
 inline Status force_config(const Form (&forms)[count], const Size& size, const Suits& suits, Config* config) {
     ForcedConfig forced;
     if (const Status s = read_forced_config(count, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
-    if (forced.shape == kNoForm) {
+    if (forced.shape == kFallback) {
         *config = {};
         return {};
     }

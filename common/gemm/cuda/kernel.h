@@ -27,7 +27,7 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
     // Otherwise a warp arrives when it has left the ring.
     const bool meets = S::kSplits && cut.splits > 1;
     if (meets && S::kSumsApart) arrive_at_cluster_start();
-    let_next_kernel_start();
+    if (constant_b) let_next_kernel_start();
 
     if (warp < kWarpgroup / kWarp) {
         if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
@@ -44,6 +44,8 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
     } else {
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
         wait_for_previous_kernel();
+        // Without the promise no launch may start before the writer of b has ended: it may have the promise.
+        if (!constant_b) let_next_kernel_start();
         Reading<S> reading(shared);
         for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
             const gemm::TileAt at = cut.at(tiles.next);

@@ -7,7 +7,7 @@
 // The emulation comes first: it defines CUDA's words.
 #include "block_scaled_gemm/cuda/config.h"
 #include "block_scaled_gemm/cuda/pack.h"
-#include "block_scaled_gemm/cuda/plain.h"
+#include "block_scaled_gemm/cuda/fallback.h"
 #include "block_scaled_gemm/cuda/tile.h"
 
 using namespace rocm_fp8;
@@ -79,8 +79,8 @@ extern "C" void run(int form, int splits, int pieces, int multiprocessors, const
             return x.k_contiguous() && a.k % 16 == 0 && rows_aligned(x.data, x.row_stride);
         };
         const bool vectors = fits(a.a) && fits(a.b);
-        launch(ceil_div(a.n, kPlainTile) * ceil_div(a.m, kPlainTile), kPlainThreads, 1, 0,
-               [&] { vectors ? block_scaled_gemm_plain<true>(a) : block_scaled_gemm_plain<false>(a); });
+        launch(ceil_div(a.n, kFallbackTile) * ceil_div(a.m, kFallbackTile), kFallbackThreads, 1, 0,
+               [&] { vectors ? block_scaled_gemm_fallback<true>(a) : block_scaled_gemm_fallback<false>(a); });
         return;
     }
     std::vector<uint4> memory[2];

@@ -12,16 +12,16 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
-constexpr int kPlainTile = 64, kPlainThreads = 256;
+constexpr int kFallbackTile = 64, kFallbackThreads = 256;
 // Rows of shared memory are 16 bytes longer than a block, so that the lanes' loads meet no bank conflicts.
-constexpr int kPlainRow = kBlock + 16;
+constexpr int kFallbackRow = kBlock + 16;
 
 // Rows first ... of an operand, k of block j, with zeros beyond both ends.
 template <bool vectors>
-__device__ inline void bring(uint8_t (&to)[kPlainTile][kPlainRow], const Operand& from, int64_t first, int64_t rows,
-                             int64_t k0, int64_t k_end) {
+__device__ inline void bring(uint8_t (&to)[kFallbackTile][kFallbackRow], const Operand& from, int64_t first,
+                             int64_t rows, int64_t k0, int64_t k_end) {
     if constexpr (vectors) {
-        for (int v = threadIdx.x; v < kPlainTile * kBlock / 16; v += kPlainThreads) {
+        for (int v = threadIdx.x; v < kFallbackTile * kBlock / 16; v += kFallbackThreads) {
             const int r = v / (kBlock / 16), c = v % (kBlock / 16) * 16;
             uint4 bytes = {0, 0, 0, 0};
             if (first + r < rows && k0 + c < k_end) bytes = load(from.data + (first + r) * from.row_stride + k0 + c);
@@ -30,8 +30,8 @@ __device__ inline void bring(uint8_t (&to)[kPlainTile][kPlainRow], const Operand
     } else {
         // Neighbouring threads take neighbouring bytes in either layout.
         const bool by_k = from.k_contiguous();
-        for (int v = threadIdx.x; v < kPlainTile * kBlock; v += kPlainThreads) {
-            const int r = by_k ? v / kBlock : v % kPlainTile, c = by_k ? v % kBlock : v / kPlainTile;
+        for (int v = threadIdx.x; v < kFallbackTile * kBlock; v += kFallbackThreads) {
+            const int r = by_k ? v / kBlock : v % kFallbackTile, c = by_k ? v % kBlock : v / kFallbackTile;
             const bool inside = first + r < rows && k0 + c < k_end;
             to[r][c] = inside ? from.data[(first + r) * from.row_stride + (k0 + c) * from.k_stride] : 0;
         }
@@ -60,17 +60,17 @@ __device__ inline void store_staged(const gemm::Output& out, bool vectors, int s
 }
 
 template <bool vectors>
-__global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a) {
-    using Rows = uint8_t[kPlainTile][kPlainRow];
+__global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(Args a) {
+    using Rows = uint8_t[kFallbackTile][kFallbackRow];
     alignas(16) __shared__ uint8_t memory[2 * sizeof(Rows)];
-    static_assert(sizeof(memory) >= kPlainTile * (kPlainTile + 4) * sizeof(float));
+    static_assert(sizeof(memory) >= kFallbackTile * (kFallbackTile + 4) * sizeof(float));
     Rows &columns = *reinterpret_cast<Rows*>(memory), &rows = *reinterpret_cast<Rows*>(memory + sizeof(Rows));
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-    const int64_t column_tiles = (a.n + kPlainTile - 1) / kPlainTile;
-    const int64_t n0 = blockIdx.x % column_tiles * kPlainTile, m0 = blockIdx.x / column_tiles * kPlainTile;
+    const int64_t column_tiles = (a.n + kFallbackTile - 1) / kFallbackTile;
+    const int64_t n0 = blockIdx.x % column_tiles * kFallbackTile, m0 = blockIdx.x / column_tiles * kFallbackTile;
     const int column = warp % 4 * kMmaWide, row = warp / 4 * 32;
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
 
     // Of the lane's columns g and g + 8, and of its rows 2 t and 2 t + 1 of each 8.
     const auto inside = [](int64_t i, int64_t count) { return i < count ? i : count - 1; };
@@ -110,7 +110,7 @@ __global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a)
         __syncthreads();
     }
     // Through shared memory, in place of the operands: a lane stores 16 bytes of a row.
-    float (*const staged)[kPlainTile + 4] = reinterpret_cast<float (*)[kPlainTile + 4]>(memory);
+    float (*const staged)[kFallbackTile + 4] = reinterpret_cast<float (*)[kFallbackTile + 4]>(memory);
     const Column own[2] = {Column(a, n0 + column + g), Column(a, n0 + column + g + 8)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -121,10 +121,10 @@ __global__ __launch_bounds__(kPlainThreads) void block_scaled_gemm_plain(Args a)
     }
     // Closes: other threads read the sums.
     __syncthreads();
-    const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kPlainTile / each;
+    const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kFallbackTile / each;
     const int first = threadIdx.x % lanes * each;
     if (n0 + first >= a.n) return;
-    for (int r = threadIdx.x / lanes; r < kPlainTile && m0 + r < a.m; r += kPlainThreads / lanes) {
+    for (int r = threadIdx.x / lanes; r < kFallbackTile && m0 + r < a.m; r += kFallbackThreads / lanes) {
         store_staged(a.out, rows_of_vectors(a.out, size), size, m0 + r, n0 + first, a.n, &staged[r][first]);
     }
 }

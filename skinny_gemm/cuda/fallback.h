@@ -16,12 +16,12 @@
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
 
-constexpr int kPlainWarps = gemm::kFallbackWaves;
+constexpr int kFallbackWarps = gemm::kFallbackWaves;
 
 // The tile that common/gemm/gpu/fallback.h needs. Lane 4 g + t loads 16 bytes of columns g and g + 8, and of row g of
 // each 8 rows.
 template <int kRowTiles>
-struct PlainTile {
+struct FallbackTile {
     static constexpr int kColumnLoads = 2, kRowLoads = kRowTiles;
     using Chunk = uint4;
     Sums sums[1][kRowTiles] = {};
@@ -40,18 +40,18 @@ struct PlainTile {
 };
 
 template <int kRowTiles, bool aligned>
-__global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(Args a) {
+__global__ __launch_bounds__(kFallbackWarps* kWarp) void skinny_gemm_fallback(Args a) {
     static_assert(kChunk == gemm::kFallbackChunk);
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int64_t first_column = int64_t(blockIdx.x) * kMmaWide;
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
 
-    PlainTile<kRowTiles> tile;
+    FallbackTile<kRowTiles> tile;
     const int64_t steps = (a.k + gemm::kFallbackStep - 1) / gemm::kFallbackStep;
-    gemm::multiply_fallback<PlainTile<kRowTiles>, aligned>(a, first_column, 0, steps, warp, lane, tile);
+    gemm::multiply_fallback<FallbackTile<kRowTiles>, aligned>(a, first_column, 0, steps, warp, lane, tile);
 
-    __shared__ float parts[kPlainWarps][kRowTiles * kMmaNarrow][kMmaWide];
+    __shared__ float parts[kFallbackWarps][kRowTiles * kMmaNarrow][kMmaWide];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
@@ -59,10 +59,10 @@ __global__ __launch_bounds__(kPlainWarps* kWarp) void skinny_gemm_plain(Args a) 
     }
     // Closes: other warps read the sums below.
     __syncthreads();
-    for (int e = threadIdx.x; e < int(a.m) * kMmaWide; e += kPlainWarps * kWarp) {
+    for (int e = threadIdx.x; e < int(a.m) * kMmaWide; e += kFallbackWarps * kWarp) {
         const int m = e / kMmaWide, j = e % kMmaWide;
         float c = parts[0][m][j];
-        for (int w = 1; w < kPlainWarps; ++w) c += parts[w][m][j];
+        for (int w = 1; w < kFallbackWarps; ++w) c += parts[w][m][j];
         if (const int64_t n = first_column + j; n < a.n) {
             gemm::finish(a.epilogue, m, n, gemm::Column(a.epilogue, n), gemm::scale_at(a.epilogue.scale_a, m), c);
         }

@@ -13,12 +13,12 @@
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
 
-constexpr int kDirectWaves = gemm::kFallbackWaves;
+constexpr int kFallbackWaves = gemm::kFallbackWaves;
 
 // As common/gemm/gpu/fallback.h wants it: lane l = 16 g + j loads 16 bytes of column j, and of row j of each 16 rows.
 // With up to 8 rows it is the dense row of its sparse one.
 template <int kRows>
-struct DirectTile {
+struct FallbackTile {
     static constexpr int kColumnLoads = 1, kRowLoads = kRows == 32 ? 2 : 1;
     using Chunk = u32x4;
     TileSum<kRows> sum;
@@ -44,28 +44,28 @@ struct DirectTile {
     }
 };
 
-struct DirectLaunch {
+struct FallbackLaunch {
     Args args;
     SplitK split;
 };
 
 template <int kRows, bool aligned>
-__global__ __launch_bounds__(kDirectWaves* kWave) void skinny_gemm_direct(DirectLaunch first) {
+__global__ __launch_bounds__(kFallbackWaves* kWave) void skinny_gemm_fallback(FallbackLaunch first) {
     static_assert(kStep == gemm::kFallbackStep && kChunk == gemm::kFallbackChunk);
     const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
     const auto column = [](int tile) { return int64_t(tile) * kTileColumns; };
-    DirectTile<kRows> direct;
+    FallbackTile<kRows> mine;
     {
         const Args& a = first.args;
         const int parts = first.split.parts, tile = blockIdx.x / parts, part = blockIdx.x % parts;
         const int64_t steps = (a.k + kStep - 1) / kStep;
-        gemm::multiply_fallback<DirectTile<kRows>, aligned>(a, column(tile), steps * part / parts,
-                                                            steps * (part + 1) / parts, wave, lane, direct);
+        gemm::multiply_fallback<FallbackTile<kRows>, aligned>(a, column(tile), steps * part / parts,
+                                                              steps * (part + 1) / parts, wave, lane, mine);
     }
-    using End = Ending<kRows, 1, kDirectWaves>;
+    using End = Ending<kRows, 1, kFallbackWaves>;
     __shared__ typename End::Shared lds;
-    direct.sum.store(lds.sums[uniform(threadIdx.x / kWave)], direct.sum.first_place());
-    const DirectLaunch& launch = arguments<DirectLaunch>();
+    mine.sum.store(lds.sums[uniform(threadIdx.x / kWave)], mine.sum.first_place());
+    const FallbackLaunch& launch = arguments<FallbackLaunch>();
     const Args& a = launch.args;
     const int tile = blockIdx.x / launch.split.parts, part = blockIdx.x % launch.split.parts;
     const End ending(a.epilogue, launch.split, a.m, a.n, column(tile));
