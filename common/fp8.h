@@ -92,5 +92,11 @@ ROCM_FP8_HD inline float fp8_decode(uint8_t byte) {
     return (byte & 0x80u) ? -magnitude : magnitude;
 }
 
+// float8_e8m0fnu: 2^(byte - 127), of which the first is subnormal in float32; 255 is NaN.
+ROCM_FP8_HD inline float e8m0_value(uint32_t byte) {
+    constexpr uint32_t kNan = 0x7FC00000u, kHalfOfMinNormal = 0x00400000u;
+    return bits_float(byte == 0 ? kHalfOfMinNormal : byte == 255 ? kNan : byte << 23);
+}
+
 }  // namespace
 }  // namespace rocm_fp8

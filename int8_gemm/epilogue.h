@@ -11,6 +11,7 @@
 // scales and addends as it likes, and must call these functions, or do the same operations in the same order.
 #pragma once
 
+#include "../common/gemm/scales.h"
 #include "../common/int8.h"
 #include "../common/vendor.h"
 #include "int8_gemm.h"
@@ -68,8 +69,7 @@ ROCM_FP8_DEVICE inline float addend_at(const Addend& d, int64_t batch, int64_t m
     const int64_t at = batch * d.batch_stride + m * d.row_stride + n;
     if (d.dtype == DType::f32) return global<float>(d.data)[at];
     if (d.dtype == DType::i8) return float(global<int8_t>(d.data)[at]);
-    const uint32_t bits = global<uint16_t>(d.data)[at];
-    return d.dtype == DType::f16 ? Pairs<DType::f16>::widen(bits).x : Pairs<DType::bf16>::widen(bits).x;
+    return gemm::widened(d.dtype, global<uint16_t>(d.data)[at]);
 }
 
 // What one row, or one column, brings.

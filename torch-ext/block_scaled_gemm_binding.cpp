@@ -49,8 +49,6 @@ op::Scales block_scales(const Arg& scale, const Arg& a, int64_t rows, int64_t k,
     return s;
 }
 
-}  // namespace
-
 void block_scaled_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t,
                        const Tensor& scale_b_t, const std::optional<Tensor>& bias_t, bool constant_b) {
     const char* const name = "block_scaled_gemm";
@@ -72,6 +70,15 @@ void block_scaled_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t
     args.bias = gemm_bias(name, bias_t, a, out, args.n);
     args.out.data = out.mutable_data();
     check(name, op::launch(args, Launch(a_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    // Scales: float32, float8_e8m0fnu or its bytes, as uint8. Their shapes say what has one.
+    ops.add<&block_scaled_gemm>(
+        "block_scaled_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, bool "
+        "constant_b=False) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

@@ -156,8 +156,6 @@ void bmm(const char* name, const Tensor& out, const Tensor& a, const Tensor& b, 
     call.launch(false);
 }
 
-}  // namespace
-
 void int8_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                const std::optional<Tensor>& bias, const std::optional<Tensor>& zero_a,
                const std::optional<Tensor>& sum_b, const std::optional<Tensor>& scale_out, int64_t activation,
@@ -214,6 +212,28 @@ void bmm_abe_i8(const Tensor& out, const Tensor& a, const Tensor& b, const std::
 void bmm_ab_i8_e_f32(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& alpha,
                      double alpha_value) {
     bmm("bmm_ab_i8_e_f32", out, a, b, alpha, alpha_value, DType::f32);
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    // activation: 0 none, 1 relu, 2 gelu, 3 gelu_tanh.
+    ops.add<&int8_gemm>(
+        "int8_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, Tensor? "
+        "zero_a, Tensor? sum_b, Tensor? scale_out, int activation, bool constant_b=False) -> ()");
+    // alpha_value, beta_value: where the tensors are None.
+    ops.add<&linear_abde_i8>(
+        "linear_abde_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float "
+        "alpha_value, float beta_value, bool constant_b=False) -> ()");
+    ops.add<&linear_relu_abde_i8>(
+        "linear_relu_abde_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float "
+        "alpha_value, float beta_value, bool constant_b=False) -> ()");
+    ops.add<&linear_ab_i8_de_f32>(
+        "linear_ab_i8_de_f32(Tensor(a!) out, Tensor a, Tensor b, Tensor d, Tensor? alpha, Tensor? beta, float "
+        "alpha_value, float beta_value, bool constant_b=False) -> ()");
+    ops.add<&bmm_abe_i8>("bmm_abe_i8(Tensor(a!) out, Tensor a, Tensor b, Tensor? alpha, float alpha_value) -> ()");
+    ops.add<&bmm_ab_i8_e_f32>(
+        "bmm_ab_i8_e_f32(Tensor(a!) out, Tensor a, Tensor b, Tensor? alpha, float alpha_value) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

@@ -52,8 +52,6 @@ Int8Scale int8_scale(const char* op, const ScaleTensors& t, const Arg& x, const 
     return s;
 }
 
-}  // namespace
-
 void quantize_int8(const Tensor& out_t, const std::optional<Tensor>& scale_out, const std::optional<Tensor>& zero_out,
                    const Tensor& x_t, const std::optional<Tensor>& scale, const std::optional<Tensor>& zero) {
     const char* const op = "quantize_int8";
@@ -168,6 +166,19 @@ void softmax_int8(const Tensor& out_t, const Tensor& x_t, const std::optional<Te
     args.x = x.data();
     args.out = static_cast<int8_t*>(out.mutable_data());
     check(op, softmax_int8::launch(args, Launch(x_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    // With scale (and zero_point) these are used; without, scale_out (and zero_point_out) take what is computed.
+    ops.add<&quantize_int8>(
+        "quantize_int8(Tensor(a!) out, Tensor(b!)? scale_out, Tensor(c!)? zero_point_out, Tensor x, Tensor? "
+        "scale, Tensor? zero_point) -> ()");
+    ops.add<&layer_norm_int8>(
+        "layer_norm_int8(Tensor(a!) out, Tensor(b!)? scale_out, Tensor(c!)? zero_point_out, Tensor x, Tensor(d!)? "
+        "residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? zero_point, float epsilon) -> ()");
+    ops.add<&softmax_int8>("softmax_int8(Tensor(a!) out, Tensor x, Tensor? mask) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

@@ -1,59 +1,81 @@
-// The operators as torch calls them, defined in one file per operator family. They write into `out` and return nothing.
-// So no operator allocates, torch.compile sees every write in the schema, and the Python functions allocate.
+// How a binding file registers its operators:
+//
+//     ROCM_FP8_OPERATORS(ops) {
+//         ops.add<&swiglu_fp8>("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
+//     }
+//
+// They write into `out` and return nothing. So no operator allocates, torch.compile sees every write in the schema, and the
+// Python functions allocate. What Python needs of an operator beside its function (fakes, counts) follows from its schema.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
+#include <torch/csrc/stable/library.h>
 
-#include <optional>
+#include <atomic>
+#include <string>
+#include <string_view>
 
 namespace rocm_fp8::binding {
 
-using torch::stable::Tensor;
+// An operator's calls; refused ones do not count. Initialised before any code runs: files register in any order.
+struct Count {
+    std::string_view name;
+    std::atomic<int64_t> calls = 0;
+    Count* next = nullptr;  // the operator that was registered before it
+};
+inline Count* counts = nullptr;  // written while the library is loaded
 
-void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon);
-void rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& scale, double epsilon);
-void add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
-                      const Tensor& scale, double epsilon);
-void quantize_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const std::optional<Tensor>& upper_bound,
-                  int64_t group, double fp8_max, bool power_of_two);
-void rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& weight, double epsilon,
-                          const std::optional<Tensor>& normalized, const std::optional<Tensor>& upper_bound,
-                          int64_t group, double fp8_max, bool power_of_two);
-void add_rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, const Tensor& residual,
-                              const Tensor& weight, double epsilon, const std::optional<Tensor>& normalized,
-                              const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max,
-                              bool power_of_two);
-void swiglu_dynamic_fp8(const Tensor& out, const Tensor& scale, const Tensor& x, std::optional<double> limit,
-                        const std::optional<Tensor>& upper_bound, int64_t group, double fp8_max, bool power_of_two);
-void quantize_static_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
-void swiglu_fp8(const Tensor& out, const Tensor& x, const Tensor& scale);
-void skinny_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-                 const std::optional<Tensor>& bias, bool constant_b);
-void block_scaled_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a,
-                       const Tensor& scale_b, const std::optional<Tensor>& bias, bool constant_b);
-void int8_gemm(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
-               const std::optional<Tensor>& bias, const std::optional<Tensor>& zero_a,
-               const std::optional<Tensor>& sum_b, const std::optional<Tensor>& scale_out, int64_t activation,
-               bool constant_b);
-void linear_abde_i8(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& d,
-                    const std::optional<Tensor>& alpha, const std::optional<Tensor>& beta, double alpha_value,
-                    double beta_value, bool constant_b);
-void linear_relu_abde_i8(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& d,
-                         const std::optional<Tensor>& alpha, const std::optional<Tensor>& beta, double alpha_value,
-                         double beta_value, bool constant_b);
-void linear_ab_i8_de_f32(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& d,
-                         const std::optional<Tensor>& alpha, const std::optional<Tensor>& beta, double alpha_value,
-                         double beta_value, bool constant_b);
-void bmm_abe_i8(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& alpha,
-                double alpha_value);
-void bmm_ab_i8_e_f32(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& alpha,
-                     double alpha_value);
-void quantize_int8(const Tensor& out, const std::optional<Tensor>& scale_out, const std::optional<Tensor>& zero_out,
-                   const Tensor& x, const std::optional<Tensor>& scale, const std::optional<Tensor>& zero);
-void layer_norm_int8(const Tensor& out, const std::optional<Tensor>& scale_out, const std::optional<Tensor>& zero_out,
-                     const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
-                     const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
-                     const std::optional<Tensor>& zero, double epsilon);
-void softmax_int8(const Tensor& out, const Tensor& x, const std::optional<Tensor>& mask);
+template <auto operate>
+struct Counted;
+template <class... Arguments, void (*operate)(Arguments...)>
+struct Counted<operate> {
+    static constinit inline Count count;
+    static void call(Arguments... arguments) {
+        operate(arguments...);
+        count.calls.fetch_add(1, std::memory_order_relaxed);
+    }
+};
+
+// A file's operators are named twice to torch: their schemas, then the functions for the backend.
+class Operators {
+  public:
+    Operators(torch::stable::detail::StableLibrary& library, bool schemas) : library_(library), schemas_(schemas) {}
+
+    template <auto operate>
+    void add(const char* schema) {
+        if (schemas_) {
+            library_.def(schema);
+            return;
+        }
+        Count& count = Counted<operate>::count;
+        count.name = std::string_view(schema).substr(0, std::string_view(schema).find('('));
+        count.next = counts;
+        counts = &count;
+        library_.impl(std::string(count.name).c_str(), TORCH_BOX(&Counted<operate>::call));
+    }
+
+  private:
+    torch::stable::detail::StableLibrary& library_;
+    const bool schemas_;
+};
 
 }  // namespace rocm_fp8::binding
+
+// The macros of torch take names as they stand: these expand TORCH_EXTENSION_NAME first.
+#define ROCM_FP8_SCHEMAS(name, library) STABLE_TORCH_LIBRARY_FRAGMENT(name, library)
+#define ROCM_FP8_FUNCTIONS(name, key, library) STABLE_TORCH_LIBRARY_IMPL(name, key, library)
+#if defined(CPU_KERNEL)
+#define ROCM_FP8_KEY CPU
+#else
+#define ROCM_FP8_KEY CUDA
+#endif
+#define ROCM_FP8_OPERATORS(ops)                                       \
+    static void add_operators(rocm_fp8::binding::Operators&);         \
+    ROCM_FP8_SCHEMAS(TORCH_EXTENSION_NAME, library) {                 \
+        rocm_fp8::binding::Operators operators(library, true);        \
+        add_operators(operators);                                     \
+    }                                                                 \
+    ROCM_FP8_FUNCTIONS(TORCH_EXTENSION_NAME, ROCM_FP8_KEY, library) { \
+        rocm_fp8::binding::Operators operators(library, false);       \
+        add_operators(operators);                                     \
+    }                                                                 \
+    static void add_operators(rocm_fp8::binding::Operators& ops)

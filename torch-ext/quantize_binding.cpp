@@ -23,8 +23,6 @@ quantize::Args of(const Arg& out, const Arg& x) {
     return args;
 }
 
-}  // namespace
-
 void quantize_fp8(const Tensor& out_t, const Tensor& scale, const Tensor& x_t, const std::optional<Tensor>& upper_bound,
                   int64_t group, double fp8_max, bool power_of_two) {
     const char* const op = "quantize_fp8";
@@ -42,6 +40,17 @@ void quantize_static_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& s
     args.scale = scale.scale_of(x);
     out.check_apart_from(scale);
     check(op, quantize::launch(args, Launch(x_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    // group: 32, 64 or 128 elements of a row; 0: a row; -1: the tensor. Each has a scale of its own. scale_out: float32,
+    // float8_e8m0fnu or its bytes, as uint8.
+    ops.add<&quantize_fp8>(
+        "quantize_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor? scale_ub, int group, float fp8_max, "
+        "bool power_of_two) -> ()");
+    ops.add<&quantize_static_fp8>("quantize_static_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

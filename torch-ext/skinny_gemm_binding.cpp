@@ -19,8 +19,6 @@ gemm::Scales gemm_scale(const Arg& scale, const Arg& a, int64_t count, const cha
     scale.refuse("shape ", scale.shape(), "; needs one element or ", vector_shape, " with ", count, " elements");
 }
 
-}  // namespace
-
 void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, const Tensor& scale_a_t,
                  const Tensor& scale_b_t, const std::optional<Tensor>& bias_t, bool constant_b) {
     const char* const op = "skinny_gemm";
@@ -46,6 +44,14 @@ void skinny_gemm(const Tensor& out_t, const Tensor& a_t, const Tensor& b_t, cons
     args.b = static_cast<const uint8_t*>(b.data());
     e.out.data = out.mutable_data();
     check(op, rocm_fp8::skinny_gemm::launch(args, Launch(a_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    ops.add<&skinny_gemm>(
+        "skinny_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, bool "
+        "constant_b=False) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

@@ -36,8 +36,6 @@ float rounded(double value, DType type) {
     return nearest > largest ? INFINITY : float(nearest);
 }
 
-}  // namespace
-
 void swiglu_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& scale_t) {
     const char* const op = "swiglu_fp8";
     const Arg out(op, "out", out_t), x(op, "x", x_t), scale(op, "scale", scale_t);
@@ -59,6 +57,15 @@ void swiglu_dynamic_fp8(const Tensor& out_t, const Tensor& scale, const Tensor& 
     const ScaleArgs wanted{scale, upper_bound, group, fp8_max, power_of_two};
     args.dynamic = dynamic_scale(op, wanted, x, args.d, args.out_dtype, {&x}, {&out});
     check(op, swiglu::launch(args, Launch(x_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    ops.add<&swiglu_fp8>("swiglu_fp8(Tensor(a!) out, Tensor x, Tensor scale) -> ()");
+    ops.add<&swiglu_dynamic_fp8>(
+        "swiglu_dynamic_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, float? limit, Tensor? scale_ub, int "
+        "group, float fp8_max, bool power_of_two) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

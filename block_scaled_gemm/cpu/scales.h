@@ -7,11 +7,6 @@
 namespace rocm_fp8::block_scaled_gemm {
 namespace {
 
-inline float e8m0_value(uint8_t code) {
-    // 2^-127 is subnormal.
-    return bits_float(code == 255 ? 0x7FC00000u : code == 0 ? 0x00400000u : uint32_t(code) << 23);
-}
-
 // Writes the scales of a row's `blocks` blocks.
 inline void fill_scales(const Scales& s, int64_t row, int64_t blocks, float* out) {
     const int64_t first = row / s.rows * s.row_stride;

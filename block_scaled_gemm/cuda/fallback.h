@@ -47,15 +47,16 @@ __device__ inline void store_staged(const gemm::Output& out, bool vectors, int s
 #pragma unroll 1
         for (int i = 0; i < count && n + i < end; ++i) {
             if (size == 4) reinterpret_cast<float*>(to)[i] = staged[i];
-            else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(rounded_pair(out.dtype, staged[i], 0));
+            else reinterpret_cast<uint16_t*>(to)[i] = uint16_t(gemm::rounded_pair(out.dtype, {staged[i], 0}));
         }
     } else if (size == 4) {
         store(to, *reinterpret_cast<const uint4*>(staged));
     } else {
         const float4 low = *reinterpret_cast<const float4*>(staged),
                      high = *reinterpret_cast<const float4*>(staged + 4);
-        store(to, uint4{rounded_pair(out.dtype, low.x, low.y), rounded_pair(out.dtype, low.z, low.w),
-                        rounded_pair(out.dtype, high.x, high.y), rounded_pair(out.dtype, high.z, high.w)});
+        store(to,
+              uint4{gemm::rounded_pair(out.dtype, {low.x, low.y}), gemm::rounded_pair(out.dtype, {low.z, low.w}),
+                    gemm::rounded_pair(out.dtype, {high.x, high.y}), gemm::rounded_pair(out.dtype, {high.z, high.w})});
     }
 }
 

@@ -2,15 +2,11 @@
 #pragma once
 
 #include "../../common/cuda/vector.h"
+#include "../../common/fp8.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
-
-// 2^(byte - 127); 255 is NaN.
-__device__ inline float of_exponent(uint32_t byte) {
-    return __uint_as_float(byte == 255 ? 0x7FC00000u : byte ? byte << 23 : 0x00400000u);
-}
 
 // The scales of an operand's rows, block after block from `block` on. Rows share all but their places.
 struct BlockScales {
@@ -27,7 +23,7 @@ struct BlockScales {
     __device__ int64_t place(int64_t row) const { return (by_row ? row : row / kBlock) * row_stride; }
     // Bits as they are stored, and the number that they mean. Nothing waits for a read before value() does.
     __device__ uint32_t raw(int64_t place) const { return load_bits(next + place, exponents); }
-    __device__ float value(uint32_t bits) const { return exponents ? of_exponent(bits) : __uint_as_float(bits); }
+    __device__ float value(uint32_t bits) const { return exponents ? e8m0_value(bits) : __uint_as_float(bits); }
     __device__ float at(int64_t place) const { return value(raw(place)); }
     __device__ void advance() { next += step; }
 };

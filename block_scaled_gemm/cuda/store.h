@@ -5,7 +5,7 @@
 #include "../../common/cuda/half_pairs.h"
 #include "../../common/gemm/cuda/kernel.h"
 #include "../../common/gemm/cuda/staging.h"
-#include "../../common/gemm/scales.h"
+#include "../../common/gemm/epilogue.h"
 #include "scales.h"
 #include "shape.h"
 
@@ -67,10 +67,6 @@ struct OfNarrowColumns {
 
 __device__ inline bool finishes(const Args& a) { return at_the_end(a.scale_b) || a.bias.data; }
 
-__device__ inline uint32_t rounded_pair(DType type, float a, float b) {
-    return type == DType::f16 ? Pairs<DType::f16>::round_any_nan({a, b}) : Pairs<DType::bf16>::round_any_nan({a, b});
-}
-
 __device__ inline bool rows_of_vectors(const gemm::Output& out, int size) {
     return (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.stride) * size) % 16 == 0;
 }
@@ -79,7 +75,7 @@ template <class S, int kSize>
 __device__ inline void store_as(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
     const auto put = [&](char* place, float first, float second) {
         if constexpr (kSize == 4) *reinterpret_cast<float2*>(place) = {first, second};
-        else *reinterpret_cast<uint32_t*>(place) = rounded_pair(a.out.dtype, first, second);
+        else *reinterpret_cast<uint32_t*>(place) = gemm::rounded_pair(a.out.dtype, {first, second});
     };
     auto* const to = static_cast<char*>(a.out.data);
     const int64_t row_bytes = a.out.stride * kSize;

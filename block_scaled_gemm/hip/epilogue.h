@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/gemm/hip/add_parts.h"
-#include "../../common/gemm/scales.h"
+#include "../../common/gemm/epilogue.h"
 #include "launch.h"
 #include "scales.h"
 
@@ -60,10 +60,7 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
     };
     const bool wide =
         a.out.stride % kEach == 0 && a.n % kEach == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
-    const bool is_half = a.out.dtype == DType::f16;
-    const auto rounded = [&](f32x2 pair) {
-        return is_half ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair);
-    };
+    const auto rounded = [&](f32x2 pair) { return gemm::rounded_pair(a.out.dtype, pair); };
 #pragma unroll
     for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll

@@ -8,11 +8,7 @@ namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
 // The number that an element's bits are: float32's, or e8m0's byte.
-__device__ inline float scale_of_bits(bool e8m0, uint32_t bits) {
-    if (!e8m0) return bits_float(bits);
-    constexpr uint32_t kNan = 0x7FC00000u, kHalfOfMinNormal = 0x00400000u;  // 255; 2^-127
-    return bits_float(bits == 0 ? kHalfOfMinNormal : bits == 255 ? kNan : bits << 23);
-}
+__device__ inline float scale_of_bits(bool e8m0, uint32_t bits) { return e8m0 ? e8m0_value(bits) : bits_float(bits); }
 // Any scale, one by one.
 __device__ inline uint32_t scale_bits(const Scales& s, int64_t row, int64_t block) {
     const int64_t at = (s.rows == 1 ? row : int64_t(uint64_t(row) / kBlock)) * s.row_stride + block * s.block_stride;

@@ -334,10 +334,7 @@ __device__ inline void finish_four(const StreamLaunch& launch, const Finish& fin
         }
         return;
     }
-    const bool is_half = out.dtype == DType::f16;
-    const auto rounded = [&](f32x2 pair) {
-        return is_half ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair);
-    };
+    const auto rounded = [&](f32x2 pair) { return gemm::rounded_pair(out.dtype, pair); };
     const u32x2 bits{rounded(f32x2{v.x, v.y}), rounded(f32x2{v.z, v.w})};
     if (whole) {
         store_at(offset(out.data, at * 2), bits);

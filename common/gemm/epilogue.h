@@ -15,13 +15,17 @@ ROCM_FP8_DEVICE inline float finished(const Epilogue& e, float c, float scale_a,
 
 #if defined(__HIPCC__) || defined(__CUDACC__)
 
+// Two neighbours of a result of float16 or bfloat16, by whatever NaN the chip makes.
+__device__ inline uint32_t rounded_pair(DType dtype, f32x2 v) {
+    return dtype == DType::f16 ? Pairs<DType::f16>::round_any_nan(v) : Pairs<DType::bf16>::round_any_nan(v);
+}
+
 // Stores a number of the result, `at` elements from its first one.
 __device__ inline void put(const Output& out, int64_t at, float v) {
     if (out.dtype == DType::f32) {
         global<float>(out.data)[at] = v;
     } else {
-        global<uint16_t>(out.data)[at] = uint16_t(out.dtype == DType::f16 ? Pairs<DType::f16>::round(both(v))
-                                                                          : Pairs<DType::bf16>::round_any_nan(both(v)));
+        global<uint16_t>(out.data)[at] = uint16_t(rounded_pair(out.dtype, both(v)));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "../../common/cuda/half_pairs.h"
 #include "../../common/cuda/vector.h"
+#include "../../common/gemm/epilogue.h"
 #include "../epilogue.h"
 
 namespace rocm_fp8::int8_gemm::cuda {
@@ -13,8 +14,7 @@ __device__ inline uint32_t rounded(DType type, float v) {
     if (type == DType::i8) return uint8_t(to_int8(v));
     if (type == DType::f32) return __float_as_uint(one_nan(v));
     if (v != v) return type == DType::f16 ? 0x7E00u : 0x7FC0u;
-    return 0xFFFFu &
-           (type == DType::f16 ? Pairs<DType::f16>::round_any_nan({v, 0}) : Pairs<DType::bf16>::round_any_nan({v, 0}));
+    return 0xFFFFu & gemm::rounded_pair(type, {v, 0});
 }
 
 // Four neighbouring results from number `at` on, or the first `count` of them one by one.

@@ -115,8 +115,7 @@ __device__ inline void put_pair(char* place, DType type, int32_t first, int32_t 
     if constexpr (kSize == 4) {
         *reinterpret_cast<float2*>(place) = {one_nan(a), one_nan(b)};
     } else if constexpr (kSize == 2) {
-        uint32_t pair =
-            type == DType::f16 ? Pairs<DType::f16>::round_any_nan({a, b}) : Pairs<DType::bf16>::round_any_nan({a, b});
+        uint32_t pair = gemm::rounded_pair(type, {a, b});
         if (!(a == a && b == b)) pair = rounded(type, a) | rounded(type, b) << 16;
         *reinterpret_cast<uint32_t*>(place) = pair;
     } else {

@@ -133,10 +133,9 @@ struct Scales {
     __device__ float added(const Args& a) const {
         if (!(way & kRowAddend)) return -0.0f;  // which changes no sum
         const DType type = addend_type();
-        return scale_at(a.epilogue.addend.beta, 0, 0) * (type == DType::f32   ? bits_float(addend)
-                                                         : type == DType::i8  ? float(int8_t(addend))
-                                                         : type == DType::f16 ? Pairs<DType::f16>::widen(addend).x
-                                                                              : Pairs<DType::bf16>::widen(addend).x);
+        return scale_at(a.epilogue.addend.beta, 0, 0) * (type == DType::f32  ? bits_float(addend)
+                                                         : type == DType::i8 ? float(int8_t(addend))
+                                                                             : gemm::widened(type, addend));
     }
     __device__ DType addend_type() const { return DType(way >> kAddendTypeShift & 15); }
 };

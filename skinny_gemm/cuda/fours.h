@@ -49,11 +49,8 @@ __device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n
         }
         return;
     }
-    const bool f16 = e.out.dtype == DType::f16;
-    const auto round = [&](f32x2 pair) {
-        return f16 ? Pairs<DType::f16>::round(pair) : Pairs<DType::bf16>::round_any_nan(pair);
-    };
-    const uint32_t low = round({v[0], v[1]}), high = round({v[2], v[3]});
+    const uint32_t low = gemm::rounded_pair(e.out.dtype, {v[0], v[1]}),
+                   high = gemm::rounded_pair(e.out.dtype, {v[2], v[3]});
     uint16_t* to = global<uint16_t>(e.out.data) + at;
     if (all && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
         store(to, uint2{low, high});
