@@ -89,17 +89,21 @@ def stream_table() -> StreamTable:
     return StreamTable(tables["skinny"], **tables["skinny_limits"])
 
 
-TABLE = "kTunedConfigs[] = {\n    {-1, 0, 0, 0, 0, 0},"
+TABLE = 'kTunedConfigs[] = {\n    {-1, 0, 0, 0, "", 0},'
 
 
 def parse_entries(text: str) -> list[Entry]:
     """From the text of skinny_gemm/hip/tuned.h, the first entry, which matches nothing, left out."""
     begin, end = _between(text, TABLE, TUNED.name)
     entries, comment = [], ""
+    names = [shape["name"] for shape in stream_table().shapes]
     for line in filter(None, map(str.strip, text[begin:end].splitlines())):
-        numbers = re.fullmatch(r"\{(-?\d+(?:, -?\d+){5})\},", line)
-        if numbers:
-            entries.append(Entry(*map(int, numbers[1].split(", ")), comment))
+        entry = re.fullmatch(r'\{(\d+), (\d+), (\d+), (\d+), "(\w+)", (\d+)\},', line)
+        if entry:
+            *key, name, splits = entry.groups()
+            if name not in names:
+                raise HeaderError(f"{TUNED.name}: no form is called {name}")
+            entries.append(Entry(*map(int, key), names.index(name), int(splits), comment))
         elif line.startswith("// "):
             comment = line.removeprefix("// ")
         else:
@@ -112,12 +116,13 @@ def render(text: str, entries: Iterable[Entry]) -> str:
     has none, as nothing ends a comment's reach but the next."""
     begin, end = _between(text, TABLE, TUNED.name)
     lines: list[str] = []
-    comment = ""
+    comment, shapes = "", stream_table().shapes
     for entry in sorted(entries, key=lambda e: (e.measured, e.key)):
         if entry.measured != comment:
             comment = entry.measured
             lines.append(f"// {comment}")
-        lines.append(f"{{{', '.join(map(str, (*entry.key, *entry.config)))}}},")
+        form = f'"{shapes[entry.shape]["name"]}"'
+        lines.append(f"{{{', '.join(map(str, (*entry.key, form, entry.splits)))}}},")
     return text[:begin] + "".join(f"\n    {line}" for line in lines) + text[end:]
 
 

@@ -118,8 +118,8 @@ Status launch(const Args& args, const Executor& on) {
     if (chip.capability == 90) {
         config = pick_config(args.m, args.n, args.k, chip.multiprocessors, general_b);
         const auto suits = [&](const Form& f) { return f.swapped || !general_b; };
-        const Status forced =
-            tiles::force_config(kForms, {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);
+        const Status forced = tiles::force_config("block_scaled_gemm", kForms,
+                                                  {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);
         if (!forced.ok()) return forced;
     }
     if (config.form == tiles::kFallback) return launch_fallback(args, chip, on);

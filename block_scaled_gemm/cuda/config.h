@@ -42,15 +42,16 @@ constexpr bool suits(const Form& f, int64_t rows, bool general_b) {
 }
 
 constexpr tiles::Measured kMeasured[] = {
-    {tiles::kH200, 16, 1536, 7168, 10, 6, 0},  {tiles::kH200, 16, 2112, 7168, 10, 6, 0},
-    {tiles::kH200, 16, 2304, 16384, 10, 6, 0}, {tiles::kH200, 16, 4096, 7168, 10, 3, 0},
-    {tiles::kH200, 16, 4096, 14336, 10, 3, 0}, {tiles::kH200, 32, 1536, 7168, 12, 6, 0},
-    {tiles::kH200, 32, 2112, 7168, 12, 5, 0},  {tiles::kH200, 32, 2304, 16384, 12, 6, 0},
-    {tiles::kH200, 32, 4096, 7168, 12, 3, 0},  {tiles::kH200, 64, 8192, 8192, 9, 1, 0},
-    {tiles::kH200, 128, 4096, 7168, 6, 2, 0},  {tiles::kH200, 1024, 512, 7168, 6, 2, 0},
-    {tiles::kH200, 6144, 4096, 512, 0, 1, 0},  {tiles::kH200, 6144, 4608, 7168, 0, 1, 0},
-    {tiles::kH200, 6144, 7168, 256, 0, 1, 0},  {tiles::kH200, 6144, 7168, 2304, 0, 1, 0},
+    {tiles::kH200, 16, 1536, 7168, "n16x64", 6, 0},    {tiles::kH200, 16, 2112, 7168, "n16x64", 6, 0},
+    {tiles::kH200, 16, 2304, 16384, "n16x64", 6, 0},   {tiles::kH200, 16, 4096, 7168, "n16x64", 3, 0},
+    {tiles::kH200, 16, 4096, 14336, "n16x64", 3, 0},   {tiles::kH200, 32, 1536, 7168, "n32x64", 6, 0},
+    {tiles::kH200, 32, 2112, 7168, "n32x64", 5, 0},    {tiles::kH200, 32, 2304, 16384, "n32x64", 6, 0},
+    {tiles::kH200, 32, 4096, 7168, "n32x64", 3, 0},    {tiles::kH200, 64, 8192, 8192, "t64x32", 1, 0},
+    {tiles::kH200, 128, 4096, 7168, "t128x64", 2, 0},  {tiles::kH200, 1024, 512, 7168, "t128x64", 2, 0},
+    {tiles::kH200, 6144, 4096, 512, "t256x128", 1, 0}, {tiles::kH200, 6144, 4608, 7168, "t256x128", 1, 0},
+    {tiles::kH200, 6144, 7168, 256, "t256x128", 1, 0}, {tiles::kH200, 6144, 7168, 2304, "t256x128", 1, 0},
 };
+static_assert(tiles::all_known(kForms, kMeasured));
 
 // general_b: B's scales differ between the rows of a block and between blocks: swapped forms alone take them.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool general_b) {

@@ -22,12 +22,28 @@ constexpr int narrow_factors(const Form& f) { return f.swapped ? f.narrow : 2; }
 constexpr int factor_bytes(const Form& f) { return (f.wide() + narrow_factors(f)) * 4; }
 constexpr int stages(const Form& f) { return f.stages(factor_bytes(f)); }
 
+// clang-format off
 constexpr Form kForms[] = {
-    {false, 2, 2, 128, 1}, {false, 2, 2, 112, 1}, {false, 2, 1, 192, 1}, {false, 2, 1, 144, 1}, {false, 2, 1, 128, 1},
-    {false, 2, 1, 96, 1},  {false, 2, 1, 64, 1},  {false, 1, 1, 128, 1}, {false, 1, 1, 64, 2},  {false, 1, 1, 32, 2},
-    {true, 1, 1, 16, 2},   {true, 2, 1, 16, 1},   {true, 1, 1, 32, 2},   {true, 2, 1, 32, 1},   {true, 1, 1, 64, 2},
-    {true, 2, 1, 64, 1},   {true, 2, 1, 128, 1},
+    {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1},
+    {.name = "t256x112", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 112, .slots = 1},
+    {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1},
+    {.name = "t128x144", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 144, .slots = 1},
+    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1},
+    {.name = "t128x96", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 96, .slots = 1},
+    {.name = "t128x64", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 64, .slots = 1},
+    {.name = "t64x128", .swapped = false, .warpgroups = 1, .tiles = 1, .narrow = 128, .slots = 1},
+    {.name = "t64x64", .swapped = false, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2},
+    {.name = "t64x32", .swapped = false, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2},
+    {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2},
+    {.name = "n16x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 16, .slots = 1},
+    {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2},
+    {.name = "n32x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 32, .slots = 1},
+    {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2},
+    {.name = "n64x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 64, .slots = 1},
+    {.name = "n128x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1},
 };
+// clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
+static_assert(gemm::names_differ(kForms));
 
 }  // namespace rocm_fp8::block_scaled_gemm::cuda

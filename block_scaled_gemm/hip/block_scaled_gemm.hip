@@ -77,7 +77,7 @@ bool fits_direct(Arch arch, Access access, const Args& args) {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* config) {
     ForcedConfig forced;
-    const Status read = read_forced_config(kShapeCount, kMaxParts, false, &forced);
+    const Status read = read_forced_config("block_scaled_gemm", kShapeCount, shape_named, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
     const int64_t blocks = blocks_of(k);
     const int shape = forced.shape;
@@ -85,7 +85,7 @@ Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* c
                       : is_stream(shape) ? m <= form_of(shape).rows
                       : is_direct(shape) ? direct
                                          : access <= Access::transposed || shape == kFallbackTile;
-    if (!fits) return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
+    if (!fits) return {kUnfit};
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
     return {};
 }

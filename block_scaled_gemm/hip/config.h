@@ -12,44 +12,78 @@ namespace rocm_fp8::block_scaled_gemm::hip {
 
 // clang-format off
 constexpr TileShape kTileShapes[] = {
-    {256, 128, 4, 2, 32, 64, 2, 0, 1, {3200, 2050}},
-    {128, 128, 4, 2, 32, 64, 4, 0, 1, {1900, 1350}},
-    {128, 64, 2, 2, 32, 64, 4, 1, 2, {1550, 1420}},
-    {64, 64, 2, 2, 32, 128, 2, 1, 1, {1000, 1000}},
-    {128, 64, 2, 2, 32, 64, 2, 0, 2, {1800, 1510}},
+    {.name = "t256x128", .rows = 256, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 1, .block_cycles = {3200, 2050}},
+    {.name = "t128x128", .rows = 128, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 4, .deep = 0, .per_unit = 1, .block_cycles = {1900, 1350}},
+    {.name = "t128x64", .rows = 128, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 4, .deep = 1, .per_unit = 2, .block_cycles = {1550, 1420}},
+    {.name = "t64x64", .rows = 64, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 128,
+     .ahead = 2, .deep = 1, .per_unit = 1, .block_cycles = {1000, 1000}},
+    {.name = "fallback", .rows = 128, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 2, .block_cycles = {1800, 1510}},
 };
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 // The shape that takes scales of single columns of a block, and any layout. Its instruction is that of all: what
 // decides the order of a sum, instruction and parts, must not depend on the layout.
-constexpr int kFallbackTile = kTileShapeCount - 1;
+constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
 
 // One compiled form of the kernel for few rows. See stream.hip.
 struct StreamShape {
+    char name[gemm::kNameLength];
     int rows, columns;            // of the result, a workgroup's
     int waves;                    // that share K
     int depth;                    // blocks that a wave has in flight
     int per_unit;                 // workgroups that a compute unit holds at once
     double block_cycles, end_us;  // of a wave's block; of the waves' sums: estimated_us
 };
+// clang-format off
 constexpr StreamShape kStreamShapes[] = {
-    {16, 16, 2, 2, 8, 663, 0.03},  {16, 16, 4, 4, 4, 634, 0.05},  {16, 16, 8, 4, 2, 1030, 0.16},
-    {16, 32, 4, 4, 3, 729, 0.34},  {32, 16, 2, 2, 8, 642, 0.28},  {32, 16, 4, 4, 3, 749, 0.41},
-    {32, 16, 8, 2, 2, 1057, 0.67}, {32, 32, 4, 4, 2, 1132, 0.70},
+    {.name = "s16x16w2", .rows = 16, .columns = 16, .waves = 2, .depth = 2, .per_unit = 8,
+     .block_cycles = 663, .end_us = 0.03},
+    {.name = "s16x16w4", .rows = 16, .columns = 16, .waves = 4, .depth = 4, .per_unit = 4,
+     .block_cycles = 634, .end_us = 0.05},
+    {.name = "s16x16w8", .rows = 16, .columns = 16, .waves = 8, .depth = 4, .per_unit = 2,
+     .block_cycles = 1030, .end_us = 0.16},
+    {.name = "s16x32w4", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 3,
+     .block_cycles = 729, .end_us = 0.34},
+    {.name = "s32x16w2", .rows = 32, .columns = 16, .waves = 2, .depth = 2, .per_unit = 8,
+     .block_cycles = 642, .end_us = 0.28},
+    {.name = "s32x16w4", .rows = 32, .columns = 16, .waves = 4, .depth = 4, .per_unit = 3,
+     .block_cycles = 749, .end_us = 0.41},
+    {.name = "s32x16w8", .rows = 32, .columns = 16, .waves = 8, .depth = 2, .per_unit = 2,
+     .block_cycles = 1057, .end_us = 0.67},
+    {.name = "s32x32w4", .rows = 32, .columns = 32, .waves = 4, .depth = 4, .per_unit = 2,
+     .block_cycles = 1132, .end_us = 0.70},
 };
+// clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 constexpr int64_t kMostStreamRows = 32;
 // Those whose general forms take any layout and any scales, with as many waves as the fast ones: with the most waves.
-constexpr int kFallbackStream16 = 2, kFallbackStream32 = 6;
+constexpr int kFallbackStream16 = gemm::place_of(kStreamShapes, "s16x16w8"),
+              kFallbackStream32 = gemm::place_of(kStreamShapes, "s32x16w8");
 
 // Tiles that only gfx950 has, whose loads go to LDS directly, for k contiguous in whole blocks. See direct.h.
+// clang-format off
 constexpr TileShape kDirectShapes[] = {
-    {256, 256, 4, 2, 32, 128, 2, 1, 1, {0, 3020}},
+    {.name = "d256x256", .rows = 256, .columns = 256, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 128,
+     .ahead = 2, .deep = 1, .per_unit = 1, .block_cycles = {0, 3020}},
 };
+// clang-format on
 constexpr int kDirectShapeCount = sizeof(kDirectShapes) / sizeof(kDirectShapes[0]);
 
 // All shapes: of tiles, then of streams, then of direct tiles.
 constexpr int kFirstDirect = kTileShapeCount + kStreamShapeCount, kShapeCount = kFirstDirect + kDirectShapeCount;
+// By its name. -1: there is no such shape.
+constexpr int shape_named(std::string_view name) {
+    const int stream = gemm::place_of(kStreamShapes, name), direct = gemm::place_of(kDirectShapes, name);
+    return stream >= 0   ? kTileShapeCount + stream
+           : direct >= 0 ? kFirstDirect + direct
+                         : gemm::place_of(kTileShapes, name);
+}
+static_assert(gemm::names_differ(kTileShapes) && gemm::names_differ(kStreamShapes) &&
+              gemm::names_differ(kDirectShapes));
 constexpr bool is_direct(int shape) { return shape >= kFirstDirect; }
 constexpr bool is_stream(int shape) { return shape >= kTileShapeCount && !is_direct(shape); }
 constexpr const TileShape& tile_shape(int shape) {

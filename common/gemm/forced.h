@@ -1,8 +1,16 @@
-// ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS[,PIECES] replaces what a GPU backend's configuration function picks: for tuning
-// and tests. SHAPE: an index into the backend's table, or -1 for its fallback. PIECES: of the columns (CUDA).
+// The configuration that an environment variable names replaces what a GPU backend's configuration function picks: for
+// tuning and tests.
+//
+//     ROCM_FP8_KERNELS_CONFIG=OPERATOR:FORM[,split=N][,pieces=P][;OPERATOR:...]   names of forms (form_name.h)
+//     ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS[,PIECES]   the form by its place in the backend's table, for every GEMM that
+//                                                   the other variable does not name
+//
+// fallback, or -1: the operator's fallback. split: parts of K. pieces: of the columns, or the wide rows (CUDA).
 #pragma once
 
+#include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "../environment.h"
 #include "../types.h"
@@ -10,27 +18,78 @@
 namespace rocm_fp8 {
 
 struct ForcedConfig {
-    bool set = false;  // the variable is
-    int shape = 0, splits = 0;
+    bool set = false;  // a variable is
+    int shape = 0, splits = 1;
     int pieces = 0;  // 0: not named
 };
 
-// shapes: entries of the table.
-inline Status read_forced_config(int shapes, int most_splits, bool takes_pieces, ForcedConfig* forced) {
-    const char* text = environment().gemm.c_str();
-    if (!*text) return {};
-    char* rest = nullptr;
-    const long shape = std::strtol(text, &rest, 10);
-    const long splits = *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;
-    const long pieces = takes_pieces && *rest == ',' ? std::strtol(rest + 1, &rest, 10) : 0;
-    constexpr long kMostPieces = 1 << 30;
-    if (*rest || shape < -1 || shape >= shapes || splits < 1 || splits > most_splits || pieces < 0 ||
-        pieces > kMostPieces) {
+constexpr int kMostPieces = 1 << 30;
+constexpr const char* kUnfit =
+    "ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM names a configuration that cannot take these arguments";
+
+// Text before the first `mark`, which is taken away with it.
+inline std::string_view taken_until(char mark, std::string_view* text) {
+    const size_t at = text->find(mark);
+    const std::string_view before = text->substr(0, at);
+    *text = at == std::string_view::npos ? std::string_view() : text->substr(at + 1);
+    return before;
+}
+
+// Whether text is a whole number from `least` on.
+inline bool read_number(std::string_view text, int least, int* number) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+    return error == std::errc() && end == text.data() + text.size() && *number >= least;
+}
+
+// The entry of `op`; name: its form's. False where the text is no list of entries.
+inline bool named_config(std::string_view text, std::string_view op, ForcedConfig* forced, std::string_view* name) {
+    while (!text.empty()) {
+        std::string_view entry = taken_until(';', &text);
+        const std::string_view whose = taken_until(':', &entry);
+        if (whose != "skinny_gemm" && whose != "block_scaled_gemm" && whose != "int8_gemm") return false;
+        ForcedConfig found{true};
+        const std::string_view form = taken_until(',', &entry);
+        while (!entry.empty()) {
+            std::string_view value = taken_until(',', &entry);
+            const std::string_view key = taken_until('=', &value);
+            if (key == "split" ? !read_number(value, 1, &found.splits)
+                               : key != "pieces" || !read_number(value, 1, &found.pieces)) {
+                return false;
+            }
+        }
+        if (whose == op) *forced = found, *name = form;
+    }
+    return true;
+}
+
+// place_of(name): of a form in the backend's table, -1 for none; shapes: forms in it.
+template <class PlaceOf>
+Status read_forced_config(std::string_view op, int shapes, const PlaceOf& place_of, int most_splits, bool takes_pieces,
+                          ForcedConfig* forced) {
+    const Environment& variables = environment();
+    std::string_view name;
+    if (!named_config(variables.config, op, forced, &name)) {
+        return {
+            "ROCM_FP8_KERNELS_CONFIG is not OPERATOR:FORM[,split=N][,pieces=P], one or more with ; between them, of "
+            "skinny_gemm, block_scaled_gemm, int8_gemm"};
+    }
+    if (forced->set) {
+        forced->shape = place_of(name);
+        if (forced->shape < 0 && name != "fallback") return {"ROCM_FP8_KERNELS_CONFIG names a form that is unknown"};
+        if (forced->splits > most_splits || (forced->pieces && !takes_pieces)) return {kUnfit};
+        return {};
+    }
+    if (variables.gemm.empty()) return {};
+    std::string_view text = variables.gemm;
+    const std::string_view shape = taken_until(',', &text), splits = taken_until(',', &text);
+    forced->set = true;
+    if (!read_number(shape, -1, &forced->shape) || forced->shape >= shapes ||
+        !read_number(splits, 1, &forced->splits) || forced->splits > most_splits ||
+        (!text.empty() && (!takes_pieces || !read_number(text, 0, &forced->pieces) || forced->pieces > kMostPieces))) {
         return {
             "ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes "
             "and SPLITS from 1 to its limit"};
     }
-    *forced = {true, int(shape), int(splits), int(pieces)};
     return {};
 }
 

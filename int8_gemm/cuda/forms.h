@@ -11,12 +11,26 @@ using tiles::Cut;
 using tiles::Form;
 
 // Large tiles: of an instruction's time little is left where it waits for its operands, and 256 columns need fewest.
+// clang-format off
 constexpr Form kForms[] = {
-    {false, 2, 1, 256, 1}, {false, 2, 2, 128, 1}, {false, 2, 1, 192, 1}, {false, 2, 1, 128, 1}, {false, 2, 1, 96, 1},
-    {false, 2, 1, 64, 1},  {false, 1, 1, 128, 2}, {false, 1, 1, 64, 2},  {true, 1, 1, 16, 2},   {true, 2, 1, 16, 1},
-    {true, 1, 1, 32, 2},   {true, 2, 1, 32, 1},   {true, 1, 1, 64, 2},   {true, 2, 1, 64, 1},
+    {.name = "t128x256", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 256, .slots = 1},
+    {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1},
+    {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1},
+    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1},
+    {.name = "t128x96", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 96, .slots = 1},
+    {.name = "t128x64", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 64, .slots = 1},
+    {.name = "t64x128", .swapped = false, .warpgroups = 1, .tiles = 1, .narrow = 128, .slots = 2},
+    {.name = "t64x64", .swapped = false, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2},
+    {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2},
+    {.name = "n16x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 16, .slots = 1},
+    {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2},
+    {.name = "n32x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 32, .slots = 1},
+    {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2},
+    {.name = "n64x128", .swapped = true, .warpgroups = 2, .tiles = 1, .narrow = 64, .slots = 1},
 };
+// clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
+static_assert(gemm::names_differ(kForms));
 
 // What rows and columns of a tile bring to the epilogue: lines.h.
 template <Form form>
@@ -57,15 +71,16 @@ constexpr bool suits(const Form& f, int64_t m) {
 }
 
 constexpr tiles::Measured kMeasured[] = {
-    {tiles::kH200, 16, 1536, 7168, 8, 6, 0},     {tiles::kH200, 16, 5120, 20480, 9, 2, 64},
-    {tiles::kH200, 32, 1536, 7168, 10, 6, 0},    {tiles::kH200, 32, 2048, 2048, 10, 4, 0},
-    {tiles::kH200, 32, 2048, 8192, 11, 6, 0},    {tiles::kH200, 32, 5120, 20480, 11, 2, 64},
-    {tiles::kH200, 64, 1536, 7168, 13, 6, 0},    {tiles::kH200, 64, 5120, 20480, 13, 2, 64},
-    {tiles::kH200, 64, 10240, 8192, 12, 1, 256}, {tiles::kH200, 512, 2048, 8192, 5, 1, 0},
-    {tiles::kH200, 512, 5120, 20480, 2, 1, 0},   {tiles::kH200, 512, 8192, 2048, 3, 1, 0},
-    {tiles::kH200, 2048, 2048, 2048, 3, 1, 0},   {tiles::kH200, 2048, 2048, 8192, 3, 1, 0},
-    {tiles::kH200, 2048, 4096, 16384, 0, 1, 0},  {tiles::kH200, 2048, 16384, 4096, 0, 1, 0},
+    {tiles::kH200, 16, 1536, 7168, "n16x64", 6, 0},      {tiles::kH200, 16, 5120, 20480, "n16x128", 2, 64},
+    {tiles::kH200, 32, 1536, 7168, "n32x64", 6, 0},      {tiles::kH200, 32, 2048, 2048, "n32x64", 4, 0},
+    {tiles::kH200, 32, 2048, 8192, "n32x128", 6, 0},     {tiles::kH200, 32, 5120, 20480, "n32x128", 2, 64},
+    {tiles::kH200, 64, 1536, 7168, "n64x128", 6, 0},     {tiles::kH200, 64, 5120, 20480, "n64x128", 2, 64},
+    {tiles::kH200, 64, 10240, 8192, "n64x64", 1, 256},   {tiles::kH200, 512, 2048, 8192, "t128x64", 1, 0},
+    {tiles::kH200, 512, 5120, 20480, "t128x192", 1, 0},  {tiles::kH200, 512, 8192, 2048, "t128x128", 1, 0},
+    {tiles::kH200, 2048, 2048, 2048, "t128x128", 1, 0},  {tiles::kH200, 2048, 2048, 8192, "t128x128", 1, 0},
+    {tiles::kH200, 2048, 4096, 16384, "t128x256", 1, 0}, {tiles::kH200, 2048, 16384, 4096, "t128x256", 1, 0},
 };
+static_assert(tiles::all_known(kForms, kMeasured));
 
 // Sums are exact, so the configuration may follow the rows themselves. Few of them are taken as many as a form holds.
 constexpr int64_t class_of(int64_t m) { return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : m; }

@@ -113,7 +113,7 @@ Status launch(const Args& args, const Executor& on) {
         tma_takes(args.b, args.n, args.k)) {
         const tiles::Size size{args.m, args.n, args.k, chip.multiprocessors};
         config = pick_form(size.m, size.n, size.k, size.multiprocessors);
-        const Status forced = tiles::force_config(kForms, size, [](const Form&) { return true; }, &config);
+        const Status forced = tiles::force_config("int8_gemm", kForms, size, [](const Form&) { return true; }, &config);
         if (!forced.ok()) return forced;
     }
     return config.form == tiles::kFallback ? launch_tiles(args, chip, on) : launch_form(args, chip, config, on);

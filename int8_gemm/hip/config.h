@@ -13,20 +13,30 @@ namespace rocm_fp8::int8_gemm::hip {
 
 // clang-format off
 constexpr TileShape kTileShapes[] = {
-    {256, 128, 4, 2, 32, 64, 2, 0, 1, {2740, 1950}},
-    {128, 128, 4, 2, 32, 64, 4, 0, 1, {1660, 1310}},
-    {128, 64, 2, 2, 32, 64, 2, 0, 2, {1200, 1090}},
-    {64, 64, 2, 2, 32, 128, 2, 1, 2, {730, 717}},
-    {32, 64, 1, 2, 32, 128, 2, 1, 2, {690, 683}},
-    {16, 64, 1, 2, 16, 128, 2, 1, 2, {660, 643}},
-    {224, 128, 1, 4, 32, 64, 2, 1, 1, {2365, 1840}, 2},
-    {160, 128, 1, 4, 32, 64, 2, 1, 1, {1770, 1530}, 2},
+    {.name = "t256x128", .rows = 256, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 1, .block_cycles = {2740, 1950}},
+    {.name = "t128x128", .rows = 128, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 4, .deep = 0, .per_unit = 1, .block_cycles = {1660, 1310}},
+    {.name = "t128x64", .rows = 128, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 2, .block_cycles = {1200, 1090}},
+    {.name = "t64x64", .rows = 64, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 128,
+     .ahead = 2, .deep = 1, .per_unit = 2, .block_cycles = {730, 717}},
+    {.name = "t32x64", .rows = 32, .columns = 64, .waves_m = 1, .waves_n = 2, .matrix = 32, .stage = 128,
+     .ahead = 2, .deep = 1, .per_unit = 2, .block_cycles = {690, 683}},
+    {.name = "t16x64", .rows = 16, .columns = 64, .waves_m = 1, .waves_n = 2, .matrix = 16, .stage = 128,
+     .ahead = 2, .deep = 1, .per_unit = 2, .block_cycles = {660, 643}},
+    {.name = "t224x128", .rows = 224, .columns = 128, .waves_m = 1, .waves_n = 4, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 1, .per_unit = 1, .block_cycles = {2365, 1840}, .waves_k = 2},
+    {.name = "t160x128", .rows = 160, .columns = 128, .waves_m = 1, .waves_n = 4, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 1, .per_unit = 1, .block_cycles = {1770, 1530}, .waves_k = 2},
 };
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
+static_assert(gemm::names_differ(kTileShapes));
 
 // The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
-constexpr int kFallbacks[] = {2, 4, 5};
+constexpr int kFallbacks[] = {gemm::place_of(kTileShapes, "t128x64"), gemm::place_of(kTileShapes, "t32x64"),
+                              gemm::place_of(kTileShapes, "t16x64")};
 constexpr int fallback_shape(int shape) {
     return kTileShapes[shape].matrix == 16 ? kFallbacks[2]
            : kTileShapes[shape].rows <= 32 ? kFallbacks[1]

@@ -123,10 +123,11 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(bool unaligned, int64_t blocks, Config* config) {
     ForcedConfig forced;
-    const Status read = read_forced_config(kTileShapeCount, kMaxParts, false, &forced);
+    const auto place = [](std::string_view name) { return gemm::place_of(kTileShapes, name); };
+    const Status read = read_forced_config("int8_gemm", kTileShapeCount, place, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
     if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {
-        return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
+        return {kUnfit};
     }
     *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
     return {};

@@ -2,6 +2,7 @@
 // machine. config.h picks a form and a cut for each size.
 #pragma once
 
+#include "../../common/gemm/form_name.h"
 #include "../../common/types.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
@@ -17,6 +18,7 @@ constexpr int kLongStep = 512;               // k
 
 // The forms of the bulk kernel of one width. Their number of stages follows from shared memory (228 KiB on Hopper).
 struct BulkShape {
+    char name[gemm::kNameLength];
     int columns;                      // the most of a CTA
     int stages8, stages16, stages32;  // of the ring, for up to 8, 16 and 32 rows. 0: there is no such form
     int warps = kWarps;               // that multiply
@@ -46,20 +48,25 @@ struct BulkShape {
         return columns <= kNarrowColumns ? kLongStep : 32 * warps / groups(m);
     }
 };
-constexpr BulkShape kBulkShapes[] = {{24, 0, 5, 3},
-                                     {32, 5, 4, 3},
-                                     {40, 0, 7, 5},
-                                     {48, 7, 6, 5},
-                                     {56, 0, 6, 5},
-                                     {64, 6, 5, 4},
-                                     {80, 5, 4, 8},
-                                     {96, 4, 0, 7},
-                                     {112, 3, 3, 6},
-                                     {96, 0, 0, 7, kLargeWarps},
-                                     {112, 0, 0, 6, kLargeWarps},
-                                     {128, 0, 0, 5, kLargeWarps},
-                                     {80, 0, 0, 7, kWarps, true}};
+// clang-format off
+constexpr BulkShape kBulkShapes[] = {
+    {.name = "b24", .columns = 24, .stages8 = 0, .stages16 = 5, .stages32 = 3},
+    {.name = "b32", .columns = 32, .stages8 = 5, .stages16 = 4, .stages32 = 3},
+    {.name = "b40", .columns = 40, .stages8 = 0, .stages16 = 7, .stages32 = 5},
+    {.name = "b48", .columns = 48, .stages8 = 7, .stages16 = 6, .stages32 = 5},
+    {.name = "b56", .columns = 56, .stages8 = 0, .stages16 = 6, .stages32 = 5},
+    {.name = "b64", .columns = 64, .stages8 = 6, .stages16 = 5, .stages32 = 4},
+    {.name = "b80", .columns = 80, .stages8 = 5, .stages16 = 4, .stages32 = 8},
+    {.name = "b96", .columns = 96, .stages8 = 4, .stages16 = 0, .stages32 = 7},
+    {.name = "b112", .columns = 112, .stages8 = 3, .stages16 = 3, .stages32 = 6},
+    {.name = "b96w16", .columns = 96, .stages8 = 0, .stages16 = 0, .stages32 = 7, .warps = kLargeWarps},
+    {.name = "b112w16", .columns = 112, .stages8 = 0, .stages16 = 0, .stages32 = 6, .warps = kLargeWarps},
+    {.name = "b128w16", .columns = 128, .stages8 = 0, .stages16 = 0, .stages32 = 5, .warps = kLargeWarps},
+    {.name = "b80c", .columns = 80, .stages8 = 0, .stages16 = 0, .stages32 = 7, .clusters = true},
+};
+// clang-format on
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
+static_assert(gemm::names_differ(kBulkShapes));
 constexpr int kFallback = -1;
 constexpr int kMaxClusterSplits = 8;
 

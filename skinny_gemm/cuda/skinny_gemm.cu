@@ -115,7 +115,10 @@ Status launch(const Args& args, const Executor& on) {
     Config config =
         pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
     ForcedConfig forced;
-    if (const Status s = read_forced_config(kBulkShapeCount, kMaxClusterSplits, true, &forced); !s.ok()) return s;
+    const auto place = [](std::string_view name) { return gemm::place_of(kBulkShapes, name); };
+    if (const Status s = read_forced_config("skinny_gemm", kBulkShapeCount, place, kMaxClusterSplits, true, &forced);
+        !s.ok())
+        return s;
     if (forced.set) {
         int pieces = 0;
         if (forced.shape != kFallback) {
@@ -124,8 +127,7 @@ Status launch(const Args& args, const Executor& on) {
             pieces = forced.pieces ? forced.pieces : fewest;
             const bool fits = shape.stages(args.m) && (forced.splits == 1 || shape.splits(args.m));
             if (config.shape == kFallback || !fits || pieces < fewest || pieces > args.n) {
-                return {
-                    "ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments, or too few or too many pieces"};
+                return {kUnfit};
             }
         }
         config = {forced.shape, forced.splits, pieces};

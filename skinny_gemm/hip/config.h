@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../../common/gemm/form_name.h"
 #include "../../common/hip/chips.h"
 #include "tuned.h"
 
@@ -11,6 +12,7 @@ namespace rocm_fp8::skinny_gemm::hip {
 
 // One compiled form of the stream kernel. See stream.h.
 struct StreamShape {
+    char name[gemm::kNameLength];
     int rows;      // of A at most: 8 (sparse instruction), 16 or 32
     int tiles;     // of 16 columns, per workgroup
     int waves;     // that share K
@@ -20,10 +22,18 @@ struct StreamShape {
 
 // All compiled shapes. Two tiles share what is loaded of A, and are for more columns than a compute unit's four
 // workgroups of one tile make.
+// clang-format off
 constexpr StreamShape kStreamShapes[] = {
-    {8, 1, 4, 6, 4}, {8, 2, 4, 4, 4}, {16, 1, 4, 6, 4}, {16, 2, 4, 4, 4}, {32, 1, 4, 4, 4}, {32, 2, 4, 3, 3},
+    {.name = "s8x16", .rows = 8, .tiles = 1, .waves = 4, .depth = 6, .per_unit = 4},
+    {.name = "s8x32", .rows = 8, .tiles = 2, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s16x16", .rows = 16, .tiles = 1, .waves = 4, .depth = 6, .per_unit = 4},
+    {.name = "s16x32", .rows = 16, .tiles = 2, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s32x16", .rows = 32, .tiles = 1, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s32x32", .rows = 32, .tiles = 2, .waves = 4, .depth = 3, .per_unit = 3},
 };
+// clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
+static_assert(gemm::names_differ(kStreamShapes));
 constexpr int kStreamBlock = 128;  // k that a wave multiplies at a time
 
 struct Config {
@@ -93,7 +103,9 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         return {kFallback, splits};
     }
     for (const TunedConfig& t : kTunedConfigs) {
-        if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits};
+        if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) {
+            return {gemm::place_of(kStreamShapes, t.form), t.splits};
+        }
     }
     // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
     // batch.

@@ -45,11 +45,13 @@ FallbackKernel fallback_kernel(int64_t m) {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(const Args& a, bool stream_allowed, Config* config) {
     ForcedConfig forced;
-    if (const Status s = read_forced_config(kStreamShapeCount, kMaxSplits, false, &forced); !s.ok() || !forced.set)
+    const auto place = [](std::string_view name) { return gemm::place_of(kStreamShapes, name); };
+    if (const Status s = read_forced_config("skinny_gemm", kStreamShapeCount, place, kMaxSplits, false, &forced);
+        !s.ok() || !forced.set)
         return s;
     const bool changed = forced.shape != config->shape || forced.splits != config->splits;
     if (changed && forced.shape != kFallback && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {
-        return {"ROCM_FP8_KERNELS_GEMM names a shape that cannot take these arguments"};
+        return {kUnfit};
     }
     config->shape = forced.shape;
     config->splits = forced.splits;

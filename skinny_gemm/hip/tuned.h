@@ -10,12 +10,13 @@ struct TunedConfig {
     int arch;  // 0: gfx942, 1: gfx950
     int rows;  // class of rows: 8, 16 or 32
     int64_t n, k;
-    int shape, splits;
+    const char* form;  // of kStreamShapes
+    int splits;
 };
 
 // The first entry matches nothing: C++ has no empty arrays.
 constexpr TunedConfig kTunedConfigs[] = {
-    {-1, 0, 0, 0, 0, 0},
+    {-1, 0, 0, 0, "", 0},
 };
 
 }  // namespace rocm_fp8::skinny_gemm::hip

@@ -110,3 +110,65 @@ def test_int8_gemm(launch, shape):
             found = launch(shape, lambda kernel: kernel.int8_gemm(a, b, torch.ones(1), torch.ones(1), out=out))
             careful = "true" if k % 16 else "false"
             assert found is None if tiles > COUNTERS else found[0] == f"int8_gemm_tiles<{shape}, {careful}>", found
+
+
+# --- by names ---
+
+NAMES = "ROCM_FP8_KERNELS_CONFIG"
+FORMS = {"block_scaled_gemm": TILES + STREAMS, "skinny_gemm": SKINNY, "int8_gemm": INT8}
+NAMED = [(operator, place) for operator, forms in FORMS.items() for place in range(len(forms))]
+
+
+@pytest.fixture
+def launched(simulated_rocm, arch, fp8, environment):
+    """launched(operator, variable, text) -> the kernel and its workgroups, at one size."""
+    one = torch.ones(1)
+
+    def start(operator: str, variable: str, text: str | None) -> tuple[str, int]:
+        dtype = torch.int8 if operator == "int8_gemm" else fp8
+        a, b, out = reserved((4, 512), dtype), reserved((256, 512), dtype), reserved((4, 256), torch.bfloat16)
+        for each in (NAMES, GEMM_CONFIG):
+            environment(each, text if each == variable else None)
+        with simulated_rocm.on(arch, sample=lambda grid: []) as kernel:
+            simulated_rocm.runtime.launches.clear()
+            getattr(kernel, operator)(a, b, one, one, out=out)
+        ((name, grid, *_),) = simulated_rocm.runtime.launches
+        return readable([name])[0], grid[0]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "operator, place", NAMED, ids=[f"{operator}-{FORMS[operator][place]['name']}" for operator, place in NAMED]
+)
+def test_a_name_is_a_place_in_the_table(launched, operator, place):
+    name = FORMS[operator][place]["name"]
+    by_place = launched(operator, GEMM_CONFIG, f"{place},2")
+    assert launched(operator, NAMES, f"{operator}:{name},split=2") == by_place
+    others = ";".join(f"{other}:fallback" for other in FORMS if other != operator)
+    assert launched(operator, NAMES, f"{others};{operator}:{name},split=2") == by_place
+
+
+def test_an_operator_that_is_not_named_has_its_own_choice(launched):
+    own = launched("int8_gemm", NAMES, None)
+    assert launched("int8_gemm", NAMES, "skinny_gemm:fallback,split=2") == own
+
+
+UNKNOWN = [
+    *(
+        "t64x64",
+        "int8_gemm",
+        "gemm:t64x64",
+        "int8_gemm:t64x64,2",
+        "int8_gemm:t64x64,split=",
+        "int8_gemm:t64x64,split=0",
+    ),
+    *("int8_gemm:t64x64,parts=2", "int8_gemm:t64x64,split=2x", "int8_gemm:t64x65", "int8_gemm:t64x64,split=99"),
+    *("int8_gemm:t64x64,pieces=2", "int8_gemm:fallback"),
+]
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_what_is_not_known_is_refused(launched, text):
+    with pytest.raises(RuntimeError, match="int8_gemm: ROCM_FP8_KERNELS_CONFIG "):
+        launched("int8_gemm", NAMES, text)

@@ -30,7 +30,7 @@ ENTRIES = [
 def test_the_table_serves_every_row_class():
     table = header.stream_table()
     assert len(table.shapes) >= 6 and {shape["rows"] for shape in table.shapes} == set(header.ROW_CLASSES)
-    assert all(value > 0 for shape in table.shapes for value in shape.values())
+    assert all(value > 0 for shape in table.shapes for field, value in shape.items() if field != "name")
     assert table.tile_columns == 16 and table.max_splits in header.SPLITS
 
 
@@ -101,12 +101,14 @@ def test_a_header_that_is_not_right_is_not_written(tmp_path):
     path.write_text("the old text")
     good = header.render(TUNED, ENTRIES)
     one_more = good.replace(
-        "    {0, 8, 2304, 16384, 1, 4},", "    {0, 8, 2304, 16384, 0, 2},\n    {0, 8, 2304, 16384, 1, 4},"
+        '    {0, 8, 2304, 16384, "s8x32", 4},',
+        '    {0, 8, 2304, 16384, "s8x16", 2},\n    {0, 8, 2304, 16384, "s8x32", 4},',
     )
     for text, message in (
-        (good.replace("int shape, splits;", "int shape;"), "does not compile"),
+        (good.replace("const char* form;", ""), "does not compile"),
         (one_more, "pick_config answers"),  # the first of two entries wins
-        (good.replace("{0, 32, 2304, 16384, 4, 2},", "{0, 32, 2304, 16384, 4},"), "neither an entry nor a comment"),
+        (good.replace('"s32x16", 2},', '"s32x16"},'), "neither an entry nor a comment"),
+        (good.replace('"s32x16"', '"s32x17"'), "no form is called s32x17"),
         ("// no table", "holds no"),
     ):
         with pytest.raises(HeaderError, match=message):
@@ -160,7 +162,7 @@ def test_a_dry_run_writes_nothing(tuned, flow, capsys):
     flow.us = best_is_fastest
     before = tuned.read_text()
     assert tune("--dry-run") == 0
-    assert tuned.read_text() == before and "{0, 8, 64, 4096, 1, 2}," in capsys.readouterr().out
+    assert tuned.read_text() == before and '{0, 8, 64, 4096, "s8x32", 2},' in capsys.readouterr().out
 
 
 def test_within_the_spread_the_models_choice_stays(tuned, flow):

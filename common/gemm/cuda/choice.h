@@ -24,8 +24,9 @@ struct Size {
 // Where the estimate picks a configuration that was measured to be more than 3 % slower. All forms are Hopper's.
 struct Measured {
     int multiprocessors;
-    int64_t rows, n, k;        // rows: of a row class
-    int form, splits, pieces;  // pieces 0: the fewest
+    int64_t rows, n, k;  // rows: of a row class
+    char form[gemm::kNameLength];
+    int splits, pieces;  // pieces 0: the fewest
 };
 constexpr int kH200 = 132;  // multiprocessors, also of an H100 SXM
 
@@ -98,15 +99,26 @@ constexpr int64_t even_pieces(const Form& f, int splits, const Size& s) {
     return fewest;
 }
 
+// Whether all measured forms are there.
+template <int count, int known_count>
+constexpr bool all_known(const Form (&forms)[count], const Measured (&known)[known_count]) {
+    for (const Measured& one : known) {
+        if (gemm::place_of(forms, one.form) < 0) return false;
+    }
+    return true;
+}
+
 // size.m: of the row class. suits(form), step_of(form)
 template <int count, int known_count, class Suits, class StepOf>
 constexpr Config pick(const Form (&forms)[count], const Costs& costs, const Measured (&known)[known_count],
                       const Size& size, const Suits& suits, const StepOf& step_of) {
     if (!reaches(size)) return {};
     for (const Measured& one : known) {
-        if (one.multiprocessors == size.multiprocessors && one.rows == size.m && one.n == size.n && one.k == size.k &&
-            suits(forms[one.form])) {
-            return {one.form, one.splits, one.pieces ? one.pieces : int(fewest_pieces(forms[one.form], size))};
+        if (one.multiprocessors != size.multiprocessors || one.rows != size.m || one.n != size.n || one.k != size.k)
+            continue;
+        const int form = gemm::place_of(forms, one.form);
+        if (suits(forms[form])) {
+            return {form, one.splits, one.pieces ? one.pieces : int(fewest_pieces(forms[form], size))};
         }
     }
     Config best;

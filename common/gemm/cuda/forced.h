@@ -1,4 +1,4 @@
-// The configuration that ROCM_FP8_KERNELS_GEMM names (common/gemm/forced.h), for a Hopper GEMM.
+// The configuration that a variable names (common/gemm/forced.h), for a Hopper GEMM.
 #pragma once
 
 #include "../forced.h"
@@ -8,9 +8,12 @@ namespace rocm_fp8::tiles {
 
 // Replaces what was picked, where the variable is set. An error if the arguments do not allow it.
 template <int count, class Suits>
-inline Status force_config(const Form (&forms)[count], const Size& size, const Suits& suits, Config* config) {
+inline Status force_config(std::string_view op, const Form (&forms)[count], const Size& size, const Suits& suits,
+                           Config* config) {
     ForcedConfig forced;
-    if (const Status s = read_forced_config(count, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
+    const auto place = [&](std::string_view name) { return gemm::place_of(forms, name); };
+    if (const Status s = read_forced_config(op, count, place, kMostSplits, true, &forced); !s.ok() || !forced.set)
+        return s;
     if (forced.shape == kFallback) {
         *config = {};
         return {};
@@ -18,7 +21,7 @@ inline Status force_config(const Form (&forms)[count], const Size& size, const S
     const Form& form = forms[forced.shape];
     *config = {forced.shape, forced.splits, forced.pieces};
     if (!suits(form) || !takes(form, *config, size)) {
-        return {"ROCM_FP8_KERNELS_GEMM names a form or a variant of it that cannot take these arguments"};
+        return {kUnfit};
     }
     if (!config->pieces) config->pieces = int(fewest_pieces(form, size));
     return {};

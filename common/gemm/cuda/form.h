@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../../types.h"
+#include "../form_name.h"
 
 namespace rocm_fp8::tiles {
 
@@ -18,6 +19,7 @@ constexpr int kRowsOfColumns = 32;  // of the result that swapped forms store at
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Form {
+    char name[gemm::kNameLength];
     bool swapped;
     int warpgroups, tiles;  // that multiply; tiles of 64 wide rows of each
     int narrow;             // rows of the narrow operand

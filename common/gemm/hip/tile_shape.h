@@ -1,9 +1,12 @@
 // One compiled form of a tiled 8-bit GEMM (tile.h), with no HIP in it: configurations, kernels and tests read it.
 #pragma once
 
+#include "../form_name.h"
+
 namespace rocm_fp8 {
 
 struct TileShape {
+    char name[gemm::kNameLength];
     int rows, columns;     // of the result, a workgroup's
     int waves_m, waves_n;  // grid of waves
     int matrix;            // 16 or 32: rows and columns of an instruction
