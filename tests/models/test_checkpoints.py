@@ -14,8 +14,8 @@ from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
 from tests.problems.tiny_llama import (
-    LLAMA3_ROPE,
     ANOTHER_DTYPE,
+    LLAMA3_ROPE,
     SCHEMES,
     VARIANTS,
     distance,
@@ -33,6 +33,7 @@ JOINED = {
     "self_attn": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)},
     "mlp": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 }
+
 
 def of_each(scale: torch.Tensor, linear: torch.nn.Module) -> torch.Tensor:
     """The scales of blocks, one for each number of the weight; joined weights may have them by rows."""
