@@ -59,11 +59,11 @@ def test_metadata_whose_digest_does_not_hold(client, release, variants, tmp_path
     metadata = next((tmp_path / "wrong").glob("*-cpu-*")) / "metadata.json"
     changed = json.loads(metadata.read_text())
     files = changed["digest"]["files"]
-    files["ops.py"] = files["reference.py"]
+    files["ops/gemm.py"] = files["reference.py"]
     metadata.write_text(json.dumps(changed))
     release(tmp_path / "wrong")
     done = client.run(GET.format("version=1"))
-    assert done.returncode == 1 and re.search("ops.py is not the file that was built", done.error)
+    assert done.returncode == 1 and re.search("ops/gemm.py is not the file that was built", done.error)
 
 
 def test_a_missing_variant_is_named_with_what_there_is(client, release, variants, tmp_path):

@@ -15,8 +15,7 @@ from .intact import check_files as _check_files
 
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
-from . import fakes, layers, quantization, reference, smoothquant  # noqa: E402, F401
-from .counts import call_counts  # noqa: E402
+from . import layers, quantization, reference, smoothquant  # noqa: E402
 from .linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
@@ -25,6 +24,7 @@ from .ops import (  # noqa: E402
     block_scaled_gemm,
     bmm_ab_i8_e_f32,
     bmm_abe_i8,
+    call_counts,
     fp8_dtype,
     int8_gemm,
     layer_norm_int8,

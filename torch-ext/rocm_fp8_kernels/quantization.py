@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from .arguments import FP8
 from .calibration import observe
 from .checkpoints import convert, load_quantized, save_quantized
 from .codes import refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear, gemm_for
 from .ops import fp8_dtype as _device_fp8_dtype
+from .ops.arguments import FP8
 
 __all__ = ["Fp8Linear", "calibrate", "convert", "gemm_for", "load_quantized", "quantize", "save_quantized"]
 

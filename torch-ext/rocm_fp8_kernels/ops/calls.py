@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ._ops import ops as _raw
+from .._ops import ops as _raw
 from .arguments import refuse
 from .fakes import OPERATORS
 

@@ -4,7 +4,7 @@ meta tensor among real ones is enough to bring a call here, where it would quiet
 
 import torch
 
-from ._ops import add_op_namespace_prefix, ops
+from .._ops import add_op_namespace_prefix, ops
 
 # Those with tensors.
 OPERATORS = (
