@@ -67,11 +67,11 @@ def test_it_says_what_it_would_do_and_does_it_when_asked(client, hub, folder, cp
 
 def test_a_second_upload_replaces_its_variants_and_leaves_others(hub, release, variants, folder, cpu_variant):
     release(variants)
-    (folder / cpu_variant.name / "reference.py").unlink()
+    (folder / cpu_variant.name / "reference" / "norms.py").unlink()
     (folder / cpu_variant.name / "new.py").write_text("# new\n")
     release(folder)
     files = state(hub)["v1"]
-    assert f"build/{cpu_variant.name}/reference.py" not in files and f"build/{cpu_variant.name}/new.py" in files
+    assert f"build/{cpu_variant.name}/reference/norms.py" not in files and f"build/{cpu_variant.name}/new.py" in files
     assert len({path.split("/")[1] for path in files if path.startswith("build/")}) == 3
 
 
