@@ -145,11 +145,11 @@ class SimulatedRocm:
     def on(self, arch: str, **options) -> Iterator[ModuleType]:
         """The package's module, on a device of that architecture. `options`: those of Runtime.configure."""
         self.runtime.configure(**options)
-        ops = self.kernel.ops
-        own = ops._fp8_dtype_of
-        ops._fp8_dtype_of = lambda device_type, index: FORMATS[arch]
+        device = self.kernel.ops.device
+        own = device._fp8_dtype_of
+        device._fp8_dtype_of = lambda device_type, index: FORMATS[arch]
         try:
             with self.runtime.on(arch):
                 yield self.kernel
         finally:
-            ops._fp8_dtype_of = own
+            device._fp8_dtype_of = own

@@ -35,6 +35,8 @@ struct Counted<operate> {
     }
 };
 
+namespace {
+
 // A file's operators are named twice to torch: their schemas, then the functions for the backend.
 class Operators {
   public:
@@ -58,6 +60,7 @@ class Operators {
     const bool schemas_;
 };
 
+}  // namespace
 }  // namespace rocm_fp8::binding
 
 // The macros of torch take names as they stand: these expand TORCH_EXTENSION_NAME first.

@@ -40,7 +40,7 @@ def test_a_download_that_is_always_cut_is_an_error_and_can_be_repeated(client, p
     assert client.run(GET.format("version=1")).returncode == 0
 
 
-@pytest.mark.parametrize("file", [r"\.so", "reference.py"])
+@pytest.mark.parametrize("file", [r"\.so", "reference/norms.py"])
 def test_a_corrupted_file_is_refused_and_the_remedy_works(client, published, file):
     client.hub.faults = [Fault(f"GET .*/resolve/.*{file}$", corrupt=True)]
     done = client.run(GET.format("version=1"))
@@ -59,11 +59,11 @@ def test_metadata_whose_digest_does_not_hold(client, release, variants, tmp_path
     metadata = next((tmp_path / "wrong").glob("*-cpu-*")) / "metadata.json"
     changed = json.loads(metadata.read_text())
     files = changed["digest"]["files"]
-    files["ops.py"] = files["reference.py"]
+    files["ops/gemm.py"] = files["reference/norms.py"]
     metadata.write_text(json.dumps(changed))
     release(tmp_path / "wrong")
     done = client.run(GET.format("version=1"))
-    assert done.returncode == 1 and re.search("ops.py is not the file that was built", done.error)
+    assert done.returncode == 1 and re.search("ops/gemm.py is not the file that was built", done.error)
 
 
 def test_a_missing_variant_is_named_with_what_there_is(client, release, variants, tmp_path):

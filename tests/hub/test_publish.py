@@ -67,11 +67,11 @@ def test_it_says_what_it_would_do_and_does_it_when_asked(client, hub, folder, cp
 
 def test_a_second_upload_replaces_its_variants_and_leaves_others(hub, release, variants, folder, cpu_variant):
     release(variants)
-    (folder / cpu_variant.name / "reference.py").unlink()
+    (folder / cpu_variant.name / "reference" / "norms.py").unlink()
     (folder / cpu_variant.name / "new.py").write_text("# new\n")
     release(folder)
     files = state(hub)["v1"]
-    assert f"build/{cpu_variant.name}/reference.py" not in files and f"build/{cpu_variant.name}/new.py" in files
+    assert f"build/{cpu_variant.name}/reference/norms.py" not in files and f"build/{cpu_variant.name}/new.py" in files
     assert len({path.split("/")[1] for path in files if path.startswith("build/")}) == 3
 
 
@@ -154,8 +154,8 @@ def test_what_arrives_otherwise_than_it_was_sent_is_told(hub, folder, release, c
     from publishing import upload
 
     real = upload.same_content
-    monkeypatch.setattr(upload, "same_content", lambda entry, file: file.name != "ops.py" and real(entry, file))
-    with pytest.raises(UploadError, match=f"build/{cpu_variant.name}/ops.py"):
+    monkeypatch.setattr(upload, "same_content", lambda entry, file: file.name != "gemm.py" and real(entry, file))
+    with pytest.raises(UploadError, match=f"build/{cpu_variant.name}/ops/gemm.py"):
         release(folder)
 
 
@@ -189,7 +189,7 @@ PROBLEMS = {
     "no-digest": (lambda v, lib: edited(v, digest=None), "no digest"),
     "a-flipped-bit": (lambda v, lib: flipped(lib), "not as in the digest: "),
     "a-foreign-file": (lambda v, lib: (v / "notes.txt").write_text(""), "not as in the digest: "),
-    "a-missing-file": (lambda v, lib: (v / "ops.py").unlink(), "not as in the digest: "),
+    "a-missing-file": (lambda v, lib: (v / "ops" / "gemm.py").unlink(), "not as in the digest: "),
     "two-libraries": (lambda v, lib: shutil.copy(lib, v / "other.abi3.so"), "has the libraries"),
     "no-library": (lambda v, lib: lib.unlink(), "has the libraries []"),
     "no-elf": (lambda v, lib: lib.write_bytes(b"text"), ".abi3.so: "),
@@ -233,7 +233,7 @@ def test_variants_of_two_sources_are_refused(variants, folder, cpu_variant):
     assert same_python([folder / cpu_variant.name, other]) == []
     (other / "_ops.py").write_text("# each variant has its own\n")
     assert same_python([folder / cpu_variant.name, other]) == []
-    (other / "ops.py").write_text("# another source\n")
+    (other / "ops" / "gemm.py").write_text("# another source\n")
     (line,) = same_python([folder / cpu_variant.name, other])
     assert line.startswith("other: ")
 

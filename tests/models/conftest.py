@@ -4,7 +4,7 @@ times of operators."""
 import pytest
 import torch
 
-from tests.problems.tiny_llama import LAYER
+from tests.problems.operators import functions
 from tests.tools.fake_gpu import gpu
 
 
@@ -22,7 +22,7 @@ def calls(kernel, monkeypatch) -> list[str]:
 
         return call
 
-    for name in ("rms_norm", "skinny_gemm", "block_scaled_gemm", "quantize_fp8", *LAYER["static"], *LAYER["dynamic"]):
+    for name in functions(kernel):
         monkeypatch.setattr(operators, name, counted(name))
     return names
 

@@ -232,7 +232,7 @@ def test_halves_that_cannot_be_fused(kernel, device, generator, tmp_path, case, 
 
 
 def test_linears_of_one_input_must_take_it_alike(kernel, generator):
-    models = importlib.import_module(f"{kernel.__name__}.models")
+    models = importlib.import_module(f"{kernel.__name__}.models.fp8.planning")
     model = llama(generator)
     names = models.quantisable(model)
     kinds = {name: "static" if name.endswith("0.self_attn.q_proj") else "dynamic" for name in names}

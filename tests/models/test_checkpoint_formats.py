@@ -302,7 +302,7 @@ def test_a_configuration_of_transformers_4(kernel, made):
 def test_on_a_device_of_the_other_format(kernel, device, formats, made, monkeypatch, name):
     _, folder, ids = made(name, IGNORED["one of Q, K, V"][0])
     one = kernel.quantization.load_quantized(folder, device)
-    module = sys.modules[f"{kernel.__name__}.checkpoints.joined"]
+    module = sys.modules[f"{kernel.__name__}.models.checkpoints.joined"]
     monkeypatch.setattr(module, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
     other = kernel.quantization.load_quantized(folder, device)
     pairs = [p for p in zip(one.modules(), other.modules()) if isinstance(p[0], kernel.quantization.Fp8Linear)]

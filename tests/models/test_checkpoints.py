@@ -89,7 +89,7 @@ def test_a_model_without_generation_settings(kernel, device, quantized, tmp_path
 
 def on_fnuz(kernel, monkeypatch) -> None:
     """Checkpoints are loaded as for a device of float8_e4m3fnuz."""
-    module = sys.modules[f"{kernel.__name__}.checkpoints.joined"]
+    module = sys.modules[f"{kernel.__name__}.models.checkpoints.joined"]
     monkeypatch.setattr(module, "_device_fp8_dtype", lambda device: torch.float8_e4m3fnuz)
 
 

@@ -67,9 +67,8 @@ def test_many_rows_with_scales_of_their_own(kernel, device, generator, monkeypat
         scale = positive((rows, 1), generator).to(device)
         results = []
         for gemm in ("block_scaled_gemm", "library"):
-            monkeypatch.setattr(
-                sys.modules[f"{kernel.__name__}.linear"], "gemm_for", lambda *_, gemm=gemm, **options: gemm
-            )
+            module = sys.modules[kernel.quantization.Fp8Linear.__module__]
+            monkeypatch.setattr(module, "gemm_for", lambda *_, gemm=gemm, **options: gemm)
             results.append(linear(x, ops=kernel.layers._ops, scale=scale))
         # Before the bias _scaled_mm rounds to bfloat16 once more.
         torch.testing.assert_close(*results, rtol=2**-6, atol=2**-6)

@@ -19,7 +19,7 @@ CACHES = ("cache", "past_key_values")
 
 @pytest.fixture
 def signatures(kernel):
-    return sys.modules[f"{kernel.__name__}.signatures"]
+    return sys.modules[f"{kernel.__name__}.models.signatures"]
 
 
 def module(forward) -> type:
@@ -100,7 +100,7 @@ def test_an_int8_opt_layer_fills_the_cache_by_any_of_its_names(kernel, device, g
 def test_half_fused_layers_hand_the_cache_to_transformers_attention(kernel, device, generator, cache):
     model = llama(generator, device=device)
     # As a checkpoint whose rules leave the attention out.
-    models, linear = (sys.modules[f"{kernel.__name__}.{name}"] for name in ("models", "linear"))
+    models, linear = (sys.modules[f"{kernel.__name__}.models.fp8.{name}"] for name in ("planning", "linear"))
     wanted = {name: 0 for name in models.quantisable(model) if ".mlp." in name}
 
     def join(kind, parts):

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from tests.operators.bad_calls import TENSORS, function_of, valid_call
+from tests.operators.bad_calls import TENSORS, valid_call
 from tests.problems.inputs import normal, positive
+from tests.problems.operators import fp8_operators, function_of, int8_operators
 
 INT8 = ("int8_gemm", "linear_abde_i8", "linear_relu_abde_i8", "linear_ab_i8_de_f32", "bmm_abe_i8", "bmm_ab_i8_e_f32")
+INT8_ROWS = ("quantize_int8", "layer_norm_int8", "softmax_int8")
 every_operator = pytest.mark.parametrize("operator", TENSORS)
 
 
@@ -16,6 +18,11 @@ def versions(arguments: dict) -> dict[str, int]:
 
 def assert_written(before: dict[str, int], after: dict[str, int], written: set[str]) -> None:
     assert {name for name in before if after[name] > before[name]} == written
+
+
+def test_no_operator_is_left_out(kernel):
+    assert set(TENSORS) == fp8_operators(kernel)
+    assert {*INT8, *INT8_ROWS} == int8_operators(kernel)
 
 
 @every_operator
@@ -45,21 +52,22 @@ def test_int8_results_count_their_writes(kernel, device, operator):
     assert out._version > before[0] and (a._version, b._version) == before[1:]
 
 
-@pytest.mark.parametrize("operator", ["quantize_int8", "layer_norm_int8"])
+@pytest.mark.parametrize("operator", INT8_ROWS)
 def test_int8_rows_count_their_writes(kernel, device, generator, operator):
     x = normal((4, 32), torch.bfloat16, generator).to(device)
-    given = dict(
-        x=x,
-        out=torch.empty(4, 32, dtype=torch.int8, device=device),
-        scale_out=torch.empty(4, 1, device=device),
-        zero_point_out=torch.empty(4, 1, dtype=torch.int32, device=device),
-    )
-    written = {"out", "scale_out", "zero_point_out"}
+    given, written = dict(x=x, out=torch.empty(4, 32, dtype=torch.int8, device=device)), {"out"}
+    if operator != "softmax_int8":
+        given |= dict(
+            scale_out=torch.empty(4, 1, device=device),
+            zero_point_out=torch.empty(4, 1, dtype=torch.int32, device=device),
+        )
+        written |= {"scale_out", "zero_point_out"}
     if operator == "layer_norm_int8":
         given |= dict(weight=x[0].clone(), residual=x.clone())
         written.add("residual")
+    options = dict(symmetric=False) if "scale_out" in given else {}
     before = versions(given)
-    getattr(kernel, operator)(**given, symmetric=False)
+    getattr(kernel, operator)(**given, **options)
     assert_written(before, versions(given), written)
 
 

@@ -34,6 +34,7 @@ from tests.operators.bad_calls import (
 )
 from tests.problems.buffers import raw
 from tests.problems.inputs import normal
+from tests.problems.operators import fp8_operators, operators, tensors
 
 
 def partly_expanded_residual(args: Arguments) -> None:
@@ -157,6 +158,13 @@ CASES += [
         for at in ("first", "last")
     ),
 ]
+
+
+def test_every_tensor_of_every_operator_is_spoilt(kernel):
+    schemas = operators(kernel)
+    assert {name: set(names) for name, names in TENSORS.items()} == {
+        name: tensors(schemas[name]) for name in fp8_operators(kernel)
+    }
 
 
 @pytest.mark.parametrize("operator", TENSORS)

@@ -9,6 +9,7 @@ import torch
 from tests.operators.compiled import BACKEND, Result, assert_meta_as, both_ways, parts
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
+from tests.problems.operators import fp8_operators, function_of, scaling_operators
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +27,14 @@ def native_format(kernel, device, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "NATIVE", kernel.fp8_dtype(device))
 
 
-def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor, ...]:
-    """Positional arguments, without out."""
+def inputs(rows: int, generator) -> dict[str, Callable[[], tuple[torch.Tensor, ...]]]:
+    """Operator -> its positional arguments, without out."""
 
     def half(*shape) -> torch.Tensor:
         return normal(shape, torch.bfloat16, generator)
 
     weight, scale = weights((40,), torch.bfloat16, generator), positive((1,), generator)
-    values = {
+    return {
         "rms_norm": lambda: (half(rows, 40), weight),
         "rms_norm_fp8": lambda: (half(rows, 40), weight, scale),
         "add_rms_norm_fp8": lambda: (half(rows, 40), half(rows, 40), weight, scale),
@@ -57,40 +58,31 @@ def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor
             positive((1, 2), generator),
             half(40),
         ),
-    }[operator]()
-    return tuple(value.to(device) for value in values)
+    }
+
+
+def arguments(operator: str, rows: int, device, generator) -> tuple[torch.Tensor, ...]:
+    return tuple(value.to(device) for value in inputs(rows, generator)[operator]())
 
 
 # As the schemas name them.
-OPERATORS = (
-    "rms_norm",
-    "rms_norm_fp8",
-    "add_rms_norm_fp8",
-    "rms_norm_dynamic_fp8",
-    "add_rms_norm_dynamic_fp8",
-    "swiglu_fp8",
-    "swiglu_dynamic_fp8",
-    "skinny_gemm",
-    "block_scaled_gemm",
-    "quantize_fp8",
-    "quantize_static_fp8",
-)
+OPERATORS = tuple(inputs(1, torch.Generator()))
 GEMMS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
-def function_of(kernel, operator: str) -> Callable[..., Result]:
-    """The Python function that calls the operator."""
-    return getattr(kernel, operator.replace("_static", ""))
+def test_no_operator_is_left_out(kernel):
+    assert set(OPERATORS) == fp8_operators(kernel)
+    assert set(COMPUTED) == scaling_operators(kernel)
 
 
 @every_operator
 def test_one_graph_that_writes_into_out(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
-    out = torch.empty_like(parts(function_of(kernel, operator)(*(a.clone() for a in args)))[0])
+    out = torch.empty_like(parts(getattr(kernel, function_of(operator))(*(a.clone() for a in args)))[0])
 
     def function(out, *args):
-        result = parts(function_of(kernel, operator)(*args, out=out))[0]
+        result = parts(getattr(kernel, function_of(operator))(*args, out=out))[0]
         # What is computed from `out` afterwards must see the new values.
         return result.float() + out.float()
 
@@ -107,7 +99,7 @@ def test_any_number_of_rows_in_one_graph(kernel, device, generator, operator):
         graphs += 1
         return module.forward
 
-    function = function_of(kernel, operator)
+    function = getattr(kernel, function_of(operator))
     # Backends of torch's own go through more stages; the number of graphs is Dynamo's alone.
     counted = torch.compile(function, fullgraph=True, backend=count, dynamic=True)
     compiled = torch.compile(function, fullgraph=True, backend=BACKEND, dynamic=True)
@@ -232,7 +224,7 @@ def test_what_the_schema_says_is_written_and_nothing_else(kernel, device, genera
 @every_operator
 def test_meta_tensors_give_shapes(kernel, device, generator, operator):
     args = arguments(operator, 4, device, generator)
-    function = function_of(kernel, operator)
+    function = getattr(kernel, function_of(operator))
     assert_meta_as(function(*(a.to("meta") for a in args)), function(*args))
 
 

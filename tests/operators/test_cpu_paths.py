@@ -14,6 +14,7 @@ import torch
 from tests.problems.block_scaled_gemm import Inputs
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_gemm_close
+from tests.problems.operators import functions
 
 VARIABLE = "ROCM_FP8_KERNELS_CPU"
 # What each path is compiled for, as /proc/cpuinfo spells it.
@@ -109,6 +110,12 @@ def test_a_touched_page_is_seen(on_path):
 @pytest.mark.parametrize("path", PATHS)
 def test_runs_without_touching_a_forbidden_page(results, path):
     assert len(results(path)) > 1000
+
+
+def test_no_operator_is_left_out(kernel, results):
+    # These run the kernels of the other wrappers, with parts of their epilogues.
+    wrappers = {"linear_abde_i8", "linear_ab_i8_de_f32", "bmm_abe_i8"}
+    assert {run["operator"] for run in results("portable").values()} == functions(kernel) - wrappers
 
 
 @pytest.mark.parametrize("path", PATHS[1:])

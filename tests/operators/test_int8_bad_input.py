@@ -9,6 +9,7 @@ import torch
 from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.inputs import normal
 from tests.problems.int8 import INT8, MOST_K, any_bytes
+from tests.problems.operators import function_of, int8_operators
 
 B, M, N, K, D = 3, 4, 24, 40, 24
 ROWS = 4
@@ -247,7 +248,11 @@ CASES += [
 
 
 def call(kernel, operator: str, arguments: Arguments):
-    return getattr(kernel, operator.removesuffix("_static"))(**arguments)
+    return getattr(kernel, function_of(operator))(**arguments)
+
+
+def test_no_operator_is_left_out(kernel):
+    assert {function_of(operator) for operator in TENSORS} == int8_operators(kernel)
 
 
 @pytest.mark.parametrize("operator", TENSORS)
@@ -265,7 +270,7 @@ def test_refused(kernel, device, generator, case):
     case.change(arguments)
     tensors = {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and not t.is_meta}
     before = {name: t.clone() for name, t in tensors.items()}
-    function = case.operator.removesuffix("_static")
+    function = function_of(case.operator)
     with pytest.raises(Exception, match=rf"^{function}: " + (case.says or f"{case.named}: ")) as caught:
         call(kernel, case.operator, arguments)
     assert caught.type is RuntimeError

@@ -9,6 +9,7 @@ from tests.operators.compiled import BACKEND, Result, assert_meta_as, both_ways,
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, weights
 from tests.problems.int8 import INT8, any_bytes
+from tests.problems.operators import int8_operators
 
 N, K, D = 40, 72, 72
 
@@ -178,6 +179,12 @@ def registered_samples(operator: str, device, generator):
 
 OPERATORS = tuple(dict.fromkeys(name.split("-")[0] for name in FORMS))
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
+
+
+def test_no_operator_is_left_out(kernel):
+    assert set(OPERATORS) == int8_operators(kernel)
+
+
 WRITTEN = {
     "quantize_int8": {"out", "scale_out", "zero_point_out"},
     "layer_norm_int8": {"out", "scale_out", "zero_point_out", "residual"},

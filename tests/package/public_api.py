@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from tests.problems.operators import registered
 from tests.settings import ROOT
 
 
@@ -50,9 +51,8 @@ def interface(kernel) -> dict:
             elif not inspect.ismodule(value):
                 found["constants"][prefix + name] = repr(value)
     namespace = kernel._ops.ops.name
-    for schema in torch._C._jit_get_all_schemas():
-        if schema.name.startswith(f"{namespace}::"):
-            found["schemas"][schema.name.split("::")[1]] = str(schema).replace(f"{namespace}::", "")
+    for name, schema in registered(kernel).items():
+        found["schemas"][name] = str(schema).replace(f"{namespace}::", "")
     return {kind: dict(sorted(values.items())) for kind, values in found.items()}
 
 

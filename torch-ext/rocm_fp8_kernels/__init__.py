@@ -15,9 +15,10 @@ from .intact import check_files as _check_files
 
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
-from . import fakes, layers, quantization, reference, smoothquant  # noqa: E402, F401
-from .counts import call_counts  # noqa: E402
-from .linear import to_fnuz  # noqa: E402
+from . import layers, reference  # noqa: E402
+from .models import fp8 as quantization  # noqa: E402
+from .models import int8 as smoothquant  # noqa: E402
+from .models.fp8.linear import to_fnuz  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
     add_rms_norm_dynamic_fp8,
@@ -25,6 +26,7 @@ from .ops import (  # noqa: E402
     block_scaled_gemm,
     bmm_ab_i8_e_f32,
     bmm_abe_i8,
+    call_counts,
     fp8_dtype,
     int8_gemm,
     layer_norm_int8,

@@ -1,8 +1,8 @@
-"""vLLM's FP8 linears on skinny_gemm.
+"""vLLM's FP8 linears on the package's GEMMs.
 
-Up to 32 rows (decode) always go to it. More rows (a prompt) go to the linear that vLLM would have chosen, where it has
-one that takes the weight as it is, and otherwise to block_scaled_gemm. To that, too, go up to 128 rows on an NVIDIA GPU
-where rows or channels have scales: it is faster there.
+At each call the package chooses by the number of rows (`quantization.gemm_for`): skinny_gemm for few rows (decode),
+block_scaled_gemm or a library's GEMM for more (a prompt). The library's is the linear that vLLM would have chosen,
+where it has one that takes the weight as it is, and otherwise block_scaled_gemm.
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,8 @@ _INPUTS = {
     kFp8DynamicTokenSym: kFp8DynamicTokenSym,
     kFp8DynamicTensorSym: kFp8DynamicTokenSym,
 }
+
+_MANY = 2**20  # more rows than any step has
 
 # vLLM's own linear for many rows, by the number that the operator below is given.
 _many_rows: list[FP8ScaledMMLinearKernel] = []
@@ -111,9 +113,10 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
 
 
 def _other(config: FP8ScaledMMLinearLayerConfig) -> type[FP8ScaledMMLinearKernel] | None:
-    """The linear that vLLM would choose, among those that take the weight as it was loaded. Not on a CPU: there
-    torch._scaled_mm takes 80 times as long as block_scaled_gemm."""
-    if current_platform.is_cpu():
+    """The linear that vLLM would choose, among those that take the weight as it was loaded. None where the package
+    leaves no number of rows to a library, as on a CPU."""
+    device = torch.device(current_platform.device_type)
+    if kernel.quantization.gemm_for(_MANY, 16, 16, own_scales=False, device=device) != "library":
         return None
     for each in _choice._POSSIBLE_FP8_KERNELS[current_platform._enum]:
         as_loaded = each.process_weights_after_loading is FP8ScaledMMLinearKernel.process_weights_after_loading

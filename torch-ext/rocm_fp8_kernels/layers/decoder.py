@@ -18,8 +18,8 @@ from types import ModuleType
 
 import torch
 
-from ..linear import Fp8Linear
-from ..signatures import named
+from ..models.fp8.linear import Fp8Linear
+from ..models.signatures import named
 from .residual import ResidualStream
 from .watching import is_watched, to_write
 
@@ -32,8 +32,8 @@ def decoder_layer(
     args: tuple,
     kwargs: dict,
 ) -> torch.Tensor:
-    """`layer` has the modules of a decoder layer of ../architectures.py; hidden: float16 or bfloat16 [..., d]; args and
-    kwargs: the layer's other arguments, all of which go to its attention."""
+    """`layer` has the modules of a decoder layer of ../models/fp8/architectures.py; hidden: float16 or bfloat16
+    [..., d]; args and kwargs: the layer's other arguments, all of which go to its attention."""
     attention, mlp = layer.self_attn, layer.mlp
     arguments = named(layer.PARAMETERS, args, kwargs)
     residual = None

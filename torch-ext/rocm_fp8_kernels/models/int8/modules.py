@@ -5,9 +5,9 @@ All run on this package's operators. Scales are buffers that the kernels read: n
 
 import torch
 
-from .. import ops
+from ... import ops
 from ..codes import Codes
-from ..sums import forget, weight_sum
+from .sums import forget, weight_sum
 
 __all__ = [
     "BMM",

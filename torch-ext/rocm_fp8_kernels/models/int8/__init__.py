@@ -11,7 +11,7 @@ static     W8A8 as SmoothQuant's OPT: attention's two products are int8, too. St
 dynamic    weights by scales of channels, activations by scales of rows. Stored as compressed-tensors, for vLLM, too
 
 smoothing.py   what moves range from activations into weights
-modules.py     the int8 linears and norm;  opt.py  OPT's decoder layer on them
+modules.py     the int8 linears and norm;  opt.py  OPT's decoder layer on them;  sums.py  sums for zero points
 storing.py     checkpoints
 """
 
@@ -108,7 +108,7 @@ def quantize(
         for parent, last in places[id(linear)]:
             setattr(parent, last, made)
     refuse_save_pretrained(model, "smoothquant.save_quantized")
-    from ..models import share_left
+    from ..fp8.planning import share_left
 
     if (left := share_left(model)) > 0:
         warnings.warn(
@@ -118,9 +118,9 @@ def quantize(
 
 
 def _linears(model: torch.nn.Module) -> list[str]:
-    from .. import models
+    from ..fp8 import planning
 
-    names = models.quantisable(model)
+    names = planning.quantisable(model)
     for name in names:
         weight = model.get_submodule(name).weight
         if weight.dtype not in _FLOATS:

@@ -1,28 +1,13 @@
-"""The int8 operators in plain PyTorch, for reference.py."""
+"""The int8 operators."""
 
 import torch
 
-__all__ = [
-    "bmm_ab_i8_e_f32",
-    "bmm_abe_i8",
-    "encode_int8",
-    "int8_gemm",
-    "layer_norm_int8",
-    "linear_ab_i8_de_f32",
-    "linear_abde_i8",
-    "linear_relu_abde_i8",
-    "quantize_int8",
-    "softmax_int8",
-]
+from .quantize import into
 
 
 def encode_int8(values: torch.Tensor) -> torch.Tensor:
     """float32 values -> int8: to nearest even, saturating; NaN gives 0."""
     return values.round().nan_to_num(nan=0.0).clamp(-128, 127).to(torch.int8)
-
-
-def _into(out, values):
-    return values if out is None else out.copy_(values)
 
 
 def _sums(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -80,7 +65,7 @@ def int8_gemm(
     v = _ACTIVATIONS[activation](v)
     if scale_out is not None:
         v = v / scale_out.reshape(())
-    return _into(out, _rounded(v, out_dtype or (torch.bfloat16 if out is None else out.dtype)))
+    return into(out, _rounded(v, out_dtype or (torch.bfloat16 if out is None else out.dtype)))
 
 
 def _number(value, like: torch.Tensor) -> torch.Tensor:
@@ -89,7 +74,7 @@ def _number(value, like: torch.Tensor) -> torch.Tensor:
 
 def _linear(a, b, d, alpha, beta, dtype, activation, out):
     v = _sums(a, b).float() * _number(alpha, a) + _number(beta, a) * d.float()
-    return _into(out, _rounded(_ACTIVATIONS[activation](v), dtype))
+    return into(out, _rounded(_ACTIVATIONS[activation](v), dtype))
 
 
 def linear_abde_i8(a, b, d, alpha=1.0, beta=1.0, *, out=None, constant_b=False):
@@ -105,11 +90,11 @@ def linear_ab_i8_de_f32(a, b, d, alpha=1.0, beta=1.0, *, out=None, constant_b=Fa
 
 
 def bmm_abe_i8(a, b, alpha=1.0, *, out=None):
-    return _into(out, _rounded(_sums(a, b).float() * _number(alpha, a), torch.int8))
+    return into(out, _rounded(_sums(a, b).float() * _number(alpha, a), torch.int8))
 
 
 def bmm_ab_i8_e_f32(a, b, alpha=1.0, *, out=None):
-    return _into(out, _rounded(_sums(a, b).float() * _number(alpha, a), torch.float32))
+    return into(out, _rounded(_sums(a, b).float() * _number(alpha, a), torch.float32))
 
 
 def _computed(y: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -130,13 +115,13 @@ def quantize_int8(x, scale=None, zero_point=None, *, symmetric=True, out=None, s
     y = x.float()
     if scale is None:
         scale, zero_point = _computed(y, symmetric)
-        scale = _into(scale_out, scale)
-        zero_point = None if zero_point is None else _into(zero_point_out, zero_point)
+        scale = into(scale_out, scale)
+        zero_point = None if zero_point is None else into(zero_point_out, zero_point)
     q = y / scale
     if zero_point is not None:
         q = q.round()
         q = torch.where(q.isnan(), 0.0, q) + zero_point.float()
-    return _into(out, encode_int8(q)), scale, zero_point
+    return into(out, encode_int8(q)), scale, zero_point
 
 
 def layer_norm_int8(
@@ -171,4 +156,4 @@ def layer_norm_int8(
 
 def softmax_int8(x, mask=None, *, out=None):
     v = x.float() if mask is None else x.float() + mask.float()
-    return _into(out, encode_int8(127 * torch.softmax(v, -1)))
+    return into(out, encode_int8(127 * torch.softmax(v, -1)))

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
 
-from .. import ops
-from ..layers.watching import to_write
+from ... import ops
+from ...layers.watching import to_write
 from ..signatures import CACHE, cached, named, parameters
 from .modules import BMM, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import observed

@@ -32,7 +32,7 @@ def pairs(model: torch.nn.Module) -> dict[str, list[str]]:
     """
     from transformers.models.opt.modeling_opt import OPTDecoderLayer
 
-    from ..architectures import CLASSES
+    from ..fp8.architectures import CLASSES
 
     found = {}
     for name, layer in model.named_modules():

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from transformers.activations import ACT2FN
 
+from ...layers.norms import rounds_as_rms_norm
+from ...layers.residual import hand_on_residual
+from ..codes import Codes
 from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
-from .codes import Codes
-from .layers.norms import rounds_as_rms_norm
-from .layers.residual import hand_on_residual
 from .linear import Fp8Linear
 
 __all__ = [

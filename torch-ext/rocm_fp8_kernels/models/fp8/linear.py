@@ -4,13 +4,13 @@ from types import ModuleType
 
 import torch
 
-from . import ops as _ops
-from . import reference
-from ._ops import add_op_namespace_prefix
-from ._ops import ops as _raw
-from .arguments import FP8, SCALES, check_tensors, refuse
-from .codes import Codes
-from .ops import SKINNY_GEMM_MAX_ROWS
+from ... import ops as _ops
+from ... import reference
+from ..._ops import add_op_namespace_prefix
+from ..._ops import ops as _raw
+from ...ops import SKINNY_GEMM_MAX_ROWS
+from ...ops.arguments import FP8, SCALES, check_tensors, refuse
+from ..codes import Codes
 
 __all__ = ["BLOCK", "GRANULARITIES", "Fp8Linear", "gemm_for", "join_block_scales", "quantize_weight", "to_fnuz"]
 

@@ -4,7 +4,7 @@
     kernel.quantization.quantize(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
     kernel.quantization.save_quantized(model, "model-fp8")  # compressed-tensors: for transformers and vLLM, too
     ...
-    model = kernel.quantization.load_quantized("model-fp8", device="cuda")  # or another's FP8 checkpoint: checkpoints/
+    model = kernel.quantization.load_quantized("model-fp8", device="cuda")  # or another's checkpoint: ../checkpoints/
     model = kernel.quantization.convert(AutoModelForCausalLM.from_pretrained("model-fp8"))  # compressed-tensors alone
 
 The decoder layers of Llama, Mistral, Qwen2 and Qwen3 (architectures.py) are fused: Q, K and V become one linear, Gate
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from .arguments import FP8
-from .calibration import observe
-from .checkpoints import convert, load_quantized, save_quantized
-from .codes import refuse_save_pretrained
+from ...ops import fp8_dtype as _device_fp8_dtype
+from ...ops.arguments import FP8
+from ..calibration import observe
+from ..checkpoints import convert, load_quantized, save_quantized
+from ..codes import refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear, gemm_for
-from .ops import fp8_dtype as _device_fp8_dtype
 
 __all__ = ["Fp8Linear", "calibrate", "convert", "gemm_for", "load_quantized", "quantize", "save_quantized"]
 
@@ -44,9 +44,9 @@ def calibrate(model: torch.nn.Module, inputs: Iterable[torch.Tensor | Mapping]) 
     Raises: ValueError where the model has no linear to quantise, inputs are empty or something else, none of them
         reaches a linear, or an activation is NaN or infinite.
     """
-    from . import models
+    from . import planning
 
-    planned = models.plan(model, dict.fromkeys(models.quantisable(model)))
+    planned = planning.plan(model, dict.fromkeys(planning.quantisable(model)))
     largest: dict[str, torch.Tensor] = {}
 
     def note(name: str):
@@ -95,9 +95,9 @@ def quantize(
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
     """
-    from . import models
+    from . import planning
 
-    names = models.quantisable(model)
+    names = planning.quantisable(model)
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity: {granularity!r}; needs one of {', '.join(GRANULARITIES)}")
     if activations not in _ACTIVATIONS:
@@ -110,7 +110,7 @@ def quantize(
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)
     if fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
-    models.check_linears(model, names)
+    planning.check_linears(model, names)
     largest = {} if dynamic else calibrate(model, inputs)
 
     def join(kind: type[Fp8Linear], parts: list[str]) -> Fp8Linear:
@@ -120,8 +120,8 @@ def quantize(
         scale = largest[parts[0]] / torch.finfo(fp8_dtype).max or 1.0
         return kind.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
-    planned = models.plan(model, dict.fromkeys(names))
-    models.replace_linears(model, planned, join)
+    planned = planning.plan(model, dict.fromkeys(names))
+    planning.replace_linears(model, planned, join)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)

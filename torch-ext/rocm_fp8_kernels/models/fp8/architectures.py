@@ -16,12 +16,12 @@ import torch
 from kernels import use_kernel_forward_from_hub
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import reference
-from .layers.decoder import decoder_layer, quantizing_linear
-from .layers.residual import ResidualStream, TakesResidual
-from .layers.watching import is_watched
+from ... import reference
+from ...layers.decoder import decoder_layer, quantizing_linear
+from ...layers.residual import ResidualStream, TakesResidual
+from ...layers.watching import is_watched
+from ..signatures import CACHE, cached, named, parameters
 from .linear import Fp8Linear
-from .signatures import CACHE, cached, named, parameters
 
 
 class Architecture(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..linear import BLOCK
+from ..fp8.linear import BLOCK
 from .names import no_sparsity
 
 __all__ = ["METHODS", "Scheme", "schemes_of"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..linear import Fp8Linear
+from ..fp8.linear import Fp8Linear
 
 __all__ = ["save_quantized", "whole"]
 
@@ -81,7 +81,7 @@ def whole(directory: Path) -> Iterator[Path]:
 
 def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
     """(transformers' name, its tensors) of each linear that is in this one."""
-    from ..models import parts_of
+    from ..fp8.planning import parts_of
 
     parts, rows = parts_of(model, name)
     ends = torch.tensor(rows).cumsum(0).tolist()

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from ..codes import refuse_save_pretrained
-from ..linear import BLOCK, Fp8Linear
+from ..fp8.linear import BLOCK, Fp8Linear
 from .joined import check_codes, input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 
@@ -34,7 +34,7 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     Raises: ValueError that names the tensor or the setting, before the model is changed; ImportError without
         compressed-tensors.
     """
-    from .. import models
+    from ..fp8 import planning
 
     settings = getattr(getattr(model, "config", None), "quantization_config", None)
     if settings is None:
@@ -58,8 +58,8 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
         bias = model.get_submodule(names[0]).bias is not None
         return joined(kind, names, schemes, lambda name: operator.attrgetter(name)(model).data, dtype, bias=bias)
 
-    planned = models.plan(model, input_kinds(schemes))
-    models.replace_linears(model, planned, join)
+    planned = planning.plan(model, input_kinds(schemes))
+    planning.replace_linears(model, planned, join)
     to_format_of(model)
     # From here on the model is none of compressed-tensors': nothing is left to decompress, and save_pretrained would
     # describe what is no longer there.

@@ -8,8 +8,8 @@ to tensors that were made under torch.inference_mode(): of them the sums are com
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ._ops import add_op_namespace_prefix
-from ._ops import ops as _raw
+from ..._ops import add_op_namespace_prefix
+from ..._ops import ops as _raw
 
 __all__ = ["forget", "weight_sum"]
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..linear import Fp8Linear, join_block_scales
-from ..ops import fp8_dtype as _device_fp8_dtype
+from ...ops import fp8_dtype as _device_fp8_dtype
+from ..fp8.linear import Fp8Linear, join_block_scales
 from .schemes import Scheme
 
 __all__ = ["check_codes", "input_kinds", "joined", "to_format_of"]

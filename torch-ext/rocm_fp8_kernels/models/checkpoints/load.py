@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ..codes import refuse_save_pretrained
-from ..linear import BLOCK, Fp8Linear
+from ..fp8.linear import BLOCK, Fp8Linear
 from .joined import input_kinds, joined, to_format_of
 from .names import check_left, check_tied, pop_settings, refuse_experts, tied_names
 from .schemes import Scheme, schemes_of
@@ -46,7 +46,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     """
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, GenerationConfig
 
-    from .. import models
+    from ..fp8 import planning
 
     directory, device = Path(directory), torch.device(device)
     file = directory / "config.json"
@@ -75,8 +75,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
         return joined(kind, names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
 
-    planned = models.plan(model, input_kinds(schemes))
-    models.replace_linears(model, planned, join)
+    planned = planning.plan(model, input_kinds(schemes))
+    planning.replace_linears(model, planned, join)
     state = {}
     for name, value in model.state_dict().items():
         if value.is_meta and tied[name] not in state:
