@@ -49,6 +49,30 @@ def test_many_rows_come_in_rounds(kernel, device, generator, rows, d):
     assert same_bytes(gated, torch.cat([kernel.swiglu_fp8(part, scale) for part in few.split(3)]))
 
 
+@pytest.mark.parametrize("operator, rows", [("skinny_gemm", 1), ("skinny_gemm", 16), ("block_scaled_gemm", 100)])
+def test_a_gemm_without_the_promise_makes_it_true_for_the_next(kernel, device, generator, operator, rows):
+    """The weight's writer is a kernel of this package, which lets the next launch start before it has ended; the first
+    GEMM waits for it, and lets no launch start before."""
+    n = k = 8192
+    one, scale = torch.ones(1, device=device), torch.tensor(0.02, device=device)
+    sources = [normal((n, k), torch.bfloat16, generator).to(device) for _ in range(2)]
+    a = random_fp8((rows, k), kernel.fp8_dtype(device), generator).to(device)
+    weight = torch.empty(n, k, dtype=kernel.fp8_dtype(device), device=device)
+    gemm_of = getattr(kernel, operator)
+    wanted = []
+    for source in sources:
+        kernel.quantize_fp8(source, scale, out=weight)
+        torch.cuda.synchronize()
+        wanted.append(gemm_of(a, weight, one, one))
+    assert not same_bytes(*wanted)
+    found = []
+    for turn in range(40):
+        kernel.quantize_fp8(sources[turn % 2], scale, out=weight)
+        found.append([gemm_of(a, weight, one, one, constant_b=promised) for promised in (False, True)])
+    for turn, results in enumerate(found):
+        assert all(same_bytes(result, wanted[turn % 2]) for result in results), turn
+
+
 def test_graphs_replay_with_new_inputs(kernel, device, generator):
     rows, d = 5, 4096
     x, residual = (normal((rows, d), torch.bfloat16, generator).to(device) for _ in range(2))
