@@ -45,45 +45,45 @@ const char* tables() {
     static const std::string text = [] {
         using namespace skinny_gemm;
         const auto skinny = [](const hip::StreamShape& s) {
-            return object(s.name, {{"rows", s.rows},
-                                   {"tiles", s.tiles},
-                                   {"waves", s.waves},
-                                   {"depth", s.depth},
-                                   {"per_unit", s.per_unit}});
+            return object(s.name.text, {{"rows", s.rows},
+                                        {"tiles", s.tiles},
+                                        {"waves", s.waves},
+                                        {"depth", s.depth},
+                                        {"per_unit", s.per_unit}});
         };
         const auto bulk = [](const cuda::BulkShape& s) {
-            return object(s.name, {{"columns", s.columns},
-                                   {"stages8", s.stages8},
-                                   {"stages16", s.stages16},
-                                   {"stages32", s.stages32},
-                                   {"warps", s.warps},
-                                   {"clusters", s.clusters}});
+            return object(s.name.text, {{"columns", s.columns},
+                                        {"stages8", s.stages8},
+                                        {"stages16", s.stages16},
+                                        {"stages32", s.stages32},
+                                        {"warps", s.warps},
+                                        {"clusters", s.clusters}});
         };
         const auto tile = [](const auto& s) {
-            return object(s.name, {{"rows", s.rows},
-                                   {"columns", s.columns},
-                                   {"waves_m", s.waves_m},
-                                   {"waves_n", s.waves_n},
-                                   {"waves_k", s.waves_k},
-                                   {"matrix", s.matrix},
-                                   {"stage", s.stage},
-                                   {"ahead", s.ahead},
-                                   {"deep", s.deep},
-                                   {"per_unit", s.per_unit}});
+            return object(s.name.text, {{"rows", s.rows},
+                                        {"columns", s.columns},
+                                        {"waves_m", s.waves_m},
+                                        {"waves_n", s.waves_n},
+                                        {"waves_k", s.waves_k},
+                                        {"matrix", s.matrix},
+                                        {"stage", s.stage},
+                                        {"ahead", s.ahead},
+                                        {"deep", s.deep},
+                                        {"per_unit", s.per_unit}});
         };
         const auto stream = [](const block_scaled_gemm::hip::StreamShape& s) {
-            return object(s.name, {{"rows", s.rows},
-                                   {"columns", s.columns},
-                                   {"waves", s.waves},
-                                   {"depth", s.depth},
-                                   {"per_unit", s.per_unit}});
+            return object(s.name.text, {{"rows", s.rows},
+                                        {"columns", s.columns},
+                                        {"waves", s.waves},
+                                        {"depth", s.depth},
+                                        {"per_unit", s.per_unit}});
         };
         const auto with_stages = [](const tiles::Form& f, int stages) {
-            return object(f.name, {{"swapped", f.swapped},
-                                   {"wide", f.wide()},
-                                   {"narrow", f.narrow},
-                                   {"slots", f.slots},
-                                   {"stages", stages}});
+            return object(f.name.text, {{"swapped", f.swapped},
+                                        {"wide", f.wide()},
+                                        {"narrow", f.narrow},
+                                        {"slots", f.slots},
+                                        {"stages", stages}});
         };
         const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };

@@ -31,7 +31,7 @@ constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
 
 // One compiled form of the kernel for few rows. See stream.hip.
 struct StreamShape {
-    char name[gemm::kNameLength];
+    gemm::FormName name;
     int rows, columns;            // of the result, a workgroup's
     int waves;                    // that share K
     int depth;                    // blocks that a wave has in flight

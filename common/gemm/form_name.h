@@ -1,20 +1,29 @@
 // Names of compiled forms: measured tables, tests and ROCM_FP8_KERNELS_CONFIG call forms by them, not by their places.
 //
-// A table's entries have a member `char name[kNameLength]`. tRxC: tiles of R rows by C columns of the result; s, n: those
-// of streams and of swapped forms. What else tells two forms apart follows.
+// A table's entries have a member `name`. tRxC: tiles of R rows by C columns of the result; s, n, b: those of streams, of
+// swapped forms, of bulk copies. What else tells two forms apart follows.
 #pragma once
 
 #include <string_view>
 
 namespace rocm_fp8::gemm {
 
-constexpr int kNameLength = 16;
+// Also a template argument, as part of a form. A number does not become a name.
+struct FormName {
+    char text[16] = {};
+
+    constexpr FormName() = default;
+    constexpr FormName(const char* name) {
+        for (int i = 0; name[i]; ++i) text[i] = name[i];
+    }
+    constexpr operator std::string_view() const { return text; }
+};
 
 // The place of a form in its table. -1: no form has that name.
 template <class Form, int count>
 constexpr int place_of(const Form (&forms)[count], std::string_view name) {
     for (int i = 0; i < count; ++i) {
-        if (name == forms[i].name) return i;
+        if (name == std::string_view(forms[i].name)) return i;
     }
     return -1;
 }
@@ -23,7 +32,7 @@ constexpr int place_of(const Form (&forms)[count], std::string_view name) {
 template <class Form, int count>
 constexpr bool names_differ(const Form (&forms)[count]) {
     for (int i = 0; i < count; ++i) {
-        if (!forms[i].name[0] || place_of(forms, forms[i].name) != i) return false;
+        if (!forms[i].name.text[0] || place_of(forms, forms[i].name) != i) return false;
     }
     return true;
 }

@@ -33,7 +33,12 @@ template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClus
 struct Bulk {
     static constexpr int kColumns = kColumns_, kStages = kSlots_, kConsumers = kConsumers_,
                          kRows = kRowTiles * kMmaNarrow;
-    static constexpr BulkShape kShape{kColumns, kStages, kStages, kStages, kConsumers, kClusters};
+    static constexpr BulkShape kShape{.columns = kColumns,
+                                      .stages8 = kStages,
+                                      .stages16 = kStages,
+                                      .stages32 = kStages,
+                                      .warps = kConsumers,
+                                      .clusters = kClusters};
     // Each group of warps has its own columns; the warps of a group divide k. In a turn each warp of a group takes
     // kWarpK.
     static constexpr int kGroups = kShape.groups(kRows), kGroupWarps = kConsumers / kGroups;

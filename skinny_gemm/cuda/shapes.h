@@ -18,7 +18,7 @@ constexpr int kLongStep = 512;               // k
 
 // The forms of the bulk kernel of one width. Their number of stages follows from shared memory (228 KiB on Hopper).
 struct BulkShape {
-    char name[gemm::kNameLength];
+    gemm::FormName name;
     int columns;                      // the most of a CTA
     int stages8, stages16, stages32;  // of the ring, for up to 8, 16 and 32 rows. 0: there is no such form
     int warps = kWarps;               // that multiply
@@ -62,7 +62,7 @@ constexpr BulkShape kBulkShapes[] = {
     {.name = "b96w16", .columns = 96, .stages8 = 0, .stages16 = 0, .stages32 = 7, .warps = kLargeWarps},
     {.name = "b112w16", .columns = 112, .stages8 = 0, .stages16 = 0, .stages32 = 6, .warps = kLargeWarps},
     {.name = "b128w16", .columns = 128, .stages8 = 0, .stages16 = 0, .stages32 = 5, .warps = kLargeWarps},
-    {.name = "b80c", .columns = 80, .stages8 = 0, .stages16 = 0, .stages32 = 7, .clusters = true},
+    {.name = "b80c", .columns = 80, .stages8 = 0, .stages16 = 0, .stages32 = 7, .warps = kWarps, .clusters = true},
 };
 // clang-format on
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);

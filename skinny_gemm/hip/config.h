@@ -12,7 +12,7 @@ namespace rocm_fp8::skinny_gemm::hip {
 
 // One compiled form of the stream kernel. See stream.h.
 struct StreamShape {
-    char name[gemm::kNameLength];
+    gemm::FormName name;
     int rows;      // of A at most: 8 (sparse instruction), 16 or 32
     int tiles;     // of 16 columns, per workgroup
     int waves;     // that share K

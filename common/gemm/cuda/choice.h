@@ -25,7 +25,7 @@ struct Size {
 struct Measured {
     int multiprocessors;
     int64_t rows, n, k;  // rows: of a row class
-    char form[gemm::kNameLength];
+    gemm::FormName form;
     int splits, pieces;  // pieces 0: the fewest
 };
 constexpr int kH200 = 132;  // multiprocessors, also of an H100 SXM

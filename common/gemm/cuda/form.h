@@ -19,7 +19,7 @@ constexpr int kRowsOfColumns = 32;  // of the result that swapped forms store at
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Form {
-    char name[gemm::kNameLength];
+    gemm::FormName name;
     bool swapped;
     int warpgroups, tiles;  // that multiply; tiles of 64 wide rows of each
     int narrow;             // rows of the narrow operand

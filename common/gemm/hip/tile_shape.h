@@ -6,7 +6,7 @@
 namespace rocm_fp8 {
 
 struct TileShape {
-    char name[gemm::kNameLength];
+    gemm::FormName name;
     int rows, columns;     // of the result, a workgroup's
     int waves_m, waves_n;  // grid of waves
     int matrix;            // 16 or 32: rows and columns of an instruction
