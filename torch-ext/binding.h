@@ -9,6 +9,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <vector>
+
 #include "tensor_args.h"
 
 namespace rocm_fp8::binding {
@@ -28,17 +30,18 @@ class Launch {
         TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &on_.stream));
         on_.context = this;
         on_.scratch = [](void* context, int64_t bytes) {
-            // Freed in stream order when this object goes.
+            // All of a launch's are freed in stream order when this object goes.
             auto* launch = static_cast<Launch*>(context);
-            launch->scratch_ = torch::stable::new_empty(launch->like_, {bytes}, torch::headeronly::ScalarType::Byte);
-            return launch->scratch_->mutable_data_ptr();
+            auto& all = launch->scratch_;
+            all.push_back(torch::stable::new_empty(launch->like_, {bytes}, torch::headeronly::ScalarType::Byte));
+            return all.back().mutable_data_ptr();
         };
     }
 
   private:
     torch::stable::accelerator::DeviceGuard guard_;
     const Tensor& like_;
-    std::optional<Tensor> scratch_;
+    std::vector<Tensor> scratch_;
 
   public:
 #endif

@@ -130,27 +130,8 @@ constexpr int64_t tiles_of(const Shape& shape, int64_t m, int64_t n) {
     return ((m + shape.rows - 1) / shape.rows) * ((n + shape.columns - 1) / shape.columns);
 }
 
-struct ChipModel {
-    Arch arch;
-    int compute_units;
-    double cycles_per_us;
-    double memory_bytes_per_us;  // from or to the memory-side cache
-    double l2_bytes_per_us;      // all chiplets together
-    double unit_bytes;           // a clock, of one compute unit
-    double fixed_cycles;         // of a tile: its first stages, its epilogue
-    double split_us;             // one atomic operation, and what waits for it
-};
-// What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-constexpr ChipModel kChipModels[] = {
-    {Arch::gfx942, compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 1.5},
-    {Arch::gfx950, compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 1.5},
-};
-
-// Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
-constexpr double matrix_operations_per_cycle(Arch arch, int matrix) {
-    if (arch == Arch::gfx950) return matrix == 32 ? 4096 * 64 / 71.9 : 4096 * 32 / 39.9;
-    return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9;
-}
+constexpr double kFixedCycles = 5500;  // of a tile: its first stages, its epilogue
+constexpr double kSplitUs = 1.5;       // one atomic operation, and what waits for it
 
 constexpr double least(double a, double b) { return a < b ? a : b; }
 
@@ -166,7 +147,8 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double active = double(units < chip.compute_units ? units : chip.compute_units);
     const double size = double(shape.rows) * shape.columns;
     // Of one tile, in cycles.
-    const double operations = size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix);
+    const double operations =
+        size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix, chip.arch == Arch::gfx950);
     const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
     const double from_l2 = double(shape.rows + shape.columns) * kBlock / least(l2_share, 2 * chip.unit_bytes);
     const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
@@ -175,7 +157,7 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     // Workgroups of one unit are in each other's way.
     const double slower = on_unit > 1 && shape.per_unit > 1 ? 1.45 : 1.0;
     const double chain =
-        double(rounds) * (blocks * shape.block_cycles[int(chip.arch)] * slower + chip.fixed_cycles + drain / 2);
+        double(rounds) * (blocks * shape.block_cycles[int(chip.arch)] * slower + kFixedCycles + drain / 2);
     double us = (busy > chain ? busy : chain) / chip.cycles_per_us;
     // What all units fetch from memory. A part's tiles lie on `near` chiplets, band after band of rows: a chiplet of
     // its own for each band fetches its rows alone and the columns as the others do, several in a band the reverse.
@@ -188,7 +170,7 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     us = us > memory ? us : memory;
     if (parts > 1) {
         const double adding = chip.memory_bytes_per_us / chip.cycles_per_us * parts / active;
-        us += chip.split_us + size * 4 * parts / least(adding, chip.unit_bytes) / chip.cycles_per_us;
+        us += kSplitUs + size * 4 * parts / least(adding, chip.unit_bytes) / chip.cycles_per_us;
     }
     return us;
 }

@@ -59,28 +59,9 @@ constexpr int64_t tiles_of(const TileShape& shape, int64_t batch, int64_t m, int
     return batch * ((m + shape.rows - 1) / shape.rows) * ((n + shape.columns - 1) / shape.columns);
 }
 
-struct ChipModel {
-    Arch arch;
-    int compute_units;
-    double cycles_per_us;
-    double memory_bytes_per_us;  // from or to the memory-side cache
-    double l2_bytes_per_us;      // all chiplets together
-    double unit_bytes;           // a clock, of one compute unit
-    double fixed_cycles;         // of a tile: its first stages, what its epilogue begins with
-    double power;                // part by which the clock's period grows where the matrix units are never idle
-    double split_us;             // one atomic operation, and what waits for it
-};
-// What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-constexpr ChipModel kChipModels[] = {
-    {Arch::gfx942, compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28, 5500, 0.665, 1.5},
-    {Arch::gfx950, compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 32, 5500, 0.665, 1.5},
-};
-
-// Multiplications of a compute unit's four SIMDs, with the gaps that the simulator's clock has between instructions.
-constexpr double matrix_operations_per_cycle(Arch arch, int matrix) {
-    if (arch == Arch::gfx950) return matrix == 32 ? 4096 * 32 / 39.9 : 4096 * 16 / 23.9;
-    return matrix == 32 ? 2048 * 32 / 39.9 : 2048 * 16 / 23.9;
-}
+constexpr double kFixedCycles = 5500;  // of a tile: its first stages, what its epilogue begins with
+constexpr double kPower = 0.665;       // part by which the clock's period grows where the matrix units are never idle
+constexpr double kSplitUs = 1.5;       // one atomic operation, and what waits for it
 
 constexpr double larger_of(double a, double b) { return a > b ? a : b; }
 constexpr double smaller_of(double a, double b) { return a < b ? a : b; }
@@ -101,7 +82,7 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     const double active = double(groups) / double(beside);
     const double size = double(shape.rows) * shape.columns;
     // Of one tile, in cycles.
-    const double operations = size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix);
+    const double operations = size * kBlock / matrix_operations_per_cycle(chip.arch, shape.matrix, false);
     const double l2_share = chip.l2_bytes_per_us / chip.cycles_per_us / active;
     const double from_l2 = double(shape.rows + shape.columns) * kBlock / smaller_of(l2_share, 2 * chip.unit_bytes);
     const double share = chip.memory_bytes_per_us / chip.cycles_per_us / active;
@@ -110,18 +91,17 @@ constexpr double estimated_us(const ChipModel& chip, const TileShape& shape, int
     // Workgroups of one unit are in each other's way.
     const double slower = beside > 1 ? 1.45 : 1.0;
     // The epilogue: a result takes a quarter of a cycle; more where waves have to add their sums first.
-    const double fixed = chip.fixed_cycles + size * (shape.waves_k > 1 ? 0.42 : 0.25);
+    const double fixed = kFixedCycles + size * (shape.waves_k > 1 ? 0.42 : 0.25);
     const double chain =
         double(rounds) * (blocks * shape.block_cycles[int(chip.arch)] * slower + fixed + (parts > 1 ? drain : 0));
     // What reaches the memory at least: each operand once, the weights of few rows by every chiplet that has a part.
     const double memory = double(batch) * double(k) * double(m + n) / chip.memory_bytes_per_us + 2;
     const double multiplying = double(on_unit) * blocks * size * kBlock / (chip.arch == Arch::gfx950 ? 4096 : 2048);
     double us =
-        larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory) + chip.power * multiplying / chip.cycles_per_us;
+        larger_of(larger_of(busy, chain) / chip.cycles_per_us, memory) + kPower * multiplying / chip.cycles_per_us;
     if (parts > 1) {
         const double adding = chip.memory_bytes_per_us / chip.cycles_per_us * parts / active;
-        us +=
-            chip.split_us + size * 4 * shape.waves_k * parts / smaller_of(adding, chip.unit_bytes) / chip.cycles_per_us;
+        us += kSplitUs + size * 4 * shape.waves_k * parts / smaller_of(adding, chip.unit_bytes) / chip.cycles_per_us;
     }
     return us;
 }

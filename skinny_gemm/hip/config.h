@@ -48,17 +48,6 @@ constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share 
 constexpr int64_t kMostColumns = int64_t(1) << 30;
 constexpr int64_t kLeastPart = 1024;  // of k, where it is split
 
-// What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled.
-struct ChipModel {
-    int compute_units;
-    double cycles_per_us;
-    double memory_bytes_per_us;  // from the memory-side cache, which HBM keeps filled
-    double l2_bytes_per_us;      // all chiplets together
-    double unit_bytes;           // a clock, of one compute unit
-};
-constexpr ChipModel kChipModels[] = {{compute_units(Arch::gfx942), 2100, 4.0e6, 12.0e6, 28},
-                                     {compute_units(Arch::gfx950), 2400, 6.9e6, 14.8e6, 28}};
-
 constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
 // The model's estimate in microseconds after the launch: the longer of the bytes from memory and from L2, what busy
@@ -67,13 +56,14 @@ constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 // picks is the best of them but for two, by 1.4 and 15 % (16 parts instead of 8 of 64 columns).
 constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, int splits, int64_t n, int64_t k) {
     constexpr double kFixedUs = 0.59, kInTheWay = 0.014, kPower = 0.665, kEndUs = 0.11, kRoundUs = 1.7;
+    constexpr double kUnitBytes = 28;  // a clock, of one compute unit of either chip: streams draw no more
     constexpr double kSplitUs = 1.06, kPartUs = 0.084;  // of a launch, and a KiB of a workgroup's sums in each part
     const int64_t columns = int64_t(shape.tiles) * kGemmTileColumns, tiles = (n + columns - 1) / columns;
     const int64_t groups = tiles * splits, on_unit = (groups + chip.compute_units - 1) / chip.compute_units;
     const int64_t rounds = (on_unit + shape.per_unit - 1) / shape.per_unit;
     const auto least = [](double a, double b) { return a < b ? a : b; };
     const double active = least(double(groups), chip.compute_units);
-    const double drawn = active * chip.unit_bytes * chip.cycles_per_us;
+    const double drawn = active * kUnitBytes * chip.cycles_per_us;
     const double weights = double(tiles * columns) * double(k), rows = shape.rows;
     // Workgroup u has part u % splits, on chiplet u % 8: with 8 parts a chiplet fetches one part of A, with one all.
     const double copies = least(8, double(groups)) / least(8, splits);
