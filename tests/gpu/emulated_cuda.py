@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from tests.gpu.host_configs import HOST, compile_host
-from tests.problems.block_scaled_gemm import BLOCK, E8M0, Inputs
+from tests.problems.block_scaled_gemm import Inputs
+from tests.problems.gemm import BLOCK, E8M0
 from tests.settings import ROOT
 
 # What the emulation replaces. All other headers are the package's own.
