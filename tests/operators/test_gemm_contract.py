@@ -209,14 +209,21 @@ def test_other_rows_do_not_matter(kernel, device, generator, formats, gemm, m):
 
 
 @each(size="moved")
-def test_layout_does_not_change_bits(kernel, device, generator, formats, gemm, size):
+def test_layout_does_not_change_bits(kernel, device, backend, generator, formats, gemm, size):
     # Alignment and order decide between fast and careful loads, never the order of the sum.
     formats = gemm.formats(formats)
     inputs = gemm.draw(Problem(*size, formats[size[0] % len(formats)]), generator)
     wanted = gemm.run(kernel, inputs.to(device), out_dtype=F32)
+    gemm.assert_right(kernel, inputs.to(device), wanted, "dense")
+    by_kernel = {False: wanted}
     for how in gemm.operands:
+        # Where unaligned operands have a kernel of their own, its bits are the same among themselves.
+        other = backend in gemm.alignment_counts and size[2] % 16 == 0 and how not in ("dense", "near")
         for layouts in ((how, how), (how, "dense"), ("dense", how)):
-            assert same_bytes(gemm.run(kernel, inputs.placed(device, *layouts)[0], out_dtype=F32), wanted), layouts
+            moved, _ = inputs.placed(device, *layouts)
+            got = gemm.run(kernel, moved, out_dtype=F32)
+            assert same_bytes(got, by_kernel.setdefault(other, got)), layouts
+            gemm.assert_right(kernel, moved, got, str(layouts))
     for how in gemm.places:
         moved, _ = inputs.placed(device, "dense", "dense", how, how)
         assert same_bytes(gemm.run(kernel, moved, out_dtype=F32), wanted), how

@@ -237,6 +237,7 @@ class Gemm:
     operands: tuple[str, ...] = ("dense", "shifted", "odd", "near", "padded")  # how a and b may lie
     orders: tuple[str, ...] = ("dense",)  # those of them that are read in different orders
     places: tuple[str, ...] = ("dense", "strided")  # how scales may lie
+    alignment_counts: tuple[str, ...] = ()  # backends on which it changes bits (docs/numerics.md)
     results: tuple[torch.dtype, ...] = FLOATS
     own_format: torch.dtype | None = None  # of a and b, where it is not the device's FP8
     # Scales multiply parts of sums. The product of two must be normal; an infinite one may give NaN: a part may be 0.

@@ -44,6 +44,7 @@ GEMM = Gemm(
     row_classes=row_classes,
     of_a_row=((13, 1), (12, 100), (130, 257), (37, 4096), (5, 8191)),
     uneven=((1, 1000, 4096), (4, 515, 1031), (32, 700, 2049)),
+    alignment_counts=("rocm",),
     moved=((1, 37, 1000), (7, 37, 272), (32, 13, 257)),
 )
 run = GEMM.run
