@@ -33,18 +33,20 @@ CASES = pairwise(
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory) -> BlockScaledGemm:
-    return BlockScaledGemm(tmp_path_factory.mktemp("emulated"))
+def emulated() -> BlockScaledGemm:
+    return BlockScaledGemm()
 
 
 def test_all_forms_are_here(emulated):
     assert len(emulated.forms()) == FORMS
 
 
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("form", range(PLAIN, FORMS))
-def test_against_float64(emulated, generator, form):
-    """Each form has its share of the cases, and each of them with a form."""
-    for m, n, k, scale_a, of_b, dtype, bias, layout_a, layout_b, splits, more, multiprocessors in CASES[form + 1 :: 4]:
+def test_against_float64(emulated, generator, form, half):
+    """Each form has its share of the cases, and each case a form."""
+    cases = CASES[form + 1 :: 4][half::2]
+    for m, n, k, scale_a, of_b, dtype, bias, layout_a, layout_b, splits, more, multiprocessors in cases:
         swapped, wide, _, may_split = emulated.forms()[form] if form != PLAIN else (True, 8, 0, False)
         scale_b = GENERAL_B[of_b] if swapped else SCALES_B[of_b % len(SCALES_B)]
         splits = min(splits, -(-k // 128)) if may_split else 1
