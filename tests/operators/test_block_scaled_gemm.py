@@ -11,7 +11,10 @@ from tests.problems.gemm import E8M0, SHAPES, Problem, Scaling, powers_of_two
 from tests.problems.inputs import positive
 
 
-@pytest.mark.parametrize("m, n, k", CHALLENGE)
+# The reference of large weights, in float64, takes a second.
+@pytest.mark.parametrize(
+    "m, n, k", [pytest.param(*size, marks=pytest.mark.full if size[1] * size[2] > 2**23 else ()) for size in CHALLENGE]
+)
 def test_the_challenge(kernel, device, generator, formats, m, n, k):
     """Its inputs and its check: everything column-major, scales of both signs."""
     a, b = (torch.randn(k, rows, generator=generator).bfloat16().to(formats[-1]).to(device).t() for rows in (m, n))
