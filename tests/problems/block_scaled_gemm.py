@@ -91,7 +91,7 @@ GEMM = Gemm(
     draw_case=draw_fp8_case(draw),
     assert_right=assert_close,
     cases=fp8_cases(M, N, K, shapes=tuple(SHAPES), values=VALUES, places=SCALES, operands=OPERANDS),
-    rows=(1, 3, 4, 5, 33, 130),
+    rows=(1, 3, 4, 5, 20, 33, 70, 130),
     inner=(1, 17, 128, 300),
     row_classes=row_classes,
     of_a_row=((13, 1), (12, 100), (130, 257), (5, 1024)),
