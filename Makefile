@@ -12,11 +12,11 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 LATEST := .venv-latest
 
-.PHONY: help build build-cuda lint test latest test-latest vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test test-full latest test-latest vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
-	@echo "make test    set everything up, then run the tests"
+	@echo "make test    set everything up, then run the tests; make test-full adds those that are large by nature, as CI does"
 	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
 	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
 	@echo "             models, operators, Hub and README in it; make latest raises the pins first"
@@ -61,9 +61,14 @@ lint: $(READY)
 	@git ls-files '*.cpp' '*.h' '*.cu' '*.hip' ':!examples/increment' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
 
 # On a GPU the package's own tests run twice: on its variant, with all others, and on the CPU's.
+PYTEST = $(RUN) -m pytest -n $(WORKERS) --dist worksteal
+
 test: build
-	@$(RUN) -m pytest -n $(WORKERS) --dist worksteal
-	@if [ "$(BACKEND)" = cuda ]; then $(RUN) -m pytest -n $(WORKERS) --dist worksteal --backend cpu; fi
+	@$(PYTEST)
+	@if [ "$(BACKEND)" = cuda ]; then $(PYTEST) --backend cpu; fi
+
+test-full: PYTEST += --full
+test-full: test
 
 # What users install is newer than what vLLM takes. The library is the one that `build` made.
 $(LATEST)/.requirements-installed: requirements-latest.txt
@@ -77,7 +82,7 @@ latest:
 	@touch $(LATEST)/.requirements-installed
 
 test-latest: build $(LATEST)/.requirements-installed
-	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/models tests/operators tests/hub \
+	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --full tests/models tests/operators tests/hub \
 		tests/package/test_documents.py tests/test_kernels_ci.py
 
 # vLLM without a GPU, and the plugin, in the same environment. On a GPU: integrations/vllm/README.md.

@@ -1,4 +1,4 @@
-"""For all tests: the run's seed in the report, random numbers that it reproduces, slow tests on request."""
+"""For all tests: the run's seed in the report, random numbers that it reproduces, large and slow tests on request."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from tests.settings import SEED, SEED_VARIABLE
 
 
 def pytest_addoption(parser) -> None:
+    parser.addoption("--full", action="store_true", help="also the tests that are large by nature, as make test-full")
     parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
 
 
@@ -25,10 +26,11 @@ def pytest_configure(config) -> None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
-    if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="takes a minute or more; --slow runs it"))
+    for name, why in (("full", "large by nature"), ("slow", "takes a minute or more")):
+        skipped = pytest.mark.skip(reason=f"{why}; --{name} runs it")
+        for item in items if not config.getoption(f"--{name}") else ():
+            if item.get_closest_marker(name):
+                item.add_marker(skipped)
 
 
 def pytest_report_header() -> str:

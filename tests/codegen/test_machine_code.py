@@ -17,8 +17,8 @@ ARCHS = ["gfx942", "gfx950"]
 
 
 @pytest.fixture(scope="module")
-def kernels(rocm_library) -> dict[str, dict[str, machine_code.Kernel]]:
-    return machine_code.all_kernels(rocm_library)
+def kernels(rocm_kernels) -> dict[str, dict[str, machine_code.Kernel]]:
+    return rocm_kernels
 
 
 def table_of(kernels) -> dict:

@@ -20,16 +20,11 @@ FAMILIES = (
 
 
 @pytest.fixture(scope="module")
-def everything(rocm_library) -> dict[str, dict[str, machine_code.Kernel]]:
-    return machine_code.all_kernels(rocm_library)
-
-
-@pytest.fixture(scope="module")
-def kernels(everything) -> dict[str, dict[str, machine_code.Kernel]]:
+def kernels(rocm_kernels) -> dict[str, dict[str, machine_code.Kernel]]:
     """Those of the families, as the library has them."""
     return {
         arch: {name: kernel for name, kernel in of_arch.items() if name.partition("<")[0] in FAMILIES}
-        for arch, of_arch in everything.items()
+        for arch, of_arch in rocm_kernels.items()
     }
 
 
@@ -65,8 +60,8 @@ def atomic_of(kernel: machine_code.Kernel) -> int:
     return at
 
 
-def test_the_families_are_all_that_count_workgroups(everything, kernels):
-    for arch, found in everything.items():
+def test_the_families_are_all_that_count_workgroups(rocm_kernels, kernels):
+    for arch, found in rocm_kernels.items():
         counting = {n for n, k in found.items() if places(k, lambda i: i.name.startswith("global_atomic"))}
         assert counting == kernels[arch].keys()
 

@@ -1,13 +1,18 @@
 """CUDA kernels on the host: their sources, compiled against host/emulated_cuda.h instead of common/cuda's headers."""
 
 import ctypes
+import fcntl
+import hashlib
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 
 from tests.gpu.host_configs import HOST, compile_host
-from tests.problems.block_scaled_gemm import BLOCK, E8M0, Inputs
+from tests.problems.block_scaled_gemm import Inputs
+from tests.problems.gemm import BLOCK, E8M0
 from tests.settings import ROOT
 
 # What the emulation replaces. All other headers are the package's own.
@@ -36,20 +41,36 @@ class Tensor(ctypes.Structure):
     ]
 
 
-def emulated_library(folder: Path, operator: str) -> ctypes.CDLL:
-    """host/emulated_OPERATOR.cpp with a copy of the sources that it includes."""
+def emulated_library(operator: str) -> ctypes.CDLL:
+    """host/emulated_OPERATOR.cpp; compiled once for each state of the sources, by whichever worker comes first."""
+    sources = [Path(__file__), HOST / f"emulated_{operator}.cpp", *sorted(HOST.glob("*.h"))]
+    sources += sorted(path for name in (operator, "common") for path in (ROOT / name).rglob("*.[hc]*"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file())).hexdigest()[:16]
+    kept = ROOT / "build" / ".work" / "host"
+    kept.mkdir(parents=True, exist_ok=True)
+    library = kept / f"emulated_{operator}-{digest}.so"
+    with open(kept / f"emulated_{operator}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.is_file():
+            with tempfile.TemporaryDirectory(dir=kept) as folder:
+                os.replace(_compile(Path(folder), operator), library)
+    return ctypes.CDLL(str(library))
+
+
+def _compile(folder: Path, operator: str) -> Path:
+    """With a copy of the sources that it includes."""
     for name in (operator, "common"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu", "gpu"))
     for name in REPLACED:
         (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
     shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")
     flags = ("-shared", "-fPIC", f"-I{folder}", "-Wno-unknown-pragmas", "-Wno-unused-function")
-    return ctypes.CDLL(str(compile_host(f"emulated_{operator}.cpp", folder / "emulated.so", *flags)))
+    return compile_host(f"emulated_{operator}.cpp", folder / "emulated.so", *flags)
 
 
 class BlockScaledGemm:
-    def __init__(self, folder: Path):
-        self._library = emulated_library(folder, "block_scaled_gemm")
+    def __init__(self):
+        self._library = emulated_library("block_scaled_gemm")
 
     def forms(self) -> list[tuple[int, int, int, int]]:
         """(swapped, wide rows, narrow rows, splits K) of each form."""

@@ -8,20 +8,11 @@ import pytest
 import torch
 
 from tests.gpu.emulated_cuda import BlockScaledGemm
-from tests.problems.block_scaled_gemm import (
-    GROUP,
-    SQUARE,
-    Problem,
-    Scaling,
-    any_sign,
-    draw,
-    placed,
-    powers_of_two,
-)
+from tests.problems.block_scaled_gemm import GROUP, SQUARE, draw
 from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.gemm import Problem, Scaling, any_sign, bias_of, no_bias, powers_of_two
 from tests.problems.inputs import FLOATS, FP8, positive, short
 from tests.problems.pairwise import pairwise
-from tests.problems.skinny_gemm import bias_of, no_bias
 from tests.settings import SEED
 
 PLAIN, FORMS = -1, 17
@@ -42,26 +33,26 @@ CASES = pairwise(
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory) -> BlockScaledGemm:
-    return BlockScaledGemm(tmp_path_factory.mktemp("emulated"))
+def emulated() -> BlockScaledGemm:
+    return BlockScaledGemm()
 
 
 def test_all_forms_are_here(emulated):
     assert len(emulated.forms()) == FORMS
 
 
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("form", range(PLAIN, FORMS))
-def test_against_float64(emulated, generator, form):
-    """Each form has its share of the cases, and each of them with a form."""
-    for m, n, k, scale_a, of_b, dtype, bias, layout_a, layout_b, splits, more, multiprocessors in CASES[form + 1 :: 4]:
+def test_against_float64(emulated, generator, form, half):
+    """Each form has its share of the cases, and each case a form."""
+    cases = CASES[form + 1 :: 4][half::2]
+    for m, n, k, scale_a, of_b, dtype, bias, layout_a, layout_b, splits, more, multiprocessors in cases:
         swapped, wide, _, may_split = emulated.forms()[form] if form != PLAIN else (True, 8, 0, False)
         scale_b = GENERAL_B[of_b] if swapped else SCALES_B[of_b % len(SCALES_B)]
         splits = min(splits, -(-k // 128)) if may_split else 1
         pieces = _pieces(n, wide) if swapped and more else 0
-        inputs = draw(Problem(m, n, k, FP8[0]), generator, scale_a, scale_b, bias)
-        inputs.a, inputs.b = (placed(t, "cpu", how).t for t, how in ((inputs.a, layout_a), (inputs.b, layout_b)))
-        inputs.scale_a = placed(inputs.scale_a, "cpu", scale_a.place).t
-        inputs.scale_b = placed(inputs.scale_b, "cpu", scale_b.place).t
+        drawn = draw(Problem(m, n, k, FP8[0]), generator, scale_a, scale_b, bias)
+        inputs, _ = drawn.placed("cpu", layout_a, layout_b, scale_a.place, scale_b.place)
         out = Guarded((m, n), dtype, "cpu", pad=3 * more)
         emulated.run(inputs, out.t, form, splits, pieces, multiprocessors)
         what = f"{m}x{n}x{k} {scale_a} {scale_b} {short(dtype)} {layout_a} {layout_b} {splits} {pieces}"

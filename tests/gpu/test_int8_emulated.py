@@ -64,8 +64,8 @@ class Args(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory) -> ctypes.CDLL:
-    return emulated_library(tmp_path_factory.mktemp("int8"), "int8_gemm")
+def emulated() -> ctypes.CDLL:
+    return emulated_library("int8_gemm")
 
 
 def test_all_kernels_are_here(emulated):

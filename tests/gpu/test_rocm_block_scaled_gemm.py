@@ -9,25 +9,21 @@ import torch
 
 from benchmarks.simulated_rocm import FORMATS
 from scripts.host_configs import configs
-from tests.problems.block_scaled_gemm import (
-    GROUP,
+from tests.problems.block_scaled_gemm import GROUP, SQUARE, VALUES, Inputs, draw, row_classes, run
+from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.gemm import (
+    BIASES,
     SHAPES,
-    SQUARE,
-    VALUES,
-    Inputs,
     Problem,
     Scaling,
     any_sign,
-    draw,
-    placed,
+    assert_nan_stays_in_its_row_or_column,
+    bias_of,
+    no_bias,
     powers_of_two,
-    row_classes,
-    run,
 )
-from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, positive, random_codes, random_fp8, short
 from tests.problems.pairwise import pairwise
-from tests.problems.skinny_gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of, no_bias
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -64,12 +60,6 @@ def config(environment):
     return lambda shape, parts: environment(GEMM_CONFIG, f"{shape},{parts}")
 
 
-def moved(inputs: Inputs, *layouts: str) -> tuple[Inputs, list[Guarded]]:
-    """a, b, scale_a and scale_b as they lie in memory; the buffers that they lie in."""
-    tensors = [placed(t, CPU, how) for t, how in zip(vars(inputs).values(), layouts)]
-    return Inputs(*(t.t for t in tensors), inputs.bias), [t.buffer for t in tensors]
-
-
 SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
 # Every form on both chips. The fast kernels take scale_b of blocks, of all, of channels.
 FORMS = [
@@ -104,7 +94,7 @@ def test_every_configuration(
     scales = Scaling(shape_a, values_a, place_a), Scaling(shape_b, values_b, place_b)
     inputs = draw(Problem(m, n, k, fp8), generator, *scales, BIASES[number % len(BIASES)], values)
     how = "apart" if pad else "dense"
-    there, buffers = moved(inputs, how, how, place_a, place_b)
+    there, buffers = inputs.placed(CPU, how, how, place_a, place_b)
     out = Guarded((m, n), dtype, CPU, pad=16)
     run(kernel, there, out=out.t)
     inputs.assert_right(out.t, f"{m}x{n}x{k}")
@@ -152,7 +142,7 @@ def test_any_layout_and_any_scales(
     size = min(size[0], FORMS_OF[shape]["rows"]), size[1]
     scales = Scaling(shape_a, values, place), Scaling(shape_b, values, place)
     inputs = draw(Problem(*size, k, fp8), generator, *scales, bias)
-    there, _ = moved(inputs, a, b, place, place)
+    there, _ = inputs.placed(CPU, a, b, place, place)
     out = Guarded(size, dtype, CPU, **(dict(pad=37, shift=3) if out_place == "padded" else {}))
     run(kernel, there, out=out.t)
     inputs.assert_right(out.t, f"{size} {k}")
@@ -177,7 +167,7 @@ def test_rows_contiguous(kernel, launched, fp8, generator, config, shape, parts,
     inputs = draw(Problem(m, n, k, fp8), generator, GROUP, SQUARE, bias_of(torch.float32))
     wanted = run(kernel, inputs, out_dtype=dtype)
     inputs.assert_right(wanted, "k contiguous")
-    there, buffers = moved(inputs, *layouts, "columns", "dense")
+    there, buffers = inputs.placed(CPU, *layouts, "columns", "dense")
     launched.names()
     assert same_bytes(run(kernel, there, out_dtype=dtype), wanted)
     turned = ", ".join(str(how.startswith("columns")).lower() for how in layouts)
@@ -205,7 +195,7 @@ def test_what_direct_tiles_do_not_take(simulated_rocm, fp8_of_gfx950, launched, 
     assert configs().block_scaled_config(m, n, k, 1) == (FIRST_DIRECT, 1)
     inputs = draw(Problem(m, n, k, fp8_of_gfx950), generator, GROUP, Scaling("square", powers_of_two))
     as_float = Inputs(inputs.a, inputs.b, inputs.scale_a, inputs.scale_b.float(), inputs.bias)
-    turned = moved(as_float, "dense", "columns", "dense", "dense")[0]
+    turned = as_float.placed(CPU, "dense", "columns", "dense", "dense")[0]
     results = []
     with simulated_rocm.on("gfx950", seed=SEED, sample=lambda grid: [0]) as kernel:
         for each in (as_float, inputs, turned):
@@ -223,7 +213,7 @@ def test_layout_does_not_change_bits(kernel, fp8, generator, m):
     wanted = run(kernel, inputs, out_dtype=torch.float32)
     inputs.assert_right(wanted, "dense")
     for layouts in (("padded", "dense"), ("dense", "columns"), ("columns", "columns-padded")):
-        there, _ = moved(inputs, *layouts, "columns", "padded")
+        there, _ = inputs.placed(CPU, *layouts, "columns", "padded")
         assert same_bytes(run(kernel, there, out_dtype=torch.float32), wanted), str(layouts)
     # The same scales, said for each column.
     rows = inputs.scale_b[torch.arange(37) // 128].contiguous()
@@ -384,6 +374,6 @@ def test_every_kernel_has_run(simulated_rocm, kernels, launched, arch, fp8, gene
             run(kernel, draw(Problem(3, 5, 47, fp8), generator))
         for shape, layouts in itertools.product(sorted(set(range(len(TILES))) - set(GENERAL)), TURNED):
             config(shape, 1)
-            run(kernel, moved(draw(Problem(36, 8, 128, fp8), generator), *layouts, "dense", "dense")[0])
+            run(kernel, draw(Problem(36, 8, 128, fp8), generator).placed(CPU, *layouts, "dense", "dense")[0])
     families = "block_scaled_gemm_tiles", "block_scaled_gemm_stream", "block_scaled_gemm_direct"
     assert set(launched.names()) == kernels.names(arch, *families)

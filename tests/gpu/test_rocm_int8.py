@@ -9,9 +9,10 @@ import torch
 
 from benchmarks.simulated_rocm import FORMATS
 from scripts.host_configs import configs
+from tests.problems import gemm
 from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, placed, run
+from tests.problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, run
 from tests.problems.pairwise import pairwise
 from tests.settings import SEED, needs_rocm_toolchain
 
@@ -37,7 +38,7 @@ def config(environment):
 
 EPILOGUE = (
     *(RESULTS, tuple(SHAPES), tuple(SHAPES), (None, *FLOATS), (None, *SHAPES), (None, "relu"), (False, True), VALUES),
-    tuple(LAYOUTS),
+    LAYOUTS,
 )
 
 
@@ -60,7 +61,7 @@ GENERAL_FORMS = [
     (arch, shape, parts, Case(*size, k, *kinds[:-1], a, b, kinds[-1]))
     for (arch, shape), parts, size, k, a, b, *kinds in pairwise(
         *(tuple(itertools.product(ARCHS, GENERAL)), (1, 2), ((1, 1), (7, 17), (20, 70)), (1, 17, 130, 301)),
-        *(tuple(LAYOUTS), tuple(LAYOUTS), *EPILOGUE),
+        *(LAYOUTS, LAYOUTS, *EPILOGUE),
         seed=SEED,
     )
 ]
@@ -75,13 +76,13 @@ def test_every_configuration(kernel, generator, config, shape, parts, case):
     config(shape, parts)
     drawn = draw(case, generator)
     wanted = run(kernel.reference, drawn, out_dtype=case.dtype)
-    a, b = placed(drawn.a, CPU, case.layout_a), placed(drawn.b, CPU, case.layout_b)
-    out = Guarded((case.m, case.n), case.dtype, CPU, **LAYOUTS[case.layout])
-    run(kernel, drawn._replace(a=a.t, b=b.t), out=out.t)
+    inputs, buffers = drawn.placed(CPU, *case.layouts)
+    out = Guarded((case.m, case.n), case.dtype, CPU, **gemm.ROWS[case.layout])
+    run(kernel, inputs, out=out.t)
     assert same_bytes(out.t, wanted)
     out.assert_guards_intact("out")
-    a.assert_unchanged("a")
-    b.assert_unchanged("b")
+    for each in buffers:
+        each.assert_unchanged(case.id)
 
 
 @pytest.mark.parametrize("arch, d", pairwise(ARCHS, (64, 80, 128), seed=SEED), indirect=["arch"])

@@ -19,6 +19,7 @@ from tests.problems import skinny_gemm as gemm
 from tests.problems import swiglu
 from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.comparisons import assert_between, assert_rounded_alike
+from tests.problems.gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
 from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
 from tests.problems.pairwise import pairwise
 from tests.settings import SEED, needs_rocm_toolchain
@@ -251,10 +252,11 @@ def test_every_gemm_configuration(kernel, fp8, generator, config, shape, splits,
     many = 16 * tiles_of(shape) * (2 if splits == 1 else 1) + 2
     m, n, k = (rows_of(shape)[0], 37, 1040) if rows == "few" else (rows_of(shape)[1], many, 2416)
     scales = gemm.SCALES[number % 5], gemm.SCALES[number // 5 % 5]
-    inputs = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scales, gemm.BIASES[number % 7], values)
-    a, b = (guarded(t, CPU, pad=pad) for t in (inputs.a, inputs.b))
+    drawn = gemm.draw(gemm.Problem(m, n, k, fp8), generator, *scales, BIASES[number % 7], values)
+    how = "near" if pad else "dense"
+    inputs, _ = drawn.placed(CPU, how, how, *(scale.place for scale in scales))
     out = Guarded((m, n), dtype, CPU, pad=pad)
-    kernel.skinny_gemm(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias, out=out.t)
+    gemm.run(kernel, inputs, out=out.t)
     inputs.assert_right(out.t, f"{m}x{n}x{k}")
     out.assert_guards_intact("out")
 
@@ -284,7 +286,7 @@ def test_a_gemm_row_does_not_depend_on_its_batch(kernel, fp8, generator, n, k):
 @pytest.mark.parametrize("arch, m, k", pairwise(ARCHS, (1, 8, 9, 32), (1, 17, 300, 304), seed=SEED), indirect=["arch"])
 def test_nan_in_a_gemm(kernel, fp8, generator, m, k):
     inputs = gemm.draw(gemm.Problem(m, 37, k, fp8), generator)
-    gemm.assert_nan_stays_in_its_row_or_column(
+    assert_nan_stays_in_its_row_or_column(
         lambda inputs: gemm.run(kernel, inputs, out_dtype=torch.float32), inputs, generator
     )
 
@@ -297,7 +299,7 @@ ODD_GEMMS = pairwise(
 
 @pytest.mark.parametrize("arch, k, size, layout", ODD_GEMMS, indirect=["arch"])
 def test_odd_gemms(kernel, fp8, generator, k, size, layout):
-    inputs = gemm.draw(gemm.Problem(*size, k, fp8), generator, bias=gemm.bias_of(torch.float16))
+    inputs = gemm.draw(gemm.Problem(*size, k, fp8), generator, bias=bias_of(torch.float16))
     a, b = (guarded(t, CPU, **LAYOUTS[layout]) for t in (inputs.a, inputs.b))
     moved = gemm.Inputs(a.t, b.t, inputs.scale_a, inputs.scale_b, inputs.bias)
     inputs.assert_right(gemm.run(kernel, moved, out_dtype=torch.float32), f"{size} {k}")

@@ -332,9 +332,12 @@ every_compiler = pytest.mark.parametrize(
         "traced",
         pytest.param(
             "inductor",
-            marks=pytest.mark.skipif(
-                not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-            ),
+            marks=[
+                pytest.mark.full,
+                pytest.mark.skipif(
+                    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+                ),
+            ],
         ),
     ],
 )

@@ -214,7 +214,9 @@ def test_what_is_left_is_taken_once(kernel):
 # --- torch.compile ---
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "qwen2"))]
+)
 def test_a_compiled_model_has_no_breaks(device, generator, fresh_graphs, calls, made, name):
     _, model = made(name, "dynamic")
     ids = tokens(generator, 2, 3 * WINDOW, device)

@@ -52,7 +52,7 @@ def made(kernel, device, generator):
 
 @every_part
 @every_activation
-@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+@pytest.mark.parametrize("compiler", [None, pytest.param("aot_eager", marks=pytest.mark.full)])
 def test_a_hook_sees_what_transformers_gives(made, part, activations, compiler):
     model, ids = made(activations)
     wanted, seen = logits(model, ids), []

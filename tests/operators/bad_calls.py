@@ -1,4 +1,4 @@
-"""Valid calls of every operator, and what spoils one argument of them: for test_bad_input.py and test_bad_scales.py."""
+"""Valid calls of the FP8 operators, and what spoils one argument of any call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -314,9 +314,8 @@ def in_batches(args: Arguments) -> None:
     each_row_tensor(lambda t: t.view(2, ROWS // 2, -1))(args)
 
 
-def assert_refused(kernel, device, generator, case: Bad) -> None:
-    """RuntimeError names operator and argument; nothing has been written."""
-    call = valid_call(kernel, case.operator, device, generator)
+def assert_refused(kernel, call: Call, case: Bad) -> None:
+    """Spoilt, `call` ends in a RuntimeError that names operator and argument; nothing has been written."""
     case.change(call.arguments)
     tensors = {name: t for name, t in call.arguments.items() if isinstance(t, torch.Tensor) and not t.is_meta}
     before = {name: t.clone() for name, t in tensors.items()}

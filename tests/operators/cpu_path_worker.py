@@ -14,10 +14,10 @@ import sys
 import torch
 
 from tests.problems import int8
-from tests.problems.block_scaled_gemm import VALUES, Problem, Scaling, draw
+from tests.problems.block_scaled_gemm import VALUES, draw
+from tests.problems.gemm import Problem, Scaling, bias_of
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
 from tests.problems.quantize import special_values
-from tests.problems.skinny_gemm import bias_of
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0

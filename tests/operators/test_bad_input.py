@@ -177,7 +177,7 @@ def test_the_calls_that_are_spoilt_are_valid(kernel, device, generator, operator
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_refused(kernel, device, generator, case):
-    assert_refused(kernel, device, generator, case)
+    assert_refused(kernel, valid_call(kernel, case.operator, device, generator), case)
 
 
 def test_the_most_rows_are_taken(kernel, device, generator):

@@ -1,74 +1,20 @@
-"""block_scaled_gemm against float64 with a derived bound, and what it promises about bits: same inputs, any batch, any
-layout."""
+"""block_scaled_gemm's own: what each shape of scales means, NaN and infinity in them, the AMD challenge. The rest is in
+test_gemm_contract.py."""
 
 import pytest
 import torch
 
-from tests.problems.block_scaled_gemm import (
-    CHALLENGE,
-    E8M0,
-    GROUP,
-    OPERANDS,
-    SCALES,
-    SHAPES,
-    SQUARE,
-    VALUES,
-    Case,
-    Inputs,
-    K,
-    M,
-    N,
-    Problem,
-    Scaling,
-    any_sign,
-    by_block,
-    draw,
-    placed,
-    powers_of_two,
-    row_classes,
-    run,
-)
-from tests.problems.buffers import LAYOUTS, Guarded, same_bytes, threads
+from tests.problems.block_scaled_gemm import CHALLENGE, Inputs, by_block, draw, run
+from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import on_hopper
-from tests.problems.inputs import FLOATS, FP8, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import pairwise
-from tests.problems.skinny_gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
-from tests.settings import SEED
-
-CASES = [
-    Case(m, n, k, which, dtype, Scaling(*scaling[::2]), Scaling(*scaling[1::2]), *rest)
-    for m, n, k, which, dtype, *scaling, bias, values, layout_a, layout_b, layout in pairwise(
-        *(M, N, K, range(len(FP8)), FLOATS, tuple(SHAPES), tuple(SHAPES), VALUES, VALUES, SCALES, SCALES, BIASES),
-        *((random_fp8, random_codes), OPERANDS, OPERANDS, tuple(LAYOUTS)),
-        seed=SEED,
-    )
-    for rest in [(bias, values, layout_a, layout_b, layout)]
-]
+from tests.problems.gemm import E8M0, SHAPES, Problem, Scaling, powers_of_two
+from tests.problems.inputs import positive
 
 
-def placed_all(inputs: Inputs, device, *layouts: str) -> tuple[Inputs, list[Guarded]]:
-    """Of a, b, scale_a and scale_b."""
-    tensors = [placed(t, device, how) for t, how in zip(vars(inputs).values(), layouts)]
-    bias = None if inputs.bias is None else inputs.bias.to(device)
-    return Inputs(*(t.t for t in tensors), bias), [t.buffer for t in tensors]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_against_float64(kernel, device, generator, formats, case):
-    # A GPU multiplies one format, a CPU both.
-    problem = Problem(case.m, case.n, case.k, formats[case.which_format % len(formats)])
-    drawn = draw(problem, generator, case.scale_a, case.scale_b, case.bias, case.values)
-    layouts = (case.layout_a, case.layout_b, case.scale_a.place, case.scale_b.place)
-    inputs, buffers = placed_all(drawn, device, *layouts)
-    out = Guarded((case.m, case.n), case.dtype, device, **LAYOUTS[case.layout])
-    assert run(kernel, inputs, out=out.t) is out.t
-    inputs.assert_right(out.t, problem.id)
-    out.assert_guards_intact("out")
-    for read in buffers:
-        read.assert_unchanged(problem.id)
-
-
-@pytest.mark.parametrize("m, n, k", CHALLENGE)
+# The reference of large weights, in float64, takes a second.
+@pytest.mark.parametrize(
+    "m, n, k", [pytest.param(*size, marks=pytest.mark.full if size[1] * size[2] > 2**23 else ()) for size in CHALLENGE]
+)
 def test_the_challenge(kernel, device, generator, formats, m, n, k):
     """Its inputs and its check: everything column-major, scales of both signs."""
     a, b = (torch.randn(k, rows, generator=generator).bfloat16().to(formats[-1]).to(device).t() for rows in (m, n))
@@ -83,28 +29,6 @@ def test_the_challenge(kernel, device, generator, formats, m, n, k):
     if not on_hopper(out):  # whose sums have fewer bits: where thousands of products cancel, 1e-3 is too little
         torch.testing.assert_close(out, wanted, rtol=2e-2, atol=1e-3)
     Inputs(a, b, scale_a, scale_b, None).assert_right(out, "the bound")
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=short)
-def test_a_result_of_its_own(kernel, device, generator, formats, dtype):
-    inputs = draw(Problem(3, 13, 300, formats[0]), generator, bias=bias_of(torch.float32)).to(device)
-    out = run(kernel, inputs, out_dtype=dtype)
-    assert out.dtype == dtype
-    inputs.assert_right(out, short(dtype))
-
-
-def test_the_default_result_is_bfloat16(kernel, device, generator, formats):
-    inputs = draw(Problem(3, 5, 160, formats[0]), generator).to(device)
-    assert run(kernel, inputs).dtype == torch.bfloat16
-    assert same_bytes(run(kernel, inputs), run(kernel, inputs, out_dtype=torch.bfloat16))
-
-
-def test_without_rows_or_columns(kernel, device, generator, formats):
-    for m, n in ((0, 5), (5, 0), (0, 0)):
-        inputs = draw(Problem(m, n, 200, formats[0]), generator).to(device)
-        assert run(kernel, inputs).shape == (m, n)
-        columns = Inputs(inputs.a.t().contiguous().t(), inputs.b.t().contiguous().t(), *list(vars(inputs).values())[2:])
-        assert run(kernel, columns).shape == (m, n)
 
 
 # --- what a shape of scales means ---
@@ -170,186 +94,34 @@ def test_powers_of_two_of_either_type_give_the_same_bits(kernel, device, generat
 # --- special values ---
 
 
-@pytest.mark.parametrize("layout", ["dense", "columns"])
-@pytest.mark.parametrize("k", [1, 17, 128, 300])
-@pytest.mark.parametrize("m", [1, 3, 5, 33, 130])
-def test_nan_stays_in_its_row_or_column(kernel, device, generator, format, m, k, layout):
-    inputs, _ = placed_all(draw(Problem(m, 37, k, format), generator), device, layout, layout, "dense", "dense")
-    assert_nan_stays_in_its_row_or_column(
-        lambda inputs: run(kernel, inputs, out_dtype=torch.float32), inputs, generator
-    )
-
-
-@pytest.mark.parametrize("m", [3, 40])
-def test_nan_times_zero_is_nan(kernel, device, format, m):
-    one = torch.ones((), device=device)
-    nan = torch.tensor([[0.0] * 150 + [torch.nan] + [0.0] * 49]).to(format).to(device)
-    zeros = torch.zeros(m, 200).to(format).to(device)
-    assert run(kernel, Inputs(nan, zeros, one, one, None)).isnan().all()
-    assert run(kernel, Inputs(zeros, nan, one, one, None)).isnan().all()
-    # By a scale of zero, too.
-    assert run(kernel, Inputs(zeros, nan, one, 0 * one, None)).isnan().all()
-    assert run(kernel, Inputs(zeros, zeros, one, one * torch.nan, None)).isnan().all()
-
-
 @pytest.mark.parametrize("values", [positive, powers_of_two])
 @pytest.mark.parametrize("m", [5, 130])
-def test_nan_in_scales(kernel, device, generator, formats, m, values):
+def test_nan_and_infinity_in_scales(kernel, device, generator, formats, m, values):
+    """Each spoils the rows or columns of its scale, and no others."""
     n, k = 150, 300
     for shape_a, shape_b in (("group", "square"), ("square", "group"), ("vector", "vector"), ("flat", "flat")):
         scalings = Scaling(shape_a, values), Scaling(shape_b, values)
         inputs = draw(Problem(m, n, k, formats[0]), generator, *scalings).to(device)
         clean = run(kernel, inputs, out_dtype=torch.float32)
-        for scale, rows, shape, is_a in (
-            (inputs.scale_a, m, shape_a, True),
-            (inputs.scale_b, n, shape_b, False),
-        ):
+        for scale, rows, shape, is_a in ((inputs.scale_a, m, shape_a, True), (inputs.scale_b, n, shape_b, False)):
             last = tuple(size - 1 for size in scale.shape)  # of a square block: the short one
             codes = scale.view(torch.uint8) if scale.dtype == E8M0 else scale
-            before = codes[last].clone()
-            codes[last] = 255 if scale.dtype == E8M0 else torch.nan
-            got = run(kernel, inputs, out_dtype=torch.float32)
-            codes[last] = before
             hit = torch.zeros_like(clean, dtype=torch.bool)
             first = (rows - 1) // 128 * 128 if shape == "square" else rows - 1
             (hit if is_a else hit.t())[first:] = True
-            assert torch.equal(got.isnan(), hit), f"{shape} of {'a' if is_a else 'b'}"
-            assert torch.equal(got[~hit], clean[~hit])
-
-
-def test_infinity_in_scales_and_special_biases(kernel, device, generator, formats):
-    inputs = draw(Problem(5, 13, 300, formats[0]), generator, bias=bias_of(torch.float32)).to(device)
-    inputs.scale_a[2, 1], inputs.bias[4], inputs.bias[7] = torch.inf, torch.nan, torch.inf
-    got = run(kernel, inputs, out_dtype=torch.float32)
-    finite = torch.ones(5, 13, dtype=torch.bool, device=device)
-    finite[2] = finite[:, 4] = finite[:, 7] = False
-    assert torch.equal(got.isfinite(), finite)
-    assert got[:, 4].isnan().all()
+            for special in (255,) if scale.dtype == E8M0 else (torch.nan, torch.inf):
+                before = codes[last].clone()
+                codes[last] = special
+                got = run(kernel, inputs, out_dtype=torch.float32)
+                codes[last] = before
+                assert torch.equal(got.isfinite(), ~hit), f"{special} in {shape} of {'a' if is_a else 'b'}"
+                assert special == torch.inf or got[hit].isnan().all()
+                assert torch.equal(got[~hit], clean[~hit])
 
 
 @pytest.mark.parametrize("m", [1, 4, 40])
-def test_large_sums(kernel, device, generator, format, m):
-    largest = torch.finfo(format).max
+def test_blocks_that_cancel_by_their_scales(kernel, device, format, m):
     one = torch.ones((), device=device)
-    a, b = (torch.full((rows, 16384), largest).to(format).to(device) for rows in (m, 9))
-    for dtype in FLOATS:
-        got = run(kernel, Inputs(a, b, one, one, None), out_dtype=dtype)
-        assert got.isinf().all() if dtype == torch.float16 else got.isfinite().all()
-        Inputs(a, b, one, one, None).assert_right(got, short(dtype))
-    # Sums that cancel: only the order of the additions is left, within the bound.
-    signs = torch.where(torch.rand(9, 16384, generator=generator) < 0.5, -1.0, 1.0).to(device)
-    inputs = Inputs(a, (b.float() * signs).to(format), one, one, None)
-    inputs.assert_right(run(kernel, inputs, out_dtype=torch.float32), "cancelling")
-    # Blocks that cancel by their scales.
+    a, b = (torch.full((rows, 16384), torch.finfo(format).max).to(format).to(device) for rows in (m, 9))
     blocks = torch.where(torch.arange(128) % 2 == 0, 1.0, -1.0).expand(m, 128).to(device)
-    inputs = Inputs(a, b, blocks, one, None)
-    assert (run(kernel, inputs, out_dtype=torch.float32) == 0).all()
-    # A scale brings a sum beyond float16 back into its range before it is rounded.
-    small = torch.full((), 2.0**-20, device=device)
-    inputs = Inputs(a, b, one, small, None)
-    got = run(kernel, inputs, out_dtype=torch.float16)
-    assert got.isfinite().all()
-    inputs.assert_right(got, "scaled")
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=short)
-@pytest.mark.parametrize("scale", [2.0**-16, 2.0**-24, 2.0**-120, 2.0**-140])
-def test_small_results(kernel, device, generator, formats, scale, dtype):
-    # Subnormal in the result's type, and in float32 itself.
-    one = Scaling("one", positive)
-    inputs = draw(Problem(3, 13, 300, formats[0]), generator, one, one).to(device)
-    inputs.scale_a, inputs.scale_b = torch.full((), scale, device=device), torch.ones((), device=device)
-    inputs.assert_right(run(kernel, inputs, out_dtype=dtype), f"{scale} {short(dtype)}")
-
-
-# --- the same bits ---
-
-
-# Sizes where one part of the work, several, and uneven parts go to the threads.
-@pytest.mark.parametrize("m, n, k", [(1, 1000, 4096), (4, 515, 1031), (33, 1000, 520), (300, 270, 700)])
-def test_same_bytes_whatever_the_threads(kernel, device, generator, formats, m, n, k):
-    inputs = draw(Problem(m, n, k, formats[n % len(formats)]), generator, bias=bias_of(torch.float16)).to(device)
-    results = []
-    for count in (1, 2, 3, 2):
-        with threads(count):
-            results.append(run(kernel, inputs, out_dtype=torch.float32))
-    inputs.assert_right(results[0], "one thread")
-    assert all(same_bytes(results[0], other) for other in results[1:])
-
-
-@pytest.mark.parametrize("shape", ["vector", "group"])
-@pytest.mark.parametrize("n, k", [(13, 1), (12, 100), (130, 257), (5, 1024)])
-def test_a_row_does_not_depend_on_its_batch(kernel, device, backend, generator, format, n, k, shape):
-    total = max(m for sizes in row_classes(backend) for m in sizes)
-    scaling = Scaling(shape, any_sign)
-    inputs = draw(Problem(total, n, k, format), generator, scaling, bias=bias_of(torch.bfloat16)).to(device)
-    looked_at = (0, 1, 15, 31, 32, 64, 127, total - 17, total - 16, total - 1)
-    for sizes in row_classes(backend):
-        # Each as the first of as few rows as the class has: the row itself and the ones after it, around the end.
-        wanted = {
-            i: run(kernel, inputs.rows([(i + r) % total for r in range(sizes[0])]), out_dtype=torch.float32)[0]
-            for i in looked_at
-        }
-        for m in sizes:
-            # The first m rows, and the last.
-            for begin in (0, total - m):
-                got = run(kernel, inputs.rows(slice(begin, begin + m)), out_dtype=torch.float32)
-                for i in set(looked_at) & set(range(begin, begin + m)):
-                    assert same_bytes(got[i - begin], wanted[i]), f"row {i} of {m} from {begin}"
-
-
-def test_other_rows_do_not_matter(kernel, device, generator, formats):
-    """The same row among others, whose numbers, scales and NaN codes differ."""
-    for m in (2, 20, 40, 70, 130):
-        one, other = (draw(Problem(m, 40, 300, formats[0]), generator).to(device) for _ in range(2))
-        other.a.view(torch.uint8)[:] = 0x80 if formats[0] == torch.float8_e4m3fnuz else 0x7F
-        row = m // 2
-        other.a.view(torch.uint8)[row] = one.a.view(torch.uint8)[row]
-        other.scale_a[row] = one.scale_a[row]
-        other.b, other.scale_b = one.b, one.scale_b
-        got, wanted = (run(kernel, inputs, out_dtype=torch.float32)[row] for inputs in (other, one))
-        assert same_bytes(got, wanted), m
-
-
-@pytest.mark.parametrize("m, n, k", [(1, 37, 1000), (7, 37, 272), (33, 13, 257), (130, 140, 400)])
-def test_layout_does_not_change_bits(kernel, device, generator, formats, m, n, k):
-    # Alignment and order decide between fast and careful loads, never the order of the sum.
-    inputs = draw(Problem(m, n, k, formats[m % len(formats)]), generator)
-    wanted = run(kernel, inputs.to(device), out_dtype=torch.float32)
-    for layouts in [
-        *((how, how, "dense", "dense") for how in OPERANDS),
-        *((how, "dense", "dense", "dense") for how in OPERANDS),
-        *(("dense", how, "dense", "dense") for how in OPERANDS),
-        *(("dense", "dense", how, how) for how in SCALES if not how.startswith("one")),
-    ]:
-        moved, _ = placed_all(inputs, device, *layouts)
-        assert same_bytes(run(kernel, moved, out_dtype=torch.float32), wanted), str(layouts)
-
-
-def test_the_results_layout_does_not_change_bits(kernel, device, generator, formats):
-    for dtype in FLOATS:
-        inputs = draw(Problem(21, 37, 300, formats[0]), generator, bias=bias_of(torch.float32)).to(device)
-        wanted = run(kernel, inputs, out_dtype=dtype)
-        for pad, shift in ((0, 1), (1, 0), (16, 0), (37, 3)):
-            out = Guarded((21, 37), dtype, device, pad=pad, shift=shift)
-            assert same_bytes(run(kernel, inputs, out=out.t), wanted), f"{pad} {shift}"
-
-
-def test_expanded_operands(kernel, device, generator, formats):
-    # A stride of zero between rows is a layout like any other for what is only read.
-    inputs = draw(Problem(8, 16, 160, formats[0]), generator, GROUP, SQUARE).to(device)
-    inputs.a, inputs.b = inputs.a[:1].expand(8, -1), inputs.b[:1].expand(16, -1)
-    inputs.scale_a, inputs.scale_b = inputs.scale_a[:1].expand(8, -1), inputs.scale_b[:1, :1].expand(1, 2)
-    got = run(kernel, inputs, out_dtype=torch.float32)
-    inputs.assert_right(got, "expanded")
-    assert (got == got[0, 0]).all()
-
-
-def test_a_format_that_the_device_does_not_multiply(kernel, device, generator, formats):
-    for format in FP8:
-        inputs = draw(Problem(3, 5, 64, format), generator).to(device)
-        if format in formats:
-            run(kernel, inputs)
-            continue
-        with pytest.raises(RuntimeError, match=f"a: dtype {short(format)}|a: dtype float8_{short(format)}"):
-            run(kernel, inputs)
+    assert (run(kernel, Inputs(a, b, blocks, one, None), out_dtype=torch.float32) == 0).all()

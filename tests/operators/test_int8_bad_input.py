@@ -1,12 +1,20 @@
 """Bad input of the int8 operators: RuntimeError names operator and argument; nothing has been written."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import pytest
 import torch
 
-from tests.problems.buffers import Guarded, guarded, same_bytes
+from tests.operators.bad_calls import (
+    Bad,
+    Call,
+    assert_refused,
+    given,
+    replace,
+    share_last_element,
+    spread,
+    to_dtype,
+    wider,
+)
+from tests.problems.buffers import Guarded, guarded
 from tests.problems.inputs import normal
 from tests.problems.int8 import INT8, MOST_K, any_bytes
 from tests.problems.operators import function_of, int8_operators
@@ -14,13 +22,8 @@ from tests.problems.operators import function_of, int8_operators
 B, M, N, K, D = 3, 4, 24, 40, 24
 ROWS = 4
 
-Arguments = dict[str, object]
-Change = Callable[[Arguments], None]
 
-
-def valid_call(operator: str, device, generator) -> tuple[Arguments, dict[str, Guarded]]:
-    """Keywords of a call, and the guarded buffers of what it writes."""
-
+def valid_call(operator: str, device, generator) -> Call:
     def half(*shape: int) -> torch.Tensor:
         return normal(shape, torch.bfloat16, generator)
 
@@ -53,7 +56,7 @@ def valid_call(operator: str, device, generator) -> tuple[Arguments, dict[str, G
         written["zero_point_out"] = Guarded((ROWS, 1), torch.int32, device)
     if "residual" in arguments:
         written["residual"] = guarded(arguments["residual"], device)
-    return arguments | {name: buffer.t for name, buffer in written.items()}, written
+    return Call(operator, arguments | {name: buffer.t for name, buffer in written.items()}, list(written.values()))
 
 
 GEMMS = ("int8_gemm", "linear_abde_i8", "linear_relu_abde_i8", "linear_ab_i8_de_f32", "bmm_abe_i8", "bmm_ab_i8_e_f32")
@@ -74,64 +77,15 @@ INTEGERS = ("zero_a", "sum_b", "zero_point", "zero_point_out")
 CODES = ("a", "b")
 
 
-class Bad(NamedTuple):
-    operator: str
-    named: str  # the argument that the message must name
-    why: str
-    change: Change
-    says: str = ""  # a pattern of the message after the operator's name, where it is not `named: ...`
-
-    @property
-    def id(self) -> str:
-        return f"{self.operator}-{self.named}-{self.why}"
-
-
-def replace(name: str, function: Callable) -> Change:
-    def change(args: Arguments) -> None:
-        args[name] = function(args[name])
-
-    return change
-
-
-def given(**values: object) -> Change:
-    return lambda args: args.update(values)
-
-
-def spread(t: torch.Tensor) -> torch.Tensor:
-    return t.repeat_interleave(2, dim=-1)[..., ::2]
-
-
-def wider(t: torch.Tensor) -> torch.Tensor:
-    return torch.cat([t, t], dim=-1)
-
-
-def share(target: str, source: str) -> Change:
-    """`target` becomes a view of `source`'s last bytes, with its own type."""
-
-    def change(args: Arguments) -> None:
-        t, s = args[target], args[source]
-        step = max(t.element_size(), s.element_size())
-        begin = (s.nbytes - 1) // step * step
-        arena = torch.zeros(begin + max(t.nbytes, s.nbytes), dtype=torch.uint8, device=t.device)
-        args[source] = arena[: s.nbytes].view(s.dtype).view(s.shape).copy_(s)
-        args[target] = arena[begin : begin + t.nbytes].view(t.dtype).view(t.shape)
-
-    return change
-
-
-def to(name: str, dtype: torch.dtype) -> Change:
-    return replace(name, lambda t: t.float().to(dtype))
-
-
 def common(operator: str) -> list[Bad]:
     cases = []
     for name in TENSORS[operator]:
         for dtype in (torch.float64, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn):
-            cases.append(Bad(operator, name, str(dtype).removeprefix("torch."), to(name, dtype)))
+            cases.append(Bad(operator, name, str(dtype).removeprefix("torch."), to_dtype(name, dtype)))
         if name in CODES + INTEGERS:
-            cases.append(Bad(operator, name, "float32", to(name, torch.float32)))
+            cases.append(Bad(operator, name, "float32", to_dtype(name, torch.float32)))
         if name in CODES + WIDE and name not in ("d", "out"):
-            cases.append(Bad(operator, name, "int32", to(name, torch.int32)))
+            cases.append(Bad(operator, name, "int32", to_dtype(name, torch.int32)))
         if name not in NUMBERS:
             cases.append(Bad(operator, name, "a-number", given(**{name: 0.5})))
         cases.append(Bad(operator, name, "a-string", given(**{name: "1"})))
@@ -180,7 +134,7 @@ def common(operator: str) -> list[Bad]:
         for source in TENSORS[operator]:
             if source not in written[: i + 1]:
                 both = rf"({target}|{source}): .*overlaps"  # of two that are written either may be named
-                cases.append(Bad(operator, target, f"overlaps-{source}", share(target, source), both))
+                cases.append(Bad(operator, target, f"overlaps-{source}", share_last_element(target, source), both))
     return cases
 
 
@@ -214,7 +168,7 @@ for _operator in LINEARS:
     CASES += [
         Bad(_operator, "d", "row-missing", replace("d", lambda t: t[:-1])),
         Bad(_operator, "d", "a-column", replace("d", lambda t: t[:, :1].contiguous())),
-        Bad(_operator, "d", "of-the-others-type", to("d", INT8 if _operator.endswith("f32") else torch.float32)),
+        Bad(_operator, "d", "of-the-others-type", to_dtype("d", INT8 if _operator.endswith("f32") else torch.float32)),
         Bad(_operator, "alpha", "none", given(alpha=None)),
         Bad(_operator, "beta", "complex", given(beta=1j)),
     ]
@@ -235,20 +189,16 @@ CASES += [
     Bad("quantize_int8", "scale_out", "one-dim", replace("scale_out", lambda t: t[:, 0])),
     Bad("quantize_int8", "scale_out", "one-for-all", replace("scale_out", lambda t: t[:1].expand(ROWS, 1))),
     Bad("quantize_int8", "zero_point_out", "one-for-all", replace("zero_point_out", lambda t: t[:1].expand(ROWS, 1))),
-    Bad("layer_norm_int8", "weight", "other-type", to("weight", torch.float16)),
-    Bad("layer_norm_int8", "bias", "wider-than-weight", to("bias", torch.float32)),
+    Bad("layer_norm_int8", "weight", "other-type", to_dtype("weight", torch.float16)),
+    Bad("layer_norm_int8", "bias", "wider-than-weight", to_dtype("bias", torch.float32)),
     Bad("layer_norm_int8", "weight", "strided", replace("weight", spread)),
-    Bad("layer_norm_int8", "residual", "other-type", to("residual", torch.float16)),
+    Bad("layer_norm_int8", "residual", "other-type", to_dtype("residual", torch.float16)),
     Bad("layer_norm_int8", "residual", "row-missing", replace("residual", lambda t: t[:-1])),
-    Bad("softmax_int8", "mask", "other-type", to("mask", torch.float16)),
+    Bad("softmax_int8", "mask", "other-type", to_dtype("mask", torch.float16)),
     Bad("softmax_int8", "mask", "one-column", replace("mask", lambda t: t[:, :1])),
     Bad("softmax_int8", "mask", "rows-missing", replace("mask", lambda t: t[:2])),
     Bad("softmax_int8", "x", "5-dims", lambda args: args.update(x=args["x"][None, None, None], mask=None, out=None)),
 ]
-
-
-def call(kernel, operator: str, arguments: Arguments):
-    return getattr(kernel, function_of(operator))(**arguments)
 
 
 def test_no_operator_is_left_out(kernel):
@@ -257,27 +207,16 @@ def test_no_operator_is_left_out(kernel):
 
 @pytest.mark.parametrize("operator", TENSORS)
 def test_the_calls_that_are_spoilt_are_valid(kernel, device, generator, operator):
-    arguments, written = valid_call(operator, device, generator)
-    got = call(kernel, operator, arguments)
-    assert (got[0] if isinstance(got, tuple) else got) is arguments["out"]
-    for name, buffer in written.items():
-        buffer.assert_guards_intact(name)
+    call = valid_call(operator, device, generator)
+    got = call(kernel)
+    assert (got[0] if isinstance(got, tuple) else got) is call.arguments["out"]
+    for buffer in call.written:
+        buffer.assert_guards_intact(operator)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_refused(kernel, device, generator, case):
-    arguments, written = valid_call(case.operator, device, generator)
-    case.change(arguments)
-    tensors = {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and not t.is_meta}
-    before = {name: t.clone() for name, t in tensors.items()}
-    function = function_of(case.operator)
-    with pytest.raises(Exception, match=rf"^{function}: " + (case.says or f"{case.named}: ")) as caught:
-        call(kernel, case.operator, arguments)
-    assert caught.type is RuntimeError
-    for buffer in written.values():
-        buffer.assert_unchanged(case.id)
-    for name, t in tensors.items():
-        assert same_bytes(t, before[name]), name
+    assert_refused(kernel, valid_call(case.operator, device, generator), case)
 
 
 FIRST_USE = """

@@ -1,61 +1,24 @@
-"""int8_gemm and SmoothQuant's five wrappers: every byte is the reference's, and the sums are exact."""
+"""int8_gemm's own: exact sums, rounding, special scales, GELU, batches; and SmoothQuant's five wrappers. The rest is in
+test_gemm_contract.py."""
 
 import pytest
 import torch
 
-from tests.problems.buffers import Guarded, guarded, same_bytes, threads
-from tests.problems.inputs import FLOATS, HALF, normal, short
+from tests.problems.buffers import Guarded, guarded, same_bytes
+from tests.problems.inputs import HALF, normal, short
 from tests.problems.int8 import (
     INT8,
-    LAYOUTS,
     MOST_K,
     RESULTS,
-    SHAPES,
-    VALUES,
-    Case,
     Inputs,
-    K,
-    M,
-    N,
     any_bytes,
     draw,
     extremes,
     lowest,
-    placed,
     run,
+    simple,
     spread,
 )
-from tests.problems.pairwise import pairwise
-from tests.settings import SEED
-
-CASES = [
-    Case(*axes)
-    for axes in pairwise(
-        *(M, N, K, RESULTS, tuple(SHAPES), tuple(SHAPES), (None, *FLOATS), (None, None, *SHAPES), (None, "relu")),
-        *((False, True), VALUES, tuple(LAYOUTS), tuple(LAYOUTS), tuple(LAYOUTS)),
-        seed=SEED,
-    )
-]
-
-
-def simple(m: int, n: int, k: int, dtype=torch.float32, **changes) -> Case:
-    case = Case(m, n, k, dtype, "vector", "vector", None, None, None, False, any_bytes, "dense", "dense", "dense")
-    return case._replace(**changes)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_every_byte_is_the_references(kernel, device, generator, case):
-    drawn = draw(case, generator)
-    wanted = run(kernel.reference, drawn, out_dtype=case.dtype)
-    a, b = placed(drawn.a, device, case.layout_a), placed(drawn.b, device, case.layout_b)
-    inputs = drawn.to(device)._replace(a=a.t, b=b.t)
-    out = Guarded((case.m, case.n), case.dtype, device, **LAYOUTS[case.layout])
-    assert run(kernel, inputs, out=out.t) is out.t
-    assert same_bytes(out.t, wanted)
-    out.assert_guards_intact("out")
-    a.assert_unchanged("a")
-    b.assert_unchanged("b")
-
 
 # --- the sum ---
 
@@ -182,7 +145,7 @@ def test_gelu_stays_within_its_bound(kernel, device, generator, activation, m, k
     assert torch.equal(codes, kernel.reference.encode_int8(got.float()))
 
 
-# --- batches, layouts, threads ---
+# --- batches ---
 
 
 @pytest.mark.parametrize("batch", [0, 1, 3, 8, 9, 33])
@@ -226,32 +189,6 @@ def test_strides_of_zero(kernel, device, generator):
     assert same_bytes(got, kernel.reference.bmm_abe_i8(a, b, 0.01))
     narrow = a.to(device)[:1].expand(9, 6, -1), b.to(device)[:1].expand(9, -1, -1)
     assert same_bytes(kernel.bmm_abe_i8(*narrow, 0.01), got)
-
-
-@pytest.mark.parametrize("m, n, k", [(1, 1000, 4096), (4, 515, 1031), (33, 1000, 520), (600, 270, 700)])
-def test_same_bytes_whatever_the_threads(kernel, device, generator, m, n, k):
-    inputs = draw(simple(m, n, k, bias=torch.float32), generator)
-    wanted = run(kernel.reference, inputs, out_dtype=torch.float32)
-    for count in (1, 2, 3):
-        with threads(count):
-            assert same_bytes(run(kernel, inputs.to(device), out_dtype=torch.float32), wanted)
-
-
-def test_a_row_does_not_depend_on_its_batch(kernel, device, generator):
-    inputs = draw(simple(200, 60, 600, torch.bfloat16), generator).to(device)
-    wanted = run(kernel, inputs)
-    for m in (1, 2, 3, 4, 5, 31, 64, 129):
-        part = inputs._replace(a=inputs.a[-m:], scale_a=inputs.scale_a[-m:])
-        assert same_bytes(run(kernel, part), wanted[-m:])
-
-
-def test_results_of_its_own(kernel, device, generator):
-    inputs = draw(simple(3, 5, 40), generator).to(device)
-    assert run(kernel, inputs).dtype == torch.bfloat16
-    for dtype in RESULTS:
-        assert run(kernel, inputs, out_dtype=dtype).dtype == dtype
-    for m, n in ((0, 5), (5, 0), (0, 0)):
-        assert run(kernel, draw(simple(m, n, 40), generator).to(device)).shape == (m, n)
 
 
 # --- SmoothQuant's wrappers ---

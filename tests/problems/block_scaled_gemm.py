@@ -1,19 +1,24 @@
-"""Problems of block_scaled_gemm: sizes, kinds of scales, how operands lie in memory, and the check against float64."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Problems of block_scaled_gemm: sizes, kinds of scales, and the check against float64."""
 
 import torch
 
-from tests.problems import skinny_gemm
-from tests.problems.buffers import Guarded
+from tests.problems import gemm
 from tests.problems.comparisons import assert_block_scaled_gemm_close
-from tests.problems.inputs import positive, random_fp8, short
-from tests.problems.skinny_gemm import Problem, no_bias
-
-BLOCK = 128  # k of a block; rows of an operand that may share a scale
-E8M0 = torch.float8_e8m0fnu
-
+from tests.problems.gemm import (
+    BLOCK,
+    SHAPES,
+    VECTOR,
+    Gemm,
+    Problem,
+    Scaling,
+    any_sign,
+    assert_close,
+    draw_fp8_case,
+    fp8_cases,
+    no_bias,
+    powers_of_two,
+)
+from tests.problems.inputs import positive, random_fp8
 
 # Nothing; few rows; each end of a row class and what surrounds it; more than one block of rows.
 M = (0, 1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 65, 128, 129, 200)
@@ -41,9 +46,7 @@ CHALLENGE = [
 ]
 
 
-class Inputs(skinny_gemm.Inputs):
-    """`rows` is not for scales of square blocks of a."""
-
+class Inputs(gemm.Inputs):
     def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
         """In float64 [M, blocks] and [N, blocks]: what the shapes of the scales say."""
         (m, k), n = self.a.shape, len(self.b)
@@ -71,111 +74,33 @@ def by_block(scale: torch.Tensor, rows: int, k: int, vector: tuple[int, int], bl
     return values[torch.arange(rows, device=scale.device) // BLOCK]
 
 
-# Shapes of scales: of an operand with so many rows and blocks; `dim` is 0 for a, 1 for b.
-SHAPES: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
-    "one": lambda rows, blocks, dim: (),
-    "one-2d": lambda rows, blocks, dim: (1, 1),
-    "flat": lambda rows, blocks, dim: (rows,),
-    "vector": lambda rows, blocks, dim: (1, rows) if dim else (rows, 1),
-    "group": lambda rows, blocks, dim: (rows, blocks),
-    "square": lambda rows, blocks, dim: (-(-rows // BLOCK), blocks),
-}
-
-
-# Their values: products of two of them keep float32's normal range.
-def any_sign(shape, generator) -> torch.Tensor:
-    return torch.randn(shape, generator=generator)
-
-
-def powers_of_two(shape, generator) -> torch.Tensor:
-    """float8_e8m0fnu."""
-    return torch.ldexp(torch.ones(shape), torch.randint(-12, 4, tuple(shape), generator=generator)).to(E8M0)
-
-
 VALUES = (positive, any_sign, powers_of_two)
-
 # How a tensor of rows lies: K contiguous or (columns) the other dimension; 16-byte aligned or off any alignment.
 OPERANDS = ("dense", "apart", "padded", "columns", "columns-apart", "columns-padded")
 SCALES = ("dense", "padded", "columns", "strided", "one-row", "one-block")
-
-
-class Placed(NamedTuple):
-    buffer: Guarded
-    t: torch.Tensor
-
-
-def placed(values: torch.Tensor, device, how: str) -> Placed:
-    """`values` among poison. "one-row" and "one-block" repeat the first by a stride of 0: other values."""
-    values = values.to(device)
-    if values.dim() == 0:
-        values, how = values.reshape(1), "zero-dim"
-    if how == "strided":
-        buffer = Guarded((*values.shape[:-1], 3 * values.shape[-1]), values.dtype, device, pad=2)
-        t = buffer.t[..., 1::3]
-        t.copy_(values)
-        buffer.holding(buffer.t.clone())
-        return Placed(buffer, t)
-    if how == "one-row":
-        buffer = Guarded(values[:1].shape, values.dtype, device).holding(values[:1])
-        return Placed(buffer, buffer.t.expand(values.shape))
-    if how == "one-block":
-        buffer = Guarded(values[..., :1].shape, values.dtype, device).holding(values[..., :1])
-        return Placed(buffer, buffer.t.expand(values.shape))
-    turned = how.startswith("columns") and values.dim() == 2
-    extra = dict(pad=37, shift=3) if how.endswith("padded") else dict(pad=64) if how.endswith("apart") else {}
-    shape = tuple(reversed(values.shape)) if turned else tuple(values.shape)
-    buffer = Guarded(shape, values.dtype, device, **extra).holding(values.t() if turned else values)
-    return Placed(buffer, buffer.t[0] if how == "zero-dim" else buffer.t.t() if turned else buffer.t)
-
-
-class Scaling(NamedTuple):
-    """An operand's scales."""
-
-    shape: str
-    values: Callable
-    place: str = "dense"
-
-    def draw(self, rows: int, k: int, dim: int, generator) -> torch.Tensor:
-        return self.values(SHAPES[self.shape](rows, -(-k // BLOCK), dim), generator)
-
-    def __str__(self) -> str:
-        return f"{self.shape}_{self.values.__name__}_{self.place}"
-
-
-class Case(NamedTuple):
-    """A problem, the kinds of its operands, and how they lie in memory."""
-
-    m: int
-    n: int
-    k: int
-    which_format: int  # of those that the device multiplies
-    dtype: torch.dtype  # of the result
-    scale_a: Scaling
-    scale_b: Scaling
-    bias: Callable
-    values: Callable
-    layout_a: str
-    layout_b: str
-    layout: str  # of the result
-
-    @property
-    def id(self) -> str:
-        names = (short(self.dtype), self.scale_a, self.scale_b, self.bias.__name__, self.values.__name__)
-        return f"{self.m}x{self.n}x{self.k}-{'-'.join(map(str, (*names, *self[9:])))}-{self.which_format}"
-
-
-GROUP, SQUARE = Scaling("group", positive), Scaling("square", positive)
+GROUP, SQUARE = Scaling("group"), Scaling("square")
 
 
 def draw(problem: Problem, generator, scale_a=GROUP, scale_b=SQUARE, bias=no_bias, values=random_fp8) -> Inputs:
-    return Inputs(
-        values((problem.m, problem.k), problem.format, generator),
-        values((problem.n, problem.k), problem.format, generator),
-        scale_a.draw(problem.m, problem.k, 0, generator),
-        scale_b.draw(problem.n, problem.k, 1, generator),
-        bias(problem.n, generator),
-    )
+    return gemm.draw_fp8(Inputs, problem, generator, scale_a, scale_b, bias, values)
 
 
-def run(kernel, inputs: Inputs, **kwargs) -> torch.Tensor:
-    return kernel.block_scaled_gemm(*vars(inputs).values(), **kwargs)
+GEMM = Gemm(
+    name="block_scaled_gemm",
+    draw=draw,
+    draw_case=draw_fp8_case(draw),
+    assert_right=assert_close,
+    cases=fp8_cases(M, N, K, shapes=tuple(SHAPES), values=VALUES, places=SCALES, operands=OPERANDS),
+    rows=(1, 3, 4, 5, 20, 33, 70, 130),
+    inner=(1, 17, 128, 300),
+    row_classes=row_classes,
+    of_a_row=((13, 1), (12, 100), (130, 257), (5, 1024)),
+    uneven=((1, 1000, 4096), (4, 515, 1031), (33, 1000, 520), (300, 270, 700)),
+    moved=((1, 37, 1000), (7, 37, 272), (33, 13, 257), (130, 140, 400)),
+    of_rows=(VECTOR._replace(values=any_sign), GROUP._replace(values=any_sign)),
+    operands=OPERANDS,
+    orders=("dense", "columns"),
+    places=tuple(how for how in SCALES if not how.startswith("one")),
+    scales_parts=True,
+)
+run = GEMM.run

@@ -1,12 +1,17 @@
 """Problems of the int8 operators: sizes, values, scales, how operands lie in memory."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 
-from tests.problems.buffers import Guarded
-from tests.problems.inputs import normal, short
+from tests.problems import gemm
+from tests.problems.buffers import same_bytes
+from tests.problems.gemm import Gemm, Problem, no_bias
+from tests.problems.inputs import FLOATS, normal, short
+from tests.problems.pairwise import pairwise
+from tests.settings import SEED
 
 INT8 = torch.int8
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, INT8)
@@ -55,7 +60,7 @@ def spread(shape, generator, k: int) -> torch.Tensor:
 
 
 # How a tensor of rows lies: dense; rows apart; off any alignment.
-LAYOUTS = {"dense": {}, "apart": dict(pad=64), "padded": dict(pad=37, shift=3)}
+LAYOUTS = ("dense", "apart", "padded")
 
 
 class Case(NamedTuple):
@@ -83,21 +88,14 @@ class Case(NamedTuple):
         layouts = (self.values.__name__, self.layout_a, self.layout_b, self.layout)
         return f"{self.m}x{self.n}x{self.k}-" + "-".join(map(str, (*names, *layouts)))
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return self.layout_a, self.layout_b, "dense", "dense"
 
-class Inputs(NamedTuple):
-    """Arguments of int8_gemm: the first five are positional."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    scale_a: torch.Tensor
-    scale_b: torch.Tensor
-    bias: torch.Tensor | None
-    options: dict
-
-    def to(self, device) -> "Inputs":
-        moved = (None if t is None else t.to(device) for t in self[:5])
-        kept = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in self.options.items()}
-        return Inputs(*moved, kept)
+@dataclass
+class Inputs(gemm.Inputs):
+    options: dict = field(default_factory=dict)
 
 
 def draw(case: Case, generator) -> Inputs:
@@ -114,13 +112,46 @@ def draw(case: Case, generator) -> Inputs:
     return Inputs(a, b, scale_a, scale_b, bias, options)
 
 
-def run(module, inputs: Inputs, **kwargs) -> torch.Tensor:
-    """By the kernel or by its reference."""
-    return module.int8_gemm(*inputs[:5], **inputs.options, **kwargs)
+def simple(m: int, n: int, k: int, dtype=torch.float32, **changes) -> Case:
+    case = Case(m, n, k, dtype, "vector", "vector", None, None, None, False, any_bytes, "dense", "dense", "dense")
+    return case._replace(**changes)
 
 
-def placed(values: torch.Tensor, device, how: str) -> Guarded:
-    return Guarded(values.shape, values.dtype, device, **LAYOUTS[how]).holding(values.to(device))
+def _draw_problem(problem: Problem, generator, scale_a="vector", scale_b="vector", bias=no_bias) -> Inputs:
+    case = simple(problem.m, problem.n, problem.k, scale_a=scale_a, scale_b=scale_b)
+    return replace(draw(case, generator), bias=bias(problem.n, generator))
+
+
+def _assert_the_references_bytes(kernel, inputs: Inputs, out: torch.Tensor, what: str) -> None:
+    assert same_bytes(out, GEMM.run(kernel.reference, inputs.to("cpu"), out_dtype=out.dtype)), what
+
+
+GEMM = Gemm(
+    name="int8_gemm",
+    draw=_draw_problem,
+    draw_case=lambda case, formats, generator: draw(case, generator),
+    assert_right=_assert_the_references_bytes,
+    cases=tuple(
+        Case(*axes)
+        for axes in pairwise(
+            *(M, N, K, RESULTS, tuple(SHAPES), tuple(SHAPES), (None, *FLOATS), (None, None, *SHAPES), (None, "relu")),
+            *((False, True), VALUES, LAYOUTS, LAYOUTS, LAYOUTS),
+            seed=SEED,
+        )
+    ),
+    rows=(1, 3, 4, 5, 33, 130),
+    inner=(1, 17, 128, 300),
+    row_classes=lambda backend: ((1, 2, 3, 4, 5, 31, 64, 129, 200),),
+    of_a_row=((60, 600),),
+    uneven=((1, 1000, 4096), (4, 515, 1031), (33, 1000, 520), (600, 270, 700)),
+    moved=((1, 37, 1000), (7, 37, 272), (33, 13, 257), (130, 140, 400)),
+    one="zero-dim",
+    vector="vector",
+    of_rows=("vector",),
+    results=RESULTS,
+    own_format=INT8,
+)
+run = GEMM.run
 
 
 def special_rows(dtype: torch.dtype, d: int, generator) -> torch.Tensor:
