@@ -123,9 +123,10 @@ double int8_estimate(int arch, int shape, int parts, int64_t batch, int64_t m, i
     return estimated_us(kChipModels[arch], kTileShapes[shape], parts, batch, m, n, k);
 }
 int int8_fallback_shape(int shape) { return int8_gemm::hip::fallback_shape(shape); }
-void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int64_t out[3]) {
+void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int memory_bits,
+                              int64_t out[3]) {
     using namespace block_scaled_gemm::cuda;
-    const Config c = pick_config(m, n, k, multiprocessors, general_b);
+    const Config c = pick_config(m, n, k, multiprocessors, tiles::hopper_of(memory_bits), general_b);
     out[0] = c.form;
     out[1] = c.splits;
     out[2] = c.pieces;

@@ -30,7 +30,7 @@ FUNCTIONS = {
     "int8_config": (None, (LONG, LONG, LONG, LONG, INT, INT), 2),
     "int8_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG, LONG, LONG), 0),
     "int8_fallback_shape": (INT, (INT,), 0),
-    "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT), 3),
+    "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT, INT), 3),
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_fallback_shape": (INT, (INT,), 0),

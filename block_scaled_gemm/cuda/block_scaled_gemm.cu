@@ -116,7 +116,8 @@ Status launch(const Args& args, const Executor& on) {
     const bool general_b = b.rows == 1 && b.row_stride != 0 && b.block_stride != 0;
     Config config;
     if (chip.capability == 90) {
-        config = pick_config(args.m, args.n, args.k, chip.multiprocessors, general_b);
+        config =
+            pick_config(args.m, args.n, args.k, chip.multiprocessors, tiles::hopper_of(chip.memory_bits), general_b);
         const auto suits = [&](const Form& f) { return f.swapped || !general_b; };
         const Status forced = tiles::force_config("block_scaled_gemm", kForms,
                                                   {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);

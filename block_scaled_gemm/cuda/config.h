@@ -8,27 +8,51 @@
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 
-// Fitted to the times of all forms at 59 sizes on an H200: docs/journal/block_scaled_gemm-cuda.md.
-constexpr tiles::Costs kCosts{
-    .read_rate = 4.63e6,
-    .write_rate = 3.23e6,
-    .l2_rate = 12.3e6,
-    .clock = 1850,
-    .least_cycles = 189,
-    .latency_us = 1.29,
-    .store_us = 1.07e-4,
-    .start_us = 1.53,
-    .split_us = 0.407,
-    .part_us = 0.567,
-    .overlap = 0.312,
-    .tail = 0.408,
+struct ChipCosts {
+    tiles::Costs costs;
+    double add_cycles;    // of a column of narrow rows: scaling and adding
+    double swapped_cost;  // times that where each column has a scale of its own
+    double block_cycles;  // of a block and warpgroup beside that
+
+    constexpr tiles::Step step_of(const Form& f) const {
+        return {f.narrow * add_cycles * (f.swapped ? swapped_cost : 1) + block_cycles, stages(f)};
+    }
 };
-constexpr double kAddCycles = 1.26;    // of a column of narrow rows: scaling and adding
-constexpr double kSwappedCost = 3.47;  // times that where each column has a scale of its own
-constexpr double kBlockCycles = 139;   // of a block and warpgroup beside that
-constexpr tiles::Step step_of(const Form& f) {
-    return {f.narrow * kAddCycles * (f.swapped ? kSwappedCost : 1) + kBlockCycles, stages(f)};
-}
+// Fitted to the times of all forms: docs/journal/block_scaled_gemm-cuda.md.
+constexpr ChipCosts kChipCosts[] = {
+    // H200, at 59 sizes.
+    {.costs = {.read_rate = 4.63e6,
+               .write_rate = 3.23e6,
+               .l2_rate = 12.3e6,
+               .clock = 1850,
+               .least_cycles = 189,
+               .latency_us = 1.29,
+               .store_us = 1.07e-4,
+               .start_us = 1.53,
+               .split_us = 0.407,
+               .part_us = 0.567,
+               .overlap = 0.312,
+               .tail = 0.408},
+     .add_cycles = 1.26,
+     .swapped_cost = 3.47,
+     .block_cycles = 139},
+    // H100 SXM, at 169 sizes, 2026-11-25. What is written costs no more than what the tiles' stores take.
+    {.costs = {.read_rate = 3.54e6,
+               .write_rate = 1.74e7,
+               .l2_rate = 10.9e6,
+               .clock = 1805,
+               .least_cycles = 179,
+               .latency_us = 1.36,
+               .store_us = 1.61e-4,
+               .start_us = 1.49,
+               .split_us = 1.40,
+               .part_us = 0.0955,
+               .overlap = 0.377,
+               .tail = 0.0105},
+     .add_cycles = 2.15,
+     .swapped_cost = 3.44,
+     .block_cycles = 8.45},
+};
 
 constexpr int64_t kMostOfOneWarpgroup = 128;  // rows: up to there the costs were fitted to such forms
 
@@ -54,10 +78,12 @@ constexpr tiles::Measured kMeasured[] = {
 static_assert(tiles::all_known(kForms, kMeasured));
 
 // general_b: B's scales differ between the rows of a block and between blocks: swapped forms alone take them.
-constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessors, bool general_b) {
+constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int multiprocessors, tiles::Hopper chip, bool general_b) {
+    const ChipCosts& costs = kChipCosts[int(chip)];
     const int64_t rows = row_class(m);
     const auto fits = [&](const Form& f) { return suits(f, rows, general_b); };
-    Config config = tiles::pick(kForms, kCosts, kMeasured, {rows, n, k, multiprocessors}, fits, step_of);
+    Config config = tiles::pick(kForms, costs.costs, kMeasured, {rows, n, k, multiprocessors}, fits,
+                                [&](const Form& f) { return costs.step_of(f); });
     // The class decides on the order of sums; the rows that are there, on the pieces of A.
     if (config.form != tiles::kFallback && !kForms[config.form].swapped) {
         config.pieces = int(tiles::fewest_pieces(kForms[config.form], {m, n, k, multiprocessors}));

@@ -26,7 +26,8 @@ Status query(int device, Chip* chip) {
     int major = 0, minor = 0;
     for (auto [value, attribute] :
          {std::pair{&major, cudaDevAttrComputeCapabilityMajor}, std::pair{&minor, cudaDevAttrComputeCapabilityMinor},
-          std::pair{&chip->multiprocessors, cudaDevAttrMultiProcessorCount}}) {
+          std::pair{&chip->multiprocessors, cudaDevAttrMultiProcessorCount},
+          std::pair{&chip->memory_bits, cudaDevAttrGlobalMemoryBusWidth}}) {
         if (const cudaError_t code = cudaDeviceGetAttribute(value, attribute, device); code != cudaSuccess)
             return error_of(code);
     }
@@ -49,19 +50,21 @@ Status query(int device, Chip* chip) {
 ChipResult current_chip() {
     int device = 0;
     if (const cudaError_t code = cudaGetDevice(&device); code != cudaSuccess) return {{}, error_of(code)};
-    // Cached, as a device does not change. 0: not asked yet.
+    // Cached, as a device does not change: 16 bits, 16 bits, 32 bits. 0: not asked yet.
     constexpr int kDevices = 64;
     static std::atomic<uint64_t> known[kDevices];
     if (device < kDevices) {
         if (const uint64_t seen = known[device].load(std::memory_order_relaxed)) {
-            return {{int(seen >> 32), int(seen & 0xFFFFFFFFu), device}, {}};
+            return {{int(seen >> 48), int(seen & 0xFFFFFFFFu), int(seen >> 32 & 0xFFFFu), device}, {}};
         }
     }
     ChipResult result{};
     result.status = query(device, &result.chip);
     if (result.status.ok() && device < kDevices) {
-        known[device].store(uint64_t(result.chip.capability) << 32 | uint32_t(result.chip.multiprocessors),
-                            std::memory_order_relaxed);
+        const Chip& chip = result.chip;
+        known[device].store(
+            uint64_t(chip.capability) << 48 | uint64_t(chip.memory_bits) << 32 | uint32_t(chip.multiprocessors),
+            std::memory_order_relaxed);
     }
     return result;
 }

@@ -15,7 +15,8 @@ constexpr int64_t kMaxCtas = (int64_t(1) << 31) - 1;
 struct Chip {
     int capability;  // 10 x major + minor: 90 is Hopper
     int multiprocessors;
-    int device;  // its number
+    int memory_bits;  // width of the memory's bus
+    int device;       // its number
     // Whether the chip has thread-block clusters, TMA and PDL.
     bool hopper() const { return capability >= 90; }
 };

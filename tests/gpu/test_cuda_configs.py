@@ -12,6 +12,8 @@ from tests.settings import ROOT
 WARP, BLOCK, CLUSTER, ANY = range(4)
 PLAIN = -1
 H200 = 132  # multiprocessors
+MEMORIES = {"H200": 6144, "H100": 5120}  # bits
+by_memory = pytest.mark.parametrize("memory_bits", MEMORIES.values(), ids=MEMORIES)
 
 
 WIDTHS = (8, 128, 256, 264, 1024, 1032, 1152, 2048, 2880, 4096, 5120, 8192, 14336, 16384, 28672, 32768, 53248, 65536)
@@ -246,21 +248,22 @@ def test_the_benchmark_knows_which_forms_there_are(library):
         assert list(cuda_pieces.all_shapes_for(m, splits)) == able
 
 
-def test_beyond_the_coordinates_of_tma_is_the_plain_kernel(library):
+@by_memory
+def test_beyond_the_coordinates_of_tma_is_the_fallback(library, memory_bits):
     """They are signed numbers of 32 bits. The last step of K ends there, too."""
     for beyond in (2**31 - 1, 2**31, 2**32):
         for n, k in ((beyond, 1024), (1024, beyond // 16 * 16)):
             assert library.cuda_gemm_config(1, n, k, H200, 1) == (-1, 1, 0)
             for m in (1, 33, 256):
-                assert library.cuda_block_scaled_config(m, n, k, 0, H200)[0] == -1
-    assert library.cuda_block_scaled_config(2**31, 1024, 1024, 0, H200)[0] == -1
+                assert library.cuda_block_scaled_config(m, n, k, 0, H200, memory_bits)[0] == -1
+    assert library.cuda_block_scaled_config(2**31, 1024, 1024, 0, H200, memory_bits)[0] == -1
     assert library.cuda_int8_config(1, 2**31, 1024, H200)[0] == -1
     # Far below it nothing changes.
     assert library.cuda_gemm_config(1, 2**13, 2**14, H200, 1)[0] != -1
-    assert library.cuda_block_scaled_config(1, 2**13, 2**14, 0, H200)[0] != -1
+    assert library.cuda_block_scaled_config(1, 2**13, 2**14, 0, H200, memory_bits)[0] != -1
 
 
-def test_unaligned_and_small_go_to_the_plain_kernel(library):
+def test_unaligned_and_small_go_to_the_fallback(library):
     for n, k in SIZES:
         assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1, 0)
     assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1, 0)
@@ -271,13 +274,14 @@ MANY_N = (1, 8, 9, 128, 130, 512, 576, 1536, 2112, 7168, 24576)
 MANY_K = (1, 128, 129, 256, 1536, 7168, 16384)
 
 
+@by_memory
 @pytest.mark.parametrize("general_b", [0, 1])
 @pytest.mark.parametrize("multiprocessors", [H200, 16])
-def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, multiprocessors):
+def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, multiprocessors, memory_bits):
     """Every row in a piece, every piece within a form; parts of K by the row class."""
     forms, reached = library.tables["forms"], set()
     for m, n, k in itertools.product(MANY_M, MANY_N, MANY_K):
-        index, splits, pieces = library.cuda_block_scaled_config(m, n, k, general_b, multiprocessors)
+        index, splits, pieces = library.cuda_block_scaled_config(m, n, k, general_b, multiprocessors, memory_bits)
         form, wide_rows = forms[index], n if forms[index]["swapped"] else m
         reached.add(index)
         assert form["swapped"] or not general_b
@@ -287,7 +291,7 @@ def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, m
         rows = library.block_scaled_row_class(m)
         for other in {rows, max(1, rows - 15)}:
             if library.block_scaled_row_class(other) == rows:
-                same = library.cuda_block_scaled_config(other, n, k, general_b, multiprocessors)
+                same = library.cuda_block_scaled_config(other, n, k, general_b, multiprocessors, memory_bits)
                 assert same[:2] == (index, splits)
     # More than one size of tiles for few rows, and for many.
     assert len({i for i in reached if forms[i]["swapped"]}) >= 2 + general_b
@@ -310,14 +314,23 @@ def test_int8_gemm_is_cut_into_what_its_forms_take(library, multiprocessors):
     assert len({i for i in reached if not forms[i]["swapped"]}) >= 3
 
 
-@pytest.mark.parametrize("config, sizes", [("cuda_int8_config", ()), ("cuda_block_scaled_config", (0,))])
-def test_few_rows_share_the_weights_evenly(library, config, sizes):
+@pytest.mark.parametrize("config", ["cuda_int8_config", "cuda_block_scaled_config"])
+def test_few_rows_share_the_weights_evenly(library, config):
     """320 tiles of 64 columns would fill 264 slots one and a half times."""
-    index, splits, pieces = getattr(library, config)(1, 20480, 5120, *sizes, H200)
+    index, splits, pieces = getattr(library, config)(
+        1, 20480, 5120, *((H200,) if "int8" in config else (0, H200, MEMORIES["H200"]))
+    )
     form = library.tables["int8_forms" if "int8" in config else "forms"][index]
     slots = H200 * form["slots"]
     rounds = -(-pieces * splits // slots)
     assert form["swapped"] and pieces * splits > 0.9 * rounds * slots
+
+
+# Of the H100's sizes: without split-K in many rounds, of which each pays for it.
+@pytest.mark.parametrize("m, n, k, name", [(352, 8704, 11264, "t128x128"), (7557, 9408, 1792, "t256x128")])
+def test_what_an_h100_takes(library, m, n, k, name):
+    index, splits, _ = library.cuda_block_scaled_config(m, n, k, 0, H200, MEMORIES["H100"])
+    assert (library.tables["forms"][index]["name"], splits) == (name, 1)
 
 
 @pytest.mark.parametrize("table", ["forms", "int8_forms"])

@@ -30,6 +30,10 @@ struct Measured {
 };
 constexpr int kH200 = 132;  // multiprocessors, also of an H100 SXM
 
+// Hopper GPUs by their memory: HBM3e on 6144 bits, or HBM3 on 5120.
+enum class Hopper { h200, h100 };
+constexpr Hopper hopper_of(int memory_bits) { return memory_bits > 5120 ? Hopper::h200 : Hopper::h100; }
+
 // Fitted to measured times of all configurations on one chip.
 struct Costs {
     double read_rate, write_rate;  // bytes a microsecond, HBM
@@ -39,7 +43,7 @@ struct Costs {
     double latency_us;             // of a copy by TMA
     double store_us;               // of an element of the tile
     double start_us;
-    double split_us, part_us;  // of split-K, and of each part
+    double split_us, part_us;  // of split-K in each round, whose CTAs have one tile; of each part
     double overlap;            // of the shorter of arithmetic and HBM: what is not hidden
     double tail;               // of CTA slots that the last of several rounds leaves free: what HBM's time grows by
 };
@@ -81,7 +85,7 @@ constexpr double estimated_us(const Form& f, const Step& step, const Costs& c, i
     const double hbm_us = ((double(s.m) + double(s.n)) * s.k / c.read_rate + double(s.m) * s.n * 2 / c.write_rate) *
                           (1 + c.tail * uneven);
     return most(us, hbm_us) + c.overlap * (us < hbm_us ? us : hbm_us) + c.start_us +
-           (splits > 1 ? c.split_us + c.part_us * splits : 0);
+           (splits > 1 ? double(rounds) * (c.split_us + c.part_us * splits) : 0);
 }
 
 // Pieces of a form's whole height; or, of few rows' columns, as many as fill the CTA slots best, so that all
