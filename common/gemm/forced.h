@@ -45,6 +45,7 @@ inline bool read_number(std::string_view text, int least, int* number) {
 inline bool named_config(std::string_view text, std::string_view op, ForcedConfig* forced, std::string_view* name) {
     while (!text.empty()) {
         std::string_view entry = taken_until(';', &text);
+        if (entry.ends_with(',')) return false;
         const std::string_view whose = taken_until(':', &entry);
         if (whose != "skinny_gemm" && whose != "block_scaled_gemm" && whose != "int8_gemm") return false;
         ForcedConfig found{true};
@@ -83,7 +84,7 @@ Status read_forced_config(std::string_view op, int shapes, const PlaceOf& place_
     std::string_view text = variables.gemm;
     const std::string_view shape = taken_until(',', &text), splits = taken_until(',', &text);
     forced->set = true;
-    if (!read_number(shape, -1, &forced->shape) || forced->shape >= shapes ||
+    if (variables.gemm.ends_with(',') || !read_number(shape, -1, &forced->shape) || forced->shape >= shapes ||
         !read_number(splits, 1, &forced->splits) || forced->splits > most_splits ||
         (!text.empty() && (!takes_pieces || !read_number(text, 0, &forced->pieces) || forced->pieces > kMostPieces))) {
         return {

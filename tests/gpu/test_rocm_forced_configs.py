@@ -160,6 +160,7 @@ UNKNOWN = [
         "int8_gemm",
         "gemm:t64x64",
         "int8_gemm:t64x64,2",
+        "int8_gemm:t64x64,",
         "int8_gemm:t64x64,split=",
         "int8_gemm:t64x64,split=0",
     ),

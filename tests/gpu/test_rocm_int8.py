@@ -168,7 +168,7 @@ def test_every_row_kernel_runs(simulated_rocm, kernels, launched, arch, generato
                 probabilities = kernel.softmax_int8(x, normal((3, d), other, generator))
                 assert (probabilities >= 0).all() and probabilities.any()
     types = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[str(dtype).removeprefix("torch.")]
-    families = [f"{op}_int8_{form}" for op in ("quantize", "layer_norm", "softmax") for form in ("rows", "any")]
+    families = [f"{op}_int8_{form}" for op in ("quantize", "layer_norm", "softmax") for form in ("rows", "fallback")]
     of_type = {n for n in kernels.names(arch, *families) if n.partition("<")[2].rstrip(">").split(", ")[0] == types}
     assert set(launched.names()) == of_type
 
