@@ -137,7 +137,7 @@ CASES = {
 
 def text(count: int, length: int) -> torch.Tensor:
     """int64 [count, length]: bytes of Python that the byte-level Llama was not trained on."""
-    files = sorted((ROOT / "torch-ext" / "rocm_fp8_kernels").glob("*.py"))
+    files = sorted((ROOT / "torch-ext" / "rocm_fp8_kernels").rglob("*.py"))
     code = b"".join(file.read_bytes() for file in files)
     return torch.tensor(list(code[: count * length])).view(count, length)
 

@@ -114,5 +114,9 @@ def test_other_linears_are_left_to_vllm(made, monkeypatch):
     assert once == [scheme.create_weights for scheme in block_parts.SCHEMES]
     others = [each for each in LINEARS[PlatformEnum.CPU] if each is not block_linear.BlockScaledFp8Linear]
     monkeypatch.setitem(LINEARS, PlatformEnum.CPU, others)
+    if not torch.cpu._is_amx_tile_supported():  # vLLM's own have nothing for blocks then
+        with pytest.raises(ValueError, match="requires AMX tile support"):
+            made(kind, bias=False, **sizes, output_sizes=[320, 320])
+        return
     layer = made(kind, bias=False, **sizes, output_sizes=[320, 320])
     assert type(layer.weight_scale_inv) is not block_parts.PartScales and not hasattr(layer, "rocm_fp8_parts")
