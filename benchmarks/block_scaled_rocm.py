@@ -6,7 +6,7 @@
 
 The shapes are those of the AMD FP8 GEMM challenge. Of CK it takes the instances that AITER's tables for an MI300X name
 for a shape, or for the nearest M, and of these the one that the clock finds fastest. With --ck, those without a
-recording are run from the libraries of `python -m benchmarks.calibration.record` (build/calibration; with --library,
+recording are run from the libraries of `python -m simulator.calibration.record` (build/calibration; with --library,
 another folder). Recordings are kept beside them. Estimates rank; they are no measurement (simulator/README.md).
 """
 
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.calibration import ck_block_scaled, record, store
-from benchmarks.gpu_cases import GEMM_VARIABLE, variable
+from benchmarks.harness.gpu_cases import GEMM_VARIABLE, variable
+from benchmarks.harness.simulated_rocm import FORMATS
 from benchmarks.simulate import Device, empty
-from benchmarks.simulated_rocm import FORMATS
 from scripts.host_configs import configs
 from simulator import Checks, cost, recording
+from simulator.calibration import ck_block_scaled, record, store
 from simulator.profile import Profile
 from simulator.timeline import pack
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import performance
-from benchmarks.gpu_environment import commit
-from benchmarks.shapes import LLAMA_405B_TP8
-from benchmarks.timing import ceiling_cases, copies, floor, samples_in_turn
+from benchmarks.harness import sections
+from benchmarks.harness.gpu_environment import commit
+from benchmarks.harness.shapes import LLAMA_405B_TP8
+from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
 from scripts.load import load_kernel
 
 N, K = LLAMA_405B_TP8.linears["QKV"]
@@ -160,9 +160,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
-    performance.add_options(parser)
+    sections.add_options(parser)
     args = parser.parse_args()
-    with performance.recorded("cpu_ratios", args, fenced=True):
+    with sections.recorded("cpu_ratios", args, fenced=True):
         failures = measure(args.seed)
     for failure in failures:
         print(f"below its bound: {failure}", file=sys.stderr)

@@ -5,7 +5,7 @@
     python -m benchmarks.cuda --json figures.json --plot figures.png     # with a build of the variant at hand
     python -m benchmarks.cuda --size 10240x8192 --size 8192x28672        # skinny_gemm alone, sizes of another model
 
-Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
+Everything in one table row was timed in turn in this process (harness/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved, at the rate that the vendor publishes for this GPU's memory; for another GPU at
 torch.sum's rate, or at that of the row's fastest case where it is higher. The share is the floor by our time, the
 ratio the fastest competitor's time by ours. A launch of ours may begin while the one before it ends, and skinny_gemm
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bars, gpu_cases, gpu_report, gpu_timing
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row
-from benchmarks.gpu_timing import Recorded, Times, record
+from benchmarks.harness import bars, gpu_cases, gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import Cases, attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_timing import Recorded, Times, record
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import sys
 
 import torch
 
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
-from benchmarks.gpu_report import cell, heading, note, table_header, table_row
+from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase
+from benchmarks.harness.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.harness.gpu_report import cell, heading, note, table_header, table_row
 from benchmarks.tune_skinny_gemm import Config, shown, sweep, sweep_parser
 from scripts.host_configs import configs
 

@@ -18,11 +18,11 @@ from types import ModuleType
 import torch
 from kernels import get_local_kernel
 
-from benchmarks import gpu_report, gpu_timing
 from benchmarks.cuda import BOUNDS, Size
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase
+from benchmarks.harness.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
 from benchmarks.tune_skinny_gemm import sweep_parser
 
 Case = GemmCase | RowCase

@@ -20,10 +20,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_cases import Wrong
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import Wrong
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import cell, note, table_header, table_row
 from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256

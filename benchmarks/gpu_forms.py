@@ -16,11 +16,11 @@ import sys
 
 import torch
 
-from benchmarks import gpu_report
-from benchmarks.gpu_cases import Wrong
-from benchmarks.gpu_environment import Gpu, find_gpu
 from benchmarks.gpu_gemms import SERIES, Size
-from benchmarks.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness import gpu_report
+from benchmarks.harness.gpu_cases import Wrong
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import cell, note, table_header, table_row
 
 VARIABLE = "ROCM_FP8_KERNELS_GEMM"
 MOST_SPLITS = 8

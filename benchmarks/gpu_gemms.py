@@ -4,7 +4,7 @@
     python -m benchmarks.gpu_gemms [--only block_scaled_gemm] [--check] [--write docs/performance.md]
 
 The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears. Each row is timed in
-turn in this process (benchmarks/gpu_timing.py) and verified before. Peers: DeepGEMM where it can be imported, and
+turn in this process (harness/gpu_timing.py) and verified before. Peers: DeepGEMM where it can be imported, and
 torch._scaled_mm with scales of rows, which computes less; torch.mm in float16, and torch._int_mm with an epilogue that
 torch.compile makes.
 """
@@ -18,11 +18,11 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_cases import Wrong
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.gpu_timing import copies, record
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import Wrong
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_timing import copies, record
 
 Size = tuple[int, int, int]
 BLOCK = 128

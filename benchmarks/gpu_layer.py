@@ -20,12 +20,12 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing
 from benchmarks.gpu_builds import NOW, load_builds
-from benchmarks.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
 
 QWEN_14B = LlamaShapes("Qwen2.5 14B", hidden=5120, heads=40, kv_heads=8, intermediate=13824)
 LAYERS = {shapes.name: shapes for shapes in (LLAMA_8B, QWEN_14B, LLAMA_70B_TP8, LLAMA_405B_TP8)}

@@ -3,7 +3,7 @@
 
     python -m benchmarks.gpu_scales --write docs/performance.md
 
-bfloat16, e4m3fn. Every line's cases were verified, then timed in turn in this process (benchmarks/gpu_timing.py). In
+bfloat16, e4m3fn. Every line's cases were verified, then timed in turn in this process (harness/gpu_timing.py). In
 brackets behind a mode: its time by the static one's. The floor is the bytes that must be moved, scales of groups
 included, at the rate that the vendor publishes. "torch" is what torch.compile makes of the reference's computation.
 """
@@ -15,11 +15,11 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_cases import EPSILON, Wrong
-from benchmarks.gpu_environment import find_gpu
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.gpu_timing import record
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import EPSILON, Wrong
+from benchmarks.harness.gpu_environment import find_gpu
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_timing import record
 
 ROWS = (1, 8, 32, 128, 512, 2048)
 WIDTHS = (2048, 4096, 5120, 6144, 7168, 8192, 16384)

@@ -6,7 +6,7 @@
 
 The first is W8A8 beside AITER's times (int8, an MI300X). The second is linear_abde_i8 at OPT's sizes beside CK's
 batched GEMM: with the tile of AMD's article on SmoothQuant, and with the fastest of all tiles tried. CK's instances
-are compiled and run where its folder is given (benchmarks/calibration/record.py says which); their recordings are kept
+are compiled and run where its folder is given (simulator/calibration/record.py says which); their recordings are kept
 in build/calibration. Estimates rank; they are no measurement (simulator/README.md). With split-K the last workgroup of
 a tile adds the parts, which is estimated as for block_scaled_gemm.
 """
@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.block_scaled_rocm import ARCHS, CHIPLETS, with_adding
-from benchmarks.calibration import record, store
-from benchmarks.calibration.build import build
-from benchmarks.calibration.ck_smoothquant import ARTICLE, INSTANCES
-from benchmarks.gpu_cases import GEMM_VARIABLE, variable
+from benchmarks.harness.ck_smoothquant import ARTICLE, INSTANCES
+from benchmarks.harness.gpu_cases import GEMM_VARIABLE, variable
 from benchmarks.simulate import Device, empty
 from scripts.host_configs import configs
 from simulator import Checks, cost, recording
+from simulator.calibration import record, store
+from simulator.calibration.build import build
 from simulator.profile import Profile
 
 # M, N, K -> microseconds; None: nothing is published.

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import bars
-from benchmarks.performance import PERFORMANCE, section
+from benchmarks.harness import bars
+from benchmarks.harness.sections import PERFORMANCE, section
 
 COLORS = ("tab:red", "indianred", "lightcoral", "pink")
 ROW_HEIGHT = 1.9

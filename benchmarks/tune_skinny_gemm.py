@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times every allowed configuration of skinny_gemm on this GPU and writes the best ones to skinny_gemm/hip/tuned.h.
 
-    python -m benchmarks.tune_skinny_gemm                                  # the layers of benchmarks/shapes.py
+    python -m benchmarks.tune_skinny_gemm                                  # the layers of benchmarks/harness/shapes.py
     python -m benchmarks.tune_skinny_gemm --size 2304x16384 --dry-run
     python scripts/build.py --backend rocm                                 # then: the next build has them
 
@@ -12,11 +12,11 @@ is faster by more than the spread of both. Entries of other sizes and of the oth
 import argparse
 import sys
 
-from benchmarks import gpu_report, gpu_timing, tuned_header
-from benchmarks.gpu_cases import GemmCase, gemm_config
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
-from benchmarks.shapes import MODELS
-from benchmarks.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError
+from benchmarks.harness import gpu_report, gpu_timing, tuned_header
+from benchmarks.harness.gpu_cases import GemmCase, gemm_config
+from benchmarks.harness.gpu_environment import Gpu, Missing, find_gpu, random_numbers
+from benchmarks.harness.shapes import MODELS
+from benchmarks.harness.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError
 
 Config = tuple[int, ...]
 

@@ -5,19 +5,9 @@ import types
 
 import pytest
 
-from benchmarks import (
-    cuda,
-    cuda_pieces,
-    gpu_builds,
-    gpu_cases,
-    gpu_gemms,
-    gpu_layer,
-    gpu_report,
-    gpu_timing,
-    rocm,
-    tune_skinny_gemm,
-)
-from benchmarks.gpu_environment import Gpu
+from benchmarks import cuda, cuda_pieces, gpu_builds, gpu_gemms, gpu_layer, rocm, tune_skinny_gemm
+from benchmarks.harness import gpu_cases, gpu_report, gpu_timing
+from benchmarks.harness.gpu_environment import Gpu
 from tests.tools.fake_gpu import gpu
 
 

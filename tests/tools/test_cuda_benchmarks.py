@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from benchmarks import cuda, gpu_cases, gpu_environment, gpu_timing
+from benchmarks import cuda
+from benchmarks.harness import gpu_cases, gpu_environment, gpu_timing
 from tests.tools.tables import tables
 
 Bound = cuda.Bound

@@ -5,7 +5,8 @@ import types
 
 import pytest
 
-from benchmarks import cuda_pieces, gpu_cases
+from benchmarks import cuda_pieces
+from benchmarks.harness import gpu_cases
 from benchmarks.tune_skinny_gemm import Config
 from tests.tools.tables import tables
 

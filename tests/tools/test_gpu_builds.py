@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_builds
-from benchmarks.gpu_environment import Missing
+from benchmarks.harness.gpu_environment import Missing
 from tests.settings import ROOT
 from tests.tools.tables import tables
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import gpu_cases, gpu_timing
+from benchmarks.harness import gpu_cases, gpu_timing
 
 ROW_OPERATORS = ("add_rms_norm_fp8", "swiglu_fp8")
 

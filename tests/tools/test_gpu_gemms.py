@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import gpu_gemms, gpu_timing
+from benchmarks import gpu_gemms
+from benchmarks.harness import gpu_timing
 from tests.tools.tables import tables
 
 US = {"ours": 10.0, "deepgemm": 12.0, "scaled_mm": 11.0, "float16": 20.0, "int_mm": 30.0}

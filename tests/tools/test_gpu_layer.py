@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_builds, gpu_layer
-from benchmarks.shapes import LlamaShapes
+from benchmarks.harness.shapes import LlamaShapes
 from tests.tools.tables import tables
 
 TINY = LlamaShapes("Tiny", hidden=64, heads=2, kv_heads=1, intermediate=96, head_dim=32)

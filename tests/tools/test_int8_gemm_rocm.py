@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import int8_gemm_rocm
-from benchmarks.calibration import ck_smoothquant
+from benchmarks.harness import ck_smoothquant
 from tests.settings import needs_rocm_toolchain
 
 M, N, K = 32, 192, 512

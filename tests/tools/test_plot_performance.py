@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import plot_performance
-from benchmarks.performance import PERFORMANCE, SectionError, section
+from benchmarks.harness.sections import PERFORMANCE, SectionError, section
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,9 @@ import types
 import pytest
 import torch
 
-from benchmarks import (
-    gpu_cases,
-    gpu_environment,
-    gpu_report,
-    gpu_timing,
-    published_mi300x,
-    rocm,
-    shapes,
-    timing,
-    tune_skinny_gemm,
-)
-from benchmarks.calibration.store import load_all
+from benchmarks import published_mi300x, rocm, tune_skinny_gemm
+from benchmarks.harness import gpu_cases, gpu_environment, gpu_report, gpu_timing, published, shapes, timing
+from simulator.calibration.store import load_all
 from tests.settings import ROOT
 from tests.tools.tables import tables
 
@@ -119,7 +110,7 @@ def test_the_ceilings(gpu, monkeypatch):
 
 
 def test_the_published_tables():
-    p = published_mi300x
+    p = published
     assert list(p.ADD_RMS_NORM_FP8) == list(p.SWIGLU_FP8) == list(p.ROWS) == [2**i for i in range(12)]
     assert set(p.SKINNY_GEMM) == {
         (m, *shapes.LLAMA_405B_TP8.linears[layer]) for m in (1, 8, 16, 32) for layer in ("QKV", "Gate/Up", "Down")
@@ -181,8 +172,8 @@ def test_the_memorys_rate_is_the_published_one_where_it_is_known(small_tables, c
     gpu = dataclasses.replace(cpu, environment=cpu.environment | {"GPU": name})
     _, figures = gpu_report.begin(gpu, types.SimpleNamespace(seed=1, quick=True, warm_up=None, iterations=None))
     assert figures["memory_bytes_per_us"] == rate and figures["read_bytes_per_us"] == 1000.0
-    published = "5.30 TB/s" if rate > 1e6 else "not known here"
-    assert f"- memory's published rate: {published}; torch.sum reads at 0.00 TB/s" in capsys.readouterr().out
+    rate_text = "5.30 TB/s" if rate > 1e6 else "not known here"
+    assert f"- memory's published rate: {rate_text}; torch.sum reads at 0.00 TB/s" in capsys.readouterr().out
 
 
 def test_a_line_of_a_table():
@@ -199,11 +190,11 @@ def test_a_line_of_a_table():
 
 @pytest.fixture
 def small_tables(flow, monkeypatch):
-    some_figures = published_mi300x.Published(5.0, 6.0)
-    published = {operator: {1: some_figures, 4: some_figures} for operator in ROW_OPERATORS} | {
+    some_figures = published.Published(5.0, 6.0)
+    figures = {operator: {1: some_figures, 4: some_figures} for operator in ROW_OPERATORS} | {
         "skinny_gemm": {(2, 48, 160): some_figures}
     }
-    monkeypatch.setattr(rocm, "PUBLISHED", published)
+    monkeypatch.setattr(rocm, "PUBLISHED", figures)
     monkeypatch.setattr(gpu_timing, "read_rate", lambda effort: 1000.0)
     monkeypatch.setattr(gpu_timing, "launch_floor", lambda effort: 1.0)
     return flow

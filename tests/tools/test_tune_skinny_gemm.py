@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_timing, shapes, tune_skinny_gemm
-from benchmarks import tuned_header as header
-from benchmarks.gpu_cases import GEMM_VARIABLE
-from benchmarks.tuned_header import Entry, HeaderError, cxx_compiler
+from benchmarks import tune_skinny_gemm
+from benchmarks.harness import gpu_timing, shapes
+from benchmarks.harness import tuned_header as header
+from benchmarks.harness.gpu_cases import GEMM_VARIABLE
+from benchmarks.harness.tuned_header import Entry, HeaderError, cxx_compiler
 
 TUNED = header.TUNED.read_text()
 MI300X, MI350 = "AMD Instinct MI300X (gfx942), 2026-01-02, commit abc", "AMD Instinct MI350X (gfx950), 2026-03-04"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from benchmarks import timing
+from benchmarks.harness import timing
 
 # The largest last-level cache at hand: MI300X's and MI350's (an H200 has 50 MiB of L2).
 LAST_LEVEL_CACHE = 256 << 20

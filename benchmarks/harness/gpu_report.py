@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_timing, performance
-from benchmarks.gpu_cases import WIDTH, GemmCase, RowCase, Wrong
-from benchmarks.gpu_environment import Gpu, Missing, random_numbers
-from benchmarks.gpu_timing import Recorded, record
+from benchmarks.harness import gpu_timing, sections
+from benchmarks.harness.gpu_cases import WIDTH, GemmCase, RowCase, Wrong
+from benchmarks.harness.gpu_environment import Gpu, Missing, random_numbers
+from benchmarks.harness.gpu_timing import Recorded, record
 
 Cases = dict[str, Recorded | None]
 TITLES = {"compiled": "torch.compile"}
@@ -100,7 +100,7 @@ def parser(description: str, operators: list[str], metavar: str = "OPERATOR") ->
     result.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     result.add_argument("--json", type=Path, metavar="FILE", help="all samples, with the environment")
-    performance.add_options(result)
+    sections.add_options(result)
     return result
 
 
@@ -139,9 +139,9 @@ def figures_of(script: str, measure: Callable[[], dict], args: argparse.Namespac
     """What `measure` returns, written where --json says, and what it prints where --write says; None, and one line on
     stderr, where there is nothing to measure or ours is wrong."""
     try:
-        with performance.recorded(script.removesuffix(".py"), args):
+        with sections.recorded(script.removesuffix(".py"), args):
             figures = measure()
-    except (Missing, Wrong, performance.SectionError) as error:
+    except (Missing, Wrong, sections.SectionError) as error:
         note(f"{script}: {error}")
         return None
     if args.json:

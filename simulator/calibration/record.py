@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile Composable Kernel's instances, run each pair's launch in the simulator, store what the clock needs of it.
 
-    python -m benchmarks.calibration.record --ck PATH [--peer NAME ...]
+    python -m simulator.calibration.record --ck PATH [--peer NAME ...]
 
 PATH is the folder of Debian's package libcomposable-kernel-dev (suite experimental), unpacked. Needs what builds the
 ROCm variant (scripts/rocm_toolchain.py). Two workgroups of each launch run whole. The recordings of other sources
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.calibration.build import build
-from benchmarks.calibration.pairs import Pair
-from benchmarks.calibration.store import DATA, Measured, save
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import Checks
+from simulator.calibration.build import build
+from simulator.calibration.pairs import Pair
+from simulator.calibration.store import DATA, Measured, save
 from simulator.library import Runtime
 from simulator.profile import Profile
 from simulator.recording import record
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     for peer in args.peer or PEERS:
-        pairs = importlib.import_module(f"benchmarks.calibration.{peer}").pairs()
+        pairs = importlib.import_module(f"simulator.calibration.{peer}").pairs()
         libraries = {each.library.name: each.library for each in pairs}
         built = {name: build(library, args.ck.resolve(), OBJECTS) for name, library in libraries.items()}
         work = [(pair, built[pair.library.name]) for pair in pairs]

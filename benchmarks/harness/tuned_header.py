@@ -12,7 +12,7 @@ from scripts.builder import BuildError
 from scripts.builder.toolchains import cxx_compiler
 from scripts.host_configs import configs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
 TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks.gpu_timing import copies
+from benchmarks.harness.gpu_timing import copies
 
 WIDTH = 16384
 EPSILON = 1e-5
