@@ -159,8 +159,8 @@ class Line:
 
     @classmethod
     def of_raw(cls, raw: dict, memory_rate: float) -> "Line":
-        """From what `raw` returned, by way of a JSON file."""
-        size = tuple(raw["size"]) if isinstance(raw["size"], list) else raw["size"]
+        """From what `raw` returned, by way of a JSON file or not."""
+        size = raw["size"] if isinstance(raw["size"], int) else tuple(raw["size"])
         times = {name: one and Times(one["samples_us"]) for name, one in raw["times"].items()}
         return cls(raw["operator"], size, raw["bytes"], times, memory_rate)
 
@@ -178,7 +178,7 @@ class Line:
             "operator": self.operator,
             "size": self.size,
             "bytes": self.moved,
-            "times": {name: times and times.raw() for name, times in self.times.items()},
+            "times": gpu_report.raw(self.times),
             "share": self.share,
             "ratio": self.ratio,
         }
@@ -200,8 +200,8 @@ def missed(lines: list[Line]) -> list[str]:
     return found
 
 
-def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
-    """The tables, each row as it comes, with progress on stderr; their lines, and the figures for --json."""
+def run(gpu: Gpu, args) -> dict:
+    """The tables, each row as it comes, with progress on stderr; the figures for --json."""
     began = time.monotonic()
     generator, figures = gpu_report.begin(gpu, args)
     sizes: dict[str, list[Size]] = {operator: list(BOUNDS[operator]) for operator in args.only or BOUNDS}
@@ -217,14 +217,13 @@ def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
             case = gpu_report.make_case(gpu, operator, size, generator)
             note(f"[{len(lines) + 1}/{count}, {time.monotonic() - began:.0f} s] {case.name}")
             cases = record_gemm(case) if operator == "skinny_gemm" else record_rows(case, flashinfer)
-            measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
-            times = {name: measured.get(name) for name in cases}
+            times = gpu_report.times_of(cases, args)
             lines.append(Line(operator, size, case.bytes, times, figures["memory_bytes_per_us"]))
             if len(lines) == begun + 1:
                 print(table_header(lines[-1].columns))
             print(table_row(lines[-1].cells), flush=True)
         print(f"\nGeometric mean of the ratios: {cell(mean(lines[begun:]))}", flush=True)
-    return lines, figures | {"results": [line.raw() for line in lines]}
+    return figures | {"results": [line.raw() for line in lines]}
 
 
 def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
@@ -262,34 +261,23 @@ def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(BOUNDS))
+    parser = gpu_report.parser(__doc__, BOUNDS)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the shares and the ratios")
     parser.add_argument("--figures", type=Path, metavar="JSON", help="draw what --json wrote; time nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
-    size = {"type": gpu_report.weight_size, "action": "append", "metavar": "NxK"}
-    what.add_argument("--size", **size, help="skinny_gemm alone, with such weights; may be repeated")
+    gpu_report.add_sizes(what, "skinny_gemm alone, with such weights; may be repeated")
     args = parser.parse_args(argv)
-    lines: list[Line] = []
+    if args.figures and not args.plot:
+        parser.error("--figures needs --plot")
     if args.figures:
-        if not args.plot:
-            parser.error("--figures needs --plot")
         figures = json.loads(args.figures.read_text())
-        lines = [Line.of_raw(raw, figures["memory_bytes_per_us"]) for raw in figures["results"]]
-        draw(lines, figures["environment"], args.plot)
-        return 0
-
-    def measure() -> dict:
-        found, figures = run(find_gpu(), args)
-        lines.extend(found)
-        return figures
-
-    figures = gpu_report.figures_of("cuda.py", measure, args)
-    if figures is None:
+    elif (figures := gpu_report.figures_of("cuda", lambda: run(find_gpu(), args), args)) is None:
         return 1
+    lines = [Line.of_raw(raw, figures["memory_bytes_per_us"]) for raw in figures["results"]]
     if args.plot:
         draw(lines, figures["environment"], args.plot)
-    if not args.check:
+    if args.figures or not args.check:
         return 0
     failures = missed(lines)
     for text in failures:

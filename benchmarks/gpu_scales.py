@@ -144,18 +144,18 @@ def run(args) -> dict:
                 case = Case(gpu.kernel, operator, rows, d, generator)
                 note(f"[{time.monotonic() - began:.0f} s] {case.name}")
                 torchs = not args.without_torch and rows in TORCH_ROWS and d in TORCH_WIDTHS
-                times = gpu_timing.measure(dict(recorded_cases(case, torchs)), gpu_report.effort(args))
+                times = gpu_report.times_of(dict(recorded_cases(case, torchs)), args)
                 print(table_row(cells(case, times, figures["memory_bytes_per_us"], f"{rows} x {d}")), flush=True)
-                raw = {name: one.raw() for name, one in times.items()}
-                results.append({"operator": operator, "size": [rows, d], "bytes": case.bytes, "times": raw})
+                found = {"operator": operator, "size": [rows, d], "bytes": case.bytes, "times": gpu_report.raw(times)}
+                results.append(found)
     return figures | {"results": results}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(OPERATORS))
+    parser = gpu_report.parser(__doc__, OPERATORS)
     parser.add_argument("--without-torch", action="store_true", help="ours alone, in a minute")
     args = parser.parse_args(argv)
-    return 1 if gpu_report.figures_of("gpu_scales.py", lambda: run(args), args) is None else 0
+    return 1 if gpu_report.figures_of("gpu_scales", lambda: run(args), args) is None else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import torch
 
 from benchmarks.harness import gpu_report, gpu_timing, published
-from benchmarks.harness.gpu_cases import GemmCase, RowCase, gemm_config
+from benchmarks.harness.gpu_cases import GemmCase, RowCase, forced
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import Cases, attempt, cell, table_header, table_row
 from benchmarks.harness.gpu_timing import Recorded, Times, record
@@ -25,7 +25,6 @@ PUBLISHED = {
     "skinny_gemm": published.SKINNY_GEMM,
 }
 WIDTHS = {"swiglu_fp8": 2 * published.SWIGLU_WIDTH}  # of rows, where it is not 16384
-DIRECT_KERNEL = (-1, 1)
 TITLES = gpu_report.TITLES | {"direct": "direct kernel"}
 
 
@@ -35,13 +34,13 @@ def record_rows(case: RowCase, compiled: bool) -> Cases:
 
 
 def record_gemm(case: GemmCase, backend: str) -> Cases:
-    with gemm_config(None):
+    with forced("skinny_gemm", None):
         case.verify_ours()
         cases = {"ours": record(case.ours, case.count)}
     if backend == "rocm":
 
         def direct() -> Recorded:
-            with gemm_config(DIRECT_KERNEL):
+            with forced("skinny_gemm", "fallback"):
                 case.verify_ours("the direct kernel")
                 return record(case.ours, case.count)
 
@@ -77,8 +76,7 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate
     for size, others in PUBLISHED[operator].items():
         case = gpu_report.make_case(gpu, operator, size, generator, WIDTHS.get(operator))
         cases = record_gemm(case, gpu.backend) if operator == "skinny_gemm" else record_rows(case, args.compile)
-        measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
-        times = {name: measured.get(name) for name in cases}
+        times = gpu_report.times_of(cases, args)
         if not results:
             print(header(gpu_report.size_title(operator), list(times)))
         floor = gpu_timing.floor_us(case.bytes, times.values(), memory_rate)
@@ -90,7 +88,7 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate
                 "size": size,
                 "bytes": case.bytes,
                 "copies": case.count,
-                "times": {name: one and one.raw() for name, one in times.items()},
+                "times": gpu_report.raw(times),
                 "published": vars(others),
             }
         )
@@ -107,10 +105,10 @@ def run(gpu: Gpu, args) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(PUBLISHED))
+    parser = gpu_report.parser(__doc__, PUBLISHED)
     parser.add_argument("--compile", action="store_true", help="time torch.compile's row operators too (slow to start)")
     args = parser.parse_args(argv)
-    return 1 if gpu_report.figures_of("rocm.py", lambda: run(find_gpu(), args), args) is None else 0
+    return 1 if gpu_report.figures_of("rocm", lambda: run(find_gpu(), args), args) is None else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import importlib
 import math
 import multiprocessing
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,20 @@ def one(work: tuple[Pair, Path]) -> Measured | str:
         print(f"{time.time() - begin:6.1f} s  {pair.name}", flush=True)
 
 
+def recorded(pairs: list[Pair], ck: Path, folder: Path = OBJECTS, jobs: int = 2) -> Iterator[Measured]:
+    """Builds what the pairs need into `folder` and runs them; one that fails is named and left out."""
+    libraries = {each.library.name: each.library for each in pairs}
+    built = {name: build(library, ck.resolve(), folder) for name, library in libraries.items()}
+    work = [(pair, built[pair.library.name]) for pair in pairs]
+    # A fresh process now and then: what launches registered is not all given back.
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=20) as pool:
+        for each in pool.imap(one, work, chunksize=1):
+            if isinstance(each, str):
+                print(f"left out: {each}")
+            else:
+                yield each
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ck", type=Path, required=True, metavar="PATH")
@@ -88,15 +103,7 @@ def main() -> None:
     args = parser.parse_args()
     for peer in args.peer or PEERS:
         pairs = importlib.import_module(f"simulator.calibration.{peer}").pairs()
-        libraries = {each.library.name: each.library for each in pairs}
-        built = {name: build(library, args.ck.resolve(), OBJECTS) for name, library in libraries.items()}
-        work = [(pair, built[pair.library.name]) for pair in pairs]
-        # A fresh process now and then: what launches registered is not all given back.
-        with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
-            done = pool.map(one, work, chunksize=1)
-        for failure in (each for each in done if isinstance(each, str)):
-            print(f"left out: {failure}")
-        found = [each for each in done if isinstance(each, Measured)]
+        found = list(recorded(pairs, args.ck, jobs=args.jobs))
         save(DATA / f"{peer}.npz", found)
         print(f"{peer}: {len(found)} of {len(pairs)} pairs")
 
