@@ -45,24 +45,16 @@ Size = int | tuple[int, int, int]
 
 # What is timed, and what it must reach.
 BOUNDS: dict[str, dict[Size, Bound]] = {
-    "add_rms_norm_fp8": {
-        1: Bound(1.6),
-        8: Bound(1.6),
-        32: Bound(1.4),
-        128: Bound(1.3),
-        512: Bound(1.1, 0.84),
-        2048: Bound(1.1, 0.84),
-    },
+    "add_rms_norm_fp8": {1: Bound(1.6), 8: Bound(1.6), 32: Bound(1.4), 128: Bound(1.3)}
+    | {512: Bound(1.1, 0.84), 2048: Bound(1.1, 0.84)},
     "swiglu_fp8": {1: Bound(1.0), 32: Bound(1.0), 128: Bound(1.2), 512: Bound(1.2), 2048: Bound(1.2, 0.79)},
     "skinny_gemm": {
         (m, n, k): bound
-        for (n, k), bound in {
-            (2304, 16384): Bound(1.35),
-            (4096, 4096): Bound(1.35),
-            (13312, 16384): Bound(1.05, 0.86),
-            (16384, 6656): Bound(1.05, 0.86),
-            (28672, 4096): Bound(1.05, 0.86),
-        }.items()
+        for sizes, bound in (
+            (((2304, 16384), (4096, 4096)), Bound(1.35)),
+            (((13312, 16384), (16384, 6656), (28672, 4096)), Bound(1.05, 0.86)),
+        )
+        for n, k in sizes
         for m in GEMM_ROWS
     },
 }
@@ -71,8 +63,6 @@ LEAST_MEANS = {"skinny_gemm": 1.2}
 # Columns of ours; every other is a competitor.
 OURS = ("ours", "changing", "alone")
 TITLES = gpu_report.TITLES | {"scaled_mm": "torch._scaled_mm", "changing": "b may change"}
-# Of each number of rows of a GEMM; of a row operator the first.
-COLORS = ("tab:red", "indianred", "lightcoral", "pink")
 
 
 def record_ours(case: RowCase | GemmCase) -> Cases:
@@ -140,11 +130,6 @@ class Line:
         """None: there is nobody to compare with."""
         others = [self.us(name) for name in self.times if name not in OURS and self.times[name]]
         return min(others) / self.us("ours") if others else None
-
-    @property
-    def others_share(self) -> float | None:
-        """The fastest competitor's."""
-        return self.ratio and self.share / self.ratio
 
     @property
     def cells(self) -> list[str]:
@@ -231,31 +216,16 @@ def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
     panels = []
     for operator in dict.fromkeys(line.operator for line in lines):
         of_it = [line for line in lines if line.operator == operator]
-        series: dict[str, list[Line]] = {}
+        series: dict[str, list[bars.Point]] = {}
         for line in of_it:
             rows = f"M = {line.size[0]}" if isinstance(line.size, tuple) else operator
-            series.setdefault(rows, []).append(line)
-        groups = [
-            str(s) if isinstance(s, int) else f"{s[1]}\nx {s[2]}" for s in (r.size for r in next(iter(series.values())))
-        ]
+            series.setdefault(rows, []).append(bars.Point(line.ratio, line.share))
+        sizes = dict.fromkeys(f"{s[1]}\nx {s[2]}" if isinstance(s, tuple) else str(s) for s in (x.size for x in of_it))
         across = "N x K" if operator == "skinny_gemm" else f"rows of {gpu_cases.WIDTH}, float16"
-        shares = [
-            bars.Bars(name, COLORS[i % 4], [r.share for r in rows], [r.others_share for r in rows])
-            for i, (name, rows) in enumerate(series.items())
-        ]
-        ratios = [
-            bars.Bars(name, COLORS[i % 4], [r.ratio for r in rows]) for i, (name, rows) in enumerate(series.items())
-        ]
-        unit = f"share of {of_it[0].memory_rate / 1e6:.1f} TB/s"
-        peers = {
-            TITLES.get(name, name) for line in of_it for name, time in line.times.items() if time and name not in OURS
-        }
-        panels += [
-            bars.Panel(operator, unit, across, groups, shares, top=1.2, marks="best other"),
-            bars.Panel(
-                f"beside {', '.join(sorted(peers))}", "times faster than the best", across, groups, ratios, line=1.0
-            ),
-        ]
+        there = {name for line in of_it for name, time in line.times.items() if time and name not in OURS}
+        others = sorted(TITLES.get(name, name) for name in there)
+        family = bars.Family(operator, across, list(sizes), series, others)
+        panels += [family.shares(of_it[0].memory_rate), family.times()]
     title = ", ".join([facts["GPU"], f"torch {facts['torch']}", facts["date"], facts["commit"]])
     bars.draw(panels, title, path)
 

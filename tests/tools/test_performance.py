@@ -84,20 +84,25 @@ def test_nothing_is_recorded_of_a_run_that_fails(path, capsys):
         print("half a table")
         raise Missing("no GPU")
 
-    assert gpu_report.figures_of("cuda.py", missing, arguments(write=path, section="a")) is None
+    assert gpu_report.figures_of("cuda", missing, arguments(write=path, section="a")) is None
     assert path.read_text() == TEXT and "no GPU" in capsys.readouterr().err
+
+
+def test_a_benchmark_without_a_section_asks_for_one(path, capsys):
+    assert gpu_report.figures_of("tune", dict, arguments(write=path)) is None
+    assert capsys.readouterr().err == "tune.py: tune has no section of its own: --section names one\n"
 
 
 def test_a_section_that_is_not_there_is_noticed_before_the_measurement(path, capsys):
     def measured() -> dict:
         raise AssertionError
 
-    assert gpu_report.figures_of("cuda.py", measured, arguments(write=path)) is None
+    assert gpu_report.figures_of("cuda", measured, arguments(write=path)) is None
     assert "section cuda-operators" in capsys.readouterr().err
 
 
 def test_without_write_nothing_is_written(path):
-    assert gpu_report.figures_of("cuda.py", lambda: {"a": 1}, arguments()) == {"a": 1}
+    assert gpu_report.figures_of("cuda", lambda: {"a": 1}, arguments()) == {"a": 1}
     assert path.read_text() == TEXT
 
 
