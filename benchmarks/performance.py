@@ -1,7 +1,9 @@
-"""Puts what it is given into a section of docs/performance.md. Most benchmarks do so themselves.
+"""Puts what it is given into a section of docs/performance.md; most benchmarks do so themselves.
 
-python -m benchmarks.cuda --write docs/performance.md                  # runs, then replaces its section
-python -m benchmarks.performance --section cuda-operators < table.md   # replaces a section by what it is given
+    python -m benchmarks.cuda --write docs/performance.md                  # runs, then replaces its section
+    python -m benchmarks.performance --section cuda-operators < table.md   # replaces a section by what it is given
+
+A section stands between two lines of the file: harness/sections.py.
 """
 
 import argparse
