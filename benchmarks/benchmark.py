@@ -62,6 +62,13 @@ class Rotating(Benchmark):
         self.turn = (self.turn + 1) % len(self.sets)
         return self.sets[self.turn]
 
+    def fp8_out(self, rows: int, d: int) -> torch.Tensor:
+        out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
+        return out.view(self.kernel.fp8_dtype(self.device))
+
+    def run(self) -> None:
+        self.launch(*self.next_set())
+
     def check_bytes(self, got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
         """Raises where the FP8 results differ by more than the order of a sum explains; returns `self.out`, which the
         runner compares: allclose knows no FP8, and its tolerance would say nothing here."""
@@ -78,21 +85,19 @@ class AddRmsNormFp8(Rotating):
     def make(self, rows: int, d: int = 16384) -> None:
         def make_set():
             x = torch.randn(rows, d, device=self.device).bfloat16()
-            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
-            return x, torch.randn_like(x), out.view(self.kernel.fp8_dtype(self.device))
+            return x, torch.randn_like(x), self.fp8_out(rows, d)
 
         self.weight = torch.rand(d, device=self.device).bfloat16()
         self.scale = torch.tensor(0.02, device=self.device)
         self.prepare(f"add_rms_norm_fp8 [{rows}, {d}]", 7 * rows * d, "copy", make_set)
 
-    def run(self) -> None:
-        x, residual, out = self.next_set()
+    def launch(self, x: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
         self.kernel.add_rms_norm_fp8(x, residual, self.weight, self.scale, 1e-5, out=out)
 
     def verify(self) -> torch.Tensor:
         x, residual, out = self.next_set()
         other = residual.clone()
-        self.kernel.add_rms_norm_fp8(x, residual, self.weight, self.scale, 1e-5, out=out)
+        self.launch(x, residual, out)
         want = self.kernel.reference.add_rms_norm_fp8(x, other, self.weight, self.scale, 1e-5, out_dtype=out.dtype)
         if not torch.equal(residual, other):
             raise AssertionError("the residual differs from the reference's")
@@ -104,20 +109,17 @@ class SwigluFp8(Rotating):
 
     def make(self, rows: int, d: int = 16384) -> None:
         def make_set():
-            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
-            x = torch.randn(rows, 2 * d, device=self.device).bfloat16()
-            return x, out.view(self.kernel.fp8_dtype(self.device))
+            return torch.randn(rows, 2 * d, device=self.device).bfloat16(), self.fp8_out(rows, d)
 
         self.scale = torch.tensor(0.02, device=self.device)
         self.prepare(f"swiglu_fp8 [{rows}, {d}]", 5 * rows * d, "copy", make_set)
 
-    def run(self) -> None:
-        x, out = self.next_set()
+    def launch(self, x: torch.Tensor, out: torch.Tensor) -> None:
         self.kernel.swiglu_fp8(x, self.scale, out=out)
 
     def verify(self) -> torch.Tensor:
         x, out = self.next_set()
-        self.kernel.swiglu_fp8(x, self.scale, out=out)
+        self.launch(x, out)
         return self.check_bytes(out, self.kernel.reference.swiglu_fp8(x, self.scale, out_dtype=out.dtype))
 
 
@@ -128,91 +130,80 @@ class QuantizeFp8(Rotating):
         groups = 1 if scaling == "row" else -(-d // 128)
 
         def make_set():
-            out = torch.full((rows, d), 7, dtype=torch.uint8, device=self.device)
             scales = torch.full((rows, groups), float("nan"), device=self.device)
-            x = torch.randn(rows, d, device=self.device).bfloat16()
-            return x, out.view(self.kernel.fp8_dtype(self.device)), scales
+            return torch.randn(rows, d, device=self.device).bfloat16(), self.fp8_out(rows, d), scales
 
         self.scaling = scaling
         self.prepare(f"quantize_fp8 [{rows}, {d}] by {scaling}", rows * (3 * d + 4 * groups), "copy", make_set)
 
-    def run(self) -> None:
-        x, out, scales = self.next_set()
+    def launch(self, x: torch.Tensor, out: torch.Tensor, scales: torch.Tensor) -> None:
         self.kernel.quantize_fp8(x, scaling=self.scaling, out=out, scale_out=scales)
 
     def verify(self) -> torch.Tensor:
         x, out, scales = self.next_set()
-        self.kernel.quantize_fp8(x, scaling=self.scaling, out=out, scale_out=scales)
+        self.launch(x, out, scales)
         want, want_scales = self.kernel.reference.quantize_fp8(x, scaling=self.scaling, out_dtype=out.dtype)
         if not torch.equal(scales, want_scales):
             raise AssertionError("a scale differs from the reference's")
         return self.check_bytes(out, want)
 
 
-class SkinnyGemm(Rotating):
+class Gemm(Rotating):
     """M rows of activations, weights [N, K], bfloat16 result."""
 
+    operator: str
+
     def make(self, m: int, n: int, k: int) -> None:
         fp8 = self.kernel.fp8_dtype(self.device)
         self.a = torch.randn(m, k, device=self.device).to(fp8)
-        self.one = torch.ones(1, device=self.device)
+        self.scales = self.make_scales(m, n, k)
 
         def make_set():
             out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=self.device)
             return torch.randn(n, k, device=self.device).to(fp8), out
 
-        self.prepare(f"skinny_gemm M={m} {n}x{k}", n * k + m * (k + 2 * n), "read", make_set)
+        moved = n * k + m * (k + 2 * n) + sum(each.nbytes for each in self.scales if each.numel() > 1)
+        self.prepare(f"{self.operator} M={m} {n}x{k}", moved, "read", make_set)
 
-    def run(self) -> None:
-        b, out = self.next_set()
-        self.kernel.skinny_gemm(self.a, b, self.one, self.one, out=out)
+    def launch(self, b: torch.Tensor, out: torch.Tensor) -> None:
+        getattr(self.kernel, self.operator)(self.a, b, *self.scales, out=out)
 
     def verify(self) -> torch.Tensor:
         b, out = self.next_set()
-        self.kernel.skinny_gemm(self.a, b, self.one, self.one, out=out)
-        a, wide = self.a.double(), b.double()
+        self.launch(b, out)
+        a, wide, roundings = self.exact(b)
         want = a @ wide.t()
-        sum_bound = a.shape[1] * 2**-24 * (a.abs() @ wide.abs().t())
+        sum_bound = roundings * 2**-24 * (a.abs() @ wide.abs().t())
         if bool(((out - want).abs() > sum_bound + 2**-8 * want.abs()).any()) or bool(out.isnan().any()):
             raise AssertionError("a result lies outside the bound of a float32 sum")
         self.out = out
         return out
 
 
-class BlockScaledGemm(Rotating):
-    """M rows of activations by scales of 128 k, weights [N, K] by scales of 128 x 128, bfloat16 result."""
+class SkinnyGemm(Gemm):
+    """By scales of 1."""
 
-    def make(self, m: int, n: int, k: int) -> None:
-        fp8 = self.kernel.fp8_dtype(self.device)
-        self.a = torch.randn(m, k, device=self.device).to(fp8)
-        blocks = -(-k // 128)
-        self.scale_a = torch.rand(m, blocks, device=self.device)
-        self.scale_b = torch.rand(-(-n // 128), blocks, device=self.device)
+    operator = "skinny_gemm"
 
-        def make_set():
-            out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=self.device)
-            return torch.randn(n, k, device=self.device).to(fp8), out
+    def make_scales(self, m: int, n: int, k: int) -> list[torch.Tensor]:
+        return [torch.ones(1, device=self.device)] * 2
 
-        moved = n * k + m * (k + 2 * n) + self.scale_a.nbytes + self.scale_b.nbytes
-        self.prepare(f"block_scaled_gemm M={m} {n}x{k}", moved, "read", make_set)
+    def exact(self, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.a.double(), b.double(), b.shape[1]
 
-    def run(self) -> None:
-        b, out = self.next_set()
-        self.kernel.block_scaled_gemm(self.a, b, self.scale_a, self.scale_b, out=out)
 
-    def verify(self) -> torch.Tensor:
-        b, out = self.next_set()
-        self.kernel.block_scaled_gemm(self.a, b, self.scale_a, self.scale_b, out=out)
-        k, blocks = b.shape[1], self.scale_a.shape[1]
-        a = self.a.double() * self.scale_a.double().repeat_interleave(128, 1)[:, :k]
-        scale_b = self.scale_b.double().repeat_interleave(128, 0)[: len(b)]
-        wide = b.double() * scale_b.repeat_interleave(128, 1)[:, :k]
-        want = a @ wide.t()
-        sum_bound = (k + blocks + 2) * 2**-24 * (a.abs() @ wide.abs().t())
-        if bool(((out - want).abs() > sum_bound + 2**-8 * want.abs()).any()) or bool(out.isnan().any()):
-            raise AssertionError("a result lies outside the bound of a float32 sum")
-        self.out = out
-        return out
+class BlockScaledGemm(Gemm):
+    """Activations by scales of 128 k, weights by scales of 128 x 128."""
+
+    operator = "block_scaled_gemm"
+
+    def make_scales(self, m: int, n: int, k: int) -> list[torch.Tensor]:
+        return [torch.rand(rows, -(-k // 128), device=self.device) for rows in (m, -(-n // 128))]
+
+    def exact(self, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        k, (scale_a, scale_b) = b.shape[1], (scale.double().repeat_interleave(128, 1) for scale in self.scales)
+        wide = b.double() * scale_b.repeat_interleave(128, 0)[: len(b), :k]
+        return self.a.double() * scale_a[:, :k], wide, k + self.scales[0].shape[1] + 2
 
 
 ROWS = (1, 8, 32, 128, 256)
@@ -236,8 +227,8 @@ for _m, _n, _k in GEMMS:
     add_workload(SkinnyGemm, f"{_n}x{_k}_m{_m:02}", (_m, _n, _k))
 for _m, _n, _k in BLOCK_SCALED_GEMMS:
     add_workload(BlockScaledGemm, f"{_n}x{_k}_m{_m:04}", (_m, _n, _k))
-# The runner takes every subclass of Benchmark in this module that has workloads; this one has none.
-del Rotating
+# The runner takes every subclass of Benchmark in this module that has workloads; these have none.
+del Rotating, Gemm
 
 
 def main() -> None:

@@ -21,14 +21,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import performance
-from benchmarks.gpu_environment import commit
-from benchmarks.shapes import LLAMA_405B_TP8
-from benchmarks.timing import ceiling_cases, copies, floor, samples_in_turn
+from benchmarks.harness import sections
+from benchmarks.harness.gpu_environment import commit
+from benchmarks.harness.shapes import LLAMA_405B_TP8
+from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
 from scripts.load import load_kernel
 
 N, K = LLAMA_405B_TP8.linears["QKV"]
 ROWS, D = 256, 16384
+LINEAR, OTHERS = "linear float32", ("linear bfloat16", "dequantise, linear")  # torch's cases
 
 
 def medians(cases: dict, moved: dict[str, int], operator: str) -> dict[str, float]:
@@ -101,15 +102,19 @@ def int8(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
     return medians(cases, moved, "int8_gemm")
 
 
+def row_operands(swiglu: bool, generator: torch.Generator) -> tuple[int, torch.Tensor, list, list, list]:
+    """Copies, the norm's weight, and of each copy x, the residual and the result."""
+    width = 2 * D if swiglu else D
+    count = copies(ROWS * width * 2)
+    weight = torch.rand(D, generator=generator).bfloat16()
+    x, residual = ([torch.randn(ROWS, d, generator=generator).bfloat16() for _ in range(count)] for d in (width, D))
+    return count, weight, x, residual, [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
+
+
 def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
     """Medians of a row operator, of its reference compiled by torch, and of the copy of as many bytes."""
     scale = torch.tensor(0.02)
-    weight = torch.rand(D, generator=generator).bfloat16()
-    width = D if operator == "add_rms_norm_fp8" else 2 * D
-    count = copies(ROWS * width * 2)
-    x = [torch.randn(ROWS, width, generator=generator).bfloat16() for _ in range(count)]
-    residual = [torch.randn(ROWS, D, generator=generator).bfloat16() for _ in range(count)]
-    out = [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
+    count, weight, x, residual, out = row_operands(operator == "swiglu_fp8", generator)
 
     def arguments(i: int) -> tuple:
         if operator == "add_rms_norm_fp8":
@@ -130,12 +135,8 @@ def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
 def dynamic(kernel, operator: str, scaling: str, generator: torch.Generator) -> dict[str, float]:
     """Medians of a row operator by computed scales, by a given one ("static"), and of the former's reference compiled
     by torch."""
-    scale, weight = torch.tensor(0.02), torch.rand(D, generator=generator).bfloat16()
-    width = 2 * D if operator == "swiglu" else D
-    count = copies(ROWS * width * 2)
-    x = [torch.randn(ROWS, width, generator=generator).bfloat16() for _ in range(count)]
-    residual = [torch.randn(ROWS, D, generator=generator).bfloat16() for _ in range(count)]
-    out = [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
+    scale = torch.tensor(0.02)
+    count, weight, x, residual, out = row_operands(operator == "swiglu", generator)
     scales = torch.empty(ROWS, 1 if scaling == "row" else D // 128)
 
     def arguments(i: int) -> tuple:
@@ -160,9 +161,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the bounds the package promises")
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
-    performance.add_options(parser)
+    sections.add_options(parser)
     args = parser.parse_args()
-    with performance.recorded("cpu_ratios", args, fenced=True):
+    with sections.recorded("cpu_ratios", args, fenced=True):
         failures = measure(args.seed)
     for failure in failures:
         print(f"below its bound: {failure}", file=sys.stderr)
@@ -191,31 +192,20 @@ def measure(seed: int | None) -> list[str]:
             failures.append(f"{what}: {value:.2f} < {least}")
         return f"{value:5.2f} (bound {least})"
 
-    def gemm_ratio(operator: str, m: int, t: dict[str, float], against: str, least: float) -> str:
-        shown = "share of the read rate" if against == "floor" else "times faster than linear float32"
-        return f"{shown}: {bound(f'{operator} M={m}', t[against] / t[operator], least)}"
-
-    for m, against, least in ((1, "floor", 0.8), (8, "linear float32", 2.5), (32, "linear float32", 1.3)):
-        t = gemm(kernel, m, generator)
-        print(
-            f"skinny_gemm M={m:2} {N}x{K}: {t['skinny_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
-            f"linear float32 {t['linear float32'] * 1e3:.2f} ms, bfloat16 {t['linear bfloat16'] * 1e3:.2f} ms; "
-            f"{gemm_ratio('skinny_gemm', m, t, against, least)}"
-        )
-    for m, against, least in ((1, "floor", 0.7), (32, "linear float32", 1.0), (512, "linear float32", 0.7)):
-        t = block_scaled(kernel, m, generator)
-        print(
-            f"block_scaled_gemm M={m:3} {N}x{K}: {t['block_scaled_gemm'] * 1e3:6.2f} ms, floor "
-            f"{t['floor'] * 1e3:.2f} ms, linear float32 {t['linear float32'] * 1e3:.2f} ms, with dequantisation "
-            f"{t['dequantise, linear'] * 1e3:.2f} ms; {gemm_ratio('block_scaled_gemm', m, t, against, least)}"
-        )
-    # Bounds of AVX2. Asked for: 0.8 at M = 1, and of VNNI 2.5 at M = 512.
-    for m, against, least in ((1, "floor", 0.6), (32, "linear float32", 1.0), (512, "linear float32", 1.0)):
-        t = int8(kernel, m, generator)
-        print(
-            f"int8_gemm M={m:3} {N}x{K}: {t['int8_gemm'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, "
-            f"linear float32 {t['linear float32'] * 1e3:.2f} ms; {gemm_ratio('int8_gemm', m, t, against, least)}"
-        )
+    # Of each M: what stands against the operator, and the bound. int8_gemm's are of AVX2; asked for: 0.8 at M = 1, and
+    # of VNNI 2.5 at M = 512.
+    for operator, times_of, bounds in (
+        ("skinny_gemm", gemm, ((1, "floor", 0.8), (8, LINEAR, 2.5), (32, LINEAR, 1.3))),
+        ("block_scaled_gemm", block_scaled, ((1, "floor", 0.7), (32, LINEAR, 1.0), (512, LINEAR, 0.7))),
+        ("int8_gemm", int8, ((1, "floor", 0.6), (32, LINEAR, 1.0), (512, LINEAR, 1.0))),
+    ):
+        for m, against, least in bounds:
+            t = times_of(kernel, m, generator)
+            others = [name for name in ("floor", LINEAR, *OTHERS) if name in t]
+            shown = ", ".join(f"{name} {t[name] * 1e3:.2f} ms" for name in others)
+            share = "share of the read rate" if against == "floor" else f"times faster than {LINEAR}"
+            ratio = bound(f"{operator} M={m}", t[against] / t[operator], least)
+            print(f"{operator} M={m:3} {N}x{K}: {t[operator] * 1e3:6.2f} ms, {shown}; {share}: {ratio}")
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)
         print(

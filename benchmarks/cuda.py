@@ -5,7 +5,7 @@
     python -m benchmarks.cuda --json figures.json --plot figures.png     # with a build of the variant at hand
     python -m benchmarks.cuda --size 10240x8192 --size 8192x28672        # skinny_gemm alone, sizes of another model
 
-Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
+Everything in one table row was timed in turn in this process (harness/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved, at the rate that the vendor publishes for this GPU's memory; for another GPU at
 torch.sum's rate, or at that of the row's fastest case where it is higher. The share is the floor by our time, the
 ratio the fastest competitor's time by ours. A launch of ours may begin while the one before it ends, and skinny_gemm
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bars, gpu_cases, gpu_report, gpu_timing
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import Cases, attempt, cell, note, table_header, table_row
-from benchmarks.gpu_timing import Recorded, Times, record
+from benchmarks.harness import bars, gpu_cases, gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import Cases, attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_timing import Recorded, Times, record
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,16 @@ Size = int | tuple[int, int, int]
 
 # What is timed, and what it must reach.
 BOUNDS: dict[str, dict[Size, Bound]] = {
-    "add_rms_norm_fp8": {
-        1: Bound(1.6),
-        8: Bound(1.6),
-        32: Bound(1.4),
-        128: Bound(1.3),
-        512: Bound(1.1, 0.84),
-        2048: Bound(1.1, 0.84),
-    },
+    "add_rms_norm_fp8": {1: Bound(1.6), 8: Bound(1.6), 32: Bound(1.4), 128: Bound(1.3)}
+    | {512: Bound(1.1, 0.84), 2048: Bound(1.1, 0.84)},
     "swiglu_fp8": {1: Bound(1.0), 32: Bound(1.0), 128: Bound(1.2), 512: Bound(1.2), 2048: Bound(1.2, 0.79)},
     "skinny_gemm": {
         (m, n, k): bound
-        for (n, k), bound in {
-            (2304, 16384): Bound(1.35),
-            (4096, 4096): Bound(1.35),
-            (13312, 16384): Bound(1.05, 0.86),
-            (16384, 6656): Bound(1.05, 0.86),
-            (28672, 4096): Bound(1.05, 0.86),
-        }.items()
+        for sizes, bound in (
+            (((2304, 16384), (4096, 4096)), Bound(1.35)),
+            (((13312, 16384), (16384, 6656), (28672, 4096)), Bound(1.05, 0.86)),
+        )
+        for n, k in sizes
         for m in GEMM_ROWS
     },
 }
@@ -71,8 +63,6 @@ LEAST_MEANS = {"skinny_gemm": 1.2}
 # Columns of ours; every other is a competitor.
 OURS = ("ours", "changing", "alone")
 TITLES = gpu_report.TITLES | {"scaled_mm": "torch._scaled_mm", "changing": "b may change"}
-# Of each number of rows of a GEMM; of a row operator the first.
-COLORS = ("tab:red", "indianred", "lightcoral", "pink")
 
 
 def record_ours(case: RowCase | GemmCase) -> Cases:
@@ -142,11 +132,6 @@ class Line:
         return min(others) / self.us("ours") if others else None
 
     @property
-    def others_share(self) -> float | None:
-        """The fastest competitor's."""
-        return self.ratio and self.share / self.ratio
-
-    @property
     def cells(self) -> list[str]:
         times = [cell(self.us(name)) for name in self.times if name != "ours"]
         ours = [cell(self.us("ours")), cell(self.times["ours"].spread_us)]
@@ -159,8 +144,8 @@ class Line:
 
     @classmethod
     def of_raw(cls, raw: dict, memory_rate: float) -> "Line":
-        """From what `raw` returned, by way of a JSON file."""
-        size = tuple(raw["size"]) if isinstance(raw["size"], list) else raw["size"]
+        """From what `raw` returned, by way of a JSON file or not."""
+        size = raw["size"] if isinstance(raw["size"], int) else tuple(raw["size"])
         times = {name: one and Times(one["samples_us"]) for name, one in raw["times"].items()}
         return cls(raw["operator"], size, raw["bytes"], times, memory_rate)
 
@@ -178,7 +163,7 @@ class Line:
             "operator": self.operator,
             "size": self.size,
             "bytes": self.moved,
-            "times": {name: times and times.raw() for name, times in self.times.items()},
+            "times": gpu_report.raw(self.times),
             "share": self.share,
             "ratio": self.ratio,
         }
@@ -200,8 +185,8 @@ def missed(lines: list[Line]) -> list[str]:
     return found
 
 
-def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
-    """The tables, each row as it comes, with progress on stderr; their lines, and the figures for --json."""
+def run(gpu: Gpu, args) -> dict:
+    """The tables, each row as it comes, with progress on stderr; the figures for --json."""
     began = time.monotonic()
     generator, figures = gpu_report.begin(gpu, args)
     sizes: dict[str, list[Size]] = {operator: list(BOUNDS[operator]) for operator in args.only or BOUNDS}
@@ -217,14 +202,13 @@ def run(gpu: Gpu, args) -> tuple[list[Line], dict]:
             case = gpu_report.make_case(gpu, operator, size, generator)
             note(f"[{len(lines) + 1}/{count}, {time.monotonic() - began:.0f} s] {case.name}")
             cases = record_gemm(case) if operator == "skinny_gemm" else record_rows(case, flashinfer)
-            measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
-            times = {name: measured.get(name) for name in cases}
+            times = gpu_report.times_of(cases, args)
             lines.append(Line(operator, size, case.bytes, times, figures["memory_bytes_per_us"]))
             if len(lines) == begun + 1:
                 print(table_header(lines[-1].columns))
             print(table_row(lines[-1].cells), flush=True)
         print(f"\nGeometric mean of the ratios: {cell(mean(lines[begun:]))}", flush=True)
-    return lines, figures | {"results": [line.raw() for line in lines]}
+    return figures | {"results": [line.raw() for line in lines]}
 
 
 def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
@@ -232,64 +216,38 @@ def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
     panels = []
     for operator in dict.fromkeys(line.operator for line in lines):
         of_it = [line for line in lines if line.operator == operator]
-        series: dict[str, list[Line]] = {}
+        series: dict[str, list[bars.Point]] = {}
         for line in of_it:
             rows = f"M = {line.size[0]}" if isinstance(line.size, tuple) else operator
-            series.setdefault(rows, []).append(line)
-        groups = [
-            str(s) if isinstance(s, int) else f"{s[1]}\nx {s[2]}" for s in (r.size for r in next(iter(series.values())))
-        ]
+            series.setdefault(rows, []).append(bars.Point(line.ratio, line.share))
+        sizes = dict.fromkeys(f"{s[1]}\nx {s[2]}" if isinstance(s, tuple) else str(s) for s in (x.size for x in of_it))
         across = "N x K" if operator == "skinny_gemm" else f"rows of {gpu_cases.WIDTH}, float16"
-        shares = [
-            bars.Bars(name, COLORS[i % 4], [r.share for r in rows], [r.others_share for r in rows])
-            for i, (name, rows) in enumerate(series.items())
-        ]
-        ratios = [
-            bars.Bars(name, COLORS[i % 4], [r.ratio for r in rows]) for i, (name, rows) in enumerate(series.items())
-        ]
-        unit = f"share of {of_it[0].memory_rate / 1e6:.1f} TB/s"
-        peers = {
-            TITLES.get(name, name) for line in of_it for name, time in line.times.items() if time and name not in OURS
-        }
-        panels += [
-            bars.Panel(operator, unit, across, groups, shares, top=1.2, marks="best other"),
-            bars.Panel(
-                f"beside {', '.join(sorted(peers))}", "times faster than the best", across, groups, ratios, line=1.0
-            ),
-        ]
+        there = {name for line in of_it for name, time in line.times.items() if time and name not in OURS}
+        others = sorted(TITLES.get(name, name) for name in there)
+        family = bars.Family(operator, across, list(sizes), series, others)
+        panels += [family.shares(of_it[0].memory_rate), family.times()]
     title = ", ".join([facts["GPU"], f"torch {facts['torch']}", facts["date"], facts["commit"]])
     bars.draw(panels, title, path)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(BOUNDS))
+    parser = gpu_report.parser(__doc__, BOUNDS)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the shares and the ratios")
     parser.add_argument("--figures", type=Path, metavar="JSON", help="draw what --json wrote; time nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
-    size = {"type": gpu_report.weight_size, "action": "append", "metavar": "NxK"}
-    what.add_argument("--size", **size, help="skinny_gemm alone, with such weights; may be repeated")
+    gpu_report.add_sizes(what, "skinny_gemm alone, with such weights; may be repeated")
     args = parser.parse_args(argv)
-    lines: list[Line] = []
+    if args.figures and not args.plot:
+        parser.error("--figures needs --plot")
     if args.figures:
-        if not args.plot:
-            parser.error("--figures needs --plot")
         figures = json.loads(args.figures.read_text())
-        lines = [Line.of_raw(raw, figures["memory_bytes_per_us"]) for raw in figures["results"]]
-        draw(lines, figures["environment"], args.plot)
-        return 0
-
-    def measure() -> dict:
-        found, figures = run(find_gpu(), args)
-        lines.extend(found)
-        return figures
-
-    figures = gpu_report.figures_of("cuda.py", measure, args)
-    if figures is None:
+    elif (figures := gpu_report.figures_of("cuda", lambda: run(find_gpu(), args), args)) is None:
         return 1
+    lines = [Line.of_raw(raw, figures["memory_bytes_per_us"]) for raw in figures["results"]]
     if args.plot:
         draw(lines, figures["environment"], args.plot)
-    if not args.check:
+    if args.figures or not args.check:
         return 0
     failures = missed(lines)
     for text in failures:

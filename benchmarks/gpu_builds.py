@@ -16,33 +16,15 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from kernels import get_local_kernel
 
-from benchmarks import gpu_report, gpu_timing
 from benchmarks.cuda import BOUNDS, Size
-from benchmarks.gpu_cases import GEMM_ROWS, GemmCase, RowCase
-from benchmarks.gpu_environment import Gpu, Missing, find_gpu, random_numbers
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.tune_skinny_gemm import sweep_parser
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase
+from benchmarks.harness.gpu_environment import Gpu, find_gpu, load_builds
+from benchmarks.harness.gpu_report import attempt, cell, table_header, table_row
 
 Case = GemmCase | RowCase
 NOW = "now"
-
-
-def load_build(folder: Path, backend: str) -> ModuleType:
-    """The package from folder/build."""
-    try:
-        return get_local_kernel(folder.resolve(), backend=backend)
-    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
-        raise Missing(f"{folder}: {' '.join(str(error).split())}") from None
-
-
-def load_builds(folders: list[Path], backend: str, taken: set[str]) -> dict[str, ModuleType]:
-    """Them by the folders' names, which are to be the columns of a table beside those that are taken."""
-    builds = {folder.resolve().name: load_build(folder, backend) for folder in folders}
-    if len(builds) < len(folders) or builds.keys() & taken:
-        raise Missing(f"folders of one name, or called {' or '.join(sorted(taken))}: a table could not tell them apart")
-    return builds
 
 
 def with_build(case: Case, kernel: ModuleType) -> Case:
@@ -72,10 +54,8 @@ def sizes_of(operator: str, args) -> list[Size]:
     return [(m, n, k) for n, k in weights for m in args.rows or GEMM_ROWS if m <= max(GEMM_ROWS)]
 
 
-def row(
-    case: Case, others: dict[str, ModuleType], now: ModuleType, effort: gpu_timing.Effort
-) -> tuple[list[str], bool]:
-    """The cells of this build and of the others, "-" for what is not right; whether all are."""
+def row(case: Case, others: dict[str, ModuleType], now: ModuleType, args) -> tuple[list[str], bool, dict]:
+    """The cells of this build and of the others, "-" for what is not right; whether all are; the samples."""
 
     def verified(name: str, kernel: ModuleType) -> tuple[Case, torch.Tensor]:
         one = with_build(case, kernel)
@@ -94,8 +74,8 @@ def row(
         if found and (one := attempt(f"{case.name}, {name}", lambda c=found[0]: gpu_timing.record(c.ours, c.count))):
             right[name] = one
     if NOW not in right:
-        return ["-"] * (2 + 4 * len(others)), False
-    times = gpu_timing.measure(right, effort)
+        return ["-"] * (2 + 4 * len(others)), False, {}
+    times = gpu_report.times_of(right, args)
     cells = [cell(times[NOW].median_us), cell(times[NOW].spread_us)]
     for name in others:
         if name in times:
@@ -104,38 +84,35 @@ def row(
             cells += [cell(times[name].median_us), cell(times[name].spread_us), f"{gain:.1%}", same]
         else:
             cells += ["-"] * 4
-    return cells, len(right) == len(builds)
+    return cells, len(right) == len(builds), gpu_report.raw(times)
 
 
-def compare(gpu: Gpu, others: dict[str, ModuleType], args) -> bool:
-    """The tables, a row as it comes; whether every build was right."""
-    generator = random_numbers(gpu.device, args.seed)
-    print(gpu_report.heading(gpu, generator))
-    all_right = True
+def run(gpu: Gpu, args) -> dict:
+    """The tables, a row as it comes; the figures for --json, and whether every build was right."""
+    others = load_builds(args.builds, gpu.backend, {NOW})
+    generator, figures = gpu_report.begin(gpu, args)
+    results, all_right = [], True
     for operator in args.only or BOUNDS:
         print(f"\n### {gpu_report.title(operator)}\n")
         columns = [column for name in others for column in (name, "±", "gain", "same bits")]
         print(table_header([gpu_report.size_title(operator), NOW, "±", *columns]))
         for size in sizes_of(operator, args):
-            cells, right = row(gpu_report.make_case(gpu, operator, size, generator), others, gpu.kernel, args.effort)
+            case = gpu_report.make_case(gpu, operator, size, generator)
+            cells, right, samples = row(case, others, gpu.kernel, args)
             print(table_row([gpu_report.shown(size), *cells]), flush=True)
             all_right &= right
-    return all_right
+            results.append({"operator": operator, "size": size, "times": samples})
+    return figures | {"results": results, "all right": all_right}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = sweep_parser(__doc__)
+    parser = gpu_report.parser(__doc__, BOUNDS)
     parser.add_argument("builds", type=Path, nargs="+", metavar="FOLDER", help="another checkout, with a build")
-    parser.add_argument("--only", action="append", choices=BOUNDS, metavar="OPERATOR", help=", ".join(BOUNDS))
-    parser.add_argument("--rows", type=int, action="append", metavar="M", help="may be repeated")
+    gpu_report.add_sizes(parser)
+    gpu_report.add_rows(parser)
     args = parser.parse_args(argv)
-    try:
-        gpu = find_gpu()
-        others = load_builds(args.builds, gpu.backend, {NOW})
-        return 0 if compare(gpu, others, args) else 1
-    except Missing as error:
-        note(f"gpu_builds.py: {error}")
-        return 1
+    figures = gpu_report.figures_of("gpu_builds", lambda: run(find_gpu(), args), args)
+    return 0 if figures and figures["all right"] else 1
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_cases import Wrong
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import Wrong
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import cell, note, table_header, table_row
 from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256
@@ -140,9 +140,7 @@ def versions(gpu: Gpu, scales: str, layers: int, generator: torch.Generator) -> 
     return {"ours": model, "torch": library, "bfloat16": original, "reference": reference}
 
 
-def row(
-    models: dict[str, torch.nn.Module], rows: int, seed: int, effort: gpu_timing.Effort
-) -> dict[str, gpu_timing.Times]:
+def row(models: dict[str, torch.nn.Module], rows: int, seed: int, args) -> dict[str, gpu_timing.Times]:
     steps, recorded = {}, {}
     for name, model in models.items():
         note(f"{rows} rows: {name}")
@@ -155,7 +153,7 @@ def row(
     note(f"{rows} rows: logits {away['ours'] / size:.2%} away from the reference's, torch's {away['torch'] / size:.2%}")
     if not away["ours"] <= TOLERANCE * away["torch"]:
         raise Wrong(f"{rows} rows: our logits are further away from the reference's than torch's are")
-    return gpu_timing.measure(recorded, effort)
+    return gpu_report.times_of(recorded, args)
 
 
 @torch.inference_mode(False)
@@ -168,28 +166,23 @@ def run(gpu: Gpu, args) -> dict:
     for scales in args.only or SCALES:
         models = versions(gpu, scales, args.layers, generator)
         for rows in args.rows or ROWS:
-            times = row(models, rows, generator.initial_seed() + rows, gpu_report.effort(args))
+            times = row(models, rows, generator.initial_seed() + rows, args)
             us = {name: one.median_us for name, one in times.items()}
-            cells = [
-                cell(us["ours"], 0),
-                cell(times["ours"].spread_us, 0),
-                cell(us["torch"], 0),
-                cell(us["bfloat16"], 0),
-            ]
+            cells = [cell(value, 0) for value in (us["ours"], times["ours"].spread_us, us["torch"], us["bfloat16"])]
             ratios = [cell(us[name] / us["ours"]) for name in ("torch", "bfloat16")]
             print(table_row([scales, str(rows), *cells, *ratios]), flush=True)
-            results.append({"scales": scales, "rows": rows, "times": {n: one.raw() for n, one in times.items()}})
+            results.append({"scales": scales, "rows": rows, "times": gpu_report.raw(times)})
         del models
         torch.cuda.empty_cache()
     return figures | {"results": results}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(SCALES), metavar="SCALES")
-    parser.add_argument("--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32")
+    parser = gpu_report.parser(__doc__, SCALES, metavar="SCALES")
+    gpu_report.add_rows(parser, 32)
     parser.add_argument("--layers", type=int, default=32)
     args = parser.parse_args(argv)
-    return 0 if gpu_report.figures_of("gpu_decode.py", lambda: run(find_gpu(), args), args) is not None else 1
+    return 0 if gpu_report.figures_of("gpu_decode", lambda: run(find_gpu(), args), args) is not None else 1
 
 
 if __name__ == "__main__":

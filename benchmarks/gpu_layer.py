@@ -20,12 +20,12 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_builds import NOW, load_builds
-from benchmarks.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
+from benchmarks.gpu_builds import NOW
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
+from benchmarks.harness.gpu_environment import Gpu, find_gpu, load_builds
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
 
 QWEN_14B = LlamaShapes("Qwen2.5 14B", hidden=5120, heads=40, kv_heads=8, intermediate=13824)
 LAYERS = {shapes.name: shapes for shapes in (LLAMA_8B, QWEN_14B, LLAMA_70B_TP8, LLAMA_405B_TP8)}
@@ -108,17 +108,15 @@ class Torchs:
         return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
 
 
-def row(
-    layer: Layer, kernels: dict[str, ModuleType], effort: gpu_timing.Effort, memory_rate: float
-) -> tuple[list[str], bool, dict]:
+def row(layer: Layer, kernels: dict[str, ModuleType], args, memory_rate: float) -> tuple[list[str], bool, dict]:
     """The cells, "-" for what is not there or not right; whether all builds are; the samples."""
     cases = {name: attempt(name, lambda n=name, k=k: layer.recorded(k, n)) for name, k in kernels.items()}
     with without_overlap():
         cases["alone"] = attempt("alone", lambda: layer.recorded(kernels[NOW], "alone"))
     right = all(cases.values())
     cases["torch"] = attempt("torch", lambda: layer.recorded(Torchs(layer.reference), "torch", TORCHS_TOLERANCE))
-    times = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort)
-    us = {name: times[name].median_us if name in times else None for name in cases}
+    times = gpu_report.times_of(cases, args)
+    us = {name: one and one.median_us for name, one in times.items()}
     floor, ours = gpu_timing.floor_us(layer.bytes, times.values(), memory_rate), us[NOW]
     cells = [
         cell(floor),
@@ -127,11 +125,12 @@ def row(
         *(cell(us[name]) for name in us if name != NOW),
     ]
     compared = [cell(floor / ours if ours else None), cell(us["torch"] / ours if ours and us["torch"] else None)]
-    return [*cells, *compared], right, {name: one.raw() for name, one in times.items()}
+    return [*cells, *compared], right, gpu_report.raw(times)
 
 
-def run(gpu: Gpu, builds: dict[str, ModuleType], args) -> tuple[bool, dict]:
-    """The table, a row as it comes; whether every build was right; the figures for --json."""
+def run(gpu: Gpu, args) -> dict:
+    """The table, a row as it comes; the figures for --json, and whether every build was right."""
+    builds = load_builds(args.builds, gpu.backend, {NOW, "alone", "torch"})
     generator, figures = gpu_report.begin(gpu, args)
     kernels, results, all_right = {NOW: gpu.kernel, **builds}, [], True
     columns = ["floor", "ours", "±", *builds, "alone", "torch", "share of memory rate", "ratio"]
@@ -140,30 +139,20 @@ def run(gpu: Gpu, builds: dict[str, ModuleType], args) -> tuple[bool, dict]:
         for rows in args.rows or GEMM_ROWS:
             layer = Layer(gpu.kernel.reference, LAYERS[name], rows, gpu.kernel.fp8_dtype(gpu.device), generator)
             note(layer.name)
-            cells, right, samples = row(layer, kernels, gpu_report.effort(args), figures["memory_bytes_per_us"])
+            cells, right, samples = row(layer, kernels, args, figures["memory_bytes_per_us"])
             print(table_row([name, str(rows), *cells]), flush=True)
             all_right &= right
             results.append({"layer": name, "rows": rows, "bytes": layer.bytes, "times": samples})
-    return all_right, figures | {"results": results}
+    return figures | {"results": results, "all right": all_right}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(LAYERS), metavar="LAYER")
+    parser = gpu_report.parser(__doc__, LAYERS, metavar="LAYER")
     parser.add_argument("builds", type=Path, nargs="*", metavar="FOLDER", help="another checkout, with a build")
-    parser.add_argument(
-        "--rows", type=int, choices=range(1, 33), action="append", metavar="M", help="1 to 32; may be repeated"
-    )
+    gpu_report.add_rows(parser, 32)
     args = parser.parse_args(argv)
-    all_right = False
-
-    def measure() -> dict:
-        nonlocal all_right
-        gpu = find_gpu()
-        builds = load_builds(args.builds, gpu.backend, {NOW, "alone", "torch"})
-        all_right, figures = run(gpu, builds, args)
-        return figures
-
-    return 0 if gpu_report.figures_of("gpu_layer.py", measure, args) is not None and all_right else 1
+    figures = gpu_report.figures_of("gpu_layer", lambda: run(find_gpu(), args), args)
+    return 0 if figures and figures["all right"] else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
     python -m benchmarks.gpu_scales --write docs/performance.md
 
-bfloat16, e4m3fn. Every line's cases were verified, then timed in turn in this process (benchmarks/gpu_timing.py). In
+bfloat16, e4m3fn. Every line's cases were verified, then timed in turn in this process (harness/gpu_timing.py). In
 brackets behind a mode: its time by the static one's. The floor is the bytes that must be moved, scales of groups
 included, at the rate that the vendor publishes. "torch" is what torch.compile makes of the reference's computation.
 """
@@ -15,11 +15,11 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing
-from benchmarks.gpu_cases import EPSILON, Wrong
-from benchmarks.gpu_environment import find_gpu
-from benchmarks.gpu_report import attempt, cell, note, table_header, table_row
-from benchmarks.gpu_timing import record
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import EPSILON, Wrong
+from benchmarks.harness.gpu_environment import find_gpu
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_timing import record
 
 ROWS = (1, 8, 32, 128, 512, 2048)
 WIDTHS = (2048, 4096, 5120, 6144, 7168, 8192, 16384)
@@ -144,18 +144,18 @@ def run(args) -> dict:
                 case = Case(gpu.kernel, operator, rows, d, generator)
                 note(f"[{time.monotonic() - began:.0f} s] {case.name}")
                 torchs = not args.without_torch and rows in TORCH_ROWS and d in TORCH_WIDTHS
-                times = gpu_timing.measure(dict(recorded_cases(case, torchs)), gpu_report.effort(args))
+                times = gpu_report.times_of(dict(recorded_cases(case, torchs)), args)
                 print(table_row(cells(case, times, figures["memory_bytes_per_us"], f"{rows} x {d}")), flush=True)
-                raw = {name: one.raw() for name, one in times.items()}
-                results.append({"operator": operator, "size": [rows, d], "bytes": case.bytes, "times": raw})
+                found = {"operator": operator, "size": [rows, d], "bytes": case.bytes, "times": gpu_report.raw(times)}
+                results.append(found)
     return figures | {"results": results}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(OPERATORS))
+    parser = gpu_report.parser(__doc__, OPERATORS)
     parser.add_argument("--without-torch", action="store_true", help="ours alone, in a minute")
     args = parser.parse_args(argv)
-    return 1 if gpu_report.figures_of("gpu_scales.py", lambda: run(args), args) is None else 0
+    return 1 if gpu_report.figures_of("gpu_scales", lambda: run(args), args) is None else 0
 
 
 if __name__ == "__main__":

@@ -11,62 +11,18 @@ printed there. Of computed scales the tables give times, and torch's only for so
 import argparse
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import bars
-from benchmarks.performance import PERFORMANCE, section
+from benchmarks.harness import bars
+from benchmarks.harness.sections import PERFORMANCE, section
 
-COLORS = ("tab:red", "indianred", "lightcoral", "pink")
 ROW_HEIGHT = 1.9
+RATE = 4.8e6  # of an H200's memory, bytes a microsecond
 # Columns that are no competitor's time.
 OURS = ("rows", "M, N x K", "floor", "ours", "±", "b may change", "alone", "share of memory rate", "ratio")
 SCALES = {"row": "a scale a row", "1x128": "128 values", "tensor": "the tensor"}  # column: what has a scale
 
 Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Point:
-    """Ours at one size: a bar. None where the tables do not have it."""
-
-    ratio: float | None
-    share: float | None
-
-    @property
-    def others_share(self) -> float | None:
-        return self.share / self.ratio if self.share is not None and self.ratio else None
-
-
-@dataclass(frozen=True)
-class Family:
-    """A panel: bars of each series, in groups of sizes."""
-
-    name: str
-    across: str
-    groups: list[str]
-    series: dict[str, list[Point]]
-    others: list[str]
-
-    def times(self) -> bars.Panel:
-        drawn = self._bars(lambda point: point.ratio)
-        across = f"{self.across}; beside {' and '.join(self.others)}"
-        return bars.Panel(self.name, "times as fast", across, *drawn, line=1)
-
-    def shares(self) -> bars.Panel:
-        drawn = self._bars(lambda point: point.share, marked=True)
-        return bars.Panel(self.name, "share of 4.8 TB/s", self.across, *drawn, top=1.2, marks="best other")
-
-    def _bars(self, height, *, marked: bool = False) -> tuple[list[str], list[bars.Bars]]:
-        return self.groups, [
-            bars.Bars(
-                name,
-                COLORS[i % len(COLORS)],
-                [height(point) for point in points],
-                [point.others_share for point in points] if marked else None,
-            )
-            for i, (name, points) in enumerate(self.series.items())
-        ]
 
 
 def tables(body: str) -> dict[str, list[Row]]:
@@ -88,38 +44,39 @@ def others_of(rows: list[Row]) -> list[str]:
     return [name for name in rows[0] if name not in OURS and any(number(row[name]) is not None for row in rows)]
 
 
-def by_rows(name: str, across: str, rows: list[Row]) -> Family:
-    points = [Point(number(row["ratio"]), number(row["share of memory rate"])) for row in rows]
-    return Family(name, across, [row["rows"] for row in rows], {name: points}, others_of(rows))
+def by_rows(name: str, across: str, rows: list[Row]) -> bars.Family:
+    points = [bars.Point(number(row["ratio"]), number(row["share of memory rate"])) for row in rows]
+    return bars.Family(name, across, [row["rows"] for row in rows], {name: points}, others_of(rows))
 
 
-def by_weights(name: str, rows: list[Row]) -> Family:
+def by_weights(name: str, rows: list[Row]) -> bars.Family:
     """Groups are sizes of the weight, series numbers of rows."""
-    points: dict[str, dict[str, Point]] = {}
+    points: dict[str, dict[str, bars.Point]] = {}
     weights: list[str] = []
     for row in rows:
         m, weight = row["M, N x K"].split(", ")
         weights += [weight] if weight not in weights else []
-        points.setdefault(m, {})[weight] = Point(number(row["ratio"]), number(row["share of memory rate"]))
+        points.setdefault(m, {})[weight] = bars.Point(number(row["ratio"]), number(row["share of memory rate"]))
     series = {
-        f"M = {m}": [points[m].get(weight, Point(None, None)) for weight in weights] for m in sorted(points, key=int)
+        f"M = {m}": [points[m].get(weight, bars.Point(None, None)) for weight in weights]
+        for m in sorted(points, key=int)
     }
-    return Family(name, "N x K", [weight.replace(" x", "\nx") for weight in weights], series, others_of(rows))
+    return bars.Family(name, "N x K", [weight.replace(" x", "\nx") for weight in weights], series, others_of(rows))
 
 
-def by_scales(name: str, rows: list[Row]) -> Family:
+def by_scales(name: str, rows: list[Row]) -> bars.Family:
     """Groups are sizes, series what has a scale."""
     rows = [row for row in rows if number(row["torch row"]) is not None]
-    series: dict[str, list[Point]] = {label: [] for label in SCALES.values()}
+    series: dict[str, list[bars.Point]] = {label: [] for label in SCALES.values()}
     for row in rows:
         for column, label in SCALES.items():
             ours, theirs = number(row[column]), number(row[f"torch {column}"])
-            series[label].append(Point(theirs / ours, number(row["floor"]) / ours))
+            series[label].append(bars.Point(theirs / ours, number(row["floor"]) / ours))
     groups = [row["rows x d"].replace(" x ", "\n") for row in rows]
-    return Family(name, "rows and columns, bfloat16", groups, series, ["torch.compile"])
+    return bars.Family(name, "rows and columns, bfloat16", groups, series, ["torch.compile"])
 
 
-def families(text: str) -> list[Family]:
+def families(text: str) -> list[bars.Family]:
     operators, scales, gemms = (tables(section(text, f"cuda-{name}")) for name in ("operators", "scales", "gemms"))
     fixed = {heading.split()[0]: rows for heading, rows in operators.items()}
     rows_of = "rows of 16384, float16"
@@ -153,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     text = args.file.read_text(encoding="utf-8")
     drawn, above = families(text), title(text)
     bars.draw([family.times() for family in drawn], above, args.times, row_height=ROW_HEIGHT)
-    bars.draw([family.shares() for family in drawn], above, args.shares, row_height=ROW_HEIGHT)
+    bars.draw([family.shares(RATE) for family in drawn], above, args.shares, row_height=ROW_HEIGHT)
     return 0
 
 

@@ -4,7 +4,7 @@
     make bench-rocm VENV=/path/to/an/environment/with/torch/for/ROCm
     python -m benchmarks.rocm --json figures.json      # with a build of the variant at hand
 
-Everything in one table row was timed in turn in this process (benchmarks/gpu_timing.py), and verified before. The
+Everything in one table row was timed in turn in this process (harness/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved at the memory's rate, as in benchmarks/cuda.py; it leaves out the launch, whose
 own floor stands above the tables.
 """
@@ -13,19 +13,18 @@ import sys
 
 import torch
 
-from benchmarks import gpu_report, gpu_timing, published_mi300x
-from benchmarks.gpu_cases import GemmCase, RowCase, gemm_config
-from benchmarks.gpu_environment import Gpu, find_gpu
-from benchmarks.gpu_report import Cases, attempt, cell, table_header, table_row
-from benchmarks.gpu_timing import Recorded, Times, record
+from benchmarks.harness import gpu_report, gpu_timing, published
+from benchmarks.harness.gpu_cases import GemmCase, RowCase, forced
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import Cases, attempt, cell, table_header, table_row
+from benchmarks.harness.gpu_timing import Recorded, Times, record
 
 PUBLISHED = {
-    "add_rms_norm_fp8": published_mi300x.ADD_RMS_NORM_FP8,
-    "swiglu_fp8": published_mi300x.SWIGLU_FP8,
-    "skinny_gemm": published_mi300x.SKINNY_GEMM,
+    "add_rms_norm_fp8": published.ADD_RMS_NORM_FP8,
+    "swiglu_fp8": published.SWIGLU_FP8,
+    "skinny_gemm": published.SKINNY_GEMM,
 }
-WIDTHS = {"swiglu_fp8": 2 * published_mi300x.SWIGLU_WIDTH}  # of rows, where it is not 16384
-DIRECT_KERNEL = (-1, 1)
+WIDTHS = {"swiglu_fp8": 2 * published.SWIGLU_WIDTH}  # of rows, where it is not 16384
 TITLES = gpu_report.TITLES | {"direct": "direct kernel"}
 
 
@@ -35,13 +34,13 @@ def record_rows(case: RowCase, compiled: bool) -> Cases:
 
 
 def record_gemm(case: GemmCase, backend: str) -> Cases:
-    with gemm_config(None):
+    with forced("skinny_gemm", None):
         case.verify_ours()
         cases = {"ours": record(case.ours, case.count)}
     if backend == "rocm":
 
         def direct() -> Recorded:
-            with gemm_config(DIRECT_KERNEL):
+            with forced("skinny_gemm", "fallback"):
                 case.verify_ours("the direct kernel")
                 return record(case.ours, case.count)
 
@@ -74,24 +73,23 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate
     """Times an operator at every published size; prints each row as it comes. Returns the raw figures."""
     results = []
     print(f"\n### {gpu_report.title(operator, WIDTHS.get(operator))}\n")
-    for size, published in PUBLISHED[operator].items():
+    for size, others in PUBLISHED[operator].items():
         case = gpu_report.make_case(gpu, operator, size, generator, WIDTHS.get(operator))
         cases = record_gemm(case, gpu.backend) if operator == "skinny_gemm" else record_rows(case, args.compile)
-        measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, gpu_report.effort(args))
-        times = {name: measured.get(name) for name in cases}
+        times = gpu_report.times_of(cases, args)
         if not results:
             print(header(gpu_report.size_title(operator), list(times)))
         floor = gpu_timing.floor_us(case.bytes, times.values(), memory_rate)
         same = gpu.arch == "gfx942"
-        print(line(gpu_report.shown(size), case.bytes, times, floor, published.kernel_us, same), flush=True)
+        print(line(gpu_report.shown(size), case.bytes, times, floor, others.kernel_us, same), flush=True)
         results.append(
             {
                 "operator": operator,
                 "size": size,
                 "bytes": case.bytes,
                 "copies": case.count,
-                "times": {name: one and one.raw() for name, one in times.items()},
-                "published": vars(published),
+                "times": gpu_report.raw(times),
+                "published": vars(others),
             }
         )
     return results
@@ -99,18 +97,18 @@ def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate
 
 def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
-    print(f"- published: {published_mi300x.SOURCE}, on an MI300X")
+    print(f"- published: {published.SOURCE}, on an MI300X")
     results = []
     for operator in args.only or PUBLISHED:
         results += table(gpu, operator, args, generator, figures["memory_bytes_per_us"])
-    return figures | {"published": published_mi300x.SOURCE, "results": results}
+    return figures | {"published": published.SOURCE, "results": results}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = gpu_report.parser(__doc__, list(PUBLISHED))
+    parser = gpu_report.parser(__doc__, PUBLISHED)
     parser.add_argument("--compile", action="store_true", help="time torch.compile's row operators too (slow to start)")
     args = parser.parse_args(argv)
-    return 1 if gpu_report.figures_of("rocm.py", lambda: run(find_gpu(), args), args) is None else 0
+    return 1 if gpu_report.figures_of("rocm", lambda: run(find_gpu(), args), args) is None else 0
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bars
-from benchmarks.timing import copies, samples_in_turn
+from benchmarks.harness import bars
+from benchmarks.harness.timing import copies, samples_in_turn
 from examples.llama_fp8 import decoding, text
 from scripts.load import load_kernel
 

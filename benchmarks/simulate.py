@@ -12,14 +12,12 @@ versions of a kernel and is no measurement: simulator/README.md.
 """
 
 import argparse
-from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_cases import GEMM_VARIABLE, variable
-from benchmarks.simulated_rocm import FORMATS, SimulatedRocm
+from benchmarks.harness.gpu_cases import GEMM_VARIABLE, variable
+from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
 from scripts import machine_code
-from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import SimulationError, cost, report
 from simulator.profile import Profile
 from simulator.recording import record
@@ -28,21 +26,10 @@ from tests.problems import skinny_gemm as gemm
 from tests.problems.comparisons import assert_between, assert_rounded_alike
 from tests.problems.inputs import normal
 
-ROOT = Path(__file__).resolve().parents[1]
-ALIGNMENT = 512  # of what a GPU's allocator gives
-
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         raise SystemExit(f"simulate.py: {message}")
-
-
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that begin where a GPU's allocation may. Memory that nothing touches is never taken from the system."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    buffer = torch.zeros(size + ALIGNMENT, dtype=torch.uint8)
-    start = -buffer.data_ptr() % ALIGNMENT
-    return buffer[start : start + size].view(dtype).view(shape)
 
 
 def aligned(values: torch.Tensor) -> torch.Tensor:
@@ -147,10 +134,7 @@ class Device:
     """The built variant on the simulator."""
 
     def __init__(self):
-        variants = sorted(ROOT.glob("build/torch-stable-abi*-rocm*-x86_64-linux"))
-        if not variants:
-            raise SystemExit("simulate.py: no ROCm variant is built; run: python scripts/build.py --backend rocm")
-        self.rocm = SimulatedRocm.shared(variants[-1], ROCM_PREFIX / "usr" / "include")
+        self.rocm = SimulatedRocm.built()
 
     def run(self, args):
         """(launch, profile, recording) of an operator's last launch, verified if it ran whole."""

@@ -28,8 +28,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import performance
-from benchmarks.gpu_environment import commit
+from benchmarks.harness import sections
+from benchmarks.harness.gpu_environment import commit
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
@@ -159,7 +159,7 @@ def int8_linears() -> None:
     from vllm.model_executor.kernels import linear as choice
     from vllm.platforms import current_platform
 
-    from benchmarks.timing import copies, samples_in_turn
+    from benchmarks.harness.timing import copies, samples_in_turn
 
     config = choice.Int8ScaledMMLinearLayerConfig(
         is_static_input_scheme=False, is_channelwise=True, input_symmetric=True
@@ -211,10 +211,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES))
     parser.add_argument("--int8-linears", action="store_true", help="no model: INT8 linears alone")
     parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="last: options for vllm bench latency")
-    performance.add_options(parser)
+    sections.add_options(parser)
     args = parser.parse_args()
     use_local_build()
-    with performance.recorded("vllm_latency", args):
+    with sections.recorded("vllm_latency", args):
         int8_linears() if args.int8_linears else report(args)
     return 0
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     import torch
     from tqdm import tqdm
 
-    from benchmarks.shapes import LLAMA_8B, LLAMA_405B_TP8
+    from benchmarks.harness.shapes import LLAMA_8B, LLAMA_405B_TP8
     from examples.llama_fp8 import decoding, operator_times, plot, text
     from scripts.load import default_backend, load_kernel
 

@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> list[Row]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    from benchmarks import bars
+    from benchmarks.harness import bars
 
     panels = [
         bars.Panel(

@@ -69,7 +69,7 @@ class Chip:
     power: float = 0.0  # part by which the clock's period grows where the matrix units are never idle
 
 
-# MI300X: fitted on half of the pairs of benchmarks/calibration, each constant within a range around what is published.
+# MI300X: fitted on half of the pairs of simulator/calibration, each constant within a range around what is published.
 # The MI325X's own constants are fitted likewise, on fewer pairs. They hold what differs in software and in how times
 # were taken, too, so they are for the calibration alone. No kernel's time on an MI350X has been compared: its
 # bandwidths are published (L2's scaled by units and clock, the memory-side cache's taken as HBM's), all else is the

@@ -100,7 +100,7 @@ def rocm_library(rocm_variant) -> Path:
 
 @pytest.fixture(scope="session")
 def simulated_rocm(rocm_variant):
-    from benchmarks.simulated_rocm import SimulatedRocm
+    from benchmarks.harness.simulated_rocm import SimulatedRocm
 
     return SimulatedRocm.shared(rocm_variant, ROCM_HEADERS)
 

@@ -8,16 +8,16 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from benchmarks import gpu_timing
-from benchmarks.shapes import LlamaShapes
-from benchmarks.timing import ceiling_cases, copies, floor, samples_in_turn
+from benchmarks.harness import gpu_timing
+from benchmarks.harness.shapes import LlamaShapes
+from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
 
 ROUNDS = 9
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds. `floor`: of an operator that reads memory, its bytes at the memory's rate (benchmarks.timing.floor).
+    """Seconds. `floor`: of an operator that reads memory, its bytes at the memory's rate (timing.floor).
 
     None where all operands fit into the caches.
     """

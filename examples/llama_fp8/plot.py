@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks import bars
+from benchmarks.harness import bars
 
 from .operator_times import OperatorTime
 

@@ -1,4 +1,4 @@
-// Configurations measured on a GPU, written by benchmarks/tune_skinny_gemm.py. Where a size is not listed, the model in
+// Configurations measured on a GPU, written by benchmarks/tune.py. Where a size is not listed, the model in
 // config.h decides.
 #pragma once
 

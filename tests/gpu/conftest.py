@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 

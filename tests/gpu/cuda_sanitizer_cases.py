@@ -14,7 +14,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
 
-from benchmarks import cuda_pieces
+from benchmarks.harness.forms import all_shapes_for
 from scripts.load import load_kernel
 
 FP8 = torch.float8_e4m3fn
@@ -204,7 +204,7 @@ def main() -> int:
             same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
     check_computed_scales(kernel, normal)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
-        shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in cuda_pieces.all_shapes_for(m, splits)]
+        shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
             force(kernel, config)
             a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)

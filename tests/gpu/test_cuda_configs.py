@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from benchmarks import cuda_pieces
+from benchmarks.harness import forms
 from tests.settings import ROOT
 
 WARP, BLOCK, CLUSTER, ANY = range(4)
@@ -245,7 +245,7 @@ def test_the_benchmark_knows_which_forms_there_are(library):
             for i in range(len(SHAPES))
             if library.cuda_gemm_stages(i, m) and (splits == 1 or library.cuda_gemm_can_split(i, m))
         ]
-        assert list(cuda_pieces.all_shapes_for(m, splits)) == able
+        assert list(forms.all_shapes_for(m, splits)) == able
 
 
 @by_memory

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks import cuda_pieces
+from benchmarks.harness.forms import all_shapes_for, shapes_for
 from tests.problems import skinny_gemm as gemm
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, random_fp8, weights
@@ -178,7 +178,7 @@ def forms(kind: str, m: int, n: int, splits: int) -> list[str]:
     columns."""
     if kind == "plain":
         return [f"-1,{splits}"]
-    fewest = {shape: -(-n // columns) for shape, columns in cuda_pieces.all_shapes_for(m, splits).items()}
+    fewest = {shape: -(-n // columns) for shape, columns in all_shapes_for(m, splits).items()}
     return [f"{shape},{splits},{pieces}" for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
 
 
@@ -196,7 +196,7 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, environment, ki
         whole = problem(kernel, device, generator, 32, n, k)
         bits: dict[bool, torch.Tensor] = {}
         for m in (32, 1, 8, 9, 16, 17):
-            inputs, columns = whole.rows(slice(0, m)), cuda_pieces.shapes_for(m)
+            inputs, columns = whole.rows(slice(0, m)), shapes_for(m)
             for form in forms(kind, m, n, splits):
                 own = m > 16 and columns.get(int(form.split(",")[0]), 0) > 64
                 environment("ROCM_FP8_KERNELS_GEMM", form)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import configs
 
 ARCHS = tuple(FORMATS)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from tests.gpu.simulated_kernels import LANES, Results, gated_source, norm_arguments, pieces_of, row_launch, row_width
 from tests.problems.buffers import same_bytes
 from tests.problems.dynamic import (

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import configs
 from tests.problems import gemm
 from tests.problems.buffers import Guarded, same_bytes

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks import simulated_rocm as simulation
+from benchmarks.harness import simulated_rocm as simulation
 from simulator.engine import Checks
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, short

@@ -11,7 +11,7 @@ import struct
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width
 from tests.problems import rms_norm as rms

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS
+from benchmarks.harness.simulated_rocm import FORMATS
 from tests.gpu.simulated_kernels import Results, pieces_of, row_launch, row_width, values_source
 from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.inputs import FLOATS, positive, short

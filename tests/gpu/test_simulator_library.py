@@ -45,7 +45,7 @@ LIKELY = set(
     s_flbit_i32_b32 s_sext_i32_i8 s_sext_i32_i16 s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16
 """.split()
 )
-# What the kernels of benchmarks/calibration have and the shipped ones do not.
+# What the kernels of simulator/calibration have and the shipped ones do not.
 PEERS = set("v_bfrev_b32 v_lshlrev_b16 v_mul_u32_u24 v_mad_u32_u24 v_mul_i32_i24".split())
 # What clang makes of other people's kernels for gfx942, seen there. Nothing of this repository compiles to them, so
 # they are held to the pseudocode alone.

@@ -27,8 +27,8 @@ except FileNotFoundError as error:
 
 import itertools
 
-from benchmarks import timing
-from benchmarks.shapes import LlamaShapes
+from benchmarks.harness import timing
+from benchmarks.harness.shapes import LlamaShapes
 from examples import demo as module
 from examples.llama_fp8 import decoding, operator_times, plot, text
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.simulated_rocm import FORMATS, SimulatedRocm
+from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm
 from tests.settings import CUDA_TOOLKIT, ROCM_HEADERS, ROOT, needs_cuda_toolchain, needs_rocm_toolchain
 
 EXAMPLE = ROOT / "examples" / "increment"

@@ -5,19 +5,9 @@ import types
 
 import pytest
 
-from benchmarks import (
-    cuda,
-    cuda_pieces,
-    gpu_builds,
-    gpu_cases,
-    gpu_gemms,
-    gpu_layer,
-    gpu_report,
-    gpu_timing,
-    rocm,
-    tune_skinny_gemm,
-)
-from benchmarks.gpu_environment import Gpu
+from benchmarks import cuda, gpu_builds, gpu_gemms, gpu_layer, rocm, tune
+from benchmarks.harness import gpu_cases, gpu_report, gpu_timing, sweep
+from benchmarks.harness.gpu_environment import Gpu
 from tests.tools.fake_gpu import gpu
 
 
@@ -38,17 +28,19 @@ def flow(cpu, gpu, monkeypatch):
 
     A launch takes as many microseconds as `speed` says of its case and configuration."""
 
-    def record(launch, count):
+    def record(launch, count, launches=None):
         launch(count - 1)  # on the CPU, at once
-        config = os.environ.get(gpu_cases.GEMM_VARIABLE)
+        config = os.environ.get(gpu_cases.CONFIG_VARIABLE, "").partition(":")[2] or None
         kind = getattr(launch, "__name__", "")
-        return original(gpu.launch(kind, speed.us(kind, config, launch)), count)
+        return original(gpu.launch(kind, speed.us(kind, config, launch)), count, launches)
 
     speed = types.SimpleNamespace(us=lambda kind, config, launch: 10.0)
     original = gpu_timing.record
     monkeypatch.setattr(cpu.kernel, "ops", types.SimpleNamespace(backend=lambda: "rocm"))
-    for module in (rocm, cuda, gpu_gemms, gpu_report, gpu_timing):
+    for module in (rocm, cuda, gpu_gemms, gpu_report, gpu_timing, sweep):
         monkeypatch.setattr(module, "record", record)
-    for module in (rocm, cuda, cuda_pieces, gpu_builds, gpu_gemms, gpu_layer, tune_skinny_gemm):
+    monkeypatch.setattr(gpu_timing, "read_rate", lambda effort: 1000.0)
+    monkeypatch.setattr(gpu_timing, "launch_floor", lambda effort: 1.0)
+    for module in (rocm, cuda, gpu_builds, gpu_gemms, gpu_layer, tune):
         monkeypatch.setattr(module, "find_gpu", lambda: cpu)
     return speed

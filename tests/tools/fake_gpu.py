@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from benchmarks import gpu_timing
+from benchmarks.harness import gpu_timing
 
 
 class FakeGpu:

@@ -12,7 +12,8 @@ import torch
 from kernels.backends import CPU
 from kernels.cli import benchmark as runner
 
-from benchmarks import cpu_ratios, shapes, timing
+from benchmarks import cpu_ratios
+from benchmarks.harness import shapes, timing
 from tests.problems.block_scaled_gemm import CHALLENGE
 from tests.settings import ROOT
 

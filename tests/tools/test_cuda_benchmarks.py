@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from benchmarks import cuda, gpu_cases, gpu_environment, gpu_timing
+from benchmarks import cuda
+from benchmarks.harness import gpu_cases, gpu_environment, gpu_timing
 from tests.tools.tables import tables
 
 Bound = cuda.Bound
@@ -90,8 +91,6 @@ def script(flow, cpu, monkeypatch):
     """cuda.py at small sizes, with a flashinfer that computes what the reference does."""
     bounds = {"add_rms_norm_fp8": {1: Bound(1.2), 4: Bound(1.2)}, "swiglu_fp8": {2: Bound(1.5)}}
     monkeypatch.setattr(cuda, "BOUNDS", bounds | {"skinny_gemm": {(2, 48, 160): Bound(1.4)}})
-    monkeypatch.setattr(gpu_timing, "read_rate", lambda effort: 1000.0)
-    monkeypatch.setattr(gpu_timing, "launch_floor", lambda effort: 1.0)
     monkeypatch.setattr(gpu_cases.RowCase, "by_inductor", property(lambda case: case.reference))
 
     def fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps):

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_builds
-from benchmarks.gpu_environment import Missing
+from benchmarks.harness import gpu_environment
+from benchmarks.harness.gpu_environment import Missing
 from tests.settings import ROOT
 from tests.tools.tables import tables
 
@@ -32,7 +33,7 @@ def before(cpu, flow, monkeypatch) -> types.SimpleNamespace:
         return other if case.function is getattr(other, case.function.__name__) else cpu.kernel
 
     flow.us = lambda kind, config, launch: 12.0 if build_of(launch) is other else 10.0
-    monkeypatch.setattr(gpu_builds, "load_build", lambda folder, backend: other)
+    monkeypatch.setattr(gpu_environment, "load_build", lambda folder, backend: other)
     return other
 
 
@@ -112,10 +113,10 @@ def test_builds_of_one_name(before, capsys):
 def test_a_build_is_loaded_from_its_folder(kernel, device):
     if device.type != "cpu":
         pytest.skip("the CPU's build is looked for")
-    loaded = gpu_builds.load_build(ROOT, "cpu")
+    loaded = gpu_environment.load_build(ROOT, "cpu")
     assert Path(loaded.__file__).is_relative_to(ROOT / "build") and callable(loaded.skinny_gemm)
 
 
 def test_no_build(tmp_path):
     with pytest.raises(Missing, match=str(tmp_path)):
-        gpu_builds.load_build(tmp_path, "cpu")
+        gpu_environment.load_build(tmp_path, "cpu")

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from benchmarks import gpu_cases, gpu_timing
+from benchmarks.harness import gpu_cases, gpu_timing
 
 ROW_OPERATORS = ("add_rms_norm_fp8", "swiglu_fp8")
 
@@ -118,16 +118,18 @@ def test_the_librarys_rows_are_padded_where_it_wants_that(cpu, generator, monkey
         assert not seen[-1][3:].view(torch.uint8).any()
 
 
-def test_the_environment_variable_is_put_back(monkeypatch):
-    variable = gpu_cases.GEMM_VARIABLE
+def test_the_environment_variables_are_put_back(monkeypatch):
+    names = gpu_cases.GEMM_VARIABLE, gpu_cases.CONFIG_VARIABLE
     for before in (None, "2,4"):
-        monkeypatch.delenv(variable, raising=False)
-        if before:
-            monkeypatch.setenv(variable, before)
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+            if before:
+                monkeypatch.setenv(name, before)
         seen = []
-        with pytest.raises(KeyError), gpu_cases.gemm_config((-1, 1)):
-            seen.append(os.environ[variable])
-            with gpu_cases.gemm_config(None):
-                seen.append(os.environ.get(variable))
+        with pytest.raises(KeyError), gpu_cases.forced("int8_gemm", "t64x64,split=2"):
+            seen.append([os.environ.get(name) for name in names])
+            with gpu_cases.forced("int8_gemm", None):
+                seen.append([os.environ.get(name) for name in names])
             raise KeyError
-        assert seen == ["-1,1", None] and os.environ.get(variable) == before
+        assert seen == [[None, "int8_gemm:t64x64,split=2"], [None, None]]
+        assert [os.environ.get(name) for name in names] == [before, before]

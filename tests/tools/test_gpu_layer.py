@@ -8,8 +8,9 @@ import types
 import pytest
 import torch
 
-from benchmarks import gpu_builds, gpu_layer
-from benchmarks.shapes import LlamaShapes
+from benchmarks import gpu_layer
+from benchmarks.harness import gpu_environment
+from benchmarks.harness.shapes import LlamaShapes
 from tests.tools.tables import tables
 
 TINY = LlamaShapes("Tiny", hidden=64, heads=2, kv_heads=1, intermediate=96, head_dim=32)
@@ -80,7 +81,7 @@ def test_the_table(layer, capsys):
 
 
 def test_another_build_has_a_column(layer, cpu, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_builds, "load_build", lambda folder, backend: changed(cpu.kernel))
+    monkeypatch.setattr(gpu_environment, "load_build", lambda folder, backend: changed(cpu.kernel))
     assert layer("../before", "--rows", "8") == 0
     header, _, row = tables(capsys.readouterr().out)
     assert header == [*COLUMNS[:5], "before", *COLUMNS[5:]]
@@ -96,7 +97,7 @@ def test_a_wrong_layer_is_not_timed(layer, cpu, monkeypatch, capsys, operator):
         second.mul_(1.03)  # the residual
         return out
 
-    monkeypatch.setattr(gpu_builds, "load_build", lambda folder, backend: changed(cpu.kernel, **{operator: wrong}))
+    monkeypatch.setattr(gpu_environment, "load_build", lambda folder, backend: changed(cpu.kernel, **{operator: wrong}))
     assert layer("../before", "--rows", "1") == 1
     out, error = capsys.readouterr()
     assert tables(out)[2][5] == "-"
@@ -115,7 +116,7 @@ def test_without_torchs_operators(layer, monkeypatch, capsys):
 
 
 def test_folders_that_a_table_could_not_tell_apart(layer, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_builds, "load_build", lambda folder, backend: None)
+    monkeypatch.setattr(gpu_environment, "load_build", lambda folder, backend: None)
     for folders in (["a/x", "b/x"], ["alone"]):
         assert layer(*folders) == 1
         assert "gpu_layer.py: folders of one name" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""benchmarks/performance.py: sections of a file that benchmarks replace."""
+"""benchmarks/harness/sections.py and performance.py: sections of a file that benchmarks replace."""
 
 import argparse
 import io
@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from benchmarks import gpu_report, performance
-from benchmarks.gpu_environment import Missing
+from benchmarks import performance
+from benchmarks.harness import gpu_report, sections
+from benchmarks.harness.gpu_environment import Missing
 
 TEXT = """# Title
 
@@ -35,10 +36,10 @@ def arguments(**given) -> argparse.Namespace:
 
 
 def test_one_section_is_replaced_and_nothing_else():
-    once = performance.replaced(TEXT, "b", "| new |\n")
+    once = sections.replaced(TEXT, "b", "| new |\n")
     assert once == TEXT.replace("<!-- begin: b -->\n", "<!-- begin: b -->\n\n| new |\n\n")
-    assert performance.replaced(once, "b", "| new |") == once, "writing again changes nothing"
-    assert "old a" not in performance.replaced(TEXT, "a", "x") and "by hand" in performance.replaced(TEXT, "a", "x")
+    assert sections.replaced(once, "b", "| new |") == once, "writing again changes nothing"
+    assert "old a" not in sections.replaced(TEXT, "a", "x") and "by hand" in sections.replaced(TEXT, "a", "x")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,8 @@ def test_one_section_is_replaced_and_nothing_else():
     ids=["no begin", "no end", "twice", "wrong order", "another section within", "nothing", "a marker"],
 )
 def test_what_cannot_be_replaced_is_refused(text, body):
-    with pytest.raises(performance.SectionError, match="section a: "):
-        performance.replaced(text, "a", body)
+    with pytest.raises(sections.SectionError, match="section a: "):
+        sections.replaced(text, "a", body)
 
 
 def test_the_command(path, monkeypatch, capsys):
@@ -72,7 +73,7 @@ def test_the_command(path, monkeypatch, capsys):
 
 def test_what_a_benchmark_prints_is_recorded(path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["cuda.py", "--write", "performance.md"])
-    with performance.recorded("cuda", arguments(write=path, section="a")):
+    with sections.recorded("cuda", arguments(write=path, section="a")):
         print("| 1 |")
         assert capsys.readouterr().out == "| 1 |\n", "and seen at once"
     assert "\n`python -m benchmarks.cuda --write performance.md`\n\n| 1 |\n" in path.read_text()
@@ -83,26 +84,31 @@ def test_nothing_is_recorded_of_a_run_that_fails(path, capsys):
         print("half a table")
         raise Missing("no GPU")
 
-    assert gpu_report.figures_of("cuda.py", missing, arguments(write=path, section="a")) is None
+    assert gpu_report.figures_of("cuda", missing, arguments(write=path, section="a")) is None
     assert path.read_text() == TEXT and "no GPU" in capsys.readouterr().err
+
+
+def test_a_benchmark_without_a_section_asks_for_one(path, capsys):
+    assert gpu_report.figures_of("tune", dict, arguments(write=path)) is None
+    assert capsys.readouterr().err == "tune.py: tune has no section of its own: --section names one\n"
 
 
 def test_a_section_that_is_not_there_is_noticed_before_the_measurement(path, capsys):
     def measured() -> dict:
         raise AssertionError
 
-    assert gpu_report.figures_of("cuda.py", measured, arguments(write=path)) is None
+    assert gpu_report.figures_of("cuda", measured, arguments(write=path)) is None
     assert "section cuda-operators" in capsys.readouterr().err
 
 
 def test_without_write_nothing_is_written(path):
-    assert gpu_report.figures_of("cuda.py", lambda: {"a": 1}, arguments()) == {"a": 1}
+    assert gpu_report.figures_of("cuda", lambda: {"a": 1}, arguments()) == {"a": 1}
     assert path.read_text() == TEXT
 
 
 def test_the_shipped_file_has_every_benchmarks_section():
-    text = performance.PERFORMANCE.read_text(encoding="utf-8")
+    text = sections.PERFORMANCE.read_text(encoding="utf-8")
     names = re.findall(r"^<!-- begin: (\S+) -->$", text, re.MULTILINE)
-    assert set(performance.SECTIONS.values()) <= set(names)
+    assert set(sections.SECTIONS.values()) <= set(names)
     for name in names:
-        assert "x" in performance.replaced(text, name, "x")
+        assert "x" in sections.replaced(text, name, "x")

@@ -12,18 +12,9 @@ import types
 import pytest
 import torch
 
-from benchmarks import (
-    gpu_cases,
-    gpu_environment,
-    gpu_report,
-    gpu_timing,
-    published_mi300x,
-    rocm,
-    shapes,
-    timing,
-    tune_skinny_gemm,
-)
-from benchmarks.calibration.store import load_all
+from benchmarks import published_mi300x, rocm, tune
+from benchmarks.harness import gpu_cases, gpu_environment, gpu_report, gpu_timing, published, shapes, timing
+from simulator.calibration.store import load_all
 from tests.settings import ROOT
 from tests.tools.tables import tables
 
@@ -119,7 +110,7 @@ def test_the_ceilings(gpu, monkeypatch):
 
 
 def test_the_published_tables():
-    p = published_mi300x
+    p = published
     assert list(p.ADD_RMS_NORM_FP8) == list(p.SWIGLU_FP8) == list(p.ROWS) == [2**i for i in range(12)]
     assert set(p.SKINNY_GEMM) == {
         (m, *shapes.LLAMA_405B_TP8.linears[layer]) for m in (1, 8, 16, 32) for layer in ("QKV", "Gate/Up", "Down")
@@ -181,8 +172,8 @@ def test_the_memorys_rate_is_the_published_one_where_it_is_known(small_tables, c
     gpu = dataclasses.replace(cpu, environment=cpu.environment | {"GPU": name})
     _, figures = gpu_report.begin(gpu, types.SimpleNamespace(seed=1, quick=True, warm_up=None, iterations=None))
     assert figures["memory_bytes_per_us"] == rate and figures["read_bytes_per_us"] == 1000.0
-    published = "5.30 TB/s" if rate > 1e6 else "not known here"
-    assert f"- memory's published rate: {published}; torch.sum reads at 0.00 TB/s" in capsys.readouterr().out
+    rate_text = "5.30 TB/s" if rate > 1e6 else "not known here"
+    assert f"- memory's published rate: {rate_text}; torch.sum reads at 0.00 TB/s" in capsys.readouterr().out
 
 
 def test_a_line_of_a_table():
@@ -199,18 +190,16 @@ def test_a_line_of_a_table():
 
 @pytest.fixture
 def small_tables(flow, monkeypatch):
-    some_figures = published_mi300x.Published(5.0, 6.0)
-    published = {operator: {1: some_figures, 4: some_figures} for operator in ROW_OPERATORS} | {
+    some_figures = published.Published(5.0, 6.0)
+    figures = {operator: {1: some_figures, 4: some_figures} for operator in ROW_OPERATORS} | {
         "skinny_gemm": {(2, 48, 160): some_figures}
     }
-    monkeypatch.setattr(rocm, "PUBLISHED", published)
-    monkeypatch.setattr(gpu_timing, "read_rate", lambda effort: 1000.0)
-    monkeypatch.setattr(gpu_timing, "launch_floor", lambda effort: 1.0)
+    monkeypatch.setattr(rocm, "PUBLISHED", figures)
     return flow
 
 
 def test_the_tables_and_the_raw_figures(small_tables, tmp_path, capsys):
-    small_tables.us = lambda kind, config, launch: {None: 10.0, "-1,1": 40.0}[config] if kind == "ours" else 20.0
+    small_tables.us = lambda kind, config, launch: {None: 10.0, "fallback": 40.0}[config] if kind == "ours" else 20.0
     figures = tmp_path / "figures.json"
     assert rocm.main(["--quick", "--seed", "7", "--json", str(figures)]) == 0
     out = capsys.readouterr().out
@@ -240,7 +229,7 @@ def test_nothing_wrong_is_timed(small_tables, cpu, capsys):
 
     def wrong_when_forced(*args, **kwargs):
         out = original(*args, **kwargs)
-        return out.mul_(1.02) if os.environ.get(gpu_cases.GEMM_VARIABLE) else out
+        return out.mul_(1.02) if os.environ.get(gpu_cases.CONFIG_VARIABLE) else out
 
     cpu.kernel.skinny_gemm = wrong_when_forced
     assert rocm.main(["--quick", "--only", "skinny_gemm"]) == 0
@@ -270,7 +259,7 @@ for script in scripts:
 
 def test_without_a_gpu_one_line_says_so():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    scripts = ["cuda", "rocm", "tune_skinny_gemm"]
+    scripts = ["cuda", "rocm", "gpu_scales"]
     command = [sys.executable, "-c", AS_SCRIPTS, *scripts]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and run.stdout == "1\n1\n1\n", run.stderr
@@ -284,7 +273,7 @@ def test_without_the_variant_one_line_says_so(monkeypatch, capsys):
 
     monkeypatch.setattr(gpu_environment, "load_kernel", load)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert rocm.main([]) == 1 and tune_skinny_gemm.main([]) == 1
+    assert rocm.main([]) == 1 and tune.main(["skinny_gemm"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["rocm.py", "tune_skinny_gemm.py"]
+    assert [line.split(":")[0] for line in lines] == ["rocm.py", "tune.py"]
     assert all("no build of this package for torch" in line and line.endswith("cpu: does not match") for line in lines)

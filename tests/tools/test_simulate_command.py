@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks import simulate as command
+from benchmarks.harness import simulated_rocm
 from tests.settings import ROOT, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -106,6 +107,6 @@ def test_wrong_arguments(arguments, message):
 
 
 def test_without_a_variant(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match=r"^simulate.py: no ROCm variant is built; run: python scripts/build.py"):
+    monkeypatch.setattr(simulated_rocm, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"^no ROCm variant is built; run: python scripts/build.py"):
         command.Device()

@@ -4,15 +4,15 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_timing, performance
-from benchmarks.gpu_cases import WIDTH, GemmCase, RowCase, Wrong
-from benchmarks.gpu_environment import Gpu, Missing, random_numbers
-from benchmarks.gpu_timing import Recorded, record
+from benchmarks.harness import gpu_timing, sections
+from benchmarks.harness.gpu_cases import WIDTH, GemmCase, RowCase, Wrong
+from benchmarks.harness.gpu_environment import Gpu, Missing, random_numbers
+from benchmarks.harness.gpu_timing import Recorded, Times, record
 
 Cases = dict[str, Recorded | None]
 TITLES = {"compiled": "torch.compile"}
@@ -92,28 +92,35 @@ def weight_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parser(description: str, operators: list[str], metavar: str = "OPERATOR") -> argparse.ArgumentParser:
+def add_sizes(parser: argparse._ActionsContainer, of: str = "of the weights; may be repeated") -> None:
+    """--size NxK."""
+    parser.add_argument("--size", type=weight_size, action="append", metavar="NxK", help=of)
+
+
+def add_rows(parser: argparse.ArgumentParser, most: int | None = None) -> None:
+    """--rows M, up to `most`."""
+    choices, least = (range(1, most + 1), f"1 to {most}; ") if most else (None, "")
+    options = {"type": int, "action": "append", "metavar": "M", "choices": choices}
+    parser.add_argument("--rows", **options, help=f"{least}may be repeated")
+
+
+def parser(description: str, operators: Iterable[str] = (), metavar: str = "OPERATOR") -> argparse.ArgumentParser:
+    """`operators`: what --only takes; without any there is no --only."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--only", action="append", choices=operators, metavar=metavar, help=", ".join(operators))
+    if names := list(operators):
+        result.add_argument("--only", action="append", choices=names, metavar=metavar, help=", ".join(names))
     result.add_argument("--quick", action="store_true", help="fewer launches: to see whether it runs")
     result.add_argument("--warm-up", type=int, help="launches before the timed ones (default: 500)")
     result.add_argument("--iterations", type=int, help="timed launches, at least (default: 2000)")
     result.add_argument("--seed", type=int, help="of the random operands (default: a new one, printed)")
     result.add_argument("--json", type=Path, metavar="FILE", help="all samples, with the environment")
-    performance.add_options(result)
+    sections.add_options(result)
     return result
 
 
 def effort(args: argparse.Namespace) -> gpu_timing.Effort:
     usual = gpu_timing.QUICK if args.quick else gpu_timing.Effort()
     return gpu_timing.Effort(args.warm_up or usual.warm_up, args.iterations or usual.iterations)
-
-
-def heading(gpu: Gpu, generator: torch.Generator) -> str:
-    """What the figures of a sweep were taken on, in a line."""
-    facts = gpu.environment
-    seed = generator.initial_seed()
-    return f"{facts['GPU']}, torch {facts['torch']}, {facts['date']}, commit {facts['commit']}, seed {seed}"
 
 
 def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
@@ -135,14 +142,25 @@ def begin(gpu: Gpu, args: argparse.Namespace) -> tuple[torch.Generator, dict]:
     return generator, {"environment": environment, **rates, "launch_floor_us": floor}
 
 
+def times_of(cases: Cases, args: argparse.Namespace) -> dict[str, Times | None]:
+    """Of all cases that there are, timed in turn."""
+    measured = gpu_timing.measure({name: one for name, one in cases.items() if one}, effort(args))
+    return {name: measured.get(name) for name in cases}
+
+
+def raw(times: dict[str, Times | None]) -> dict[str, dict | None]:
+    """For --json."""
+    return {name: one and one.raw() for name, one in times.items()}
+
+
 def figures_of(script: str, measure: Callable[[], dict], args: argparse.Namespace) -> dict | None:
     """What `measure` returns, written where --json says, and what it prints where --write says; None, and one line on
     stderr, where there is nothing to measure or ours is wrong."""
     try:
-        with performance.recorded(script.removesuffix(".py"), args):
+        with sections.recorded(script, args):
             figures = measure()
-    except (Missing, Wrong, performance.SectionError) as error:
-        note(f"{script}: {error}")
+    except (Missing, Wrong, sections.SectionError) as error:
+        note(f"{script}.py: {error}")
         return None
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")

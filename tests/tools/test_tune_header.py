@@ -1,4 +1,4 @@
-"""Tuning of skinny_gemm without a GPU: the header it reads, the header it writes, what it finds best."""
+"""Tuning of skinny_gemm on ROCm without a GPU: the header it reads, the header it writes, what it finds best."""
 
 import dataclasses
 import itertools
@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_timing, shapes, tune_skinny_gemm
-from benchmarks import tuned_header as header
-from benchmarks.gpu_cases import GEMM_VARIABLE
-from benchmarks.tuned_header import Entry, HeaderError, cxx_compiler
+from benchmarks import tune as command
+from benchmarks.harness import gpu_timing, shapes
+from benchmarks.harness import tuned_header as header
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
+from benchmarks.harness.tuned_header import Config, Entry, HeaderError, cxx_compiler
 
 TUNED = header.TUNED.read_text()
 MI300X, MI350 = "AMD Instinct MI300X (gfx942), 2026-01-02, commit abc", "AMD Instinct MI350X (gfx950), 2026-03-04"
 ENTRIES = [
-    Entry(0, 8, 2304, 16384, 1, 4, MI300X),
-    Entry(0, 32, 2304, 16384, 4, 2, MI300X),
-    Entry(1, 8, 2304, 16384, 0, 1, MI350),
+    Entry(0, 8, 2304, 16384, "s8x32", 4, MI300X),
+    Entry(0, 32, 2304, 16384, "s32x16", 2, MI300X),
+    Entry(1, 8, 2304, 16384, "s8x16", 1, MI350),
 ]
 
 
@@ -40,16 +41,16 @@ def test_what_the_model_picks_is_allowed():
     # A few columns and a long k, where it splits; more columns than may be split; a k that is just long enough.
     sizes += [(16, 65536), (128, 16384), (70000, 4096), (64, 1024), (64, 2048)]
     keys = [(arch, rows, n, k) for arch in (0, 1) for rows in header.ROW_CLASSES for n, k in sizes]
-    split = 0
+    split, rows_of = 0, {shape["name"]: shape["rows"] for shape in table.shapes}
     for (_, rows, n, k), picked in zip(keys, header.picks(TUNED, keys), strict=True):
         allowed = table.allowed(rows, n, k)
         assert table.takes(k) and picked in allowed and len(set(allowed)) == len(allowed)
-        assert {table.shapes[shape]["rows"] for shape, _ in allowed} == {rows}
-        split += picked[1] > 1
+        assert {rows_of[config.form] for config in allowed} == {rows}
+        split += picked.split > 1
     assert split, "no size here makes the model split k: the test says nothing about splits"
     # 70000 columns: more than 1024 tiles even of four times 16.
-    assert {splits for _, splits in table.allowed(8, 70000, 4096)} == {1}
-    assert {splits for _, splits in table.allowed(8, 64, 4096)} == {1, 2, 4}
+    assert {config.split for config in table.allowed(8, 70000, 4096)} == {1}
+    assert {config.split for config in table.allowed(8, 64, 4096)} == {1, 2, 4}
     assert not table.takes(4104) and table.takes(1008) and table.takes(16)
 
 
@@ -85,14 +86,19 @@ def test_entries_come_back(tmp_path):
 
 def test_pick_config_answers_the_entries():
     keys = [(0, 1, 2304, 16384), (0, 8, 2304, 16384), (0, 17, 2304, 16384), (1, 8, 2304, 16384)]
-    assert header.picks(header.render(TUNED, ENTRIES), keys) == [(1, 4), (1, 4), (4, 2), (0, 1)]
+    assert header.picks(header.render(TUNED, ENTRIES), keys) == [
+        Config("s8x32", 4),
+        Config("s8x32", 4),
+        Config("s32x16", 2),
+        Config("s8x16"),
+    ]
     # Of a class of rows and a size without an entry the model decides, as before.
     others = [(0, 16, 2304, 16384), (1, 32, 2304, 16384), (0, 8, 2304, 8192)]
     assert header.picks(header.render(TUNED, ENTRIES), others) == header.picks(header.render(TUNED, []), others)
 
 
 def test_foreign_entries_stay():
-    new = [Entry(0, 8, 2304, 16384, 0, 1, "today"), Entry(0, 16, 4096, 4096, 5, 1, "today")]
+    new = [Entry(0, 8, 2304, 16384, "s8x16", 1, "today"), Entry(0, 16, 4096, 4096, "s32x32", 1, "today")]
     assert sorted(header.merged(ENTRIES, new), key=lambda e: e.key) == [new[0], new[1], ENTRIES[1], ENTRIES[2]]
 
 
@@ -132,15 +138,15 @@ def tuned(tmp_path, flow, monkeypatch) -> Path:
 
 
 def tune(*options: str) -> int:
-    return tune_skinny_gemm.main(["--quick", "--size", f"{SIZE[0]}x{SIZE[1]}", *options])
+    return command.main(["skinny_gemm", "--quick", "--size", f"{SIZE[0]}x{SIZE[1]}", *options])
 
 
 # Of the table's shapes each class's second, with two splits.
-BEST = {8: (1, 2), 16: (3, 2), 32: (5, 2)}
+BEST = {8: Config("s8x32", 2), 16: Config("s16x32", 2), 32: Config("s32x32", 2)}
 
 
 def best_is_fastest(kind, config, launch) -> float:
-    return 5.0 if tuple(map(int, config.split(","))) in BEST.values() else 10.0
+    return 5.0 if config in map(str, BEST.values()) else 10.0
 
 
 def test_the_fastest_configurations_are_written(tuned, flow, capsys):
@@ -152,9 +158,9 @@ def test_the_fastest_configurations_are_written(tuned, flow, capsys):
     assert {rows: entry.config for rows, entry in new.items()} == BEST
     assert {entry.arch for entry in new.values()} == {0}
     assert {entry.measured for entry in new.values()} == {"Some GPU (gfx942), 2026-11-21, commit 0123456789ab"}
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 8 |")]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| 8, 64 x 4096 |")]
     assert len(rows) == 1 and re.fullmatch(
-        r"\| 8 \| 64 x 4096 \| 1,2 \| 5.00 \| 0.00 \| \d,\d \| 10.00 \| 100.0% \|", rows[0]
+        r"\| 8, 64 x 4096 \| s8x\S+ \| 10.00 \| 0.00 \| s8x32,split=2 \| 5.00 \| 0.00 \| 100.0% \|", rows[0]
     )
 
 
@@ -167,7 +173,9 @@ def test_a_dry_run_writes_nothing(tuned, flow, capsys):
 
 def test_within_the_spread_the_models_choice_stays(tuned, flow):
     # The model's own, not what an earlier run has put in its place.
-    tuned.write_text(header.render(TUNED, [Entry(0, rows, *SIZE, *BEST[rows], "yesterday") for rows in BEST]))
+    tuned.write_text(
+        header.render(TUNED, [Entry(0, rows, *SIZE, BEST[rows].form, BEST[rows].split, "yesterday") for rows in BEST])
+    )
     model = header.picks(header.render(TUNED, []), [(0, rows, *SIZE) for rows in header.ROW_CLASSES])
     assert all(picked != best for picked, best in zip(model, BEST.values(), strict=True))
     turn = itertools.count()
@@ -188,27 +196,24 @@ def test_a_wrong_configuration_is_named_and_not_taken(tuned, flow, cpu, capsys):
 
     def wrong_at_the_best(*args, **kwargs):
         out = original(*args, **kwargs)
-        return out.mul_(1.02) if os.environ[GEMM_VARIABLE] == "3,2" else out
+        return out.mul_(1.02) if os.environ[CONFIG_VARIABLE] == "skinny_gemm:s16x32,split=2" else out
 
     cpu.kernel.skinny_gemm = wrong_at_the_best
     assert tune() == 1
     found = {e.rows: e.config for e in header.parse_entries(tuned.read_text()) if (e.n, e.k) == SIZE}
     assert found[8] == BEST[8] and found[32] == BEST[32] and found[16] != BEST[16]
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "3,2" in error and "M=16 64x4096" in error
+    assert error.count("\n") == 1 and "s16x32,split=2" in error and "M=16 64x4096" in error
 
 
 @pytest.mark.parametrize("size", ["64x520", "64x4100"])
 def test_sizes_without_a_use_for_entries_are_refused(tuned, flow, capsys, size):
     before = tuned.read_text()
-    assert tune_skinny_gemm.main(["--size", size]) == 1 and tuned.read_text() == before
-    assert re.fullmatch(rf"tune_skinny_gemm.py: {size}: K must be .*\n", capsys.readouterr().err)
+    assert command.main(["skinny_gemm", "--size", size]) == 1 and tuned.read_text() == before
+    assert re.fullmatch(rf"tune.py: {size}: K must be .*\n", capsys.readouterr().err)
 
 
 def test_another_backend_is_refused(tuned, flow, cpu, monkeypatch, capsys):
-    monkeypatch.setattr(tune_skinny_gemm, "find_gpu", lambda: dataclasses.replace(cpu, arch="sm_90"))
+    monkeypatch.setattr(command, "find_gpu", lambda: dataclasses.replace(cpu, arch="sm_90"))
     assert tune() == 1
-    assert (
-        capsys.readouterr().err
-        == "tune_skinny_gemm.py: no ROCm variant on one of gfx942, gfx950: this is rocm on sm_90\n"
-    )
+    assert capsys.readouterr().err == "tune.py: no ROCm variant on one of gfx942, gfx950: this is rocm on sm_90\n"

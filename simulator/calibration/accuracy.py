@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How far the clock is from measured times, from the stored recordings alone.
 
-    python -m benchmarks.calibration.accuracy            # the report
-    python -m benchmarks.calibration.accuracy --write    # and the summary that the simulator shows and the tests hold
+    python -m simulator.calibration.accuracy            # the report
+    python -m simulator.calibration.accuracy --write    # and the summary that the simulator shows and the tests hold
 
 Half of the pairs, by a hash of their names, were used to fit the clock's constants (fit.py); errors are of the others.
 """
@@ -14,9 +14,9 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from benchmarks.calibration.sources import SOURCES
-from benchmarks.calibration.store import Measured, digest, load_all
 from simulator import cost
+from simulator.calibration.sources import SOURCES
+from simulator.calibration.store import Measured, digest, load_all
 from simulator.cost import CALIBRATION, MEASURED, Chip, Estimate
 
 KINDS = ("GEMM", "ring", "rows")  # of kernels, as cost.kind_of tells them

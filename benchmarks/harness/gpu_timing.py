@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from benchmarks import timing
+from benchmarks.harness import timing
 
 # The largest last-level cache at hand: MI300X's and MI350's (an H200 has 50 MiB of L2).
 LAST_LEVEL_CACHE = 256 << 20
@@ -34,10 +34,11 @@ PEAK_RATES = {
 
 @dataclass(frozen=True)
 class Effort:
-    """Launches of each case, at least: to warm up, and timed."""
+    """Launches of each case, at least: to warm up, and timed; and the event pairs that they are divided among."""
 
     warm_up: int = 500
     iterations: int = 2000
+    samples: int = SAMPLES
 
 
 QUICK = Effort(warm_up=50, iterations=640)
@@ -78,8 +79,8 @@ def copies(bytes_each: int) -> int:
     return timing.copies(bytes_each, 2 * LAST_LEVEL_CACHE)
 
 
-def record(launch: Callable[[int], object], count: int) -> Recorded:
-    """`launch(i)` for i in range(count), over and over until there are enough for a graph.
+def record(launch: Callable[[int], object], count: int, launches: int | None = None) -> Recorded:
+    """`launch(i)` for i in range(count), over and over until there are enough for a graph, or `launches` of them.
 
     Environment variables that a launch reads are read here, not at a replay.
     """
@@ -90,7 +91,7 @@ def record(launch: Callable[[int], object], count: int) -> Recorded:
         for i in range(min(count, 3)):
             launch(i)
     torch.cuda.current_stream().wait_stream(stream)
-    total = count * -(-FEWEST // count)
+    total = launches or count * -(-FEWEST // count)
     graphs = []
     for first in range(0, total, MOST):
         graphs.append(torch.cuda.CUDAGraph())
@@ -103,12 +104,12 @@ def record(launch: Callable[[int], object], count: int) -> Recorded:
 def measure(cases: dict[str, Recorded], effort: Effort) -> dict[str, Times]:
     """Every case in turn, in an order that rotates. Waits for the device at the end alone, so that it never idles."""
     names = list(cases)
-    repeats = {name: -(-effort.iterations // (SAMPLES * case.launches)) for name, case in cases.items()}
+    repeats = {name: -(-effort.iterations // (effort.samples * case.launches)) for name, case in cases.items()}
     for case in cases.values():
         for _ in range(-(-effort.warm_up // case.launches)):
             case.replay()
     events: dict[str, list[tuple]] = {name: [] for name in names}
-    for round_ in range(SAMPLES):
+    for round_ in range(effort.samples):
         for name in timing.rotated(names, round_):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -121,6 +122,16 @@ def measure(cases: dict[str, Recorded], effort: Effort) -> dict[str, Times]:
         name: Times([b.elapsed_time(e) * 1e3 / (repeats[name] * cases[name].launches) for b, e in events[name]])
         for name in names
     }
+
+
+def once(launch: Callable[[int], object], i: int) -> float:
+    """Microseconds of a single launch, with what starting it takes."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    launch(i)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3
 
 
 def read_rate(effort: Effort) -> float:

@@ -21,9 +21,20 @@ from types import ModuleType
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from scripts.builder.prefixes import ROCM_PREFIX
 from simulator.library import Runtime
 
+ROOT = Path(__file__).resolve().parents[2]
+ALIGNMENT = 512  # of what a GPU's allocator gives
 FORMATS = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that begin where a GPU's allocation may. Memory that nothing touches is never taken from the system."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    buffer = torch.zeros(size + ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % ALIGNMENT
+    return buffer[start : start + size].view(dtype).view(shape)
 
 
 def intervals(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -82,6 +93,14 @@ class SimulatedRocm:
     @functools.cache
     def shared(cls, variant: Path, hip_include: Path) -> "SimulatedRocm":
         return cls(variant, hip_include)
+
+    @classmethod
+    def built(cls) -> "SimulatedRocm":
+        """This repository's newest variant; one line where there is none."""
+        variants = sorted(ROOT.glob("build/torch-stable-abi*-rocm*-x86_64-linux"))
+        if not variants:
+            raise SystemExit("no ROCm variant is built; run: python scripts/build.py --backend rocm")
+        return cls.shared(variants[-1], ROCM_PREFIX / "usr" / "include")
 
     @staticmethod
     def _load(variant: Path) -> ModuleType:

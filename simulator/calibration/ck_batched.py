@@ -8,8 +8,8 @@ accumulation registers by an instruction unknown to the simulator.
 import re
 from pathlib import Path
 
-from benchmarks.calibration.pairs import Library, Pair, rows
-from benchmarks.calibration.store import DATA
+from simulator.calibration.pairs import Library, Pair, rows
+from simulator.calibration.store import DATA
 
 DATE = "2025-08-11"  # of the tables
 TABLE = DATA / "ck_batched.csv"

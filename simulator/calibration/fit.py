@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Look for the clock's constants: those of cost.Chip that are not published, or only roughly.
 
-    python -m benchmarks.calibration.fit ROUNDS [--only CONSTANT ...]
+    python -m simulator.calibration.fit ROUNDS [--only CONSTANT ...]
 
 Fits on half of the stored pairs (accuracy.py says which) and prints the constants for simulator/cost.py. One constant
 after the other is moved within its range; a move that lowers the loss is kept; steps shrink.
@@ -13,9 +13,9 @@ import multiprocessing
 import random
 import statistics
 
-from benchmarks.calibration.accuracy import KINDS, counts, fitted, kind, logs, summary, table
-from benchmarks.calibration.sources import SOURCES
-from benchmarks.calibration.store import Measured, load_all
+from simulator.calibration.accuracy import KINDS, counts, fitted, kind, logs, summary, table
+from simulator.calibration.sources import SOURCES
+from simulator.calibration.store import Measured, load_all
 from simulator.cost import MEASURED, Chip
 
 # Constant -> the range that is plausible: simulator/README.md has what is published.

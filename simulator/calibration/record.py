@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile Composable Kernel's instances, run each pair's launch in the simulator, store what the clock needs of it.
 
-    python -m benchmarks.calibration.record --ck PATH [--peer NAME ...]
+    python -m simulator.calibration.record --ck PATH [--peer NAME ...]
 
 PATH is the folder of Debian's package libcomposable-kernel-dev (suite experimental), unpacked. Needs what builds the
 ROCm variant (scripts/rocm_toolchain.py). Two workgroups of each launch run whole. The recordings of other sources
@@ -14,15 +14,16 @@ import importlib
 import math
 import multiprocessing
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.calibration.build import build
-from benchmarks.calibration.pairs import Pair
-from benchmarks.calibration.store import DATA, Measured, save
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import Checks
+from simulator.calibration.build import build
+from simulator.calibration.pairs import Pair
+from simulator.calibration.store import DATA, Measured, save
 from simulator.library import Runtime
 from simulator.profile import Profile
 from simulator.recording import record
@@ -80,6 +81,20 @@ def one(work: tuple[Pair, Path]) -> Measured | str:
         print(f"{time.time() - begin:6.1f} s  {pair.name}", flush=True)
 
 
+def recorded(pairs: list[Pair], ck: Path, folder: Path = OBJECTS, jobs: int = 2) -> Iterator[Measured]:
+    """Builds what the pairs need into `folder` and runs them; one that fails is named and left out."""
+    libraries = {each.library.name: each.library for each in pairs}
+    built = {name: build(library, ck.resolve(), folder) for name, library in libraries.items()}
+    work = [(pair, built[pair.library.name]) for pair in pairs]
+    # A fresh process now and then: what launches registered is not all given back.
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=20) as pool:
+        for each in pool.imap(one, work, chunksize=1):
+            if isinstance(each, str):
+                print(f"left out: {each}")
+            else:
+                yield each
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ck", type=Path, required=True, metavar="PATH")
@@ -87,16 +102,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     for peer in args.peer or PEERS:
-        pairs = importlib.import_module(f"benchmarks.calibration.{peer}").pairs()
-        libraries = {each.library.name: each.library for each in pairs}
-        built = {name: build(library, args.ck.resolve(), OBJECTS) for name, library in libraries.items()}
-        work = [(pair, built[pair.library.name]) for pair in pairs]
-        # A fresh process now and then: what launches registered is not all given back.
-        with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=20) as pool:
-            done = pool.map(one, work, chunksize=1)
-        for failure in (each for each in done if isinstance(each, str)):
-            print(f"left out: {failure}")
-        found = [each for each in done if isinstance(each, Measured)]
+        pairs = importlib.import_module(f"simulator.calibration.{peer}").pairs()
+        found = list(recorded(pairs, args.ck, jobs=args.jobs))
         save(DATA / f"{peer}.npz", found)
         print(f"{peer}: {len(found)} of {len(pairs)} pairs")
 

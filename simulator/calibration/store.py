@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.calibration.sources import SOURCES
+from simulator.calibration.sources import SOURCES
 from simulator.recording import Buffer, Recording
 from simulator.timeline import Packed
 

@@ -6,8 +6,8 @@ data/ck_block_scaled.csv has them (sources.py says how they were taken): of both
 
 from pathlib import Path
 
-from benchmarks.calibration.pairs import MEMORY_SIDE_CACHE, Library, Pair, rows
-from benchmarks.calibration.store import DATA
+from simulator.calibration.pairs import MEMORY_SIDE_CACHE, Library, Pair, rows
+from simulator.calibration.store import DATA
 
 TABLE = DATA / "ck_block_scaled.csv"
 SPECIALISED = "2026"  # from then on kernels are padded in the dimensions that need it alone

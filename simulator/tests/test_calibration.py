@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.calibration import accuracy, ck_batched, ck_block_scaled
-from benchmarks.calibration.sources import SOURCES
-from benchmarks.calibration.store import DATA, Measured, digest, load, load_all, save
 from simulator import cost
+from simulator.calibration import accuracy, ck_batched, ck_block_scaled
+from simulator.calibration.sources import SOURCES
+from simulator.calibration.store import DATA, Measured, digest, load, load_all, save
 from simulator.recording import Buffer, Recording
 from simulator.timeline import Packed
 
@@ -60,7 +60,7 @@ def test_the_faster_of_two_norms_is_the_faster_one_by_the_clock():
 
 
 # A change of the clock that makes it worse fails here, until
-#     python -m benchmarks.calibration.accuracy --write
+#     python -m simulator.calibration.accuracy --write
 # says that it is meant. Rounding of the stored numbers is allowed for.
 @pytest.mark.parametrize("kind", ["all", *accuracy.KINDS])
 @pytest.mark.parametrize("column, slack", [("error", 0.0005), ("nine in ten", 0.002), ("largest", 0.005)])

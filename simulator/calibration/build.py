@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-from benchmarks.calibration.pairs import Library
 from scripts.builder.toolchains import RocmToolchain
+from simulator.calibration.pairs import Library
 
 OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-w", "-D__HIP_PLATFORM_AMD__=1")
 # AITER's for Composable Kernel.

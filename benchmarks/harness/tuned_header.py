@@ -12,7 +12,7 @@ from scripts.builder import BuildError
 from scripts.builder.toolchains import cxx_compiler
 from scripts.host_configs import configs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
 TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"
@@ -26,6 +26,28 @@ class HeaderError(Exception):
 
 
 @dataclass(frozen=True)
+class Config:
+    """As ROCM_FP8_KERNELS_CONFIG has it behind the operator."""
+
+    form: str
+    split: int = 1
+    pieces: int = 0  # of the columns, on CUDA; 0: as few as the form has room for
+
+    def __str__(self) -> str:
+        split, pieces = f",split={self.split}" * (self.split > 1), f",pieces={self.pieces}" * bool(self.pieces)
+        return f"{self.form}{split}{pieces}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Config":
+        """ValueError where the text is none."""
+        form, *fields = text.split(",")
+        numbers = {name: int(value) for name, value in (field.split("=") for field in fields)}
+        if not form or not numbers.keys() <= {"split", "pieces"}:
+            raise ValueError
+        return cls(form, **numbers)
+
+
+@dataclass(frozen=True)
 class Entry:
     """A line of kTunedConfigs, and the comment above it: where and when it was measured."""
 
@@ -33,7 +55,7 @@ class Entry:
     rows: int
     n: int
     k: int
-    shape: int
+    form: str
     splits: int
     measured: str = ""
 
@@ -42,8 +64,8 @@ class Entry:
         return self.arch, self.rows, self.n, self.k
 
     @property
-    def config(self) -> tuple[int, int]:
-        return self.shape, self.splits
+    def config(self) -> Config:
+        return Config(self.form, self.splits)
 
 
 @dataclass(frozen=True)
@@ -60,17 +82,17 @@ class StreamTable:
         """Whether a stream is considered at all for this k, and with it the tuned entries."""
         return k % 16 == 0
 
-    def allowed(self, rows: int, n: int, k: int) -> list[tuple[int, int]]:
-        """Every (shape, splits) of a class of rows, by the rules of pick_config."""
+    def allowed(self, rows: int, n: int, k: int) -> list[Config]:
+        """All of a class of rows, by the rules of pick_config."""
         found = []
-        for index, shape in enumerate(self.shapes):
+        for shape in self.shapes:
             if shape["rows"] != rows:
                 continue
             tiles = -(-n // (shape["tiles"] * self.tile_columns))
             for splits in SPLITS:
                 small = tiles <= self.max_split_tiles and k // splits >= self.least_part
                 if splits == 1 or (splits <= self.max_splits and small):
-                    found.append((index, splits))
+                    found.append(Config(shape["name"], splits))
         return found
 
 
@@ -103,7 +125,7 @@ def parse_entries(text: str) -> list[Entry]:
             *key, name, splits = entry.groups()
             if name not in names:
                 raise HeaderError(f"{TUNED.name}: no form is called {name}")
-            entries.append(Entry(*map(int, key), names.index(name), int(splits), comment))
+            entries.append(Entry(*map(int, key), name, int(splits), comment))
         elif line.startswith("// "):
             comment = line.removeprefix("// ")
         else:
@@ -116,13 +138,12 @@ def render(text: str, entries: Iterable[Entry]) -> str:
     has none, as nothing ends a comment's reach but the next."""
     begin, end = _between(text, TABLE, TUNED.name)
     lines: list[str] = []
-    comment, shapes = "", stream_table().shapes
+    comment = ""
     for entry in sorted(entries, key=lambda e: (e.measured, e.key)):
         if entry.measured != comment:
             comment = entry.measured
             lines.append(f"// {comment}")
-        form = f'"{shapes[entry.shape]["name"]}"'
-        lines.append(f"{{{', '.join(map(str, (*entry.key, form, entry.splits)))}}},")
+        lines.append(f'{{{", ".join(map(str, entry.key))}, "{entry.form}", {entry.splits}}},')
     return text[:begin] + "".join(f"\n    {line}" for line in lines) + text[end:]
 
 
@@ -136,16 +157,17 @@ PROGRAM = """\
 #include <cstdio>
 int main() {{
     constexpr long long sizes[][4] = {{{sizes}}};
+    using namespace rocm_fp8::skinny_gemm::hip;
     for (const auto& s : sizes) {{
-        const auto c = rocm_fp8::skinny_gemm::hip::pick_config(s[1], s[2], s[3], int(s[0]));
-        std::printf("%d %d\\n", c.shape, c.splits);
+        const auto c = pick_config(s[1], s[2], s[3], int(s[0]));
+        std::printf("%s %d\\n", c.shape < 0 ? "fallback" : kStreamShapes[c.shape].name.text, c.splits);
     }}
 }}
 """
 
 
-def picks(tuned: str, sizes: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
-    """(shape, splits) that pick_config answers with this text as its tuned header, for each (arch, rows, n, k): the
+def picks(tuned: str, sizes: list[tuple[int, int, int, int]]) -> list[Config]:
+    """What pick_config answers with this text as its tuned header, for each (arch, rows, n, k): the
     C++ itself is asked. HeaderError in the compiler's words where it does not compile."""
     try:
         compiler = cxx_compiler()
@@ -165,7 +187,7 @@ def picks(tuned: str, sizes: list[tuple[int, int, int, int]]) -> list[tuple[int,
         if compiled.returncode != 0:
             raise HeaderError(f"{TUNED.name} does not compile:\n{compiled.stderr}")
         output = subprocess.run([folder / "picks"], capture_output=True, text=True, check=True).stdout
-    return [(int(shape), int(splits)) for shape, splits in map(str.split, output.splitlines())]
+    return [Config(form, int(splits)) for form, splits in map(str.split, output.splitlines())]
 
 
 def write(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from kernels import get_local_kernel
 
 from scripts.load import ROOT, load_kernel
 
@@ -75,3 +76,19 @@ def random_numbers(device: torch.device, seed: int | None) -> torch.Generator:
     generator = torch.Generator(device)
     generator.manual_seed(generator.seed() % 2**32 if seed is None else seed)
     return generator
+
+
+def load_build(folder: Path, backend: str) -> ModuleType:
+    """The package from folder/build."""
+    try:
+        return get_local_kernel(folder.resolve(), backend=backend)
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
+        raise Missing(f"{folder}: {' '.join(str(error).split())}") from None
+
+
+def load_builds(folders: list[Path], backend: str, taken: set[str]) -> dict[str, ModuleType]:
+    """Them by the folders' names, which are to be the columns of a table beside those that are taken."""
+    builds = {folder.resolve().name: load_build(folder, backend) for folder in folders}
+    if len(builds) < len(folders) or builds.keys() & taken:
+        raise Missing(f"folders of one name, or called {' or '.join(sorted(taken))}: a table could not tell them apart")
+    return builds

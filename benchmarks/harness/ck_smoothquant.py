@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.calibration.pairs import Library, Pair
+from simulator.calibration.pairs import Library, Pair
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from types import ModuleType
 
 import torch
 
-from benchmarks.gpu_timing import copies
+from benchmarks.harness.gpu_timing import copies
 
 WIDTH = 16384
 EPSILON = 1e-5
-GEMM_VARIABLE = "ROCM_FP8_KERNELS_GEMM"
+GEMM_VARIABLE = "ROCM_FP8_KERNELS_GEMM"  # a form by its place; CONFIG_VARIABLE goes before it
+CONFIG_VARIABLE = "ROCM_FP8_KERNELS_CONFIG"
 GEMM_ROWS = (1, 8, 16, 32)  # of the tables for NVIDIA GPUs
 OVERLAP_VARIABLE = "ROCM_FP8_KERNELS_PDL"
 
@@ -45,10 +46,12 @@ def environment_changed() -> None:
             again()
 
 
-def gemm_config(config: tuple[int, ...] | None) -> contextlib.AbstractContextManager[None]:
-    """skinny_gemm launches (and recordings) take this (shape, splits), on CUDA (shape, splits, pieces); None, or
-    nothing in it: its own choice."""
-    return variable(GEMM_VARIABLE, ",".join(map(str, config)) if config else None)
+@contextlib.contextmanager
+def forced(operator: str, config: object | None) -> Iterator[None]:
+    """Launches (and recordings) of a GEMM take "FORM[,split=N][,pieces=P]"; None: its own choice."""
+    entry = None if config is None else f"{operator}:{config}"
+    with variable(GEMM_VARIABLE, None), variable(CONFIG_VARIABLE, entry):
+        yield
 
 
 def without_overlap() -> contextlib.AbstractContextManager[None]:

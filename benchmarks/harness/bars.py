@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+COLORS = ("tab:red", "indianred", "lightcoral", "pink")  # of the series
 # At 100 dots an inch a README's width; drawn finer, for screens that have them. Few colours make a small file.
 WIDTH, ROW_HEIGHT, DPI, COLOURS = 8.0, 2.25, 150, 32
 
@@ -26,6 +27,50 @@ class Panel:
     top: float | None = None  # of the axis; None: as high as the bars
     line: float | None = None  # a dashed line across, where equal is
     marks: str = "marks"  # what they are, for the legend
+
+
+@dataclass(frozen=True)
+class Point:
+    """Ours at one size: a bar. None where the tables do not have it."""
+
+    ratio: float | None
+    share: float | None
+
+    @property
+    def others_share(self) -> float | None:
+        return self.share / self.ratio if self.share is not None and self.ratio else None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Two panels: bars of each series, in groups of sizes."""
+
+    name: str
+    across: str
+    groups: list[str]
+    series: dict[str, list[Point]]
+    others: list[str]
+
+    def times(self) -> Panel:
+        drawn = self._bars(lambda point: point.ratio)
+        across = f"{self.across}; beside {' and '.join(self.others)}"
+        return Panel(self.name, "times as fast", across, *drawn, line=1)
+
+    def shares(self, rate: float) -> Panel:
+        """rate: the memory's, bytes a microsecond."""
+        drawn = self._bars(lambda point: point.share, marked=True)
+        return Panel(self.name, f"share of {rate / 1e6:.1f} TB/s", self.across, *drawn, top=1.2, marks="best other")
+
+    def _bars(self, height, *, marked: bool = False) -> tuple[list[str], list[Bars]]:
+        return self.groups, [
+            Bars(
+                name,
+                COLORS[i % len(COLORS)],
+                [height(point) for point in points],
+                [point.others_share for point in points] if marked else None,
+            )
+            for i, (name, points) in enumerate(self.series.items())
+        ]
 
 
 def _fill(axis, panel: Panel) -> None:

@@ -1,0 +1,93 @@
+"""Estimates of the ROCm GEMMs by the simulator's clock: all parts of one tile run, on zeros; nothing is verified."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from benchmarks.harness.forms import Size, picked, table
+from benchmarks.harness.gpu_cases import forced
+from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
+from benchmarks.harness.tuned_header import Config
+from simulator import Checks, cost, recording
+from simulator.profile import Profile
+from simulator.timeline import pack
+
+CHIPLETS, BLOCK = 8, 128
+
+
+def block_scaled(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
+    a, b, out = empty((m, k), FORMATS[arch]), empty((n, k), FORMATS[arch]), empty((m, n), torch.bfloat16)
+    blocks = -(-k // BLOCK)
+    scales = empty((m, blocks), torch.float32), empty((-(-n // BLOCK), blocks), torch.float32)
+    return lambda: kernel.block_scaled_gemm(a, b, *scales, out=out)
+
+
+def w8a8(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
+    """Scales of rows and columns, a bias, a result in bfloat16."""
+    a, b, out = empty((m, k), torch.int8), empty((n, k), torch.int8), empty((m, n), torch.bfloat16)
+    scales = empty((m, 1), torch.float32), empty((1, n), torch.float32)
+    return lambda: kernel.int8_gemm(a, b, *scales, empty((n,), torch.bfloat16), out=out)
+
+
+def smoothquant(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
+    a, b, out = empty((m, k), torch.int8), empty((n, k), torch.int8), empty((m, n), torch.int8)
+    return lambda: kernel.linear_abde_i8(a, b, empty((n,), torch.int8), 0.01, 0.5, out=out)
+
+
+# Name -> what to call, and the operator whose configurations it takes.
+CALLS = {
+    "block_scaled_gemm": (block_scaled, "block_scaled_gemm"),
+    "int8_gemm": (w8a8, "int8_gemm"),
+    "linear_abde_i8": (smoothquant, "int8_gemm"),
+}
+
+
+def parts_of_a_tile(operator: str, size: Size, config: Config) -> Callable[[tuple], list[int]]:
+    """grid -> the workgroups that begin with the parts of one tile (unit_at in the .hip files; stream.hip)."""
+    (m, n, _), parts = size, config.split
+    form = next(form for form in table(operator, "rocm") if form["name"] == config.form)
+    tiles = -(-m // form["rows"]) * -(-n // form["columns"])
+    per_chiplet = -(-tiles * parts // CHIPLETS)
+
+    def first(part: int) -> int:
+        if "depth" in form:  # a stream
+            return tiles // 2 * parts + part
+        chiplet, place = divmod(part * tiles + tiles // 2, per_chiplet)
+        return place * CHIPLETS + chiplet
+
+    def sample(grid: tuple) -> list[int]:
+        if operator == "int8_gemm" and parts == 1:
+            return [0]
+        return sorted({group for group in map(first, range(parts)) if group < math.prod(grid)}) or [0]
+
+    return sample
+
+
+def with_adding(whole: recording.Recording, profile: Profile, parts: int) -> cost.Estimate:
+    """Of a recording of all parts of a tile: the one with the longest course adds them. All workgroups share the
+    bandwidth before, and these alone in the meantime: what its course takes longer is played with their number."""
+    groups = sorted(profile.courses.values(), key=lambda each: sum(len(course.steps) for course in each))
+    plain = replace(whole, courses=pack(groups[:1]))
+    result = cost.estimate(plain, timing="profiler")  # as AITER's times are taken
+    if parts == 1:
+        return result
+    few = replace(plain, grid=max(1, whole.busy // parts), idle=0)
+    moved = cost.traffic(whole, result.chip, warm=False)
+    alone, adding = (
+        cost.play_unit(each, result.chip, moved)[1] for each in (few, replace(few, courses=pack(groups[-1:])))
+    )
+    return replace(result, seconds=result.seconds + (adding - alone) / result.chip.clock)
+
+
+def estimated(rocm: SimulatedRocm, name: str, size: Size, arch: str, config: Config | None = None) -> cost.Estimate:
+    """Of one of CALLS, in the configuration that the launcher picks where none is given."""
+    call, operator = CALLS[name]
+    taken = config or picked(operator, size, arch)
+    profile, runtime = Profile(), rocm.runtime
+    checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
+    options = {"sample": parts_of_a_tile(operator, size, taken), "profile": profile, "checks": checks}
+    with rocm.on(arch, **options) as kernel, forced(operator, config):
+        call(kernel, arch, *size)()
+    return with_adding(recording.record(runtime.launches[-1][4], profile, runtime.beginnings), profile, taken.split)
