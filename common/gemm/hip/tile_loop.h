@@ -7,7 +7,7 @@
 //
 //     S            a shape: of TileSizes, with stages (of a block of k), unrolled (blocks in a round), ahead, by_columns
 //     LoadA, LoadB loaders.h
-//     Accumulate   what an operator makes of the matrix instructions' results
+//     Accumulate   what an operator makes of the matrix instructions' results, by these functions in their order
 //         Args, kBlocksApart, kInstructions (on a fragment), Regions (in the stages' place, when they have been read), Lds
 //         begin(args, item), requested(args)   an item's first loads are asked for between the two
 //         start(args), entered(args), filled() before the barrier that ends the last item; behind it; the first stage is
