@@ -13,10 +13,12 @@
 #pragma once
 
 #include "../common/gemm/args.h"
+#include "../common/gemm/work.h"
 
 namespace rocm_fp8::block_scaled_gemm {
 
-constexpr int kBlock = 128;  // k of a block; rows of A or B that may share a scale
+// k of a block; rows of A or B that may share a scale. Parts of a split K have whole blocks.
+using gemm::blocks_of, gemm::kBlock;
 
 // FP8 [rows, k]: element (r, k) is byte r * row_stride + k * k_stride. k_stride is 1, or row_stride is (column-major).
 struct Operand {
@@ -43,8 +45,6 @@ struct Args {
     DType format;     // e4m3fn or e4m3fnuz, of a and b
     bool constant_b;  // whatever wrote b and scale_b has ended (see docs/numerics.md): they may be read at once
 };
-
-ROCM_FP8_HD constexpr int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
 
 // On a GPU numbers of rows with the same class get the same bits of a row. Beyond 64: those that fill as many blocks of
 // rows.

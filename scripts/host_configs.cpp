@@ -89,7 +89,7 @@ const char* tables() {
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
         const std::string limits = object(nullptr, {{"tile_columns", hip::kGemmTileColumns},
                                                     {"max_splits", hip::kMaxSplits},
-                                                    {"max_split_tiles", hip::kMaxSplitTiles},
+                                                    {"max_split_tiles", kCounters},
                                                     {"least_part", hip::kLeastPart}});
         return "{\"skinny\": " + list(hip::kStreamShapes, skinny) + ", \"skinny_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +

@@ -31,7 +31,7 @@
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-static_assert(kFallbackTile == kTileShapeCount - 1 && kMaxSplitTiles <= kCounters);
+static_assert(kFallbackTile == kTileShapeCount - 1);
 
 const void* kernel_of(int shape, Access access, const Args& args) {
     if (is_direct(shape)) return direct_kernel(shape - kFirstDirect);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../common/hip/chips.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/gemm/hip/tile_shape.h"
 #include "../block_scaled_gemm.h"
 
@@ -122,7 +123,6 @@ struct Config {
 
 constexpr int kMaxParts = 16;
 constexpr int64_t kMostK = (int64_t(1) << 32) - kBlock;  // whole blocks of it are counted in 32 bits
-constexpr int64_t kMaxSplitTiles = 1024;                 // counters for workgroups that share a tile
 constexpr int64_t kLeastBlocks = 4;                      // of a part
 
 template <class Shape>
@@ -224,7 +224,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch) {
         const int64_t least = is_stream(i) ? size.waves : kLeastBlocks;
         for (int parts = 1; parts <= kMaxParts; ++parts) {
             // The last workgroup's adding of direct tiles, the largest, takes longer than parts gain.
-            const bool allowed = !is_direct(i) && tiles <= kMaxSplitTiles && general <= kMaxSplitTiles &&
+            const bool allowed = !is_direct(i) && tiles <= kCounters && general <= kCounters &&
                                  tiles * parts <= 2 * room && blocks / parts >= least;
             if (parts > 1 && !allowed) break;
             const double us = estimated_us(chip, i, parts, rows, n, k);

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <charconv>
-#include <cstdlib>
 #include <string_view>
 
 #include "../environment.h"

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../common/hip/chips.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/gemm/hip/tile_shape.h"
 #include "../../common/gemm/work.h"
 #include "../int8_gemm.h"
@@ -51,8 +52,7 @@ struct Config {
 };
 
 constexpr int kMaxParts = 16;
-constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share a tile
-constexpr int64_t kLeastBlocks = 4;       // of a part
+constexpr int64_t kLeastBlocks = 4;  // of a part
 
 // Of all batches.
 constexpr int64_t tiles_of(const TileShape& shape, int64_t batch, int64_t m, int64_t n) {
@@ -122,7 +122,7 @@ constexpr Config pick_config(int64_t batch, int64_t m, int64_t n, int64_t k, int
         const int64_t tiles = tiles_of(shape, batch, m, n), room = int64_t(chip.compute_units) * shape.per_unit;
         for (int parts = 1; parts <= kMaxParts; ++parts) {
             const bool allowed =
-                tiles <= kMaxSplitTiles && tiles * parts <= 2 * room && blocks_of(k) / parts >= kLeastBlocks;
+                tiles <= kCounters && tiles * parts <= 2 * room && blocks_of(k) / parts >= kLeastBlocks;
             if (parts > 1 && !allowed) break;
             const double us = estimated_us(chip, shape, parts, batch, m, n, k);
             if (best.shape < 0 || us < best_us) {

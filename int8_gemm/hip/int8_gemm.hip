@@ -99,7 +99,6 @@ int8_gemm_tiles(Launch) {
 }
 
 using Kernel = void (*)(Launch);
-static_assert(kMaxSplitTiles <= kCounters);
 
 Kernel kernel_of(int shape, bool unaligned) {
     if (unaligned) {

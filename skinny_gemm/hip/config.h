@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../../common/gemm/form_name.h"
+#include "../../common/gemm/hip/counters.h"
 #include "../../common/hip/chips.h"
 #include "tuned.h"
 
@@ -44,7 +45,6 @@ constexpr int kFallback = -1;
 
 constexpr int kGemmTileColumns = 16;
 constexpr int kMaxSplits = 16;
-constexpr int64_t kMaxSplitTiles = 1024;  // counters for workgroups that share columns
 constexpr int64_t kMostColumns = int64_t(1) << 30;
 constexpr int64_t kLeastPart = 1024;  // of k, where it is split
 
@@ -86,7 +86,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
         const int64_t tiles = (n + kGemmTileColumns - 1) / kGemmTileColumns;
         int splits = 1;
-        while (tiles <= kMaxSplitTiles && tiles * splits * 2 <= chip.compute_units && k / (splits * 2) >= 2048 &&
+        while (tiles <= kCounters && tiles * splits * 2 <= chip.compute_units && k / (splits * 2) >= 2048 &&
                splits * 2 <= kMaxSplits) {
             splits *= 2;
         }
@@ -106,7 +106,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         if (shape.rows != row_class(m)) continue;
         const int64_t tiles = (n + shape.tiles * kGemmTileColumns - 1) / (shape.tiles * kGemmTileColumns);
         for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-            if (splits > 1 && (tiles > kMaxSplitTiles || k / splits < kLeastPart)) break;
+            if (splits > 1 && (tiles > kCounters || k / splits < kLeastPart)) break;
             const double us = estimated_us(chip, shape, splits, n, k);
             if (best.shape == kFallback || us < best_us) {
                 best = {i, splits};

@@ -24,7 +24,7 @@
 namespace rocm_fp8::skinny_gemm::hip {
 namespace {
 
-static_assert(kTileColumns == kGemmTileColumns && kMaxSplitTiles <= kCounters);
+static_assert(kTileColumns == kGemmTileColumns);
 
 using StreamKernel = decltype(&skinny_gemm_stream<0>);
 

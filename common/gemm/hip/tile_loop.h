@@ -5,18 +5,22 @@
 // Loads, LDS accesses and matrix instructions stay in the source's order (sched_barrier). LDS accesses of all waves take
 // turns, so each has a place between two matrix instructions (schedule.h).
 //
-//     S            a shape: of TileSizes, with stages (of a block of k), unrolled (blocks in a round), ahead, by_columns
-//     LoadA, LoadB loaders.h
-//     Accumulate   what an operator makes of the matrix instructions' results, by these functions in their order
-//         Args, kBlocksApart, kInstructions (on a fragment), Regions (in the stages' place, when they have been read), Lds
-//         begin(args, item), requested(args)   an item's first loads are asked for between the two
-//         start(args), entered(args), filled() before the barrier that ends the last item; behind it; the first stage is
-//                                              on its way to LDS
-//         stage(args, block, h, end)           stage h of block `block` of `end` begins
-//         fold(i, j)                           with kBlocksApart, before a subtile's first instruction of a block
-//         multiply(i, j, b, a, n, first)       the n-th instruction on a fragment; first: of a block
-//         folded()                             with kBlocksApart, behind the step that folds
-//         end(), finish(launch, item, lds)     behind the last stage; to the result
+// S is a shape: TileSizes, and `stages` of a block of k, blocks `unrolled` in a round, stages `ahead`, `by_columns`.
+// LoadA and LoadB are of loaders.h. Accumulate is what an operator makes of products. Its functions, as they are called:
+//
+//     begin(args, item)                before an item's first stages are asked for
+//     requested(args)                  behind that
+//     start(launch)                    before the barrier that ends the last item
+//     entered(args)                    behind it
+//     filled()                         the first stages are on their way to LDS
+//     stage(args, block, h, end)       stage h of block `block` of `end` begins
+//     fold(i, j)                       before a subtile's first instruction of a block, with kBlocksApart
+//     multiply(i, j, b, a, n, first)   the n-th instruction on a fragment; first: of a block
+//     folded()                         behind the step that folds, with kBlocksApart
+//     end()                            behind the last stage
+//     finish(launch, item, regions)    to the result; regions: in the stages' place, when they have been read
+//
+// Its Lds lies beside the stages. kInstructions are those on a fragment.
 #pragma once
 
 #include "loaders.h"
