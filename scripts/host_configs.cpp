@@ -44,13 +44,6 @@ extern "C" {
 const char* tables() {
     static const std::string text = [] {
         using namespace skinny_gemm;
-        const auto skinny = [](const hip::StreamShape& s) {
-            return object(s.name.text, {{"rows", s.rows},
-                                        {"tiles", s.tiles},
-                                        {"waves", s.waves},
-                                        {"depth", s.depth},
-                                        {"per_unit", s.per_unit}});
-        };
         const auto bulk = [](const cuda::BulkShape& s) {
             return object(s.name.text, {{"columns", s.columns},
                                         {"stages8", s.stages8},
@@ -71,7 +64,7 @@ const char* tables() {
                                         {"deep", s.deep},
                                         {"per_unit", s.per_unit}});
         };
-        const auto stream = [](const block_scaled_gemm::hip::StreamShape& s) {
+        const auto stream = [](const StreamShape& s) {
             return object(s.name.text, {{"rows", s.rows},
                                         {"columns", s.columns},
                                         {"waves", s.waves},
@@ -87,11 +80,11 @@ const char* tables() {
         };
         const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
-        const std::string limits = object(nullptr, {{"tile_columns", hip::kGemmTileColumns},
-                                                    {"max_splits", hip::kMaxSplits},
+        const std::string limits = object(nullptr, {{"max_splits", hip::kMaxSplits},
                                                     {"max_split_tiles", kCounters},
                                                     {"least_part", hip::kLeastPart}});
-        return "{\"skinny\": " + list(hip::kStreamShapes, skinny) + ", \"skinny_limits\": " + limits +
+        return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
+               ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) + ", \"skinny_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +

@@ -7,12 +7,16 @@ from split_k_gate import parts_of_a_tile, split_k
 
 LDS_OF_A_UNIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 SIMDS = 4
-BATCH = 4  # parts of K that skinny_gemm's last workgroup asks for at once
 
 
 def skinny_shapes() -> list[dict[str, int]]:
     """kStreamShapes of skinny_gemm/hip/config.h."""
     return configs().tables["skinny"]
+
+
+def skinny_fallback_shapes() -> list[dict[str, int]]:
+    """kFallbackShapes of skinny_gemm/hip/config.h."""
+    return configs().tables["skinny_fallback"]
 
 
 def tile_shapes() -> list[dict[str, int]]:
@@ -86,28 +90,25 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
     if family == "block_scaled_gemm_direct":
         return direct_tiles(arch, kernel, figures, direct_shapes()[int(values[0])])
     if family == "block_scaled_gemm_stream":
-        return stream(arch, kernel, figures, stream_shapes()[int(values[0])], *(v == "true" for v in values[1:]))
+        shape, (per_column, any_layout) = stream_shapes()[int(values[0])], (v == "true" for v in values[1:])
+        if any_layout:
+            shape = shape | {"depth": 32 // shape["rows"]}
+        return stream(arch, kernel, figures, shape, "columns" if per_column else "blocks", any_layout)
     if family == "int8_gemm_tiles":
         return int8_tiles(arch, kernel, figures, int8_tile_shapes()[int(values[0])], values[1] == "true")
     if family in ("quantize_int8_rows", "layer_norm_int8_rows", "softmax_int8_rows"):
         return int8_rows(kernel, figures, values[0], int(values[-1]))
     if family == "skinny_gemm_stream":
-        return skinny_stream(arch, kernel, figures, skinny_shapes()[int(values[0])])
-    if family == "skinny_gemm_fallback" and values[1] == "true":
-        return direct(kernel, figures, int(values[0]))
+        return stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
+    if family == "skinny_gemm_fallback":
+        return stream(arch, kernel, figures, skinny_fallback_shapes()[int(values[0])], "none", careful=True)
     return []
 
 
 def of_split_k(name: str, kernel) -> list[tuple[str, bool]]:
     family, _, parameters = name.partition("<")
-    if family == "skinny_gemm_fallback":  # one number; of the parts batches
-        return split_k(kernel, 1, BATCH)
-    if family == "skinny_gemm_stream":
-        shape = skinny_shapes()[int(parameters.rstrip(">"))]
-        numbers = max(1, shape["rows"] * 16 * shape["tiles"] // (64 * shape["waves"]))  # a lane's
-        return split_k(kernel, numbers, numbers * BATCH)
-    if family == "block_scaled_gemm_stream":  # a four; batches of them
-        return split_k(kernel, 1, 8)
+    if family in ("skinny_gemm_stream", "skinny_gemm_fallback", "block_scaled_gemm_stream"):  # batches of 4 or 8 parts
+        return split_k(kernel, 1, 4 + 8)
     shapes = {
         "block_scaled_gemm_tiles": tile_shapes,
         "block_scaled_gemm_direct": direct_shapes,
@@ -207,34 +208,6 @@ def quantized(f, gated: bool, dtype, held: int) -> list[tuple[str, bool]]:
     ]
 
 
-def skinny_stream(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
-    sparse, depth, tiles = shape["rows"] == 8, shape["depth"], shape["tiles"]
-    row_loads = max(1, shape["rows"] // 16)
-    loops = [loop for loop in f["loops"] if loop["mfma"]]
-    loads = {i.name for i in loop_loads(kernel)}
-    per_simd = -(-shape["waves"] * shape["per_unit"] // SIMDS)
-    # Of a block of 128 k: two loads of each column and row; one sparse instruction a load of a column, or two dense
-    # ones for each 16 rows.
-    of_block, instructions = 2 * (tiles + row_loads), 2 * tiles * (1 if sparse else 2 * row_loads)
-    return [
-        ("not one loop", len(loops) == 1),
-        ("weights or rows loaded by less than 128 bits", loads == {"buffer_load_dwordx4"}),
-        ("loads of the loop", all(loop["loads"] == depth * of_block for loop in loops)),
-        ("weights without the non-temporal hint", all(loop["nt"] == depth * 2 * tiles for loop in loops)),
-        # While the oldest block is waited for, the others stay in flight.
-        ("drained in the loop", all(loop["least_vmcnt"] >= (depth - 1) * of_block for loop in loops)),
-        ("multiplications of the loop", all(loop["mfma"] == depth * instructions for loop in loops)),
-        ("wrong matrix instruction", (named(kernel, "v_smfmac_f32_16x16x64_fp8_fp8") > 0) == sparse),
-        ("wrong matrix instruction", (named(kernel, "v_mfma_f32_16x16x32_fp8_fp8") > 0) == (not sparse)),
-        (
-            "more than 16 instructions a KiB of weights",
-            all(loop["instructions"] <= 16 * depth * 2 * tiles for loop in loops),
-        ),
-        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
-        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
-    ]
-
-
 def tiles(
     arch: str, kernel, f, shape, per_column: bool, careful: bool, turned_a: bool, turned_b: bool
 ) -> list[tuple[str, bool]]:
@@ -284,24 +257,37 @@ def direct_tiles(arch: str, kernel, f, shape) -> list[tuple[str, bool]]:
     ]
 
 
-def stream(arch: str, kernel, f, shape, per_column: bool, careful: bool) -> list[tuple[str, bool]]:
-    row_tiles, column_tiles = shape["rows"] // 16, shape["columns"] // 16
-    mfma, k = matrix_instruction(arch, 16, "fp8")
+def stream(arch: str, kernel, f, shape, scales: str, careful: bool) -> list[tuple[str, bool]]:
+    """scales: "none" in the loop, of "blocks", or any of "columns". careful: of any layout."""
+    sparse, depth, column_tiles = shape["rows"] == 8, shape["depth"], shape["columns"] // 16
+    row_tiles = max(1, shape["rows"] // 16)
+    mfma, k = ("v_smfmac_f32_16x16x64_fp8_fp8", 64) if sparse else matrix_instruction(arch, 16, "fp8")
     per_simd = -(-shape["waves"] * shape["per_unit"] // SIMDS)
-    instructions = [i.name for i in kernel.code if i.name.startswith("v_mfma")]
-    loops = [body for body in kernel.loops if any(i.name.startswith("v_mfma") for i in body)]
-    loads = [i for body in loops for i in body if i.name.startswith("buffer_load_dwordx")]
-    # Of a slot's fragments: the other slots stay in flight.
-    waits = [i.count("vmcnt") for body in loops for i in body if i.count("vmcnt") is not None]
+    loops = [loop for loop in f["loops"] if loop["mfma"]]
+    loads = {i.name for i in loop_loads(kernel)}
+    # Of a block of 128 k: two loads of 16 columns, and of 16 rows. With scales the loop loads those, too.
+    of_block = 2 * (column_tiles + row_tiles)
+    of_scales = {"none": set(), "blocks": {"buffer_load_dword"}, "columns": {"buffer_load_dword", "buffer_load_ubyte"}}
+    fast = [
+        ("weights or rows loaded by less than 128 bits", loads == {"buffer_load_dwordx4", *of_scales[scales]}),
+        ("loads of the loop", sum(i.name.endswith("x4") for i in loop_loads(kernel)) == depth * of_block),
+        ("weights without the non-temporal hint", all(loop["nt"] == depth * 2 * column_tiles for loop in loops)),
+        # While the oldest block is waited for, the others stay in flight.
+        ("drained in the loop", all(loop["least_vmcnt"] >= (depth - 1) * of_block for loop in loops)),
+    ]
+    most = {"none": 16, "blocks": 28, "columns": 96}[scales]
+    lean = (
+        "too many instructions a KiB of weights",
+        all(loop["instructions"] <= most * depth * 2 * column_tiles for loop in loops),
+    )
     return [
-        ("other matrix instructions", set(instructions) == {mfma}),
-        ("matrix instructions of a round", len(instructions) == shape["depth"] * row_tiles * column_tiles * 128 // k),
-        ("fragments loaded by less than 128 bits", careful or {i.name for i in loads} == {"buffer_load_dwordx4"}),
-        ("loads of a round", careful or len(loads) == shape["depth"] * 2 * (row_tiles + column_tiles)),
+        ("not one loop", len(loops) == 1),
+        *([] if careful else [*fast, lean]),
         (
-            "the other slots' loads do not stay in flight",
-            careful or max(waits, default=0) >= len(loads) // shape["depth"],
+            "multiplications of the loop",
+            all(loop["mfma"] == depth * row_tiles * column_tiles * 128 // k for loop in loops),
         ),
+        ("wrong matrix instruction", {i.name for i in kernel.code if "mfma" in i.name or "smfmac" in i.name} == {mfma}),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
     ]
@@ -338,17 +324,6 @@ def int8_rows(kernel, f, dtype, held: int) -> list[tuple[str, bool]]:
         ("codes stored by less than 64 bits", stores <= {*(f"global_store_dword{x}" for x in ("x4", "x2", ""))}),
         ("a row is not asked for at once", f["loads_before_wait"] >= held * (2 if dtype == "f32" else 1)),
         ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
-    ]
-
-
-def direct(kernel, f, rows: int) -> list[tuple[str, bool]]:
-    loops = [loop for loop in f["loops"] if loop["mfma"]]
-    wanted = 4 * (1 + max(1, rows // 16))
-    return [
-        ("not one loop", len(loops) == 1),
-        ("less than 128 bits", all(i.name.endswith("x4") for i in loop_loads(kernel))),
-        ("the unrolled steps are not asked for at once", all(loop["loads"] == wanted for loop in loops)),
-        ("weights without the non-temporal hint", all(loop["nt"] == 4 for loop in loops)),
     ]
 
 

@@ -24,6 +24,12 @@ def block_scaled(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], obje
     return lambda: kernel.block_scaled_gemm(a, b, *scales, out=out)
 
 
+def skinny(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
+    a, b, out = empty((m, k), FORMATS[arch]), empty((n, k), FORMATS[arch]), empty((m, n), torch.bfloat16)
+    scales = empty((m, 1), torch.float32), empty((1, n), torch.float32)
+    return lambda: kernel.skinny_gemm(a, b, *scales, out=out)
+
+
 def w8a8(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
     """Scales of rows and columns, a bias, a result in bfloat16."""
     a, b, out = empty((m, k), torch.int8), empty((n, k), torch.int8), empty((m, n), torch.bfloat16)
@@ -38,6 +44,7 @@ def smoothquant(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], objec
 
 # Name -> what to call, and the operator whose configurations it takes.
 CALLS = {
+    "skinny_gemm": (skinny, "skinny_gemm"),
     "block_scaled_gemm": (block_scaled, "block_scaled_gemm"),
     "int8_gemm": (w8a8, "int8_gemm"),
     "linear_abde_i8": (smoothquant, "int8_gemm"),

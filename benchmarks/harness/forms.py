@@ -37,12 +37,14 @@ def form_names(operator: str, backend: str) -> list[str]:
 
 
 def picked(operator: str, size: Size, arch: str) -> Config:
-    """The choice of the ROCm launcher of block_scaled_gemm or int8_gemm."""
+    """The ROCm launcher's choice, of aligned operands."""
     place = ARCHS.index(arch)
-    if operator == "block_scaled_gemm":
-        form, parts = configs().block_scaled_config(*size, place)
-    else:
-        form, parts = configs().int8_config(1, *size, place, False)
+    choose = {
+        "skinny_gemm": lambda: configs().gemm_config(*size, place, True),
+        "block_scaled_gemm": lambda: configs().block_scaled_config(*size, place),
+        "int8_gemm": lambda: configs().int8_config(1, *size, place, False),
+    }[operator]
+    form, parts = choose()
     return Config(form_names(operator, "rocm")[form], parts)
 
 

@@ -73,7 +73,6 @@ class StreamTable:
     """kStreamShapes, and what limits a launch: the names are the header's."""
 
     shapes: list[dict[str, int]]
-    tile_columns: int
     max_splits: int
     max_split_tiles: int
     least_part: int
@@ -88,7 +87,7 @@ class StreamTable:
         for shape in self.shapes:
             if shape["rows"] != rows:
                 continue
-            tiles = -(-n // (shape["tiles"] * self.tile_columns))
+            tiles = -(-n // shape["columns"])
             for splits in SPLITS:
                 small = tiles <= self.max_split_tiles and k // splits >= self.least_part
                 if splits == 1 or (splits <= self.max_splits and small):

@@ -8,14 +8,14 @@
 //     result <-- LDS (whole lines) <-- bias, rounding <-- channels' scales <-- split-K <------------------+
 //
 // Files: block_scaled_gemm.hip  launcher
-//        stream.hip             up to 32 rows: a kernel of its own
+//        stream.hip             up to 32 rows: common/gemm/hip/stream.h with scales
 //        accumulate.h           more rows: what the main loop makes of products
 //        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
 //        tile.h                 shapes at compile time, matrix instructions
 //        scales.h               scales of any kind to LDS
 //        transposed.hip         operands whose rows are contiguous, for more than 32 rows
 //        epilogue.h             channels' scales, bias, rounding, stores
-//        common/gemm/hip        what it shares with int8_gemm: the main loop, loaders, order of tiles, split-K
+//        common/gemm/hip        what it shares with the other GEMMs: main loops, loaders, order of tiles, split-K
 //        config.h               the compiled shapes, and which one with which parts of K, by a model
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU). Large K: matrix instructions, at
@@ -98,7 +98,7 @@ namespace rocm_fp8::block_scaled_gemm {
 Status launch(const Args& args, const Executor& on) {
     using namespace hip;
     if (args.m == 0 || args.n == 0) return {};
-    if (args.k > kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
+    if (args.k > gemm::kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     if (args.format != native_fp8(chip.arch)) {

@@ -6,6 +6,7 @@
 
 #include "../../common/hip/chips.h"
 #include "../../common/gemm/hip/counters.h"
+#include "../../common/gemm/hip/stream_shape.h"
 #include "../../common/gemm/hip/tile_shape.h"
 #include "../block_scaled_gemm.h"
 
@@ -30,15 +31,6 @@ constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 // decides the order of a sum, instruction and parts, must not depend on the layout.
 constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
 
-// One compiled form of the kernel for few rows. See stream.hip.
-struct StreamShape {
-    gemm::FormName name;
-    int rows, columns;            // of the result, a workgroup's
-    int waves;                    // that share K
-    int depth;                    // blocks that a wave has in flight
-    int per_unit;                 // workgroups that a compute unit holds at once
-    double block_cycles, end_us;  // of a wave's block; of the waves' sums: estimated_us
-};
 // clang-format off
 constexpr StreamShape kStreamShapes[] = {
     {.name = "s16x16w2", .rows = 16, .columns = 16, .waves = 2, .depth = 2, .per_unit = 8,
@@ -60,7 +52,6 @@ constexpr StreamShape kStreamShapes[] = {
 };
 // clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
-constexpr int64_t kMostStreamRows = 32;
 // Those whose general forms take any layout and any scales, with as many waves as the fast ones: with the most waves.
 constexpr int kFallbackStream16 = gemm::place_of(kStreamShapes, "s16x16w8"),
               kFallbackStream32 = gemm::place_of(kStreamShapes, "s32x16w8");
@@ -122,7 +113,6 @@ struct Config {
 };
 
 constexpr int kMaxParts = 16;
-constexpr int64_t kMostK = (int64_t(1) << 32) - kBlock;  // whole blocks of it are counted in 32 bits
 constexpr int64_t kLeastBlocks = 4;                      // of a part
 
 template <class Shape>

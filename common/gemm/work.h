@@ -8,6 +8,7 @@ namespace rocm_fp8::gemm {
 // k of a block: parts of a split K have whole blocks.
 constexpr int kBlock = 128;
 ROCM_FP8_HD constexpr int64_t blocks_of(int64_t k) { return (k + kBlock - 1) / kBlock; }
+constexpr int64_t kMostK = (int64_t(1) << 32) - kBlock;  // whole blocks of it are counted in 32 bits
 
 struct TileAt {
     int down, across;  // tiles of rows, of columns

@@ -22,6 +22,10 @@ struct Buffer {
     __device__ u32x4 load(uint32_t byte) const {
         return __builtin_bit_cast(u32x4, __builtin_amdgcn_raw_buffer_load_b128(descriptor, byte, 0, policy));
     }
+    template <int policy = kPlainAccess>
+    __device__ u32x2 load_two(uint32_t byte) const {
+        return __builtin_bit_cast(u32x2, __builtin_amdgcn_raw_buffer_load_b64(descriptor, byte, 0, policy));
+    }
     // One element, of 1 or 4 bytes. `also`: bytes that all lanes add.
     template <class T>
     __device__ uint32_t load_element(uint32_t byte, uint32_t also) const {
@@ -33,6 +37,11 @@ struct Buffer {
     __device__ void store(uint32_t byte, u32x4 v) const {
         using Bits = decltype(__builtin_amdgcn_raw_buffer_load_b128(descriptor, 0, 0, 0));
         __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Bits, v), descriptor, byte, 0, policy);
+    }
+    template <int policy = kPlainAccess>
+    __device__ void store(uint32_t byte, u32x2 v) const {
+        using Bits = decltype(__builtin_amdgcn_raw_buffer_load_b64(descriptor, 0, 0, 0));
+        __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(Bits, v), descriptor, byte, 0, policy);
     }
 };
 

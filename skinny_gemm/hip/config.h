@@ -4,38 +4,33 @@
 
 #include <cstdint>
 
-#include "../../common/gemm/form_name.h"
 #include "../../common/gemm/hip/counters.h"
+#include "../../common/gemm/hip/stream_shape.h"
 #include "../../common/hip/chips.h"
 #include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
 
-// One compiled form of the stream kernel. See stream.h.
-struct StreamShape {
-    gemm::FormName name;
-    int rows;      // of A at most: 8 (sparse instruction), 16 or 32
-    int tiles;     // of 16 columns, per workgroup
-    int waves;     // that share K
-    int depth;     // blocks of K that a wave has in flight
-    int per_unit;  // workgroups that a compute unit holds at once (LDS, registers); the machine-code gates check it
-};
-
-// All compiled shapes. Two tiles share what is loaded of A, and are for more columns than a compute unit's four
-// workgroups of one tile make.
+// All compiled shapes. 32 columns share what is loaded of A, and are for more columns than a compute unit's four
+// workgroups of 16 make.
 // clang-format off
 constexpr StreamShape kStreamShapes[] = {
-    {.name = "s8x16", .rows = 8, .tiles = 1, .waves = 4, .depth = 6, .per_unit = 4},
-    {.name = "s8x32", .rows = 8, .tiles = 2, .waves = 4, .depth = 4, .per_unit = 4},
-    {.name = "s16x16", .rows = 16, .tiles = 1, .waves = 4, .depth = 6, .per_unit = 4},
-    {.name = "s16x32", .rows = 16, .tiles = 2, .waves = 4, .depth = 4, .per_unit = 4},
-    {.name = "s32x16", .rows = 32, .tiles = 1, .waves = 4, .depth = 4, .per_unit = 4},
-    {.name = "s32x32", .rows = 32, .tiles = 2, .waves = 4, .depth = 3, .per_unit = 3},
+    {.name = "s8x16", .rows = 8, .columns = 16, .waves = 4, .depth = 6, .per_unit = 4},
+    {.name = "s8x32", .rows = 8, .columns = 32, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s16x16", .rows = 16, .columns = 16, .waves = 4, .depth = 6, .per_unit = 4},
+    {.name = "s16x32", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s32x16", .rows = 32, .columns = 16, .waves = 4, .depth = 4, .per_unit = 4},
+    {.name = "s32x32", .rows = 32, .columns = 32, .waves = 4, .depth = 3, .per_unit = 3},
+};
+// By kFallback, of any layout: of each row class.
+constexpr StreamShape kFallbackShapes[] = {
+    {.name = "f8", .rows = 8, .columns = 16, .waves = 8, .depth = 2, .per_unit = 2},
+    {.name = "f16", .rows = 16, .columns = 16, .waves = 8, .depth = 2, .per_unit = 2},
+    {.name = "f32", .rows = 32, .columns = 16, .waves = 8, .depth = 2, .per_unit = 2},
 };
 // clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 static_assert(gemm::names_differ(kStreamShapes));
-constexpr int kStreamBlock = 128;  // k that a wave multiplies at a time
 
 struct Config {
     int shape;   // index into kStreamShapes, or kFallback
@@ -43,12 +38,15 @@ struct Config {
 };
 constexpr int kFallback = -1;
 
-constexpr int kGemmTileColumns = 16;
 constexpr int kMaxSplits = 16;
 constexpr int64_t kMostColumns = int64_t(1) << 30;
 constexpr int64_t kLeastPart = 1024;  // of k, where it is split
 
 constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
+
+constexpr const StreamShape& shape_of(const Config& c, int64_t m) {
+    return c.shape == kFallback ? kFallbackShapes[m <= 8 ? 0 : m <= 16 ? 1 : 2] : kStreamShapes[c.shape];
+}
 
 // The model's estimate in microseconds after the launch: the longer of the bytes from memory and from L2, what busy
 // matrix units take of the clock, latencies before and behind, rounds of workgroups and split-K. It ranks configurations
@@ -58,7 +56,7 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
     constexpr double kFixedUs = 0.59, kInTheWay = 0.014, kPower = 0.665, kEndUs = 0.11, kRoundUs = 1.7;
     constexpr double kUnitBytes = 28;  // a clock, of one compute unit of either chip: streams draw no more
     constexpr double kSplitUs = 1.06, kPartUs = 0.084;  // of a launch, and a KiB of a workgroup's sums in each part
-    const int64_t columns = int64_t(shape.tiles) * kGemmTileColumns, tiles = (n + columns - 1) / columns;
+    const int64_t columns = shape.columns, tiles = (n + columns - 1) / columns;
     const int64_t groups = tiles * splits, on_unit = (groups + chip.compute_units - 1) / chip.compute_units;
     const int64_t rounds = (on_unit + shape.per_unit - 1) / shape.per_unit;
     const auto least = [](double a, double b) { return a < b ? a : b; };
@@ -73,7 +71,7 @@ constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, i
     const double matrix =
         weights / 1024 * 16 * (rows / 8) / (double(groups) / double(on_unit) * 4 * chip.cycles_per_us);
     double us = kFixedUs + (memory > l2 ? memory : l2) + kInTheWay * least(memory, l2) + kPower * matrix;
-    us += kEndUs * rows / 8 * shape.tiles + kRoundUs * double(rounds - 1);
+    us += kEndUs * rows / 8 * double(columns) / 16 + kRoundUs * double(rounds - 1);
     if (splits > 1) us += kSplitUs + kPartUs * rows * double(columns) * 4 / 1024 * splits;
     return us;
 }
@@ -84,7 +82,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
     const ChipModel& chip = kChipModels[arch];
     if (!aligned) {
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
-        const int64_t tiles = (n + kGemmTileColumns - 1) / kGemmTileColumns;
+        const int64_t tiles = (n + 15) / 16;
         int splits = 1;
         while (tiles <= kCounters && tiles * splits * 2 <= chip.compute_units && k / (splits * 2) >= 2048 &&
                splits * 2 <= kMaxSplits) {
@@ -104,7 +102,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
     for (int i = 0; i < kStreamShapeCount; ++i) {
         const StreamShape& shape = kStreamShapes[i];
         if (shape.rows != row_class(m)) continue;
-        const int64_t tiles = (n + shape.tiles * kGemmTileColumns - 1) / (shape.tiles * kGemmTileColumns);
+        const int64_t tiles = (n + shape.columns - 1) / shape.columns;
         for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
             if (splits > 1 && (tiles > kCounters || k / splits < kLeastPart)) break;
             const double us = estimated_us(chip, shape, splits, n, k);

@@ -109,11 +109,11 @@ SABOTAGE = [
     ),
     ("block_scaled_gemm_tiles<1, false, false, true, true>", "v_perm_b32", "v_nop", "not transposed"),
     ("block_scaled_gemm_stream<1, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instructions"),
+    ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
-    ("skinny_gemm_fallback<16, true>", "global_load_dwordx4", "global_load_dword", "less than 128 bits"),
+    ("skinny_gemm_fallback<1>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
 ]
 
 

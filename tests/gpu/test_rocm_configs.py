@@ -152,7 +152,7 @@ def test_every_choice_can_run(library, n, k, arch):
         shape, splits = gemm(library, m, n, k, arch)
         assert splits in (1, 2, 4, 8, 16)
         assert table[shape]["rows"] >= m
-        columns = 16 * table[shape]["tiles"]
+        columns = table[shape]["columns"]
         assert splits == 1 or (-(-n // columns) <= 1024 and k // splits >= 1024)
 
 
@@ -175,7 +175,7 @@ def test_no_other_choice_is_better_by_the_model(library, n, k):
 
         chosen = gemm(library, rows, n, k, arch)
         for shape, splits in itertools.product(range(len(table)), (1, 2, 4, 8, 16)):
-            columns = 16 * table[shape]["tiles"]
+            columns = table[shape]["columns"]
             allowed = splits == 1 or (-(-n // columns) <= 1024 and k // splits >= 1024)
             if table[shape]["rows"] == rows and allowed:
                 assert estimate(*chosen) <= estimate(shape, splits)
@@ -209,7 +209,7 @@ def test_unaligned_rows_go_to_the_simple_kernel(library):
 
 def test_the_table_of_shapes_is_consistent():
     for shape in shapes():
-        rows, columns, waves = shape["rows"], 16 * shape["tiles"], shape["waves"]
+        rows, columns, waves = shape["rows"], shape["columns"], shape["waves"]
         assert rows in (8, 16, 32) and 64 * waves <= 1024
         # A float of each sum from each wave.
         assert 4 * rows * columns * waves * shape["per_unit"] <= LDS_OF_A_UNIT["gfx942"]

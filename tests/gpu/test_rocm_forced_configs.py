@@ -91,7 +91,7 @@ def test_tiles(launch, fp8, shape):
 
 @pytest.mark.parametrize("shape", range(-1, len(SKINNY)))
 def test_skinny_gemm(launch, fp8, shape):
-    columns = 16 * (SKINNY[shape]["tiles"] if shape >= 0 else 1)
+    columns = SKINNY[shape]["columns"] if shape >= 0 else 16
     for k in (1024, 1025) if shape < 0 else (1024,):
         for tiles in (COUNTERS, COUNTERS + 1):
             n = tiles * columns

@@ -225,7 +225,7 @@ def rows_of(shape: int) -> tuple[int, int]:
 
 def tiles_of(shape: int) -> int:
     """Of 16 columns, in a workgroup."""
-    return 1 if shape < 0 else skinny_shapes()[shape]["tiles"]
+    return 1 if shape < 0 else skinny_shapes()[shape]["columns"] // 16
 
 
 # Every form on both chips with every split, at either size, with either layout of the rows.

@@ -101,6 +101,14 @@ __device__ inline u32x4 chunk_of_bytes(const uint8_t* first, int64_t k_stride, u
     return chunk;
 }
 
+// 128 bits from any address.
+__device__ inline u32x4 load_unaligned(const uint8_t* p) {
+    struct __attribute__((packed)) AnyAddress {
+        u32x4 v;
+    };
+    return global<AnyAddress>(p)->v;
+}
+
 template <class S, int count, bool strided>
 struct AnyLoader : Chunks<S, count> {
     static constexpr Layout layout = strided ? Layout::strided : Layout::unaligned;
@@ -133,10 +141,7 @@ struct AnyLoader : Chunks<S, count> {
         const uint8_t* const row = first + row_of(i) * row_stride;
         if constexpr (!strided) {
             if (mine + kChunk <= end) {
-                struct __attribute__((packed)) AnyAddress {
-                    u32x4 v;
-                };
-                into[i] = global<AnyAddress>(row + mine)->v;
+                into[i] = load_unaligned(row + mine);
                 return;
             }
         }

@@ -1,0 +1,437 @@
+// The GEMM kernel for up to 32 rows: weights (B) stream from memory into registers, as fragments of matrix
+// instructions. skinny_gemm and block_scaled_gemm share it.
+//
+// A workgroup makes all rows of 16 or 32 columns, over all of K or a part of it. Its waves share the blocks of 128 k;
+// each multiplies what it loads. No barrier, no flag and no LDS lies between a load and its multiplication:
+//
+//     each wave   B: HBM, A: L2 --> registers, S::depth blocks in flight --> matrix instructions --> Sums
+//     workgroup   sums --> LDS --> added in the order of the waves --> split-K --> scales, bias, rounding
+//
+// Bound: bytes from memory. All workgroups of a launch are resident at once where they can be: none waits for a second
+// round. Each has 32 KiB or more of weights in flight.
+//
+// A lane's load is 16 bytes from k = 16 g of column j (lane 16 g + j): an instruction covers 64 bytes of each of 16
+// columns, the block's two instructions whole lines of 128 bytes. Two tiles of columns share what is loaded of A.
+//
+// A block's loads are asked for as soon as its registers are free, so waits are partial: the other blocks stay in
+// flight. Rows, columns and k beyond the end are zeros from an offset beyond the buffer, which touches no memory.
+//
+// Sums says what is made of products: begin() when the first block has been asked for; multiply(a, b, slot) of a block's
+// fragments; fold() when the next block has been asked for; store(region), float [S::sums].
+#pragma once
+
+#include <type_traits>
+
+#include "../../divider.h"
+#include "../epilogue.h"
+#include "../work.h"
+#include "fp8_matrix.h"
+#include "loaders.h"
+#include "split_k.h"
+#include "stream_shape.h"
+
+namespace rocm_fp8::gemm::hip {
+namespace {
+
+constexpr int kHalves = 2;       // loads of a row of a block
+constexpr int kNonTemporal = 2;  // cache policy of a load on gfx942 and gfx950
+
+// An entry of a table as compile-time constants of the kernel.
+template <const StreamShape& shape, int most_depth = shape.depth>
+struct Stream {
+    static constexpr int rows = shape.rows, columns = shape.columns, waves = shape.waves, threads = waves * kWave,
+                         sub_m = rows == 8 ? 1 : rows / 16, sub_n = columns / 16,
+                         depth = shape.depth < most_depth ? shape.depth : most_depth;
+    // Waves per SIMD: the four SIMDs of a compute unit share its workgroups' waves.
+    static constexpr int waves_per_simd = (waves * shape.per_unit + 3) / 4;
+    // A wave's sums in LDS: rows of fours, whose place depends on the row: of eight rows the same four, and eight
+    // neighbouring fours, lie in different banks.
+    static constexpr int sums = rows * columns;
+    static __device__ int place(int row, int column) {
+        constexpr int across = columns / 4;
+        return (row * across + (column / 4 ^ row / (8 / across) % across)) * 4 + column % 4;
+    }
+};
+
+// What a workgroup needs before its first load. A kernel names these as arguments one by one, which puts them into
+// registers when a wave begins: as many as there are. Divisions are the host's.
+struct StreamWork {
+    const uint8_t *a, *b;
+    uint32_t a_stride, b_stride;  // bytes
+    int m, n;
+    uint32_t k;
+    int blocks, longer;  // of a share of K; the first `longer` shares have one more
+    Divider parts;
+
+    // The first block of share i. Beyond the last: the end.
+    __device__ int begin(int i) const { return i * blocks + (i < longer ? i : longer); }
+};
+
+// Of what a lane loads of 16 rows: its row, and its k of a load's 64. Of 8 rows: the dense row of the lane's sparse one.
+template <int rows>
+__device__ inline int own_row() {
+    const int j = threadIdx.x % 16;
+    return rows == 8 ? j / 2 : j;
+}
+__device__ inline int own_k() { return threadIdx.x % kWave / 16 * kChunk; }
+
+// Fragments of `rows` rows that start at multiples of 16 bytes, within 2^30 bytes; k is contiguous, and a multiple of 16.
+template <int rows, int policy>
+struct AlignedFragments {
+    static constexpr bool any = false;
+    static constexpr uint32_t kBeyond = kNowhere;  // k beyond the end
+    static constexpr int kCount = rows == 8 ? 1 : rows / 16;
+    Buffer buffer{nullptr, 0};
+    uint32_t at[kCount];
+
+    // Of the rows from `row` on, of `all`.
+    __device__ void start(const uint8_t* data, uint32_t stride, int row, int all) {
+        buffer = Buffer(data + uint64_t(uint32_t(row)) * stride, kNowhere);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const int mine = 16 * i + own_row<rows>();
+            at[i] = row + mine < all ? mine * stride + own_k() : kNowhere;
+        }
+    }
+    // k: of the wave's load.
+    __device__ u32x4 load(int i, uint32_t k, uint32_t) const { return buffer.template load<policy>(at[i] + k); }
+};
+
+// Of any layout and alignment.
+template <int rows>
+struct AnyFragments {
+    static constexpr bool any = true;
+    static constexpr uint32_t kBeyond = ~uint32_t(kBlock - 1);
+    const uint8_t* first;
+    int64_t row_stride, k_stride, left;
+
+    __device__ void start(const Matrix& from, int64_t row, int64_t all) {
+        first = from.data + row * from.row_stride;
+        row_stride = from.row_stride, k_stride = from.k_stride, left = all - row;
+    }
+    __device__ u32x4 load(int i, uint32_t k, uint32_t end) const {
+        const int mine = 16 * i + own_row<rows>();
+        k += own_k();
+        if (mine >= left || k >= end) return u32x4(0);
+        const uint8_t* chunk = first + mine * row_stride + k * k_stride;
+        if (k_stride == 1 && end - k >= uint32_t(kChunk)) return load_unaligned(chunk);
+        return chunk_of_bytes(chunk, k_stride, end - k);
+    }
+};
+
+// What a wave does of a workgroup's share of K: blocks kStep k apart.
+template <class S, int kStep, class A, class B, class Sums>
+class StreamSlice {
+    u32x4 a[S::depth][S::sub_m][kHalves], b[S::depth][S::sub_n][kHalves];
+    uint32_t k, last_k, end;  // of the wave's next block to ask for, and its last one; of K
+    int blocks;               // left to ask for
+    bool tail;                // the last block is not whole: it is asked for when a slot is free for good
+
+  public:
+    A load_a;
+    B load_b;
+    Sums sums;
+
+    // Starts to load `count` blocks, the first at `first_k`.
+    __device__ void start(uint32_t first_k, int count, uint32_t end_k) {
+        k = first_k, end = end_k, last_k = first_k + uint32_t(count - 1) * kStep;
+        tail = !A::any && count > 0 && end - last_k < kBlock;
+        blocks = count - tail;
+#pragma unroll
+        for (int slot = 0; slot < S::depth; ++slot) {
+            request(slot);
+            if (slot == 0) sums.begin();
+        }
+    }
+
+    __device__ void multiply() {
+        // `blocks` counts those that are not asked for yet: up to S::depth less than none.
+        while (blocks > 0) {
+#pragma unroll
+            for (int slot = 0; slot < S::depth; ++slot) {
+                sums.multiply(a[slot], b[slot], slot);
+                request(slot);
+                sums.fold();
+            }
+        }
+        drain<0>();
+        if (tail) {
+            sums.multiply(a[0], b[0], 0);
+            sums.fold();
+        }
+    }
+
+  private:
+    // at(half): k of a load.
+    template <class At>
+    __device__ void request(int slot, const At& at) {
+        static_assert(A::kBeyond == B::kBeyond);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+            const uint32_t mine = at(half);
+#pragma unroll
+            for (int i = 0; i < S::sub_n; ++i) b[slot][i][half] = load_b.load(i, mine, end);
+#pragma unroll
+            for (int i = 0; i < S::sub_m; ++i) a[slot][i][half] = load_a.load(i, mine, end);
+        }
+        // Loads stay in this order, before the loop and in it: waits count them.
+        __builtin_amdgcn_sched_barrier(0);
+    }
+    // Asks for the next block; beyond the last for zeros.
+    __device__ void request(int slot) {
+        const uint32_t first = blocks > 0 ? k : A::kBeyond;
+        request(slot, [&](int half) { return first + half * 64; });
+        k += kStep;
+        --blocks;
+    }
+    __device__ void request_tail() {
+        request(0, [&](int half) { return own_k() + half * 64 < int(end - last_k) ? last_k + half * 64 : A::kBeyond; });
+    }
+
+    // The blocks that are in flight when the last one has been asked for.
+    template <int slot>
+    __device__ void drain() {
+        if constexpr (slot < S::depth) {
+            const bool none = blocks + S::depth <= slot;
+            if (!none) sums.multiply(a[slot], b[slot], slot);
+            if (slot == 0 && tail) request_tail();
+            if (none) return;
+            sums.fold();
+            drain<slot + 1>();
+        }
+    }
+};
+
+// A wave's sums to LDS. A lane has four columns of a row of each 16 x 16.
+template <class S>
+__device__ inline void store_sums(float* region, const f32x4 (&sums)[S::sub_m][S::sub_n]) {
+    const int g = threadIdx.x % kWave / 16, j = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+        for (int t = 0; t < S::sub_n; ++t)
+            *reinterpret_cast<f32x4*>(region + S::place(16 * i + j, 16 * t + 4 * g)) = sums[i][t];
+    }
+}
+
+// Sums over all of K, without scales between.
+template <class S>
+class RunningSums {
+    static constexpr bool sparse = S::rows == 8;
+    f32x4 d[S::sub_m][S::sub_n];
+
+  public:
+    __device__ RunningSums() {
+#pragma unroll
+        for (auto& row : d) {
+#pragma unroll
+            for (f32x4& v : row) v = f32x4(0);
+        }
+    }
+
+    // Up to 8 rows: v_smfmac_f32_16x16x64_fp8_fp8. Its A is sparse: it holds two of four neighbouring k, and an index
+    // says which. Sparse row 2r holds k = 0, 1 (mod 4) of row r, sparse row 2r + 1 the other two. So eight dense rows
+    // fill sixteen sparse ones, and D[2r] + D[2r + 1] is row r's sum.
+    __device__ void begin() {}
+    __device__ void multiply(const u32x4 (&a)[S::sub_m][kHalves], const u32x4 (&b)[S::sub_n][kHalves], int) {
+        if constexpr (sparse) {
+            using Pairs = int __attribute__((ext_vector_type(2)));
+            using Words = int __attribute__((ext_vector_type(4)));
+            // Positions 0 and 1 for even sparse rows, 2 and 3 for odd ones, in every group: 2 bits each.
+            const int odd = threadIdx.x & 1, index = odd ? 0xEEEEEEEE : 0x44444444;
+            const uint32_t halves = odd ? 0x07060302u : 0x05040100u;
+#pragma unroll
+            for (int half = 0; half < kHalves; ++half) {
+                const u32x4 k = a[0][half];
+                const Pairs own{int(__builtin_amdgcn_perm(k.y, k.x, halves)),
+                                int(__builtin_amdgcn_perm(k.w, k.z, halves))};
+#pragma unroll
+                for (int j = 0; j < S::sub_n; ++j) {
+                    d[0][j] = __builtin_amdgcn_smfmac_f32_16x16x64_fp8_fp8(own, __builtin_bit_cast(Words, b[j][half]),
+                                                                           d[0][j], index, 0, 0);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < instructions_on(kHalves); ++n) {
+#pragma unroll
+                for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+                    for (int j = 0; j < S::sub_n; ++j) d[i][j] = hip::multiply<16>(b[j], a[i], d[i][j], n);
+                }
+            }
+        }
+    }
+    __device__ void fold() {}
+
+    __device__ void store(float* region) const {
+        const int g = threadIdx.x % kWave / 16, j = threadIdx.x % 16;
+        if constexpr (sparse) {
+#pragma unroll
+            for (int t = 0; t < S::sub_n; ++t) {
+                region[S::place(2 * g, 16 * t + j)] = d[0][t].x + d[0][t].y;
+                region[S::place(2 * g + 1, 16 * t + j)] = d[0][t].z + d[0][t].w;
+            }
+        } else {
+            store_sums<S>(region, d);
+        }
+    }
+};
+
+// The end of a workgroup: waves' sums are added, then split-K's parts, scaled and stored. A thread has two or four
+// neighbours of a row. The constructor computes where it stores, so that nothing of this is waited for when the sums are
+// there.
+//
+// tile, part: the workgroup's. Factors: row(m), column(n): what a sum is multiplied by; kRows, kColumns: whether it is; kEarly: whether they and the
+// bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed instructions
+// may touch one of them as the unused half of a pair, and would wait. least_threads: of a workgroup.
+template <class S, class Factors, int least_threads = S::threads>
+class StreamEnd {
+    static constexpr int kApiece = S::sums > 2 * least_threads ? 4 : 2, kAcross = S::columns / kApiece;
+    static constexpr uint32_t kPartBytes = S::sums * 4;
+    using Numbers = float __attribute__((ext_vector_type(kApiece)));
+    using Bits = uint32_t __attribute__((ext_vector_type(kApiece)));
+    static_assert(kApiece * least_threads >= S::sums);
+
+    Output out;
+    SplitK split;
+    Bias bias;
+    const Factors& factors;
+    const int m, n, column, part;
+    int row, own;  // the thread's, from the workgroup's first column on
+    int left;      // columns from its own on; 0: it has none, or no row
+    int apart;     // 0: its numbers are stored at once
+    int64_t at;    // of its first number in the result
+    float of_row;
+    Numbers of_column;
+    Bits added;  // as they lie in memory: to convert them is to wait for them
+
+  public:
+    __device__ StreamEnd(const Factors& factors, const Bias& bias, const Output& to, const SplitK& parts, int m, int n,
+                         int column, int tile, int part)
+        : out(to), split(parts), bias(bias), factors(factors), m(m), n(n), column(column), part(part) {
+        have_now(out.data), have_now(out.stride), have_now(out.dtype), have_now(this->bias.data);
+        have_now(split.parts);
+        split.partial += int64_t(tile) * split.parts * S::sums;
+        auto arrived =
+            global<uint32_t>(split.arrived + tile);  // of a generic pointer the compiler would lose the space
+        have_now(split.partial), have_now(arrived);
+        split.arrived = (uint32_t*)arrived;
+        row = int(threadIdx.x) / kAcross, own = int(threadIdx.x) % kAcross * kApiece;
+        if constexpr (Factors::kEarly) ask();
+        left = int(threadIdx.x) * kApiece < S::sums && row < m ? n - column - own : 0;
+        apart = ((int(out.stride) | n) & (kApiece - 1)) | int(reinterpret_cast<uintptr_t>(out.data) & 15);
+        at = row * out.stride + column + own;
+        have_now(apart), have_computed(left), have_computed(at);
+    }
+
+    // regions: the waves' sums, kRegion floats apart.
+    template <int kRegion>
+    __device__ void finish(const float* regions, int waves) {
+        if constexpr (!Factors::kEarly) ask();
+        Numbers v(0);
+        if (left > 0) {
+            const float* from = regions + S::place(row, own);
+            v = *reinterpret_cast<const Numbers*>(from);
+#pragma unroll
+            for (int wave = 1; wave < waves; ++wave) v += *reinterpret_cast<const Numbers*>(from + wave * kRegion);
+        }
+        if (split.parts > 1) {
+            const Buffer all(split.partial, uint32_t(split.parts) * kPartBytes);
+            const uint32_t mine = threadIdx.x * sizeof(Numbers);
+            if (left > 0) all.template store<kAllChiplets>(part * kPartBytes + mine, __builtin_bit_cast(Bits, v));
+            if (!arrives_last(split.arrived, split.parts)) return;
+            if (left > 0) v = sum_of_parts(all, mine);
+            reset(split.arrived);
+        }
+        if (left <= 0) return;
+        if constexpr (Factors::kRows) v *= of_row;
+        if constexpr (Factors::kColumns) v *= of_column;
+        if (bias.data) v += biases();  // without one, -0 stays -0
+        store(v);
+    }
+
+  private:
+    // For scales and bias.
+    __device__ void ask() {
+        if constexpr (Factors::kRows) of_row = factors.row(row < m ? row : m - 1);
+        const auto each = [&](auto&& body) {
+#pragma unroll
+            for (int c = 0; c < kApiece; ++c) body(c, column + own + c < n ? column + own + c : n - 1);
+        };
+        if constexpr (Factors::kColumns) each([&](int c, int mine) { of_column[c] = factors.column(mine); });
+        added = Bits(0);
+        if (bias.data && bias.dtype == DType::f32) {
+            each([&](int c, int mine) { added[c] = global<uint32_t>(bias.data)[mine * bias.stride]; });
+        } else if (bias.data) {
+            each([&](int c, int mine) { added[c] = global<uint16_t>(bias.data)[mine * bias.stride]; });
+        }
+    }
+
+    __device__ Numbers biases() const {
+        const auto each = [&](auto widened) {
+            Numbers v;
+#pragma unroll
+            for (int c = 0; c < kApiece; ++c) v[c] = widened(added[c]);
+            return v;
+        };
+        if (bias.dtype == DType::f32) return each([](uint32_t bits) { return bits_float(bits); });
+        if (bias.dtype == DType::f16) return each([](uint32_t bits) { return widened(DType::f16, bits); });
+        return each([](uint32_t bits) { return widened(DType::bf16, bits); });
+    }
+
+    // A batch is asked for at once. Beyond the last part there are zeros without an access, which are not added.
+    template <int batch>
+    __device__ void add_parts(Numbers& v, const Buffer& all, uint32_t mine, int first) const {
+        Numbers part[batch];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            const uint32_t from = (first + i) * kPartBytes + mine;
+            if constexpr (kApiece == 2)
+                part[i] = __builtin_bit_cast(Numbers, all.template load_two<kAllChiplets>(from));
+            else part[i] = __builtin_bit_cast(Numbers, all.template load<kAllChiplets>(from));
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (first + i < split.parts) v += part[i];
+        }
+    }
+    __device__ Numbers sum_of_parts(const Buffer& all, uint32_t mine) const {
+        Numbers v(-0.0f);
+        if (split.parts <= 4) {
+            add_parts<4>(v, all, mine, 0);
+        } else {
+            for (int first = 0; first < split.parts; first += 8) add_parts<8>(v, all, mine, first);
+        }
+        return v;
+    }
+
+    __device__ void store(Numbers v) const {
+        if (out.dtype == DType::f32) {
+            if (!apart) {
+                *global<Numbers>(offset(out.data, at * 4)) = v;
+                return;
+            }
+#pragma unroll
+            for (int c = 0; c < kApiece; ++c) {
+                if (c < left) global<float>(out.data)[at + c] = v[c];
+            }
+            return;
+        }
+        using Pairs = uint32_t __attribute__((ext_vector_type(kApiece / 2)));
+        Pairs bits;
+#pragma unroll
+        for (int c = 0; c < kApiece; c += 2) bits[c / 2] = rounded_pair(out.dtype, f32x2{v[c], v[c + 1]});
+        if (!apart) {
+            *global<Pairs>(offset(out.data, at * 2)) = bits;
+            return;
+        }
+#pragma unroll
+        for (int c = 0; c < kApiece; ++c) {
+            if (c < left) global<uint16_t>(out.data)[at + c] = uint16_t(bits[c / 2] >> (c % 2 * 16));
+        }
+    }
+};
+
+}  // namespace
+}  // namespace rocm_fp8::gemm::hip
