@@ -321,8 +321,8 @@ __device__ inline void finish_four(const StreamLaunch& launch, const Finish& fin
             if (finish.bias) v[e] += gemm::bias_at(a.bias, at);
         }
     }
-    const int64_t at = m * out.stride + n;
-    const bool whole = out.stride % 4 == 0 && finish.n % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+    const int64_t at = m * out.row_stride + n;
+    const bool whole = out.row_stride % 4 == 0 && finish.n % 4 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
     if (out.dtype == DType::f32) {
         if (whole) {
             *global<f32x4>(offset(out.data, at * 4)) = v;
@@ -417,7 +417,7 @@ __global__ __launch_bounds__(Stream<index>::threads, Stream<index>::waves_per_si
     Output out = launch.args.out;
     int parts = launch.split.parts;
     const void* bias = launch.args.bias.data;
-    have_now(out.data), have_now(out.stride), have_now(out.dtype), have_now(parts), have_now(bias);
+    have_now(out.data), have_now(out.row_stride), have_now(out.dtype), have_now(parts), have_now(bias);
     slice.multiply();
     slice.store();
     // Closes: the sums of all waves are in LDS.

@@ -81,7 +81,7 @@ Status launch(const Args& args, const Executor& on) {
     static_assert((kMaxRows - 1) * (kBufferBytes / 64 - 1) + kBufferBytes / 2 <= kBufferBytes);
     const bool aligned = rows_fit(args);
     const bool stream_allowed = aligned && args.n <= kMostColumns && args.k < kBufferBytes / 2 &&
-                                args.b_stride < kBufferBytes / 64 && args.a_stride < kBufferBytes / 64;
+                                args.b.row_stride < kBufferBytes / 64 && args.a.row_stride < kBufferBytes / 64;
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), stream_allowed);
     if (const Status forced = forced_config(args, stream_allowed, &config); !forced.ok()) return forced;
 
@@ -98,8 +98,8 @@ Status launch(const Args& args, const Executor& on) {
     if (streams) {
         const int blocks = int((args.k + kStreamBlock - 1) / kStreamBlock);
         const Divider parts = divider_by(uint32_t(config.splits));
-        return launch_kernel(stream_kernel(config.shape), groups, threads, on, args.a, args.b, uint32_t(args.a_stride),
-                             uint32_t(args.b_stride), int(args.m), int(args.n),
+        return launch_kernel(stream_kernel(config.shape), groups, threads, on, args.a.data, args.b.data,
+                             uint32_t(args.a.row_stride), uint32_t(args.b.row_stride), int(args.m), int(args.n),
                              int(args.k - int64_t(blocks - 1) * kStreamBlock), blocks / config.splits,
                              blocks % config.splits, parts.divisor, parts.factor, parts.shift,
                              StreamEnd{args.epilogue, split});

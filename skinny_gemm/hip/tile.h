@@ -145,7 +145,7 @@ class Ending {
         // What passes differ in is the same for all threads.
         const int rows = pass % kRowsOfThread * (kThreads / kTileColumns),
                   further = i * kThreads * kRowsOfThread / kSize;
-        const int64_t at = out_at + rows * epilogue.out.stride + further * kTileColumns;
+        const int64_t at = out_at + rows * epilogue.out.row_stride + further * kTileColumns;
         const float added = epilogue.bias.data ? gemm::bias_of_bits(epilogue.bias.dtype, bias[i]) : 0;
         gemm::put(epilogue.out, at, gemm::finished(epilogue, c, scale_a[pass % kRowsOfThread], scale_b[i], added));
     }
@@ -161,7 +161,7 @@ class Ending {
           epilogue(e),
           m(int(m)),
           columns(int(n - first_column < 16 * kTiles ? n - first_column : 16 * kTiles)) {
-        have_now(epilogue.out.data), have_now(epilogue.out.stride), have_now(epilogue.out.dtype);
+        have_now(epilogue.out.data), have_now(epilogue.out.row_stride), have_now(epilogue.out.dtype);
         have_now(epilogue.bias.data), have_now(epilogue.bias.dtype), have_now(this->split.parts);
 #pragma unroll
         for (int i = 0; i < kRowsOfThread; ++i) scale_a[i] = gemm::scale_at(e.scale_a, before(row_of(i), int(m)));
@@ -173,7 +173,7 @@ class Ending {
         }
         const int tile = number(0) / kSize;
         place = tile * kSize + place_of<kRows>(row_of(0), threadIdx.x % kTileColumns);
-        out_at = row_of(0) * e.out.stride + first_column + column_of(0);
+        out_at = row_of(0) * e.out.row_stride + first_column + column_of(0);
         if constexpr (kPasses == 1) have_computed(place), have_computed(out_at);  // where there are registers for it
     }
 

@@ -34,7 +34,7 @@ __device__ inline typename Tile::Chunk load_chunk(const uint8_t* row, int64_t k,
     }
 }
 
-// Adds this wave's share of the steps [begin, end) of a tile of columns. Args has a, b, m, n, k and the strides of
+// Adds this wave's share of the steps [begin, end) of a tile of columns. Args has a, b, m, n and k as in
 // skinny_gemm.h. Rows and columns beyond the last are copies of it, which the caller must not store.
 template <class Tile, bool aligned, class Args>
 __device__ inline void multiply_fallback(const Args& a, int64_t first_column, int64_t begin, int64_t end, int wave,
@@ -43,11 +43,11 @@ __device__ inline void multiply_fallback(const Args& a, int64_t first_column, in
     const uint8_t *column[Tile::kColumnLoads], *row[Tile::kRowLoads];
     for (int i = 0; i < Tile::kColumnLoads; ++i) {
         const int64_t n = first_column + Tile::column(lane, i);
-        column[i] = a.b + (n < a.n ? n : a.n - 1) * a.b_stride;
+        column[i] = a.b.data + (n < a.n ? n : a.n - 1) * a.b.row_stride;
     }
     for (int i = 0; i < Tile::kRowLoads; ++i) {
         const int64_t m = Tile::row(lane, i);
-        row[i] = a.a + (m < a.m ? m : a.m - 1) * a.a_stride;
+        row[i] = a.a.data + (m < a.m ? m : a.m - 1) * a.a.row_stride;
     }
     for (int64_t first = begin + wave; first < end; first += kFallbackWaves * kFallbackUnroll) {
         Chunk columns[kFallbackUnroll][Tile::kColumnLoads], rows[kFallbackUnroll][Tile::kRowLoads];
