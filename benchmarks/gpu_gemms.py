@@ -2,11 +2,13 @@
 """block_scaled_gemm and int8_gemm beside what else computes the same on an NVIDIA GPU, as markdown.
 
     python -m benchmarks.gpu_gemms [--only block_scaled_gemm] [--check] [--write docs/performance.md]
+    python -m benchmarks.gpu_gemms --random 60 --check
 
-The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears. Each row is timed in
-turn in this process (harness/gpu_timing.py) and verified before. Peers: DeepGEMM where it can be imported, and
-torch._scaled_mm with scales of rows, which computes less; torch.mm in float16, and torch._int_mm with an epilogue that
-torch.compile makes.
+The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears; or random ones of
+block_scaled_gemm. Each row is timed in turn in this process (harness/gpu_timing.py) and verified before. Peers:
+DeepGEMM where it can be imported, and torch._scaled_mm with the same scales; with scales of rows it computes less,
+which does not count at random sizes; torch.mm in float16, and torch._int_mm with an epilogue that torch.compile
+makes.
 """
 
 import math
@@ -14,7 +16,7 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.harness import gpu_report
-from benchmarks.harness.gemm_cases import CHALLENGE, DECODE, OPT, OPT_DECODE, BlockScaled, Int8, Size
+from benchmarks.harness.gemm_cases import CHALLENGE, DECODE, OPT, OPT_DECODE, BlockScaled, Int8, Size, random_sizes
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
 from benchmarks.harness.gpu_timing import record
@@ -22,10 +24,12 @@ from benchmarks.harness.gpu_timing import record
 
 @dataclass(frozen=True)
 class Bound:
-    """Of a series: what the fastest peer's time by ours must be, in the geometric mean and at each size."""
+    """Of a series: what the fastest peer's time by ours must be, in the geometric mean and at each size. same: of the
+    peers that compute the same."""
 
     mean: float
     least: float
+    same: bool = False
 
 
 # Of --check: title, case, sizes, bound.
@@ -45,8 +49,14 @@ def run(gpu: Gpu, args) -> dict:
     """The tables, each row as it comes; the figures for --json, with the bounds that are missed."""
     generator, figures = gpu_report.begin(gpu, args)
     rate, results, missed = figures["memory_bytes_per_us"], [], []
-    for operator in args.only or SERIES:
-        for title, make, sizes, bound in SERIES[operator]:
+    series = SERIES
+    if args.random:
+        sizes = random_sizes(args.random, generator)
+        series = {
+            "block_scaled_gemm": [(f"{args.random} random sizes", BlockScaled, sizes, Bound(1.05, 0.85, same=True))]
+        }
+    for operator in args.only or series:
+        for title, make, sizes, bound in series[operator]:
             print(f"\n### {operator}: {title}: microseconds\n")
             print(table_header(["M, N x K", "ours", "±", *make.peers.values(), "share of memory rate", "ratio"]))
             ratios = []
@@ -60,7 +70,10 @@ def run(gpu: Gpu, args) -> dict:
                 times = gpu_report.times_of(cases, args)
                 ours = times["ours"]
                 others = [times[name] and times[name].median_us for name in make.peers]
-                ratios.append(min(filter(None, others), default=math.nan) / ours.median_us)
+                counted = [
+                    us for name, us in zip(make.peers, others) if us and not (bound.same and name in make.computes_less)
+                ]
+                ratios.append(min(counted, default=math.nan) / ours.median_us)
                 cells = [f"{size[0]}, {size[1]} x {size[2]}", cell(ours.median_us), cell(ours.spread_us)]
                 cells += map(cell, others)
                 print(table_row([*cells, cell(case.moved / rate / ours.median_us), cell(ratios[-1])]), flush=True)
@@ -78,7 +91,10 @@ def run(gpu: Gpu, args) -> dict:
 def main(argv: list[str] | None = None) -> int:
     parser = gpu_report.parser(__doc__, SERIES)
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
+    parser.add_argument("--random", type=int, metavar="COUNT", help="so many random sizes of block_scaled_gemm instead")
     args = parser.parse_args(argv)
+    if args.random and args.only not in (None, ["block_scaled_gemm"]):
+        parser.error("--random: sizes are those of block_scaled_gemm alone")
     figures = gpu_report.figures_of("gpu_gemms", lambda: run(find_gpu(), args), args)
     if figures is None:
         return 1

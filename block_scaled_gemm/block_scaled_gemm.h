@@ -17,24 +17,8 @@
 
 namespace rocm_fp8::block_scaled_gemm {
 
-// k of a block; rows of A or B that may share a scale. Parts of a split K have whole blocks.
 using gemm::blocks_of, gemm::kBlock;
-
-// FP8 [rows, k]: element (r, k) is byte r * row_stride + k * k_stride. k_stride is 1, or row_stride is (column-major).
-struct Operand {
-    const uint8_t* data;
-    int64_t row_stride, k_stride;
-
-    ROCM_FP8_HD bool k_contiguous() const { return k_stride == 1; }
-};
-
-// Dequantisation scales of an operand: of row r in block j at element (r / rows) * row_stride + j * block_stride.
-struct Scales {
-    const void* data;
-    int64_t row_stride, block_stride;  // elements; 0: the same for all rows, or all blocks
-    int rows;                          // that share a scale: 1 or kBlock
-    DType dtype;                       // f32, or e8m0: 2^(byte - 127), 255 is NaN
-};
+using gemm::Operand, gemm::Scales;
 
 struct Args {
     Operand a, b;

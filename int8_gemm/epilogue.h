@@ -58,15 +58,14 @@ ROCM_FP8_HD inline float one_nan(float v) { return v == v ? v : bits_float(0x7FC
 
 // --- readers: for a GPU on the device alone ---
 
-ROCM_FP8_DEVICE inline float scale_at(const Scale& s, int64_t batch, int64_t i) {
-    return s.data ? global<float>(s.data)[batch * s.batch_stride + i * s.stride] : s.value;
-}
+using gemm::scale_at;
+
 ROCM_FP8_DEVICE inline int32_t integer_at(const Integers& s, int64_t batch, int64_t i) {
-    return s.data ? global<int32_t>(s.data)[batch * s.batch_stride + i * s.stride] : 0;
+    return s.data ? global<int32_t>(s.data)[batch * s.group_stride + i * s.row_stride] : 0;
 }
 ROCM_FP8_DEVICE inline float addend_at(const Addend& d, int64_t batch, int64_t m, int64_t n) {
     if (!d.data) return 0;
-    const int64_t at = batch * d.batch_stride + m * d.row_stride + n;
+    const int64_t at = batch * d.group_stride + m * d.row_stride + n;
     if (d.dtype == DType::f32) return global<float>(d.data)[at];
     if (d.dtype == DType::i8) return float(global<int8_t>(d.data)[at]);
     return gemm::widened(d.dtype, global<uint16_t>(d.data)[at]);

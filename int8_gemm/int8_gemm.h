@@ -4,62 +4,45 @@
 //     acc[m, n] = sum over k of a[m, k] * b[n, k]                int32, exact
 //     out[m, n] = what epilogue.h makes of it: scales, zero points, an addend, an activation, the result's type
 //
-// Of each of `batch` matrices. The sum is exact whatever the order, so every result without a transcendental function
-// has the same bytes on all backends, for any number of rows.
+// Of each of `batch` matrices, the groups. The sum is exact whatever the order, so every result without a transcendental
+// function has the same bytes on all backends, for any number of rows.
 #pragma once
 
-#include "../common/types.h"
+#include "../common/gemm/args.h"
 
 namespace rocm_fp8::int8_gemm {
 
 // More products of -128 * -128 do not fit into int32.
 constexpr int64_t kMaxK = 131071;
 
-// int8 [batch, rows, k]: element (i, r, j) is data[i * batch_stride + r * row_stride + j]. Strides may be 0, negative
-// they are not. No alignment is promised.
-struct Operand {
-    const int8_t* data;
-    int64_t batch_stride, row_stride;
-};
+// k_contiguous(). Scales are float32 of rows, or a number of the host.
+using gemm::Operand, gemm::Output, gemm::Scales;
 
-// A float32 for each row or column, or one for all: of row r of matrix i data[i * batch_stride + r * stride], or `value`
-// where data is nullptr. One for all has strides of 0.
-struct Scale {
-    const float* data;
-    int64_t batch_stride, stride;
-    float value;
-};
-
-// The same of integers.
+// An integer for each row of group g: data[g * group_stride + r * row_stride].
 struct Integers {
+    int64_t group_stride;
     const int32_t* data;
-    int64_t batch_stride, stride;
+    int64_t row_stride;
 };
 
-// What is added, times beta: a bias or D. Element (i, m, n) is number i * batch_stride + m * row_stride + n.
+// What is added, times beta: a bias or D. Element (m, n) of group g is number g * group_stride + m * row_stride + n.
 struct Addend {
-    const void* data;                  // dtype; nullptr: nothing is added
-    int64_t batch_stride, row_stride;  // row_stride is 0 for a row that all rows share
-    DType dtype;                       // i8, f32, f16 or bf16
-    Scale beta;                        // one for all
+    int64_t group_stride;
+    const void* data;    // dtype; nullptr: nothing is added
+    int64_t row_stride;  // 0 for a row that all rows share
+    DType dtype;         // i8, f32, f16 or bf16
+    Scales beta;         // one for all
 };
 
 enum class Activation : int32_t { none, relu, gelu, gelu_tanh };
 
-// Element (i, m, n) is number i * batch_stride + m * row_stride + n; rows do not overlap.
-struct Output {
-    void* data;
-    int64_t batch_stride, row_stride;
-    DType dtype;  // f32, f16, bf16 or i8
-};
-
 struct Epilogue {
-    Scale scale_a, scale_b;  // of rows (alpha is one for all), of columns
-    Integers zero_a, sum_b;  // zero points of rows, sums of B's rows over k; data is nullptr in both or in neither
+    Scales scale_a, scale_b;  // of rows (alpha is one for all), of columns
+    Integers zero_a, sum_b;   // zero points of rows, sums of B's rows over k; data is nullptr in both or in neither
     Addend addend;
     Activation activation;
-    bool divides;     // only with i8: by scale_out
-    Scale scale_out;  // one for all
+    bool divides;      // only with i8: by scale_out
+    Scales scale_out;  // one for all
     Output out;
 };
 

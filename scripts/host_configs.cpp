@@ -80,9 +80,9 @@ const char* tables() {
         };
         const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
-        const std::string limits = object(nullptr, {{"max_splits", hip::kMaxSplits},
-                                                    {"max_split_tiles", kCounters},
-                                                    {"least_part", hip::kLeastPart}});
+        const std::string limits =
+            object(nullptr,
+                   {{"max_splits", hip::kMaxSplits}, {"max_split_tiles", kCounters}, {"least_part", hip::kLeastPart}});
         return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
                ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) + ", \"skinny_limits\": " + limits +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +

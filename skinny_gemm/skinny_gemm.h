@@ -17,10 +17,8 @@ namespace rocm_fp8::skinny_gemm {
 constexpr int64_t kMaxRows = 32;
 
 struct Args {
-    const uint8_t* a;  // format [m, k], rows a_stride bytes apart
-    const uint8_t* b;  // format [n, k], rows b_stride bytes apart: torch.nn.Linear's weight
+    gemm::Operand a, b;  // format [m, k] and [n, k], torch.nn.Linear's weight; k_contiguous()
     int64_t m, n, k;
-    int64_t a_stride, b_stride;
     gemm::Epilogue epilogue;  // scales, bias and the result
     DType format;             // e4m3fn or e4m3fnuz, of a and b
     bool constant_b;          // whatever wrote b has ended (see docs/numerics.md): it may be read at once
@@ -28,7 +26,8 @@ struct Args {
 
 // Whether 128-bit loads can take both operands: k and every row's start are multiples of 16 bytes.
 inline bool rows_fit(const Args& args) {
-    return args.k % 16 == 0 && rows_aligned(args.a, args.a_stride) && rows_aligned(args.b, args.b_stride);
+    return args.k % 16 == 0 && rows_aligned(args.a.data, args.a.row_stride) &&
+           rows_aligned(args.b.data, args.b.row_stride);
 }
 
 // The arguments must be valid as above; m <= kMaxRows; out overlaps nothing.

@@ -1,60 +1,150 @@
-// The arguments that all GEMMs share: C = A B^T with FP8 operands, a bias and a wide result.
+// The arguments that all GEMMs share: C = A B^T of 8-bit operands, with scales, a bias and a result.
 #pragma once
 
 #include <optional>
 
 #include "../common/gemm/args.h"
+#include "../common/gemm/work.h"
 #include "tensor_args.h"
 
 namespace rocm_fp8::binding {
 namespace {
 
-struct GemmSizes {
-    int64_t m, n, k;
-    DType format;
+// Whose scales they are: of A's rows or of B's, the result's columns.
+enum class Side { a, b };
+// Whether blocks of 128 k may have scales of their own. before_rows: a [1, N] that could be either is one row of blocks.
+enum class Blocks { none, after_rows, before_rows };
+
+// The tensors of one call, checked one after the other: sizes and operands by the constructor, the result before the
+// others, which may not overlap it.
+class GemmCall {
+  public:
+    // dims: 2 ([M, K] and [N, K]) or 3 ([B, M, K] and [B, N, K]); 0: a says which.
+    GemmCall(const char* name, const Tensor& out_t, const Tensor& a_t, const Tensor& b_t,
+             std::initializer_list<DType> formats, int64_t dims)
+        : name(name), out(name, "out", out_t), a(name, "a", a_t), b(name, "b", b_t), format(a.dtype(formats)) {
+        b.dtype({format});
+        if (dims) a.check_dim(dims);
+        else if (a.dim() != 2 && a.dim() != 3) a.refuse(a.dim(), " dimensions (shape ", a.shape(), "); needs 2 or 3");
+        b.check_dim(a.dim());
+        b.check_device_of(a);
+        batched = a.dim() == 3;
+        groups = batched ? a.size(0) : 1;
+        m = a.size(a.dim() - 2), n = b.size(b.dim() - 2), k = a.last();
+        if (b.last() != k) b.refuse("shape ", b.shape(), "; needs a last dimension of a's K = ", k);
+        if (batched && b.size(0) != groups) b.refuse("shape ", b.shape(), "; needs a's first dimension ", groups);
+        if (k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
+    }
+
+    // What all contracts have of it. any_order: operands may be column-major.
+    template <class Args>
+    Args args(bool constant_b, bool any_order = false) const {
+        Args args{};
+        args.a = operand(a, any_order), args.b = operand(b, any_order);
+        args.m = m, args.n = n, args.k = k;
+        args.constant_b = constant_b;
+        return args;
+    }
+
+    gemm::Operand operand(const Arg& x, bool any_order) const {
+        const Tensor& t = x.tensor();
+        const auto* data = static_cast<const uint8_t*>(x.data());
+        // The stride of a dimension of one element says nothing.
+        if (any_order && k > 1 && t.stride(1) != 1) {
+            if (x.size(0) <= 1 || t.stride(0) == 1) return {0, data, 1, t.stride(1)};
+            x.refuse("strides ", list(t.strides()), "; one of the dimensions needs to be contiguous");
+        }
+        x.check_last_contiguous();
+        return {group_stride(x), data, row_stride(x), 1};
+    }
+
+    // The pointer is left to be set after the last check.
+    gemm::Output result(std::initializer_list<DType> allowed) const {
+        const DType dtype = out.dtype(allowed);
+        out.check_device_of(a);
+        if (batched) out.check_shape({groups, m, n}, "[B, M, N]");
+        else out.check_shape({m, n}, "[M, N]");
+        out.check_last_contiguous();
+        out.check_no_self_overlap();
+        out.check_apart_from(a);
+        out.check_apart_from(b);
+        return {group_stride(out), nullptr, row_stride(out), dtype};
+    }
+
+    // One element, [rows] or, of A, [rows, 1], of B [1, rows]; groups may have their own. Then by blocks, of one row or
+    // of 128. type: of such numbers that are no scales.
+    gemm::Scales scales(const char* argument, const Tensor& t, Side side, Blocks of_blocks = Blocks::none,
+                        DType type = DType::f32) const {
+        const Arg scale(name, argument, t);
+        gemm::Scales s{0, nullptr, 0, 0, 1, type, 0};
+        if (of_blocks == Blocks::none) scale.dtype({type});
+        // The Python function passes the bytes of float8_e8m0fnu.
+        else s.dtype = t.scalar_type() == ScalarType::Byte ? DType::e8m0 : scale.dtype({DType::f32, DType::e8m0});
+        scale.check_device_of(a);
+        out.check_apart_from(scale);
+        s.data = scale.data();
+        if (t.numel() == 1 && t.dim() <= (of_blocks == Blocks::none ? 3 : 2)) return s;
+
+        const bool of_a = side == Side::a, by_blocks = of_blocks != Blocks::none;
+        const int64_t rows = of_a ? m : n, blocks = gemm::blocks_of(k), row_blocks = gemm::blocks_of(rows);
+        const int64_t dim = t.dim(), first = dim - 2, last = dim - 1;
+        const bool matrix = dim == 2 || (dim == 3 && batched && t.size(0) == groups);
+        const auto is = [&](int64_t height, int64_t width) {
+            return matrix && t.size(first) == height && t.size(last) == width;
+        };
+        const bool of_squares =
+            by_blocks && is(row_blocks, blocks) && (of_a || of_blocks == Blocks::before_rows || !is(1, rows));
+        if (dim == 3 && matrix) s.group_stride = t.stride(0);
+        if (dim == 1 && t.size(0) == rows) {
+            s.row_stride = t.stride(0);
+        } else if ((by_blocks && is(rows, blocks)) || of_squares) {
+            s.row_stride = t.stride(first), s.block_stride = t.stride(last);
+            if (!is(rows, blocks)) s.rows = gemm::kBlock;
+        } else if (of_a ? is(rows, 1) : is(1, rows)) {
+            s.row_stride = t.stride(of_a ? first : last);
+        } else {
+            const std::string letter = of_a ? "M" : "N", flat = of_a ? "M, 1]" : "1, N]";
+            scale.refuse(
+                "shape ", scale.shape(), "; needs one element, [", letter, "], [", flat, batched ? ", [B, " + flat : "",
+                by_blocks ? ", [" + letter + ", ceil(K / 128)], [ceil(" + letter + " / 128), ceil(K / 128)]" : "",
+                " with ", letter, " = ", rows, ", K = ", k);
+        }
+        return s;
+    }
+
+    // One for all: an element on the device, or a number of the host.
+    gemm::Scales number(const char* argument, const std::optional<Tensor>& t, double value) const {
+        gemm::Scales s{0, nullptr, 0, 0, 1, DType::f32, float(value)};
+        if (!t) return s;
+        const Arg one(name, argument, *t);
+        s.data = one.scale_of(a);
+        out.check_apart_from(one);
+        return s;
+    }
+
+    gemm::Bias bias(const std::optional<Tensor>& t) const {
+        if (!t) return {};
+        const Arg bias(name, "bias", *t);
+        const DType dtype = bias.dtype({DType::bf16, DType::f16, DType::f32});
+        bias.check_device_of(a);
+        bias.check_shape({n}, "[N]");
+        out.check_apart_from(bias);
+        return {bias.data(), t->stride(0), dtype};
+    }
+
+    // Of [..., rows, values]. 0 for one of them.
+    static int64_t row_stride(const Arg& x) { return x.size(x.dim() - 2) > 1 ? x.tensor().stride(x.dim() - 2) : 0; }
+    int64_t group_stride(const Arg& x) const { return batched && groups > 1 ? x.tensor().stride(0) : 0; }
+
+    const char* const name;
+    const Arg out, a, b;
+    const DType format;
+    bool batched;
+    int64_t groups, m, n, k;
 };
 
-// Of a [M, K] and b [N, K].
-[[maybe_unused]] GemmSizes gemm_sizes(const Arg& a, const Arg& b) {
-    GemmSizes sizes{};
-    sizes.format = a.dtype({DType::e4m3fn, DType::e4m3fnuz});
-    b.dtype({sizes.format});
-    a.check_dim(2);
-    b.check_dim(2);
-    b.check_device_of(a);
-    sizes.m = a.size(0);
-    sizes.k = a.size(1);
-    sizes.n = b.size(0);
-    if (b.size(1) != sizes.k) b.refuse("shape ", b.shape(), "; needs [N, K] with a's K = ", sizes.k);
-    if (sizes.k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
-    return sizes;
-}
-
-// The pointer is left to be set after the last check.
-[[maybe_unused]] gemm::Output gemm_output(const Arg& out, const Arg& a, const GemmSizes& sizes,
-                                          std::initializer_list<const Arg*> read) {
-    gemm::Output result{};
-    result.dtype = out.dtype({DType::bf16, DType::f16, DType::f32});
-    out.check_device_of(a);
-    out.check_shape({sizes.m, sizes.n}, "[M, N]");
-    result.stride = out.written_row_stride();
-    for (const Arg* input : read) out.check_apart_from(*input);
-    return result;
-}
-
-[[maybe_unused]] gemm::Bias gemm_bias(const char* op, const std::optional<Tensor>& bias_t, const Arg& a, const Arg& out,
-                                      int64_t n) {
-    if (!bias_t) return {};
-    const Arg bias(op, "bias", *bias_t);
-    gemm::Bias result{};
-    result.dtype = bias.dtype({DType::bf16, DType::f16, DType::f32});
-    bias.check_device_of(a);
-    bias.check_shape({n}, "[N]");
-    result.stride = bias_t->stride(0);
-    out.check_apart_from(bias);
-    result.data = bias.data();
-    return result;
-}
+constexpr std::initializer_list<DType> kFp8 = {DType::e4m3fn, DType::e4m3fnuz};
+constexpr std::initializer_list<DType> kWide = {DType::bf16, DType::f16, DType::f32};
 
 }  // namespace
 }  // namespace rocm_fp8::binding

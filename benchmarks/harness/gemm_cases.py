@@ -30,6 +30,16 @@ OPT = tuple((m, n, k) for d in (2048, 4096, 5120) for m in (32, 512, 2048) for n
 OPT_DECODE = tuple((1, n, k) for n, k in ((4096, 16384), (16384, 4096), (5120, 20480), (20480, 5120)))
 
 
+def random_sizes(count: int, generator: torch.Generator) -> tuple[Size, ...]:
+    """M to 8192 evenly by its logarithm, N of 64s and K of 128s to 14,000: what DeepGEMM takes."""
+
+    def one() -> Size:
+        at = torch.rand(3, generator=generator, device=generator.device).tolist()
+        return int(2 ** (13 * at[0])), 64 * (1 + int(218 * at[1])), BLOCK * (1 + int(109 * at[2]))
+
+    return tuple(one() for _ in range(count))
+
+
 class _Gemm:
     """a [m, k], b [n, k] and the result in as many copies as none of them comes from a cache of."""
 
@@ -65,7 +75,12 @@ class BlockScaled(_Gemm):
     """FP8 [m, k] and [n, k], scales of 1x128 and 128x128, result bfloat16."""
 
     operator, out_dtype, reference_dtype = "block_scaled_gemm", torch.bfloat16, torch.float32
-    peers = {"deepgemm": "DeepGEMM", "scaled_mm": "torch._scaled_mm, rows"}
+    peers = {
+        "deepgemm": "DeepGEMM",
+        "scaled_mm_blocks": "torch._scaled_mm, blocks",
+        "scaled_mm": "torch._scaled_mm, rows",
+    }
+    computes_less = ("scaled_mm",)
 
     def __init__(self, kernel: ModuleType, size: Size, generator: torch.Generator):
         super().__init__(kernel, size, generator)
@@ -93,6 +108,12 @@ class BlockScaled(_Gemm):
         )
         return self.out[i]
 
+    def scaled_mm_blocks(self, i: int) -> torch.Tensor:
+        """Not of every size: it refuses some."""
+        return torch._scaled_mm(
+            self.a[i], self.b[i].t(), self.scale_a, self.scale_b.t(), out_dtype=torch.bfloat16, use_fast_accum=False
+        )
+
     def scaled_mm(self, i: int) -> torch.Tensor:
         return torch._scaled_mm(
             self.a[i], self.b[i].t(), self.row_scale, self.column_scale, out_dtype=torch.bfloat16, use_fast_accum=True
@@ -111,6 +132,7 @@ class Int8(_Gemm):
 
     operator, out_dtype, reference_dtype = "int8_gemm", torch.float16, torch.float16
     peers = {"float16": "torch.mm, float16", "int_mm": "torch._int_mm, compiled epilogue"}
+    computes_less = ()
 
     def __init__(self, kernel: ModuleType, size: Size, generator: torch.Generator):
         super().__init__(kernel, size, generator)

@@ -153,7 +153,7 @@ class BlockScaledGemm {
                 if (a.has_nan[row] || columns.any_nan)
                     for (int j = 0; j < kColumns; ++j)
                         if (a.has_nan[row] || columns.nan[j]) values[i][j] = std::numeric_limits<float>::quiet_NaN();
-                void* to = at<out_type>(p.out.data, (a.first + row) * p.out.stride + columns.n0);
+                void* to = at<out_type>(p.out.data, (a.first + row) * p.out.row_stride + columns.n0);
                 if (columns.count == kColumns) G::template store_results<out_type>(to, values[i], kColumns);
                 else G::template store_results<out_type>(to, values[i], columns.count);
             }

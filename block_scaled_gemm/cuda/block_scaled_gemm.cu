@@ -61,7 +61,7 @@ Status pack(Operand* x, int64_t rows, int64_t k, uint8_t* to, const Chip& chip, 
         x->row_stride == 1 && x->k_stride % 16 == 0 && rows % 16 == 0 && reinterpret_cast<uintptr_t>(x->data) % 16 == 0;
     const int64_t ctas = row_tiles * ceil_div(k, kPackTile);
     if (ctas > kMaxCtas) return {"an operand has more elements than one launch takes"};
-    *x = {to, packed_stride(k), 1};
+    *x = {0, to, packed_stride(k), 1};
     return launch_kernel(vectors ? block_scaled_gemm_pack<true> : block_scaled_gemm_pack<false>, chip,
                          {ctas, kPackThreads}, on, p);
 }
@@ -83,7 +83,7 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
     const bool swapped = form.swapped;
     const int64_t wide_rows = swapped ? a.n : a.m, narrow_rows = swapped ? a.m : a.n;
     const auto matrix = [&](const Operand& x, int64_t rows, int64_t tile) {
-        return ByteMatrix{x.data, rows, a.k, rows == 1 ? packed_stride(a.k) : x.row_stride, kBlock, int(tile)};
+        return ByteMatrix{x.data, rows, a.k, x.row_stride, kBlock, int(tile)};
     };
     CUtensorMap wide, narrow;
     if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, cut.height)) ||

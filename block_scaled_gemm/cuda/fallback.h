@@ -18,7 +18,7 @@ constexpr int kFallbackRow = kBlock + 16;
 
 // Rows first ... of an operand, k of block j, with zeros beyond both ends.
 template <bool vectors>
-__device__ inline void bring(uint8_t (&to)[kFallbackTile][kFallbackRow], const Operand& from, int64_t first,
+__device__ inline void bring(uint8_t (&to)[kFallbackTile][kFallbackRow], const Operand from, int64_t first,
                              int64_t rows, int64_t k0, int64_t k_end) {
     if constexpr (vectors) {
         for (int v = threadIdx.x; v < kFallbackTile * kBlock / 16; v += kFallbackThreads) {
@@ -41,7 +41,7 @@ __device__ inline void bring(uint8_t (&to)[kFallbackTile][kFallbackRow], const O
 // Columns n ... end - 1 of row m, of 16 bytes, from float32 numbers in shared memory.
 __device__ inline void store_staged(const gemm::Output& out, bool vectors, int size, int64_t m, int64_t n, int64_t end,
                                     const float* staged) {
-    char* const to = static_cast<char*>(out.data) + (m * out.stride + n) * size;
+    char* const to = static_cast<char*>(out.data) + (m * out.row_stride + n) * size;
     const int count = 16 / size;
     if (!vectors || n + count > end) {
 #pragma unroll 1

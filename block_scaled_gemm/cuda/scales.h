@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/cuda/vector.h"
-#include "../../common/fp8.h"
+#include "../../common/gemm/scales.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
@@ -23,7 +23,7 @@ struct BlockScales {
     __device__ int64_t place(int64_t row) const { return (by_row ? row : row / kBlock) * row_stride; }
     // Bits as they are stored, and the number that they mean. Nothing waits for a read before value() does.
     __device__ uint32_t raw(int64_t place) const { return load_bits(next + place, exponents); }
-    __device__ float value(uint32_t bits) const { return exponents ? e8m0_value(bits) : __uint_as_float(bits); }
+    __device__ float value(uint32_t bits) const { return gemm::scale_of_bits(exponents, bits); }
     __device__ float at(int64_t place) const { return value(raw(place)); }
     __device__ void advance() { next += step; }
 };

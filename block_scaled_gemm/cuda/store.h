@@ -68,7 +68,7 @@ struct OfNarrowColumns {
 __device__ inline bool finishes(const Args& a) { return at_the_end(a.scale_b) || a.bias.data; }
 
 __device__ inline bool rows_of_vectors(const gemm::Output& out, int size) {
-    return (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.stride) * size) % 16 == 0;
+    return (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.row_stride) * size) % 16 == 0;
 }
 
 template <class S, int kSize>
@@ -78,7 +78,7 @@ __device__ inline void store_as(char* staging, const Args& a, const TileSums<S>&
         else *reinterpret_cast<uint32_t*>(place) = gemm::rounded_pair(a.out.dtype, {first, second});
     };
     auto* const to = static_cast<char*>(a.out.data);
-    const int64_t row_bytes = a.out.stride * kSize;
+    const int64_t row_bytes = a.out.row_stride * kSize;
     const bool vectors = rows_of_vectors(a.out, kSize);
     if constexpr (S::kSwapped) store_columns<S, kSize>(staging, sums[0], put, to, row_bytes, vectors, a.m, tile);
     else store_rows<S, kSize>(staging, sums, put, to, row_bytes, vectors, a.n, tile);

@@ -29,12 +29,8 @@ class BlockSums {
 
     __device__ explicit BlockSums(Lds& lds) : lds(lds) {}
 
-    __device__ static Matrix rows_of_a(const Args& a, const WorkItem&) {
-        return {a.a.data, a.a.row_stride, a.a.k_stride};
-    }
-    __device__ static Matrix rows_of_b(const Args& a, const WorkItem&) {
-        return {a.b.data, a.b.row_stride, a.b.k_stride};
-    }
+    __device__ static const Operand& rows_of_a(const Args& a, const WorkItem&) { return a.a; }
+    __device__ static const Operand& rows_of_b(const Args& a, const WorkItem&) { return a.b; }
 
     __device__ void begin(const Args& a, const WorkItem& item) {
         channels = arguments<Launch>().mode;

@@ -59,7 +59,7 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
         return r * kRowBytes + (n / kEach ^ (r / kTogether % kChunks)) * kChunk + n % kEach * int(sizeof(T));
     };
     const bool wide =
-        a.out.stride % kEach == 0 && a.n % kEach == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
+        a.out.row_stride % kEach == 0 && a.n % kEach == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
     const auto rounded = [&](f32x2 pair) { return gemm::rounded_pair(a.out.dtype, pair); };
 #pragma unroll
     for (int i = 0; i < S::sub_m; ++i) {
@@ -94,7 +94,7 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
                 for (int s = 0; s < kStores; ++s) {
                     const int64_t own_m = m + r + s * kRowsAStore;
                     if (own_m < a.m && n + own < a.n && (S::matrix % kRowsAStore == 0 || r < S::matrix)) {
-                        store_at(offset(a.out.data, (own_m * a.out.stride + n + own) * int(sizeof(T))), rows[s]);
+                        store_at(offset(a.out.data, (own_m * a.out.row_stride + n + own) * int(sizeof(T))), rows[s]);
                     }
                 }
             } else {
@@ -105,11 +105,11 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* 
                         const int r = e / columns, own = e % columns;
                         const U v = *reinterpret_cast<const U*>(region + at(r, own));
                         if (m + r < a.m && n + own < a.n) {
-                            *global<U>(offset(a.out.data, ((m + r) * a.out.stride + n + own) * int(sizeof(T)))) = v;
+                            *global<U>(offset(a.out.data, ((m + r) * a.out.row_stride + n + own) * int(sizeof(T)))) = v;
                         }
                     }
                 };
-                if (sizeof(T) == 2 && (a.out.stride | a.n) % 2 == 0 &&
+                if (sizeof(T) == 2 && (a.out.row_stride | a.n) % 2 == 0 &&
                     reinterpret_cast<uintptr_t>(a.out.data) % 4 == 0) {
                     one_by_one(uint32_t());
                 } else {

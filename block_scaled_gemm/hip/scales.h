@@ -7,14 +7,7 @@
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
-// The number that an element's bits are: float32's, or e8m0's byte.
-__device__ inline float scale_of_bits(bool e8m0, uint32_t bits) { return e8m0 ? e8m0_value(bits) : bits_float(bits); }
-// Any scale, one by one.
-__device__ inline uint32_t scale_bits(const Scales& s, int64_t row, int64_t block) {
-    const int64_t at = (s.rows == 1 ? row : int64_t(uint64_t(row) / kBlock)) * s.row_stride + block * s.block_stride;
-    if (s.dtype == DType::e8m0) return global<uint8_t>(s.data)[at];
-    return global<uint32_t>(s.data)[at];
-}
+using gemm::scale_bits, gemm::scale_of_bits;
 
 constexpr int kPeriod = 8;  // blocks whose scales are loaded together
 

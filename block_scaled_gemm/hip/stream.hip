@@ -205,8 +205,8 @@ struct Channels {
     static constexpr bool kRows = false, kColumns = general, kEarly = false;
     const StreamArgs& rest;
     __device__ float column(int n) const {
-        const Scales& s = rest.args.scale_b;
-        return rest.channels ? scale_of_bits(s.dtype == DType::e8m0, scale_bits(s, n, 0)) : 1.0f;
+        const gemm::Scales& s = rest.args.scale_b;
+        return rest.channels ? gemm::scale_of_bits(s.dtype == DType::e8m0, gemm::scale_bits(s, n, 0)) : 1.0f;
     }
 };
 
@@ -229,9 +229,8 @@ __global__ __launch_bounds__(Form<index>::threads, Form<index>::waves_per_simd) 
     StreamSlice<S, kBlock, A, B, Sums> slice;
     slice.sums.start(regions[wave], column, first, count);
     if constexpr (strided) {
-        const auto matrix = [](const Operand& x) { return Matrix{x.data, x.row_stride, x.k_stride}; };
-        slice.load_b.start(matrix(rest.args.b), column, rest.args.n);
-        slice.load_a.start(matrix(rest.args.a), 0, rest.args.m);
+        slice.load_b.start(rest.args.b, column, rest.args.n);
+        slice.load_a.start(rest.args.a, 0, rest.args.m);
     } else {
         slice.load_b.start(b, b_stride, column, n);
         slice.load_a.start(a, a_stride, 0, m);

@@ -15,7 +15,8 @@ bool encode(CUtensorMap* map, const ByteMatrix& m) {
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(code == cudaSuccess ? found : nullptr);
     }();
     if (!function) return false;
-    const cuuint64_t size[] = {cuuint64_t(m.k), cuuint64_t(m.rows)}, strides[] = {cuuint64_t(m.stride)};
+    const int64_t stride = m.rows == 1 ? (m.k + 15) / 16 * 16 : m.stride;  // any that TMA takes
+    const cuuint64_t size[] = {cuuint64_t(m.k), cuuint64_t(m.rows)}, strides[] = {cuuint64_t(stride)};
     const cuuint32_t box[] = {cuuint32_t(m.width), cuuint32_t(m.height)}, element_strides[] = {1, 1};
     return function(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(m.data), size, strides, box,
                     element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

@@ -7,8 +7,8 @@
 
 namespace rocm_fp8 {
 
-// [rows, k] bytes, rows `stride` bytes apart. TMA loads tiles of `height` rows by `width` bytes with the 128-byte
-// swizzle.
+// [rows, k] bytes, rows `stride` bytes apart, which of one row says nothing. TMA loads tiles of `height` rows by `width`
+// bytes with the 128-byte swizzle.
 struct ByteMatrix {
     const void* data;
     int64_t rows, k, stride;

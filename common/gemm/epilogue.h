@@ -32,7 +32,7 @@ __device__ inline void put(const Output& out, int64_t at, float v) {
 // Stores out[m, n], given the sum c.
 __device__ inline void finish(const Epilogue& e, int64_t m, int64_t n, const Column& column, float scale_a, float c) {
     const float v = finished(e, c, scale_a, column.scale, column.bias);
-    put(e.out, m * e.out.stride + n, v);
+    put(e.out, m * e.out.row_stride + n, v);
 }
 
 #endif

@@ -8,6 +8,7 @@
 // fallback, or -1: the operator's fallback. split: parts of K. pieces: of the columns, or the wide rows (CUDA).
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -22,6 +23,8 @@ struct ForcedConfig {
     int pieces = 0;  // 0: not named
 };
 
+// Of which there may be entries. tests/gpu/test_rocm_forced_configs.py holds it to the schemas.
+constexpr std::string_view kForcedOperators[] = {"skinny_gemm", "block_scaled_gemm", "int8_gemm"};
 constexpr int kMostPieces = 1 << 30;
 constexpr const char* kUnfit =
     "ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM names a configuration that cannot take these arguments";
@@ -46,7 +49,8 @@ inline bool named_config(std::string_view text, std::string_view op, ForcedConfi
         std::string_view entry = taken_until(';', &text);
         if (entry.ends_with(',')) return false;
         const std::string_view whose = taken_until(':', &entry);
-        if (whose != "skinny_gemm" && whose != "block_scaled_gemm" && whose != "int8_gemm") return false;
+        const auto is = [&](std::string_view name) { return name == whose; };
+        if (!std::any_of(std::begin(kForcedOperators), std::end(kForcedOperators), is)) return false;
         ForcedConfig found{true};
         const std::string_view form = taken_until(',', &entry);
         while (!entry.empty()) {
@@ -71,7 +75,7 @@ Status read_forced_config(std::string_view op, int shapes, const PlaceOf& place_
     if (!named_config(variables.config, op, forced, &name)) {
         return {
             "ROCM_FP8_KERNELS_CONFIG is not OPERATOR:FORM[,split=N][,pieces=P], one or more with ; between them, of "
-            "skinny_gemm, block_scaled_gemm, int8_gemm"};
+            "GEMMs that have scales of both operands"};
     }
     if (forced->set) {
         forced->shape = place_of(name);

@@ -57,6 +57,9 @@ class Int8Gemm {
     static constexpr int kPrefetch = 512;  // bytes ahead in a row of B
     static_assert(R::block % kStep == 0 && kColumns % R::tile_n == 0 && kColumns % 4 == 0);
 
+    static const int8_t* rows_of(const int8_gemm::Operand& x, int64_t batch, int64_t row) {
+        return reinterpret_cast<const int8_t*>(x.data) + batch * x.group_stride + row * x.row_stride;
+    }
     static int64_t bytes_of(int64_t k) { return (k + kStep - 1) / kStep * int64_t(sizeof(Operand)); }
     // Of a block of one row.
     static int64_t block_bytes(int64_t k) { return bytes_of(std::min<int64_t>(k, R::block)); }
@@ -87,7 +90,7 @@ class Int8Gemm {
 
     static void decode_rows(const Args& p, const Chunk& a, int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            const int8_t* codes = p.a.data + a.batch * p.a.batch_stride + (a.first + row) * p.a.row_stride;
+            const int8_t* codes = rows_of(p.a, a.batch, a.first + row);
             for (int64_t k = 0; k < p.k; k += R::block) {
                 char* to = a.operands + (k / R::block * a.count + row) * block_bytes(p.k);
                 steps_of(codes + k, std::min<int64_t>(R::block, p.k - k), [&](int64_t i, const int8_t* step) {
@@ -271,7 +274,7 @@ class Int8Gemm {
     static void columns(const Args& p, const Chunk& a, int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n += kColumns) {
             Columns columns(p.epilogue, a.batch, n, int(std::min<int64_t>(kColumns, end - n)));
-            const int8_t* b = p.b.data + a.batch * p.b.batch_stride + n * p.b.row_stride;
+            const int8_t* b = rows_of(p.b, a.batch, n);
             switch (a.count) {
                 case 1: stream_columns<1>(p, a, b, columns); break;
                 case 2: stream_columns<2>(p, a, b, columns); break;

@@ -31,7 +31,7 @@ struct Columns {
     }
 
     void read_addend(const Addend& d, int64_t batch, int64_t m, float* to) const {
-        const int64_t at = batch * d.batch_stride + m * d.row_stride + n0;
+        const int64_t at = batch * d.group_stride + m * d.row_stride + n0;
         if (d.dtype == DType::f32) std::memcpy(to, static_cast<const float*>(d.data) + at, count * sizeof(float));
         else if (d.dtype == DType::i8)
             for (int j = 0; j < count; ++j) to[j] = float(static_cast<const int8_t*>(d.data)[at + j]);
@@ -85,7 +85,7 @@ void store_rows(const Args& p, int64_t batch, int64_t first, int64_t count, cons
             for (int j = 0; j < c.count; ++j) v[j] = activated(e.activation, v[j]);
         if (e.divides)
             for (int j = 0; j < kColumns; ++j) v[j] /= c.scale_out;
-        const int64_t to = batch * e.out.batch_stride + m * e.out.row_stride + c.n0;
+        const int64_t to = batch * e.out.group_stride + m * e.out.row_stride + c.n0;
         store_results<F, out_type>(at<out_type>(e.out.data, to), v, c.count);
     }
 }

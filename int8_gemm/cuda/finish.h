@@ -57,7 +57,7 @@ struct Quad {
         : batch(batch),
           n(n),
           inside{n, n + (n + 1 < a.n ? 1 : 0), n + (n + 2 < a.n ? 2 : 0), n + (n + 3 < a.n ? 3 : 0)},
-          first(batch * a.epilogue.out.batch_stride + n),
+          first(batch * a.epilogue.out.group_stride + n),
           count(a.n - n < 4 ? int(a.n - n) : 4),
           beta(scale_at(a.epilogue.addend.beta, 0, 0)),
           scale_out(scale_at(a.epilogue.scale_out, 0, 0)),

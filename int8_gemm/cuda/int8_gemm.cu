@@ -57,7 +57,7 @@ FormChoice form_choice(int form) {
 }
 
 bool in_vectors(const Operand& x) {
-    return (reinterpret_cast<uintptr_t>(x.data) | uint64_t(x.row_stride) | uint64_t(x.batch_stride)) % 16 == 0;
+    return (reinterpret_cast<uintptr_t>(x.data) | uint64_t(x.row_stride) | uint64_t(x.group_stride)) % 16 == 0;
 }
 
 bool tma_takes(const Operand& x, int64_t rows, int64_t k) {
@@ -84,8 +84,7 @@ Status launch_form(const Args& a, const Chip& chip, const Config& config, const 
     const Form& form = kForms[config.form];
     const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
     const auto matrix = [&](const Operand& x, int64_t rows, int height) {
-        return ByteMatrix{x.data,       rows,  a.k, rows == 1 ? tiles::ceil_div(a.k, 16) * 16 : x.row_stride,
-                          tiles::kStep, height};
+        return ByteMatrix{x.data, rows, a.k, x.row_stride, tiles::kStep, height};
     };
     const ByteMatrix of_a = matrix(a.a, a.m, form.swapped ? form.narrow : cut.height),
                      of_b = matrix(a.b, a.n, form.swapped ? cut.height : form.narrow);

@@ -15,7 +15,7 @@ namespace {
 // Copies kRows rows of `step` bytes from k0 on to shared memory, with zeros beyond the matrix. vectors: rows begin at
 // multiples of 16 bytes; the last vector of a row may be shorter.
 template <int index, bool vectors, int kRows>
-__device__ inline void bring(uint8_t* to, const int8_t* from, int64_t stride, int64_t rows, int64_t k0, int64_t k) {
+__device__ inline void bring(uint8_t* to, const uint8_t* from, int64_t stride, int64_t rows, int64_t k0, int64_t k) {
     constexpr Tile tile = kTiles[index];
     constexpr int kThreads = tile.threads(), kStep = tile.step(), kRowBytes = tile.row_bytes();
     if constexpr (vectors) {
@@ -31,7 +31,7 @@ __device__ inline void bring(uint8_t* to, const int8_t* from, int64_t stride, in
     } else {
         for (int i = threadIdx.x; i < kRows * kStep; i += kThreads) {
             const int r = i / kStep, c = i % kStep;
-            to[r * kRowBytes + c] = r < rows && k0 + c < k ? uint8_t(from[r * stride + k0 + c]) : 0;
+            to[r * kRowBytes + c] = r < rows && k0 + c < k ? from[r * stride + k0 + c] : 0;
         }
     }
 }
@@ -52,8 +52,8 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
     // Row tiles of a column tile follow each other, so that L2 has its weights.
     const int64_t which = blockIdx.x, m0 = which % row_tiles * tile.rows;
     const int64_t n0 = which / row_tiles % column_tiles * tile.columns, batch = which / (row_tiles * column_tiles);
-    const int8_t* const rows = a.a.data + batch * a.a.batch_stride + m0 * a.a.row_stride;
-    const int8_t* const columns = a.b.data + batch * a.b.batch_stride + n0 * a.b.row_stride;
+    const uint8_t* const rows = a.a.data + batch * a.a.group_stride + m0 * a.a.row_stride;
+    const uint8_t* const columns = a.b.data + batch * a.b.group_stride + n0 * a.b.row_stride;
     const int steps = int((a.k + tile.step() - 1) / tile.step());
     const auto stage_of = [&](int step) { return shared + step % tile.stages * tile.stage_bytes(); };
     const auto bring_step = [&](int step) {

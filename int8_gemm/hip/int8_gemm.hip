@@ -47,8 +47,8 @@ class ExactSums {
 
     __device__ explicit ExactSums(Lds&) {}
 
-    __device__ static Matrix rows_of_a(const Args& a, const WorkItem& item) { return rows_of(a.a, item); }
-    __device__ static Matrix rows_of_b(const Args& a, const WorkItem& item) { return rows_of(a.b, item); }
+    __device__ static Operand rows_of_a(const Args& a, const WorkItem& item) { return rows_of(a.a, item); }
+    __device__ static Operand rows_of_b(const Args& a, const WorkItem& item) { return rows_of(a.b, item); }
 
     __device__ void begin(const Args&, const WorkItem& next) { item = next; }
     __device__ void requested(const Args&) {}
@@ -76,8 +76,8 @@ class ExactSums {
     }
 
   private:
-    __device__ static Matrix rows_of(const Operand& x, const WorkItem& item) {
-        return {reinterpret_cast<const uint8_t*>(x.data) + item.group * x.batch_stride, x.row_stride, 1};
+    __device__ static Operand rows_of(const Operand& x, const WorkItem& item) {
+        return {0, x.data + item.group * x.group_stride, x.row_stride, 1};
     }
 
     WorkItem item;
@@ -115,7 +115,7 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
     // Rows that overlap are longer than their stride: kNowhere lies behind those of a tile all the same.
     static_assert(255 * (kBufferBytes / 256 - 1) + kMaxK <= kBufferBytes);
     const int64_t stride = rows == 1 ? 0 : x.row_stride;
-    return rows_aligned(x.data, stride) && (batches == 1 || x.batch_stride % kChunk == 0) &&
+    return rows_aligned(x.data, stride) && (batches == 1 || x.group_stride % kChunk == 0) &&
            stride < kBufferBytes / 256 && k < kBufferBytes / 4;
 }
 

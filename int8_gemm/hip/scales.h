@@ -16,24 +16,24 @@ constexpr int kZeros = 8, kRelu = 16, kDivides = 32, kRowScales = 64, kColumnSca
 constexpr int kRowAddend = 256;                        // one row for all
 constexpr int kTypeShift = 12, kAddendTypeShift = 16;  // the result's type, the addend's: four bits each
 
-inline bool multiples_of(int count, const void* data, int64_t batch_stride, int64_t row_stride, DType type) {
+inline bool multiples_of(int count, const void* data, int64_t group_stride, int64_t row_stride, DType type) {
     const int bytes = type == DType::i8    ? 1
                       : type == DType::f32 ? 4
                                            : 2,
               vector = count * bytes < 16 ? count * bytes : 16;
-    return (batch_stride | row_stride) % count == 0 && reinterpret_cast<uintptr_t>(data) % vector == 0;
+    return (group_stride | row_stride) % count == 0 && reinterpret_cast<uintptr_t>(data) % vector == 0;
 }
 // By the host.
 inline int mode_of(const Args& a) {
     const Epilogue& e = a.epilogue;
     const auto out_of = [&](int count) {
-        return a.n % count == 0 && multiples_of(count, e.out.data, e.out.batch_stride, e.out.row_stride, e.out.dtype);
+        return a.n % count == 0 && multiples_of(count, e.out.data, e.out.group_stride, e.out.row_stride, e.out.dtype);
     };
     const bool matrix = e.addend.data && e.addend.row_stride != 0;
     const bool whole = out_of(8);
     const bool by_eights =
         (e.activation == Activation::none || e.activation == Activation::relu) &&
-        (matrix ? whole && multiples_of(8, e.addend.data, e.addend.batch_stride, e.addend.row_stride, e.addend.dtype)
+        (matrix ? whole && multiples_of(8, e.addend.data, e.addend.group_stride, e.addend.row_stride, e.addend.dtype)
                 : out_of(4));
     return (by_eights ? kByEights : 0) | (whole ? kWholeEights : 0) |
            (matrix          ? kMatrixAddend
@@ -80,6 +80,11 @@ struct Scales {
     int32_t sum;
     uint32_t addend;  // as it lies in memory
 
+    // Of a number of 4 bytes.
+    template <class Numbers>
+    static __device__ const void* place(const Numbers& of, int64_t batch, int64_t row) {
+        return offset(of.data, (batch * of.group_stride + row * of.row_stride) * 4);
+    }
     __device__ Places prepare(const Args& a, int way_of_launch, const WorkItem& item) {
         const Epilogue& e = a.epilogue;
         const int lane = fresh_thread() % kWave;
@@ -92,15 +97,14 @@ struct Scales {
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int64_t m = corner.row + i * kWave + lane;
-            at.row[i] =
-                e.scale_a.data + (batch * e.scale_a.batch_stride + (m < last_m ? m : last_m) * e.scale_a.stride);
+            at.row[i] = place(e.scale_a, batch, m < last_m ? m : last_m);
             asm volatile("" : "+v"(at.row[i]));
         }
-        at.column = e.scale_b.data + (batch * e.scale_b.batch_stride + n * e.scale_b.stride);
-        at.sum = e.sum_b.data + (batch * e.sum_b.batch_stride + n * e.sum_b.stride);
+        at.column = place(e.scale_b, batch, n);
+        at.sum = place(e.sum_b, batch, n);
         const DType type = e.addend.dtype;
         const int shift = type == DType::f32 ? 2 : type == DType::i8 ? 0 : 1;
-        at.addend = offset(e.addend.data, (batch * e.addend.batch_stride + n) << shift);
+        at.addend = offset(e.addend.data, (batch * e.addend.group_stride + n) << shift);
         asm volatile("" : "+v"(at.column), "+v"(at.sum), "+v"(at.addend));
         return at;
     }

@@ -18,7 +18,7 @@ template <class S>
 using Regions = char[S::waves][S::waves_k * kPanelBytes<S>];
 
 __device__ inline int64_t result_at(const Output& out, int64_t batch, int64_t m, int64_t n) {
-    return batch * out.batch_stride + m * out.row_stride + n;
+    return batch * out.group_stride + m * out.row_stride + n;
 }
 
 // Eight neighbours of a row.
@@ -169,7 +169,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
     const int shift = type == DType::i8 ? 0 : type == DType::f32 ? 2 : 1;
     char* const tile_at =
         static_cast<char*>(out.data) +
-        ((item.group * out.batch_stride + (corner.row + first_r) * out.row_stride + corner.column + lane % kEights * 8)
+        ((item.group * out.group_stride + (corner.row + first_r) * out.row_stride + corner.column + lane % kEights * 8)
          << shift);
 
     if constexpr (S::waves_k > 1) store_panel(0);
@@ -245,7 +245,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
                             const int64_t n = own_column < columns ? corner.column + own_column : 0;
                             const float beta = scale_at(e.addend.beta, 0, 0);
                             Eight d = addend_eight(e.addend,
-                                                   item.group * e.addend.batch_stride + m * e.addend.row_stride + n);
+                                                   item.group * e.addend.group_stride + m * e.addend.row_stride + n);
                             v.each([&](float x, int h, int c) {
                                 return ::rocm_fp8::int8_gemm::added(x, beta, d.v[h][c]);
                             });

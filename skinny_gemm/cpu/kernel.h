@@ -72,7 +72,7 @@ class Gemm {
             typename R::NanMask nan;
             for (int64_t s = 0; s < slices(p); ++s) {
                 const int64_t left = p.k - s * slice;
-                G::template decode<true>(p.a + m * p.a_stride + s * slice, left < slice ? left : slice,
+                G::template decode<true>(p.a.data + m * p.a.row_stride + s * slice, left < slice ? left : slice,
                                          operands + (s * p.m + m) * slice_bytes, nan);
             }
             has_nan[m] = R::any_nan(nan);
@@ -104,8 +104,8 @@ class Gemm {
             const float result = gemm::finished(p.epilogue, values[j], scale_a, c.scale[j], c.bias[j]);
             values[j] = nan_row || nan[j] ? std::numeric_limits<float>::quiet_NaN() : result;
         }
-        G::template store_results<out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.stride + n0), values,
-                                            count);
+        G::template store_results<out_type>(at<out_type>(p.epilogue.out.data, m * p.epilogue.out.row_stride + n0),
+                                            values, count);
     }
 
     // --- few rows: M rows of A times N rows of B, straight from the bytes ---
@@ -116,7 +116,7 @@ class Gemm {
         typename R::NanMask any_nan;  // one mask for all columns: registers are scarce here, and NaN codes rare
         for (auto& row : acc)
             for (Sum& v : row) v = R::zero();
-        const uint8_t* b = p.b + n0 * p.b_stride;
+        const uint8_t* b = p.b.data + n0 * p.b.row_stride;
 
         auto step = [&](const uint8_t* bytes, int64_t stride) {
             for (int j = 0; j < N; ++j) {
@@ -133,21 +133,21 @@ class Gemm {
         int64_t k = 0;
         for (; k + kLine <= p.k; k += kLine) {
             for (int j = 0; j < N; ++j) {
-                __builtin_prefetch(b + j * p.b_stride + k + kPrefetch);
+                __builtin_prefetch(b + j * p.b.row_stride + k + kPrefetch);
                 // Prefetches the next tile into L2, early enough for page-table walks.
-                __builtin_prefetch(b + (j + N) * p.b_stride + k, 0, 2);
+                __builtin_prefetch(b + (j + N) * p.b.row_stride + k, 0, 2);
             }
-            for (int u = 0; u < kLine; u += kStep) step(b + k + u, p.b_stride);
+            for (int u = 0; u < kLine; u += kStep) step(b + k + u, p.b.row_stride);
         }
-        for (; k + kStep <= p.k; k += kStep) step(b + k, p.b_stride);
+        for (; k + kStep <= p.k; k += kStep) step(b + k, p.b.row_stride);
         if (k < p.k) {
             uint8_t tails[N * kStep] = {};
-            for (int j = 0; j < N; ++j) std::memcpy(tails + j * kStep, b + j * p.b_stride + k, p.k - k);
+            for (int j = 0; j < N; ++j) std::memcpy(tails + j * kStep, b + j * p.b.row_stride + k, p.k - k);
             step(tails, kStep);
         }
         bool nan[N] = {};
         if (R::any_nan(any_nan))
-            for (int j = 0; j < N; ++j) nan[j] = G::holds_nan(b + j * p.b_stride, p.k);
+            for (int j = 0; j < N; ++j) nan[j] = G::holds_nan(b + j * p.b.row_stride, p.k);
         const Columns columns(p, n0, N);
         for (int i = 0; i < M; ++i) {
             constexpr int kFours = (N + 3) / 4 * 4;
@@ -209,8 +209,8 @@ class Gemm {
                 const int64_t length = p.k - k < kSlice ? p.k - k : kSlice;
                 const int64_t bytes = (length + kStep - 1) / kStep * kStepBytes;
                 for (int j = 0; j < count; ++j)
-                    G::template decode<false>(p.b + (n0 + j) * p.b_stride + k, length, s.slice + j * kSliceBytes,
-                                              nan[j]);
+                    G::template decode<false>(p.b.data + (n0 + j) * p.b.row_stride + k, length,
+                                              s.slice + j * kSliceBytes, nan[j]);
                 const char* rows = a + k / kSlice * p.m * kSliceBytes;
                 int64_t m = 0;
                 for (; m + kTileM <= p.m; m += kTileM) slice_rows<kTileM>(rows, bytes, s, m);

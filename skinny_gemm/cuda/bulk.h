@@ -33,7 +33,8 @@ template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClus
 struct Bulk {
     static constexpr int kColumns = kColumns_, kStages = kSlots_, kConsumers = kConsumers_,
                          kRows = kRowTiles * kMmaNarrow;
-    static constexpr BulkShape kShape{.columns = kColumns,
+    static constexpr BulkShape kShape{.name = "",
+                                      .columns = kColumns,
                                       .stages8 = kStages,
                                       .stages16 = kStages,
                                       .stages32 = kStages,

@@ -43,11 +43,11 @@ __device__ inline void multiply_fallback(const Args& a, int64_t first_column, in
     const uint8_t *column[2], *row[kRowTiles];
     for (int i = 0; i < 2; ++i) {
         const int64_t n = first_column + lane / 4 + 8 * i;
-        column[i] = a.b + (n < a.n ? n : a.n - 1) * a.b_stride;
+        column[i] = a.b.data + (n < a.n ? n : a.n - 1) * a.b.row_stride;
     }
     for (int i = 0; i < kRowTiles; ++i) {
         const int64_t m = i * kMmaNarrow + lane / 4;
-        row[i] = a.a + (m < a.m ? m : a.m - 1) * a.a_stride;
+        row[i] = a.a.data + (m < a.m ? m : a.m - 1) * a.a.row_stride;
     }
     for (int64_t first = warp; first < steps; first += kFallbackWarps * kFallbackUnroll) {
         uint4 columns[kFallbackUnroll][1][2], rows[kFallbackUnroll][kRowTiles];

@@ -34,7 +34,7 @@ __device__ inline void finish_four(const gemm::Epilogue& e, int64_t m, int64_t n
     const float v[4] = {
         gemm::finished(e, c.x, scale_a, scale_b.x, bias.x), gemm::finished(e, c.y, scale_a, scale_b.y, bias.y),
         gemm::finished(e, c.z, scale_a, scale_b.z, bias.z), gemm::finished(e, c.w, scale_a, scale_b.w, bias.w)};
-    const int64_t at = m * e.out.stride + n;
+    const int64_t at = m * e.out.row_stride + n;
     const bool all = n >= first && n + 4 <= end;
     const auto is_ours = [&](int i) { return n + i >= first && n + i < end; };
     if (e.out.dtype == DType::f32) {

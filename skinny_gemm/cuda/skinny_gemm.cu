@@ -86,8 +86,8 @@ Status launch_bulk(const Args& a, const Chip& chip, const Config& config, const 
     const BulkChoice choice = bulk_kernel(config.shape, a.m);
     const Pieces pieces(a.n, config.pieces);
     CUtensorMap weights, rows;
-    if (!describe(&weights, {a.b, a.n, a.k, a.b_stride, kRowBytes, pieces.most_columns()}) ||
-        !describe(&rows, {a.a, a.m, a.k, a.a_stride, kRowBytes, choice.rows})) {
+    if (!describe(&weights, {a.b.data, a.n, a.k, a.b.row_stride, kRowBytes, pieces.most_columns()}) ||
+        !describe(&rows, {a.a.data, a.m, a.k, a.a.row_stride, kRowBytes, choice.rows})) {
         return launch_fallback(a, chip, true, on);
     }
     if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {

@@ -82,20 +82,15 @@ __global__ __launch_bounds__(Fast<index>::threads, Fast<index>::waves_per_simd) 
     });
 }
 
-// Rows and their strides in 64 bits.
-struct FallbackRows {
-    const uint8_t *a, *b;
-    int64_t a_stride, b_stride;
-};
 template <int index>
 using Any = Stream<kFallbackShapes[index]>;
 template <int index>
 __global__ __launch_bounds__(Any<index>::threads) void skinny_gemm_fallback(StreamWork work, StreamArgs,
-                                                                            FallbackRows rows) {
+                                                                            gemm::Operand a, gemm::Operand b) {
     using S = Any<index>;
     multiply_and_finish<S, AnyFragments<S::rows>, AnyFragments<S::columns>>(work, [&](auto& slice, int column) {
-        slice.load_b.start({rows.b, rows.b_stride, 1}, column, work.n);
-        slice.load_a.start({rows.a, rows.a_stride, 1}, 0, work.m);
+        slice.load_b.start(b, column, work.n);
+        slice.load_a.start(a, 0, work.m);
     });
 }
 
@@ -139,7 +134,7 @@ Status launch(const Args& args, const Executor& on) {
     static_assert((kMaxRows - 1) * (kBufferBytes / 64 - 1) + kBufferBytes / 2 <= kBufferBytes);
     const bool aligned = rows_fit(args);
     const bool stream_allowed = aligned && args.n <= kMostColumns && args.k < kBufferBytes / 2 &&
-                                args.b_stride < kBufferBytes / 64 && args.a_stride < kBufferBytes / 64;
+                                args.b.row_stride < kBufferBytes / 64 && args.a.row_stride < kBufferBytes / 64;
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), stream_allowed);
     if (const Status forced = forced_config(args, stream_allowed, &config); !forced.ok()) return forced;
 
@@ -152,14 +147,14 @@ Status launch(const Args& args, const Executor& on) {
     if (groups * threads > kMaxThreads || args.n > kMostColumns) return {"b has more rows than one launch takes"};
     const int blocks = int(gemm::blocks_of(args.k));
     const Divider parts = divider_by(uint32_t(config.splits));
-    const StreamWork work{args.a,      args.b,           uint32_t(args.a_stride), uint32_t(args.b_stride), int(args.m),
-                          int(args.n), uint32_t(args.k), blocks / config.splits,  blocks % config.splits,  parts};
+    const StreamWork work{
+        args.a.data, args.b.data,      uint32_t(args.a.row_stride), uint32_t(args.b.row_stride), int(args.m),
+        int(args.n), uint32_t(args.k), blocks / config.splits,      blocks % config.splits,      parts};
     const StreamArgs rest{args.epilogue, split};
     if (config.shape == kFallback) {
         const auto kernel =
             kernel_at<3>(int(&shape - kFallbackShapes), []<int i>() { return skinny_gemm_fallback<i>; });
-        return launch_kernel(kernel, groups, threads, on, work, rest,
-                             FallbackRows{args.a, args.b, args.a_stride, args.b_stride});
+        return launch_kernel(kernel, groups, threads, on, work, rest, args.a, args.b);
     }
     const auto kernel = kernel_at<kStreamShapeCount>(config.shape, []<int i>() { return skinny_gemm_stream<i>; });
     return launch_kernel(kernel, groups, threads, on, work.a, work.b, work.a_stride, work.b_stride, work.m, work.n,

@@ -35,20 +35,34 @@ FORM_CASES = pairwise(
 )
 
 
+INT64, INT32 = ctypes.c_int64, ctypes.c_int32
+
+
+class Rows(ctypes.Structure):
+    """Of zero points, sums, an addend, a result."""
+
+    _fields_ = [("group_stride", INT64), ("data", ctypes.c_void_p), ("row_stride", INT64)]
+
+
 class Operand(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64), ("row_stride", ctypes.c_int64)]
+    """common/gemm/args.h's; so is Scales."""
+
+    _fields_ = [*Rows._fields_, ("k_stride", INT64)]
 
 
-class Scale(ctypes.Structure):
-    _fields_ = [*Operand._fields_, ("value", ctypes.c_float)]
+class Scales(ctypes.Structure):
+    _fields_ = [
+        *(*Rows._fields_, ("block_stride", INT64)),
+        *(("rows", INT32), ("type", INT32), ("value", ctypes.c_float)),
+    ]
 
 
 class Addend(ctypes.Structure):
-    _fields_ = [*Operand._fields_, ("type", ctypes.c_int32), ("beta", Scale)]
+    _fields_ = [*Rows._fields_, ("type", INT32), ("beta", Scales)]
 
 
 class Output(ctypes.Structure):
-    _fields_ = [*Operand._fields_, ("type", ctypes.c_int32)]
+    _fields_ = [*Rows._fields_, ("type", INT32)]
 
 
 class Args(ctypes.Structure):
@@ -57,10 +71,14 @@ class Args(ctypes.Structure):
     _fields_ = [
         *(("a", Operand), ("b", Operand)),
         *((name, ctypes.c_int64) for name in ("batch", "m", "n", "k")),
-        *(("scale_a", Scale), ("scale_b", Scale), ("zero_a", Operand), ("sum_b", Operand), ("addend", Addend)),
-        *(("activation", ctypes.c_int32), ("divides", ctypes.c_bool), ("scale_out", Scale), ("out", Output)),
+        *(("scale_a", Scales), ("scale_b", Scales), ("zero_a", Rows), ("sum_b", Rows), ("addend", Addend)),
+        *(("activation", ctypes.c_int32), ("divides", ctypes.c_bool), ("scale_out", Scales), ("out", Output)),
         ("constant_b", ctypes.c_bool),
     ]
+
+
+def of_groups(t: torch.Tensor) -> tuple[int, int, int]:
+    return t.stride(0), t.data_ptr(), t.stride(1)
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +114,18 @@ class Problem:
         bias = None if self.bias is None else self.bias.data_ptr()
         bias_type = TYPES[torch.float32 if self.bias is None else self.bias.dtype]
         return Args(
-            a=Operand(self.a.t.data_ptr(), *self.a.t.stride()[:2]),
-            b=Operand(self.b.t.data_ptr(), *self.b.t.stride()[:2]),
+            a=Operand(*of_groups(self.a.t), 1),
+            b=Operand(*of_groups(self.b.t), 1),
             **dict(batch=batch, m=m, n=n, k=k),
-            scale_a=Scale(scale_a.data_ptr(), 0, 1),
-            scale_b=Scale(scale_b.data_ptr(), 0, 1),
-            zero_a=Operand() if zero_a is None else Operand(zero_a.data_ptr(), 0, 1),
-            sum_b=Operand() if sum_b is None else Operand(sum_b.data_ptr(), n, 1),
-            addend=Addend(bias, 0, 0, bias_type, Scale(value=1.0)),
+            scale_a=Scales(0, scale_a.data_ptr(), 1),
+            scale_b=Scales(0, scale_b.data_ptr(), 1),
+            zero_a=Rows() if zero_a is None else Rows(0, zero_a.data_ptr(), 1),
+            sum_b=Rows() if sum_b is None else Rows(n, sum_b.data_ptr(), 1),
+            addend=Addend(0, bias, 0, bias_type, Scales(value=1.0)),
             activation=ACTIVATIONS[self.options["activation"]],
             divides=scale_out is not None,
-            scale_out=Scale(None if scale_out is None else scale_out.data_ptr(), 0, 0, 1.0),
-            out=Output(self.out.t.data_ptr(), *self.out.t.stride()[:2], TYPES[self.out.t.dtype]),
+            scale_out=Scales(0, None if scale_out is None else scale_out.data_ptr(), value=1.0),
+            out=Output(*of_groups(self.out.t), TYPES[self.out.t.dtype]),
         )
 
     def assert_right(self, kernel) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
+from tests.problems.operators import operators, tensors
 from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
@@ -117,6 +118,12 @@ def test_int8_gemm(launch, shape):
 NAMES = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {"block_scaled_gemm": TILES + STREAMS, "skinny_gemm": SKINNY, "int8_gemm": INT8}
 NAMED = [(operator, place) for operator, forms in FORMS.items() for place in range(len(forms))]
+
+
+def test_these_are_all_gemms_with_scales_of_both_operands(simulated_rocm, arch):
+    with simulated_rocm.on(arch) as kernel:
+        schemas = operators(kernel)
+    assert {name for name, schema in schemas.items() if {"scale_a", "scale_b"} <= tensors(schema)} == FORMS.keys()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@
 //
 // Rows and k beyond the end are zeros. A thread has the same kLoads pieces of every stage, of a chunk or as much:
 //
-//     start(matrix, row, row_end, first_k, end_k)   rows [row, row_end) of a matrix, of which the tile has `count` at most
+//     start(matrix, row, row_end, first_k, end_k)   rows [row, row_end) of its first group, `count` at most in the tile
 //     chunk_at(at)                                  where the thread's chunks of the stage are that begins at k = `at`,
 //                                                   counted from first_k; the same for both operands of one layout
 //     request(into, i, at, chunk_at(at))            load i
@@ -16,17 +16,12 @@
 
 #include <type_traits>
 
+#include "../args.h"
 #include "tile.h"
 
 namespace rocm_fp8::gemm::hip {
 
 enum class Layout { aligned, unaligned, strided, transposed };
-
-// 8-bit [rows, k]: element (r, k) is byte r * row_stride + k * k_stride.
-struct Matrix {
-    const uint8_t* data;
-    int64_t row_stride, k_stride;
-};
 
 namespace {
 
@@ -56,7 +51,7 @@ struct StageLoader : Chunks<S, count> {
     static __device__ int chunk() { return int(threadIdx.x) % kChunks; }
 
     // The tile's rows lie within 2^30 bytes.
-    __device__ void start(const Matrix& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
+    __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
         const int rows = int(row_end - row < count ? row_end - row : count);
         const uint8_t* first = matrix.data + row * matrix.row_stride;
         end = end_k;
@@ -123,7 +118,7 @@ struct AnyLoader : Chunks<S, count> {
     static __device__ int row_of(int i) { return strided ? piece(i) % count : piece(i) / kChunks; }
     static __device__ int chunk_of(int i) { return strided ? piece(i) / count : int(threadIdx.x) % kChunks; }
 
-    __device__ void start(const Matrix& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
+    __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
         rows = int(row_end - row < count ? row_end - row : count);
         first = matrix.data + row * matrix.row_stride;
         row_stride = matrix.row_stride;
@@ -189,7 +184,7 @@ struct TransposedLoader {
     static __device__ int chunk_of(int i) { return pieces(i) / (count / 64); }
     static __device__ int dword() { return threadIdx.x % kWave / 16; }
 
-    __device__ void start(const Matrix& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
+    __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
         static_assert(S::by_columns);
         const int rows = int(row_end - row < count ? row_end - row : count);
         buffer = Buffer(matrix.data + row + first_k * matrix.k_stride, kNowhere);

@@ -105,7 +105,7 @@ struct AnyFragments {
     const uint8_t* first;
     int64_t row_stride, k_stride, left;
 
-    __device__ void start(const Matrix& from, int64_t row, int64_t all) {
+    __device__ void start(const Operand& from, int64_t row, int64_t all) {
         first = from.data + row * from.row_stride;
         row_stride = from.row_stride, k_stride = from.k_stride, left = all - row;
     }
@@ -310,7 +310,7 @@ class StreamEnd {
     __device__ StreamEnd(const Factors& factors, const Bias& bias, const Output& to, const SplitK& parts, int m, int n,
                          int column, int tile, int part)
         : out(to), split(parts), bias(bias), factors(factors), m(m), n(n), column(column), part(part) {
-        have_now(out.data), have_now(out.stride), have_now(out.dtype), have_now(this->bias.data);
+        have_now(out.data), have_now(out.row_stride), have_now(out.dtype), have_now(this->bias.data);
         have_now(split.parts);
         split.partial += int64_t(tile) * split.parts * S::sums;
         auto arrived =
@@ -320,8 +320,8 @@ class StreamEnd {
         row = int(threadIdx.x) / kAcross, own = int(threadIdx.x) % kAcross * kApiece;
         if constexpr (Factors::kEarly) ask();
         left = int(threadIdx.x) * kApiece < S::sums && row < m ? n - column - own : 0;
-        apart = ((int(out.stride) | n) & (kApiece - 1)) | int(reinterpret_cast<uintptr_t>(out.data) & 15);
-        at = row * out.stride + column + own;
+        apart = ((int(out.row_stride) | n) & (kApiece - 1)) | int(reinterpret_cast<uintptr_t>(out.data) & 15);
+        at = row * out.row_stride + column + own;
         have_now(apart), have_computed(left), have_computed(at);
     }
 

@@ -24,7 +24,7 @@ Operand packed(const Operand& x, int64_t rows, int64_t k, std::vector<uint4>& me
         x.row_stride == 1 && (reinterpret_cast<uintptr_t>(x.data) | uint64_t(x.k_stride) | uint64_t(rows)) % 16 == 0;
     launch(row_tiles * ceil_div(k, kPackTile), kPackThreads, 1, 0,
            [&] { vectors ? block_scaled_gemm_pack<true>(p) : block_scaled_gemm_pack<false>(p); });
-    return {p.to, stride, 1};
+    return {0, p.to, stride, 1};
 }
 
 template <int form>
@@ -58,10 +58,10 @@ struct Tensor {
 // pieces: 0 for the fewest. multiprocessors: CTAs at once, which then take several tiles.
 extern "C" void run(int form, int splits, int pieces, int multiprocessors, const int64_t* sizes, const Tensor* t) {
     const auto operand = [](const Tensor& x) {
-        return Operand{static_cast<const uint8_t*>(x.data), x.first_stride, x.second_stride};
+        return Operand{0, static_cast<const uint8_t*>(x.data), x.first_stride, x.second_stride};
     };
     const auto scales = [](const Tensor& x) {
-        return Scales{x.data, x.first_stride, x.second_stride, x.rows, DType(x.type)};
+        return Scales{0, x.data, x.first_stride, x.second_stride, x.rows, DType(x.type), 0};
     };
     Args a{operand(t[0]),
            operand(t[1]),
@@ -71,7 +71,7 @@ extern "C" void run(int form, int splits, int pieces, int multiprocessors, const
            scales(t[2]),
            scales(t[3]),
            {t[4].data, t[4].first_stride, DType(t[4].type)},
-           {t[5].data, t[5].first_stride, DType(t[5].type)},
+           {0, t[5].data, t[5].first_stride, DType(t[5].type)},
            DType::e4m3fn,
            false};
     if (form < 0) {
