@@ -113,7 +113,7 @@ struct Config {
 };
 
 constexpr int kMaxParts = 16;
-constexpr int64_t kLeastBlocks = 4;                      // of a part
+constexpr int64_t kLeastBlocks = 4;  // of a part
 
 template <class Shape>
 constexpr int64_t tiles_of(const Shape& shape, int64_t m, int64_t n) {
