@@ -117,15 +117,19 @@ inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
 }
 
 // Whether weights are loaded as late as at their use: those that have no registers beside the row. And whether a load
-// behind a store waits for it.
+// behind a store waits for it. And whether a row would take too many registers if it were held in float32, too.
 #if defined(__CUDACC__)
 template <DType weight_type, int kHeld>
 constexpr bool weights_at_use = kHeld * Eight<weight_type>::kLoads > 4;
 constexpr bool kStoresDelayLoads = false;
+template <int kHeld>
+constexpr bool holds_packed = kHeld == 2 || kHeld == 4;
 #else
 template <DType weight_type, int kHeld>
 constexpr bool weights_at_use = kHeld > 4;
 constexpr bool kStoresDelayLoads = true;
+template <int kHeld>
+constexpr bool holds_packed = kHeld == 4;
 #endif
 
 // The body of the fast kernels, after wait_for_previous_kernel. kHeld vectors a thread. meanwhile() is called when the
@@ -163,8 +167,8 @@ __device__ inline void write_normalized(const Source& source, const void* weight
         h[v] = source.values(loaded[v]);
         const float squares = sum_of_squares(h[v]);  // of every thread, without a branch
         sums[v] = by.index(v) < vectors ? squares : 0.0f;
-        // Else the compiler keeps the float32 numbers that were squared, for which there are no registers.
-        if (kHeld == 4 && source.keeps()) hold_packed(h[v].bits[0]);
+        // Else the compiler keeps the float32 numbers that were squared.
+        if (holds_packed<kHeld> && (kHeld < 4 || source.keeps())) hold_packed(h[v].bits[0]);
     }
     // Loads come before stores where the chip counts both in order: a later load's wait would include the stores.
     constexpr bool weights_between = !weights_first && !weights_last;
