@@ -4,7 +4,7 @@
 //     load_scalar(p)      a float32 that all lanes need
 //     Pairs<type>         pairs of 16-bit floats: widen (all backends); round, add, mul, ... (GPUs)
 //     f32x2, both, fma, * pairs of floats                           (GPUs)
-//     kLanes, uniform, sum_over_lanes, kLaneOfSum, max_over_lanes   a wave or warp  (GPUs)
+//     kLanes, uniform, sum_over_lanes, of_lane_of_sum, max_over_lanes   a wave or warp  (GPUs)
 //     QuantizationScale, quantize_vector   FP8                      (GPUs)
 #pragma once
 

@@ -10,9 +10,6 @@
 namespace rocm_fp8::layer_norm_int8 {
 namespace {
 
-template <DType type>
-constexpr int kBytes = type == DType::f32 ? 4 : 2;
-
 // x + residual, rounded to the type.
 template <DType in>
 __device__ inline Eight<in> added(const Eight<in>& x, const Eight<in>& residual) {
@@ -44,25 +41,23 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
     const RowThreads<holder> by;
     if (by.row >= a.rows) return;
     wait_for_previous_kernel();
-    const auto vectors = VectorIndex(a.d / kEight);
-    const auto index = [&](int v) { return VectorIndex(v * by.lanes + by.t); };
-    const auto inside = [&](int v) { return index(v) < vectors ? index(v) : vectors - 1; };
-    const void* x = offset(a.x, by.row * a.x_stride * kBytes<in>);
-    void* residual = a.residual ? offset(a.residual, by.row * a.residual_stride * kBytes<in>) : nullptr;
+    const uint32_t vectors = uint32_t(a.d) / kEight;
+    const void* x = offset(a.x, by.row * a.x_stride * kElementBytes<in>);
+    void* residual = a.residual ? offset(a.residual, by.row * a.residual_stride * kElementBytes<in>) : nullptr;
     Eight<in> e[kHeld];
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) e[v].load_from(x, inside(v));
+    for (int v = 0; v < kHeld; ++v) e[v].load_from(x, by.loaded(v, vectors));
     if (residual) {
         Eight<in> other[kHeld];
 #pragma unroll
-        for (int v = 0; v < kHeld; ++v) other[v].load_from(residual, inside(v));
+        for (int v = 0; v < kHeld; ++v) other[v].load_from(residual, by.loaded(v, vectors));
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) {
             e[v] = added<in>(e[v], other[v]);
-            if (index(v) >= vectors) continue;
+            if (by.index(v) >= vectors) continue;
 #pragma unroll
             for (int i = 0; i < Eight<in>::kLoads; ++i) {
-                store_at(offset(residual, (int64_t(index(v)) * Eight<in>::kLoads + i) * 16), e[v].bits[i]);
+                store_at(offset(residual, (int64_t(by.index(v)) * Eight<in>::kLoads + i) * 16), e[v].bits[i]);
             }
         }
     }
@@ -71,7 +66,7 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         widen(e[v], h[v]);
-        if (index(v) >= vectors) continue;
+        if (by.index(v) >= vectors) continue;
 #pragma unroll
         for (int i = 0; i < kEight; ++i) sum += h[v][i];
     }
@@ -81,7 +76,7 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
     for (int v = 0; v < kHeld; ++v) {
 #pragma unroll
         for (int i = 0; i < kEight; ++i) h[v][i] -= mean;
-        if (index(v) >= vectors) continue;
+        if (by.index(v) >= vectors) continue;
 #pragma unroll
         for (int i = 0; i < kEight; ++i) squares += h[v][i] * h[v][i];
     }
@@ -90,8 +85,8 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
         Eight<weight_type> weight, bias;
-        weight.load_from(a.weight, inside(v));
-        if (a.bias) bias.load_from(a.bias, inside(v));
+        weight.load_from(a.weight, by.loaded(v, vectors));
+        if (a.bias) bias.load_from(a.bias, by.loaded(v, vectors));
 #pragma unroll
         for (int i = 0; i < kEight / 2; ++i) {
             const f32x2 w = weight.wide(i);
@@ -110,20 +105,20 @@ __global__ __launch_bounds__(most_threads(holder)) void layer_norm_int8_rows(Arg
     int8_t* out = a.out + by.row * a.out_stride;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        if (index(v) >= vectors) continue;
-        store_codes(out + int64_t(index(v)) * kEight, h[v], [&](float each) { return by_scale.quotient(each); });
+        if (by.index(v) >= vectors) continue;
+        store_codes(out + int64_t(by.index(v)) * kEight, h[v], [&](float each) { return by_scale.quotient(each); });
     }
 }
 
 // A thread reads again the elements of the residual that it wrote.
 template <DType in, DType weight_type>
-__global__ __launch_bounds__(kElementThreads) void layer_norm_int8_fallback(Args a) {
+__global__ __launch_bounds__(kRowsThreads) void layer_norm_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
     for (; by.row < a.rows; by.row += gridDim.x) {
-        const void* x = offset(a.x, by.row * a.x_stride * kBytes<in>);
-        void* residual = a.residual ? offset(a.residual, by.row * a.residual_stride * kBytes<in>) : nullptr;
+        const void* x = offset(a.x, by.row * a.x_stride * kElementBytes<in>);
+        void* residual = a.residual ? offset(a.residual, by.row * a.residual_stride * kElementBytes<in>) : nullptr;
         float sum = 0;
         for (int64_t i = by.t; i < a.d; i += by.lanes) {
             float h = element_at<in>(x, i);
@@ -161,8 +156,8 @@ __global__ __launch_bounds__(kElementThreads) void layer_norm_int8_fallback(Args
 
 template <DType in, DType weight_type, class Vendor>
 Status launch_as(const Args& a, const Vendor& vendor) {
-    const bool vectors = a.d % kEight == 0 && rows_aligned(a.x, a.x_stride * kBytes<in>) &&
-                         (!a.residual || rows_aligned(a.residual, a.residual_stride * kBytes<in>)) &&
+    const bool vectors = a.d % kEight == 0 && rows_aligned(a.x, a.x_stride * kElementBytes<in>) &&
+                         (!a.residual || rows_aligned(a.residual, a.residual_stride * kElementBytes<in>)) &&
                          rows_aligned(a.weight, 0) && rows_aligned(a.bias, 0) &&
                          rows_aligned(a.out, a.out_stride, kEight);
     const auto pick = [&]<int form>() {

@@ -29,9 +29,7 @@ struct Values {
     }
     __device__ static const Eight<in>& values(const Loaded& loaded) { return loaded; }
     __device__ float element(int64_t row, int64_t column) const {
-        const void* values = offset(x, row * stride);
-        if constexpr (in == DType::f32) return global<float>(values)[column];
-        else return Pairs<in>::widen(global<uint16_t>(values)[column]).x;
+        return element_at<in>(offset(x, row * stride), column);
     }
     __device__ void fetch(int64_t row, VectorIndex vector) const {
         fetch_line_to_l2(offset(x, row * stride + vector * Loaded::kBytes));
@@ -46,8 +44,7 @@ __global__ __launch_bounds__(kRowsThreads) void quantize_flat(Values<in> x, Quan
 }
 
 template <DType in, Holder holder, int kHeld>
-__global__ __launch_bounds__(holder == Holder::wave ? kRowsThreads : kMostRowThreads) void quantize_rows(
-    Values<in> x, QuantizedRows to) {
+__global__ __launch_bounds__(most_threads(holder)) void quantize_rows(Values<in> x, QuantizedRows to) {
     let_next_kernel_start();
     write_row<Values<in>, kHeld, holder>(x, to);
 }
@@ -97,7 +94,7 @@ Status launch_as(Args a, const Maxima& maxima, const Vendor& vendor, const Execu
         a.d *= a.rows, a.rows = 1;
         a.dynamic.group = DynamicScale::kRow;
     }
-    const QuantizedRows to{a.scale, a.dynamic, a.out, a.rows, a.d, a.out_stride, a.out_dtype == DType::e4m3fnuz};
+    const auto to = QuantizedRows::of(a, a.scale);
     const Values<in> x{a.x, a.x_stride * bytes};
     const auto fits = [&](int vectors) {
         return a.d % (kEight * vectors) == 0 && rows_aligned(a.x, a.x_stride * bytes) &&

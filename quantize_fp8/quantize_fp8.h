@@ -19,6 +19,12 @@ struct Args {
     int64_t x_stride, out_stride;
     DType dtype;      // f16, bf16 or f32
     DType out_dtype;  // e4m3fn or e4m3fnuz
+
+    // Of another operator's values, in memory, to its results by its computed scales.
+    template <class Operator>
+    static Args of(const Operator& a, const void* values, int64_t stride) {
+        return {values, nullptr, a.dynamic, a.out, a.rows, a.d, stride, a.out_stride, a.dtype, a.out_dtype};
+    }
 };
 
 // The arguments must be valid as above; no two of x, out and the scales overlap.

@@ -16,13 +16,11 @@ __global__ __launch_bounds__(most_threads(holder)) void quantize_int8_rows(Args 
     const RowThreads<holder> by;
     if (by.row >= a.rows) return;
     wait_for_previous_kernel();
-    const auto vectors = VectorIndex(a.d / kEight);
-    const void* x = offset(a.x, by.row * a.x_stride * (in == DType::f32 ? 4 : 2));
-    const auto index = [&](int v) { return VectorIndex(v * by.lanes + by.t); };
-    // Threads beyond the row's end load its last vector, so that the loads are in flight together.
+    const uint32_t vectors = uint32_t(a.d) / kEight;
+    const void* x = offset(a.x, by.row * a.x_stride * kElementBytes<in>);
     Eight<in> e[kHeld];
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) e[v].load_from(x, index(v) < vectors ? index(v) : vectors - 1);
+    for (int v = 0; v < kHeld; ++v) e[v].load_from(x, by.loaded(v, vectors));
     FiniteRange range;
     if (!a.scale.scale) {
 #pragma unroll
@@ -37,20 +35,20 @@ __global__ __launch_bounds__(most_threads(holder)) void quantize_int8_rows(Args 
     int8_t* out = a.out + by.row * a.out_stride;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        if (index(v) >= vectors) continue;
+        if (by.index(v) >= vectors) continue;
         EightFloats y;
         widen(e[v], y);
-        store_codes(out + int64_t(index(v)) * kEight, y, [&](float each) { return by_scale.quotient(each); });
+        store_codes(out + int64_t(by.index(v)) * kEight, y, [&](float each) { return by_scale.quotient(each); });
     }
 }
 
 template <DType in>
-__global__ __launch_bounds__(kElementThreads) void quantize_int8_fallback(Args a) {
+__global__ __launch_bounds__(kRowsThreads) void quantize_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
     for (; by.row < a.rows; by.row += gridDim.x) {
-        const void* x = offset(a.x, by.row * a.x_stride * (in == DType::f32 ? 4 : 2));
+        const void* x = offset(a.x, by.row * a.x_stride * kElementBytes<in>);
         FiniteRange range;
         if (!a.scale.scale) {
             for (int64_t i = by.t; i < a.d; i += by.lanes) range.note(element_at<in>(x, i));
@@ -63,7 +61,7 @@ __global__ __launch_bounds__(kElementThreads) void quantize_int8_fallback(Args a
 
 template <DType in, class Vendor>
 Status launch_as(const Args& a, const Vendor& vendor) {
-    const bool vectors = a.d % kEight == 0 && rows_aligned(a.x, a.x_stride * (in == DType::f32 ? 4 : 2)) &&
+    const bool vectors = a.d % kEight == 0 && rows_aligned(a.x, a.x_stride * kElementBytes<in>) &&
                          rows_aligned(a.out, a.out_stride, kEight);
     const auto pick = [&]<int form>() {
         return quantize_int8_rows<in, kInt8Forms[form].holder, kInt8Forms[form].held>;

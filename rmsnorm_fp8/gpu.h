@@ -1,5 +1,5 @@
-// Common parts of the RMSNorm kernels for AMD and NVIDIA GPUs: the order of a vector's sum, an element's arithmetic,
-// the element-by-element kernel, the choice by types.
+// Common parts of the RMSNorm kernels for AMD and NVIDIA GPUs: what is normalised, the body of the fast kernel, the
+// element-by-element kernel, the choice by types.
 #pragma once
 
 #include "../common/rows/gpu/launch.h"
@@ -10,13 +10,90 @@
 namespace rocm_fp8::rms_norm {
 namespace {
 
-// h^2 summed over a vector, in the one order that all kernels use.
-template <int kPairs>
-__device__ inline float sum_of_squares(const f32x2 (&h)[kPairs]) {
-    f32x2 s = h[0] * h[0];
+struct Machine {
+    __device__ static float fma(float a, float b, float c) { return fmaf(a, b, c); }
+    __device__ static float sqrt(float v) { return sqrtf(v); }
+    __device__ static float rsqrt(float v) {
+#if defined(__CUDACC__)
+        return rsqrtf(v);
+#else
+        return __builtin_amdgcn_rsqf(v);
+#endif
+    }
+};
+
+// A Source says what is normalised: h. Another one, such as a sum over several buffers, has the same members:
+//
+//     type                      h's
+//     keeps()                   whether h is written
+//     load(row, vector)         the operands of eight of them, from memory into registers
+//     values(loaded)            Eight<type>
+//     keep(row, vector, h)      writes h
+//     element(row, column)      one of them, as bits; written where keeps()
+//     again(row, column)        the same once more, after a barrier
+//     fetch(row, first, count)  fetches so many vectors' operands into L2
+//
+// x; or x + residual, which is written to the residual. By `either`: at run time, which halves the kernels.
+enum class Residual { none, added, either };
+
+template <DType in, Residual with>
+struct Hidden {
+    static constexpr DType type = in;
+    struct Loaded {
+        Vector128 x, residual;
+    };
+
+    const void* x;
+    void* residual;
+    int64_t x_stride, residual_stride;  // in elements
+
+    __device__ bool keeps() const { return with == Residual::added || (with == Residual::either && residual); }
+    __device__ Loaded load(int64_t row, VectorIndex vector) const {
+        Loaded loaded;
+        loaded.x = load_vector(x_row(row), vector * 16);
+        if (keeps()) loaded.residual = load_vector(residual_row(row), vector * 16);
+        return loaded;
+    }
+    __device__ Eight<in> values(const Loaded& loaded) const {
+        Eight<in> h{{loaded.x}};
+        if (keeps()) {
 #pragma unroll
-    for (int i = 1; i < kPairs; ++i) s = fma(h[i], h[i], s);
-    return s.x + s.y;
+            for (int i = 0; i < kEight / 2; ++i)
+                set_word(h.bits[0], i, Pairs<in>::add(h.pair(i), word(loaded.residual, i)));
+        }
+        return h;
+    }
+    __device__ void keep(int64_t row, VectorIndex vector, const Eight<in>& h) const {
+        store_vector(residual_row(row), vector * 16, h.bits[0]);
+    }
+    __device__ uint32_t element(int64_t row, int64_t column) const {
+        const uint32_t v = global<uint16_t>(x_row(row))[column];
+        if (!keeps()) return v;
+        auto* kept = global<uint16_t>(residual_row(row));
+        const uint32_t h = Pairs<in>::add(v, kept[column]) & 0xFFFFu;
+        kept[column] = uint16_t(h);
+        return h;
+    }
+    __device__ uint32_t again(int64_t row, int64_t column) const {
+        return keeps() ? global<uint16_t>(residual_row(row))[column] : global<uint16_t>(x_row(row))[column];
+    }
+    __device__ void fetch(int64_t row, VectorIndex first, uint32_t count) const {
+        fetch_to_l2(offset(x_row(row), first * 16), count * 16);
+        if (keeps()) fetch_to_l2(offset(residual_row(row), first * 16), count * 16);
+    }
+
+  private:
+    __device__ const void* x_row(int64_t row) const { return offset(x, row * x_stride * 2); }
+    __device__ void* residual_row(int64_t row) const { return offset(residual, row * residual_stride * 2); }
+};
+
+// h^2 summed over a vector, in the one order that all kernels use.
+template <DType in>
+__device__ inline float sum_of_squares(const Eight<in>& h) {
+    f32x2 squares = both(0.0f);
+#pragma unroll
+    for (int i = 0; i < kEight / 2; ++i) squares = Pairs<in>::add_squares(h.pair(i), squares);
+    return squares.x + squares.y;
 }
 
 // Two elements: round(round(h * r) * weight). The weights are a pair of the type, or of float32.
@@ -29,9 +106,6 @@ __device__ inline uint32_t normalize(uint32_t h, float r, f32x2 weights) {
     return Pairs<in>::round_any_nan(Pairs<in>::widen(Pairs<in>::scaled(h, r)) * weights);
 }
 
-// What a kernel makes of the normalised values.
-enum class Output { values, fp8, computed };  // fp8: by a given scale; computed: by scales of its own
-
 // Whether the fast kernels can take the arguments. d must be a multiple of `elements`. Rows of all tensors must start
 // at multiples of 16 bytes, rows of an FP8 result at multiples of `fp8_bytes`.
 inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
@@ -42,47 +116,82 @@ inline bool rows_fit(const Args& a, int elements, int fp8_bytes) {
            (!a.normalized || rows_aligned(a.normalized, a.normalized_stride * 2));
 }
 
-// The end of a kernel with computed scales. The threads of `by` hold a row's normalised values in `y`, thread t vectors
-// t, t + by.lanes, ...; by.largest() exchanges a maximum. False: the results, in `q`, are not to be stored.
-template <DType in, int kHeld, class Row, class Quotients>
-__device__ inline bool computed_quotients(const Args& a, const Row& by, const Eight<in> (&y)[kHeld],
-                                          Quotients (&q)[kHeld]) {
-    const uint32_t vectors = uint32_t(a.d) / kEight;
-    const auto index = [&](int v) { return uint32_t(v * by.lanes + by.t); };
-    if (a.normalized) {
-        void* normalized = offset(a.normalized, by.row * a.normalized_stride * 2);
+// Whether weights are loaded as late as at their use: those that have no registers beside the row. And whether a load
+// behind a store waits for it. And whether a row would take too many registers if it were held in float32, too.
+#if defined(__CUDACC__)
+template <DType weight_type, int kHeld>
+constexpr bool weights_at_use = kHeld * Eight<weight_type>::kLoads > 4;
+constexpr bool kStoresDelayLoads = false;
+template <int kHeld>
+constexpr bool holds_packed = kHeld == 2 || kHeld == 4;
+#else
+template <DType weight_type, int kHeld>
+constexpr bool weights_at_use = kHeld > 4;
+constexpr bool kStoresDelayLoads = true;
+template <int kHeld>
+constexpr bool holds_packed = kHeld == 4;
+#endif
+
+// The body of the fast kernels, after wait_for_previous_kernel. kHeld vectors a thread. meanwhile() is called when the
+// row's sum is known.
+template <DType weight_type, Output output, int kHeld, class Source, class Row, class Meanwhile>
+__device__ inline void write_normalized(const Source& source, const void* weights, uint32_t d, const Row& by, Args& a,
+                                        const Meanwhile& meanwhile) {
+    constexpr DType in = Source::type;
+    // If registers allow it, weights are loaded together with the row, so that one latency covers both. Else they are
+    // loaded before the exchange, which hides the latency.
+    constexpr bool weights_first = kHeld <= 2, weights_last = weights_at_use<weight_type, kHeld>;
+    const uint32_t vectors = d / kEight;
+    typename Source::Loaded loaded[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) loaded[v] = source.load(by.row, by.loaded(v, vectors));
+    keep_order();  // so that the first sum waits for the row alone
+    Eight<weight_type> weight[weights_last ? 1 : kHeld];
+    const auto load_weights = [&] {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) weight[v].load_from(weights, by.loaded(v, vectors));
+    };
+    if constexpr (weights_first) load_weights();
+    float reciprocal_d = 1.0f / float(int(d));
+    Sink<output, in> sink{QuantizedRows::of(a, a.scale), a.normalized, a.normalized_stride};
+    sink.prepare();
+    have_computed(reciprocal_d);
+    have_now(a.epsilon);
+    have_now(sink.to.out);
+    keep_order();  // code above does not wait for the row; code below does
+
+    Eight<in> h[kHeld];
+    float sums[kHeld];
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) {
+        h[v] = source.values(loaded[v]);
+        const float squares = sum_of_squares(h[v]);  // of every thread, without a branch
+        sums[v] = by.index(v) < vectors ? squares : 0.0f;
+        // Else the compiler keeps the float32 numbers that were squared.
+        if (holds_packed<kHeld> && (kHeld < 4 || source.keeps())) hold_packed(h[v].bits[0]);
+    }
+    // Loads come before stores where the chip counts both in order: a later load's wait would include the stores.
+    constexpr bool weights_between = !weights_first && !weights_last;
+    if constexpr (weights_between && kStoresDelayLoads) load_weights();
+    keep_order();
+    if (source.keeps()) {
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) {
-            if (index(v) < vectors) store_at(offset(normalized, int64_t(index(v)) * 16), y[v].bits[0]);
+            if (by.index(v) < vectors) source.keep(by.row, by.index(v), h[v]);
         }
     }
-    const float bound = upper_bound(a.dynamic);
-    if (a.dynamic.group > 0) {
-        const int lanes = a.dynamic.group / kEight;
+    if constexpr (weights_between && !kStoresDelayLoads) load_weights();
+    const float sum = by.sum(sums);
+    meanwhile();
+    const float r = reciprocal_rms(sum, reciprocal_d, a.epsilon, Machine());
+    sink.template write<kHeld>(by, vectors, [&](int v) {
+        if constexpr (weights_last) weight[0].load_from(weights, by.loaded(v, vectors));
+        const Eight<weight_type>& w = weight[weights_last ? 0 : v];
+        Eight<in> y;
 #pragma unroll
-        for (int v = 0; v < kHeld; ++v) {
-            // Threads beyond the row's end hold its last vector, which changes no maximum.
-            const uint32_t largest = largest_of_lanes(y[v].largest(), a.dynamic.group);
-            const float scale = scale_of(bits_float(largest), a.dynamic, bound);
-            if (index(v) < vectors && index(v) % lanes == 0) write_scale(a.dynamic, by.row, index(v) / lanes, scale);
-            q[v] = y[v].quantized(QuantizationScale(scale));
-        }
-        return true;
-    }
-    uint32_t largest = 0;
-#pragma unroll
-    for (int v = 0; v < kHeld; ++v) largest = larger(largest, y[v].largest());
-    largest = by.largest(largest);
-    if (a.dynamic.group == DynamicScale::kTensor) {  // see launch_tensor
-        if (by.t == 0) global<uint32_t>(a.dynamic.data)[by.row] = largest;
-        return false;
-    }
-    const float scale = scale_of(bits_float(largest), a.dynamic, bound);
-    if (by.t == 0) write_scale(a.dynamic, by.row, 0, scale);
-    const QuantizationScale quantization(scale);
-#pragma unroll
-    for (int v = 0; v < kHeld; ++v) q[v] = y[v].quantized(quantization);
-    return true;
+        for (int i = 0; i < kEight / 2; ++i) set_word(y.bits[0], i, normalize<in>(h[v].pair(i), r, w.pair(i)));
+        return y;
+    });
 }
 
 // A scale for the tensor: launch(args) normalises, and writes the values and the largest of each row instead of a scale.
@@ -102,89 +211,68 @@ Status launch_tensor(const Args& args, const Executor& on, const Launch& launch)
     first.dynamic.data = memory + bytes;
     const Status status = launch(first);
     if (!status.ok()) return status;
-    quantize::Args second{};
-    second.x = first.normalized, second.x_stride = first.normalized_stride, second.dtype = args.dtype;
-    second.dynamic = args.dynamic;
-    second.out = args.out, second.out_stride = args.out_stride, second.out_dtype = args.out_dtype;
-    second.rows = args.rows, second.d = args.d;
+    const auto second = quantize::Args::of(args, first.normalized, first.normalized_stride);
     return quantize::launch_by_maxima(second, reinterpret_cast<uint32_t*>(memory + bytes), args.rows, on);
 }
 
-// One row per CTA or workgroup of Rows::kThreads, element by element. It takes any d, any stride, the element's own
-// alignment and either FP8 format. It reads h again from memory.
-//
-// Rows has kVector, kSlots and sum_of_slots(slots, used) of the fast kernels, so that the order of the sum is theirs,
-// and Machine.
-template <class Rows, DType in>
-__device__ inline void rms_norm_row(const Args& a, int64_t row) {
-    constexpr int kVector = Rows::kVector, kSlots = Rows::kSlots, kThreads = Rows::kThreads;
-    const auto* x = global<uint16_t>(offset(a.x, row * a.x_stride * 2));
-    auto* residual = global<uint16_t>(a.residual ? offset(a.residual, row * a.residual_stride * 2) : nullptr);
-    __shared__ float slots[kSlots];
-    for (int i = threadIdx.x; i < kSlots; i += kThreads) slots[i] = 0;
+// One row a workgroup of kRowsThreads, element by element. It takes any d, any stride, the element's own alignment and
+// either FP8 format. It reads h again from memory. The order of the sum is that of RowHolder::sum.
+template <class Source>
+__device__ inline void write_normalized_by_element(const Source& source, const Args& a, int64_t row) {
+    constexpr DType in = Source::type;
+    __shared__ float slots[kSumSlots];
+    for (int i = threadIdx.x; i < kSumSlots; i += kRowsThreads) slots[i] = 0;
     // Closes: the zeros are added to below, by lanes that did not write them.
     __syncthreads();
 
     const int lane = threadIdx.x % kLanes, wave = uniform(threadIdx.x / kLanes);
-    constexpr int kWaves = kThreads / kLanes, kGroup = kLanes * kVector;
+    constexpr int kWaves = kRowsThreads / kLanes, kGroup = kLanes * kEight;
     const int64_t groups = (a.d + kGroup - 1) / kGroup;
     for (int64_t group = wave; group < groups; group += kWaves) {
-        const int64_t first = group * kGroup + lane * kVector;
-        f32x2 wide[kVector / 2];
-        for (int i = 0; i < kVector / 2; ++i) {
+        const int64_t first = group * kGroup + lane * kEight;
+        Eight<in> h;
+        for (int i = 0; i < kEight / 2; ++i) {
             uint32_t two = 0;
             for (int k = 0; k < 2; ++k) {
                 const int64_t at = first + 2 * i + k;
-                if (at >= a.d) continue;
-                uint32_t h = x[at];
-                if (a.residual) {
-                    h = Pairs<in>::add(h, residual[at]) & 0xFFFFu;
-                    residual[at] = uint16_t(h);
-                }
-                two |= h << (16 * k);
+                if (at < a.d) two |= source.element(row, at) << (16 * k);
             }
-            wide[i] = Pairs<in>::widen(two);
+            set_word(h.bits[0], i, two);
         }
-        const float sum = sum_over_lanes(sum_of_squares(wide));
-        // A slot belongs to one wave: kSlots is a multiple of the number of waves.
-        static_assert(kSlots % kWaves == 0);
-        if (lane == kLaneOfSum) slots[group % kSlots] += sum;
+        const float sum = sum_over_lanes(sum_of_squares(h));
+        // A slot belongs to one wave: kSumSlots is a multiple of the number of waves.
+        static_assert(kSumSlots % kWaves == 0);
+        if (lane == kLaneOfSum) slots[group % kSumSlots] += sum;
     }
-    // Closes: the slots, and the residual's elements, are read below by lanes that did not write them.
+    // Closes: the slots, and elements that were kept, are read below by lanes that did not write them.
     __syncthreads();
-    const float r =
-        reciprocal_rms(Rows::sum_of_slots(slots, kSlots), 1.0f / float(a.d), a.epsilon, typename Rows::Machine());
+    const float r = reciprocal_rms(sum_of_slots(slots, kSumSlots), 1.0f / float(a.d), a.epsilon, Machine());
 
     const auto normalized = [&](int64_t i) {
-        const uint32_t h = a.residual ? residual[i] : x[i];
+        const uint32_t h = source.again(row, i);
         return 0xFFFFu & (a.weight_dtype == DType::f32 ? normalize<in>(h, r, f32x2{global<float>(a.weight)[i], 0.0f})
                                                        : normalize<in>(h, r, uint32_t(global<uint16_t>(a.weight)[i])));
     };
-    if (a.is_dynamic()) {
-        if (a.normalized) {
-            auto* kept = global<uint16_t>(offset(a.normalized, row * a.normalized_stride * 2));
-            for (int64_t i = threadIdx.x; i < a.d; i += kThreads) kept[i] = uint16_t(normalized(i));
-        }
-        const auto value = [&](int64_t i) { return Pairs<in>::widen(normalized(i)).x; };
-        if (a.dynamic.group == DynamicScale::kTensor) {  // see launch_tensor
-            const uint32_t largest =
-                largest_of_workgroup<kThreads>(largest_value(value, 0, a.d, threadIdx.x, kThreads), kThreads);
-            if (threadIdx.x == 0) global<uint32_t>(a.dynamic.data)[row] = largest;
-            return;
-        }
-        const QuantizedRows to{nullptr, a.dynamic, a.out, a.rows, a.d, a.out_stride, a.out_dtype == DType::e4m3fnuz};
-        return write_row_by_element<kThreads>(value, to, row);
-    }
-    const float scale = a.out_dtype == in ? 1.0f : *global<float>(a.scale);
-    for (int64_t i = threadIdx.x; i < a.d; i += kThreads) {
-        const uint32_t y = normalized(i);
-        if (a.out_dtype == in) {
-            global<uint16_t>(a.out)[row * a.out_stride + i] = uint16_t(y);
-        } else {
-            global<uint8_t>(a.out)[row * a.out_stride + i] =
-                quantize_one(Pairs<in>::widen(y).x, scale, a.out_dtype == DType::e4m3fnuz);
-        }
-    }
+    const auto copy_to = [&](void* rows, int64_t stride) {
+        auto* out = global<uint16_t>(offset(rows, row * stride * 2));
+        for (int64_t i = threadIdx.x; i < a.d; i += kRowsThreads) out[i] = uint16_t(normalized(i));
+    };
+    if (a.out_dtype == in) return copy_to(a.out, a.out_stride);
+    const auto value = [&](int64_t i) { return Pairs<in>::widen(normalized(i)).x; };
+    const auto to = QuantizedRows::of(a, a.scale);
+    if (to.scale) return write_values(value, to, row, 0, a.d, *global<float>(to.scale), threadIdx.x, kRowsThreads);
+    if (a.normalized) copy_to(a.normalized, a.normalized_stride);
+    if (a.dynamic.group != DynamicScale::kTensor) return write_row_by_element<kRowsThreads>(value, to, row);
+    const uint32_t largest = largest_of_workgroup<kRowsThreads>(largest_value(value, 0, a.d, threadIdx.x, kRowsThreads),
+                                                                kRowsThreads);  // see launch_tensor
+    if (threadIdx.x == 0) global<uint32_t>(a.dynamic.data)[row] = largest;
+}
+
+// Of x alone or with a residual.
+template <DType in>
+__device__ inline void write_normalized_by_element(const Args& a) {
+    const Hidden<in, Residual::either> h{a.x, a.residual, a.x_stride, a.residual_stride};
+    write_normalized_by_element(h, a, blockIdx.x);
 }
 
 // pick.operator()<in, weight, output, with_residual>() for the arguments' types.
@@ -206,6 +294,15 @@ auto by_weight(const Args& a, const Pick& pick) {
 template <class Pick>
 auto by_types(const Args& a, const Pick& pick) {
     return a.dtype == DType::f16 ? by_weight<DType::f16>(a, pick) : by_weight<DType::bf16>(a, pick);
+}
+
+// launch(args) for the scale that is asked for.
+template <class Launch>
+Status launch_rows(const Args& a, const Executor& on, const Launch& launch) {
+    if (a.rows == 0 || a.d == 0) return {};
+    if (!is_fp8(a.out_dtype) && a.residual) return {"a residual without FP8 is not an operator"};
+    const bool of_tensor = a.is_dynamic() && a.dynamic.group == DynamicScale::kTensor;
+    return of_tensor ? launch_tensor(a, on, launch) : launch(a);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include "../block_scaled_gemm/cuda/config.h"
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
-#include "../common/rows/gpu/columns.h"
+#include "../common/rows/gpu/forms.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
@@ -135,7 +135,7 @@ int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fall
 
 void rms_norm_config(int64_t rows, int64_t d, int arch, int aligned, int64_t out[4]) {
     const rms_norm::hip::Config c = rms_norm::hip::pick_config(rows, d, Arch(arch), aligned);
-    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows};
+    const int64_t values[] = {c.is_fallback() ? -1 : int64_t(c.holder), c.held, c.threads, c.rows};
     for (int i = 0; i < 4; ++i) out[i] = values[i];
 }
 
@@ -178,7 +178,7 @@ int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }
 
 void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned, int64_t out[5]) {
     const rms_norm::cuda::Config c = rms_norm::cuda::pick_config(rows, d, multiprocessors, clusters, aligned);
-    const int64_t values[] = {int64_t(c.owner), c.vectors, c.threads, c.rows, c.cluster};
+    const int64_t values[] = {c.is_fallback() ? -1 : int64_t(c.holder), c.held, c.threads, c.rows, c.cluster};
     for (int i = 0; i < 5; ++i) out[i] = values[i];
 }
 

@@ -166,8 +166,7 @@ class Kernel:
 # Of templates' enumerations, by value.
 ENUMERATIONS = {
     "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"],
-    "RowOwner": ["quarter_wave", "wave", "workgroup", "any"],
-    "Holder": ["wave", "workgroup", "cluster"],
+    "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
     "Output": ["values", "fp8", "computed"],
 }
 

@@ -131,7 +131,7 @@ def wide(kernel, held: int, to_fp8: bool, others: Set[str] = frozenset()) -> lis
 SCALE_STORES = {"global_store_dword", "global_store_byte"}  # a float32, or an exponent
 
 
-def rms_norm(kernel, f, dtype, weight, output, residual, owner, held) -> list[tuple[str, bool]]:
+def rms_norm(kernel, f, dtype, weight, output, residual, holder, held) -> list[tuple[str, bool]]:
     held, row = int(held), int(held) * (2 if residual == "true" else 1)
     computed, to_fp8 = output == "computed", output != "values"
     # Of the ways through scales of rows and of groups hot_path takes parts of both.

@@ -11,9 +11,6 @@
 namespace rocm_fp8::softmax_int8 {
 namespace {
 
-template <DType type>
-constexpr int kBytes = type == DType::f32 ? 4 : 2;
-
 // Unsigned numbers that have the order of the floats. Those of NaN are above or below all numbers; NaN of either sign
 // shows in the sum.
 __device__ inline uint32_t ordered(float v) {
@@ -30,23 +27,21 @@ __global__ __launch_bounds__(most_threads(holder)) void softmax_int8_rows(Args a
     const RowThreads<holder> by;
     if (by.row >= a.rows()) return;
     wait_for_previous_kernel();
-    const auto vectors = VectorIndex(a.d / kEight);
-    const auto index = [&](int v) { return VectorIndex(v * by.lanes + by.t); };
-    const auto inside = [&](int v) { return index(v) < vectors ? index(v) : vectors - 1; };
-    const void* x = offset(a.x, row_at(a, a.x_strides, by.row) * kBytes<in>);
+    const uint32_t vectors = uint32_t(a.d) / kEight;
+    const void* x = offset(a.x, row_at(a, a.x_strides, by.row) * kElementBytes<in>);
     Eight<in> loaded[kHeld];
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) loaded[v].load_from(x, inside(v));
+    for (int v = 0; v < kHeld; ++v) loaded[v].load_from(x, by.loaded(v, vectors));
     keep_order();  // the loads first
     EightFloats e[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) widen(loaded[v], e[v]);
     if (a.mask) {
-        const void* mask = offset(a.mask, row_at(a, a.mask_strides, by.row) * kBytes<mask_type>);
+        const void* mask = offset(a.mask, row_at(a, a.mask_strides, by.row) * kElementBytes<mask_type>);
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) {
             Eight<mask_type> added;
-            added.load_from(mask, inside(v));
+            added.load_from(mask, by.loaded(v, vectors));
             EightFloats values;
             widen(added, values);
 #pragma unroll
@@ -65,7 +60,7 @@ __global__ __launch_bounds__(most_threads(holder)) void softmax_int8_rows(Args a
     for (int v = 0; v < kHeld; ++v) {
 #pragma unroll
         for (int i = 0; i < kEight; ++i) e[v][i] = exp_of_negative(e[v][i] - largest);
-        if (index(v) >= vectors) continue;
+        if (by.index(v) >= vectors) continue;
 #pragma unroll
         for (int i = 0; i < kEight; ++i) part += e[v][i];
     }
@@ -73,19 +68,20 @@ __global__ __launch_bounds__(most_threads(holder)) void softmax_int8_rows(Args a
     int8_t* out = a.out + row_at(a, a.out_strides, by.row);
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        if (index(v) >= vectors) continue;
-        store_codes(out + int64_t(index(v)) * kEight, e[v], [&](float each) { return code_of(each, sum); });
+        if (by.index(v) >= vectors) continue;
+        store_codes(out + int64_t(by.index(v)) * kEight, e[v], [&](float each) { return code_of(each, sum); });
     }
 }
 
 template <DType in, DType mask_type>
-__global__ __launch_bounds__(kElementThreads) void softmax_int8_fallback(Args a) {
+__global__ __launch_bounds__(kRowsThreads) void softmax_int8_fallback(Args a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     RowThreads<Holder::workgroup> by;
     for (; by.row < a.rows(); by.row += gridDim.x) {
-        const void* x = offset(a.x, row_at(a, a.x_strides, by.row) * kBytes<in>);
-        const void* mask = a.mask ? offset(a.mask, row_at(a, a.mask_strides, by.row) * kBytes<mask_type>) : nullptr;
+        const void* x = offset(a.x, row_at(a, a.x_strides, by.row) * kElementBytes<in>);
+        const void* mask =
+            a.mask ? offset(a.mask, row_at(a, a.mask_strides, by.row) * kElementBytes<mask_type>) : nullptr;
         const auto value = [&](int64_t i) {
             const float v = element_at<in>(x, i);
             return mask ? v + element_at<mask_type>(mask, i) : v;
@@ -112,8 +108,8 @@ inline bool aligned(const Args& a, const void* base, const Strides& s, int eleme
 
 template <DType in, DType mask_type, class Vendor>
 Status launch_as(const Args& a, const Vendor& vendor) {
-    const bool vectors = a.d % kEight == 0 && aligned(a, a.x, a.x_strides, kBytes<in>, 16) &&
-                         (!a.mask || aligned(a, a.mask, a.mask_strides, kBytes<mask_type>, 16)) &&
+    const bool vectors = a.d % kEight == 0 && aligned(a, a.x, a.x_strides, kElementBytes<in>, 16) &&
+                         (!a.mask || aligned(a, a.mask, a.mask_strides, kElementBytes<mask_type>, 16)) &&
                          aligned(a, a.out, a.out_strides, 1, kEight);
     const auto pick = [&]<int form>() {
         return softmax_int8_rows<in, mask_type, kInt8Forms[form].holder, kInt8Forms[form].held>;

@@ -106,14 +106,13 @@ __global__ __launch_bounds__(kRowsThreads) void swiglu_groups(Gated<in> x, Quant
 }
 
 template <DType in, Holder holder, int kHeld>
-__global__ __launch_bounds__(holder == Holder::wave ? kRowsThreads : kMostRowThreads) void swiglu_rows(
-    Gated<in> x, QuantizedRows to) {
+__global__ __launch_bounds__(most_threads(holder)) void swiglu_rows(Gated<in> x, QuantizedRows to) {
     let_next_kernel_start();
     write_row<Gated<in>, kHeld, holder>(x, to);
 }
 
 template <DType in>
-__global__ __launch_bounds__(kRowsThreads) void swiglu_any_computed(Gated<in> x, QuantizedRows to, Maxima maxima) {
+__global__ __launch_bounds__(kRowsThreads) void swiglu_fallback_computed(Gated<in> x, QuantizedRows to, Maxima maxima) {
     let_next_kernel_start();
     write_by_element<Gated<in>, kComputed, kRowsThreads>(x, to, maxima);
 }
@@ -140,7 +139,7 @@ struct Kernels {
     }
     template <int>
     static auto any() {
-        return swiglu_any_computed<in>;
+        return swiglu_fallback_computed<in>;
     }
     template <bool by_vector>
     static auto largest() {
@@ -152,13 +151,12 @@ template <DType in, class Vendor>
 Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& on) {
     using K = Kernels<in>;
     const Gated<in> x{a.x, a.x_stride * 2, a.d * 2, a.limit};
-    DynamicScale dynamic = a.dynamic;
-    if (a.rows == 1 && dynamic.group == DynamicScale::kTensor) dynamic.group = DynamicScale::kRow;
-    const QuantizedRows to{nullptr, dynamic, a.out, a.rows, a.d, a.out_stride, a.out_dtype == DType::e4m3fnuz};
+    auto to = QuantizedRows::of(a);
+    if (a.rows == 1 && to.dynamic.group == DynamicScale::kTensor) to.dynamic.group = DynamicScale::kRow;
     const bool native = a.out_dtype == vendor.fp8;
     const Fit fit{native && rows_fit(a, kEight, kEight),
                   native && kMostNeighbours == 2 && rows_fit(a, 2 * kEight, 2 * kEight)};
-    if (dynamic.group != DynamicScale::kTensor) return rocm_fp8::launch_computed<K>(x, to, fit, vendor);
+    if (to.dynamic.group != DynamicScale::kTensor) return rocm_fp8::launch_computed<K>(x, to, fit, vendor);
 
     // The values go through memory: first the maxima, which lie behind them.
     const bool by_vector = rows_fit(a, kEight, 1) && vectors_countable<Gated<in>>(a.rows, a.d);
@@ -169,12 +167,7 @@ Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& o
     auto* maxima = reinterpret_cast<uint32_t*>(values + bytes);
     const Status status = launch_largest<K>(x, a.rows, a.d, by_vector, maxima, values, vendor);
     if (!status.ok()) return status;
-    quantize::Args second{};
-    second.x = values, second.x_stride = a.d, second.dtype = in;
-    second.dynamic = dynamic;
-    second.out = a.out, second.out_stride = a.out_stride, second.out_dtype = a.out_dtype;
-    second.rows = a.rows, second.d = a.d;
-    return quantize::launch_by_maxima(second, maxima, count, on);
+    return quantize::launch_by_maxima(quantize::Args::of(a, values, a.d), maxima, count, on);
 }
 
 template <class Vendor>

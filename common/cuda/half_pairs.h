@@ -53,6 +53,7 @@ struct Pairs<DType::f16> : PackedPairs<__half2> {
     static __device__ uint32_t round(f32x2 v) { return bits(__floats2half2_rn(v.x, v.y)); }
     static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
     static __device__ uint32_t scaled(uint32_t v, float r) { return round(widen(v) * r); }
+    static __device__ f32x2 add_squares(uint32_t v, f32x2 sum) { return fma(widen(v), widen(v), sum); }
 };
 
 template <>
@@ -61,6 +62,7 @@ struct Pairs<DType::bf16> : PackedPairs<__nv_bfloat162> {
     static __device__ uint32_t round(f32x2 v) { return bits(__floats2bfloat162_rn(v.x, v.y)); }
     static __device__ uint32_t round_any_nan(f32x2 v) { return round(v); }
     static __device__ uint32_t scaled(uint32_t v, float r) { return round(widen(v) * r); }
+    static __device__ f32x2 add_squares(uint32_t v, f32x2 sum) { return fma(widen(v), widen(v), sum); }
 };
 
 }  // namespace

@@ -40,6 +40,7 @@ struct QuantizationScale {
         // Three roundings and high in place of 1 / scale make the product too small by less than 2^-21 of it.
         low = __fmaf_rn(-scale, high, 1.0f) * high * (1 + 0x1p-21f);
     }
+    __device__ void have_now() {}  // HIP computes it by this point
 };
 
 // Converts two numbers; `a` goes to the lower byte.

@@ -61,6 +61,10 @@ __device__ inline void store(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 __device__ inline float load_scalar(const float* p) { return *p; }
 __device__ inline void store_at(void* p, uint2 v) { store(p, v); }
 __device__ inline void store_at(void* p, uint4 v) { store(p, v); }
+template <class T>
+__device__ inline void store_vector(void* base, VectorIndex byte, T v) {
+    store(offset(base, byte), v);
+}
 __device__ inline uint4 joined(uint2 a, uint2 b) { return {a.x, a.y, b.x, b.y}; }
 
 __device__ inline uint32_t& word(uint4& v, int i) { return (&v.x)[i]; }
@@ -68,10 +72,15 @@ __device__ inline uint32_t word(const uint4& v, int i) { return (&v.x)[i]; }
 __device__ inline void set_word(uint4& v, int i, uint32_t value) { word(v, i) = value; }
 __device__ inline uint32_t word(const uint2& v, int i) { return (&v.x)[i]; }
 
+// From here on the compiler has these bits alone: what it has made of them, such as wider numbers, it makes anew where
+// it needs it, and does not hold it in registers till then.
+__device__ inline void hold_packed(Vector128& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
+
 // Sums kValues numbers over the lanes of the warp: neighbours, then neighbours of pairs, and so on. Each value has this
-// same tree, whatever kValues is. All lanes get all sums.
+// same tree, whatever kValues is. All lanes get all sums; code shared with HIP reads those of lane kLaneOfSum.
+constexpr int kLaneOfSum = 0;
 template <int kValues>
-__device__ inline void sum_over_warp(float (&v)[kValues]) {
+__device__ inline void sum_over_lanes(float (&v)[kValues]) {
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {
 #pragma unroll
@@ -79,13 +88,12 @@ __device__ inline void sum_over_warp(float (&v)[kValues]) {
     }
 }
 
-// The same for one number. Every lane gets the sum; code shared with HIP reads it in lane kLaneOfSum alone.
-constexpr int kLaneOfSum = 0;
 __device__ inline float sum_over_lanes(float v) {
     float sum[1] = {v};
-    sum_over_warp(sum);
+    sum_over_lanes(sum);
     return sum[0];
 }
+__device__ inline float of_lane_of_sum(float v) { return v; }
 
 // v is the same in either half of each kCount neighbouring lanes: the larger of the two.
 template <int kCount>

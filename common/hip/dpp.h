@@ -46,19 +46,21 @@ __device__ inline float sum_to_last_of_row(float v) {
 // Every lane has the sum of its row of 16.
 __device__ inline float sum_of_row(float v) { return dpp<kLastOfRow>(sum_to_last_of_row(v)); }
 
-// Lane 63 has the wave's sum.
-__device__ inline float sum_to_last_lane(float v) {
+// Lane 63 has the wave's sum. The names are common with CUDA.
+constexpr int kLaneOfSum = kWave - 1;
+__device__ inline float sum_over_lanes(float v) {
     v = sum_to_last_of_row(v);
     v += dpp<kLastOfRowToNext, kRows1And3>(v);
     return v + dpp<kLane31ToUpperHalf, kRows2And3>(v);
 }
-// The name is common with CUDA.
-constexpr int kLaneOfSum = kWave - 1;
-__device__ inline float sum_over_lanes(float v) { return sum_to_last_lane(v); }
-
+template <int kValues>
+__device__ inline void sum_over_lanes(float (&v)[kValues]) {
+#pragma unroll
+    for (float& value : v) value = sum_over_lanes(value);
+}
 // Every lane has lane 63's value.
-__device__ inline float of_last_lane(float v) {
-    return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kWave - 1));
+__device__ inline float of_lane_of_sum(float v) {
+    return __builtin_bit_cast(float, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), kLaneOfSum));
 }
 
 // v is the same in either half of each 8 or 16 neighbouring lanes: the larger of the two. A mirror serves.

@@ -59,6 +59,10 @@ __device__ inline void store(void* base, uint32_t byte, T value) {
 // The name is common with CUDA.
 __device__ inline void store_at(void* p, u32x2 v) { *global<u32x2>(p) = v; }
 __device__ inline void store_at(void* p, u32x4 v) { *global<u32x4>(p) = v; }
+template <class T>
+__device__ inline void store_vector(void* base, VectorIndex byte, T v) {
+    store(base, byte, v);
+}
 __device__ inline u32x4 joined(u32x2 a, u32x2 b) { return {a.x, a.y, b.x, b.y}; }
 
 // Loads one number that all lanes need and no kernel writes, through the scalar cache into a scalar register.
@@ -74,6 +78,10 @@ template <class T>
 __device__ inline void have_computed(T& v) {
     asm volatile("" : "+v"(v));
 }
+
+// From here on the compiler has these bits alone: what it has made of them, such as wider numbers, it makes anew where
+// it needs it, and does not hold it in registers till then.
+__device__ inline void hold_packed(Vector128& v) { asm volatile("" : "+v"(v)); }
 
 // A launch's arguments, loaded anew: kept in scalar registers from the kernel's start on, they would be spilled.
 template <class Launch>

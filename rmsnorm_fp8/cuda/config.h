@@ -2,63 +2,52 @@
 // can be tested anywhere. The measurements behind the rules: docs/journal/rmsnorm_fp8-cuda.md, entries 4 to 8.
 #pragma once
 
+#include "../../common/rows/gpu/forms.h"
 #include "../../common/types.h"
 
 namespace rocm_fp8::rms_norm::cuda {
 
-// Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes).
-enum class RowOwner : int {
-    warp,     // 8 rows a CTA
-    cta,      // one CTA of up to 1024 threads
-    cluster,  // 2, 4 or 8 CTAs
-    fallback  // 256 threads, element by element: odd widths, odd strides, more than 65536 elements
-};
-
-struct Config {
-    RowOwner owner;
-    int vectors;  // per thread
+// Who computes a row. The fast kernels read it in vectors of 8 elements (16 bytes): a warp, 8 rows a CTA; a CTA of up to
+// 1024 threads; a cluster of 2, 4 or 8 CTAs. The fallback has 256 threads a row, element by element: odd widths, odd
+// strides, more than 65536 elements.
+struct Config : RowForm {
     int threads;  // per CTA
     int rows;     // per CTA
     int cluster;  // CTAs per row
+
+    constexpr bool is_fallback() const { return held == 0; }
 };
+constexpr RowForm kFallback{Holder::workgroup, 0};
 
 // The compiled forms of the fast kernel. To be able to fetch rows ahead costs nothing with four vectors a thread; with
 // two it cost few rows 2 % (H200), so that there are both.
-struct RowForm {
-    RowOwner owner;
-    int vectors;
+struct Form : RowForm {
     bool fetches_ahead;
 };
-constexpr RowForm kRowForms[] = {{RowOwner::warp, 1, false},    {RowOwner::warp, 2, false},
-                                 {RowOwner::warp, 4, false},    {RowOwner::cta, 2, false},
-                                 {RowOwner::cta, 2, true},      {RowOwner::cta, 4, true},
-                                 {RowOwner::cluster, 1, false}, {RowOwner::cluster, 4, false}};
-constexpr int kRowFormCount = sizeof(kRowForms) / sizeof(kRowForms[0]);
+constexpr Form kForms[] = {{{Holder::wave, 1}, false},     {{Holder::wave, 2}, false},
+                           {{Holder::wave, 4}, false},     {{Holder::workgroup, 2}, false},
+                           {{Holder::workgroup, 2}, true}, {{Holder::workgroup, 4}, true},
+                           {{Holder::cluster, 1}, false},  {{Holder::cluster, 4}, false}};
+constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
 
-constexpr int form_of(const Config& c, bool ahead) {
-    const bool fetches = c.owner == RowOwner::cta && (ahead || c.vectors == 4);
-    const auto is = [&](const RowForm& f) {
-        return f.owner == c.owner && f.vectors == c.vectors && f.fetches_ahead == fetches;
-    };
+constexpr int form_of(const RowForm& wanted, bool ahead) {
+    const bool fetches = wanted.holder == Holder::workgroup && (ahead || wanted.held == 4);
     int form = 0;
-    while (form + 1 < kRowFormCount && !is(kRowForms[form])) ++form;
+    while (form + 1 < kFormCount && !(kForms[form] == wanted && kForms[form].fetches_ahead == fetches)) ++form;
     return form;
 }
-
-constexpr int kVector = 8;  // elements
-constexpr int kMostThreads = 1024, kSmallCta = 256;
 
 // aligned: rows of all tensors start at multiples of 16 bytes (rows of an FP8 result: 8), and d is a multiple of 8.
 // clusters: whether the chip has thread-block clusters.
 constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool clusters, bool aligned) {
     constexpr int kWarpLanes = 32, kMaxHeld = 4, kMaxCluster = 8;
-    const int64_t vectors = d / kVector;
-    if (!aligned || vectors > 2 * kMaxHeld * kMostThreads) {
-        return {RowOwner::fallback, 0, kSmallCta, 1, 1};
+    const int64_t vectors = d / kEight;
+    if (!aligned || vectors > 2 * kMaxHeld * kMostRowThreads) {
+        return {kFallback, kRowsThreads, 1, 1};
     }
     if (vectors <= 4 * kWarpLanes) {
         const int held = vectors <= kWarpLanes ? 1 : vectors <= 2 * kWarpLanes ? 2 : 4;
-        return {RowOwner::warp, held, kSmallCta, kSmallCta / kWarpLanes, 1};
+        return {{Holder::wave, held}, kRowsThreads, kRowsThreads / kWarpLanes, 1};
     }
     const auto threads = [&](int64_t held, int64_t ctas) {
         return int((vectors + held * ctas * kWarpLanes - 1) / (held * ctas * kWarpLanes)) * kWarpLanes;
@@ -67,20 +56,20 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     // two such CTAs a multiprocessor are enough for all rows. The reason is skinny_gemm, whose CTAs leave few
     // registers: a row's one large CTA could not start before they end.
     for (int cluster = clusters ? kMaxCluster : 1; cluster > 1; cluster /= 2) {
-        if (vectors >= cluster * kSmallCta / 2 && threads(1, cluster) <= kMostThreads) {
+        if (vectors >= cluster * kRowsThreads / 2 && threads(1, cluster) <= kMostRowThreads) {
             if (rows * cluster > 2 * multiprocessors) break;  // smaller clusters are no faster than one CTA
-            return {RowOwner::cluster, 1, threads(1, cluster), 1, cluster};
+            return {{Holder::cluster, 1}, threads(1, cluster), 1, cluster};
         }
     }
     // As many threads a row as a CTA may have. Long rows, with more than one row a multiprocessor, take fewer threads
     // with more loads each.
     for (int held : {2, 4}) {
         if (held < kMaxHeld && rows > multiprocessors && d > 8192) continue;
-        if (threads(held, 1) <= kMostThreads) return {RowOwner::cta, held, threads(held, 1), 1, 1};
+        if (threads(held, 1) <= kMostRowThreads) return {{Holder::workgroup, held}, threads(held, 1), 1, 1};
     }
     // Too long for one CTA.
-    if (clusters) return {RowOwner::cluster, kMaxHeld, threads(kMaxHeld, 2), 1, 2};
-    return {RowOwner::fallback, 0, kSmallCta, 1, 1};
+    if (clusters) return {{Holder::cluster, kMaxHeld}, threads(kMaxHeld, 2), 1, 2};
+    return {kFallback, kRowsThreads, 1, 1};
 }
 
 // How many of the first rows are fetched into L2 before the PDL wait. If all rows fit on the chip at once, or nearly,
@@ -97,17 +86,17 @@ constexpr int64_t rows_to_fetch(int64_t rows, int64_t row_bytes, int multiproces
 // is; 0: no fetch. It is nearly the number of rows in flight at once. So memory stays busy, and a fetched row is read
 // before other rows evict it. With fewer rows than twice this number the fetch gains nothing, or loses 2 %.
 constexpr int64_t rows_ahead(int64_t rows, const Config& c, int multiprocessors) {
-    if (c.owner != RowOwner::cta) return 0;
+    if (c.holder != Holder::workgroup) return 0;
     constexpr int kRegisters = 64 << 10;  // per multiprocessor; a thread takes 48, or with four vectors 64
-    const int64_t at_once = int64_t(kRegisters / (c.vectors <= 2 ? 48 : 64) / c.threads) * multiprocessors;
+    const int64_t at_once = int64_t(kRegisters / (c.held <= 2 ? 48 : 64) / c.threads) * multiprocessors;
     const int64_t ahead = at_once * 7 / 8;
     return rows >= 2 * ahead ? ahead : 0;
 }
 
 // Four vectors a thread, with more than one row a multiprocessor: the next kernel always starts early. This is known at
 // compile time, so that the kernel need not wait until its arguments are loaded.
-ROCM_FP8_HD constexpr bool always_next_at_once(RowOwner owner, int vectors) {
-    return owner == RowOwner::cta && vectors == 4;
+ROCM_FP8_HD constexpr bool always_next_at_once(const RowForm& f) {
+    return f.holder == Holder::workgroup && f.held == 4;
 }
 
 // Whether the next kernel may start as soon as this one runs, or only after the previous one has ended. A skinny_gemm
@@ -118,7 +107,7 @@ ROCM_FP8_HD constexpr bool always_next_at_once(RowOwner owner, int vectors) {
 // the end anyway.
 constexpr bool next_at_once(int64_t rows, int64_t d, const Config& c, int multiprocessors) {
     constexpr int64_t kElements = 1 << 18;
-    return always_next_at_once(c.owner, c.vectors) || rows * d <= kElements || rows > 2 * multiprocessors;
+    return always_next_at_once(c) || rows * d <= kElements || rows > 2 * multiprocessors;
 }
 
 }  // namespace rocm_fp8::rms_norm::cuda

@@ -15,8 +15,8 @@ pytestmark = needs_cuda_toolchain
 ARCHS = ["sm_89", "sm_90a", "sm_100"]
 BULK_ROW_TILES = (1, 2, 4)
 F32 = 0  # of rocm_fp8::DType
-VALUES, COMPUTED = 0, 2  # of rms_norm::Output
-ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of rms_norm::cuda::RowOwner and of Holder
+VALUES, COMPUTED = 0, 2  # of Output
+ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
 OF_ROWS = ("quantize_rows", "swiglu_rows")
 # Kernels of Hopper's tiles: from which form on they may split K.
 HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "int8_gemm_forms": 3}
@@ -88,7 +88,7 @@ def test_every_form_is_there(kernels):
         # 2 types; groups of 3 sizes by one and two vectors a thread; 8 forms of rows; maxima of vectors or elements.
         "swiglu_groups": 2 * 3 * 2,
         "swiglu_rows": 2 * 8,
-        "swiglu_any_computed": 2,
+        "swiglu_fallback_computed": 2,
         "swiglu_largest": 2 * 2,
         # 3 types; a given scale, a tensor's, groups of 3 sizes; 8 forms but one of float32; and so on.
         "quantize_flat": 3 * 5 * 2,
@@ -148,8 +148,8 @@ def test_rows_stay_in_registers(kernels):
         if kernel.name in ("layer_norm_int8_rows", "softmax_int8_rows") and kernel.template[2:] == (1, 4):
             limit = 96
         assert kernel.stack <= limit, kernel
-        owner = {"rms_norm_fast": 4, "quantize_rows": 1, "swiglu_rows": 1}.get(kernel.name)
-        if owner is not None and kernel.template[owner] != ROW_OF_A_WARP:
+        holder = {"rms_norm_fast": 4, "quantize_rows": 1, "swiglu_rows": 1}.get(kernel.name)
+        if holder is not None and kernel.template[holder] != ROW_OF_A_WARP:
             assert kernel.registers <= 64, kernel  # blocks of 1024 threads
 
 
@@ -189,8 +189,8 @@ def test_what_rms_norm_fetches_into_l2(kernels):
     """x, the residual and the weight before the wait; of a row ahead x and the residual. UBLKPF is the bulk fetch."""
     arch, found = kernels
     for kernel in named(found, "rms_norm_fast"):
-        *_, residual, owner, _, ahead = kernel.template
-        first = 0 if owner == ROW_OF_A_WARP else 2 + residual
+        *_, residual, holder, _, ahead = kernel.template
+        first = 0 if holder == ROW_OF_A_WARP else 2 + residual
         expected = 0 if arch == "sm_89" else first + ahead * (1 + residual)
         assert kernel.count("UBLKPF") == expected, kernel
 

@@ -112,16 +112,16 @@ def gated_source(x: torch.Tensor, limit: float | None) -> bytes:
     return struct.pack("<Qqqf4x", x.data_ptr(), x.stride(0) * 2, x.shape[1], limit)
 
 
-def row_width(owner: str, held: int) -> int:
+def row_width(holder: str, held: int) -> int:
     """Columns that leave some lanes of the last vector without work; d % 16 is 0."""
-    return 8 * LANES[owner] * held - (16 if owner == "quarter_wave" else 48)
+    return 8 * LANES[holder] * held - (16 if holder == "quarter_wave" else 48)
 
 
-def row_launch(owner: str, rows: int) -> tuple[int, int]:
+def row_launch(holder: str, rows: int) -> tuple[int, int]:
     """(workgroups, threads of one)."""
-    if owner == "workgroup":
-        return rows, LANES[owner]
-    return -(-rows // (256 // LANES[owner])), 256
+    if holder == "workgroup":
+        return rows, LANES[holder]
+    return -(-rows // (256 // LANES[holder])), 256
 
 
 def norm_arguments(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, threads: int, args: bytes) -> list:

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.harness import forms
 from tests.settings import ROOT
 
-WARP, BLOCK, CLUSTER, ANY = range(4)
-PLAIN = -1
+WARP, BLOCK, CLUSTER = range(3)  # of Holder
+FALLBACK = PLAIN = -1
 H200 = 132  # multiprocessors
 MEMORIES = {"H200": 6144, "H100": 5120}  # bits
 by_memory = pytest.mark.parametrize("memory_bits", MEMORIES.values(), ids=MEMORIES)
@@ -24,18 +24,18 @@ ROWS = (1, 2, 8, 16, 17, 32, 128, 264, 265, 2048, 10**6)
 @pytest.mark.parametrize("clusters", [0, 1])
 def test_rms_norm_holds_the_whole_row(library, d, clusters):
     for rows in ROWS:
-        owner, vectors, threads, per_block, cluster = library.cuda_rms_norm_config(rows, d, H200, clusters, 1)
-        if owner == ANY:  # without clusters a row may be too long for a block
+        holder, vectors, threads, per_block, cluster = library.cuda_rms_norm_config(rows, d, H200, clusters, 1)
+        if holder == FALLBACK:  # without clusters a row may be too long for a block
             assert not clusters and d > 32768
             continue
-        lanes = 32 if owner == WARP else threads * cluster
+        lanes = 32 if holder == WARP else threads * cluster
         assert threads % 32 == 0 and 32 <= threads <= 1024 and lanes * vectors * 8 >= d
         # What is compiled, and what a chip takes.
-        assert vectors in {WARP: (1, 2, 4), BLOCK: (2, 4), CLUSTER: (1, 4)}[owner]
-        assert cluster in ((2, 4, 8) if owner == CLUSTER else (1,)) and (clusters or owner != CLUSTER)
-        assert per_block == (threads // 32 if owner == WARP else 1)
+        assert vectors in {WARP: (1, 2, 4), BLOCK: (2, 4), CLUSTER: (1, 4)}[holder]
+        assert cluster in ((2, 4, 8) if holder == CLUSTER else (1,)) and (clusters or holder != CLUSTER)
+        assert per_block == (threads // 32 if holder == WARP else 1)
         # The sums of 32 vectors each have 256 places; fewer than a warp of each block is idle.
-        assert owner == WARP or (vectors * lanes // 32 <= 256 and vectors * lanes - d // 8 < 32 * vectors * cluster)
+        assert holder == WARP or (vectors * lanes // 32 <= 256 and vectors * lanes - d // 8 < 32 * vectors * cluster)
 
 
 MANY = (*range(1, 300), *range(300, 6000, 37))  # rows
@@ -46,18 +46,18 @@ MANY = (*range(1, 300), *range(300, 6000, 37))  # rows
 def test_rms_norm_spreads_few_rows_and_stacks_many(library, d, clusters):
     """A row's lanes never grow with the number of rows; clusters of short rows have room all at once."""
     chosen = [library.cuda_rms_norm_config(rows, d, H200, clusters, 1) for rows in MANY]
-    lanes = [32 if c[0] == WARP else c[2] * c[4] for c in chosen if c[0] != ANY]
+    lanes = [32 if c[0] == WARP else c[2] * c[4] for c in chosen if c[0] != FALLBACK]
     assert lanes == sorted(lanes, reverse=True)
-    for rows, (owner, _, _, _, cluster) in zip(MANY, chosen):
-        assert owner != CLUSTER or d > 32768 or rows * cluster <= 2 * H200
+    for rows, (holder, _, _, _, cluster) in zip(MANY, chosen):
+        assert holder != CLUSTER or d > 32768 or rows * cluster <= 2 * H200
 
 
 def test_rms_norm_reaches_every_form(library):
     chosen = {library.cuda_rms_norm_config(rows, d, H200, 1, 1) for rows in MANY for d in WIDTHS}
-    assert {(owner, vectors) for owner, vectors, *_ in chosen} == {
+    assert {(holder, vectors) for holder, vectors, *_ in chosen} == {
         *((WARP, n) for n in (1, 2, 4)), *((BLOCK, n) for n in (2, 4)), *((CLUSTER, n) for n in (1, 4)),
     }  # fmt: skip
-    assert {cluster for owner, *_, cluster in chosen if owner == CLUSTER} == {2, 4, 8}
+    assert {cluster for holder, *_, cluster in chosen if holder == CLUSTER} == {2, 4, 8}
 
 
 @pytest.mark.parametrize("d", [1024, 4096, 8192, 16384])
@@ -79,14 +79,14 @@ def test_rms_norm_fetches_rows_ahead_of_many(library, d):
     """No more than half of the rows; of rows that a block has for itself alone."""
     found = {rows: library.cuda_rows_ahead(rows, d, H200, 1, 1) for rows in MANY}
     assert all(0 <= 2 * ahead <= rows for rows, ahead in found.items())
-    owners = {library.cuda_rms_norm_config(rows, d, H200, 1, 1)[0] for rows, ahead in found.items() if ahead}
-    assert owners <= {BLOCK} and (owners or d < 2048 or d > 32768)
+    holders = {library.cuda_rms_norm_config(rows, d, H200, 1, 1)[0] for rows, ahead in found.items() if ahead}
+    assert holders <= {BLOCK} and (holders or d < 2048 or d > 32768)
 
 
 def test_rms_norm_falls_back(library):
     for rows in ROWS:
         for d, aligned in ((16384, 0), (65544, 1), (131072, 1), (1, 0)):
-            assert library.cuda_rms_norm_config(rows, d, H200, 1, aligned) == (ANY, 0, 256, 1, 1)
+            assert library.cuda_rms_norm_config(rows, d, H200, 1, aligned) == (FALLBACK, 0, 256, 1, 1)
 
 
 @pytest.mark.parametrize("d", WIDTHS)

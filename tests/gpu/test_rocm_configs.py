@@ -12,7 +12,7 @@ from scripts.machine_code_gates import skinny_shapes as shapes
 from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
 
-QUARTER_WAVE, WAVE, WORKGROUP, ANY = range(4)
+WAVE, WORKGROUP, _, QUARTER_WAVE = range(4)  # of Holder
 FALLBACK = -1
 GFX942, GFX950 = 0, 1
 every_chip = pytest.mark.parametrize("arch", [GFX942, GFX950], ids=["gfx942", "gfx950"])
@@ -29,14 +29,14 @@ ROWS = (1, 2, 32, 128, 304, 608, 2048, 10**5, 10**7)
 @pytest.mark.parametrize("d", WIDTHS)
 def test_rms_norm_holds_the_whole_row(library, arch, d):
     for rows in ROWS:
-        owner, vectors, threads, per_group = library.rms_norm_config(rows, d, arch, 1)
-        lanes = {QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[owner]
-        assert threads % 64 == 0 and threads <= 1024 and threads == (threads if owner == WORKGROUP else 256)
-        assert per_group == (1 if owner == WORKGROUP else threads // lanes)
-        assert vectors in {QUARTER_WAVE: (1,), WAVE: (1, 2, 4), WORKGROUP: (1, 2, 4, 8)}[owner]  # what is compiled
+        holder, vectors, threads, per_group = library.rms_norm_config(rows, d, arch, 1)
+        lanes = {QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[holder]
+        assert threads % 64 == 0 and threads <= 1024 and threads == (threads if holder == WORKGROUP else 256)
+        assert per_group == (1 if holder == WORKGROUP else threads // lanes)
+        assert vectors in {QUARTER_WAVE: (1,), WAVE: (1, 2, 4), WORKGROUP: (1, 2, 4, 8)}[holder]  # what is compiled
         assert lanes * vectors * 8 >= d
         # Never as many lanes idle as there are in a wave; short rows share one.
-        assert (lanes * vectors * 8 - d) / (8 * vectors) < max(64, lanes / 2) or owner != WORKGROUP
+        assert (lanes * vectors * 8 - d) / (8 * vectors) < max(64, lanes / 2) or holder != WORKGROUP
 
 
 MANY = (*range(1, 400), *range(400, 10000, 97))  # rows
@@ -47,12 +47,12 @@ MANY = (*range(1, 400), *range(400, 10000, 97))  # rows
 def test_rms_norm_spreads_few_rows_and_stacks_many(library, arch, d):
     """A row's lanes never grow with the number of rows."""
     chosen = [library.rms_norm_config(rows, d, arch, 1) for rows in MANY]
-    lanes = [{QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[owner] for owner, _, threads, _ in chosen]
+    lanes = [{QUARTER_WAVE: 16, WAVE: 64, WORKGROUP: threads}[holder] for holder, _, threads, _ in chosen]
     assert lanes == sorted(lanes, reverse=True)
 
 
 @every_chip
-def test_rms_norm_reaches_every_owner(library, arch):
+def test_rms_norm_reaches_every_holder(library, arch):
     assert {library.rms_norm_config(rows, d, arch, 1)[0] for rows in MANY for d in WIDTHS} == {
         QUARTER_WAVE,
         WAVE,
@@ -64,7 +64,7 @@ def test_rms_norm_reaches_every_owner(library, arch):
 @pytest.mark.parametrize("rows", ROWS)
 def test_rms_norm_falls_back(library, arch, rows):
     for d, aligned in ((16384, 0), (65552, 1), (131072, 1), (1, 0)):
-        assert library.rms_norm_config(rows, d, arch, aligned) == (ANY, 0, 256, 1)
+        assert library.rms_norm_config(rows, d, arch, aligned) == (FALLBACK, 0, 256, 1)
 
 
 # --- swiglu_fp8 ---

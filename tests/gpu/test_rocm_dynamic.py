@@ -51,13 +51,13 @@ def kernel(simulated_rocm, arch):
 ROW_FORMS = [*(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8))]
 NORM_FORMS = [("quarter_wave", 1), *ROW_FORMS]
 NORM_KERNELS = [
-    f"rms_norm_fast<{t}, {w}, computed, {residual}, {owner}, {held}>"
+    f"rms_norm_fast<{t}, {w}, computed, {residual}, {holder}, {held}>"
     for t in ("f16", "bf16")
-    for w, residual, (owner, held) in itertools.product(
+    for w, residual, (holder, held) in itertools.product(
         (t, "f32"), ("true", "false"), [("quarter_wave", 1), *ROW_FORMS]
     )
 ]
-SWIGLU_ROWS = [f"swiglu_rows<{short(t)}, {owner}, {held}>" for t in HALF for owner, held in ROW_FORMS]
+SWIGLU_ROWS = [f"swiglu_rows<{short(t)}, {holder}, {held}>" for t in HALF for holder, held in ROW_FORMS]
 SWIGLU_GROUPS = [f"swiglu_groups<{short(t)}, {size}, 1>" for t, size in itertools.product(HALF, (32, 64, 128))]
 
 
@@ -74,10 +74,10 @@ def test_the_lists_are_complete(kernels, arch):
 @pytest.mark.parametrize("name", NORM_KERNELS)
 def test_every_norm_kernel(kernels, kernel, host_arguments, arch, fp8, generator, name):
     """Lanes without work, a workgroup not full; each form with every scaling and every kind of scale."""
-    dtype, weight_dtype, _, residual, owner, held = parameters(name)
-    number, d, rows = NORM_KERNELS.index(name), row_width(owner, int(held)), 2
-    if owner != "workgroup":
-        rows = 256 // LANES[owner] + 1
+    dtype, weight_dtype, _, residual, holder, held = parameters(name)
+    number, d, rows = NORM_KERNELS.index(name), row_width(holder, int(held)), 2
+    if holder != "workgroup":
+        rows = 256 // LANES[holder] + 1
     flags = bool(number % 2), bool(number // 2 % 2)
     problem = Problem(
         TYPES[dtype], fp8, rows, d, SCALINGS[number % 5], KINDS[number // 5 % 3], "columns", "dense", *flags
@@ -90,7 +90,7 @@ def test_every_norm_kernel(kernels, kernel, host_arguments, arch, fp8, generator
         results.scales = torch.full((rows, 1), torch.nan)
     arguments = host_arguments.rms_norm(x, added, weight, None, results.out, 1e-6, results.dynamic(host_arguments), y)
     tensors = [x, added, weight, y, *results.tensors]
-    groups, threads = row_launch(owner, rows)
+    groups, threads = row_launch(holder, rows)
     kernels.launch(arch, name, groups, threads, norm_arguments(x, added, weight, threads, arguments), tensors)
     if residual == "true":
         assert same_bytes(added, h)
@@ -118,10 +118,10 @@ def swiglu_problem(dtype: str, fp8, rows: int, d: int, scaling, number: int) -> 
 @pytest.mark.parametrize("name", SWIGLU_ROWS)
 def test_every_swiglu_kernel_of_rows(kernels, host_arguments, arch, fp8, generator, name):
     """Lanes without work; waves without a row; d of an odd number of vectors."""
-    dtype, owner, held = parameters(name)
-    rows, d = 2 if owner == "workgroup" else 5, row_width(owner, int(held)) - 8
+    dtype, holder, held = parameters(name)
+    rows, d = 2 if holder == "workgroup" else 5, row_width(holder, int(held)) - 8
     problem = swiglu_problem(dtype, fp8, rows, d, ("row", 128), SWIGLU_ROWS.index(name))
-    launch_swiglu(kernels, host_arguments, arch, generator, name, problem, row_launch(owner, rows))
+    launch_swiglu(kernels, host_arguments, arch, generator, name, problem, row_launch(holder, rows))
 
 
 @pytest.mark.parametrize("name", SWIGLU_GROUPS)
@@ -168,7 +168,7 @@ def test_swiglu_is_as_defined(kernel, arch, generator, dtype, form, rest):
 
 
 FAST = {"rms_norm_dynamic_fp8": "rms_norm_fast", "add_rms_norm_dynamic_fp8": "rms_norm_fast", SWIGLU: "swiglu_rows"}
-ANY = {"rms_norm_fast": "rms_norm_fallback", "swiglu_rows": "swiglu_any_computed"}
+ANY = {"rms_norm_fast": "rms_norm_fallback", "swiglu_rows": "swiglu_fallback_computed"}
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

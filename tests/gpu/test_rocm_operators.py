@@ -115,8 +115,8 @@ def rms_norm_kernels() -> list[str]:
     shapes = [("quarter_wave", 1), *(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8))]
     outs = ["fp8, true", "fp8, false", "values, false"]
     return [
-        f"rms_norm_fast<{t}, {w}, {out}, {owner}, {held}>"
-        for (t, w), out, (owner, held) in itertools.product(types, outs, shapes)
+        f"rms_norm_fast<{t}, {w}, {out}, {holder}, {held}>"
+        for (t, w), out, (holder, held) in itertools.product(types, outs, shapes)
     ]
 
 
@@ -126,15 +126,15 @@ def test_every_rms_norm_kernel(kernels, host_arguments, kernel, arch, fp8, gener
     full."""
     values = name.removesuffix(">").split("<")[1].split(", ")
     dtype, weight_dtype = ({"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[v] for v in values[:2])
-    to_fp8, residual, owner, held = values[2] == "fp8", values[3] == "true", values[4], int(values[5])
-    d, rows = row_width(owner, held), 2 if owner == "workgroup" else 256 // LANES[owner] + 1
+    to_fp8, residual, holder, held = values[2] == "fp8", values[3] == "true", values[4], int(values[5])
+    d, rows = row_width(holder, held), 2 if holder == "workgroup" else 256 // LANES[holder] + 1
     inputs = rms.draw((rows, d), dtype, generator, weight_dtype)
     out = torch.empty((rows, d), dtype=fp8 if to_fp8 else dtype)
     out.view(torch.uint8).fill_(0x80)
     h = inputs.x + inputs.residual if residual else inputs.x
     tensors = [inputs.x, inputs.residual, inputs.weight, inputs.scale, out]
     args = host_arguments.rms_norm(*tensors, epsilon=1e-6)
-    groups, threads = row_launch(owner, rows)
+    groups, threads = row_launch(holder, rows)
     arguments = norm_arguments(*tensors[:3], threads, args)
     kernels.launch(arch, name, groups, threads, arguments, tensors)
     assert_between(out, *rms.bounds(h, inputs, fp8 if to_fp8 else None), name)

@@ -50,8 +50,8 @@ def flat(dtype, scale: int) -> str:
     return f"quantize_flat<{short(dtype)}, {scale}, 1>"
 
 
-def of_rows(dtype, owner: str, held: int) -> str:
-    return f"quantize_rows<{short(dtype)}, {owner}, {held}>"
+def of_rows(dtype, holder: str, held: int) -> str:
+    return f"quantize_rows<{short(dtype)}, {holder}, {held}>"
 
 
 def test_the_lists_are_complete(kernels, arch):
@@ -94,15 +94,15 @@ def test_every_flat_kernel(kernels, kernel, host_arguments, arch, fp8, generator
             assert_as_defined(results.quantised, kernel.reference.quantize_fp8(x, **case.arguments(CPU)), case.id)
 
 
-@pytest.mark.parametrize("dtype, owner, held", ROWS, ids=lambda v: short(v) if isinstance(v, torch.dtype) else str(v))
-def test_every_row_kernel(kernels, kernel, host_arguments, arch, fp8, generator, dtype, owner, held):
+@pytest.mark.parametrize("dtype, holder, held", ROWS, ids=lambda v: short(v) if isinstance(v, torch.dtype) else str(v))
+def test_every_row_kernel(kernels, kernel, host_arguments, arch, fp8, generator, dtype, holder, held):
     """Lanes without work; waves without a row; d of an odd number of vectors."""
-    rows, d = 2 if owner == "workgroup" else 5, row_width(owner, held) - 8
-    case = problem(dtype, fp8, rows, d, ("row", 128), ROWS.index((dtype, owner, held)))
+    rows, d = 2 if holder == "workgroup" else 5, row_width(holder, held) - 8
+    case = problem(dtype, fp8, rows, d, ("row", 128), ROWS.index((dtype, holder, held)))
     x, results = values(case, generator), Results.of(case)
     arguments = host_arguments.quantized_rows(None, results.dynamic(host_arguments), results.out)
-    launch = row_launch(owner, rows)
-    kernels.launch(arch, of_rows(dtype, owner, held), *launch, [values_source(x), arguments], [x, *results.tensors])
+    launch = row_launch(holder, rows)
+    kernels.launch(arch, of_rows(dtype, holder, held), *launch, [values_source(x), arguments], [x, *results.tensors])
     assert_as_defined(results.quantised, kernel.reference.quantize_fp8(x, **case.arguments(CPU)), case.id)
 
 

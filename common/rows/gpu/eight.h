@@ -3,11 +3,11 @@
 
 #include "../../fp8.h"
 #include "../../vendor.h"
+#include "forms.h"
 
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kEight = 8;
 constexpr uint32_t kInfinityBits = 0x7F800000u, kMagnitudeBits = 0x7FFFFFFFu;
 
 __device__ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
@@ -23,6 +23,22 @@ __device__ inline bool for_any_lane(bool v) {
     return any_lane(v);
 #endif
 }
+
+template <DType type>
+constexpr int kElementBytes = type == DType::f32 ? 4 : 2;
+
+template <DType type>
+__device__ inline float element_at(const void* row, int64_t i) {
+    if constexpr (type == DType::f32) return global<float>(row)[i];
+    else return Pairs<type>::widen(global<uint16_t>(row)[i]).x;
+}
+
+// FP8 numbers.
+#if defined(__CUDACC__)
+using EightBytes = uint2;
+#else
+using EightBytes = u32x2;
+#endif
 
 template <DType type>
 struct Eight {
@@ -68,9 +84,14 @@ struct Eight {
         }
         return found;
     }
-    __device__ auto quantized(const QuantizationScale& scale) const {
+    __device__ EightBytes quantized(const QuantizationScale& scale) const {
         const f32x2 y[kEight / 2] = {wide(0), wide(1), wide(2), wide(3)};
         return quantize_vector<type>(y, scale);
+    }
+    // By a scale that is the same in all lanes; of 16-bit numbers.
+    __device__ EightBytes quantized_by_one(const QuantizationScale& scale) const {
+        const f32x2 y[kEight / 2] = {wide(0), wide(1), wide(2), wide(3)};
+        return quantize_eight(y, scale);
     }
 };
 

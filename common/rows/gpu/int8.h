@@ -25,29 +25,19 @@ struct FiniteRange {
     }
 };
 
-// The threads of a row.
+// The threads of a row, with exchanges that may be repeated.
 template <Holder holder>
-struct RowThreads {
-    static_assert(holder != Holder::cluster);
-    int64_t row;
-    int lanes, t;
-
-    __device__ RowThreads() {
-        if constexpr (holder == Holder::wave) {
-            row = int64_t(blockIdx.x) * (blockDim.x / kLanes) + uniform(threadIdx.x / kLanes);
-            lanes = kLanes, t = threadIdx.x % kLanes;
-        } else {
-            row = blockIdx.x, lanes = blockDim.x, t = threadIdx.x;
-        }
-    }
+struct RowThreads : RowHolder<holder> {
+    static_assert(holder == Holder::wave || holder == Holder::workgroup);
+    using RowHolder<holder>::lanes, RowHolder<holder>::t;
 
     // Over the row, in every thread.
     __device__ uint32_t largest(uint32_t v) const {
-        if constexpr (holder == Holder::wave) return max_over_lanes<kLanes>(v);
         // Closes: waves may still read the maxima of the last call.
-        __syncthreads();
-        return largest_of_workgroup<kMostRowThreads>(v, lanes);
+        if constexpr (holder == Holder::workgroup) __syncthreads();
+        return RowHolder<holder>::largest(v);
     }
+    // Not in the order of RowHolder::sum: over the threads, not over vectors.
     __device__ float sum(float v) const {
         v = sum_over_lanes(v);
         if constexpr (holder == Holder::wave) return of_lane_of_sum(v);
@@ -60,15 +50,6 @@ struct RowThreads {
         float total = sums[0];
         for (int wave = 1; wave < lanes / kLanes; ++wave) total += sums[wave];
         return total;
-    }
-
-  private:
-    static __device__ float of_lane_of_sum(float v) {
-#if defined(__CUDACC__)
-        return v;  // every lane has it
-#else
-        return of_last_lane(v);
-#endif
     }
 };
 
@@ -106,12 +87,6 @@ __device__ inline Int8Divisor divisor_of_row(const Int8Scale& s, const RowThread
     return found;
 }
 
-#if defined(__CUDACC__)
-using TwoWords = uint2;
-#else
-using TwoWords = u32x2;
-#endif
-
 // Eight neighbours, as float32.
 using EightFloats = float[kEight];
 
@@ -128,24 +103,12 @@ __device__ inline void store_codes(int8_t* to, const EightFloats& v, const Code&
     uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < kEight; ++i) words[i / 4] |= uint32_t(uint8_t(code(v[i]))) << (i % 4 * 8);
-    store_at(to, TwoWords{words[0], words[1]});
-}
-
-template <DType type>
-__device__ inline float element_at(const void* row, int64_t i) {
-    if constexpr (type == DType::f32) return global<float>(row)[i];
-    else return Pairs<type>::widen(uint32_t(global<uint16_t>(row)[i])).x;
+    store_at(to, EightBytes{words[0], words[1]});
 }
 
 // --- the launch ---
 
-constexpr int kElementThreads = 256;
-
-struct Int8Form {
-    Holder holder;
-    int held;  // vectors a thread
-};
-constexpr Int8Form kInt8Forms[] = {{Holder::wave, 1}, {Holder::wave, 4}, {Holder::workgroup, 4}};
+constexpr RowForm kInt8Forms[] = {{Holder::wave, 1}, {Holder::wave, 4}, {Holder::workgroup, 4}};
 
 struct Int8Config {
     int form;  // of kInt8Forms; -1: element by element
@@ -157,7 +120,7 @@ constexpr Int8Config int8_config(int64_t rows, int64_t d, bool vectors) {
     constexpr int64_t kMostGroups = int64_t(1) << 20;  // the kernel's loop takes the rest
     const int64_t count = d / kEight;
     constexpr int kWaves = kRowsThreads / kLanes;
-    if (!vectors || count > 4 * kMostRowThreads) return {-1, kElementThreads, rows < kMostGroups ? rows : kMostGroups};
+    if (!vectors || count > 4 * kMostRowThreads) return {-1, kRowsThreads, rows < kMostGroups ? rows : kMostGroups};
     if (count <= kLanes) return {0, kRowsThreads, parts(rows, kWaves)};
     if (count <= 4 * kLanes) return {1, kRowsThreads, parts(rows, kWaves)};
     return {2, int(parts(count, 4 * kLanes)) * kLanes, rows};
@@ -171,9 +134,6 @@ Status launch_int8_rows(const Args& a, int64_t rows, bool vectors, const Vendor&
     constexpr int kForms = sizeof(kInt8Forms) / sizeof(kInt8Forms[0]);
     return vendor.launch(kernel_at<kForms>(config.form, pick), config.groups, config.threads, 1, a);
 }
-
-// Threads that a kernel of a form is compiled for.
-constexpr int most_threads(Holder holder) { return holder == Holder::wave ? kRowsThreads : kMostRowThreads; }
 
 }  // namespace
 }  // namespace rocm_fp8

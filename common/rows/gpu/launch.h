@@ -9,14 +9,12 @@
 // and the vendor by a type with its chip's numbers and launch(kernel, workgroups, threads, cluster, arguments...).
 #pragma once
 
-#include "columns.h"
 #include "../../gpu/kernel_at.h"
 #include "quantize.h"
 
 namespace rocm_fp8 {
 namespace {
 
-constexpr int kRowsThreads = 256;      // of a workgroup, at most, where it holds no row
 constexpr int kGroupsAUnit = 8;        // workgroups a compute unit that fill it
 constexpr int kFetchedVectors = 1024;  // a compute unit, fetched into L2 before the previous kernel ends
 
@@ -34,19 +32,12 @@ struct RowsTuning {
     int many;
 };
 
-constexpr int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
-
 // Which vector kernels can take the operands, whose FP8 format must be the chip's. `neighbours`: two vectors a thread,
 // next to each other.
 struct Fit {
     bool vectors, neighbours;
 };
 
-// Who holds a row, with how many vectors a thread.
-struct RowForm {
-    Holder holder;
-    int held;
-};
 constexpr RowForm kRowForms[] = {{Holder::wave, 1},      {Holder::wave, 2},      {Holder::wave, 4},
                                  {Holder::workgroup, 1}, {Holder::workgroup, 2}, {Holder::workgroup, 4},
                                  {Holder::workgroup, 8},

@@ -18,10 +18,8 @@
 //     tuning                    RowsTuning (launch.h)
 #pragma once
 
-#include "../write_scale.h"
 #include "../../gpu/overlap.h"
-#include "quantized.h"
-#include "holder.h"
+#include "sink.h"
 
 namespace rocm_fp8 {
 namespace {
@@ -68,9 +66,8 @@ __device__ inline void write_pieces(const Source& source, const QuantizedRows& t
     if constexpr (kScale == kGiven) {
         by = QuantizationScale(load_scalar(to.scale));
     } else if constexpr (kScale == kFromMaxima) {
-        const float scale = scale_of(bits_float(largest_of<kThreads>(maxima)), to.dynamic, upper_bound(to.dynamic));
-        if (index == 0) write_scale(to.dynamic, 0, 0, scale);
-        by = QuantizationScale(scale);
+        by = QuantizationScale(
+            computed_scale(to.dynamic, upper_bound(to.dynamic), largest_of<kThreads>(maxima), index == 0, 0, 0));
     }
     do {
         // Lanes beyond the row's end hold its last piece, which changes no maximum, and write nothing.
@@ -86,10 +83,9 @@ __device__ inline void write_pieces(const Source& source, const QuantizedRows& t
 #pragma unroll
             for (int v = 0; v < kHeld; ++v) largest = larger(largest, e[v].largest());
             largest = max_over_lanes<kGroupLanes>(largest);
-            const float scale = scale_of(bits_float(largest), to.dynamic, upper_bound(to.dynamic));
-            if (index < pieces.count && column % kGroupLanes == 0)
-                write_scale(to.dynamic, row, column / kGroupLanes, scale);
-            by = QuantizationScale(scale);
+            const bool leads = index < pieces.count && column % kGroupLanes == 0;
+            by = QuantizationScale(
+                computed_scale(to.dynamic, upper_bound(to.dynamic), largest, leads, row, column / kGroupLanes));
         }
         if (index < pieces.count && column < in_row)
             store_quotients(offset(to.out, row * to.stride + first * kEight), e, by);
@@ -103,16 +99,14 @@ __device__ inline void write_pieces(const Source& source, const QuantizedRows& t
 template <class Source, int kHeld, Holder holder>
 __device__ inline void write_row(const Source& source, const QuantizedRows& to) {
     const RowHolder<holder> by;
+    by.expect(true);
     const uint32_t vectors = uint32_t(to.d) / kEight;
-    const auto index = [&](int v) { return uint32_t(v * by.lanes + by.t); };
     if (holder == Holder::wave && by.row >= to.rows) return;
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        if (threadIdx.x % Source::kFetched == 0 && index(v) < vectors) source.fetch(by.row, index(v));
+        if (threadIdx.x % Source::kFetched == 0 && by.index(v) < vectors) source.fetch(by.row, by.index(v));
     }
     wait_for_previous_kernel();
-    // Threads beyond the row's end load its last vector: a branch around loads would keep them from being in flight
-    // together.
     using Loaded = typename Source::Loaded;
     // All at once, or as many as a thread of a large CTA has registers for.
     constexpr int kAtOnce = sizeof(Loaded) * kHeld <= kMostLoadedBytes ? kHeld : 2;
@@ -122,10 +116,7 @@ __device__ inline void write_row(const Source& source, const QuantizedRows& to) 
     for (int first = 0; first < kHeld; first += kAtOnce) {
         Loaded loaded[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const uint32_t v = index(first + i);
-            loaded[i] = source.load(by.row, v < vectors ? v : vectors - 1);
-        }
+        for (int i = 0; i < kAtOnce; ++i) loaded[i] = source.load(by.row, by.loaded(first + i, vectors));
         keep_order();  // the loads first
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
@@ -135,14 +126,10 @@ __device__ inline void write_row(const Source& source, const QuantizedRows& to) 
             if constexpr (kHeld == 8) keep_order();
         }
     }
-    const float scale = scale_of(bits_float(by.largest(largest)), to.dynamic, upper_bound(to.dynamic));
-    if (by.t == 0) write_scale(to.dynamic, by.row, 0, scale);
-    const QuantizationScale quantization(scale);
+    const QuantizationScale quantization(
+        computed_scale(to.dynamic, upper_bound(to.dynamic), by.largest(largest), by.t == 0, by.row, 0));
     void* out = offset(to.out, by.row * to.stride);
-#pragma unroll
-    for (int v = 0; v < kHeld; ++v) {
-        if (index(v) < vectors) store_at(offset(out, int64_t(index(v)) * kEight), e[v].quantized(quantization));
-    }
+    store_row<kHeld>(out, by, vectors, [&](int v) { return e[v].quantized(quantization); });
 }
 
 // --- element by element ---
@@ -177,15 +164,13 @@ __device__ inline void write_row_by_element(const Value& value, const QuantizedR
         for (int64_t group = uniform(t / kLanes); group < groups; group += kThreads / kLanes) {
             const int64_t begin = group * size, rest = to.d - begin, end = begin + (rest < size ? rest : size);
             const uint32_t largest = max_over_lanes<kLanes>(largest_value(value, begin, end, lane, kLanes));
-            const float scale = scale_of(bits_float(largest), to.dynamic, bound);
-            if (lane == 0) write_scale(to.dynamic, row, group, scale);
+            const float scale = computed_scale(to.dynamic, bound, largest, lane == 0, row, group);
             write_values(value, to, row, begin, end, scale, lane, kLanes);
         }
         return;
     }
     const uint32_t largest = largest_of_workgroup<kThreads>(largest_value(value, 0, to.d, t, kThreads), kThreads);
-    const float scale = scale_of(bits_float(largest), to.dynamic, bound);
-    if (t == 0) write_scale(to.dynamic, row, 0, scale);
+    const float scale = computed_scale(to.dynamic, bound, largest, t == 0, row, 0);
     write_values(value, to, row, 0, to.d, scale, t, kThreads);
     // Closes: the next row's maxima overwrite those that waves may still read.
     __syncthreads();
@@ -201,8 +186,8 @@ __device__ inline void write_by_element(const Source& source, const QuantizedRow
     if constexpr (kScale == kGiven) {
         scale = load_scalar(to.scale);
     } else if constexpr (kScale == kFromMaxima) {
-        scale = scale_of(bits_float(largest_of<kThreads>(maxima)), to.dynamic, upper_bound(to.dynamic));
-        if (blockIdx.x == 0 && threadIdx.x == 0) write_scale(to.dynamic, 0, 0, scale);
+        const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
+        scale = computed_scale(to.dynamic, upper_bound(to.dynamic), largest_of<kThreads>(maxima), writes, 0, 0);
     }
     for (int64_t row = blockIdx.x; row < to.rows; row += gridDim.x) {
         const auto value = [&](int64_t column) { return source.element(row, column); };

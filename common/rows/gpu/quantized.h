@@ -15,6 +15,12 @@ struct QuantizedRows {
     int64_t rows, d, stride;
     bool fnuz;
 
+    // Of an operator's arguments; `given`: a scale.
+    template <class Args>
+    ROCM_FP8_HD static QuantizedRows of(const Args& a, const float* given = nullptr) {
+        return {given, a.dynamic, a.out, a.rows, a.d, a.out_stride, a.out_dtype == DType::e4m3fnuz};
+    }
+
     // Columns [first, first + count) of all rows; `first` is a multiple of a group's size.
     QuantizedRows columns(int64_t first, int64_t count) const {
         QuantizedRows part = *this;

@@ -1,10 +1,33 @@
-// Which columns of long rows a launch takes: kernels count a row's vectors, and the bytes from its start, in 32 bits.
-// Without a GPU's headers, so that it can be tested anywhere.
+// Who holds a row, in how many vectors a thread: what kernels are compiled for. And which columns of long rows a launch
+// takes: kernels count a row's vectors, and the bytes from its start, in 32 bits. Without a GPU's headers, so that
+// choices can be tested anywhere.
 #pragma once
 
 #include <cstdint>
 
 namespace rocm_fp8 {
+
+// A wave (warp), a workgroup (CTA), on NVIDIA GPUs from Hopper on a cluster of CTAs, on AMD GPUs 16 lanes of a wave.
+enum class Holder : int { wave, workgroup, cluster, quarter_wave };
+
+struct RowForm {
+    Holder holder;
+    int held;  // vectors of kEight values that a thread holds
+};
+constexpr bool operator==(const RowForm& a, const RowForm& b) { return a.holder == b.holder && a.held == b.held; }
+
+constexpr int kEight = 8;
+constexpr int kRowsThreads = 256;      // of a workgroup, at most, where it holds no row
+constexpr int kMostRowThreads = 1024;  // where it holds one
+
+// Threads that a kernel of a form is compiled for.
+constexpr int most_threads(Holder holder) {
+    return holder == Holder::wave || holder == Holder::quarter_wave ? kRowsThreads : kMostRowThreads;
+}
+
+constexpr int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// --- columns ---
 
 // Bytes of a row that offsets of 32 bits reach, and vectors of all rows that a launch can number.
 constexpr int64_t kReach = int64_t(1) << 32, kMostVectors = int64_t(1) << 31;
