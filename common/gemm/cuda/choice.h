@@ -46,6 +46,7 @@ struct Costs {
     double split_us, part_us;  // of split-K in each round, whose CTAs have one tile; of each part
     double overlap;            // of the shorter of arithmetic and HBM: what is not hidden
     double tail;               // of CTA slots that the last of several rounds leaves free: what HBM's time grows by
+    double cluster_fill = 1;   // of CTA slots, what clusters of three or more fill at once
 };
 constexpr double kProductsACycle = 4096;  // multiplications and additions of a multiprocessor
 constexpr int kClusterWaste = 4;          // CTA slots that clusters cannot use, for each further CTA in one
@@ -60,8 +61,10 @@ struct Step {
 constexpr int64_t kMostOfTma = (int64_t(1) << 31) - 2 * kStep;
 constexpr bool reaches(const Size& s) { return s.m <= kMostOfTma && s.n <= kMostOfTma && s.k <= kMostOfTma; }
 
-constexpr int64_t room_of(const Form& f, int splits, int multiprocessors) {
-    const int64_t slots = int64_t(multiprocessors) * f.slots - kClusterWaste * (splits - 1);
+constexpr int64_t room_of(const Form& f, int splits, int multiprocessors, double cluster_fill = 1) {
+    const int64_t all = int64_t(multiprocessors) * f.slots, left = all - kClusterWaste * (splits - 1);
+    const int64_t filled = splits > 2 ? int64_t(double(all) * cluster_fill) : all,
+                  slots = left < filled ? left : filled;
     return slots < splits ? splits : slots / splits * splits;
 }
 constexpr int64_t height_of(int64_t wide, int64_t pieces) { return ceil_div(ceil_div(wide, 8), pieces) * 8; }
@@ -70,7 +73,8 @@ constexpr double estimated_us(const Form& f, const Step& step, const Costs& c, i
                               const Size& s) {
     const auto most = [](double a, double b) { return a > b ? a : b; };
     const int64_t narrow = f.swapped ? s.m : s.n, height = height_of(f.swapped ? s.n : s.m, pieces);
-    const int64_t ctas = pieces * ceil_div(narrow, f.narrow) * splits, room = room_of(f, splits, s.multiprocessors);
+    const int64_t ctas = pieces * ceil_div(narrow, f.narrow) * splits,
+                  room = room_of(f, splits, s.multiprocessors, c.cluster_fill);
     const int64_t together = ctas < room ? ctas : room, sharing = ceil_div(together, s.multiprocessors);
     // Of a step: what the tensor cores take for all CTAs of a multiprocessor, a warpgroup's chain, L2's bytes, or a
     // copy's latency.
