@@ -19,6 +19,8 @@ namespace rocm_fp8 {
 
 enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz, e8m0, i8, i32 };
 
+ROCM_FP8_HD constexpr int64_t ceil_div(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
 ROCM_FP8_HD constexpr bool is_fp8(DType t) { return t == DType::e4m3fn || t == DType::e4m3fnuz; }
 
 // nullptr: launched. Otherwise one line in static storage that says what the caller did wrong.

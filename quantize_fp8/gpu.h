@@ -37,10 +37,10 @@ struct Values {
 };
 
 template <DType in, int kScale, int kHeld>
-__global__ __launch_bounds__(kRowsThreads) void quantize_flat(Values<in> x, QuantizedRows to, Pieces pieces,
+__global__ __launch_bounds__(kRowsThreads) void quantize_flat(Values<in> x, QuantizedRows to, FlatWork work,
                                                               Maxima maxima) {
     let_next_kernel_start();
-    write_pieces<Values<in>, kScale, kHeld, kRowsThreads>(x, to, pieces, maxima);
+    write_flat<Values<in>, kScale, kHeld, kRowsThreads>(x, to, work, maxima);
 }
 
 template <DType in, Holder holder, int kHeld>
@@ -56,10 +56,10 @@ __global__ __launch_bounds__(kRowsThreads) void quantize_fallback(Values<in> x, 
 }
 
 template <DType in, bool by_vector>
-__global__ __launch_bounds__(kRowsThreads) void quantize_largest(Values<in> x, int64_t rows, int64_t d, Pieces pieces,
+__global__ __launch_bounds__(kRowsThreads) void quantize_largest(Values<in> x, int64_t rows, int64_t d, FlatWork work,
                                                                  uint32_t* maxima, void* kept) {
     let_next_kernel_start();
-    find_largest<Values<in>, by_vector, kRowsThreads>(x, rows, d, pieces, maxima, kept);
+    find_largest<Values<in>, by_vector, kRowsThreads>(x, rows, d, work, maxima, kept);
 }
 
 template <DType in>

@@ -203,7 +203,7 @@ Status launch_tensor(const Args& args, const Executor& on, const Launch& launch)
         row.dynamic.group = DynamicScale::kRow;
         return launch(row);
     }
-    const int64_t bytes = args.normalized ? 0 : parts(args.rows * args.d * 2, 16) * 16;
+    const int64_t bytes = args.normalized ? 0 : ceil_div(args.rows * args.d * 2, 16) * 16;
     char* memory = static_cast<char*>(on.scratch(on.context, bytes + args.rows * int64_t(sizeof(uint32_t))));
     if (!memory) return {"no memory for the values of a tensor"};
     Args first = args;

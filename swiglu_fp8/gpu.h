@@ -99,10 +99,10 @@ struct Gated {
 };
 
 template <DType in, int kGroup, int kHeld>
-__global__ __launch_bounds__(kRowsThreads) void swiglu_groups(Gated<in> x, QuantizedRows to, Pieces pieces,
+__global__ __launch_bounds__(kRowsThreads) void swiglu_groups(Gated<in> x, QuantizedRows to, FlatWork work,
                                                               Maxima maxima) {
     let_next_kernel_start();
-    write_pieces<Gated<in>, kGroup, kHeld, kRowsThreads>(x, to, pieces, maxima);
+    write_flat<Gated<in>, kGroup, kHeld, kRowsThreads>(x, to, work, maxima);
 }
 
 template <DType in, Holder holder, int kHeld>
@@ -118,10 +118,10 @@ __global__ __launch_bounds__(kRowsThreads) void swiglu_fallback_computed(Gated<i
 }
 
 template <DType in, bool by_vector>
-__global__ __launch_bounds__(kRowsThreads) void swiglu_largest(Gated<in> x, int64_t rows, int64_t d, Pieces pieces,
+__global__ __launch_bounds__(kRowsThreads) void swiglu_largest(Gated<in> x, int64_t rows, int64_t d, FlatWork work,
                                                                uint32_t* maxima, void* kept) {
     let_next_kernel_start();
-    find_largest<Gated<in>, by_vector, kRowsThreads>(x, rows, d, pieces, maxima, kept);
+    find_largest<Gated<in>, by_vector, kRowsThreads>(x, rows, d, work, maxima, kept);
 }
 
 template <DType in>
@@ -161,7 +161,7 @@ Status launch_computed_as(const Args& a, const Vendor& vendor, const Executor& o
     // The values go through memory: first the maxima, which lie behind them.
     const bool by_vector = rows_fit(a, kEight, 1) && vectors_countable<Gated<in>>(a.rows, a.d);
     const int64_t count = maxima_of<Gated<in>>(a.rows, a.d, by_vector, vendor.units);
-    const int64_t bytes = parts(a.rows * a.d * 2, 16) * 16;
+    const int64_t bytes = ceil_div(a.rows * a.d * 2, 16) * 16;
     char* values = static_cast<char*>(on.scratch(on.context, bytes + count * int64_t(sizeof(uint32_t))));
     if (!values) return {"no memory for the values of a tensor"};
     auto* maxima = reinterpret_cast<uint32_t*>(values + bytes);

@@ -9,7 +9,6 @@
 
 namespace rocm_fp8::block_scaled_gemm::cuda {
 
-using tiles::ceil_div;
 using tiles::Config;
 using tiles::Cut;
 using tiles::Form;

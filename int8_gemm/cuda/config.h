@@ -5,7 +5,7 @@
 
 namespace rocm_fp8::int8_gemm::cuda {
 
-using tiles::ceil_div;
+using ceil_div;
 
 // Warps of a CTA divide its tile by rows, by columns and by k.
 struct Tile {

@@ -116,7 +116,7 @@ Status launch(const Args& args, const Executor& on) {
         const Kernel kernel = by_types(a, [&]<DType in, DType weight, Output output, bool with_residual>() {
             return kernel_by_config<in, weight, output, with_residual>(config, overlap.ahead > 0);
         });
-        return vendor.launch(kernel, parts(a.rows, config.rows) * config.cluster, config.threads, config.cluster, a,
+        return vendor.launch(kernel, ceil_div(a.rows, config.rows) * config.cluster, config.threads, config.cluster, a,
                              overlap);
     });
 }

@@ -64,7 +64,7 @@ Status launch(const Args& args, const Executor& on) {
     return launch_rows(args, on, [&](const Args& a) -> Status {
         const bool native = !is_fp8(a.out_dtype) || a.out_dtype == vendor.fp8;
         const Config config = pick_config(a.rows, a.d, chip.arch, rows_fit(a, 2 * kEight, 16) && native);
-        const int64_t groups = parts(a.rows, config.rows);
+        const int64_t groups = ceil_div(a.rows, config.rows);
         if (config.is_fallback()) {
             return vendor.launch(a.dtype == DType::f16 ? rms_norm_fallback<DType::f16> : rms_norm_fallback<DType::bf16>,
                                  groups, config.threads, 1, a);

@@ -22,7 +22,7 @@ struct ChipKey {
     int multiprocessors;
 };
 
-enum class Cut {
+enum class PieceRule {
     half,      // a piece for two multiprocessors
     each,      // a piece a multiprocessor
     two,       // two pieces a multiprocessor and round, in the fewest rounds that the regime's width allows
@@ -37,7 +37,7 @@ struct Regime {
     int rows_from, rows_to;        // of A
     int columns_from, columns_to;  // a multiprocessor: more than the first, at most the second
     int64_t k_from, k_to;          // at least the first, less than the second
-    Cut cut;
+    PieceRule rule;
     int width;       // columns of a tile, for `two`, `two_even` and `tiles`
     int splits;      // of K
     int warps;       // of a CTA
@@ -60,21 +60,21 @@ constexpr int64_t kWorthTwoParts = 2048;   // two parts of K, of few columns
 // The order matters: a size takes the first row that covers it and whose cut fits.
 constexpr Regime kRegimes[] = {
     // name, rows, columns a multiprocessor, k, cut, width, splits, warps, least form, least fill
-    {"one large CTA", 17, 32, 0, 128, kLongForOneCta, kAnyK, Cut::each, 0, 1, kLargeWarps, 0, 875},
-    {"wide, many rows", 17, 32, 128, kAnyColumns, 0, kAnyK, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
-    {"wide, short K", 1, 16, 128, 224, 0, kShortForRounds, Cut::two, kWidestColumns, 1, kWarps, 65, 850},
-    {"two CTAs a round", 1, 32, 64, kAnyColumns, 0, kAnyK, Cut::two_even, kWideColumns, 1, kWarps, 0, 0},
-    {"two halves of K", 1, 32, 32, kSplitColumns, kLongForParts, kAnyK, Cut::each, 0, 2, kWarps, 0, 0},
-    {"one CTA, few rows", 1, 8, 32, 64, 0, kWorthSums, Cut::each, 0, 1, kWarps, 0, 0},
-    {"one CTA, to 40", 9, 32, 32, 40, 0, kAnyK, Cut::each, 0, 1, kWarps, 0, 0},
-    {"half the columns", 1, 32, 32, 64, kWorthHalfTiles, kAnyK, Cut::two_even, kNarrowColumns, 1, kWarps, 0, 0},
-    {"full tiles", 1, 32, 32, 64, 0, kWorthHalfTiles, Cut::tiles, kNarrowColumns, 1, kWarps, 0, 0},
-    {"clusters of four", 17, 32, 16, 32, kLongForFour, kAnyK, Cut::clusters, 0, 4, kWarps, 0, 0},
-    {"one CTA", 1, 32, 16, 32, 0, kWorthSums, Cut::each, 0, 1, kWarps, 0, 0},
-    {"two halves, narrow", 1, 32, 22, 32, kWorthSums, kAnyK, Cut::each, 0, 2, kWarps, 0, 0},
-    {"pairs of CTAs", 1, 32, 16, 22, kWorthSums, kAnyK, Cut::half, 0, 2, kWarps, 0, 0},
-    {"pairs, few columns", 1, 32, 4, 16, kWorthTwoParts, kAnyK, Cut::half, 0, 2, kWarps, 0, 0},
-    {"the rest", 1, 32, 0, 16, 0, kAnyK, Cut::tiles, kNarrowColumns, kFill, kWarps, 0, 0},
+    {"one large CTA", 17, 32, 0, 128, kLongForOneCta, kAnyK, PieceRule::each, 0, 1, kLargeWarps, 0, 875},
+    {"wide, many rows", 17, 32, 128, kAnyColumns, 0, kAnyK, PieceRule::two, kWidestColumns, 1, kWarps, 65, 850},
+    {"wide, short K", 1, 16, 128, 224, 0, kShortForRounds, PieceRule::two, kWidestColumns, 1, kWarps, 65, 850},
+    {"two CTAs a round", 1, 32, 64, kAnyColumns, 0, kAnyK, PieceRule::two_even, kWideColumns, 1, kWarps, 0, 0},
+    {"two halves of K", 1, 32, 32, kSplitColumns, kLongForParts, kAnyK, PieceRule::each, 0, 2, kWarps, 0, 0},
+    {"one CTA, few rows", 1, 8, 32, 64, 0, kWorthSums, PieceRule::each, 0, 1, kWarps, 0, 0},
+    {"one CTA, to 40", 9, 32, 32, 40, 0, kAnyK, PieceRule::each, 0, 1, kWarps, 0, 0},
+    {"half the columns", 1, 32, 32, 64, kWorthHalfTiles, kAnyK, PieceRule::two_even, kNarrowColumns, 1, kWarps, 0, 0},
+    {"full tiles", 1, 32, 32, 64, 0, kWorthHalfTiles, PieceRule::tiles, kNarrowColumns, 1, kWarps, 0, 0},
+    {"clusters of four", 17, 32, 16, 32, kLongForFour, kAnyK, PieceRule::clusters, 0, 4, kWarps, 0, 0},
+    {"one CTA", 1, 32, 16, 32, 0, kWorthSums, PieceRule::each, 0, 1, kWarps, 0, 0},
+    {"two halves, narrow", 1, 32, 22, 32, kWorthSums, kAnyK, PieceRule::each, 0, 2, kWarps, 0, 0},
+    {"pairs of CTAs", 1, 32, 16, 22, kWorthSums, kAnyK, PieceRule::half, 0, 2, kWarps, 0, 0},
+    {"pairs, few columns", 1, 32, 4, 16, kWorthTwoParts, kAnyK, PieceRule::half, 0, 2, kWarps, 0, 0},
+    {"the rest", 1, 32, 0, 16, 0, kAnyK, PieceRule::tiles, kNarrowColumns, kFill, kWarps, 0, 0},
 };
 
 // The fewest pieces of at most that many columns.
@@ -106,17 +106,17 @@ constexpr bool covers(const Regime& r, int64_t m, int64_t n, int64_t k, int64_t 
 
 constexpr int64_t pieces_of(const Regime& r, int64_t n, int64_t multiprocessors) {
     const int64_t two = 2 * multiprocessors;
-    switch (r.cut) {
-        case Cut::half: return multiprocessors / 2;
-        case Cut::each: return multiprocessors;
-        case Cut::clusters: return clusters_alone(r.splits, multiprocessors);
-        case Cut::tiles: return fewest_pieces(r.width, n);
-        case Cut::two:
-        case Cut::two_even: break;
+    switch (r.rule) {
+        case PieceRule::half: return multiprocessors / 2;
+        case PieceRule::each: return multiprocessors;
+        case PieceRule::clusters: return clusters_alone(r.splits, multiprocessors);
+        case PieceRule::tiles: return fewest_pieces(r.width, n);
+        case PieceRule::two:
+        case PieceRule::two_even: break;
     }
     const int64_t fewest = fewest_pieces(r.width, n), pieces = (fewest + two - 1) / two * two;
     // Full tiles are taken where they leave at most a tenth of the CTA slots empty.
-    return r.cut == Cut::two || 10 * fewest < 9 * pieces ? pieces : fewest;
+    return r.rule == PieceRule::two || 10 * fewest < 9 * pieces ? pieces : fewest;
 }
 
 // The most parts of K for which all clusters run at once and no part is too short.

@@ -16,8 +16,6 @@ constexpr int kWgmmaHeight = 64;    // wide rows of an instruction
 constexpr int kMostSplits = 8;      // parts of K: CTAs of a cluster
 constexpr int kRowsOfColumns = 32;  // of the result that swapped forms store at once
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 struct Form {
     gemm::FormName name;
     bool swapped;

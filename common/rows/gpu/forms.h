@@ -3,7 +3,7 @@
 // choices can be tested anywhere.
 #pragma once
 
-#include <cstdint>
+#include "../../types.h"
 
 namespace rocm_fp8 {
 
@@ -24,8 +24,6 @@ constexpr int kMostRowThreads = 1024;  // where it holds one
 constexpr int most_threads(Holder holder) {
     return holder == Holder::wave || holder == Holder::quarter_wave ? kRowsThreads : kMostRowThreads;
 }
-
-constexpr int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 // --- columns ---
 

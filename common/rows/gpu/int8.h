@@ -121,9 +121,9 @@ constexpr Int8Config int8_config(int64_t rows, int64_t d, bool vectors) {
     const int64_t count = d / kEight;
     constexpr int kWaves = kRowsThreads / kLanes;
     if (!vectors || count > 4 * kMostRowThreads) return {-1, kRowsThreads, rows < kMostGroups ? rows : kMostGroups};
-    if (count <= kLanes) return {0, kRowsThreads, parts(rows, kWaves)};
-    if (count <= 4 * kLanes) return {1, kRowsThreads, parts(rows, kWaves)};
-    return {2, int(parts(count, 4 * kLanes)) * kLanes, rows};
+    if (count <= kLanes) return {0, kRowsThreads, ceil_div(rows, kWaves)};
+    if (count <= 4 * kLanes) return {1, kRowsThreads, ceil_div(rows, kWaves)};
+    return {2, int(ceil_div(count, 4 * kLanes)) * kLanes, rows};
 }
 
 // pick.operator()<form>() is the kernel of a form; any: the one that takes elements.

@@ -1,10 +1,10 @@
 // How the kernels of quantize.h are launched, by sizes and modes. An operator names its kernels by a type `Kernels`:
 //
 //     Source                         what the values are
-//     flat<scale, held>()            kernel(Source, QuantizedRows, Pieces, Maxima)
+//     flat<scale, held>()            kernel(Source, QuantizedRows, FlatWork, Maxima)
 //     row<holder, held>()            kernel(Source, QuantizedRows)
 //     any<scale>()                   kernel(Source, QuantizedRows, Maxima)
-//     largest<by_vector>()           kernel(Source, rows, d, Pieces, maxima, kept)
+//     largest<by_vector>()           kernel(Source, rows, d, FlatWork, maxima, kept)
 //
 // and the vendor by a type with its chip's numbers and launch(kernel, workgroups, threads, cluster, arguments...).
 #pragma once
@@ -58,7 +58,7 @@ struct RowConfig {
 // as many threads as there may be, because their latency is the time.
 constexpr RowConfig row_config(int64_t rows, int64_t vectors, DType type, const RowsTuning& tuning, int units,
                                bool clusters) {
-    const auto threads = [&](int64_t vectors_each) { return parts(vectors, vectors_each * kLanes) * kLanes; };
+    const auto threads = [&](int64_t vectors_each) { return ceil_div(vectors, vectors_each * kLanes) * kLanes; };
     for (int cluster = clusters ? 8 : 1; cluster > 1; cluster /= 2) {
         constexpr int kFewest = 128;  // threads
         if (vectors < cluster * kFewest || threads(cluster) > kMostRowThreads) continue;
@@ -72,7 +72,7 @@ constexpr RowConfig row_config(int64_t rows, int64_t vectors, DType type, const 
         if (holder == Holder::cluster || (held == 8 && type == DType::f32)) continue;
         if (vectors > int64_t(held) * (holder == Holder::wave ? kLanes : kMostRowThreads)) continue;
         if (holder == Holder::workgroup && many && held < 4 && vectors > 4 * kLanes) continue;
-        if (holder == Holder::wave) return {form, kRowsThreads, parts(rows, kRowsThreads / kLanes), 1};
+        if (holder == Holder::wave) return {form, kRowsThreads, ceil_div(rows, kRowsThreads / kLanes), 1};
         return {form, int(threads(held)), rows, 1};
     }
     return {-1, 0, 0, 1};
@@ -101,20 +101,20 @@ Status launch_flat(const typename Kernels::Source& source, const QuantizedRows& 
     constexpr RowsTuning kTuning = Kernels::Source::tuning;
     const int64_t vectors = to.rows * (to.d / kEight), a_unit = vectors / vendor.units;
     const int held = fit.neighbours && (a_unit > kTuning.single || scale == kFromMaxima) ? 2 : 1;
-    const int64_t pieces_a_row =
-        scale > kFromMaxima ? parts(to.d, scale) * (scale / (kEight * held)) : to.d / (kEight * held);
-    const int64_t count = to.rows * pieces_a_row;
+    const int64_t a_row =
+        scale > kFromMaxima ? ceil_div(to.d, scale) * (scale / (kEight * held)) : to.d / (kEight * held);
+    const int64_t count = to.rows * a_row;
     if (!fit.vectors || count >= kMostVectors) return launch_by_element<Kernels>(source, to, maxima, vendor);
     const bool fill = scale == kFromMaxima || (held == 1 && a_unit > 1500);
     const int threads = fill ? kRowsThreads : a_unit <= kTuning.spread ? kLanes : kTuning.threads;
-    int64_t groups = parts(count, threads);
+    int64_t groups = ceil_div(count, threads);
     if (scale == kFromMaxima && groups > kGroupsAUnit * int64_t(vendor.units))
         groups = kGroupsAUnit * int64_t(vendor.units);
-    const Pieces pieces{divider_by(uint32_t(pieces_a_row)), uint32_t(count),
+    const FlatWork work{divider_by(uint32_t(a_row)), uint32_t(count),
                         uint32_t(int64_t(kFetchedVectors) * vendor.units / (held * threads))};
     const auto with = [&]<int kScale>() {
         const auto kernel = held == 1 ? Kernels::template flat<kScale, 1>() : Kernels::template flat<kScale, 2>();
-        return vendor.launch(kernel, groups, threads, 1, source, to, pieces, maxima);
+        return vendor.launch(kernel, groups, threads, 1, source, to, work, maxima);
     };
     if (scale == kGiven) return with.template operator()<kGiven>();
     if (scale == kFromMaxima) return with.template operator()<kFromMaxima>();
@@ -142,7 +142,7 @@ Status launch_computed(const typename Kernels::Source& source, const QuantizedRo
 
 // So many workgroups find the maximum of rows.
 inline int64_t largest_groups(int64_t rows, int64_t d, bool by_vector, int units) {
-    const int64_t wanted = by_vector ? parts(rows * (d / kEight), kRowsThreads) : rows,
+    const int64_t wanted = by_vector ? ceil_div(rows * (d / kEight), kRowsThreads) : rows,
                   most = kGroupsAUnit * int64_t(units);
     return wanted < most ? wanted : most;
 }
@@ -162,7 +162,7 @@ template <class Source>
 int64_t maxima_of(int64_t rows, int64_t d, bool by_vector, int units) {
     const int64_t at_once = columns_of_search<Source>(d);
     if (!by_vector || at_once == d) return largest_groups(rows, d, by_vector, units);
-    return rows * parts(d, at_once) * largest_groups(1, at_once, true, units);
+    return rows * ceil_div(d, at_once) * largest_groups(1, at_once, true, units);
 }
 
 // `maxima`: maxima_of them.
@@ -172,9 +172,9 @@ Status launch_largest(const typename Kernels::Source& source, int64_t rows, int6
     using Source = typename Kernels::Source;
     const auto launch = [&](const Source& from, int64_t rows, int64_t d, int64_t groups, uint32_t* maxima, void* kept) {
         const int64_t vectors = by_vector ? d / kEight : 1;
-        const Pieces pieces{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
+        const FlatWork work{divider_by(uint32_t(vectors)), uint32_t(by_vector ? rows * vectors : 0), 0};
         const auto kernel = by_vector ? Kernels::template largest<true>() : Kernels::template largest<false>();
-        return vendor.launch(kernel, groups, kRowsThreads, 1, from, rows, d, pieces, maxima, kept);
+        return vendor.launch(kernel, groups, kRowsThreads, 1, from, rows, d, work, maxima, kept);
     };
     const int64_t at_once = columns_of_search<Source>(d);
     if (!by_vector || at_once == d) {

@@ -45,20 +45,20 @@ constexpr int kMostNeighbours = 1, kMostLoadedBytes = 256;
 // Where a flat kernel's scale comes from; 32, 64, 128: of groups of that size.
 constexpr int kGiven = 0, kFromMaxima = 1;
 
-// Workgroups of a multiple of kLanes; of kThreads with kFromMaxima, whose workgroups take piece after piece.
+// Workgroups of a multiple of kLanes; of kThreads with kFromMaxima, whose workgroups take one after the other.
 template <class Source, int kScale, int kHeld, int kThreads>
-__device__ inline void write_pieces(const Source& source, const QuantizedRows& to, const Pieces& pieces,
-                                    const Maxima& maxima) {
+__device__ inline void write_flat(const Source& source, const QuantizedRows& to, const FlatWork& work,
+                                  const Maxima& maxima) {
     constexpr int kGroupLanes = kScale / (kEight * kHeld);
     const uint32_t in_row = uint32_t(to.d) / (kEight * kHeld);
     uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
     const auto place = [&](uint32_t& row, uint32_t& column) {
-        const uint32_t n = index < pieces.count ? index : pieces.count - 1;
-        row = divide(n, pieces.row_of), column = n - row * pieces.row_of.divisor;
+        const uint32_t n = index < work.count ? index : work.count - 1;
+        row = divide(n, work.row_of), column = n - row * work.row_of.divisor;
     };
     uint32_t row, column;
     place(row, column);
-    if (blockIdx.x < pieces.fetching && threadIdx.x % (Source::kFetched / kHeld) == 0 && column < in_row)
+    if (blockIdx.x < work.fetching && threadIdx.x % (Source::kFetched / kHeld) == 0 && column < in_row)
         source.fetch(row, column * kHeld);
     wait_for_previous_kernel();
 
@@ -70,7 +70,7 @@ __device__ inline void write_pieces(const Source& source, const QuantizedRows& t
             computed_scale(to.dynamic, upper_bound(to.dynamic), largest_of<kThreads>(maxima), index == 0, 0, 0));
     }
     do {
-        // Lanes beyond the row's end hold its last piece, which changes no maximum, and write nothing.
+        // Lanes beyond the row's end hold its last one, which changes no maximum, and write nothing.
         const uint32_t first = (column < in_row ? column : in_row - 1) * kHeld;
         typename Source::Loaded loaded[kHeld];
 #pragma unroll
@@ -83,16 +83,16 @@ __device__ inline void write_pieces(const Source& source, const QuantizedRows& t
 #pragma unroll
             for (int v = 0; v < kHeld; ++v) largest = larger(largest, e[v].largest());
             largest = max_over_lanes<kGroupLanes>(largest);
-            const bool leads = index < pieces.count && column % kGroupLanes == 0;
+            const bool leads = index < work.count && column % kGroupLanes == 0;
             by = QuantizationScale(
                 computed_scale(to.dynamic, upper_bound(to.dynamic), largest, leads, row, column / kGroupLanes));
         }
-        if (index < pieces.count && column < in_row)
+        if (index < work.count && column < in_row)
             store_quotients(offset(to.out, row * to.stride + first * kEight), e, by);
         if constexpr (kScale != kFromMaxima) break;
         index += gridDim.x * kThreads;
         place(row, column);
-    } while (index < pieces.count);
+    } while (index < work.count);
 }
 
 // kHeld vectors a thread.
@@ -199,25 +199,25 @@ __device__ inline void write_by_element(const Source& source, const QuantizedRow
 // The largest of each workgroup's part of the tensor, to `maxima`; the values themselves, too, where `kept` is given:
 // rows of d, with no space between them.
 template <class Source, bool by_vector, int kThreads>
-__device__ inline void find_largest(const Source& source, int64_t rows, int64_t d, const Pieces& pieces,
+__device__ inline void find_largest(const Source& source, int64_t rows, int64_t d, const FlatWork& work,
                                     uint32_t* maxima, void* kept) {
     wait_for_previous_kernel();
     uint32_t largest = 0;
     if constexpr (by_vector) {
         constexpr int kAtOnce = 2;  // loads in flight
         const uint32_t step = gridDim.x * kThreads;
-        for (uint32_t n = blockIdx.x * kThreads + threadIdx.x; n < pieces.count; n += kAtOnce * step) {
+        for (uint32_t n = blockIdx.x * kThreads + threadIdx.x; n < work.count; n += kAtOnce * step) {
             typename Source::Loaded loaded[kAtOnce];
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
-                const uint32_t at = n + i * step < pieces.count ? n + i * step : n, row = divide(at, pieces.row_of);
-                loaded[i] = source.load(row, at - row * pieces.row_of.divisor);
+                const uint32_t at = n + i * step < work.count ? n + i * step : n, row = divide(at, work.row_of);
+                loaded[i] = source.load(row, at - row * work.row_of.divisor);
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
                 const Eight<Source::type> e = source.values(loaded[i]);
                 largest = larger(largest, e.largest());
-                if (kept && n + i * step < pieces.count) store_at(offset(kept, int64_t(n + i * step) * 16), e.bits[0]);
+                if (kept && n + i * step < work.count) store_at(offset(kept, int64_t(n + i * step) * 16), e.bits[0]);
             }
         }
     } else {

@@ -34,9 +34,9 @@ struct QuantizedRows {
     }
 };
 
-// The vectors of a flat kernel, kHeld neighbours as one piece. row_of divides by a row's pieces, filled up to whole
-// groups. The first `fetching` workgroups fetch into L2 before they wait for the previous kernel.
-struct Pieces {
+// The vectors of a flat kernel, kHeld neighbours as one. row_of divides by a row's, filled up to whole groups. The first
+// `fetching` workgroups fetch into L2 before they wait for the previous kernel.
+struct FlatWork {
     Divider row_of;
     uint32_t count, fetching;
 };
