@@ -22,10 +22,8 @@ constexpr int kHopper = 90;
 
 // Of a form: its name and fields.
 std::string object(const char* form, std::initializer_list<std::pair<const char*, int64_t>> fields) {
-    std::string text = form ? "{\"name\": \"" + std::string(form) + "\"" : "";
-    for (const auto& [name, value] : fields) {
-        text += (text.empty() ? "{\"" : ", \"") + std::string(name) + "\": " + std::to_string(value);
-    }
+    std::string text = "{\"name\": \"" + std::string(form) + "\"";
+    for (const auto& [name, value] : fields) text += ", \"" + std::string(name) + "\": " + std::to_string(value);
     return text + "}";
 }
 
@@ -80,11 +78,8 @@ const char* tables() {
         };
         const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
-        const std::string limits =
-            object(nullptr,
-                   {{"max_splits", hip::kMaxSplits}, {"max_split_tiles", kCounters}, {"least_part", hip::kLeastPart}});
         return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
-               ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) + ", \"skinny_limits\": " + limits +
+               ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +
@@ -104,16 +99,16 @@ void block_scaled_config(int64_t m, int64_t n, int64_t k, int arch, int64_t out[
 }
 double block_scaled_estimate(int arch, int shape, int parts, int64_t m, int64_t n, int64_t k) {
     using namespace block_scaled_gemm::hip;
-    return estimated_us(kChipModels[arch], shape, parts, m, n, k);
+    return estimated_us(kChipModels[arch], shape, parts, {1, m, n, k});
 }
 void int8_config(int64_t batch, int64_t m, int64_t n, int64_t k, int arch, int general, int64_t out[2]) {
-    const int8_gemm::hip::Config c = int8_gemm::hip::pick_config(batch, m, n, k, arch, general);
+    const int8_gemm::hip::Config c = int8_gemm::hip::pick_config({batch, m, n, k}, arch, general);
     out[0] = c.shape;
     out[1] = c.parts;
 }
 double int8_estimate(int arch, int shape, int parts, int64_t batch, int64_t m, int64_t n, int64_t k) {
     using namespace int8_gemm::hip;
-    return estimated_us(kChipModels[arch], kTileShapes[shape], parts, batch, m, n, k);
+    return estimated_us(kChipModels[arch], shape, parts, {batch, m, n, k});
 }
 int int8_fallback_shape(int shape) { return int8_gemm::hip::fallback_shape(shape); }
 void cuda_block_scaled_config(int64_t m, int64_t n, int64_t k, int general_b, int multiprocessors, int memory_bits,
@@ -161,12 +156,32 @@ int64_t wrong_division(const uint32_t* numbers, int64_t count, uint32_t divisor)
 void gemm_config(int64_t m, int64_t n, int64_t k, int arch, int aligned, int64_t out[2]) {
     const skinny_gemm::hip::Config c = skinny_gemm::hip::pick_config(m, n, k, arch, aligned);
     out[0] = c.shape;
-    out[1] = c.splits;
+    out[1] = c.parts;
 }
 
 double gemm_estimate(int arch, int shape, int splits, int64_t n, int64_t k) {
     using namespace skinny_gemm::hip;
-    return estimated_us(kChipModels[arch], kStreamShapes[shape], splits, n, k);
+    return estimated_us(kChipModels[arch], shape, splits, {1, kStreamShapes[shape].rows, n, k});
+}
+
+// Of skinny_gemm, block_scaled_gemm or int8_gemm. costs: those of the header's struct, then a tile's cycles of a block.
+int gemm_most_parts(int op, int arch, int shape, int64_t m, int64_t n, int64_t k) {
+    const auto most = [&](auto of) { return of(kChipModels[arch], shape, gemm::Sizes{1, m, n, k}); };
+    return op == 0   ? most(skinny_gemm::hip::most_parts)
+           : op == 1 ? most(block_scaled_gemm::hip::most_parts)
+                     : most(int8_gemm::hip::most_parts);
+}
+double gemm_us(int op, int arch, int shape, int parts, int64_t m, int64_t n, int64_t k, const double* costs) {
+    using namespace block_scaled_gemm::hip;
+    const ChipModel& chip = kChipModels[arch];
+    if (op == 0 || (op == 1 && is_stream(shape))) {
+        const auto& form = op ? kStreamShapes[shape - kTileShapeCount] : skinny_gemm::hip::kStreamShapes[shape];
+        return gemm::stream_time(chip, form, *(const gemm::StreamCosts*)costs, {1, m, n, k}, parts).total();
+    }
+    TileShape form = op == 1 ? tile_shape(shape) : int8_gemm::hip::kTileShapes[shape];
+    form.block_cycles.of[arch] = costs[sizeof(gemm::TileCosts) / sizeof(double)];
+    const bool wide = op == 1 && chip.arch == Arch::gfx950;
+    return gemm::tile_time(chip, form, *(const gemm::TileCosts*)costs, wide, {1, m, n, k}, parts).total();
 }
 
 void gemm_tile_at(int tile, int down, int across, int band, int64_t at[2]) {

@@ -40,6 +40,8 @@ FUNCTIONS = {
     "wrong_division": (LONG, (ctypes.c_void_p, LONG, ctypes.c_uint32), 0),
     "gemm_config": (None, (LONG, LONG, LONG, INT, INT), 2),
     "gemm_estimate": (DOUBLE, (INT, INT, INT, LONG, LONG), 0),
+    "gemm_most_parts": (INT, (INT, INT, INT, LONG, LONG, LONG), 0),
+    "gemm_us": (DOUBLE, (INT, INT, INT, INT, LONG, LONG, LONG, ctypes.POINTER(DOUBLE)), 0),
     "gemm_row_class": (LONG, (LONG,), 0),
     "gemm_tile_at": (None, (INT, INT, INT, INT), 2),
     "cuda_rms_norm_config": (None, (LONG, LONG, INT, INT, INT), 5),

@@ -18,7 +18,6 @@ CONFIG = ROOT / "skinny_gemm" / "hip" / "config.h"
 TUNED = ROOT / "skinny_gemm" / "hip" / "tuned.h"
 ARCHS = ("gfx942", "gfx950")  # an entry holds the index
 ROW_CLASSES = (8, 16, 32)
-SPLITS = (1, 2, 4, 8, 16)
 
 
 class HeaderError(Exception):
@@ -70,29 +69,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class StreamTable:
-    """kStreamShapes, and what limits a launch: the names are the header's."""
+    """kStreamShapes; names and fields are the header's."""
 
     shapes: list[dict[str, int]]
-    max_splits: int
-    max_split_tiles: int
-    least_part: int
 
     def takes(self, k: int) -> bool:
         """Whether a stream is considered at all for this k, and with it the tuned entries."""
         return k % 16 == 0
 
     def allowed(self, rows: int, n: int, k: int) -> list[Config]:
-        """All of a class of rows, by the rules of pick_config."""
-        found = []
-        for shape in self.shapes:
-            if shape["rows"] != rows:
-                continue
-            tiles = -(-n // shape["columns"])
-            for splits in SPLITS:
-                small = tiles <= self.max_split_tiles and k // splits >= self.least_part
-                if splits == 1 or (splits <= self.max_splits and small):
-                    found.append(Config(shape["name"], splits))
-        return found
+        """All of a class of rows, by the rules of pick_config on either chip."""
+        return [
+            Config(shape["name"], parts)
+            for place, shape in enumerate(self.shapes)
+            for parts in range(1, 1 + max(configs().gemm_most_parts(0, arch, place, rows, n, k) for arch in (0, 1)))
+        ]
 
 
 def _between(text: str, begin: str, what: str) -> tuple[int, int]:
@@ -106,8 +97,7 @@ def _between(text: str, begin: str, what: str) -> tuple[int, int]:
 
 def stream_table() -> StreamTable:
     """Of skinny_gemm/hip/config.h."""
-    tables = configs().tables
-    return StreamTable(tables["skinny"], **tables["skinny_limits"])
+    return StreamTable(configs().tables["skinny"])
 
 
 TABLE = 'kTunedConfigs[] = {\n    {-1, 0, 0, 0, "", 0},'
@@ -159,7 +149,7 @@ int main() {{
     using namespace rocm_fp8::skinny_gemm::hip;
     for (const auto& s : sizes) {{
         const auto c = pick_config(s[1], s[2], s[3], int(s[0]));
-        std::printf("%s %d\\n", c.shape < 0 ? "fallback" : kStreamShapes[c.shape].name.text, c.splits);
+        std::printf("%s %d\\n", c.shape < 0 ? "fallback" : kStreamShapes[c.shape].name.text, c.parts);
     }}
 }}
 """

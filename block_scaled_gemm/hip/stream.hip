@@ -264,7 +264,7 @@ Status launch_stream(const Args& args, Access access, const Config& config, bool
             return block_scaled_gemm_stream<i, false, false>;
         });
     }();
-    const int64_t tiles = tiles_of(size, args.m, args.n), items = tiles * config.parts;
+    const int64_t tiles = gemm::tiles_of(size, {1, args.m, args.n, args.k}), items = tiles * config.parts;
     if (items * size.waves * kWave > kMaxThreads) return {"b has more rows than one launch takes"};
     const auto [split, status] = split_for(config.parts, tiles, int64_t(size.rows) * size.columns * 4, on);
     if (!status.ok()) return status;

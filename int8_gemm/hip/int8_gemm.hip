@@ -144,7 +144,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const bool unaligned =
         args.k % kChunk != 0 || !fits(args.a, args.batch, args.k, args.m) || !fits(args.b, args.batch, args.k, args.n);
-    Config config = pick_config(args.batch, args.m, args.n, args.k, int(chip.arch), unaligned);
+    Config config = pick_config({args.batch, args.m, args.n, args.k}, int(chip.arch), unaligned);
     if (const Status forced = forced_config(unaligned, blocks_of(args.k), &config); !forced.ok()) return forced;
     return launch_tiles(reinterpret_cast<const void*>(kernel_of(config.shape, unaligned)), kTileShapes[config.shape],
                         config.parts, mode_of(args), args, args.batch, chip.arch, on);

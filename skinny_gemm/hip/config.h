@@ -4,9 +4,7 @@
 
 #include <cstdint>
 
-#include "../../common/gemm/hip/counters.h"
-#include "../../common/gemm/hip/stream_shape.h"
-#include "../../common/hip/chips.h"
+#include "../../common/gemm/hip/costs.h"
 #include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
@@ -32,15 +30,10 @@ constexpr StreamShape kFallbackShapes[] = {
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 static_assert(gemm::names_differ(kStreamShapes));
 
-struct Config {
-    int shape;   // index into kStreamShapes, or kFallback
-    int splits;  // of K
-};
+using gemm::kMaxParts;
+using Config = gemm::Choice;  // a shape is an index into kStreamShapes, or kFallback
 constexpr int kFallback = -1;
-
-constexpr int kMaxSplits = 16;
 constexpr int64_t kMostColumns = int64_t(1) << 30;
-constexpr int64_t kLeastPart = 1024;  // of k, where it is split
 
 constexpr int row_class(int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
@@ -48,32 +41,14 @@ constexpr const StreamShape& shape_of(const Config& c, int64_t m) {
     return c.shape == kFallback ? kFallbackShapes[m <= 8 ? 0 : m <= 16 ? 1 : 2] : kStreamShapes[c.shape];
 }
 
-// The model's estimate in microseconds after the launch: the longer of the bytes from memory and from L2, what busy
-// matrix units take of the clock, latencies before and behind, rounds of workgroups and split-K. It ranks configurations
-// and is no measurement. Fitted on 127 estimates of the simulator's clock (MI300X, 19 sizes): 3.7 % off, and what it
-// picks is the best of them but for two, by 1.4 and 15 % (16 parts instead of 8 of 64 columns).
-constexpr double estimated_us(const ChipModel& chip, const StreamShape& shape, int splits, int64_t n, int64_t k) {
-    constexpr double kFixedUs = 0.59, kInTheWay = 0.014, kPower = 0.665, kEndUs = 0.11, kRoundUs = 1.7;
-    constexpr double kUnitBytes = 28;  // a clock, of one compute unit of either chip: streams draw no more
-    constexpr double kSplitUs = 1.06, kPartUs = 0.084;  // of a launch, and a KiB of a workgroup's sums in each part
-    const int64_t columns = shape.columns, tiles = (n + columns - 1) / columns;
-    const int64_t groups = tiles * splits, on_unit = (groups + chip.compute_units - 1) / chip.compute_units;
-    const int64_t rounds = (on_unit + shape.per_unit - 1) / shape.per_unit;
-    const auto least = [](double a, double b) { return a < b ? a : b; };
-    const double active = least(double(groups), chip.compute_units);
-    const double drawn = active * kUnitBytes * chip.cycles_per_us;
-    const double weights = double(tiles * columns) * double(k), rows = shape.rows;
-    // Workgroup u has part u % splits, on chiplet u % 8: with 8 parts a chiplet fetches one part of A, with one all.
-    const double copies = least(8, double(groups)) / least(8, splits);
-    const double memory = (weights + copies * rows * double(k)) / least(chip.memory_bytes_per_us, drawn);
-    const double l2 = weights * (1 + rows / double(columns)) / least(chip.l2_bytes_per_us, 2 * drawn);
-    // 16 cycles for 8 rows and a KiB of weights, on four SIMDs; the fullest unit has more than the mean.
-    const double matrix =
-        weights / 1024 * 16 * (rows / 8) / (double(groups) / double(on_unit) * 4 * chip.cycles_per_us);
-    double us = kFixedUs + (memory > l2 ? memory : l2) + kInTheWay * least(memory, l2) + kPower * matrix;
-    us += kEndUs * rows / 8 * double(columns) / 16 + kRoundUs * double(rounds - 1);
-    if (splits > 1) us += kSplitUs + kPartUs * rows * double(columns) * 4 / 1024 * splits;
-    return us;
+constexpr double estimated_us(const ChipModel& chip, int shape, int parts, const gemm::Sizes& sizes) {
+    return gemm::stream_time(chip, kStreamShapes[shape], gemm::costs::kStreams, sizes, parts).total();
+}
+
+// 0: the shape does not take these sizes.
+constexpr int most_parts(const ChipModel& chip, int shape, const gemm::Sizes& sizes) {
+    const StreamShape& stream = kStreamShapes[shape];
+    return stream.rows == sizes.m ? gemm::most_parts(chip, stream, sizes, stream.waves) : 0;
 }
 
 // arch: 0 for gfx942, 1 for gfx950. aligned: all rows of a and b start at multiples of 16 bytes, and k is one. Besides,
@@ -82,37 +57,22 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
     const ChipModel& chip = kChipModels[arch];
     if (!aligned) {
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
-        const int64_t tiles = (n + 15) / 16;
-        int splits = 1;
-        while (tiles <= kCounters && tiles * splits * 2 <= chip.compute_units && k / (splits * 2) >= 2048 &&
-               splits * 2 <= kMaxSplits) {
-            splits *= 2;
+        const int64_t tiles = gemm::pieces(n, 16);
+        int parts = 1;
+        while (tiles <= kCounters && tiles * parts * 2 <= chip.compute_units && k / (parts * 2) >= 2048 &&
+               parts * 2 <= kMaxParts) {
+            parts *= 2;
         }
-        return {kFallback, splits};
+        return {kFallback, parts};
     }
     for (const TunedConfig& t : kTunedConfigs) {
         if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) {
-            return {gemm::place_of(kStreamShapes, t.form), t.splits};
+            return {gemm::place_of(kStreamShapes, t.form), t.parts};
         }
     }
     // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
     // batch.
-    Config best{kFallback, 1};
-    double best_us = 0;
-    for (int i = 0; i < kStreamShapeCount; ++i) {
-        const StreamShape& shape = kStreamShapes[i];
-        if (shape.rows != row_class(m)) continue;
-        const int64_t tiles = (n + shape.columns - 1) / shape.columns;
-        for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
-            if (splits > 1 && (tiles > kCounters || k / splits < kLeastPart)) break;
-            const double us = estimated_us(chip, shape, splits, n, k);
-            if (best.shape == kFallback || us < best_us) {
-                best = {i, splits};
-                best_us = us;
-            }
-        }
-    }
-    return best;
+    return gemm::pick(kStreamShapeCount, chip, {1, row_class(m), n, k}, most_parts, estimated_us);
 }
 
 }  // namespace rocm_fp8::skinny_gemm::hip

@@ -98,15 +98,15 @@ __global__ __launch_bounds__(Any<index>::threads) void skinny_gemm_fallback(Stre
 Status forced_config(const Args& a, bool stream_allowed, Config* config) {
     ForcedConfig forced;
     const auto place = [](std::string_view name) { return gemm::place_of(kStreamShapes, name); };
-    if (const Status s = read_forced_config("skinny_gemm", kStreamShapeCount, place, kMaxSplits, false, &forced);
+    if (const Status s = read_forced_config("skinny_gemm", kStreamShapeCount, place, kMaxParts, false, &forced);
         !s.ok() || !forced.set)
         return s;
-    const bool changed = forced.shape != config->shape || forced.splits != config->splits;
+    const bool changed = forced.shape != config->shape || forced.splits != config->parts;
     if (changed && forced.shape != kFallback && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {
         return {kUnfit};
     }
     config->shape = forced.shape;
-    config->splits = forced.splits;
+    config->parts = forced.splits;
     return {};
 }
 
@@ -139,17 +139,17 @@ Status launch(const Args& args, const Executor& on) {
     if (const Status forced = forced_config(args, stream_allowed, &config); !forced.ok()) return forced;
 
     const StreamShape& shape = shape_of(config, args.m);
-    const int64_t tiles = (args.n + shape.columns - 1) / shape.columns, groups = tiles * config.splits;
+    const int64_t tiles = (args.n + shape.columns - 1) / shape.columns, groups = tiles * config.parts;
     const auto [split, status] =
-        split_for(config.splits, tiles, int64_t(shape.rows) * shape.columns * int64_t(sizeof(float)), on);
+        split_for(config.parts, tiles, int64_t(shape.rows) * shape.columns * int64_t(sizeof(float)), on);
     if (!status.ok()) return status;
     const int threads = kWave * shape.waves;
     if (groups * threads > kMaxThreads || args.n > kMostColumns) return {"b has more rows than one launch takes"};
     const int blocks = int(gemm::blocks_of(args.k));
-    const Divider parts = divider_by(uint32_t(config.splits));
+    const Divider parts = divider_by(uint32_t(config.parts));
     const StreamWork work{
         args.a.data, args.b.data,      uint32_t(args.a.row_stride), uint32_t(args.b.row_stride), int(args.m),
-        int(args.n), uint32_t(args.k), blocks / config.splits,      blocks % config.splits,      parts};
+        int(args.n), uint32_t(args.k), blocks / config.parts,       blocks % config.parts,       parts};
     const StreamArgs rest{args.epilogue, split};
     if (config.shape == kFallback) {
         const auto kernel =

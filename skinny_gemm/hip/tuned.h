@@ -11,7 +11,7 @@ struct TunedConfig {
     int rows;  // class of rows: 8, 16 or 32
     int64_t n, k;
     const char* form;  // of kStreamShapes
-    int splits;
+    int parts;
 };
 
 // The first entry matches nothing: C++ has no empty arrays.

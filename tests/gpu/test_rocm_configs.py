@@ -144,16 +144,19 @@ def gemm(library, m: int, n: int, k: int, arch: int = GFX942, aligned: int = 1) 
     return library.gemm_config(m, n, k, arch, aligned)
 
 
+def may_have(parts: int, shape: dict, n: int, k: int, arch: int) -> bool:
+    """A counter for each tile, a block for each wave, at most two workgroups for each place of the chip."""
+    tiles, places = -(-n // shape["columns"]), (304, 256)[arch] * shape["per_unit"]
+    few = tiles <= 1024 and tiles * parts <= 2 * places and -(-k // 128) // parts >= shape["waves"]
+    return parts == 1 or (parts <= 16 and few)
+
+
 @pytest.mark.parametrize("arch", [GFX942, GFX950])
 @pytest.mark.parametrize("n, k", SIZES)
 def test_every_choice_can_run(library, n, k, arch):
-    table = shapes()
     for m in range(1, 33):
-        shape, splits = gemm(library, m, n, k, arch)
-        assert splits in (1, 2, 4, 8, 16)
-        assert table[shape]["rows"] >= m
-        columns = table[shape]["columns"]
-        assert splits == 1 or (-(-n // columns) <= 1024 and k // splits >= 1024)
+        shape, parts = gemm(library, m, n, k, arch)
+        assert shapes()[shape]["rows"] >= m and may_have(parts, shapes()[shape], n, k, arch)
 
 
 @pytest.mark.parametrize("n, k", SIZES)
@@ -174,21 +177,20 @@ def test_no_other_choice_is_better_by_the_model(library, n, k):
             return library.gemm_estimate(arch, shape, splits, n, k)
 
         chosen = gemm(library, rows, n, k, arch)
-        for shape, splits in itertools.product(range(len(table)), (1, 2, 4, 8, 16)):
-            columns = table[shape]["columns"]
-            allowed = splits == 1 or (-(-n // columns) <= 1024 and k // splits >= 1024)
-            if table[shape]["rows"] == rows and allowed:
+        for shape, splits in itertools.product(range(len(table)), range(1, 17)):
+            if table[shape]["rows"] == rows and may_have(splits, table[shape], n, k, arch):
                 assert estimate(*chosen) <= estimate(shape, splits)
 
 
 def test_the_estimates_are_near_the_floor(library):
     """The model's own time for the sizes of Llama 3.1 405B on eight MI300X, after the launch: near the bytes at
-    4.0 TB/s, but for latencies, and for what rows take of L2 and busy matrix units of the clock."""
+    4.0 TB/s, but for what rows take of L2 and busy matrix units of the clock, and for latencies. Those are 2.8 us by
+    the simulator's clock (32 x 2304 x 16384: 13.9 us), from which the model is 5 % off."""
     for n, k in SIZES[:3]:
         floor = n * k / 4.0e6
         for rows in (8, 16, 32):
             us = library.gemm_estimate(GFX942, *gemm(library, rows, n, k), n, k)
-            assert floor < us < floor * (1 + rows / 180) + 2, (n, k, rows, us)
+            assert floor < us < floor * (1 + rows / 180) + 3.5, (n, k, rows, us)
 
 
 def test_every_shape_is_chosen_for_some_size(library):
@@ -196,7 +198,7 @@ def test_every_shape_is_chosen_for_some_size(library):
     sizes = itertools.product((8, 16, 32), columns, (1024, 2048, 4096, 8192, 16384, 28672), (GFX942, GFX950))
     chosen = {gemm(library, *size) for size in sizes}
     assert {shape for shape, _ in chosen} == set(range(len(shapes())))
-    assert {splits for _, splits in chosen} == {1, 2, 4, 8, 16}
+    assert {splits for _, splits in chosen} >= {1, 2, 4, 8, 16}
 
 
 def test_unaligned_rows_go_to_the_simple_kernel(library):

@@ -12,7 +12,6 @@ struct StreamShape {
     int waves;          // that share K
     int depth;          // blocks of K that a wave has in flight
     int per_unit;       // workgroups that a compute unit holds at once (LDS, registers); machine-code gates check it
-    double block_cycles = 0, end_us = 0;  // of a wave's block; of the waves' sums: estimates of a chain of blocks
 };
 
 constexpr int kMostStreamRows = 32;

@@ -5,6 +5,11 @@
 
 namespace rocm_fp8 {
 
+// Of each Arch: what a block of k takes a workgroup alone on its unit.
+struct BlockCycles {
+    double of[2];
+};
+
 struct TileShape {
     gemm::FormName name;
     int rows, columns;     // of the result, a workgroup's
@@ -14,8 +19,8 @@ struct TileShape {
     int ahead;             // stages in flight, in registers
     int deep;              // whether a whole stage of fragments is read ahead, not a step
     int per_unit;          // workgroups that a compute unit holds at once (LDS, registers); machine-code gates check it
-    int block_cycles[2];   // of each Arch: that a block takes a workgroup alone on its unit, by the simulator's clock
-    int waves_k = 1;       // grids of waves: each multiplies its share of a stage's k, and their sums are added
+    BlockCycles block_cycles;
+    int waves_k = 1;  // grids of waves: each multiplies its share of a stage's k, and their sums are added
 
     constexpr int waves() const { return waves_m * waves_n * waves_k; }
 };
