@@ -5,8 +5,6 @@
 
 namespace rocm_fp8::int8_gemm::cuda {
 
-using ceil_div;
-
 // Warps of a CTA divide its tile by rows, by columns and by k.
 struct Tile {
     int rows, columns;

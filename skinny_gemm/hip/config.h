@@ -57,7 +57,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
     const ChipModel& chip = kChipModels[arch];
     if (!aligned) {
         // Enough workgroups for half the chip, each with a few steps for each of its waves.
-        const int64_t tiles = gemm::pieces(n, 16);
+        const int64_t tiles = ceil_div(n, 16);
         int parts = 1;
         while (tiles <= kCounters && tiles * parts * 2 <= chip.compute_units && k / (parts * 2) >= 2048 &&
                parts * 2 <= kMaxParts) {

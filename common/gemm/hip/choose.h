@@ -28,11 +28,10 @@ constexpr int64_t kLeastBlocks = 4;  // of a tile's part
 
 constexpr double least(double a, double b) { return a < b ? a : b; }
 constexpr double most(double a, double b) { return a > b ? a : b; }
-constexpr int64_t pieces(int64_t of, int64_t size) { return (of + size - 1) / size; }
 
 template <class Form>
 constexpr int64_t tiles_of(const Form& form, const Sizes& s) {
-    return s.groups * pieces(s.m, form.rows) * pieces(s.n, form.columns);
+    return s.groups * ceil_div(s.m, form.rows) * ceil_div(s.n, form.columns);
 }
 
 // Each tile has a counter, and at most two workgroups wait for each place of the chip.
@@ -86,8 +85,8 @@ struct TileTime {
 constexpr double fetched_bytes(const TileShape& shape, const Sizes& s, int parts, double copies) {
     constexpr double kChiplets = 8, kBand = 8;
     const double near = most(1, kChiplets / double(s.groups * parts)),
-                 bands = most(1, double(pieces(s.m, shape.rows)) / kBand);
-    const double row_copies = near > bands ? least(near / bands, double(pieces(s.n, shape.columns))) : 1;
+                 bands = most(1, double(ceil_div(s.m, shape.rows)) / kBand);
+    const double row_copies = near > bands ? least(near / bands, double(ceil_div(s.n, shape.columns))) : 1;
     const double rows = double(s.m) * (1 + copies * (row_copies - 1));
     const double columns = double(s.n) * (1 + copies * (least(near, bands) - 1));
     return double(s.groups) * double(s.k) * (rows + columns);
@@ -97,10 +96,10 @@ constexpr double fetched_bytes(const TileShape& shape, const Sizes& s, int parts
 constexpr TileTime tile_time(const ChipModel& chip, const TileShape& shape, const TileCosts& costs, bool wide,
                              const Sizes& s, int parts) {
     const int64_t items = tiles_of(shape, s) * parts;
-    const double blocks = double(pieces(blocks_of(s.k), parts)), size = double(shape.rows) * shape.columns;
+    const double blocks = double(ceil_div(blocks_of(s.k), parts)), size = double(shape.rows) * shape.columns;
     // A workgroup has `rounds` items one after the other, a compute unit `on_unit`.
     const double groups = least(double(items), double(chip.compute_units) * shape.per_unit);
-    const int64_t rounds = pieces(items, int64_t(groups)), beside = pieces(int64_t(groups), chip.compute_units);
+    const int64_t rounds = ceil_div(items, int64_t(groups)), beside = ceil_div(int64_t(groups), chip.compute_units);
     const double on_unit = double(rounds * beside);
     const double busy = least(groups, chip.compute_units),
                  active = busy - costs.left * (busy - groups / double(beside));
@@ -151,15 +150,15 @@ struct StreamTime {
 constexpr StreamTime stream_time(const ChipModel& chip, const StreamShape& shape, const StreamCosts& costs,
                                  const Sizes& s, int parts) {
     constexpr double kUnitBytes = 28;  // a clock, of one compute unit of either chip: streams draw no more
-    const int64_t tiles = tiles_of(shape, s), items = tiles * parts, on_unit = pieces(items, chip.compute_units);
-    const int64_t rounds = pieces(on_unit, shape.per_unit);
+    const int64_t tiles = tiles_of(shape, s), items = tiles * parts, on_unit = ceil_div(items, chip.compute_units);
+    const int64_t rounds = ceil_div(on_unit, shape.per_unit);
     const double rows = shape.rows, columns = shape.columns, kib = rows * columns * 4 / 1024, k = double(s.k);
     const double drawn = least(double(items), chip.compute_units) * kUnitBytes * chip.cycles_per_us;
     const double weights = double(tiles) * columns * k;
     // Workgroup u has part u % parts, on chiplet u % 8: with 8 parts a chiplet fetches one part of A, with 7 all of it.
     const int apart = parts % 8 == 0 ? 8 : parts % 4 == 0 ? 4 : parts % 2 == 0 ? 2 : 1;
     const double copies = least(8, double(items)) / apart * double(s.groups);
-    const double blocks = double(rounds * pieces(blocks_of(s.k), int64_t(parts) * shape.waves));
+    const double blocks = double(rounds * ceil_div(blocks_of(s.k), int64_t(parts) * shape.waves));
     const double block_cycles = costs.latency_cycles / shape.depth + costs.block_cycles * rows * columns / 256;
     // Of the fullest unit: 16 cycles for 8 rows and a KiB of weights, on four SIMDs.
     const double matrix_cycles = weights / 1024 * 16 * (rows / 8) / double(items) * double(on_unit) / 4;
