@@ -10,7 +10,7 @@
 //
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
 #include "../../common/gemm/hip/launch.h"
-#include "../../common/gemm/hip/stream.h"
+#include "../../common/gemm/hip/stream_end.h"
 #include "../../common/gpu/kernel_at.h"
 #include "launch.h"
 #include "scales.h"

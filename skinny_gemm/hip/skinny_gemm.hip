@@ -15,7 +15,7 @@
 // Steps and estimates: docs/journal/skinny_gemm-hip.md.
 #include "../../common/gemm/forced.h"
 #include "../../common/gemm/hip/launch.h"
-#include "../../common/gemm/hip/stream.h"
+#include "../../common/gemm/hip/stream_end.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../skinny_gemm.h"
 #include "config.h"
