@@ -1,10 +1,11 @@
 // The end of a workgroup: waves' sums are added, then split-K's parts, scaled and stored. A thread has two or four
-// neighbours of a row. The constructor computes where it stores, so that nothing of this is waited for when the sums are
-// there.
+// neighbours of a row. The constructor computes where it stores, so that nothing of this is waited for when the sums
+// are there.
 //
-// Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kEarly: whether they and the
-// bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed instructions
-// may touch one of them as the unused half of a pair, and would wait. tile, part: the workgroup's. least_threads: of one.
+// Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kEarly: whether they and
+// the bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed
+// instructions may touch one of them as the unused half of a pair, and would wait. tile, part: the workgroup's.
+// least_threads: of one.
 #pragma once
 
 #include "../epilogue.h"
