@@ -25,7 +25,7 @@ class Arguments:
         self._library = ctypes.CDLL(str(compile_host("arguments.cpp", folder / "arguments.so", "-shared", "-fPIC")))
         for function in (
             *("rms_norm_args", "swiglu_args", "divider", "counters_bytes"),
-            *("dynamic_scale", "quantized_rows", "pieces", "maxima"),
+            *("dynamic_scale", "quantized_rows", "flat_work", "maxima"),
         ):
             getattr(self._library, function).restype = ctypes.c_int64
         self._library.counters.restype = ctypes.c_char_p
@@ -63,8 +63,8 @@ class Arguments:
         rest = dynamic, pointer(out), *sizes, name(out.dtype)
         return self._bytes(self._library.quantized_rows, pointer(scale), *rest)
 
-    def pieces(self, a_row: int, count: int) -> bytes:
-        return self._bytes(self._library.pieces, ctypes.c_int64(a_row), ctypes.c_int64(count))
+    def flat_work(self, a_row: int, count: int) -> bytes:
+        return self._bytes(self._library.flat_work, ctypes.c_int64(a_row), ctypes.c_int64(count))
 
     def maxima(self, maxima: torch.Tensor | None) -> bytes:
         count = 0 if maxima is None else maxima.numel()

@@ -208,8 +208,8 @@ def test_what_direct_tiles_do_not_take(simulated_rocm, fp8_of_gfx950, launched, 
 @pytest.mark.parametrize("arch, m", [("gfx942", 20), ("gfx950", 5)], indirect=["arch"])
 def test_layout_does_not_change_bits(kernel, fp8, generator, m):
     """With the configuration that the launcher chooses, K in parts."""
-    inputs = draw(Problem(m, 37, 1552, fp8), generator, GROUP, Scaling("square", any_sign))
-    assert configs().block_scaled_config(m, 37, 1552, 0)[1] > 1
+    inputs = draw(Problem(m, 37, 4112, fp8), generator, GROUP, Scaling("square", any_sign))
+    assert configs().block_scaled_config(m, 37, 4112, 0)[1] > 1
     wanted = run(kernel, inputs, out_dtype=torch.float32)
     inputs.assert_right(wanted, "dense")
     for layouts in (("padded", "dense"), ("dense", "columns"), ("columns", "columns-padded")):

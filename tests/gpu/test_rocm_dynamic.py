@@ -132,7 +132,7 @@ def test_every_swiglu_kernel_of_groups(kernels, host_arguments, arch, fp8, gener
         scaling = ("group", int(size))
         problem = swiglu_problem(dtype, fp8, rows, d, scaling, SWIGLU_GROUPS.index(name) + 5 * number)
         a_row, count = pieces_of(problem)
-        more = host_arguments.pieces(a_row, count), host_arguments.maxima(None)
+        more = host_arguments.flat_work(a_row, count), host_arguments.maxima(None)
         launch_swiglu(kernels, host_arguments, arch, generator, name, problem, (-(-count // 128), 128), *more)
 
 

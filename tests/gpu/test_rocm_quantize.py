@@ -85,7 +85,7 @@ def test_every_flat_kernel(kernels, kernel, host_arguments, arch, fp8, generator
             flat(dtype, scale),
             groups or -(-count // threads),
             threads,
-            [values_source(x), arguments, host_arguments.pieces(a_row, count), host_arguments.maxima(maxima)],
+            [values_source(x), arguments, host_arguments.flat_work(a_row, count), host_arguments.maxima(maxima)],
             [x, given, maxima, *results.tensors],
         )
         if scale == GIVEN:

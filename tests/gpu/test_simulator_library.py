@@ -32,7 +32,7 @@ def shipped(rocm_library) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_kernel_is_understood(shipped, arch):
-    assert "s_endpgm" in shipped[arch] and "v_mfma_f32_16x16x32_fp8_fp8" in shipped[arch]
+    assert "s_endpgm" in shipped[arch] and any(name.startswith("v_mfma_") for name in shipped[arch])
 
 
 # What sources compiled in the tests come to, and what a small change of a kernel, or of the compiler, may ask for.

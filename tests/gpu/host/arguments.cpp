@@ -78,8 +78,8 @@ int64_t quantized_rows(void* to, const float* scale, const DynamicScale* dynamic
                                   dtype_of(out_dtype) == DType::e4m3fnuz});
 }
 
-int64_t pieces(void* to, int64_t a_row, int64_t count) {
-    return copy(to, Pieces{divider_by(uint32_t(a_row)), uint32_t(count), 0});
+int64_t flat_work(void* to, int64_t a_row, int64_t count) {
+    return copy(to, FlatWork{divider_by(uint32_t(a_row)), uint32_t(count), 0});
 }
 
 int64_t maxima(void* to, const uint32_t* data, int64_t count) { return copy(to, Maxima{data, count}); }
