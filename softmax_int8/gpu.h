@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../common/rows/gpu/int8.h"
-#include "exponential.h"
+#include "../common/exponential.h"
 #include "softmax_int8.h"
 
 namespace rocm_fp8::softmax_int8 {

@@ -4,6 +4,7 @@
 #include "binding.h"
 #include "operators.h"
 #include "scale_args.h"
+#include "swiglu_args.h"
 
 namespace rocm_fp8::binding {
 namespace {
@@ -26,16 +27,6 @@ swiglu::Args of(const Arg& out, const Arg& x) {
     return args;
 }
 
-// To nearest even, as a float32: what clamping in the type compares with.
-float rounded(double value, DType type) {
-    if (std::isinf(value)) return INFINITY;
-    const double ulp =
-        std::ldexp(1.0, std::max(std::ilogb(value), type == DType::f16 ? -14 : -126) - (type == DType::f16 ? 10 : 7));
-    const double nearest = std::nearbyint(value / ulp) * ulp;
-    const double largest = type == DType::f16 ? 65504.0 : 0x1.FEp127;
-    return nearest > largest ? INFINITY : float(nearest);
-}
-
 void swiglu_fp8(const Tensor& out_t, const Tensor& x_t, const Tensor& scale_t) {
     const char* const op = "swiglu_fp8";
     const Arg out(op, "out", out_t), x(op, "x", x_t), scale(op, "scale", scale_t);
@@ -50,10 +41,7 @@ void swiglu_dynamic_fp8(const Tensor& out_t, const Tensor& scale, const Tensor& 
     const char* const op = "swiglu_dynamic_fp8";
     const Arg out(op, "out", out_t), x(op, "x", x_t);
     swiglu::Args args = of(out, x);
-    if (limit) {
-        args.limit = rounded(*limit, args.dtype);
-        if (!(args.limit > 0)) refuse(op, "limit: ", *limit, "; needs a positive number");
-    }
+    args.limit = swiglu_limit(op, limit, args.dtype);
     const ScaleArgs wanted{scale, upper_bound, group, fp8_max, power_of_two};
     args.dynamic = dynamic_scale(op, wanted, x, args.d, args.out_dtype, {&x}, {&out});
     check(op, swiglu::launch(args, Launch(x_t)));

@@ -124,6 +124,12 @@ class Arg {
                ") and last dimension ", last);
     }
 
+    void check_dense() const {
+        for (int64_t i = t_.dim() - 1, stride = 1; i >= 0; stride *= std::max<int64_t>(t_.size(i--), 1))
+            if (t_.size(i) > 1 && t_.stride(i) != stride)
+                refuse("shape ", shape(), " with strides ", list(t_.strides()), "; needs a contiguous tensor");
+    }
+
     void check_last_contiguous() const {
         const int64_t stride = t_.stride(t_.dim() - 1);
         if (last() > 1 && stride != 1) refuse("last dimension has stride ", stride, "; needs 1");

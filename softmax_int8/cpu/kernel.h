@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "../../common/rows/cpu/int8.h"
-#include "../exponential.h"
+#include "../../common/exponential.h"
 #include "../softmax_int8.h"
 
 namespace rocm_fp8::softmax_int8 {

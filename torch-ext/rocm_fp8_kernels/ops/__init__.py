@@ -7,6 +7,7 @@ registered operators, with what torch's compiler and autograd need).
 from .activation import swiglu_dynamic_fp8, swiglu_fp8
 from .device import backend, call_counts, fp8_dtype, reread_environment
 from .gemm import SKINNY_GEMM_MAX_ROWS, block_scaled_gemm, skinny_gemm
+from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
 from .int8 import (
     bmm_ab_i8_e_f32,
     bmm_abe_i8,
@@ -18,6 +19,7 @@ from .int8 import (
     quantize_int8,
     softmax_int8,
 )
+from .moe import fused_moe, moe_combine, moe_route, moe_sort
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8
 from .quantize import quantize_fp8
 
@@ -31,11 +33,17 @@ __all__ = [
     "bmm_abe_i8",
     "call_counts",
     "fp8_dtype",
+    "fused_moe",
+    "grouped_gemm",
+    "grouped_gemm_swiglu_fp8",
     "int8_gemm",
     "layer_norm_int8",
     "linear_ab_i8_de_f32",
     "linear_abde_i8",
     "linear_relu_abde_i8",
+    "moe_combine",
+    "moe_route",
+    "moe_sort",
     "quantize_fp8",
     "quantize_int8",
     "reread_environment",

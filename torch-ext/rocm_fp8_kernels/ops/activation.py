@@ -62,7 +62,11 @@ def swiglu_dynamic_fp8(
     operator = "swiglu_dynamic_fp8"
     check_tensors(operator, x=x)
     check_dims(operator, "x", x, 1, "[..., 2 d]")
-    if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
-        refuse(operator, "limit", f"{limit!r}; needs a positive number, or None")
+    check_limit(operator, limit)
     scales = scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales
     return with_computed_scales(operator, x, x.shape[-1] // 2, (limit,), scales, out, scale_out, out_dtype)
+
+
+def check_limit(operator: str, limit: float | None) -> None:
+    if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
+        refuse(operator, "limit", f"{limit!r}; needs a positive number, or None")

@@ -37,29 +37,11 @@ def with_computed_scales(
 
     Returns: (out, scales).
     """
-    scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales = scales
     out = fp8_result(operator, x, d, out, out_dtype)
-    if scaling not in ("tensor", "row", "group"):
-        refuse(operator, "scaling", f"{scaling!r}; allowed: 'tensor', 'row', 'group'")
-    if scaling == "group" and not (isinstance(group_size, int) and group_size in (32, 64, 128)):
-        refuse(operator, "group_size", f"{group_size}; allowed: 32, 64, 128")
-    if scale_ub is not None:
-        check_tensors(operator, scale_ub=scale_ub)
-    group = {"tensor": _OF_TENSOR, "row": _OF_ROW, "group": group_size}[scaling]
-
-    def allocate(wanted: torch.dtype | None) -> torch.Tensor:
-        kind = torch.uint8 if wanted == _E8M0 else torch.float32
-        return _allocate(x, d, group, kind, column_major_scales)
-
-    found = result(operator, scale_out, scale_dtype if scale_out is None else None, SCALES, allocate, name="scale_out")
-    returned = written = found  # what is returned, and the same memory as the operator takes it
-    if scale_out is None:
-        returned = found.view(_E8M0) if found.dtype == torch.uint8 else found
-    elif found.dtype not in SCALES:
-        refuse(operator, "scale_out", f"dtype {found.dtype}; allowed: {', '.join(map(str, SCALES))}")
-    elif found.dtype == _E8M0 and found.dim():
-        written = found.view(torch.uint8)
-    largest = _largest_quotient(operator, fp8_max, out.dtype)
+    returned, written, group, largest = scales_to_compute(
+        operator, x.shape[:-1], x.device, d, scales, scale_out, out.dtype
+    )
+    power_of_two, scale_ub = scales[3], scales[4]
 
     results = dict(out=out, scale_out=returned)
     if normalized_out is not None:
@@ -82,19 +64,56 @@ def with_computed_scales(
     return out, returned
 
 
-def _allocate(x: torch.Tensor, d: int, group: int, dtype: torch.dtype, column_major: bool) -> torch.Tensor:
+def scales_to_compute(
+    operator: str,
+    leading: tuple[int, ...],
+    device: torch.device,
+    d: int,
+    scales: tuple,
+    scale_out: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, int, float]:
+    """The scales of rows [*leading, d] that become `dtype`: as they are returned; the same memory as an operator takes
+    it; its `group` and `fp8_max`. scales: as in with_computed_scales."""
+    scaling, group_size, scale_dtype, _, scale_ub, fp8_max, column_major_scales = scales
+    if scaling not in ("tensor", "row", "group"):
+        refuse(operator, "scaling", f"{scaling!r}; allowed: 'tensor', 'row', 'group'")
+    if scaling == "group" and not (isinstance(group_size, int) and group_size in (32, 64, 128)):
+        refuse(operator, "group_size", f"{group_size}; allowed: 32, 64, 128")
+    if scale_ub is not None:
+        check_tensors(operator, scale_ub=scale_ub)
+    group = {"tensor": _OF_TENSOR, "row": _OF_ROW, "group": group_size}[scaling]
+
+    def allocate(wanted: torch.dtype | None) -> torch.Tensor:
+        kind = torch.uint8 if wanted == _E8M0 else torch.float32
+        return _allocate(leading, device, d, group, kind, column_major_scales)
+
+    found = result(operator, scale_out, scale_dtype if scale_out is None else None, SCALES, allocate, name="scale_out")
+    returned = written = found
+    if scale_out is None:
+        returned = found.view(_E8M0) if found.dtype == torch.uint8 else found
+    elif found.dtype not in SCALES:
+        refuse(operator, "scale_out", f"dtype {found.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    elif found.dtype == _E8M0 and found.dim():
+        written = found.view(torch.uint8)
+    return returned, written, group, _largest_quotient(operator, fp8_max, dtype)
+
+
+def _allocate(
+    leading: tuple[int, ...], device: torch.device, d: int, group: int, dtype: torch.dtype, column_major: bool
+) -> torch.Tensor:
     if group == _OF_TENSOR:
-        return torch.empty(1, dtype=dtype, device=x.device)
-    leading, groups = x.shape[:-1], 1 if group == _OF_ROW else -(-d // group)
+        return torch.empty(1, dtype=dtype, device=device)
+    groups = 1 if group == _OF_ROW else -(-d // group)
     if not column_major:
-        return torch.empty((*leading, groups), dtype=dtype, device=x.device)
+        return torch.empty((*leading, groups), dtype=dtype, device=device)
     # Columns begin at multiples of 16 bytes, as TMA asks.
     unit = 16 // dtype.itemsize
     strides, size = [-(-math.prod(leading) // unit) * unit], 1
     for n in reversed(leading):
         strides.insert(0, size)
         size *= n
-    return torch.empty_strided((*leading, groups), strides, dtype=dtype, device=x.device)
+    return torch.empty_strided((*leading, groups), strides, dtype=dtype, device=device)
 
 
 def _largest_quotient(operator: str, fp8_max: float | None, dtype: torch.dtype) -> float:

@@ -1,12 +1,12 @@
-// The exponential of softmax_int8, for the CPU and the GPUs.
+// The exponential of every softmax, for the CPU and the GPUs: the same bits on all of them.
 #pragma once
 
-#include "../common/fp8.h"
+#include "fp8.h"
 
-namespace rocm_fp8::softmax_int8 {
+namespace rocm_fp8 {
 namespace {
 
-// exp(x) of x <= 0, within 2 ulp; 0 below about -87, which is 0 in int8 as well. NaN stays NaN.
+// exp(x) of x <= 0, within 2 ulp; 0 below -87. NaN stays NaN.
 ROCM_FP8_HD inline float exp_of_negative(float x) {
     constexpr float kLeast = -87.0f, kInteger = 0x1.8p23f, kLog2E = 1.44269504f;
     constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;  // the high part times an exponent is exact
@@ -28,4 +28,4 @@ ROCM_FP8_HD inline float exp_of_negative(float x) {
 }
 
 }  // namespace
-}  // namespace rocm_fp8::softmax_int8
+}  // namespace rocm_fp8

@@ -1,0 +1,51 @@
+// Products of sorted rows with the matrix of their expert: the contract of every backend's launchers.
+//
+//     for i in [offsets[e], offsets[e + 1]):   c[i] = A[source(i)] B[e]^T       source(i) = i, or rows[i] / slots
+//
+// FP8: sums and scales as in ../block_scaled_gemm/block_scaled_gemm.h, A's scales by source(i). float16 and bfloat16: one
+// float32 sum over k, no scales. Then + bias[e], and one rounding to out's type. Rows from offsets[groups] on are not
+// written.
+//
+// offsets and rows are on the device: launches depend on sizes alone, so that one captured graph serves every routing.
+// Offsets must not fall and must lie in [0, m], sources in [0, a_rows). Otherwise the result is undefined, but nothing
+// outside of the operands is accessed.
+//
+// A row's bits depend on its row of A and its expert, and through row_class(expected) on how many rows an expert is
+// expected to have. They never depend on how many it has.
+#pragma once
+
+#include "../common/gemm/args.h"
+#include "../common/gemm/work.h"
+#include "../swiglu_fp8/swiglu_fp8.h"
+
+namespace rocm_fp8::grouped_gemm {
+
+struct Args {
+    gemm::Operand a;                  // [a_rows, k], strides in bytes, k contiguous
+    gemm::Operand b;                  // [groups][n, k], the same
+    int64_t a_rows, m, n, k, groups;  // m: rows of the result; k: elements
+    gemm::Scales scale_a, scale_b;    // of FP8
+    gemm::Bias bias;                  // [groups][n]
+    int64_t bias_group_stride;
+    gemm::Output out;        // [m, n]
+    DType format;            // of a and b: e4m3fn, e4m3fnuz, bf16 or f16
+    const int32_t* offsets;  // [groups + 1]
+    const int32_t* rows;     // [m] or nullptr
+    int32_t slots;           // of a row of A, where there are rows
+    int64_t expected;        // rows of a group, at least 1
+
+    ROCM_FP8_HD int element_bytes() const { return is_fp8(format) ? 1 : 2; }
+};
+
+// On a GPU expected rows of the same class give the same bits of a row.
+ROCM_FP8_HD constexpr int64_t row_class(int64_t expected) {
+    return expected <= 16 ? 16 : expected <= 32 ? 32 : expected <= 64 ? 64 : 128;
+}
+
+Status launch(const Args& args, const Executor& on);
+
+// swiglu of the product, rounded to gated.dtype: n = 2 gated.d, gates first. args.out is unused; of `gated`, x and
+// x_stride. Scales are given, or of rows or groups; those of rows from offsets[groups] on, and these rows, are not written.
+Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor& on);
+
+}  // namespace rocm_fp8::grouped_gemm

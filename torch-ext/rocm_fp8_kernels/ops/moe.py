@@ -1,0 +1,222 @@
+"""What surrounds the GEMMs of a mixture of experts, and the whole of it."""
+
+import torch
+
+from .activation import check_limit
+from .arguments import WIDE, check_dims, check_tensors, refuse, result
+from .calls import ops
+from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
+from .quantize import quantize_fp8
+
+
+def moe_route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "top2",
+    renormalize: bool = False,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which experts a token takes, and with which weights; in float32.
+
+        s       = softmax(logits) over all experts, or sigmoid(logits)
+        choice  = s + bias
+        experts = the top_k largest choices of the best groups, largest first, ties to the lower index
+        weights = s[experts], with renormalize / (their sum + 1e-20); times factor
+
+    Whatever the logits hold, a token's experts are distinct and lie in [0, E). A choice of NaN counts as -infinity.
+
+    Args:
+        logits: float32, float16 or bfloat16 [T, E], E up to 1024; rows strided freely.
+        top_k: 1 to 32 experts a token.
+        scoring: "softmax" or "sigmoid".
+        bias: float32 [E], for the choice alone, or None.
+        groups: E / groups neighbours each; only experts of the top_groups best are chosen, ties to the lower group.
+        top_groups: how many groups stay.
+        group_score: "top2" (the sum of its two largest choices) or "max" (the largest).
+        renormalize: whether weights are divided by their sum.
+        factor: what weights are multiplied by at the end.
+
+    Returns: (weights float32 [T, top_k], experts int32 [T, top_k]).
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+
+    Source: the routers of Mixtral and Qwen3-MoE (softmax) and DeepSeek-V3 (sigmoid, bias, groups).
+    """
+    operator = "moe_route"
+    check_tensors(operator, logits=logits)
+    check_dims(operator, "logits", logits, 2, "[T, E]")
+    if bias is not None:
+        check_tensors(operator, bias=bias)
+    for name, value in (("top_k", top_k), ("groups", groups), ("top_groups", top_groups)):
+        if not isinstance(value, int) or value < 1:
+            refuse(operator, name, f"{value!r}; needs a positive integer")
+    if scoring not in ("softmax", "sigmoid"):
+        refuse(operator, "scoring", f"{scoring!r}; allowed: 'softmax', 'sigmoid'")
+    if group_score not in ("top2", "max"):
+        refuse(operator, "group_score", f"{group_score!r}; allowed: 'top2', 'max'")
+    weights = logits.new_empty((logits.shape[0], top_k), dtype=torch.float32)
+    experts = logits.new_empty((logits.shape[0], top_k), dtype=torch.int32)
+    best = group_score == "max"
+    ops.moe_route(
+        weights, experts, logits, bias, top_k, scoring == "sigmoid", groups, top_groups, best, bool(renormalize), factor
+    )
+    return weights, experts
+
+
+def moe_sort(
+    experts: torch.Tensor, num_experts: int, *, expert_map: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sorts slots by expert: slot t k + j is token t's j-th choice. A stable counting sort; its result is exact.
+
+    Slots whose expert lies outside of [0, num_experts), after the map, are dropped.
+
+    Args:
+        experts: int32 or int64 [T, k].
+        num_experts: 1 to 1024, of this rank.
+        expert_map: int32 [global experts]: the number of each on this rank, or -1. An expert beyond its end is dropped.
+
+    Returns: (rows, offsets, positions), int32:
+        rows [T k]: the slots sorted by expert, then by number; -1 from offsets[-1] on.
+        offsets [num_experts + 1]: where each expert's slots begin in rows; the last: how many are not dropped.
+        positions [T, k]: where each slot went, -1 where it was dropped.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "moe_sort"
+    check_tensors(operator, experts=experts)
+    check_dims(operator, "experts", experts, 2, "[T, k]")
+    if expert_map is not None:
+        check_tensors(operator, expert_map=expert_map)
+    if not isinstance(num_experts, int) or num_experts < 1:
+        refuse(operator, "num_experts", f"{num_experts!r}; needs a positive integer")
+    rows = experts.new_empty((experts.shape[0] * experts.shape[1],), dtype=torch.int32)
+    offsets = experts.new_empty((num_experts + 1,), dtype=torch.int32)
+    positions = experts.new_empty(experts.shape[:2], dtype=torch.int32)
+    ops.moe_sort(rows, offsets, positions, experts, expert_map, num_experts)
+    return rows, offsets, positions
+
+
+def moe_combine(
+    y: torch.Tensor,
+    weights: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    shared: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The weighted sum of each token's rows: `out[t] = round(sum over j of weights[t, j] * y[positions[t, j]])`.
+
+    In float32, j after j from 0, each product and each sum rounded; then + shared[t]. Dropped slots (-1) are left out.
+
+    Args:
+        y: float16, bfloat16 or float32 [R, D], last dimension contiguous.
+        weights: float32 [T, k], contiguous, k up to 32.
+        positions: int32 [T, k], contiguous; outside of [0, R) a slot is left out.
+        shared: float16, bfloat16 or float32 [T, D], or None.
+        out: the same [T, D], overlapping no input; allocated in y's dtype if None.
+
+    Returns: out.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "moe_combine"
+    check_tensors(operator, y=y, weights=weights, positions=positions)
+    if shared is not None:
+        check_tensors(operator, shared=shared)
+
+    def allocate(_: torch.dtype | None) -> torch.Tensor:
+        check_dims(operator, "y", y, 2, "[R, D]")
+        check_dims(operator, "weights", weights, 2, "[T, k]")
+        return y.new_empty((weights.shape[0], y.shape[1]))
+
+    out = result(operator, out, None, (), allocate)
+    ops.moe_combine(out, y, weights, positions, shared)
+    return out
+
+
+def fused_moe(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    *,
+    scale_w13: torch.Tensor | None = None,
+    scale_w2: torch.Tensor | None = None,
+    inputs: str = "group",
+    input_scale: torch.Tensor | None = None,
+    hidden_scale: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    limit: float | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A mixture of experts with SwiGLU: moe_sort, quantize_fp8, grouped_gemm_swiglu_fp8, grouped_gemm and moe_combine,
+    one after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
+
+    Args:
+        x: float16 or bfloat16 [T, D], last dimension contiguous.
+        w13: FP8 or x's dtype [E, 2 I, D]: gates, then ups, of this rank's experts.
+        w2: w13's dtype [E, D, I].
+        weights: float32 [T, k], of moe_route.
+        experts: int32 or int64 [T, k]; outside of [0, E), after the map, a slot is dropped.
+        scale_w13, scale_w2: of FP8 weights, as in grouped_gemm.
+        inputs: how x and the hidden values are quantised: "group" (128 values have a scale), "row" or "static".
+        input_scale, hidden_scale: float32, one element each, with inputs="static" and no other.
+        shared: [T, D], added to the result: of shared experts that are computed elsewhere. One whose rows are all
+            tokens can be one more expert, too, with a slot of weight 1.
+        expert_map: int32 [global experts], as in moe_sort.
+        limit: as in swiglu_dynamic_fp8.
+        out: float16, bfloat16 or float32 [T, D]; allocated in x's dtype if None.
+
+    Returns: out.
+    Raises: RuntimeError naming the operator and the argument.
+    """
+    operator = "fused_moe"
+    check_tensors(operator, x=x, w13=w13, w2=w2, weights=weights, experts=experts)
+    if x.dtype not in WIDE[:2]:
+        refuse(operator, "x", f"dtype {x.dtype}; allowed: {WIDE[0]}, {WIDE[1]}")
+    check_dims(operator, "w13", w13, 3, "[E, 2 I, D]")
+    check_dims(operator, "experts", experts, 2, "[T, k]")
+    check_dims(operator, "x", x, 2, "[T, D]")
+    if experts.shape[0] != x.shape[0]:
+        refuse(operator, "experts", f"shape {list(experts.shape)}; needs [T, k] with x's T = {x.shape[0]}")
+    if inputs not in ("group", "row", "static"):
+        refuse(operator, "inputs", f"{inputs!r}; allowed: 'group', 'row', 'static'")
+    static = {"input_scale": input_scale, "hidden_scale": hidden_scale}
+    for name, scale in static.items():
+        if (scale is not None) != (inputs == "static"):
+            refuse(operator, name, "None; needs a tensor with inputs='static'" if scale is None else "given without it")
+    count, slots = w13.shape[0], experts.shape[1]
+    rows, offsets, positions = moe_sort(experts, count, expert_map=expert_map)
+    everyone = count if expert_map is None else max(expert_map.numel(), 1)
+    sorted_by = dict(rows=rows, slots=slots, expected_rows=max(1, -(-rows.numel() // everyone)))
+    alike = dict(expected_rows=sorted_by["expected_rows"], out_dtype=x.dtype)
+    if w13.dtype == x.dtype:
+        if inputs != "group" or scale_w13 is not None or scale_w2 is not None:
+            refuse(operator, "inputs", f"{inputs!r} or scales given; experts of {w13.dtype} have none")
+        hidden = _swiglu(grouped_gemm(x, w13, None, None, offsets, **sorted_by, out_dtype=x.dtype), limit)
+        y = grouped_gemm(hidden, w2, None, None, offsets, **alike)
+    else:
+        if inputs == "static":
+            q, scale = quantize_fp8(x, input_scale, out_dtype=w13.dtype)
+            scaling = dict(scale=hidden_scale)
+        else:
+            q, scale = quantize_fp8(x, scaling=inputs, out_dtype=w13.dtype)
+            scaling = dict(scaling=inputs)
+        hidden, scale = grouped_gemm_swiglu_fp8(
+            q, w13, scale, scale_w13, offsets, **sorted_by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
+        )
+        y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, **alike)
+    return moe_combine(y, weights, positions, shared=shared, out=out)
+
+
+def _swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """In x's dtype: torch's own, as nothing is quantised."""
+    check_limit("fused_moe", limit)
+    gate, up = x.chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return torch.nn.functional.silu(gate) * up
