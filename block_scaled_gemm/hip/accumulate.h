@@ -1,145 +1,35 @@
-// What the main loop (common/gemm/hip/tile_loop.h) makes of products: each block of 128 k has a chain of matrix
-// instructions of its own, from zero. Its sums are added to the tile's, scaled, between the next block's first ones.
+// The tile kernel: common/gemm/hip/tile_loop.h with scales of blocks.
 #pragma once
 
-#include "../../common/gemm/hip/tile_loop.h"
 #include "epilogue.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
 
 // strided: the scales, too, have any layout.
-template <class S, bool per_column, bool strided>
-class BlockSums {
-    using ScalesA = ScaleLoader<S::rows, S::threads, strided>;
-    // Of columns, or one number a block for all of the tile.
-    using ScalesB = ScaleLoader<per_column ? S::columns : 1, S::threads, strided>;
-    // With one stage a block the next period's scales are stored while the last ones are read.
-    static constexpr int kScaleBuffers = S::stages == 2 ? 1 : 2;
-
-  public:
+template <class S, bool of_columns, bool strided>
+struct OneProduct {
     using Args = block_scaled_gemm::Args;
-    static constexpr bool kBlocksApart = true;
-    static constexpr int kInstructions = instructions_on(S::chunks);
-    using Regions = char[S::waves][S::region_bytes];
-    struct Lds {
-        alignas(16) float scales[kScaleBuffers][kPeriod * kScalePitch<S::rows>];
-        alignas(16) float of_columns[kScaleBuffers][per_column ? kPeriod * kScalePitch<S::columns> : 1];
-    };
+    using Item = WorkItem;
+    using ScalesA = ScaleLoader<S::rows, S::threads, strided>;
+    using ScalesB = ScaleLoader<of_columns ? S::columns : 1, S::threads, strided>;
+    static constexpr bool per_column = of_columns;
 
-    __device__ explicit BlockSums(Lds& lds) : lds(lds) {}
-
-    __device__ static const Operand& rows_of_a(const Args& a, const WorkItem&) { return a.a; }
-    __device__ static const Operand& rows_of_b(const Args& a, const WorkItem&) { return a.b; }
-
-    __device__ void begin(const Args& a, const WorkItem& item) {
-        channels = arguments<Launch>().mode;
+    template <class LoadA, class LoadB>
+    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
+                                       uint32_t end_k) {
+        load_a.start(a.a, first_row<S>(item), a.m, first_k, end_k);
+        load_b.start(a.b, first_column<S>(item), a.n, first_k, end_k);
+    }
+    __device__ static void start_scales(ScalesA& scales_a, ScalesB& scales_b, const Args& a, const Item& item,
+                                        bool channels) {
         scales_a.start(a.scale_a, first_row<S>(item), a.m, item.k_begin, item.k_end);
         if (!channels) scales_b.start(a.scale_b, first_column<S>(item), a.n, item.k_begin, item.k_end);
     }
-    __device__ void requested(const Args& a) { request_scales(a, 0); }
-
-    __device__ void start(const Launch&) {
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-            scale[i] = 0;
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) sums[i][j] = block_sums[i][j] = Sums<S::matrix>(0);
-        }
-        if constexpr (per_column) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) of_columns[j] = Sums<S::matrix>(0);
-        }
-    }
-    __device__ void entered(const Args& a) { store_scales(a, 0); }
-    __device__ void filled() {}
-
-    __device__ void stage(const Args& a, uint32_t block, int h, uint32_t end) {
-        if (h == 0 && block % kPeriod == 0 && block + kPeriod < end) request_scales(a, block + kPeriod);
-        if (h == S::stages - 1 && block % kPeriod == kPeriod - 1 && block + 1 < end) store_scales(a, block + 1);
-        if (h == 0) read_scales(block);
-    }
-
-    // Adds a subtile's sums of the last block, scaled.
-    __device__ void fold(int i, int j) {
-        Sums<S::matrix> factor = Sums<S::matrix>(scale[i]);
-        if constexpr (per_column) factor *= of_columns[j];
-        before_sums_are_read(block_sums[i][j]);
-        sums[i][j] = __builtin_elementwise_fma(block_sums[i][j], factor, sums[i][j]);
-        asm volatile("" : "+v"(sums[i][j]));  // here: later, block_sums would be held twice
-    }
-    __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool first) {
-        block_sums[i][j] = hip::multiply<S::matrix>(b, a, first ? Sums<S::matrix>(0) : block_sums[i][j], n);
-    }
-    // From now on the scales of this block.
-    __device__ void folded() {
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) scale[i] = next_scale[i];
-        if constexpr (per_column) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) of_columns[j] = next_columns[j];
-        }
-    }
-    __device__ void end() {
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) fold(i, j);
-        }
-    }
-
-    __device__ void finish(const Launch& launch, const WorkItem& done, Regions& regions) {
+    template <class Regions>
+    __device__ static void finish(TileSums<S>& sums, const Launch& launch, const Item& done, Regions& regions) {
         finish_tile<S, S::wave_columns>(sums, launch, done, regions);
     }
-
-  private:
-    __device__ void request_scales(const Args& a, uint32_t block) {
-        scales_a.request(a.scale_a, block);
-        if (!channels) scales_b.request(a.scale_b, block);
-    }
-    __device__ void store_scales(const Args& a, uint32_t block) {
-        const int buffer = block / kPeriod % kScaleBuffers;
-        const auto plain = [](float v) { return v; };
-        float* const to = lds.scales[buffer];
-        if constexpr (per_column) {
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, plain);
-            // Those of channels are the epilogue's.
-            const auto of_column = [&](float v) { return channels ? 1.0f : v; };
-            hip::store_scales<S::columns, S::threads>(lds.of_columns[buffer], a.scale_b, scales_b, of_column);
-        } else if (channels) {
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, plain);
-        } else {
-            const float other = scale_of_bits(a.scale_b.dtype == DType::e8m0, scales_b.bits[0]);
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, [&](float v) { return v * other; });
-        }
-    }
-    __device__ void read_scales(uint32_t block) {
-        const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
-        const int buffer = block / kPeriod % kScaleBuffers, row = block % kPeriod;
-        const float* from = lds.scales[buffer] + row * kScalePitch<S::rows> + wave / S::waves_n * S::wave_rows;
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) next_scale[i] = from[row_in_wave<S>(lane, i)];
-        if constexpr (per_column) {
-            const float* columns =
-                lds.of_columns[buffer] + row * kScalePitch<S::columns> + wave % S::waves_n * S::wave_columns;
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) {
-#pragma unroll
-                for (int q = 0; q < S::quads; ++q) {
-                    set_four(next_columns[j], q,
-                             *reinterpret_cast<const f32x4*>(columns + column_in_wave<S>(lane, j, q)));
-                }
-            }
-        }
-    }
-
-    Lds& lds;
-    bool channels;
-    ScalesA scales_a;
-    ScalesB scales_b;
-    TileSums<S> sums, block_sums;
-    float scale[S::sub_m], next_scale[S::sub_m];
-    Sums<S::matrix> of_columns[S::sub_n], next_columns[S::sub_n];
 };
 
 // 256: beyond that there are accumulation registers alone, which vector instructions do not reach.
@@ -151,7 +41,7 @@ block_scaled_gemm_tiles(Launch) {
     constexpr Layout kRows = strided ? Layout::strided : Layout::aligned;
     using LoadA = LoaderOf<S, S::rows, transposed_a ? Layout::transposed : kRows>;
     using LoadB = LoaderOf<S, S::columns, transposed_b ? Layout::transposed : kRows>;
-    using T = TileLoop<S, LoadA, LoadB, BlockSums<S, per_column, strided>>;
+    using T = TileLoop<S, LoadA, LoadB, BlockSums<S, OneProduct<S, per_column, strided>>>;
     __shared__ typename T::Lds lds;
     make_items<S, Launch, T>(lds);
 }

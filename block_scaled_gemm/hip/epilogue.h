@@ -1,125 +1,13 @@
-// From a wave's sums to the result: split-K, the channels' scales, bias, rounding, and stores of whole cache lines.
+// From a tile's sums to the result, with split-K.
 #pragma once
 
 #include "../../common/gemm/hip/add_parts.h"
-#include "../../common/gemm/epilogue.h"
+#include "../../common/gemm/hip/tile_end.h"
 #include "launch.h"
-#include "scales.h"
+#include "tile.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
-
-template <class S>
-using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
-
-// Scales of channels and the bias, in this order. `region` is the wave's: its columns' numbers are handed over there.
-template <class S>
-__device__ inline void scale_and_add(TileSums<S>& sums, const Args& a, bool channels, int64_t column, float* region) {
-    if (!channels && !a.bias.data) return;
-    const int lane = fresh_thread() % kWave;
-    constexpr int kColumns = S::wave_columns < kWave ? S::wave_columns : kWave;  // handed over together
-#pragma unroll
-    for (int first = 0; first < S::wave_columns; first += kColumns) {
-        const int64_t n = column + first + lane, at = n < a.n ? n : a.n - 1;
-        const auto each = [&](float of_lane, auto apply) {
-            // LDS accesses of one wave are in order.
-            region[lane] = of_lane;
-            __builtin_amdgcn_wave_barrier();
-#pragma unroll
-            for (int j = first / S::matrix; j < (first + kColumns) / S::matrix; ++j) {
-#pragma unroll
-                for (int q = 0; q < S::quads; ++q) {
-                    const f32x4 v = *reinterpret_cast<const f32x4*>(region + column_in_wave<S>(lane, j, q) - first);
-#pragma unroll
-                    for (int i = 0; i < S::sub_m; ++i) {
-                        set_four(sums[i][j], q, apply(four_of<f32x4>(sums[i][j], q), v));
-                    }
-                }
-            }
-            __builtin_amdgcn_wave_barrier();
-        };
-        if (channels) {
-            const float scale = scale_of_bits(a.scale_b.dtype == DType::e8m0, scale_bits(a.scale_b, at, 0));
-            each(scale, [](f32x4 sum, f32x4 of_four) { return sum * of_four; });
-        }
-        if (a.bias.data) each(gemm::bias_at(a.bias, at), [](f32x4 sum, f32x4 bias) { return sum + bias; });
-    }
-}
-
-// Results go through LDS, `region`, which the wave has for itself: the rows of a subtile by `columns` columns, so that
-// a store covers whole lines. Chunks of 16 bytes are permuted as those of a stage are. T: uint16_t or float.
-template <class S, class T, int columns>
-__device__ inline void store_rows(const TileSums<S>& sums, const Args& a, char* region, int64_t row, int64_t column) {
-    constexpr int kEach = kChunk / sizeof(T), kRowBytes = columns * sizeof(T), kChunks = kRowBytes / kChunk;
-    constexpr int kRowsAStore = kWave / kChunks, kStores = (S::matrix + kRowsAStore - 1) / kRowsAStore;
-    static_assert(S::matrix * kRowBytes <= S::region_bytes);
-    const int lane = fresh_thread() % kWave;
-    const auto at = [](int r, int n) {
-        constexpr int kTogether = kRowBytes < 128 ? 128 / kRowBytes : 1;
-        return r * kRowBytes + (n / kEach ^ (r / kTogether % kChunks)) * kChunk + n % kEach * int(sizeof(T));
-    };
-    const bool wide =
-        a.out.row_stride % kEach == 0 && a.n % kEach == 0 && reinterpret_cast<uintptr_t>(a.out.data) % 16 == 0;
-    const auto rounded = [&](f32x2 pair) { return gemm::rounded_pair(a.out.dtype, pair); };
-#pragma unroll
-    for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-        for (int first = 0; first < S::wave_columns; first += columns) {
-#pragma unroll
-            for (int j = first / S::matrix; j < (first + columns) / S::matrix; ++j) {
-#pragma unroll
-                for (int q = 0; q < S::quads; ++q) {
-                    const f32x4 v = four_of<f32x4>(sums[i][j], q);
-                    char* const to = region + at(lane % S::matrix, column_in_wave<S>(lane, j, q) - first);
-                    if constexpr (sizeof(T) == 2) {
-                        *reinterpret_cast<u32x2*>(to) = u32x2{rounded(f32x2{v.x, v.y}), rounded(f32x2{v.z, v.w})};
-                    } else {
-                        *reinterpret_cast<f32x4*>(to) = v;
-                    }
-                }
-            }
-            // Only this wave has the region, and its accesses to LDS are in order.
-            __builtin_amdgcn_wave_barrier();
-            const int64_t m = row + i * S::matrix, n = column + first;
-            if (wide) {
-                const int r = lane / kChunks, own = lane % kChunks * kEach;
-                u32x4 rows[kStores];
-#pragma unroll
-                for (int s = 0; s < kStores; ++s) {
-                    if (S::matrix % kRowsAStore == 0 || r < S::matrix) {
-                        rows[s] = *reinterpret_cast<const u32x4*>(region + at(r + s * kRowsAStore, own));
-                    }
-                }
-#pragma unroll
-                for (int s = 0; s < kStores; ++s) {
-                    const int64_t own_m = m + r + s * kRowsAStore;
-                    if (own_m < a.m && n + own < a.n && (S::matrix % kRowsAStore == 0 || r < S::matrix)) {
-                        store_at(offset(a.out.data, (own_m * a.out.row_stride + n + own) * int(sizeof(T))), rows[s]);
-                    }
-                }
-            } else {
-                const auto one_by_one = [&]<class U>(U) {
-                    constexpr int kTogether = sizeof(U) / sizeof(T);
-#pragma unroll 1
-                    for (int e = lane * kTogether; e < S::matrix * columns; e += kWave * kTogether) {
-                        const int r = e / columns, own = e % columns;
-                        const U v = *reinterpret_cast<const U*>(region + at(r, own));
-                        if (m + r < a.m && n + own < a.n) {
-                            *global<U>(offset(a.out.data, ((m + r) * a.out.row_stride + n + own) * int(sizeof(T)))) = v;
-                        }
-                    }
-                };
-                if (sizeof(T) == 2 && (a.out.row_stride | a.n) % 2 == 0 &&
-                    reinterpret_cast<uintptr_t>(a.out.data) % 4 == 0) {
-                    one_by_one(uint32_t());
-                } else {
-                    one_by_one(T());
-                }
-            }
-            __builtin_amdgcn_wave_barrier();
-        }
-    }
-}
 
 // A tile's sums to the result, if this workgroup has them. regions: of each wave. columns: of 16-bit results, that go
 // together.

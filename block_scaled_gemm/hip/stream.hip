@@ -10,13 +10,15 @@
 //
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
 #include "../../common/gemm/hip/launch.h"
+#include "../../common/gemm/hip/scaled_stream.h"
 #include "../../common/gemm/hip/stream_end.h"
 #include "../../common/gpu/kernel_at.h"
 #include "launch.h"
-#include "scales.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
+
+using namespace gemm::hip;
 
 constexpr int kCached = kPlainAccess;
 // Loads byte by byte leave no registers for more blocks.
@@ -81,121 +83,59 @@ struct LeanScales {
     }
 };
 
-// What a wave makes of products: a block's, then times its scale to the sums.
-template <class S, bool per_column, bool strided>
-class ScaledSums {
-    static constexpr bool kLean = !per_column && !strided;
-    using ScalesA = ScaleLoader<S::rows, kWave, strided>;
-    using ScalesB = ScaleLoader<per_column ? S::columns : 1, kWave, strided>;
-    static constexpr int kScalesOfA = kPeriod * kScalePitch<S::rows>,
-                         kScalesOfB = per_column ? kPeriod * kScalePitch<S::columns> : 0;
+// A wave's scales, and where they lie behind their loads.
+template <class S, bool of_columns, bool strided>
+class StreamScales {
+    static constexpr bool kLean = !of_columns && !strided;
     struct General {
-        ScalesA a;
-        ScalesB b;
+        ScaleLoader<S::rows, kWave, strided> a;
+        ScaleLoader<of_columns ? S::columns : 1, kWave, strided> b;
     };
     struct None {};
 
-    float* region;
-    int column, first;
-    uint32_t blocks, block = 0;
     bool channels;
     std::conditional_t<kLean, LeanScales<S::rows>, None> scales;
     std::conditional_t<kLean, None, General> general;
-    float scale[S::sub_m];
-    f32x4 of_block[S::sub_m][S::sub_n], sums[S::sub_m][S::sub_n];
 
   public:
-    static constexpr int kSums = S::sums, kScales = kScalesOfA + kScalesOfB;
-    // Floats in LDS that a wave has for itself: scales, then sums.
-    static constexpr int kRegion = kSums > kScales ? kSums : kScales;
+    static constexpr bool per_column = of_columns;
 
-    // For columns from `column` on, blocks [first, first + count).
-    __device__ void start(float* own_region, int own_column, int first_block, int count) {
-        region = own_region, column = own_column, first = first_block, blocks = uint32_t(count);
-#pragma unroll
-        for (auto& row : sums) {
-#pragma unroll
-            for (f32x4& v : row) v = f32x4(0);
-        }
-    }
-
-    __device__ void begin() {
+    __device__ void begin(int column, int first, int blocks) {
         const StreamLaunch& launch = arguments<StreamLaunch>();
         if constexpr (kLean) {
-            scales.start(launch.rest.scales, launch.work.m, column, first, int(blocks));
+            scales.start(launch.rest.scales, launch.work.m, column, first, blocks);
             scales.request(0);
             __builtin_amdgcn_sched_barrier(0);  // before the next fragments: they are waited for first
         } else {
             const Args& a = launch.rest.args;
             channels = launch.rest.channels;
             if (blocks != 0) {
-                general.a.start(a.scale_a, 0, a.m, first, first + int(blocks));
-                general.b.start(a.scale_b, column, a.n, first, first + int(blocks));
-                request_scales(a, 0);
+                general.a.start(a.scale_a, 0, a.m, first, first + blocks);
+                general.b.start(a.scale_b, column, a.n, first, first + blocks);
+                request(0);
             }
         }
     }
-
-    __device__ void multiply(const u32x4 (&a)[S::sub_m][kHalves], const u32x4 (&b)[S::sub_n][kHalves], int slot) {
-        if ((kPeriod % S::depth || slot == 0) && block % kPeriod == 0) change_scales();
-        const int lane = threadIdx.x % kWave, at = int(block % kPeriod);
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) scale[i] = region[at * kScalePitch<S::rows> + 16 * i + lane % 16];
-#pragma unroll
-        for (int n = 0; n < instructions_on(kHalves); ++n) {
-#pragma unroll
-            for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-                for (int j = 0; j < S::sub_n; ++j)
-                    of_block[i][j] = hip::multiply<16>(b[j], a[i], n ? of_block[i][j] : f32x4(0), n);
-            }
+    __device__ void request(uint32_t block) {
+        if constexpr (kLean) {
+            scales.request(block);
+        } else {
+            const Args& a = arguments<StreamLaunch>().rest.args;
+            general.a.request(a.scale_a, block);
+            if (!channels) general.b.request(a.scale_b, block);
         }
     }
-
-    __device__ void fold() {
-        const int lane = threadIdx.x % kWave, at = int(block % kPeriod);
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) {
-                f32x4 factor(scale[i]);
-                if constexpr (per_column) {
-                    factor *= *reinterpret_cast<const f32x4*>(region + kScalesOfA + at * kScalePitch<S::columns> +
-                                                              16 * j + lane / 16 * 4);
-                }
-                sums[i][j] = __builtin_elementwise_fma(of_block[i][j], factor, sums[i][j]);
-            }
-        }
-        ++block;
-    }
-
-    // Over the scales: a wave's accesses to LDS are in order.
-    __device__ void store() const {
-        __builtin_amdgcn_wave_barrier();
-        store_sums<S>(region, sums);
-    }
-
-  private:
-    __device__ void request_scales(const Args& a, uint32_t block) {
-        general.a.request(a.scale_a, block);
-        if (!channels) general.b.request(a.scale_b, block);
-    }
-
-    // A period's scales to LDS; the next ones are asked for.
-    __device__ void change_scales() {
-        __builtin_amdgcn_wave_barrier();
+    __device__ void store(float* region) const {
         if constexpr (kLean) {
             scales.store(region);
-            if (block + kPeriod < blocks) scales.request(block + kPeriod);
         } else {
             const Args& args = arguments<StreamLaunch>().rest.args;
             store_scales<S::rows, kWave>(region, args.scale_a, general.a, [](float v) { return v; });
             // Those of channels are the end's.
             const auto of_column = [&](float v) { return channels ? 1.0f : v; };
-            store_scales<S::columns, kWave>(region + kScalesOfA, args.scale_b, general.b, of_column);
-            if (block + kPeriod < blocks) request_scales(args, block + kPeriod);
+            store_scales<S::columns, kWave>(region + kPeriod * kScalePitch<S::rows>, args.scale_b, general.b,
+                                            of_column);
         }
-        __builtin_amdgcn_wave_barrier();
     }
 };
 
@@ -216,7 +156,7 @@ __global__ __launch_bounds__(Form<index>::threads, Form<index>::waves_per_simd) 
     const uint8_t* a, const uint8_t* b, uint32_t a_stride, uint32_t b_stride, int m, int n, uint32_t k, int blocks,
     int longer, uint32_t divisor, uint32_t factor, uint32_t shift, StreamArgs) {
     using S = Form<index, strided>;
-    using Sums = ScaledSums<S, per_column, strided>;
+    using Sums = ScaledSums<S, StreamScales<S, per_column, strided>>;
     using A = std::conditional_t<strided, AnyFragments<S::rows>, AlignedFragments<S::rows, kCached>>;
     using B = std::conditional_t<strided, AnyFragments<S::columns>, AlignedFragments<S::columns, kNonTemporal>>;
     __shared__ alignas(16) float regions[S::waves][Sums::kRegion];

@@ -40,6 +40,7 @@ template <class S>
 class ExactSums {
   public:
     using Args = int8_gemm::Args;
+    using Item = WorkItem;
     static constexpr bool kBlocksApart = false;
     static constexpr int kInstructions = kInstructionsAFragment;
     using Regions = hip::Regions<S>;
@@ -47,8 +48,12 @@ class ExactSums {
 
     __device__ explicit ExactSums(Lds&) {}
 
-    __device__ static Operand rows_of_a(const Args& a, const WorkItem& item) { return rows_of(a.a, item); }
-    __device__ static Operand rows_of_b(const Args& a, const WorkItem& item) { return rows_of(a.b, item); }
+    template <class LoadA, class LoadB>
+    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const WorkItem& item,
+                                       uint32_t first_k, uint32_t end_k) {
+        load_a.start(rows_of(a.a, item), first_row<S>(item), a.m, first_k, end_k);
+        load_b.start(rows_of(a.b, item), first_column<S>(item), a.n, first_k, end_k);
+    }
 
     __device__ void begin(const Args&, const WorkItem& next) { item = next; }
     __device__ void requested(const Args&) {}

@@ -8,6 +8,7 @@
 // S is a shape: TileSizes, and `stages` of a block of k, blocks `unrolled` in a round, stages `ahead`, `by_columns`.
 // LoadA and LoadB are of loaders.h. Accumulate is what an operator makes of products. Its functions, as they are called:
 //
+//     start_loads(a, b, args, item, first_k, end_k)   the loaders' start
 //     begin(args, item)                before an item's first stages are asked for
 //     requested(args)                  behind that
 //     start(launch)                    before the barrier that ends the last item
@@ -20,7 +21,7 @@
 //     end()                            behind the last stage
 //     finish(launch, item, regions)    to the result; regions: in the stages' place, when they have been read
 //
-// Its Lds lies beside the stages. kInstructions are those on a fragment.
+// Item is a WorkItem or an operator's own. Its Lds lies beside the stages. kInstructions are those on a fragment.
 #pragma once
 
 #include "loaders.h"
@@ -30,12 +31,29 @@
 namespace rocm_fp8::gemm::hip {
 namespace {
 
+// A shape of the loop. strided: for loads of any layout, which take more registers.
+template <TileShape shape, int chunks, bool strided = false>
+struct LoopShape : TileSizes<shape, chunks> {
+    using Sizes = TileSizes<shape, chunks>;
+    static constexpr bool by_columns = true;              // transposed operands are stored so
+    static constexpr int stages = kBlock / Sizes::stage;  // of a block: 1 or 2
+    // A wave's part of LDS in the epilogue: the stages' place, or more.
+    static constexpr int of_stages = 2 * Sizes::stage_bytes / Sizes::waves, least = Sizes::matrix * Sizes::matrix * 4,
+                         region_bytes = of_stages > least ? of_stages : least;
+    static constexpr int ahead = strided && Sizes::deep ? 1 : Sizes::ahead;
+    // Blocks in a round of the main loop: stages in flight, and with `deep` two sets of fragments, are constants in it.
+    static constexpr int in_turn = Sizes::deep && ahead % 2 ? 2 * ahead : ahead;
+    static constexpr int unrolled = in_turn > stages ? in_turn / stages : 1;
+    static_assert(unrolled * stages % in_turn == 0 && (!Sizes::deep || unrolled * stages % 2 == 0));
+};
+
 // What the compiler may move across a point (sched_barrier): nothing; scalar and vector instructions.
 constexpr int kNothing = 0, kScalars = 0x2 | 0x4;
 
 template <class S, class LoadA, class LoadB, class Accumulate>
 class TileLoop {
     using Launch = TileLaunch<typename Accumulate::Args>;
+    using Item = typename Accumulate::Item;
     // A stage is stored so many stages before it is multiplied.
     static constexpr int kLead = S::deep ? 2 : 1;
     static constexpr int kLoads = LoadA::kLoads + LoadB::kLoads;                           // of a stage, a thread's
@@ -56,15 +74,14 @@ class TileLoop {
     __device__ explicit TileLoop(Lds& lds) : lds(lds), accumulate(lds.own) {}
 
     // Starts to load an item.
-    __device__ void begin(const WorkItem& item) {
+    __device__ void begin(const Item& item) {
         const auto& a = arguments<Launch>().args;
         const uint32_t first_k = uint32_t(item.k_begin) * kBlock;
         const int64_t last = int64_t(item.k_end) * kBlock;
         const uint32_t end_k = uint32_t(last < a.k ? last : a.k);
         constexpr uint32_t kRound = S::stages * S::stage;
         blocks = (end_k - first_k + kRound - 1) / kRound;
-        load_a.start(Accumulate::rows_of_a(a, item), first_row<S>(item), a.m, first_k, end_k);
-        load_b.start(Accumulate::rows_of_b(a, item), first_column<S>(item), a.n, first_k, end_k);
+        Accumulate::start_loads(load_a, load_b, a, item, first_k, end_k);
         accumulate.begin(a, item);
 #pragma unroll
         for (int stage = 0; stage < S::ahead; ++stage) request(stage, stage);
@@ -109,7 +126,7 @@ class TileLoop {
         }
     }
 
-    __device__ void finish(const WorkItem& done) {
+    __device__ void finish(const Item& done) {
         // Closes: all waves have read the last stage.
         lds_barrier();
         accumulate.finish(arguments<Launch>(), done, lds.regions);

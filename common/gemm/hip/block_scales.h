@@ -1,13 +1,11 @@
 // Scales of a period of blocks on their way to LDS: global memory to registers to LDS.
 #pragma once
 
-#include "../../common/gemm/scales.h"
+#include "../scales.h"
 #include "tile.h"
 
-namespace rocm_fp8::block_scaled_gemm::hip {
+namespace rocm_fp8::gemm::hip {
 namespace {
-
-using gemm::scale_bits, gemm::scale_of_bits;
 
 constexpr int kPeriod = 8;  // blocks whose scales are loaded together
 
@@ -92,4 +90,4 @@ __device__ inline void store_scales(float* lds, const Scales& s, const Loader& l
 }
 
 }  // namespace
-}  // namespace rocm_fp8::block_scaled_gemm::hip
+}  // namespace rocm_fp8::gemm::hip
