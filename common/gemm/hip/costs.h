@@ -69,4 +69,13 @@ constexpr BlockCycles t224x128{{2365, 1840}};
 constexpr BlockCycles t160x128{{1770, 1530}};
 }  // namespace int8_gemm
 
+// grouped_gemm: not fitted; block_scaled_gemm's, t64x128 between its neighbours.
+namespace grouped_gemm {
+constexpr TileCosts kTiles = block_scaled_gemm::kTiles;
+constexpr BlockCycles t128x128 = block_scaled_gemm::t128x128;
+constexpr BlockCycles t64x128{{1500, 1200}};
+constexpr BlockCycles t64x64 = block_scaled_gemm::t64x64;
+constexpr BlockCycles fallback = block_scaled_gemm::fallback;
+}  // namespace grouped_gemm
+
 }  // namespace rocm_fp8::gemm::costs

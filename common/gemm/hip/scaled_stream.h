@@ -44,6 +44,8 @@ class ScaledSums {
         }
     }
 
+    // For what an operator's Scales need beside.
+    __device__ Scales& of_scales() { return scales; }
     __device__ void begin() { scales.begin(column, first, int(blocks)); }
 
     __device__ void multiply(const u32x4 (&a)[S::sub_m][kHalves], const u32x4 (&b)[S::sub_n][kHalves], int slot) {

@@ -1,0 +1,30 @@
+// The matrix instructions of float16 and bfloat16: v_mfma_f32_16x16x16 and v_mfma_f32_32x32x8, of 8 bytes a lane as
+// those of FP8 on gfx942. The way of an operand to them counts bytes of k, so that it is the same for both types.
+#pragma once
+
+#include "tile.h"
+
+namespace rocm_fp8::gemm::hip {
+namespace {
+
+constexpr int kHalfInstructions = 2;  // on a chunk of 16 bytes
+
+// The n-th of them.
+template <int matrix, DType type, class Sums>
+__device__ inline Sums multiply_half(const u32x4& b, const u32x4& a, Sums c, int n) {
+    using Bits = short __attribute__((ext_vector_type(4)));
+    using Halves = _Float16 __attribute__((ext_vector_type(4)));
+    const long left = half_of(b, n), right = half_of(a, n);
+    if constexpr (type == DType::f16) {
+        const auto x = __builtin_bit_cast(Halves, left), y = __builtin_bit_cast(Halves, right);
+        if constexpr (matrix == 32) return __builtin_amdgcn_mfma_f32_32x32x8f16(x, y, c, 0, 0, 0);
+        else return __builtin_amdgcn_mfma_f32_16x16x16f16(x, y, c, 0, 0, 0);
+    } else {
+        const auto x = __builtin_bit_cast(Bits, left), y = __builtin_bit_cast(Bits, right);
+        if constexpr (matrix == 32) return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x, y, c, 0, 0, 0);
+        else return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0);
+    }
+}
+
+}  // namespace
+}  // namespace rocm_fp8::gemm::hip

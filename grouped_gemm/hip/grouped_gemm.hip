@@ -1,0 +1,137 @@
+// Grouped GEMM on MI300X (gfx942) and MI350 (gfx950): the launcher.
+//
+// Work: 2 m n k operations. Bytes: n k of weights for each active expert, which is the bound for few rows; for many
+// rows the matrix instructions are.
+//
+//     offsets --> which tile is whose (each wave for itself) --> tile of an expert's rows by columns
+//     few rows an expert     stream.h: weights from memory to registers, past LDS
+//     more                   tiles.h: the main loop of all tiled GEMMs, rows of A gathered by its loads
+//     SwiGLU                 ../gpu.h: a pass over the product, which lies in memory meanwhile
+//
+// Files: grouped_gemm.hip (launcher), config.h (compiled shapes, and which one), walk.h, gather.h (loads of rows),
+// stream.h, tiles.h; common/gemm/hip.
+//
+// Limit today, by the simulator's clock: see docs/journal/moe.md. Nothing has been measured on an AMD GPU.
+#include "../../common/gemm/forced.h"
+#include "../../common/gemm/hip/launch.h"
+#include "../../common/gpu/kernel_at.h"
+#include "../../common/rows/hip/vendor.h"
+#include "../../swiglu_fp8/hip/gated.h"
+#include "../gpu.h"
+#include "stream.h"
+#include "tiles.h"
+
+namespace rocm_fp8::grouped_gemm::hip {
+namespace {
+
+constexpr DType kFp8 = DType::e4m3fnuz;  // stands for the chip's own
+constexpr int64_t kBufferBytes = kNowhere;
+
+template <DType type>
+const void* tile_kernel(int shape, bool any) {
+    using Kernel = void (*)(Launch);
+    const Kernel kernel = any ? grouped_gemm_tiles<kFallbackTile, type, true>
+                              : kernel_at<kTileShapeCount - 1>(
+                                    shape, []<int i>() -> Kernel { return grouped_gemm_tiles<i, type, false>; });
+    return reinterpret_cast<const void*>(kernel);
+}
+
+template <DType type>
+auto stream_kernel(int stream, bool any) {
+    return kernel_at<kStreamShapeCount>(stream, [=]<int i>() {
+        return any ? grouped_gemm_stream<i, type, true> : grouped_gemm_stream<i, type, false>;
+    });
+}
+
+template <class Pick>
+auto of_type(DType format, const Pick& pick) {
+    return format == DType::f16    ? pick.template operator()<DType::f16>()
+           : format == DType::bf16 ? pick.template operator()<DType::bf16>()
+                                   : pick.template operator()<kFp8>();
+}
+
+// Whether 128-bit loads with offsets of 32 bits can take the operands. k: bytes.
+bool aligned(const Job& a) {
+    const int64_t tile_rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, 128);
+    return a.k % kChunk == 0 && a.k < kBufferBytes / 4 && rows_aligned(a.a.data, a.a.row_stride) &&
+           rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % kChunk == 0 &&
+           tile_rows * a.a.row_stride + a.k <= kBufferBytes && a.b.row_stride < kBufferBytes / 256 &&
+           a.a.row_stride < kBufferBytes / 256;
+}
+
+// Whether offsets of 32 bits can take the scales.
+bool scales_fit(const Job& a) {
+    const auto fit = [&](const gemm::Scales& s, int64_t rows) {
+        return 4 * (rows * s.row_stride + gemm::blocks_of(a.k) * s.block_stride) < kBufferBytes;
+    };
+    return !is_fp8(a.format) || (fit(a.scale_a, a.rows ? a.a_rows : 128) && fit(a.scale_b, 2));
+}
+
+}  // namespace
+}  // namespace rocm_fp8::grouped_gemm::hip
+
+namespace rocm_fp8::grouped_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace hip;
+    if (args.m == 0 || args.n == 0 || args.a_rows == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    if (is_fp8(args.format) && args.format != native_fp8(chip.arch)) {
+        return {
+            chip.arch == Arch::gfx942
+                ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
+                : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
+    }
+    Job job{args, divider_by(uint32_t(args.slots))};
+    job.k *= args.element_bytes();
+    if (job.k > gemm::kMostK) return {"a: K is more than 4294967168 bytes; at most that is allowed"};
+    if (!scales_fit(job)) return {"scale_a: more than 1 GiB of scales"};
+    const bool any = !aligned(job);
+    int shape = pick_shape(args.groups, args.expected, args.n, job.k, int(chip.arch));
+    ForcedConfig forced;
+    const Status read = read_forced_config("grouped_gemm", kShapeCount, shape_named, 1, false, &forced);
+    if (!read.ok()) return read;
+    if (forced.set) {
+        if (forced.shape < 0) return {kUnfit};
+        shape = forced.shape;
+    }
+    // A scale a channel, and not one of blocks.
+    const gemm::Scales& s = args.scale_b;
+    const bool channels = is_fp8(args.format) && s.rows == 1 && s.row_stride != 0;
+    if (is_stream(shape)) {
+        const StreamShape& stream = kStreamShapes[shape - kTileShapeCount];
+        const int64_t columns = ceil_div(args.n, int64_t(stream.columns));
+        const int64_t items = most_row_tiles(args.m, args.groups, stream.rows) * columns;
+        if (items * stream.waves * kWave > kMaxThreads || items >= kMaxItems)
+            return {"a and b have more rows than one launch takes"};
+        const int blocks = int(gemm::blocks_of(job.k));
+        const StreamLaunch launch{job, divider_by(uint32_t(columns)), blocks / stream.waves, blocks % stream.waves,
+                                  channels};
+        const auto kernel =
+            of_type(args.format, [&]<DType type>() { return stream_kernel<type>(shape - kTileShapeCount, any); });
+        return launch_kernel(kernel, items, stream.waves * kWave, on, launch);
+    }
+    if (any || shape == kFallbackTile) shape = kFallbackTile;
+    const TileShape& tile = kTileShapes[shape];
+    const int64_t tiles_n = ceil_div(args.n, int64_t(tile.columns));
+    const int64_t items = most_row_tiles(args.m, args.groups, tile.rows) * tiles_n;
+    if (items > kMaxItems) return {"a and b have more rows than one launch takes"};
+    const void* kernel =
+        of_type(args.format, [&]<DType type>() { return tile_kernel<type>(shape, shape == kFallbackTile); });
+    const int per_chiplet = int(ceil_div(items, kChiplets)),
+              room = compute_units(chip.arch) / kChiplets * tile.per_unit;
+    Launch launch{job, Work{0, int(tiles_n), 0, 0, 0}, SplitK{1, nullptr, nullptr}, channels};
+    void* arguments[] = {&launch};
+    return launch_any(kernel, dim3(uint32_t(kChiplets * std::min(per_chiplet, room))), dim3(tile.waves() * kWave),
+                      on.stream, arguments);
+}
+
+Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor& on) {
+    if (args.m == 0 || args.n == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    return launch_in_two(args, gated, Vendor(chip.arch, on), on);
+}
+
+}  // namespace rocm_fp8::grouped_gemm

@@ -1,0 +1,183 @@
+// Many rows an expert: tiles of sorted rows by the main loop of common/gemm/hip/tile_loop.h. A workgroup makes one tile
+// after the other; which ones there are is in the offsets (walk.h).
+#pragma once
+
+#include "../../common/gemm/hip/block_sums.h"
+#include "../../common/gemm/hip/half_matrix.h"
+#include "config.h"
+#include "gather.h"
+
+namespace rocm_fp8::grouped_gemm::hip {
+namespace {
+
+// mode: whether scale_b is a scale a channel, which the epilogue multiplies by.
+using Launch = TileLaunch<Job>;
+
+// What the epilogue needs, of one group.
+struct GroupResult {
+    int64_t m, n;  // m: behind the group's last row
+    gemm::Scales scale_b;
+    gemm::Bias bias;
+    gemm::Output out;
+};
+
+template <class S>
+__device__ inline void finish_group(TileSums<S>& sums, const Launch& launch, const Item& done,
+                                    char (&regions)[S::waves][S::region_bytes]) {
+    const Job& a = launch.args;
+    const GroupResult result{done.end, a.n, scales_of(a.scale_b, done.group), bias_of(a, done.group), a.out};
+    const int wave = uniform(threadIdx.x / kWave);
+    char* const region = regions[wave];
+    const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
+    const int64_t column = int64_t(done.tile_n) * S::columns + wave % S::waves_n * S::wave_columns;
+    scale_and_add<S>(sums, result, launch.mode, column, reinterpret_cast<float*>(region));
+    if (a.out.dtype == DType::f32) store_rows<S, float, S::matrix>(sums, result, region, row, column);
+    else store_rows<S, uint16_t, S::wave_columns>(sums, result, region, row, column);
+    // Others write there after the next barrier.
+    lds_done();
+}
+
+template <class S, bool any>
+__device__ inline void start_group_loads(auto& load_a, auto& load_b, const Job& a, const Item& item, uint32_t first_k,
+                                         uint32_t end_k) {
+    load_a.start(a, item, first_k, end_k);
+    const gemm::Operand b{0, a.b.data + item.group * a.b.group_stride, a.b.row_stride, 1};
+    load_b.start(b, int64_t(item.tile_n) * S::columns, a.n, first_k, end_k);
+}
+
+// FP8, as BlockSums asks for it.
+template <class S, bool any>
+struct ScaledProduct {
+    using Args = Job;
+    using Item = hip::Item;
+    using ScalesA = GatheredScales<S::rows, S::threads>;
+    using ScalesB = ScaleLoader<1, S::threads, false>;
+    static constexpr bool per_column = false;
+
+    template <class LoadA, class LoadB>
+    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
+                                       uint32_t end_k) {
+        start_group_loads<S, any>(load_a, load_b, a, item, first_k, end_k);
+    }
+    __device__ static void start_scales(ScalesA& scales_a, ScalesB& scales_b, const Args& a, const Item& item,
+                                        bool channels) {
+        scales_a.start(a, item, item.k_begin, item.k_end);
+        if (!channels) {
+            const int64_t column = int64_t(item.tile_n) * S::columns;
+            scales_b.start(scales_of(a.scale_b, item.group), column, a.n, item.k_begin, item.k_end);
+        }
+    }
+    template <class Regions>
+    __device__ static void finish(TileSums<S>& sums, const Launch& launch, const Item& done, Regions& regions) {
+        finish_group<S>(sums, launch, done, regions);
+    }
+};
+
+// float16 and bfloat16: sums in place.
+template <class S, DType type, bool any>
+class HalfSums {
+  public:
+    using Args = Job;
+    using Item = hip::Item;
+    static constexpr bool kBlocksApart = false;
+    static constexpr int kInstructions = kHalfInstructions;
+    using Regions = char[S::waves][S::region_bytes];
+    struct Lds {};
+
+    __device__ explicit HalfSums(Lds&) {}
+
+    template <class LoadA, class LoadB>
+    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
+                                       uint32_t end_k) {
+        start_group_loads<S, any>(load_a, load_b, a, item, first_k, end_k);
+    }
+    __device__ void begin(const Args&, const Item&) {}
+    __device__ void requested(const Args&) {}
+    __device__ void start(const Launch&) {
+#pragma unroll
+        for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+            for (int j = 0; j < S::sub_n; ++j) sums[i][j] = Sums<S::matrix>(0);
+        }
+    }
+    __device__ void entered(const Args&) {}
+    __device__ void filled() {}
+    __device__ void stage(const Args&, uint32_t, int, uint32_t) {}
+    __device__ void fold(int, int) {}
+    __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool) {
+        sums[i][j] = multiply_half<S::matrix, type>(*b, *a, sums[i][j], n);
+    }
+    __device__ void folded() {}
+    __device__ void end() {}
+    __device__ void finish(const Launch& launch, const Item& done, Regions& regions) {
+        finish_group<S>(sums, launch, done, regions);
+    }
+
+  private:
+    TileSums<S> sums;
+};
+
+// The turn-th item of this workgroup.
+template <class S>
+__device__ inline bool item_at(const Walk<S::rows>& walk, int turn, Item* item) {
+    const Launch& launch = arguments<Launch>();
+    const int tiles_n = launch.work.tiles_n, items = walk.tiles() * tiles_n;
+    const int per_chiplet = (items + kChiplets - 1) / kChiplets;
+    const int place = turn * int(gridDim.x / kChiplets) + int(blockIdx.x) / kChiplets;
+    const int at = int(blockIdx.x) % kChiplets * per_chiplet + place;
+    if (place >= per_chiplet || at >= items) return false;
+    const RowTile rows = walk.tile(at / tiles_n);
+    const gemm::TileAt t =
+        gemm::tile_at<8>(at - rows.before * tiles_n, Walk<S::rows>::tiles_of(rows.first, rows.end), tiles_n);
+    const int blocks = int(gemm::blocks_of(launch.args.k));
+    *item = {rows.group, rows.first + t.down * S::rows, rows.end, t.across, 0, blocks};
+    return true;
+}
+
+// As make_items, of a walk whose registers lie in LDS while tiles are made.
+template <class S, class T>
+__device__ inline void make_grouped_items(typename T::Lds& lds) {
+    __shared__ uint32_t up_to[S::threads];
+    Walk<S::rows> walk(arguments<Launch>().args);
+    up_to[threadIdx.x] = walk.up_to;
+    const auto next = [&](int turn, Item* item) {
+        const Args& a = arguments<Launch>().args;
+        return item_at<S>(Walk<S::rows>(a, up_to[fresh_thread()]), turn, item);
+    };
+    Item item;
+    int turn = 0;
+    if (!next(turn, &item)) return;
+    T tile(lds);
+    tile.begin(item);
+    for (bool more = true; more;) {
+        tile.multiply();
+        const Item done = item;
+        more = next(++turn, &item);
+        // The next item's first stages come while this one ends.
+        if (more) tile.begin(item);
+        tile.finish(done);
+    }
+}
+
+// type: FP8 (e4m3fnuz stands for the chip's own), float16 or bfloat16. any: operands of any alignment.
+template <int index, DType type, bool any>
+struct TileOf {
+    static constexpr bool fp8 = type == DType::e4m3fnuz;
+    using S = LoopShape<kTileShapes[index], fp8 ? kChunksAFragment : 1, any>;
+    using LoadA = std::conditional_t<any, GatheredAnyLoader<S, S::rows>, GatheredLoader<S, S::rows>>;
+    using LoadB = LoaderOf<S, S::columns, any ? Layout::unaligned : Layout::aligned>;
+    using Accumulate = std::conditional_t<fp8, BlockSums<S, ScaledProduct<S, any>>, HalfSums<S, type, any>>;
+    using Loop = TileLoop<S, LoadA, LoadB, Accumulate>;
+};
+
+template <int index, DType type, bool any>
+__global__ __launch_bounds__((TileOf<index, type, any>::S::threads), (TileOf<index, type, any>::S::waves_per_simd))
+__attribute__((amdgpu_num_vgpr(256))) void
+grouped_gemm_tiles(Launch) {
+    using Tile = TileOf<index, type, any>;
+    __shared__ typename Tile::Loop::Lds lds;
+    make_grouped_items<typename Tile::S, typename Tile::Loop>(lds);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::grouped_gemm::hip
