@@ -23,6 +23,7 @@ from .wave import LANES
 NAME = re.compile(r"^v_(?P<op>mfma|smfmac)_(?P<result>f32|i32)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<types>\w+)$")
 SUPPORTED = {
     "mfma_16x16x32_fp8_fp8", "mfma_32x32x16_fp8_fp8", "mfma_16x16x16_bf16", "mfma_32x32x8_bf16", "mfma_16x16x16_f16",
+    "mfma_32x32x8_f16",
     "mfma_16x16x32_i8", "mfma_32x32x16_i8", "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
 }  # fmt: skip
 # f8f6f4: e4m3, without scales.
