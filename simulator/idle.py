@@ -3,7 +3,8 @@ sample must not take one of those for the mean, nor count them as busy.
 
 A workgroup is idle if all its waves end without an access to global memory, but for scalar loads (of arguments, and of
 tables that say what there is to do). One that sleeps is not: it waits for somebody. So each is run until its first
-access, which is not done. A workgroup that finds out by a vector load that it has no work counts as busy.
+access, which is not done. A workgroup that finds out by a vector load that it has no work counts as busy; but not
+where the kernel has matrix instructions: there loads may be of such tables, and work begins with the first of those.
 
 Grids of up to WHOLE workgroups are looked at one by one. Of larger ones SPREAD are, one at random in each of as many
 equal parts, and what the caller asks for. Where the outcome changes a few times only, idle workgroups are taken to be
@@ -22,7 +23,7 @@ from .sharing import cut
 
 WHOLE, SPREAD = 1024, 512
 FEW = 8  # changes that are looked for; more are no boundaries
-ACCESSES = ("vmem_load", "vmem_store", "vmem_atomic")
+WRITES = ("vmem_store", "vmem_atomic")
 
 
 class FirstAccesses:
@@ -30,11 +31,13 @@ class FirstAccesses:
 
     def start(self, launch) -> list:
         self.busy: set[int] = set()
-        return [self._cut(ins) for ins in launch.program]
+        multiplies = any(ins.kind == "mfma" for ins in launch.program)
+        return [self._cut(ins, multiplies) for ins in launch.program]
 
-    def _cut(self, ins):
+    def _cut(self, ins, multiplies: bool):
         kind = class_of(ins.mnemonic)
-        if kind in ACCESSES or ins.mnemonic == "s_sleep":
+        works = ins.kind == "mfma" if multiplies else kind == "vmem_load"
+        if works or kind in WRITES or ins.mnemonic == "s_sleep":
             return cut(ins, self._works)
         # The others of a workgroup that works need not go on.
         return cut(ins, self._ends) if kind in ("branch", "barrier") else ins
