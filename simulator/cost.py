@@ -135,10 +135,11 @@ def reach_of(recording: Recording, chip: Chip) -> float:
 
 
 def fetched_again(recording: Recording, reach: float) -> float:
-    """Half lines of a workgroup, the mean, that L2 has lost when they are loaded again."""
+    """Half lines of a workgroup, the mean, that L2 has lost when they are loaded again. They are shared as at first."""
     steps, groups = recording.courses.steps, len(recording.courses.waves)
     again = steps[(steps[:, 0] == MEMORY) & (steps[:, 2] < -reach) & (steps[:, 3] == ACCESSES["load"])]
-    return float((again[:, 1] * (1 + reach / again[:, 2])).sum()) / groups
+    fills = np.array([each.fills for each in recording.buffers] or [1.0])[again[:, 5].astype(np.int64)]
+    return float((again[:, 1] * (1 + reach / again[:, 2]) * np.minimum(fills, 1.0)).sum()) / groups
 
 
 def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:

@@ -97,13 +97,20 @@ class Runtime:
         return cls._shared
 
     def configure(
-        self, *, checks: Checks | None = None, seed: int = 0, resident: int = 4, sample=None, profile=None
+        self,
+        *,
+        checks: Checks | None = None,
+        seed: int = 0,
+        resident: int = 4,
+        sample=None,
+        profile=None,
+        chiplets: int = 1,
     ) -> None:
         """Sets Simulator's options for the launches that follow. `sample`: grid -> the workgroups to run of it. With
-        a profile, those that have no work are replaced by others, and what all that do share is measured, too, and
-        kept in `beginnings`."""
+        a profile, those that have no work are replaced by others, and what all that do share is measured, too, on
+        so many `chiplets`, and kept in `beginnings`."""
         self.checks, self.seed, self.resident = checks or Checks(), seed, resident
-        self.sample, self.profile, self.beginnings = sample, profile, None
+        self.sample, self.profile, self.beginnings, self.chiplets = sample, profile, None, chiplets
 
     def __init__(self, hip_include: Path):
         if Runtime._shared is not None:
@@ -223,7 +230,7 @@ class Runtime:
         """What sharing.py measures."""
         kernel = simulator.kernels[name]
         resident = occupancy(simulator.code.arch, kernel.vgprs, math.prod(block), kernel.lds_size + lds).workgroups
-        groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident, work.has)
+        groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident, work.has, self.chiplets)
         return self._cut_short(simulator, Beginnings(), name, grid, block, values, lds, groups=groups)
 
     def _on_memory(self, address: int, size: int) -> None:

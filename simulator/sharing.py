@@ -14,12 +14,13 @@ from .counters import CHIPLETS, class_of
 ACCESSES = 24  # of each wave to global memory: a few slabs of a GEMM's main loop
 
 
-def in_flight(grid: int, units: int, resident: int, has_work=lambda group: True) -> list[int]:
+def in_flight(grid: int, units: int, resident: int, has_work=lambda group: True, chiplets: int = 1) -> list[int]:
     """The first workgroups of chiplet 0 with work, as many as its units hold: workgroups go to the chiplets in turn.
-    Of the next chiplet, if the first one's have none."""
+    Of the next chiplet, if the first one's have none. `chiplets`: of so many, where their work differs."""
     held = max(1, units // CHIPLETS * resident)
     groups = (filter(has_work, range(chiplet, grid, CHIPLETS)) for chiplet in range(CHIPLETS))
-    return next(filter(None, (list(itertools.islice(each, held)) for each in groups)), [])
+    some = filter(None, (list(itertools.islice(each, held)) for each in groups))
+    return [group for each in itertools.islice(some, chiplets) for group in each]
 
 
 def cut(ins, ends):

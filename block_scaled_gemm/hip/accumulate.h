@@ -13,7 +13,7 @@ struct OneProduct {
     using Item = WorkItem;
     using ScalesA = ScaleLoader<S::rows, S::threads, strided>;
     using ScalesB = ScaleLoader<of_columns ? S::columns : 1, S::threads, strided>;
-    static constexpr bool per_column = of_columns;
+    static constexpr bool per_column = of_columns, kSkips = false;
 
     template <class LoadA, class LoadB>
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,

@@ -12,10 +12,12 @@ namespace costs = gemm::costs::grouped_gemm;
 // All multiply by instructions of 32 x 32 and do not split K: a row has the same bits in each of them.
 // clang-format off
 constexpr TileShape kTileShapes[] = {
+    {.name = "t256x128", .rows = 256, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 1, .block_cycles = costs::t256x128},
     {.name = "t128x128", .rows = 128, .columns = 128, .waves_m = 4, .waves_n = 2, .matrix = 32, .stage = 64,
      .ahead = 4, .deep = 0, .per_unit = 1, .block_cycles = costs::t128x128},
-    {.name = "t64x128", .rows = 64, .columns = 128, .waves_m = 2, .waves_n = 4, .matrix = 32, .stage = 64,
-     .ahead = 4, .deep = 1, .per_unit = 1, .block_cycles = costs::t64x128},
+    {.name = "t64x128", .rows = 64, .columns = 128, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 64,
+     .ahead = 4, .deep = 1, .per_unit = 2, .block_cycles = costs::t64x128},
     {.name = "t64x64", .rows = 64, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 128,
      .ahead = 2, .deep = 1, .per_unit = 1, .block_cycles = costs::t64x64},
     {.name = "fallback", .rows = 128, .columns = 64, .waves_m = 2, .waves_n = 2, .matrix = 32, .stage = 64,

@@ -108,8 +108,8 @@ struct StreamOf {
 };
 
 template <int index, DType type, bool any>
-__global__
-__launch_bounds__((StreamOf<index, type, any>::S::threads), (any ? 1 : StreamOf<index, type, any>::S::waves_per_simd)) void
+__global__ __launch_bounds__((StreamOf<index, type, any>::S::threads),
+                             (any ? 1 : StreamOf<index, type, any>::S::waves_per_simd)) void
 grouped_gemm_stream(StreamLaunch) {
     using Of = StreamOf<index, type, any>;
     using S = typename Of::S;

@@ -45,6 +45,18 @@ __device__ inline void start_group_loads(auto& load_a, auto& load_b, const Job& 
     load_b.start(b, int64_t(item.tile_n) * S::columns, a.n, first_k, end_k);
 }
 
+// The last tile of a group may be short.
+template <class S>
+__device__ inline bool wave_has_rows(const Item& item) {
+    return item.row + uniform(threadIdx.x / kWave) / S::waves_n * S::wave_rows < item.end;
+}
+
+#if defined(__gfx950__)
+constexpr int kMostSkippedRows = 128;  // larger tiles of FP8 have no registers left for it
+#else
+constexpr int kMostSkippedRows = 256;
+#endif
+
 // FP8, as BlockSums asks for it.
 template <class S, bool any>
 struct ScaledProduct {
@@ -52,8 +64,9 @@ struct ScaledProduct {
     using Item = hip::Item;
     using ScalesA = GatheredScales<S::rows, S::threads>;
     using ScalesB = ScaleLoader<1, S::threads, false>;
-    static constexpr bool per_column = false;
+    static constexpr bool per_column = false, kSkips = S::rows <= kMostSkippedRows;
 
+    __device__ static bool has_rows(const Item& item) { return wave_has_rows<S>(item); }
     template <class LoadA, class LoadB>
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
                                        uint32_t end_k) {
@@ -79,7 +92,7 @@ class HalfSums {
   public:
     using Args = Job;
     using Item = hip::Item;
-    static constexpr bool kBlocksApart = false;
+    static constexpr bool kBlocksApart = false, kSkips = true;
     static constexpr int kInstructions = kHalfInstructions;
     using Regions = char[S::waves][S::region_bytes];
     struct Lds {};
@@ -91,7 +104,8 @@ class HalfSums {
                                        uint32_t end_k) {
         start_group_loads<S, any>(load_a, load_b, a, item, first_k, end_k);
     }
-    __device__ void begin(const Args&, const Item&) {}
+    __device__ void begin(const Args&, const Item& item) { has_rows = wave_has_rows<S>(item); }
+    __device__ bool live() const { return has_rows; }
     __device__ void requested(const Args&) {}
     __device__ void start(const Launch&) {
 #pragma unroll
@@ -114,6 +128,7 @@ class HalfSums {
     }
 
   private:
+    bool has_rows;
     TileSums<S> sums;
 };
 

@@ -41,7 +41,7 @@ class ExactSums {
   public:
     using Args = int8_gemm::Args;
     using Item = WorkItem;
-    static constexpr bool kBlocksApart = false;
+    static constexpr bool kBlocksApart = false, kSkips = false;
     static constexpr int kInstructions = kInstructionsAFragment;
     using Regions = hip::Regions<S>;
     struct Lds {};

@@ -7,6 +7,7 @@
 //     start_loads(load_a, load_b, args, item, first_k, end_k)
 //     start_scales(scales_a, scales_b, args, item, channels)    channels (the launch's mode): scale_b is the epilogue's
 //     finish(sums, launch, item, regions)
+//     has_rows(item)                                            with kSkips: whether the wave has rows in the tile
 #pragma once
 
 #include "block_scales.h"
@@ -28,7 +29,7 @@ class BlockSums {
   public:
     using Args = typename Product::Args;
     using Item = typename Product::Item;
-    static constexpr bool kBlocksApart = true;
+    static constexpr bool kBlocksApart = true, kSkips = Product::kSkips;
     static constexpr int kInstructions = instructions_on(S::chunks);
     using Regions = char[S::waves][S::region_bytes];
     struct Lds {
@@ -46,8 +47,10 @@ class BlockSums {
 
     __device__ void begin(const Args& a, const Item& item) {
         channels = arguments<Launch>().mode;
+        if constexpr (kSkips) has_rows = Product::has_rows(item);
         Product::start_scales(scales_a, scales_b, a, item, channels);
     }
+    __device__ bool live() const { return has_rows; }
     __device__ void requested(const Args& a) { request_scales(a, 0); }
 
     __device__ void start(const Launch&) {
@@ -146,6 +149,7 @@ class BlockSums {
 
     Lds& lds;
     bool channels;
+    [[maybe_unused]] bool has_rows;
     ScalesA scales_a;
     ScalesB scales_b;
     TileSums<S> sums, block_sums;

@@ -72,8 +72,9 @@ constexpr BlockCycles t160x128{{1770, 1530}};
 // grouped_gemm: not fitted; block_scaled_gemm's, t64x128 between its neighbours.
 namespace grouped_gemm {
 constexpr TileCosts kTiles = block_scaled_gemm::kTiles;
+constexpr BlockCycles t256x128 = block_scaled_gemm::t256x128;
 constexpr BlockCycles t128x128 = block_scaled_gemm::t128x128;
-constexpr BlockCycles t64x128{{1500, 1200}};
+constexpr BlockCycles t64x128 = block_scaled_gemm::t128x64;
 constexpr BlockCycles t64x64 = block_scaled_gemm::t64x64;
 constexpr BlockCycles fallback = block_scaled_gemm::fallback;
 }  // namespace grouped_gemm

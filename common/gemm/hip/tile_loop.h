@@ -21,6 +21,8 @@
 //     end()                            behind the last stage
 //     finish(launch, item, regions)    to the result; regions: in the stages' place, when they have been read
 //
+//     live()                           with kSkips: whether the wave has rows in the item's tile; else it multiplies none
+//
 // Item is a WorkItem or an operator's own. Its Lds lies beside the stages. kInstructions are those on a fragment.
 #pragma once
 
@@ -106,14 +108,11 @@ class TileLoop {
         lds_barrier();
 #pragma unroll
         for (int step = 0; step < (S::deep ? S::steps : 1); ++step) fragments[step].read(lds.stages[0], places, step);
-        const uint32_t end = blocks;
-        for (uint32_t block = 0; block < end;) {
-#pragma unroll
-            for (int u = 0; u < S::unrolled; ++u) {
-#pragma unroll
-                for (int h = 0; h < S::stages; ++h) multiply_stage(block, u, h, end);
-                if (++block == end) break;
-            }
+        if constexpr (Accumulate::kSkips) {
+            if (accumulate.live()) multiply_blocks<true>();
+            else multiply_blocks<false>();
+        } else {
+            multiply_blocks<true>();
         }
         accumulate.end();
         // Waits for the loads beyond the end: other loads go to their registers.
@@ -156,7 +155,21 @@ class TileLoop {
         }
     }
 
-    // Stage h of a block, the u-th of the round.
+    template <bool live>
+    __device__ void multiply_blocks() {
+        const uint32_t end = blocks;
+        for (uint32_t block = 0; block < end;) {
+#pragma unroll
+            for (int u = 0; u < S::unrolled; ++u) {
+#pragma unroll
+                for (int h = 0; h < S::stages; ++h) multiply_stage<live>(block, u, h, end);
+                if (++block == end) break;
+            }
+        }
+    }
+
+    // Stage h of a block, the u-th of the round. A wave that is not live loads and stores its share alone.
+    template <bool live>
     __device__ void multiply_stage(uint32_t block, int u, int h, uint32_t end) {
         const uint32_t stage = block * S::stages + h;
         const int in_round = u * S::stages + h, slot = (in_round + kLead) % S::ahead;
@@ -180,6 +193,7 @@ class TileLoop {
             const int other = S::deep ? (1 - in_round % 2) * S::steps + step : 1 - mine;
             const auto access = [&](int n) {
                 if (n < kReads) {
+                    if constexpr (!live) return;
                     const bool same = !S::deep && step + 1 < S::steps;
                     fragments[other].read(lds.stages[same ? buffer : 1 - buffer], places,
                                           S::deep ? step : (step + 1) % S::steps, n);
@@ -201,6 +215,7 @@ class TileLoop {
                      ++n) {
                     access(n);
                 }
+                if constexpr (!live) continue;
                 if (first) accumulate.fold(i, j);
                 accumulate.multiply(i, j, fragments[mine].b[j], fragments[mine].a[i], instruction % kEach, first);
                 if (folds) {
@@ -209,7 +224,7 @@ class TileLoop {
                     __builtin_amdgcn_sched_barrier(kScalars);
                 }
             }
-            if (folds) accumulate.folded();
+            if (live && folds) accumulate.folded();
         }
     }
 
