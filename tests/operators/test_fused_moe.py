@@ -21,7 +21,7 @@ PROBLEMS = [
         ("group", "row", "static", "none"),
         (BF16, F16),
         seed=SEED,
-    )  # fmt: skip
+    )
     if each[2] <= each[1]
 ]
 each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)

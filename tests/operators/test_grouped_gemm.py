@@ -1,6 +1,8 @@
 """grouped_gemm and grouped_gemm_swiglu_fp8: sums against float64, routings of every kind, bits that do not depend on
 them, special values, SwiGLU byte for byte."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -67,9 +69,10 @@ def test_a_row_does_not_depend_on_the_routing(kernel, device, formats, generator
     for _ in range(3):
         # Some rows of each expert, in an order of their own.
         kept = [
-            b + torch.randperm(e - b, generator=generator)[: max(1, (e - b) // 3)] for b, e in zip(bounds, bounds[1:])
+            b + torch.randperm(e - b, generator=generator)[: max(1, (e - b) // 3)]
+            for b, e in itertools.pairwise(bounds)
         ]
-        kept = [k if e > b else k[:0] for k, b, e in zip(kept, bounds, bounds[1:])]
+        kept = [k if e > b else k[:0] for k, (b, e) in zip(kept, itertools.pairwise(bounds))]
         some = problems.Inputs(
             *inputs.operands()[:4], offsets_of([len(k) for k in kept]).to(device),
             inputs.rows[torch.cat(kept).to(device)], inputs.slots, None,
