@@ -42,10 +42,10 @@ def integers(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKENS) -> dict:
-    """In the schema's order; what is written is poison."""
+def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKENS, d: int = D, k: int = K) -> dict:
+    """What is written is poison."""
     fp8, rows = kernel.fp8_dtype(device), tokens * SLOTS
-    columns = D if operator == "grouped_gemm" else 2 * D
+    columns = d if operator == "grouped_gemm" else 2 * d
 
     def half(*shape: int) -> torch.Tensor:
         return normal(shape, torch.bfloat16, generator)
@@ -55,8 +55,8 @@ def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKE
 
     def grouped() -> dict:
         return dict(
-            a=random_fp8((tokens, K), fp8, generator),
-            b=random_fp8((EXPERTS, columns, K), fp8, generator),
+            a=random_fp8((tokens, k), fp8, generator),
+            b=random_fp8((EXPERTS, columns, k), fp8, generator),
             scale_a=positive((tokens, 1), generator),
             scale_b=positive((EXPERTS, columns, 1), generator),
             offsets=integers(0, min(rows, 3), min(rows, 3), rows),
@@ -65,7 +65,7 @@ def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKE
         )
 
     def gated(**scales) -> dict:
-        given = dict(out=empty(rows, D, dtype=fp8), scale_out=scales.pop("scale_out", None), **grouped())
+        given = dict(out=empty(rows, d, dtype=fp8), scale_out=scales.pop("scale_out", None), **grouped())
         rest = dict(group=0, fp8_max=torch.finfo(fp8).max, power_of_two=False, expected_rows=0)
         return given | dict(half=False, limit=None, scale=None, scale_ub=None) | scales | rest
 
@@ -86,14 +86,14 @@ def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKE
             num_experts=EXPERTS,
         ),
         "moe_combine": lambda: dict(
-            out=empty(tokens, D, dtype=torch.bfloat16),
-            y=half(rows, D),
+            out=empty(tokens, d, dtype=torch.bfloat16),
+            y=half(rows, d),
             weights=torch.rand(tokens, SLOTS, generator=generator),
             positions=torch.randperm(rows, generator=generator).int().view(tokens, SLOTS),
-            shared=half(tokens, D),
+            shared=half(tokens, d),
         ),
         "grouped_gemm": lambda: dict(
-            out=empty(rows, D, dtype=torch.bfloat16), **grouped(), bias=half(EXPERTS, D), expected_rows=0
+            out=empty(rows, d, dtype=torch.bfloat16), **grouped(), bias=half(EXPERTS, d), expected_rows=0
         ),
         "grouped_gemm_swiglu_fp8": lambda: gated(
             scale_out=empty(rows, 1, dtype=torch.float32), scale_ub=torch.full((1,), 1e6)
