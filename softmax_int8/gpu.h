@@ -6,18 +6,11 @@
 
 #include "../common/rows/gpu/int8.h"
 #include "../common/exponential.h"
+#include "../common/gpu/ordered.h"
 #include "softmax_int8.h"
 
 namespace rocm_fp8::softmax_int8 {
 namespace {
-
-// Unsigned numbers that have the order of the floats. Those of NaN are above or below all numbers; NaN of either sign
-// shows in the sum.
-__device__ inline uint32_t ordered(float v) {
-    const uint32_t bits = float_bits(v);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-__device__ inline float of_ordered(uint32_t v) { return bits_float(v >> 31 ? v & 0x7FFFFFFFu : ~v); }
 
 __device__ inline int8_t code_of(float e, float sum) { return to_int8(127.0f * (e / sum)); }
 

@@ -190,12 +190,12 @@ ROCM_FP8_OPERATORS(ops) {
     // expected_rows: 0: as many as there are on average. Scales as block_scaled_gemm's.
     ops.add<&grouped_gemm>(
         "grouped_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor? scale_a, Tensor? scale_b, Tensor offsets, Tensor? "
-        "rows, int slots, Tensor? bias, int expected_rows) -> ()");
+        "rows, int slots, Tensor? bias, SymInt expected_rows) -> ()");
     // scale: given; or computed, and written to scale_out. half: the product is rounded to float16, else to bfloat16.
     ops.add<&grouped_gemm_swiglu_fp8>(
         "grouped_gemm_swiglu_fp8(Tensor(a!) out, Tensor(b!)? scale_out, Tensor a, Tensor b, Tensor? scale_a, Tensor? "
         "scale_b, Tensor offsets, Tensor? rows, int slots, bool half, float? limit, Tensor? scale, Tensor? scale_ub, "
-        "int group, float fp8_max, bool power_of_two, int expected_rows) -> ()");
+        "int group, float fp8_max, bool power_of_two, SymInt expected_rows) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

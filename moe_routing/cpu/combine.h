@@ -12,9 +12,23 @@
 namespace rocm_fp8::moe_routing {
 namespace {
 
+// Numbers in the layout of rows of `from`, in that of `to`: bfloat16 has one of its own.
+template <class L, DType from, DType to>
+typename L::F in_layout(typename L::F x) {
+    if constexpr ((from == DType::bf16) == (to == DType::bf16)) {
+        return x;
+    } else {
+        using Whole = std::integral_constant<int, L::block>;
+        alignas(64) float values[L::block];
+        L::template store<DType::f32, from>(values, x, Whole());
+        return L::template load<DType::f32, to>(values, Whole());
+    }
+}
+
 template <class L, DType in, DType out_type>
 void combine_rows(const CombineArgs& a, int64_t begin, int64_t end) {
     using F = typename L::F;
+    constexpr DType layout = in == DType::f32 ? out_type : in;
     for (int64_t row = begin; row < end; ++row) {
         const void* from[kMostChosen];
         float weights[kMostChosen];
@@ -29,20 +43,24 @@ void combine_rows(const CombineArgs& a, int64_t begin, int64_t end) {
         for_blocks<L>(a.d, [&](int64_t i, auto count, int) {
             F sum = L::set1(0);
             for (int j = 0; j < live; ++j)
-                sum =
-                    L::add(sum, L::mul(L::set1(weights[j]), L::template load<in, out_type>(at<in>(from[j], i), count)));
+                sum = L::add(sum, L::mul(L::set1(weights[j]), L::template load<in, layout>(at<in>(from[j], i), count)));
             if (a.shared) {
                 const auto add = [&]<DType type>() {
                     const void* shared = at<type>(a.shared, row * a.shared_stride + i);
-                    sum = L::add(sum, L::template load<type, out_type>(shared, count));
+                    constexpr DType own = type == DType::f32 ? layout : type;
+                    sum = L::add(sum, in_layout<L, own, layout>(L::template load<type, own>(shared, count)));
                 };
                 if (a.shared_dtype == DType::f32) add.template operator()<DType::f32>();
                 else if (a.shared_dtype == DType::f16) add.template operator()<DType::f16>();
                 else add.template operator()<DType::bf16>();
             }
             sum = L::tame_nan(sum);
-            if constexpr (out_type != DType::f32) sum = L::template round_to<out_type>(sum);
-            L::template store<out_type, out_type>(at<out_type>(out, i), sum, count);
+            if constexpr (out_type == DType::f32) {
+                L::template store<DType::f32, layout>(at<out_type>(out, i), sum, count);
+            } else {
+                sum = in_layout<L, layout, out_type>(L::template round_to<out_type>(sum));
+                L::template store<out_type, out_type>(at<out_type>(out, i), sum, count);
+            }
         });
     }
 }

@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from tests.operators import moe_calls
 from tests.problems import int8
 from tests.problems.block_scaled_gemm import VALUES, draw
 from tests.problems.gemm import Problem, Scaling, bias_of
@@ -22,7 +23,7 @@ from tests.problems.quantize import special_values
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
 
-_regions = []  # mappings stay for the life of the process
+_regions = []  # mappings stay as long as they are here
 
 
 def between_forbidden_pages(values: torch.Tensor, at_end: bool) -> torch.Tensor:
@@ -167,6 +168,25 @@ def int8_problems(g: torch.Generator):
             yield f"softmax_int8-{short(dtype)}-{d}", "softmax_int8", (x, residual), torch.int8
 
 
+def moe_results(kernel, g: torch.Generator):
+    """(name, operator, its arguments, results of two rounds): those of mixtures of experts, which write several."""
+    for operator, written in moe_calls.WRITTEN.items():
+        for tokens, d, k in itertools.product((1, 4, 19), (1, 24, 33, 130), (1, 40, 129, 300)):
+            if operator.startswith("moe") and k > 1:
+                continue
+            given, rounds = moe_calls.valid_arguments(kernel, operator, "cpu", g, tokens, d, k), []
+            for at_end in (True, False):
+                placed = {
+                    name: between_forbidden_pages(v, at_end) if isinstance(v, torch.Tensor) else v
+                    for name, v in given.items()
+                }
+                moe_calls.RawCall(operator, placed, [])(kernel)
+                rounds.append([placed[name].clone() for name in written])
+                del placed
+                _regions.clear()  # a process has 65530 mappings at most
+            yield f"{operator}-{tokens}-{d}-{k}", operator.removesuffix("_static"), given, rounds
+
+
 def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
     if operator.startswith(("linear", "bmm")):
         return *arguments[0].shape[:-1], arguments[1].shape[-2]
@@ -174,6 +194,13 @@ def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[in
     if operator.endswith("gemm"):
         return rows, len(arguments[1])
     return rows, columns // 2 if "swiglu" in operator else columns
+
+
+def compared(name: str, operator: str, arguments, rounds: list[list[torch.Tensor]]) -> dict:
+    for first, second in zip(*rounds):
+        if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+            sys.exit(f"{name}: the result depends on where the tensors lie")
+    return {"operator": operator, "arguments": arguments, "results": rounds[0]}
 
 
 def main(path: str, seed: str) -> None:
@@ -208,10 +235,9 @@ def main(path: str, seed: str) -> None:
             if "normalized_out" in outs:  # of two NaN that are multiplied the result may have either's payload
                 outs["normalized_out"].masked_fill_(outs["normalized_out"].isnan(), torch.nan)
             rounds.append([t.clone() for t in outs.values()])
-        for first, second in zip(*rounds):
-            if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
-                sys.exit(f"{name}: the result depends on where the tensors lie")
-        results[name] = {"operator": operator, "arguments": arguments, "results": rounds[0]}
+        results[name] = compared(name, operator, arguments, rounds)
+    for name, *run in moe_results(kernel, generator):
+        results[name] = compared(name, *run)
     torch.save(results, path)
 
 

@@ -6,6 +6,7 @@ The row operators and those of int8 promise the same bytes on every path, the FP
 import os
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_no_operator_is_left_out(kernel, results):
 def test_row_operators_give_the_same_bytes(results, path):
     portable, other = results("portable"), results(path)
     assert portable.keys() == other.keys()
-    bounded = ("skinny_gemm", "block_scaled_gemm")
+    bounded = ("skinny_gemm", "block_scaled_gemm", "grouped_gemm", "grouped_gemm_swiglu_fp8")
     rows = [name for name in portable if portable[name]["operator"] not in bounded]
     different = [
         name for name in rows for a, b in zip(portable[name]["results"], other[name]["results"]) if not same_bytes(a, b)
@@ -142,6 +143,22 @@ def test_block_scaled_gemm_stays_within_the_bound(results, path):
     for name, run in results(path).items():
         if run["operator"] == "block_scaled_gemm":
             Inputs(*run["arguments"]).assert_right(run["results"][0], name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_grouped_gemm_stays_within_the_bound(results, path):
+    """Each expert's rows by themselves."""
+    runs = {name: run for name, run in results(path).items() if run["operator"] == "grouped_gemm"}
+    for name, run in runs.items():
+        given, (out,) = run["arguments"], run["results"]
+        codes, offsets = given["a"].view(torch.uint8), given["offsets"].tolist()
+        for e, (begin, end) in enumerate(pairwise(offsets)):
+            source = given["rows"][begin:end].long() // given["slots"]
+            a, scale_a = codes[source].view(given["a"].dtype), given["scale_a"][source]
+            inputs = Inputs(a, given["b"][e], scale_a, given["scale_b"][e].t(), given["bias"][e])
+            if end > begin:
+                inputs.assert_right(out[begin:end], name)
+    assert runs
 
 
 @pytest.fixture(scope="module")

@@ -26,13 +26,20 @@ def int8_operators(kernel: ModuleType) -> set[str]:
     return {name for name in operators(kernel) if "int8" in name or "i8" in name.split("_")}
 
 
+def moe_operators(kernel: ModuleType) -> set[str]:
+    """Of mixtures of experts, whatever the types."""
+    return {name for name in operators(kernel) if name.startswith(("moe_", "grouped_"))}
+
+
 def fp8_operators(kernel: ModuleType) -> set[str]:
-    return operators(kernel).keys() - int8_operators(kernel)
+    """The others."""
+    return operators(kernel).keys() - int8_operators(kernel) - moe_operators(kernel)
 
 
 def scaling_operators(kernel: ModuleType) -> set[str]:
-    """Those that compute scales of FP8."""
-    return {name for name, schema in operators(kernel).items() if "scale_ub" in tensors(schema)}
+    """Those of them that compute scales of FP8."""
+    schemas = operators(kernel)
+    return {name for name in fp8_operators(kernel) if "scale_ub" in tensors(schemas[name])}
 
 
 def function_of(operator: str) -> str:
