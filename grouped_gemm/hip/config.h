@@ -27,9 +27,6 @@ constexpr StreamShape kStreamShapes[] = {
     {.name = "s16x16w4", .rows = 16, .columns = 16, .waves = 4, .depth = 4, .per_unit = 4},
     {.name = "s16x32w2", .rows = 16, .columns = 32, .waves = 2, .depth = 2, .per_unit = 6},
     {.name = "s16x32w4", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 3},
-    {.name = "s32x16w4", .rows = 32, .columns = 16, .waves = 4, .depth = 4, .per_unit = 3},
-    {.name = "s32x16w2", .rows = 32, .columns = 16, .waves = 2, .depth = 2, .per_unit = 8},
-    {.name = "s32x32w4", .rows = 32, .columns = 32, .waves = 4, .depth = 4, .per_unit = 2},
 };
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
@@ -61,27 +58,32 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
     return some + (m - some) / rows;
 }
 
-constexpr int64_t kMostStreamedRows = 32;  // expected
+// Expected rows of a group, up to which its weights are streamed. Beyond, tiles whose waves without rows do not multiply
+// are as fast, and read weights once for more rows.
+constexpr int64_t kMostStreamedRows = 16;
+// From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
+constexpr int64_t kFewestTallRows = 96;
 
 // m: expected rows of a group. k: bytes, which are what costs.
-constexpr double estimated_us(const ChipModel& chip, int shape, int, const gemm::Sizes& sizes) {
-    if (is_stream(shape)) {
-        const StreamShape& stream = kStreamShapes[shape - kTileShapeCount];
-        return gemm::stream_time(chip, stream, gemm::costs::kStreams, sizes, 1).total();
-    }
-    return gemm::tile_time(chip, kTileShapes[shape], costs::kTiles, chip.arch == Arch::gfx950, sizes, 1).total();
+constexpr double stream_us(const ChipModel& chip, int shape, int, const gemm::Sizes& sizes) {
+    return gemm::stream_time(chip, kStreamShapes[shape], gemm::costs::kStreams, sizes, 1).total();
 }
+constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; }
 
-// Up to 32 expected rows the streams of as many; else tiles.
-constexpr int may_take(const ChipModel&, int shape, const gemm::Sizes& sizes) {
-    if (is_stream(shape)) return sizes.m <= kMostStreamedRows && form_of(shape).rows == row_class(sizes.m);
-    return sizes.m > kMostStreamedRows && shape != kFallbackTile;
-}
-
-// A stream's form decides bits: it follows from the row class, not from the expected rows. A tile's does not.
+// A stream's form decides bits: it does not depend on the expected rows. Tiles give the same bits in all shapes: the
+// tallest that the rows fill well, and of which there are enough for the chip.
 constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
-    const int64_t m = expected <= kMostStreamedRows ? row_class(expected) : expected;
-    return gemm::pick(kShapeCount, kChipModels[arch], {groups, m, n, k_bytes}, may_take, estimated_us).shape;
+    if (expected <= kMostStreamedRows) {
+        const gemm::Sizes sizes{groups, kMostStreamedRows, n, k_bytes};
+        return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
+    }
+    int shape = expected >= kFewestTallRows ? 0 : 1;
+    for (; shape < kFallbackTile - 1; ++shape) {
+        const TileShape& tile = kTileShapes[shape];
+        const int64_t tiles = groups * ceil_div(expected, int64_t(tile.rows)) * ceil_div(n, int64_t(tile.columns));
+        if (tiles >= int64_t(kChipModels[arch].compute_units) * tile.per_unit) break;
+    }
+    return shape;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::hip
