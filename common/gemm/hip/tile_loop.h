@@ -168,6 +168,12 @@ class TileLoop {
         }
     }
 
+    // Before a barrier. A wave that multiplies has waited for its stores: it has read fragments behind them.
+    template <bool live>
+    static __device__ void stored() {
+        if constexpr (!live) lds_done();
+    }
+
     // Stage h of a block, the u-th of the round. A wave that is not live loads and stores its share alone.
     template <bool live>
     __device__ void multiply_stage(uint32_t block, int u, int h, uint32_t end) {
@@ -177,6 +183,7 @@ class TileLoop {
         if (S::deep) {
             // The matrix instructions are issued before the barrier waits.
             __builtin_amdgcn_sched_barrier(kNothing);
+            stored<live>();
             // Closes: the next stage is in LDS; this one has been read.
             lds_barrier();
         }
@@ -185,6 +192,7 @@ class TileLoop {
         for (int step = 0; step < S::steps; ++step) {
             if (!S::deep && step + 1 == S::steps) {
                 __builtin_amdgcn_sched_barrier(kNothing);
+                stored<live>();
                 // Closes: the next stage is in LDS; this one has been read.
                 lds_barrier();
             }
