@@ -7,6 +7,9 @@
     RMSNorm              for transformers' layers of that name, float16 and bfloat16, that round as LlamaRMSNorm does
     Fp8DecoderLayer      for the fused decoder layers of a model that `quantization` has quantised or loaded
     QuantizingFp8Linear  for its linears that quantise their own input: those of whatever is not fused
+    Fp8Experts           for its mixtures of experts
+
+`register_experts` puts fused_moe in the place of transformers' experts, in float16, bfloat16 or FP8, with no kernelize.
 
 They are for inference: the operators have no backward.
 """
@@ -20,7 +23,15 @@ from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .residual import ResidualStream as _ResidualStream
 from .watching import ours as _ours
 
-__all__ = ["Fp8DecoderLayer", "LoadedLayer", "QuantizingFp8Linear", "RMSNorm", "mapping"]
+__all__ = [
+    "Fp8DecoderLayer",
+    "Fp8Experts",
+    "LoadedLayer",
+    "QuantizingFp8Linear",
+    "RMSNorm",
+    "mapping",
+    "register_experts",
+]
 
 
 class RMSNorm(torch.nn.Module):
@@ -66,6 +77,33 @@ class QuantizingFp8Linear(torch.nn.Module):
         return _quantizing_linear(self, _ops, x)
 
 
+class Fp8Experts(torch.nn.Module):
+    """A mixture of FP8 experts on fused_moe."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    @_ours
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self.multiply(_ops, hidden_states, top_k_index, top_k_weights)
+
+
+def register_experts(name: str = "rocm-fp8-kernels") -> str:
+    """Makes `name` an experts_implementation of transformers, for float16, bfloat16 and block-scaled FP8 experts.
+
+        kernel.layers.register_experts()
+        model = AutoModelForCausalLM.from_pretrained(path, experts_implementation="rocm-fp8-kernels")
+
+    Returns: name.
+    Raises: ImportError where transformers has no interface for experts.
+    """
+    from .experts import register
+
+    return register(name)
+
+
 class LoadedLayer:
     """A repository for `kernels.use_kernel_mapping` that hands out a layer of this, already loaded, kernel.
 
@@ -94,7 +132,7 @@ class LoadedLayer:
         return f"layer `{self.layer_name}` of {self._layer.__module__}"
 
 
-_LAYERS = (RMSNorm, Fp8DecoderLayer, QuantizingFp8Linear)
+_LAYERS = (RMSNorm, Fp8DecoderLayer, QuantizingFp8Linear, Fp8Experts)
 
 
 def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:

@@ -87,6 +87,10 @@ def _scale(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
 
 def to_format_of(model: torch.nn.Module) -> None:
     """On gfx942: float8_e4m3fnuz, in place."""
+    from ..fp8.experts import Fp8Experts
+
     for module in model.modules():
-        if isinstance(module, Fp8Linear) and _device_fp8_dtype(module.weight.device) == torch.float8_e4m3fnuz:
-            module.to_fnuz_()
+        if isinstance(module, (Fp8Linear, Fp8Experts)):
+            codes = module.weight if isinstance(module, Fp8Linear) else module.down_proj
+            if _device_fp8_dtype(codes.device) == torch.float8_e4m3fnuz:
+                module.to_fnuz_()

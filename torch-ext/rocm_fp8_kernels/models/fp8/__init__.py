@@ -79,7 +79,8 @@ def quantize(
     fp8_dtype: torch.dtype | None = None,
     activations: str = "static",
 ) -> torch.nn.Module:
-    """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head.
+    """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
+    mixtures of experts with SwiGLU. Routers, and what chooses experts, stay in their type.
 
     Args:
         model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
@@ -90,12 +91,13 @@ def quantize(
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
         activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
             format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
-            of a row, has a scale of its own, computed by the operator that quantises it.
+            of a row, has a scale of its own, computed by the operator that quantises it. Experts' inputs are always
+            so: few tokens of a calibration reach each of them.
 
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
     """
-    from . import planning
+    from . import experts, planning
 
     names = planning.quantisable(model)
     if granularity not in GRANULARITIES:
@@ -122,6 +124,7 @@ def quantize(
 
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
+    experts.replace_experts(model, granularity, fp8_dtype)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)

@@ -1,0 +1,141 @@
+"""The experts of a mixture on FP8 weights: a module in the place of transformers' stacked ones."""
+
+from types import ModuleType
+
+import torch
+from kernels import use_kernel_forward_from_hub
+from transformers.activations import ACT2FN
+
+from ... import reference
+from ..codes import Codes
+from .linear import quantize_weight, to_fnuz
+
+__all__ = ["Fp8Experts", "experts_of", "replace_experts", "why_not"]
+
+_SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
+
+
+def why_not(module: torch.nn.Module) -> str | None:
+    """Why experts stay as they are; None: Fp8Experts takes them. They have gate_up_proj [E, 2 I, D] and down_proj
+    [E, D, I], as transformers stacks them."""
+    if not getattr(module, "has_gate", True) or getattr(module, "gate_up_proj", None) is None:
+        return "they have no gate"
+    if getattr(module, "has_bias", False) or getattr(module, "gate_up_proj_bias", None) is not None:
+        return "they have biases"
+    if getattr(module, "is_transposed", False) or not getattr(module, "is_concatenated", True):
+        return "their weights are transposed or interleaved"
+    if type(getattr(module, "act_fn", None)) not in _SILU:
+        return f"their activation is {type(getattr(module, 'act_fn', None)).__name__}, and swiglu needs SiLU"
+    if not _default_gate(module):
+        return "they have a gate of their own"
+    return None
+
+
+def _default_gate(module: torch.nn.Module) -> bool:
+    """Whether the gate is SiLU(gate) * up; a limit is known, too."""
+    from transformers.integrations import moe
+
+    own = getattr(type(module), "_apply_gate", None)
+    return own is None or own is getattr(moe, "_default_apply_gate", None)
+
+
+def experts_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Qualified name -> module, of all stacked experts."""
+
+    def stacked(module: torch.nn.Module) -> bool:
+        return any(value.dim() == 3 and name == "down_proj" for name, value in module.named_parameters(recurse=False))
+
+    return {name: module for name, module in model.named_modules() if stacked(module)}
+
+
+@use_kernel_forward_from_hub("Fp8Experts")
+class Fp8Experts(Codes):
+    """A mixture of experts on FP8 weights: `fused_moe` of them.
+
+    Attributes:
+        inputs: what of x, and of the hidden values, has a scale: "group" (of 128) with weights of blocks, else "row".
+
+    Buffers:
+        gate_up_proj: FP8 [E, 2 I, D]; down_proj: FP8 [E, D, I].
+        gate_up_scale, down_scale: float32 [E, ceil(N / 128), ceil(K / 128)], [E, N, 1] or [E, 1, 1].
+    """
+
+    def __init__(self, gate_up: tuple, down: tuple, *, inputs: str, dtype: torch.dtype):
+        super().__init__()
+        self.inputs, self.dtype = inputs, dtype
+        for name, (weight, scale) in (("gate_up", gate_up), ("down", down)):
+            self.register_buffer(f"{name}_proj", weight)
+            self.register_buffer(f"{name}_scale", scale)
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up_proj)
+
+    @classmethod
+    def quantized(cls, experts: torch.nn.Module, granularity: str, fp8_dtype: torch.dtype) -> "Fp8Experts":
+        """Of transformers' stacked experts."""
+        parts = [
+            _stack_of(weight.detach(), granularity, fp8_dtype) for weight in (experts.gate_up_proj, experts.down_proj)
+        ]
+        return cls(*parts, inputs="group" if granularity == "block" else "row", dtype=experts.down_proj.dtype)
+
+    def kind(self) -> str:
+        return f"experts of {self.gate_up_proj.dtype}, inputs by {self.inputs}"
+
+    def to_fnuz_(self) -> "Fp8Experts":
+        """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
+        self.gate_up_proj, self.gate_up_scale = to_fnuz(self.gate_up_proj, self.gate_up_scale)
+        self.down_proj, self.down_scale = to_fnuz(self.down_proj, self.down_scale)
+        return self
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As transformers calls experts.
+
+        Args:
+            hidden_states: float16 or bfloat16 [..., D].
+            top_k_index: int32 or int64 [T, k]; an expert that is none of this module's is left out.
+            top_k_weights: [T, k].
+
+        Returns: hidden_states' dtype [..., D].
+        """
+        return self.multiply(reference, hidden_states, top_k_index, top_k_weights)
+
+    def multiply(self, ops: ModuleType, hidden_states, top_k_index, top_k_weights) -> torch.Tensor:
+        """forward on these operators."""
+        return ops.fused_moe(
+            hidden_states.reshape(-1, hidden_states.shape[-1]),
+            self.gate_up_proj,
+            self.down_proj,
+            top_k_weights.float().contiguous(),
+            top_k_index.contiguous(),
+            scale_w13=self.gate_up_scale,
+            scale_w2=self.down_scale,
+            inputs=self.inputs,
+        ).view(hidden_states.shape)
+
+    def extra_repr(self) -> str:
+        count, d, hidden = self.down_proj.shape
+        return f"{count} experts, {d}, {hidden}, {self.down_proj.dtype}, scales of inputs per {self.inputs}"
+
+
+def _stack_of(weight: torch.Tensor, granularity: str, fp8_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """One expert after the other: no wide copy of all is made."""
+    codes, scales = torch.empty_like(weight, dtype=fp8_dtype), []
+    for e, of_expert in enumerate(weight):
+        quantized, scale = quantize_weight(of_expert, fp8_dtype, granularity)
+        codes.view(torch.uint8)[e] = quantized.view(torch.uint8)
+        scales.append(scale if granularity == "block" else scale.reshape(-1, 1))
+    return codes, torch.stack(scales)
+
+
+def replace_experts(model: torch.nn.Module, granularity: str, fp8_dtype: torch.dtype) -> dict[str, str]:
+    """Quantises a model's experts, in place. Returns: name of those that stay -> why."""
+    stay = {}
+    for name, module in experts_of(model).items():
+        if (why := why_not(module)) is not None:
+            stay[name] = why
+        else:
+            model.set_submodule(name, Fp8Experts.quantized(module, granularity, fp8_dtype))
+    return stay
