@@ -98,6 +98,12 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return int8_tiles(arch, kernel, figures, int8_tile_shapes()[int(values[0])], values[1] == "true")
     if family in ("quantize_int8_rows", "layer_norm_int8_rows", "softmax_int8_rows"):
         return int8_rows(kernel, figures, values[0], int(values[-1]))
+    if family == "moe_route":
+        return moe_route(kernel, figures, int(values[1]))
+    if family == "moe_combine":
+        return moe_combine(kernel, figures, *values)
+    if family.startswith(("moe_sort_tile", "moe_sort_count", "moe_sort_place")):
+        return moe_sort(arch, kernel, figures)
     if family == "skinny_gemm_stream":
         return stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
     if family == "skinny_gemm_fallback":
@@ -324,6 +330,36 @@ def int8_rows(kernel, f, dtype, held: int) -> list[tuple[str, bool]]:
         ("codes stored by less than 64 bits", stores <= {*(f"global_store_dword{x}" for x in ("x4", "x2", ""))}),
         ("a row is not asked for at once", f["loads_before_wait"] >= held * (2 if dtype == "f32" else 1)),
         ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
+    ]
+
+
+def moe_route(kernel, f, held: int) -> list[tuple[str, bool]]:
+    return [
+        ("logits are not asked for at once", f["loads_before_wait"] >= held),
+        ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
+    ]
+
+
+def moe_combine(kernel, f, dtype, out, by_vector) -> list[tuple[str, bool]]:
+    """Beside the rows there are a token's positions and weights, single words."""
+    loads = [i.name for i in kernel.code if i.is_load]
+    stores = {i.name for i in kernel.code if i.is_store}
+    rows = 8 * (2 if dtype == "f32" else 1)
+    return [
+        ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
+        ("rows loaded by less than 128 bits", by_vector != "true" or loads.count("global_load_dwordx4") >= rows),
+        ("other loads", by_vector != "true" or set(loads) == {"global_load_dwordx4", "global_load_dword"}),
+        ("stores of less than 128 bits", by_vector != "true" or stores == {"global_store_dwordx4"}),
+    ]
+
+
+def moe_sort(arch: str, kernel, f) -> list[tuple[str, bool]]:
+    names = [i.name for i in kernel.code]
+    return [
+        # The order of atomics would decide where a slot goes.
+        ("atomics", not any("atomic" in n or n.startswith("ds_add") for n in names)),
+        ("two workgroups do not fit by LDS", 2 * f["lds"] <= LDS_OF_A_UNIT[arch]),
+        ("two workgroups do not fit by registers", f["waves_per_simd"] >= 4),
     ]
 
 

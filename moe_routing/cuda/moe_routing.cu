@@ -1,4 +1,6 @@
 // What surrounds the GEMMs of a mixture of experts on NVIDIA GPUs: the launchers of ../gpu.h's kernels.
+//
+// Limit today: unknown, nothing has been measured yet.
 #include "../../common/rows/cuda/vendor.h"
 #include "../gpu.h"
 

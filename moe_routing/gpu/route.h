@@ -3,7 +3,7 @@
 //
 //     logits -> scores -> keys -> [shared memory: scores of groups -> keys of dropped groups: 0]
 //            -> chosen times: the largest key, then the lowest expert that has it -> lane j has choice j
-//            -> its weight, from its logit anew: that costs less than to keep all scores
+//            -> its score, from shared memory -> its weight
 #pragma once
 
 #include "../../common/divider.h"
@@ -17,7 +17,7 @@
 namespace rocm_fp8::moe_routing {
 namespace {
 
-constexpr int kRouteWaves = 4;  // of a workgroup, at most
+constexpr int kRouteWaves = 4, kRouteThreads = kRouteWaves * kLanes;  // of a workgroup, at most
 
 __device__ inline uint32_t key_of(float choice) { return ordered(choice == choice ? choice : -__builtin_inff()); }
 
@@ -81,7 +81,7 @@ __device__ inline void choose_groups(const RouteArgs& a, int size, uint32_t* key
 }
 
 template <DType in, int kHeld>
-__global__ __launch_bounds__(kRouteWaves* kLanes) void moe_route(RouteArgs a, Divider by_group) {
+__global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider by_group) {
     let_next_kernel_start();
     const int lane = threadIdx.x % kLanes, wave = uniform(threadIdx.x / kLanes);
     const int64_t token = int64_t(blockIdx.x) * (blockDim.x / kLanes) + wave;
@@ -91,20 +91,25 @@ __global__ __launch_bounds__(kRouteWaves* kLanes) void moe_route(RouteArgs a, Di
     const auto expert = [&](int v) { return v * kLanes + lane; };
     // Lanes without an expert load the last one: a branch around loads would keep them from being in flight together.
     const auto loaded = [&](int v) { return expert(v) < a.experts ? expert(v) : a.experts - 1; };
-    float logits[kHeld];
+    // Logits; then scores.
+    float scores[kHeld], bias[kHeld] = {};
 #pragma unroll
-    for (int v = 0; v < kHeld; ++v) logits[v] = element_at<in>(row, loaded(v));
+    for (int v = 0; v < kHeld; ++v) scores[v] = element_at<in>(row, loaded(v));
+    if (a.bias) {
+#pragma unroll
+        for (int v = 0; v < kHeld; ++v) bias[v] = global<float>(a.bias)[loaded(v)];
+    }
     keep_order();  // the loads first
-    const Scoring scoring = scoring_of(a, logits, lane);
+    const Scoring scoring = scoring_of(a, scores, lane);
     uint32_t keys[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
-        float choice = scoring(logits[v]);
-        if (a.bias) choice += global<float>(a.bias)[loaded(v)];
-        keys[v] = expert(v) < a.experts ? key_of(choice) : 0;
+        scores[v] = scoring(scores[v]);
+        // No score is -0, which is all that + 0 would change.
+        keys[v] = expert(v) < a.experts ? key_of(scores[v] + bias[v]) : 0;
     }
+    __shared__ uint32_t of_experts[kRouteWaves][kHeld * kLanes], of_groups[kRouteWaves][kHeld * kLanes];
     if (a.groups > 1) {
-        __shared__ uint32_t of_experts[kRouteWaves][kHeld * kLanes], of_groups[kRouteWaves][kHeld * kLanes];
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) of_experts[wave][expert(v)] = keys[v];
         // Closes: keys are read by lanes that did not write them.
@@ -115,6 +120,9 @@ __global__ __launch_bounds__(kRouteWaves* kLanes) void moe_route(RouteArgs a, Di
             if (!of_experts[wave][divide(uint32_t(loaded(v)), by_group)]) keys[v] = 0;
         }
     }
+    // In the place of the groups' scores, which all lanes have read.
+#pragma unroll
+    for (int v = 0; v < kHeld; ++v) of_groups[wave][expert(v)] = float_bits(scores[v]);
     int mine = 0;
     for (int j = 0; j < a.chosen; ++j) {
         uint32_t most = 0, last = 0;
@@ -128,7 +136,9 @@ __global__ __launch_bounds__(kRouteWaves* kLanes) void moe_route(RouteArgs a, Di
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) keys[v] = expert(v) == best ? 0 : keys[v];
     }
-    float weight = scoring(element_at<in>(row, mine));
+    // Closes: scores are read by lanes that did not write them.
+    meet_lanes();
+    float weight = bits_float(of_groups[wave][mine]);
     if (a.renormalize) {
         float sum = 0;
         for (int j = 0; j < a.chosen; ++j) sum += of_lane(weight, j);

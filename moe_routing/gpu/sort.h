@@ -222,10 +222,11 @@ __global__ __launch_bounds__(kSortThreads) void moe_sort_count(SortArgs a, SortW
 }
 
 // A wave an expert.
-__global__ __launch_bounds__(kRowsThreads) void moe_sort_prefix(uint32_t* all, uint32_t parts, uint32_t experts) {
+template <int kThreads>
+__global__ __launch_bounds__(kThreads) void moe_sort_prefix(uint32_t* all, uint32_t parts, uint32_t experts) {
     let_next_kernel_start();
     const uint32_t lane = threadIdx.x % kLanes;
-    const uint32_t expert = blockIdx.x * (kRowsThreads / kLanes) + uint32_t(uniform(threadIdx.x / kLanes));
+    const uint32_t expert = blockIdx.x * (kThreads / kLanes) + uint32_t(uniform(threadIdx.x / kLanes));
     if (expert >= experts) return;
     wait_for_previous_kernel();
     auto* counts = global<uint32_t>(static_cast<void*>(all));
@@ -284,8 +285,8 @@ Status launch_sort_as(const SortArgs& a, const Vendor& vendor, const Executor& o
     const SortWork work{kDepth, parts, uint32_t(tiles_a_part * kTile), counts};
     Status status = vendor.launch(moe_sort_count<wide>, parts, kSortThreads, 1, a, work);
     if (!status.ok()) return status;
-    status = vendor.launch(moe_sort_prefix, ceil_div(experts, kRowsThreads / kLanes), kRowsThreads, 1, counts, parts,
-                           experts);
+    status = vendor.launch(moe_sort_prefix<kRowsThreads>, ceil_div(experts, kRowsThreads / kLanes), kRowsThreads, 1,
+                           counts, parts, experts);
     return status.ok() ? vendor.launch(moe_sort_place<wide>, parts, kSortThreads, 1, a, work) : status;
 }
 

@@ -111,6 +111,11 @@ def test_every_form_is_there(kernels):
         "layer_norm_int8_fallback": 5,
         "softmax_int8_rows": 5 * 3,
         "softmax_int8_fallback": 5,
+        # 3 types; up to 64, 256, 1024 experts. int32 and int64. 3 types by 3, vectors or elements.
+        "moe_route": 3 * 3,
+        **{f"moe_sort_{kernel}": 2 for kernel in ("tile", "count", "place")},
+        "moe_sort_prefix": 1,
+        "moe_combine": 3 * 3 * 2,
     }
 
 

@@ -62,6 +62,7 @@ def test_both_architectures_have_every_kernel(kernels):
             for form in ("rows", "fallback")
         ),
         "int8_gemm_tiles",
+        *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
     }
     assert sum(name.startswith("skinny_gemm_stream") for name in kernels["gfx942"]) == len(skinny_shapes())
 
@@ -114,6 +115,10 @@ SABOTAGE = [
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
     ("skinny_gemm_fallback<1>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
+    ("moe_route<bf16, 4>", "global_load_ushort", "s_waitcnt", "at once"),
+    ("moe_combine<f16, bf16, true>", "global_load_dwordx4", "global_load_dwordx2", "less than 128 bits"),
+    ("moe_combine<f32, f32, true>", "global_store_dwordx4", "global_store_dwordx2", "stores of less"),
+    ("moe_sort_place<true>", "ds_write_b16", "ds_add_u32", "atomics"),
 ]
 
 

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.harness.forms import all_shapes_for
 from scripts.load import load_kernel
+from tests.problems import moe_routing as moe
 
 FP8 = torch.float8_e4m3fn
 
@@ -143,6 +144,34 @@ def check_int8(kernel, random, normal) -> None:
         assert (got - wanted).abs().max() <= 1, f"softmax_int8 {rows}x{d}"
 
 
+def check_moe_routing(kernel) -> None:
+    """Every kernel of moe_route, moe_sort and moe_combine; ids and positions that no expert and no row has."""
+    drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
+
+    def placed(*tensors: torch.Tensor | None) -> tuple:
+        return tuple(None if t is None else t.cuda() for t in tensors)
+
+    for dtype, experts, tokens in itertools.product(moe.FLOATS, (50, 200, 1000), (3, 700)):
+        problem = moe.Route(tokens, experts, 5, 3, 6, dtype, "softmax", True, "top2", True, 1.0, "dense")
+        logits, bias = moe.draw_route(problem, drawn)
+        on_gpu, of_bias = placed(logits, bias)
+        got = kernel.moe_route(on_gpu, 6, **problem.options(of_bias))
+        moe.assert_route(problem, logits, bias, *(t.cpu() for t in got))
+    for dtype, name, tokens in itertools.product((torch.int32, torch.int64), moe.MAPS, (0, 1, 20, 700)):
+        ids, of_map = moe.draw_sort(moe.Sort(tokens, 8, 60, "far", name, dtype), drawn)
+        on_gpu, map_on_gpu = placed(ids, of_map)
+        got = kernel.moe_sort(on_gpu, 60, expert_map=map_on_gpu)
+        wanted = kernel.reference.moe_sort(ids, 60, expert_map=of_map)
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted)), f"moe_sort {dtype} {name} {tokens}"
+    for dtype, shared, d in itertools.product(moe.FLOATS, (None, *moe.FLOATS), (1040, 1041)):
+        o = moe.draw_combine(moe.Combine(5, 9, d, dtype, shared, dtype, "some-dropped", "dense", "dense"), drawn)
+        y, weights, positions, added = placed(o.y, o.weights, o.positions, o.shared)
+        for out in moe.FLOATS:
+            got = torch.empty(5, d, dtype=out, device="cuda")
+            kernel.moe_combine(y, weights, positions, shared=added, out=got)
+            assert torch.equal(got.cpu(), moe.combined(o, out)), f"moe_combine {dtype} {shared} {out} {d}"
+
+
 def main() -> int:
     kernel = load_kernel("cuda")
     random = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
@@ -203,6 +232,7 @@ def main() -> int:
             got, wanted = (module.quantize_fp8(x, **mode)[0] for module in (kernel, kernel.reference))
             same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
     check_computed_scales(kernel, normal)
+    check_moe_routing(kernel)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):

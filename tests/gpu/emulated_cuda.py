@@ -60,7 +60,7 @@ def emulated_library(operator: str) -> ctypes.CDLL:
 def _compile(folder: Path, operator: str) -> Path:
     """With a copy of the sources that it includes."""
     for name in (operator, "common"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu", "gpu"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu"))
     for name in REPLACED:
         (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')
     shutil.copy(HOST / "emulated_cuda.h", folder / "common" / "cuda")

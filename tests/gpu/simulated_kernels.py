@@ -46,7 +46,7 @@ class Kernels:
                     self._found.setdefault(arch, {})[name] = simulator, symbol
 
     def names(self, arch: str, *families: str) -> set[str]:
-        return {name for name in self._found[arch] if name.partition("<")[0].partition("(")[0] in families}
+        return {name for name in self._found[arch] if name.partition("<")[0] in families}
 
     def launch(self, arch: str, name: str, groups: int, threads: int, arguments: list, tensors: list) -> None:
         """`tensors`: all that the kernel may touch; None counts for nothing."""

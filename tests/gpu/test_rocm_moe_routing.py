@@ -4,6 +4,8 @@ machine code on both chips. Every kernel runs; the simulator's checks of waits, 
 `pytest --simulate gfx942 tests/operators/test_moe_routing.py` runs the operators' own tests there.
 """
 
+import struct
+
 import pytest
 import torch
 
@@ -100,3 +102,25 @@ def test_several_tokens_a_workgroup(kernel, generator, dtype):
     """More tokens than four a compute unit share workgroups of four waves; the last one has fewer."""
     many = Route(4 * 304 + 3, 8, 4, 2, 2, dtype, "softmax", False, "max", True, 1.0, "dense")
     check_route(kernel, many, generator)
+
+
+@pytest.mark.parametrize("dtype, name", [(torch.int32, "no-map"), (torch.int64, "beyond")], ids=str)
+@pytest.mark.parametrize("experts", [7, 1024])
+def test_parts_of_several_tiles(kernel, kernels, arch, generator, dtype, name, experts):
+    """As of more than 1024 tiles, which only a GPU sorts in time: the three kernels by themselves."""
+    tile, threads = 4096, 512
+    slots, parts, a_part = 3 * tile + 77, 2, 2 * tile
+    ids, of_map = draw_sort(Sort(slots, 1, experts, "some-dropped", name, dtype), generator)
+    rows, positions, counts = (torch.full((n,), 77, dtype=torch.int32) for n in (slots, slots, experts * (parts + 1)))
+    offsets = torch.full((experts + 1,), 77, dtype=torch.int32)
+    mapped = (0, 0) if of_map is None else (of_map.data_ptr(), of_map.numel())
+    pointers = ids.data_ptr(), mapped[0], rows.data_ptr(), offsets.data_ptr(), positions.data_ptr()
+    args = struct.pack("<5Qqii?7x", *pointers, slots, experts, mapped[1], dtype == torch.int64)
+    work = struct.pack("<iII4xQ", 8, parts, a_part, counts.data_ptr())
+    wide, tensors = str(dtype == torch.int64).lower(), [ids, of_map, rows, offsets, positions, counts]
+    kernels.launch(arch, f"moe_sort_count<{wide}>", parts, threads, [args, work], tensors)
+    prefix = [counts.data_ptr(), parts, experts]
+    kernels.launch(arch, "moe_sort_prefix<256>", -(-experts // 4), 256, prefix, tensors)
+    kernels.launch(arch, f"moe_sort_place<{wide}>", parts, threads, [args, work], tensors)
+    wanted = kernel.reference.moe_sort(ids, experts, expert_map=of_map)
+    assert all(same_bytes(a, b) for a, b in zip((rows, offsets, positions[:, None]), wanted))
