@@ -71,14 +71,6 @@ __device__ inline bool rows_of_vectors(const gemm::Output& out, int size) {
     return (reinterpret_cast<uintptr_t>(out.data) | uint64_t(out.row_stride) * size) % 16 == 0;
 }
 
-// Where a warpgroup's j-th 64 wide rows are: what follows adds 64 for each warpgroup before it.
-template <class S>
-__device__ inline OwnTile wide_part(OwnTile tile, int j) {
-    const int warpgroup = (threadIdx.x - kWarpgroup) / kWarpgroup;
-    if constexpr (S::kTiles > 1) tile.first += (warpgroup * (S::kTiles - 1) + j) * kWgmmaRows;
-    return tile;
-}
-
 template <class S, int kSize>
 __device__ inline void store_as(char* staging, const Args& a, const TileSums<S>& sums, const OwnTile& tile) {
     const auto put = [&](char* place, float first, float second) {
@@ -88,13 +80,8 @@ __device__ inline void store_as(char* staging, const Args& a, const TileSums<S>&
     auto* const to = static_cast<char*>(a.out.data);
     const int64_t row_bytes = a.out.row_stride * kSize;
     const bool vectors = rows_of_vectors(a.out, kSize);
-    if constexpr (S::kSwapped) {
-#pragma unroll
-        for (int j = 0; j < S::kTiles; ++j)
-            store_columns<S, kSize>(staging, sums[j], put, to, row_bytes, vectors, a.m, wide_part<S>(tile, j));
-    } else {
-        store_rows<S, kSize>(staging, sums, put, to, row_bytes, vectors, a.n, tile);
-    }
+    if constexpr (S::kSwapped) store_columns<S, kSize>(staging, sums[0], put, to, row_bytes, vectors, a.m, tile);
+    else store_rows<S, kSize>(staging, sums, put, to, row_bytes, vectors, a.n, tile);
 }
 
 template <class S>
@@ -102,16 +89,12 @@ __device__ inline void store_tile(char* staging, const Args& a, TileSums<S>& sum
     const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp;
     if (finishes(a)) {
         if constexpr (S::kSwapped) {
+            const int64_t n = tile.first + thread / kWarpgroup * kWgmmaRows + thread / kWarp % 4 * 16 + lane / 4;
+            const Column one(a, n), other(a, n + 8);
 #pragma unroll
-            for (int j = 0; j < S::kTiles; ++j) {
-                const int64_t n =
-                    wide_part<S>(tile, j).first + thread / kWarpgroup * kWgmmaRows + thread / kWarp % 4 * 16 + lane / 4;
-                const Column one(a, n), other(a, n + 8);
-#pragma unroll
-                for (float (&v)[4] : sums[j]) {
-                    v[0] = one.finished(v[0]), v[1] = one.finished(v[1]);
-                    v[2] = other.finished(v[2]), v[3] = other.finished(v[3]);
-                }
+            for (float (&v)[4] : sums[0]) {
+                v[0] = one.finished(v[0]), v[1] = one.finished(v[1]);
+                v[2] = other.finished(v[2]), v[3] = other.finished(v[3]);
             }
         } else {
             const int64_t first = tile.first_narrow;

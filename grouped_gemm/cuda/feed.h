@@ -20,8 +20,8 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     bool refills = false;
     auto& ring = shared.ring;
     for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
-        const Tile tile = tile_at<S::kNarrow>(shared.beside.walk, int(a.groups), launch.pieces, t);
-        const int live = min(tile.end - tile.row, S::kNarrow), wide_row = tile.piece * S::kWide;
+        const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+        const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kColumns;
         const bool one_by_one = S::kOneByOne && launch.one_by_one;
         if (one_by_one) {
             // Closes: the sources of the tile before have been read.
@@ -32,24 +32,28 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
             __syncwarp();
         }
         const int copied = one_by_one ? live : (live + S::kRowsOfCopy - 1) / S::kRowsOfCopy * S::kRowsOfCopy;
-        const uint32_t bytes = uint32_t(S::kWide + copied) * kStep;
+        const uint32_t bytes = uint32_t(S::kColumns + copied) * kStep;
         // The same lane at each election.
         if (elected()) {
             for (int step = 0; step < launch.steps; ++step) {
                 // Closes: the stage is filled again after its readers have left it.
                 if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
                 auto& stage = ring.stages[at.stage];
+                uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
+                uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
                 Barrier* const full = &ring.full[at.stage];
                 const int k = step * kStep;
                 arrive_expecting(full, bytes);
-                copy_tile_of(tile.expert, stage.wide, weights, k, wide_row, full);
+                copy_tile_of(tile.expert, of_b, weights, k, column, full);
                 if (one_by_one) {
 #pragma unroll 1
-                    for (int r = 0; r < live; ++r) copy_tile(stage.narrow[r], rows, k, shared.beside.sources[r], full);
+                    for (int r = 0; r < live; ++r) copy_tile(of_a[r], rows, k, shared.beside.sources[r], full);
                 } else {
 #pragma unroll
-                    for (int r = 0; r < S::kNarrow; r += S::kRowsOfCopy)
-                        if (r < live) copy_tile(stage.narrow[r], rows, k, tile.row + r, full);
+                    for (int i = 0; i < S::kRows / S::kRowsOfCopy; ++i) {
+                        const int r = i * S::kRowsOfCopy;
+                        if (r < live) copy_tile(of_a[slot_of<S>(i) * S::kRowsOfCopy], rows, k, tile.row + r, full);
+                    }
                 }
                 at.advance();
                 refills |= at.stage == 0;
@@ -59,36 +63,38 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     }
 }
 
-// By the other warps: the second brings the scales of the wide rows, which 64 neighbours share; two those of A's rows.
+// By the other warps: the second brings the scales of the weights, which 64 neighbours or more share; two those of A's
+// rows.
 template <class S>
 __device__ inline void feed_scales(typename S::All& shared, const Args& a, const Launch& launch) {
-    constexpr int kWideScales = S::kWide / kWgmmaRows, kNarrowThreads = 2 * kWarp,
-                  kEach = (S::kNarrow + kNarrowThreads - 1) / kNarrowThreads;
-    const bool of_channels = scaled::at_the_end(a.scale_b), of_wide = threadIdx.x < 2 * kWarp;
-    const bool exponents = (of_wide ? a.scale_b : a.scale_a).dtype == DType::e8m0, ones = of_wide && of_channels;
-    const int thread = threadIdx.x - (of_wide ? kWarp : 2 * kWarp);
+    constexpr int kWeightScales = sizeof(S::Factors::weights) / sizeof(float), kRowThreads = 2 * kWarp,
+                  kEach = (S::kRows + kRowThreads - 1) / kRowThreads;
+    static_assert(kRowThreads == kWgmmaRows);
+    const bool of_channels = scaled::at_the_end(a.scale_b), of_weights = threadIdx.x < 2 * kWarp;
+    const bool exponents = (of_weights ? a.scale_b : a.scale_a).dtype == DType::e8m0, ones = of_weights && of_channels;
+    const int thread = threadIdx.x - (of_weights ? kWarp : 2 * kWarp);
     Position<S::kStages> at;
     bool refills = false;
     for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
-        const Tile tile = tile_at<S::kNarrow>(shared.beside.walk, int(a.groups), launch.pieces, t);
-        if (of_wide) {
+        const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+        if (of_weights) {
             scaled::BlockScales from(gemm_of(a, tile.expert, tile.end).scale_b, 0);
-            const int64_t row = int64_t(tile.piece) * S::kWide + thread * kWgmmaRows;
+            const int64_t row = int64_t(tile.piece) * S::kColumns + thread * kWgmmaRows;
             const int64_t place[1] = {from.place(row < a.n ? row : a.n - 1)};
-            scaled::feed_tile_factors<S, kWideScales, kWarp>(shared.ring, from, place, ones, !ones && !exponents,
-                                                             launch.steps, thread, at, refills,
-                                                             [](typename S::Factors& f) { return f.wide; });
+            scaled::feed_tile_factors<S, kWeightScales, kWarp>(shared.ring, from, place, ones, !ones && !exponents,
+                                                               launch.steps, thread, at, refills,
+                                                               [](typename S::Factors& f) { return f.weights; });
         } else {
             scaled::BlockScales from(a.scale_a, 0);
             int64_t place[kEach];
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
-                const int64_t row = int64_t(tile.row) + i * kNarrowThreads + thread;
-                place[i] = from.place(source_of(a, row < tile.end ? row : tile.end - 1));
+                const int64_t row = int64_t(tile.row) + i * kRowThreads + thread;
+                place[slot_of<S>(i)] = from.place(source_of(a, row < tile.end ? row : tile.end - 1));
             }
-            scaled::feed_tile_factors<S, S::kNarrow, kNarrowThreads>(shared.ring, from, place, false, !exponents,
-                                                                     launch.steps, thread, at, refills,
-                                                                     [](typename S::Factors& f) { return f.narrow; });
+            scaled::feed_tile_factors<S, S::kRows, kRowThreads>(shared.ring, from, place, false, !exponents,
+                                                                launch.steps, thread, at, refills,
+                                                                [](typename S::Factors& f) { return f.rows; });
         }
     }
 }

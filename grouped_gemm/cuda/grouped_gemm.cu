@@ -105,12 +105,12 @@ Status launch_tiles(const Args& a, Kind kind, int index, const Chip& chip, const
     const Form& form = kForms[index];
     const int64_t bytes = a.k * a.element_bytes();
     const bool takes_a = tma_takes(a.a.data, a.a_rows, a.a.row_stride, bytes);
-    const Launch launch{int(ceil_div(a.n, form.wide())), 0, int(ceil_div(bytes, tiles::kStep)),
+    const Launch launch{int(ceil_div(a.n, columns_of(form))), 0, int(ceil_div(bytes, tiles::kStep)),
                         a.rows && takes_a && one_by_one(form)};
     const int64_t most = most_tiles(form, a.m, a.n, a.groups);
     if (most > kMaxCtas) return kTooMany;
     CUtensorMap weights, rows;
-    if (!describe(&weights, {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, form.wide(), a.groups,
+    if (!describe(&weights, {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, columns_of(form), a.groups,
                              a.groups > 1 ? a.b.group_stride : 0})) {
         return launch_fallback(a, kind, chip, on);
     }

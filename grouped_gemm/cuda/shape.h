@@ -10,7 +10,7 @@ using namespace tiles;
 
 template <int index>
 struct alignas(16) FactorsOf {
-    float narrow[kForms[index].narrow], wide[kForms[index].wide() / kWgmmaRows];
+    float rows[rows_of(kForms[index])], weights[weight_factors(kForms[index])];
 };
 
 struct Beside {
@@ -28,7 +28,8 @@ using RingOf = std::conditional_t<kind == kScaled,
 template <int index, Kind kind_>
 struct Shape : RingOf<index, kind_> {
     static constexpr Kind kind = kind_;
-    static constexpr int kRowsOfCopy = rows_of_copy(kForms[index]);
+    static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
+                         kRowsOfCopy = rows_of_copy(kForms[index]);
     static constexpr bool kOneByOne = one_by_one(kForms[index]);
     struct All {
         typename RingOf<index, kind_>::Memory ring;
@@ -36,11 +37,18 @@ struct Shape : RingOf<index, kind_> {
     };
 };
 
-// The same with fewer narrow rows: of a tile that has no more.
-template <class S, int groups>
+// The same with fewer tiles of 64 wide rows: what a warpgroup multiplies where a tile has no more, or stores at once.
+template <class S, int tiles>
 struct Fewer : S {
-    static constexpr int kGroups = groups, kNarrow = groups * 8;
+    static constexpr int kTiles = tiles;
 };
+
+// Many rows: each 64 of a tile go to the warpgroups in turn, so that few keep all of them busy. Their place in a stage,
+// where a warpgroup's rows are neighbours.
+template <class S>
+__device__ constexpr int slot_of(int sixty_four) {
+    return S::kSwapped ? sixty_four : sixty_four % S::kWarpgroups * S::kTiles + sixty_four / S::kWarpgroups;
+}
 
 }  // namespace
 }  // namespace rocm_fp8::grouped_gemm::cuda

@@ -10,19 +10,21 @@ namespace {
 
 using scaled::TileSums;
 
-// sums += (scale of a row of A * scale of the weights) * block
-template <class V>
-__device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&block)[V::kGroups][4],
-                                  const float* narrow, float wide) {
+// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two wide
+// rows, where these are A's the product; else the weights' scale, and each column has its own.
+template <class S>
+__device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&block)[S::kGroups][4],
+                                  const float (&of)[2], const float* rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < V::kGroups; ++i) {
-        const float2 own = *reinterpret_cast<const float2*>(narrow + 8 * i + 2 * t);
-        const float even = own.x * wide, odd = own.y * wide;
-        sums[i][0] = __fmaf_rn(even, block[i][0], sums[i][0]);
-        sums[i][1] = __fmaf_rn(odd, block[i][1], sums[i][1]);
-        sums[i][2] = __fmaf_rn(even, block[i][2], sums[i][2]);
-        sums[i][3] = __fmaf_rn(odd, block[i][3], sums[i][3]);
+    for (int i = 0; i < S::kGroups; ++i) {
+        float scale[4] = {of[0], of[0], of[1], of[1]};
+        if constexpr (S::kSwapped) {
+            const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
+            scale[0] = scale[2] = own.x * of[0], scale[1] = scale[3] = own.y * of[0];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(scale[e], block[i][e], sums[i][e]);
     }
 }
 
@@ -34,10 +36,10 @@ __device__ inline void clear(T& sums) {
             for (float& v : group) v = 0;
 }
 
-// FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer rows of it.
+// FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer tiles of it.
 template <class V, class S>
 __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
-    const int lane = threadIdx.x % kWarp, part = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
+    const int lane = threadIdx.x % kWarp, first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
     clear(sums);
     const Position<S::kStages>& at = reading.at;
     bool filled = completed(&ring.full[at.stage], at.parity);
@@ -47,11 +49,16 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
         const uint32_t narrow = reading.narrow, wide = reading.wide;
         Barrier* const empty = &ring.empty[at.stage];
         reading.advance();
-        float scale[S::kTiles];
+        // Read before the multiplications begin: the compiler would read them between two of these.
+        float scales[V::kTiles][2];
 #pragma unroll
-        for (int i = 0; i < S::kTiles; ++i) scale[i] = factors.wide[part + i];
+        for (int i = 0; i < V::kTiles; ++i) {
+            const int row = reading.row + i * kWgmmaRows;
+            scales[i][0] = scales[i][1] = factors.weights[S::kSwapped ? first + i : 0];
+            if constexpr (!S::kSwapped) scales[i][0] *= factors.rows[row], scales[i][1] *= factors.rows[row + 8];
+        }
 #pragma unroll
-        for (int i = 0; i < S::kTiles; ++i) {
+        for (int i = 0; i < V::kTiles; ++i) {
             float block[V::kGroups][4];
             begin_multiplications();
 #pragma unroll
@@ -59,13 +66,22 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
                 multiply_async(block, further(wide, i * kWgmmaRows * kStep + k), further(narrow, k), k > 0);
             commit_multiplications();
             wait_for_multiplications<0>();
-            // Asked for while the sums are added. After the last block it is about the next tile's first.
-            if (i + 1 == S::kTiles) filled = completed(&ring.full[at.stage], at.parity);
-            add_scaled<V>(sums[i], block, factors.narrow, scale[i]);
+            if (i + 1 == V::kTiles) {
+                if (!S::kSwapped) {
+                    // Closes: all lanes have read their scales, and the warp's multiplications have read the operands.
+                    __syncwarp();
+                    arrive_if(lane == 0, empty);
+                }
+                // Asked for while the sums are added. After the last block it is about the next tile's first.
+                filled = completed(&ring.full[at.stage], at.parity);
+            }
+            add_scaled<S>(sums[i], block, scales[i], factors.rows);
         }
-        // Closes: all lanes have read the scales, and the warp's multiplications have read the operands.
-        __syncwarp();
-        arrive_if(lane == 0, empty);
+        if (S::kSwapped) {
+            // Closes: the same, of the narrow rows' scales.
+            __syncwarp();
+            arrive_if(lane == 0, empty);
+        }
     }
 }
 
@@ -85,7 +101,7 @@ __device__ inline void multiply_half(typename S::Memory& ring, int steps, Readin
 #pragma unroll
         for (int k = 0; k < kStep; k += kWgmmaK) {
 #pragma unroll
-            for (int i = 0; i < S::kTiles; ++i) {
+            for (int i = 0; i < V::kTiles; ++i) {
                 const uint32_t a = further(wide, i * kWgmmaRows * kStep + k), b = further(narrow, k);
                 if constexpr (S::kind == kBf16) multiply_bf16_async(sums[i], a, b, true);
                 else multiply_f16_async(sums[i], a, b, true);
@@ -101,15 +117,34 @@ __device__ inline void multiply_half(typename S::Memory& ring, int steps, Readin
     arrive_if(lane == 0, before);
 }
 
+// A tile in which a warpgroup has no rows: it leaves each stage as it is filled.
+template <class S>
+__device__ inline void pass_tile(typename S::Memory& ring, int steps, Reading<S>& reading) {
+    for (int step = 0; step < steps; ++step) {
+        const Position<S::kStages> at = reading.at;
+        // Closes: an arrival for the stage's next turn would count for this one.
+        wait_for(&ring.full[at.stage], at.parity);
+        arrive_if(threadIdx.x % kWarp == 0, &ring.empty[at.stage]);
+        reading.advance();
+    }
+}
+
 template <class V, class S>
 __device__ inline void make_tile(typename S::All& shared, const Args& a, const Launch& launch, const Tile& tile,
                                  Reading<S>& reading) {
+    using One = Fewer<S, 1>;
     TileSums<V> sums;
     if constexpr (S::kind == kScaled) multiply_scaled<V, S>(shared.ring, launch.steps, reading, sums);
     else multiply_half<V, S>(shared.ring, launch.steps, reading, sums);
-    const int64_t first = int64_t(tile.piece) * S::kWide, end = first + S::kWide;
-    scaled::store_tile<V>(shared.ring.staging, gemm_of(a, tile.expert, tile.end), sums,
-                          OwnTile{first, end < a.n ? end : a.n, tile.row, 0, V::kGroups});
+    const int64_t column = int64_t(tile.piece) * S::kColumns;
+    const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
+#pragma unroll
+    for (int i = 0; i < V::kTiles; ++i) {
+        const OwnTile own = S::kSwapped
+                                ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, 0, S::kGroups}
+                                : OwnTile{tile.row + i * S::kWarpgroups * kWgmmaRows, tile.end, column, 0, S::kGroups};
+        scaled::store_tile<One>(shared.ring.staging, one, reinterpret_cast<TileSums<One>&>(sums[i]), own);
+    }
 }
 
 template <int index, Kind kind>
@@ -122,7 +157,7 @@ __global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::f
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
-    make_walk<S::kNarrow>(shared.beside.walk, a);
+    make_walk<S::kRows>(shared.beside.walk, a);
     launch.tiles = tiles_of(shared.beside.walk, int(a.groups), launch.pieces);
     const int warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
@@ -133,14 +168,17 @@ __global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::f
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
         Reading<S> reading(shared.ring);
         for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
-            const Tile tile = tile_at<S::kNarrow>(shared.beside.walk, int(a.groups), launch.pieces, t);
-            const int live = tile.end - tile.row;
-            if constexpr (S::kNarrow == 128) {
-                if (live <= 32) make_tile<Fewer<S, 4>, S>(shared, a, launch, tile, reading);
-                else if (live <= 64) make_tile<Fewer<S, 8>, S>(shared, a, launch, tile, reading);
-                else make_tile<S, S>(shared, a, launch, tile, reading);
-            } else {
+            const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+            if constexpr (S::kSwapped) {
                 make_tile<S, S>(shared, a, launch, tile, reading);
+            } else {
+                // Tiles of 64 rows that are this warpgroup's, of those in which rows are.
+                const int warpgroup = warp / (kWarpgroup / kWarp) - 1;
+                const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;
+                const int own = (filled - warpgroup + S::kWarpgroups - 1) / S::kWarpgroups;
+                if (own <= 0) pass_tile<S>(shared.ring, launch.steps, reading);
+                else if (own < S::kTiles) make_tile<Fewer<S, 1>, S>(shared, a, launch, tile, reading);
+                else make_tile<S, S>(shared, a, launch, tile, reading);
             }
         }
     }
