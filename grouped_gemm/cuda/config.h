@@ -18,8 +18,10 @@ constexpr Form kForms[] = {
     {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .whole_k = true},
     {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
     {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
-    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
-    {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true},
+    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true,
+     .passed = 128},
+    {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true,
+     .passed = 128},
 };
 // clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);

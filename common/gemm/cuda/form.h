@@ -23,6 +23,7 @@ struct Form {
     int narrow;             // rows of the narrow operand
     int slots;              // CTAs that a multiprocessor holds at once
     bool whole_k = false;   // K is never split
+    int passed = 256;       // bytes of a row of the result that a warp stages at once, where rows are wide
 
     // Registers for the sums leave none for split-K's reduction in the large forms, and they have no use for it.
     constexpr bool splits() const { return !whole_k && tiles == 1 && narrow <= 128; }
@@ -31,7 +32,7 @@ struct Form {
     // Of the result, before it is stored in whole lines.
     constexpr int staging_bytes() const {
         const int rows = narrow < kRowsOfColumns ? narrow : kRowsOfColumns;
-        return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * kStagedRow;
+        return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * staged_row();
     }
     // Whether the sums that split-K sends to a CTA have a place of their own. In the ring's place they wait until all
     // CTAs of the cluster have left their rings.
@@ -55,8 +56,9 @@ struct Form {
     }
 
     static constexpr int kMostStages = 12;
-    // Bytes of 64 staged columns, with padding against bank conflicts.
-    static constexpr int kStagedRow = 64 * 4 + 32, kSwappedRow = 64 * 4 + 16;
+    // Bytes of what is staged of a row, of 64 columns in swapped forms, with padding against bank conflicts.
+    ROCM_FP8_HD constexpr int staged_row() const { return passed + 32; }
+    static constexpr int kSwappedRow = 64 * 4 + 16;
 };
 
 }  // namespace rocm_fp8::tiles
