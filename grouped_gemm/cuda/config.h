@@ -18,8 +18,8 @@ constexpr Form kForms[] = {
     {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .whole_k = true},
     {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
     {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
-    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true,
-     .passed = 128},
+    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
+    {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1, .whole_k = true},
     {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true,
      .passed = 128},
 };
@@ -38,12 +38,17 @@ constexpr bool one_by_one(const Form& f) { return rows_of(f) <= kMostOneByOne; }
 constexpr int kRowsOfCopy = 64;
 constexpr int rows_of_copy(const Form& f) { return rows_of(f) < kRowsOfCopy ? rows_of(f) : kRowsOfCopy; }
 
-// A stage's scales of weights: of each tile of 64 wide rows, or one of all narrow ones. Beside those of A's rows.
-constexpr int weight_factors(const Form& f) { return f.swapped ? f.wide() / tiles::kWgmmaHeight : 1; }
+// A stage's scales of weights: of each tile of 64 wide rows, or of the one or two blocks of 128 in which the narrow ones
+// lie. Beside those of A's rows.
+constexpr bool two_blocks(const Form& f) { return !f.swapped && gemm::kBlock % f.narrow != 0; }
+constexpr int weight_factors(const Form& f) {
+    return f.swapped ? f.wide() / tiles::kWgmmaHeight : two_blocks(f) ? 2 : 1;
+}
 constexpr int factor_bytes(const Form& f) { return int(ceil_div((rows_of(f) + weight_factors(f)) * 4, 16)) * 16; }
 static_assert([] {
     for (const Form& f : kForms) {
-        if (f.swapped ? f.narrow > 64 || f.tiles > 1 : gemm::kBlock % f.narrow != 0) return false;
+        if (f.swapped ? f.narrow > 64 || f.tiles > 1 : f.narrow % 64 != 0 || f.narrow > 2 * gemm::kBlock - 64)
+            return false;
     }
     return true;
 }());
@@ -64,9 +69,9 @@ constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, 
         if (rows <= kForms[i].narrow) return i;
     }
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
-    const Form& largest = kForms[kFormCount - 1];
+    const Form& largest = kForms[kMany + 1];
     const int64_t tiles = experts * ceil_div(expected, rows_of(largest)) * ceil_div(n, columns_of(largest));
-    return expected > rows_of(kForms[kMany]) && tiles >= multiprocessors ? kFormCount - 1 : kMany;
+    return tiles >= multiprocessors ? kMany + 1 : kMany;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::cuda

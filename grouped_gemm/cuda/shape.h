@@ -30,7 +30,7 @@ struct Shape : RingOf<index, kind_> {
     static constexpr Kind kind = kind_;
     static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
                          kRowsOfCopy = rows_of_copy(kForms[index]);
-    static constexpr bool kOneByOne = one_by_one(kForms[index]);
+    static constexpr bool kOneByOne = one_by_one(kForms[index]), kTwoBlocks = two_blocks(kForms[index]);
     struct All {
         typename RingOf<index, kind_>::Memory ring;
         Beside beside;

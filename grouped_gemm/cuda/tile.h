@@ -10,14 +10,20 @@ namespace {
 
 using scaled::TileSums;
 
-// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two wide
-// rows, where these are A's the product; else the weights' scale, and each column has its own.
+// A thread's scales of a tile of 64 wide rows: its two rows', times the scale of either block of weights; or, where rows
+// of A are narrow, the weights' alone.
 template <class S>
+using ThreadScales = float[S::kTwoBlocks ? 2 : 1][2];
+
+// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. Groups from kBeyond on lie
+// in the next block of weights.
+template <class S, int kBeyond>
 __device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&block)[S::kGroups][4],
-                                  const float (&of)[2], const float* rows) {
+                                  const ThreadScales<S>& scales, const float* rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < S::kGroups; ++i) {
+        const float (&of)[2] = scales[S::kTwoBlocks && i >= kBeyond];
         float scale[4] = {of[0], of[0], of[1], of[1]};
         if constexpr (S::kSwapped) {
             const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
@@ -37,7 +43,7 @@ __device__ inline void clear(T& sums) {
 }
 
 // FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer tiles of it.
-template <class V, class S>
+template <class V, class S, int kBeyond>
 __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
     const int lane = threadIdx.x % kWarp, first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
     clear(sums);
@@ -50,12 +56,15 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
         Barrier* const empty = &ring.empty[at.stage];
         reading.advance();
         // Read before the multiplications begin: the compiler would read them between two of these.
-        float scales[V::kTiles][2];
+        ThreadScales<S> scales[V::kTiles];
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
             const int row = reading.row + i * kWgmmaRows;
-            scales[i][0] = scales[i][1] = factors.weights[S::kSwapped ? first + i : 0];
-            if constexpr (!S::kSwapped) scales[i][0] *= factors.rows[row], scales[i][1] *= factors.rows[row + 8];
+            for (int block = 0; block < (S::kTwoBlocks ? 2 : 1); ++block) {
+                float (&of)[2] = scales[i][block];
+                of[0] = of[1] = factors.weights[S::kSwapped ? first + i : block];
+                if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
+            }
         }
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
@@ -75,7 +84,7 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
                 // Asked for while the sums are added. After the last block it is about the next tile's first.
                 filled = completed(&ring.full[at.stage], at.parity);
             }
-            add_scaled<S>(sums[i], block, scales[i], factors.rows);
+            add_scaled<S, kBeyond>(sums[i], block, scales[i], factors.rows);
         }
         if (S::kSwapped) {
             // Closes: the same, of the narrow rows' scales.
@@ -134,9 +143,16 @@ __device__ inline void make_tile(typename S::All& shared, const Args& a, const L
                                  Reading<S>& reading) {
     using One = Fewer<S, 1>;
     TileSums<V> sums;
-    if constexpr (S::kind == kScaled) multiply_scaled<V, S>(shared.ring, launch.steps, reading, sums);
-    else multiply_half<V, S>(shared.ring, launch.steps, reading, sums);
     const int64_t column = int64_t(tile.piece) * S::kColumns;
+    if constexpr (S::kind != kScaled) {
+        multiply_half<V, S>(shared.ring, launch.steps, reading, sums);
+    } else {
+        // A copy of the loop for either place of the boundary between blocks: tiles begin at multiples of 64 columns.
+        constexpr int kWholeBlock = gemm::kBlock / 8;
+        if (S::kTwoBlocks && column % gemm::kBlock != 0)
+            multiply_scaled<V, S, kWholeBlock / 2>(shared.ring, launch.steps, reading, sums);
+        else multiply_scaled<V, S, kWholeBlock>(shared.ring, launch.steps, reading, sums);
+    }
     const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
 #pragma unroll
     for (int i = 0; i < V::kTiles; ++i) {
@@ -173,7 +189,7 @@ __global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::f
                 make_tile<S, S>(shared, a, launch, tile, reading);
             } else {
                 // Tiles of 64 rows that are this warpgroup's, of those in which rows are.
-                const int warpgroup = warp / (kWarpgroup / kWarp) - 1;
+                const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
                 const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;
                 const int own = (filled - warpgroup + S::kWarpgroups - 1) / S::kWarpgroups;
                 if (own <= 0) pass_tile<S>(shared.ring, launch.steps, reading);

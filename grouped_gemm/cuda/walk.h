@@ -13,7 +13,7 @@ namespace rocm_fp8::grouped_gemm::cuda {
 namespace {
 
 // Row tiles whose tiles of columns follow each other, so that they share weights in L2.
-constexpr int kBand = 8;
+constexpr int kBand = 16;
 constexpr int kPlanThreads = 256, kExpertsOfThread = kMostGroups / kPlanThreads;
 
 struct Tile {
@@ -77,9 +77,14 @@ __device__ inline void make_walk(Walk& walk, const Args& a) {
     __syncthreads();
 }
 
+// What is the same in all lanes, so that the compiler knows it: what depends on it, as a ring's descriptors do, then is in
+// uniform registers.
+__device__ inline int known_uniform(int v) { return __shfl_sync(kWholeWarp, v, 0); }
+
+// By a whole warp.
 __device__ inline int tiles_of(const Walk& walk, int groups, int pieces) {
     const int64_t tiles = int64_t(walk.before[groups]) * pieces;
-    return tiles > 0x7FFFFFFF ? 0x7FFFFFFF : int(tiles);
+    return known_uniform(tiles > 0x7FFFFFFF ? 0x7FFFFFFF : int(tiles));
 }
 
 // By a whole warp.
@@ -93,7 +98,8 @@ __device__ inline Tile tile_at(const Walk& walk, int groups, int pieces, int til
     const int before = walk.before[expert], down = walk.before[expert + 1] - before;
     const gemm::TileAt at = gemm::tile_at<kBand>(tile - before * pieces, down, pieces);
     const int begin = walk.begin[expert];
-    return {expert, begin + at.down * kHeight, walk.begin[expert + 1], at.across};
+    return {known_uniform(expert), known_uniform(begin + at.down * kHeight), known_uniform(walk.begin[expert + 1]),
+            known_uniform(at.across)};
 }
 
 // A row's row of A. Bad ones stay inside of the operands.
