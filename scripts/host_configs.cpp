@@ -3,6 +3,7 @@
 #include "../block_scaled_gemm/hip/config.h"
 #include "../common/divider.h"
 #include "../common/rows/gpu/forms.h"
+#include "../grouped_gemm/cuda/config.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
@@ -77,6 +78,9 @@ const char* tables() {
                                         {"stages", stages}});
         };
         const auto form = [&](const tiles::Form& f) { return with_stages(f, block_scaled_gemm::cuda::stages(f)); };
+        const auto grouped_form = [&](const tiles::Form& f) {
+            return with_stages(f, f.stages(grouped_gemm::cuda::factor_bytes(f)));
+        };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
         return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
                ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) +
@@ -86,6 +90,7 @@ const char* tables() {
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
+               ", \"grouped_forms\": " + list(grouped_gemm::cuda::kForms, grouped_form) +
                ", \"int8_forms\": " + list(int8_gemm::cuda::kForms, int8_form) +
                ", \"large_warps\": " + std::to_string(cuda::kLargeWarps) + "}";
     }();
@@ -125,6 +130,15 @@ void cuda_int8_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int6
     out[1] = c.splits;
     out[2] = c.pieces;
 }
+void cuda_grouped_config(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors, int64_t out[4]) {
+    using namespace grouped_gemm::cuda;
+    const int form = pick_form(m, n, groups, expected, multiprocessors);
+    out[0] = form;
+    out[1] = rows_of(kForms[form]);
+    out[2] = columns_of(kForms[form]);
+    out[3] = most_tiles(kForms[form], m, n, groups);
+}
+int64_t grouped_row_class(int64_t expected) { return grouped_gemm::row_class(expected); }
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
 int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fallback_shape(shape); }
 

@@ -32,6 +32,8 @@ FUNCTIONS = {
     "int8_fallback_shape": (INT, (INT,), 0),
     "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT, INT), 3),
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
+    "cuda_grouped_config": (None, (LONG, LONG, LONG, LONG, INT), 4),
+    "grouped_row_class": (LONG, (LONG,), 0),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_fallback_shape": (INT, (INT,), 0),
     "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),
@@ -93,7 +95,15 @@ def configs() -> Configs:
     """Of the headers as they are now; compiled once for each state of them."""
     headers = sorted(
         path
-        for name in ("block_scaled_gemm", "common", "int8_gemm", "rmsnorm_fp8", "skinny_gemm", "swiglu_fp8")
+        for name in (
+            "block_scaled_gemm",
+            "common",
+            "grouped_gemm",
+            "int8_gemm",
+            "rmsnorm_fp8",
+            "skinny_gemm",
+            "swiglu_fp8",
+        )
         for path in (ROOT / name).rglob("*.h")
     )
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *headers))).hexdigest()[:16]

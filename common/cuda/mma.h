@@ -45,6 +45,13 @@ __device__ inline void multiply(Sums& d, Four first, Four second, Four narrow) {
         : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(narrow.low), "r"(narrow.high));
 }
 
+// The same of bfloat16.
+__device__ inline void multiply_bf16(Sums& d, Four first, Four second, Four narrow) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(first.low), "r"(second.low), "r"(first.high), "r"(second.high), "r"(narrow.low), "r"(narrow.high));
+}
+
 // Multiplies kWide tiles of the wide operand by kNarrow tiles of the narrow one. Chunk: a lane's part of k of each
 // column and row, 8 or 16 bytes.
 template <int kWide, int kNarrow, class Chunk>

@@ -16,11 +16,14 @@ bool encode(CUtensorMap* map, const ByteMatrix& m) {
     }();
     if (!function) return false;
     const int64_t stride = m.rows == 1 ? (m.k + 15) / 16 * 16 : m.stride;  // any that TMA takes
-    const cuuint64_t size[] = {cuuint64_t(m.k), cuuint64_t(m.rows)}, strides[] = {cuuint64_t(stride)};
-    const cuuint32_t box[] = {cuuint32_t(m.width), cuuint32_t(m.height)}, element_strides[] = {1, 1};
-    return function(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(m.data), size, strides, box,
+    const int64_t group_stride = m.groups <= 1 ? stride * m.rows : m.group_stride;
+    const cuuint64_t size[] = {cuuint64_t(m.k), cuuint64_t(m.rows), cuuint64_t(m.groups)},
+                     strides[] = {cuuint64_t(stride), cuuint64_t(group_stride)};
+    const cuuint32_t box[] = {cuuint32_t(m.width), cuuint32_t(m.height), 1}, element_strides[] = {1, 1, 1};
+    return function(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, m.groups ? 3 : 2, const_cast<void*>(m.data), size, strides, box,
                     element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                    m.groups ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 // A direct-mapped cache: a model's weights are a few hundred matrices, at addresses that are multiples of 512 bytes.

@@ -50,5 +50,15 @@ __device__ inline void copy_tile(void* to, const CUtensorMap* map, int column, i
         : "memory");
 }
 
+// The same of matrix `group` of a map of several.
+__device__ inline void copy_tile_of(int group, void* to, const CUtensorMap* map, int column, int row,
+                                    Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+            "r"(shared_address(to)),
+        "l"(map), "r"(column), "r"(row), "r"(group), "r"(shared_address(barrier))
+        : "memory");
+}
+
 }  // namespace
 }  // namespace rocm_fp8

@@ -2,7 +2,7 @@
 //
 //     d[n / 8][4] += a [64, 32] * b [n, 32]^T     both K-major; d: of 64 rows by n columns
 //
-// FP8 with sums in float32, and int8 with sums in int32.
+// FP8 with sums in float32, and int8 with sums in int32; bfloat16 and float16 of k 16, the same bytes, in float32.
 //
 // Thread 32 w + 4 g + t of the warpgroup holds rows 16 w + g (d[i][0], d[i][1]) and 16 w + g + 8 (d[i][2], d[i][3]) of
 // columns 8 i + 2 t and 8 i + 2 t + 1.
@@ -92,18 +92,24 @@ __device__ inline void leave_registers() {
     ROCM_FP8_SUMS24(type), ROCM_FP8_PAIR(type, 24), ROCM_FP8_PAIR(type, 26), ROCM_FP8_PAIR(type, 28), \
     ROCM_FP8_PAIR(type, 30)
 // a, b, add: the places of these operands in the text.
-#define ROCM_FP8_MULTIPLY(groups, type, form, n, a_, b_, add_, more)                                              \
+#define ROCM_FP8_MULTIPLY(groups, type, k, form, n, a_, b_, add_, more)                                           \
     ROCM_FP8_WGMMA("{\n .reg .pred p;\n setp.ne.b32 p, " add_ ", 0;\n"                                            \
-                   " wgmma.mma_async.sync.aligned.m64n" n "k32." form " {" ROCM_FP8_NAMES##groups "}, " a_ ", " b_   \
+                   " wgmma.mma_async.sync.aligned.m64n" n k "." form " {" ROCM_FP8_NAMES##groups "}, " a_ ", " b_   \
                    ", p" more ";\n}"                                                                              \
                    : ROCM_FP8_SUMS##groups(type)                                                                   \
                    : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)), "r"(int(add)))
 #define ROCM_FP8_BOTH_TYPES(groups, n, a_, b_, add_)                                                              \
     __device__ inline void multiply_async(float (&d)[groups][4], uint32_t a, uint32_t b, bool add) {              \
-        ROCM_FP8_MULTIPLY(groups, "+f", "f32.e4m3.e4m3", n, a_, b_, add_, ", 1, 1");                              \
+        ROCM_FP8_MULTIPLY(groups, "+f", "k32", "f32.e4m3.e4m3", n, a_, b_, add_, ", 1, 1");                              \
     }                                                                                                             \
     __device__ inline void multiply_async(int32_t (&d)[groups][4], uint32_t a, uint32_t b, bool add) {            \
-        ROCM_FP8_MULTIPLY(groups, "+r", "s32.s8.s8", n, a_, b_, add_, "");                                        \
+        ROCM_FP8_MULTIPLY(groups, "+r", "k32", "s32.s8.s8", n, a_, b_, add_, "");                                 \
+    }                                                                                                             \
+    __device__ inline void multiply_bf16_async(float (&d)[groups][4], uint32_t a, uint32_t b, bool add) {         \
+        ROCM_FP8_MULTIPLY(groups, "+f", "k16", "f32.bf16.bf16", n, a_, b_, add_, ", 1, 1, 0, 0");                 \
+    }                                                                                                             \
+    __device__ inline void multiply_f16_async(float (&d)[groups][4], uint32_t a, uint32_t b, bool add) {          \
+        ROCM_FP8_MULTIPLY(groups, "+f", "k16", "f32.f16.f16", n, a_, b_, add_, ", 1, 1, 0, 0");                   \
     }
 
 // add: false starts from zero.

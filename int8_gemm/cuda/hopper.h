@@ -68,9 +68,9 @@ __device__ inline void store_quads(char* staging, const Args& a, const typename 
             if (group < tile.from || group >= tile.to || n >= a.n) return;
             const Quad quad(a, 0, n, column);
 #pragma unroll 1
-            for (int r = 0; r < kPassedRows; r += kPassedStep) {
+            for (int r = 0; r < kPassedRows; r += kPassedStep<S>) {
                 if (m + r >= tile.end) break;
-                const int4 acc = *reinterpret_cast<const int4*>(staged + r * kPassedRow<4>);
+                const int4 acc = *reinterpret_cast<const int4*>(staged + r * kPassedRow<S, 4>);
                 quad.template store<may_bend>(a, m + r, row_of(row + r), acc);
             }
         });

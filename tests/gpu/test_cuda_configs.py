@@ -299,6 +299,29 @@ def test_block_scaled_gemm_is_cut_into_what_its_forms_take(library, general_b, m
 
 
 @pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
+def test_grouped_gemm_has_tiles_for_every_expert(library, multiprocessors):
+    """Few expected rows fill a tile once; whatever the counts are, the bound of the tiles holds them."""
+    forms, reached = library.tables["grouped_forms"], set()
+    for m, n, groups in itertools.product((1, 8, 512, 8192, 65536), (64, 200, 4096, 28672), (1, 8, 256, 1024)):
+        for expected in (1, 16, 17, 32, 64, 65, 100, 128, 256, 4096):
+            index, rows, columns, most = library.cuda_grouped_config(m, n, groups, expected, multiprocessors)
+            reached.add(index)
+            wanted = library.grouped_row_class(expected)
+            assert rows == wanted or (wanted == 128 and rows > 128)
+            assert forms[index]["swapped"] == (wanted < 128) and forms[index]["stages"] >= 4
+            pieces = -(-n // columns)
+            all_in_one, spread = -(-m // rows), sum(-(-count // rows) for count in _spread(m, groups))
+            assert most >= max(all_in_one, spread) * pieces
+    assert len(reached) >= 5
+
+
+def _spread(m, groups):
+    """Every expert has one row, and one the rest: most tiles of few rows."""
+    alone = min(groups, m) - 1
+    return [1] * alone + [m - alone]
+
+
+@pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
 def test_int8_gemm_is_cut_into_what_its_forms_take(library, multiprocessors):
     forms, reached = library.tables["int8_forms"], set()
     for m, n, k in itertools.product(MANY_M, MANY_N, MANY_K):

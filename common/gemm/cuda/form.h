@@ -22,19 +22,21 @@ struct Form {
     int warpgroups, tiles;  // that multiply; tiles of 64 wide rows of each
     int narrow;             // rows of the narrow operand
     int slots;              // CTAs that a multiprocessor holds at once
+    bool whole_k = false;   // K is never split
+    int passed = 256;       // bytes of a row of the result that a warp stages at once, where rows are wide
 
     // Registers for the sums leave none for split-K's reduction in the large forms, and they have no use for it.
-    constexpr bool splits() const { return tiles == 1 && narrow <= 128; }
+    constexpr bool splits() const { return !whole_k && tiles == 1 && narrow <= 128; }
     constexpr int wide() const { return kWgmmaHeight * warpgroups * tiles; }
     constexpr int stage_bytes() const { return (wide() + narrow) * kStep; }
     // Of the result, before it is stored in whole lines.
     constexpr int staging_bytes() const {
         const int rows = narrow < kRowsOfColumns ? narrow : kRowsOfColumns;
-        return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * kStagedRow;
+        return swapped ? warpgroups * rows * kSwappedRow : 4 * warpgroups * 16 * staged_row();
     }
     // Whether the sums that split-K sends to a CTA have a place of their own. In the ring's place they wait until all
     // CTAs of the cluster have left their rings.
-    constexpr bool sums_apart() const { return swapped && narrow <= 32; }
+    constexpr bool sums_apart() const { return splits() && swapped && narrow <= 32; }
     constexpr int sums_bytes() const { return sums_apart() ? most_sums(kMostSplits) : 0; }
     // more: bytes of a stage beside the operands; beside: bytes beside the ring.
     constexpr int stages(int more, int beside = 0) const {
@@ -54,8 +56,9 @@ struct Form {
     }
 
     static constexpr int kMostStages = 12;
-    // Bytes of 64 staged columns, with padding against bank conflicts.
-    static constexpr int kStagedRow = 64 * 4 + 32, kSwappedRow = 64 * 4 + 16;
+    // Bytes of what is staged of a row, of 64 columns in swapped forms, with padding against bank conflicts.
+    ROCM_FP8_HD constexpr int staged_row() const { return passed + 32; }
+    static constexpr int kSwappedRow = 64 * 4 + 16;
 };
 
 }  // namespace rocm_fp8::tiles

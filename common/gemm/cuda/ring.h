@@ -26,13 +26,13 @@ template <>
 struct OfTiles<Nothing> {};
 
 // Factors_: what a stage has beside the operands' bytes. fillers: arrivals that fill a stage, TMA's thread's included.
-// OfTile_: what a tile has.
-template <Form form_, class Factors_, int factor_bytes, int fillers, class OfTile_ = Nothing>
+// OfTile_: what a tile has. beside: bytes of the operator's own beside the ring.
+template <Form form_, class Factors_, int factor_bytes, int fillers, class OfTile_ = Nothing, int beside = 0>
 struct Ring {
     static constexpr Form form = form_;
     static constexpr bool kSwapped = form.swapped;
     static constexpr int kTiles = form.tiles, kWarpgroups = form.warpgroups,
-                         kStages = form.stages(factor_bytes, sizeof(OfTiles<OfTile_>));
+                         kStages = form.stages(factor_bytes, sizeof(OfTiles<OfTile_>) + beside);
     static constexpr int kWide = form.wide(), kNarrow = form.narrow, kGroups = kNarrow / 8;
     static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
     static constexpr bool kSplits = form.splits();
@@ -55,7 +55,7 @@ struct Ring {
         alignas(16) char sums[form.sums_apart() ? form.sums_bytes() : 16];
         OfTiles<OfTile> of_tiles;
     };
-    static_assert(sizeof(Memory) + 1024 <= (227 * 1024) / form.slots);
+    static_assert(sizeof(Memory) + beside + 1024 <= (227 * 1024) / form.slots);
 
     // Of the reduction over a cluster: four sums [part][group of columns][thread].
     static constexpr int kAllGroups = kTiles * kGroups;

@@ -7,12 +7,15 @@
 namespace rocm_fp8::tiles {
 namespace {
 
-// A lane passes 16 bytes of every second of a warp's 16 rows, which lie kPassedRow bytes apart, without bank conflicts.
-constexpr int kPassedBytes = 256, kPassedRows = 16, kPassedStep = kWarp / (kPassedBytes / 16);
-template <int kSize>
-constexpr int kPassedRow = kPassedBytes + (kSize == 4 ? 32 : 16);
+// A lane passes 16 bytes of every kPassedStep-th of a warp's 16 rows, which lie kPassedRow bytes apart, without bank
+// conflicts.
+constexpr int kPassedRows = 16;
+template <class S>
+constexpr int kPassedStep = kWarp / (S::form.passed / 16);
+template <class S, int kSize>
+constexpr int kPassedRow = S::form.passed + (kSize == 4 ? 32 : 16);
 
-// Wide rows are rows of the result. A warp passes its 16 rows, 256 bytes of each at a time.
+// Wide rows are rows of the result. A warp passes its 16 rows, 128 or 256 bytes of each at a time.
 //
 //     put(place, first, second)          stores two neighbours of a row, kSize bytes each
 //     take(from, row, group, column)     from: the lane's bytes of `row`, its first; both counted from the tile's first.
@@ -20,10 +23,10 @@ constexpr int kPassedRow = kPassedBytes + (kSize == 4 ? 32 : 16);
 template <class S, int kSize, class T, class Put, class Take>
 __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kGroups][4], const Put& put,
                                  const Take& take) {
-    constexpr int kGroupsAtOnce = kPassedBytes / (8 * kSize), kRow = kPassedRow<kSize>;
-    static_assert(kRow <= Form::kStagedRow);
+    constexpr int kGroupsAtOnce = S::form.passed / (8 * kSize), kRow = kPassedRow<S, kSize>;
+    static_assert(kRow <= S::form.staged_row());
     const int thread = threadIdx.x - kWarpgroup, lane = thread % kWarp, g = lane / 4, t = lane % 4;
-    char* const rows = staging + thread / kWarp * kPassedRows * Form::kStagedRow;
+    char* const rows = staging + thread / kWarp * kPassedRows * S::form.staged_row();
 #pragma unroll
     for (int i = 0; i < S::kTiles; ++i) {
         const int row = (thread / kWarpgroup * S::kTiles + i) * kWgmmaRows + thread / kWarp % 4 * kPassedRows;
@@ -40,9 +43,9 @@ __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kG
             }
             // Closes: the rows are read by other lanes.
             __syncwarp();
-            const int byte = lane % (kPassedBytes / 16) * 16, column = byte / kSize;
+            const int byte = lane % (S::form.passed / 16) * 16, column = byte / kSize;
             if (column >= (S::kGroups - at) * 8) continue;
-            const int first = lane / (kPassedBytes / 16);
+            const int first = lane / (S::form.passed / 16);
             take(rows + first * kRow + byte, row + first, i * S::kGroups + at + column / 8, 8 * at + column);
         }
     }
@@ -61,7 +64,7 @@ template <class S, int kSize, class T, class Put>
 __device__ inline void store_rows(char* staging, const T (&sums)[S::kTiles][S::kGroups][4], const Put& put, char* to,
                                   int64_t row_bytes, bool vectors, int64_t columns, const OwnTile& tile) {
     pass_rows<S, kSize>(staging, sums, put, [&](const char* staged, int row, int group, int column) {
-        constexpr int kCount = 16 / kSize, kRow = kPassedRow<kSize>;
+        constexpr int kCount = 16 / kSize, kRow = kPassedRow<S, kSize>;
         const auto owns = [&](int of) { return of >= tile.from && of < tile.to; };
         // Numbers of the lane's 16 bytes that are to be stored. Those of one byte belong to two groups.
         int begin = 0, end = kCount;
@@ -73,16 +76,16 @@ __device__ inline void store_rows(char* staging, const T (&sums)[S::kTiles][S::k
         }
         const int64_t m = tile.first + row, n = tile.first_narrow + column;
         char* to_row = to + m * row_bytes + n * kSize;
-        const int64_t step = row_bytes * kPassedStep;
+        const int64_t step = row_bytes * kPassedStep<S>;
         if (vectors && end - begin == kCount && n + kCount <= columns) {
 #pragma unroll
-            for (int r = 0; r < kPassedRows; r += kPassedStep, to_row += step) {
+            for (int r = 0; r < kPassedRows; r += kPassedStep<S>, to_row += step) {
                 const uint4 v = *reinterpret_cast<const uint4*>(staged + r * kRow);
                 if (m + r < tile.end) store(to_row, v);
             }
         } else {
 #pragma unroll 1
-            for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep, to_row += step) {
+            for (int r = 0; r < kPassedRows && m + r < tile.end; r += kPassedStep<S>, to_row += step) {
 #pragma unroll 1
                 for (int e = begin; e < end && n + e < columns; ++e) {
                     reinterpret_cast<Number<kSize>*>(to_row)[e] =

@@ -1,0 +1,77 @@
+// The compiled forms of the grouped Hopper kernel, and which one takes a size: without CUDA.
+//
+// Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. Those
+// of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
+#pragma once
+
+#include "../../common/gemm/cuda/choice.h"
+#include "../grouped_gemm.h"
+
+namespace rocm_fp8::grouped_gemm::cuda {
+
+using tiles::Form;
+
+constexpr int kMostGroups = 1024;
+
+// clang-format off
+constexpr Form kForms[] = {
+    {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .whole_k = true},
+    {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
+    {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
+    {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
+    {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1, .whole_k = true},
+    {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true,
+     .passed = 128},
+};
+// clang-format on
+constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
+static_assert(gemm::names_differ(kForms));
+
+// Rows and columns of the result that are a tile's.
+constexpr int rows_of(const Form& f) { return f.swapped ? f.narrow : f.wide(); }
+constexpr int columns_of(const Form& f) { return f.swapped ? f.wide() : f.narrow; }
+
+// Rows of A that are gathered one by one as a stage is filled; more are gathered before the launch.
+constexpr int kMostOneByOne = 32;
+constexpr bool one_by_one(const Form& f) { return rows_of(f) <= kMostOneByOne; }
+// Rows that one copy of A brings.
+constexpr int kRowsOfCopy = 64;
+constexpr int rows_of_copy(const Form& f) { return rows_of(f) < kRowsOfCopy ? rows_of(f) : kRowsOfCopy; }
+
+// A stage's scales of weights: of each tile of 64 wide rows, or of the one or two blocks of 128 in which the narrow ones
+// lie. Beside those of A's rows.
+constexpr bool two_blocks(const Form& f) { return !f.swapped && gemm::kBlock % f.narrow != 0; }
+constexpr int weight_factors(const Form& f) {
+    return f.swapped ? f.wide() / tiles::kWgmmaHeight : two_blocks(f) ? 2 : 1;
+}
+constexpr int factor_bytes(const Form& f) { return int(ceil_div((rows_of(f) + weight_factors(f)) * 4, 16)) * 16; }
+static_assert([] {
+    for (const Form& f : kForms) {
+        if (f.swapped ? f.narrow > 64 || f.tiles > 1 : f.narrow % 64 != 0 || f.narrow > 2 * gemm::kBlock - 64)
+            return false;
+    }
+    return true;
+}());
+
+// Most tiles of rows that m rows of so many experts have, `height` to a tile.
+constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int height) {
+    return m / height + (groups < m ? groups : m);
+}
+constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups) {
+    return most_row_tiles(m, groups, rows_of(f)) * ceil_div(n, columns_of(f));
+}
+
+// The form for few rows of an expert is as high as these; that for many is as high as leaves no multiprocessor idle.
+constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
+    constexpr int kMany = 3;
+    const int64_t rows = row_class(expected);
+    for (int i = 0; i < kMany; ++i) {
+        if (rows <= kForms[i].narrow) return i;
+    }
+    const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
+    const Form& largest = kForms[kMany + 1];
+    const int64_t tiles = experts * ceil_div(expected, rows_of(largest)) * ceil_div(n, columns_of(largest));
+    return tiles >= multiprocessors ? kMany + 1 : kMany;
+}
+
+}  // namespace rocm_fp8::grouped_gemm::cuda

@@ -1,0 +1,163 @@
+// Products of sorted rows with the matrix of their expert, on NVIDIA GPUs: the launcher.
+//
+//     offsets --> each CTA: sums of row tiles, expert after expert, in shared memory --> its share of all tiles
+//     HBM, L2 --> TMA: 128 bytes of k of 64 to 256 rows of weights and of up to 128 rows a stage --> ring
+//             --> wgmma, the weights as its rows --> FP8: sums += scales * block, in float32
+//             --> bias, rounding --> shared memory --> whole lines of the result
+//
+// The course is block_scaled_gemm's: one warpgroup loads, one or two multiply, CTAs are persistent. An expert's weights
+// are read from HBM once: its row tiles follow each other. A tile multiplies no more rows than are there, in steps.
+//
+// Gathered rows: up to 32 a tile come by a TMA copy each. For more, and for operands that TMA does not take, a pass
+// before the kernel copies the rows into memory of the launch's own (gather.h).
+//
+// Files: grouped_gemm.cu    launcher
+//        config.h           compiled forms, and which one takes a size
+//        walk.h             tiles of all experts
+//        tile.h             the kernel: multiplication
+//        shape.h, feed.h    stages in shared memory, and what fills them
+//        expert.h           one expert's GEMM
+//        gather.h           gathered rows
+//        fallback.h         chips without wgmma, weights that TMA does not take
+//        ../gpu.h           SwiGLU as a pass of its own
+//
+// Limit today: few rows by the rate at which weights are read; many by the scaled additions beside the multiplications.
+#include "../../common/cuda/device.h"
+#include "../../common/cuda/tensor_map.h"
+#include "../../common/gemm/cuda/forced.h"
+#include "../../common/gpu/kernel_at.h"
+#include "../../common/rows/cuda/vendor.h"
+#include "../../swiglu_fp8/cuda/gated.h"
+#include "../gpu.h"
+#include "fallback.h"
+#include "gather.h"
+#include "tile.h"
+
+namespace rocm_fp8::grouped_gemm::cuda {
+namespace {
+
+constexpr Status kTooMany{"a and b have more rows than one launch takes"};
+
+struct Choice {
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Launch);
+    int threads, shared_bytes;
+    AllowedDevices* allowed;
+};
+
+template <Kind kind>
+Choice choice_as(int form) {
+    return kernel_at<kFormCount>(form, [&]<int i>() {
+        using S = Shape<i, kind>;
+        static AllowedDevices allowed;
+        return Choice{grouped_gemm_tiles<i, kind>, S::kThreads, int(sizeof(typename S::All)), &allowed};
+    });
+}
+Choice choice_of(Kind kind, int form) {
+    return kind == kScaled ? choice_as<kScaled>(form) : kind == kBf16 ? choice_as<kBf16>(form) : choice_as<kF16>(form);
+}
+
+bool tma_takes(const void* data, int64_t rows, int64_t stride, int64_t bytes) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rows > tiles::kMostOfTma || bytes > tiles::kMostOfTma)
+        return false;
+    return rows == 1 || (stride % 16 == 0 && stride >= bytes && stride < int64_t(1) << 40);
+}
+
+bool tma_takes_weights(const Args& a, int64_t bytes) {
+    const int64_t group = a.b.group_stride;
+    return tma_takes(a.b.data, a.n, a.b.row_stride, bytes) &&
+           (a.groups == 1 || (group % 16 == 0 && group >= bytes && group < int64_t(1) << 40));
+}
+
+Status launch_fallback(const Args& a, Kind kind, const Chip& chip, const Executor& on) {
+    constexpr int kCtasOfMultiprocessor = 4;
+    const int64_t bytes = a.k * a.element_bytes(), pieces = ceil_div(a.n, kFallbackTile);
+    const int64_t most = most_row_tiles(a.m, a.groups, kFallbackTile) * pieces;
+    if (most > kMaxCtas) return kTooMany;
+    const bool vectors = bytes % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride) &&
+                         rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % 16 == 0;
+    const auto as = [&](auto kernel) {
+        return launch_kernel(
+            kernel, chip,
+            {std::min<int64_t>(most, int64_t(chip.multiprocessors) * kCtasOfMultiprocessor), kFallbackThreads}, on, a,
+            int(pieces));
+    };
+    if (kind == kScaled)
+        return as(vectors ? grouped_gemm_fallback<kScaled, true> : grouped_gemm_fallback<kScaled, false>);
+    if (kind == kBf16) return as(vectors ? grouped_gemm_fallback<kBf16, true> : grouped_gemm_fallback<kBf16, false>);
+    return as(vectors ? grouped_gemm_fallback<kF16, true> : grouped_gemm_fallback<kF16, false>);
+}
+
+// A's rows in the order of the result, in memory of the launch's own.
+Status gather(const Args& a, gemm::Operand* x, const Chip& chip, const Executor& on) {
+    constexpr int kCtasOfMultiprocessor = 8, kWarps = kGatherThreads / kWarp;
+    const int64_t bytes = a.k * a.element_bytes(), stride = ceil_div(bytes, 16) * 16;
+    auto* const to = static_cast<uint8_t*>(on.scratch(on.context, a.m * stride));
+    if (!to) return {"no memory for the gathered rows"};
+    const bool vectors = bytes % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride);
+    *x = {0, to, stride, 1};
+    const int64_t ctas =
+        std::min<int64_t>(ceil_div(a.m, kWarps), int64_t(chip.multiprocessors) * kCtasOfMultiprocessor);
+    return launch_kernel(vectors ? grouped_gemm_gather<true> : grouped_gemm_gather<false>, chip, {ctas, kGatherThreads},
+                         on, a, to, stride);
+}
+
+Status launch_tiles(const Args& a, Kind kind, int index, const Chip& chip, const Executor& on) {
+    const Form& form = kForms[index];
+    const int64_t bytes = a.k * a.element_bytes();
+    const bool takes_a = tma_takes(a.a.data, a.a_rows, a.a.row_stride, bytes);
+    const Launch launch{int(ceil_div(a.n, columns_of(form))), 0, int(ceil_div(bytes, tiles::kStep)),
+                        a.rows && takes_a && one_by_one(form)};
+    const int64_t most = most_tiles(form, a.m, a.n, a.groups);
+    if (most > kMaxCtas) return kTooMany;
+    CUtensorMap weights, rows;
+    if (!describe(&weights, {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, columns_of(form), a.groups,
+                             a.groups > 1 ? a.b.group_stride : 0})) {
+        return launch_fallback(a, kind, chip, on);
+    }
+    gemm::Operand x = a.a;
+    int64_t count = a.a_rows;
+    if ((a.rows && !launch.one_by_one) || !takes_a) {
+        if (const Status s = gather(a, &x, chip, on); !s.ok()) return s;
+        count = a.m;
+    }
+    if (!describe(&rows,
+                  {x.data, count, bytes, x.row_stride, tiles::kStep, launch.one_by_one ? 1 : rows_of_copy(form)}))
+        return launch_fallback(a, kind, chip, on);
+    const Choice choice = choice_of(kind, index);
+    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok())
+        return s;
+    const int64_t ctas = std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, 1, choice.shared_bytes}, on, a, weights, rows,
+                         launch);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::grouped_gemm::cuda
+
+namespace rocm_fp8::grouped_gemm {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.m == 0 || args.n == 0 || args.a_rows == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (args.format == DType::e4m3fnuz) return {"a: dtype float8_e4m3fnuz; NVIDIA GPUs multiply float8_e4m3fn"};
+    const Kind kind = args.format == DType::bf16 ? kBf16 : args.format == DType::f16 ? kF16 : kScaled;
+    const int64_t bytes = args.k * args.element_bytes();
+    if (chip.capability != 90 || !tma_takes_weights(args, bytes)) return launch_fallback(args, kind, chip, on);
+    tiles::Config config{pick_form(args.m, args.n, args.groups, args.expected, chip.multiprocessors)};
+    const Status forced = tiles::force_config(
+        "grouped_gemm", kForms, {std::min<int64_t>(args.m, tiles::kMostOfTma), args.n, bytes, chip.multiprocessors},
+        [](const Form&) { return true; }, &config);
+    if (!forced.ok()) return forced;
+    return config.form == tiles::kFallback ? launch_fallback(args, kind, chip, on)
+                                           : launch_tiles(args, kind, config.form, chip, on);
+}
+
+Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor& on) {
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    return launch_in_two(args, gated, Vendor(chip, on), on);
+}
+
+}  // namespace rocm_fp8::grouped_gemm

@@ -1,0 +1,54 @@
+// A form at compile time: its ring, and what lies beside it in shared memory.
+#pragma once
+
+#include "expert.h"
+
+namespace rocm_fp8::grouped_gemm::cuda {
+namespace {
+
+using namespace tiles;
+
+template <int index>
+struct alignas(16) FactorsOf {
+    float rows[rows_of(kForms[index])], weights[weight_factors(kForms[index])];
+};
+
+struct Beside {
+    Walk walk;
+    int sources[kMostOneByOne];
+};
+
+// 16-bit operands have no scales: TMA's thread alone fills their stages.
+template <int index, Kind kind>
+using RingOf = std::conditional_t<kind == kScaled,
+                                  tiles::Ring<kForms[index], FactorsOf<index>, factor_bytes(kForms[index]),
+                                              1 + kHelperThreads, Nothing, sizeof(Beside)>,
+                                  tiles::Ring<kForms[index], Nothing, 0, 1, Nothing, sizeof(Beside) + 512>>;
+
+template <int index, Kind kind_>
+struct Shape : RingOf<index, kind_> {
+    static constexpr Kind kind = kind_;
+    static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
+                         kRowsOfCopy = rows_of_copy(kForms[index]);
+    static constexpr bool kOneByOne = one_by_one(kForms[index]), kTwoBlocks = two_blocks(kForms[index]);
+    struct All {
+        typename RingOf<index, kind_>::Memory ring;
+        Beside beside;
+    };
+};
+
+// The same with fewer tiles of 64 wide rows: what a warpgroup multiplies where a tile has no more, or stores at once.
+template <class S, int tiles>
+struct Fewer : S {
+    static constexpr int kTiles = tiles;
+};
+
+// Many rows: each 64 of a tile go to the warpgroups in turn, so that few keep all of them busy. Their place in a stage,
+// where a warpgroup's rows are neighbours.
+template <class S>
+__device__ constexpr int slot_of(int sixty_four) {
+    return S::kSwapped ? sixty_four : sixty_four % S::kWarpgroups * S::kTiles + sixty_four / S::kWarpgroups;
+}
+
+}  // namespace
+}  // namespace rocm_fp8::grouped_gemm::cuda

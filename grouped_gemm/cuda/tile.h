@@ -1,0 +1,205 @@
+// The kernel for Hopper: the multiplying warpgroups, and the whole. See grouped_gemm.cu.
+#pragma once
+
+#include "../../common/cuda/pdl.h"
+#include "../../common/cuda/shared_memory.h"
+#include "feed.h"
+
+namespace rocm_fp8::grouped_gemm::cuda {
+namespace {
+
+using scaled::TileSums;
+
+// A thread's scales of a tile of 64 wide rows: its two rows', times the scale of either block of weights; or, where rows
+// of A are narrow, the weights' alone.
+template <class S>
+using ThreadScales = float[S::kTwoBlocks ? 2 : 1][2];
+
+// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. Groups from kBeyond on lie
+// in the next block of weights.
+template <class S, int kBeyond>
+__device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&block)[S::kGroups][4],
+                                  const ThreadScales<S>& scales, const float* rows) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < S::kGroups; ++i) {
+        const float (&of)[2] = scales[S::kTwoBlocks && i >= kBeyond];
+        float scale[4] = {of[0], of[0], of[1], of[1]};
+        if constexpr (S::kSwapped) {
+            const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
+            scale[0] = scale[2] = own.x * of[0], scale[1] = scale[3] = own.y * of[0];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(scale[e], block[i][e], sums[i][e]);
+    }
+}
+
+template <class T>
+__device__ inline void clear(T& sums) {
+#pragma unroll
+    for (auto& tile : sums)
+        for (auto& group : tile)
+            for (float& v : group) v = 0;
+}
+
+// FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer tiles of it.
+template <class V, class S, int kBeyond>
+__device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
+    const int lane = threadIdx.x % kWarp, first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
+    clear(sums);
+    const Position<S::kStages>& at = reading.at;
+    bool filled = completed(&ring.full[at.stage], at.parity);
+    for (int step = 0; step < steps; ++step) {
+        if (!filled) wait_for(&ring.full[at.stage], at.parity);
+        const typename S::Factors& factors = ring.factors[at.stage];
+        const uint32_t narrow = reading.narrow, wide = reading.wide;
+        Barrier* const empty = &ring.empty[at.stage];
+        reading.advance();
+        // Read before the multiplications begin: the compiler would read them between two of these.
+        ThreadScales<S> scales[V::kTiles];
+#pragma unroll
+        for (int i = 0; i < V::kTiles; ++i) {
+            const int row = reading.row + i * kWgmmaRows;
+            for (int block = 0; block < (S::kTwoBlocks ? 2 : 1); ++block) {
+                float (&of)[2] = scales[i][block];
+                of[0] = of[1] = factors.weights[S::kSwapped ? first + i : block];
+                if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < V::kTiles; ++i) {
+            float block[V::kGroups][4];
+            begin_multiplications();
+#pragma unroll
+            for (int k = 0; k < kStep; k += kWgmmaK)
+                multiply_async(block, further(wide, i * kWgmmaRows * kStep + k), further(narrow, k), k > 0);
+            commit_multiplications();
+            wait_for_multiplications<0>();
+            if (i + 1 == V::kTiles) {
+                if (!S::kSwapped) {
+                    // Closes: all lanes have read their scales, and the warp's multiplications have read the operands.
+                    __syncwarp();
+                    arrive_if(lane == 0, empty);
+                }
+                // Asked for while the sums are added. After the last block it is about the next tile's first.
+                filled = completed(&ring.full[at.stage], at.parity);
+            }
+            add_scaled<S, kBeyond>(sums[i], block, scales[i], factors.rows);
+        }
+        if (S::kSwapped) {
+            // Closes: the same, of the narrow rows' scales.
+            __syncwarp();
+            arrive_if(lane == 0, empty);
+        }
+    }
+}
+
+// 16-bit: one sum over k, by the instructions themselves. Those of a step run while the next one's begin.
+template <class V, class S>
+__device__ inline void multiply_half(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
+    const int lane = threadIdx.x % kWarp;
+    clear(sums);
+    const Position<S::kStages>& at = reading.at;
+    Barrier* before = nullptr;
+    for (int step = 0; step < steps; ++step) {
+        wait_for(&ring.full[at.stage], at.parity);
+        const uint32_t narrow = reading.narrow, wide = reading.wide;
+        Barrier* const empty = &ring.empty[at.stage];
+        reading.advance();
+        begin_multiplications();
+#pragma unroll
+        for (int k = 0; k < kStep; k += kWgmmaK) {
+#pragma unroll
+            for (int i = 0; i < V::kTiles; ++i) {
+                const uint32_t a = further(wide, i * kWgmmaRows * kStep + k), b = further(narrow, k);
+                if constexpr (S::kind == kBf16) multiply_bf16_async(sums[i], a, b, true);
+                else multiply_f16_async(sums[i], a, b, true);
+            }
+        }
+        commit_multiplications();
+        // Closes: the multiplications of the step before have read its stage.
+        wait_for_multiplications<1>();
+        if (before) arrive_if(lane == 0, before);
+        before = empty;
+    }
+    wait_for_multiplications<0>();
+    arrive_if(lane == 0, before);
+}
+
+// A tile in which a warpgroup has no rows: it leaves each stage as it is filled.
+template <class S>
+__device__ inline void pass_tile(typename S::Memory& ring, int steps, Reading<S>& reading) {
+    for (int step = 0; step < steps; ++step) {
+        const Position<S::kStages> at = reading.at;
+        // Closes: an arrival for the stage's next turn would count for this one.
+        wait_for(&ring.full[at.stage], at.parity);
+        arrive_if(threadIdx.x % kWarp == 0, &ring.empty[at.stage]);
+        reading.advance();
+    }
+}
+
+template <class V, class S>
+__device__ inline void make_tile(typename S::All& shared, const Args& a, const Launch& launch, const Tile& tile,
+                                 Reading<S>& reading) {
+    using One = Fewer<S, 1>;
+    TileSums<V> sums;
+    const int64_t column = int64_t(tile.piece) * S::kColumns;
+    if constexpr (S::kind != kScaled) {
+        multiply_half<V, S>(shared.ring, launch.steps, reading, sums);
+    } else {
+        // A copy of the loop for either place of the boundary between blocks: tiles begin at multiples of 64 columns.
+        constexpr int kWholeBlock = gemm::kBlock / 8;
+        if (S::kTwoBlocks && column % gemm::kBlock != 0)
+            multiply_scaled<V, S, kWholeBlock / 2>(shared.ring, launch.steps, reading, sums);
+        else multiply_scaled<V, S, kWholeBlock>(shared.ring, launch.steps, reading, sums);
+    }
+    const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
+#pragma unroll
+    for (int i = 0; i < V::kTiles; ++i) {
+        const OwnTile own = S::kSwapped
+                                ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, 0, S::kGroups}
+                                : OwnTile{tile.row + i * S::kWarpgroups * kWgmmaRows, tile.end, column, 0, S::kGroups};
+        scaled::store_tile<One>(shared.ring.staging, one, reinterpret_cast<TileSums<One>&>(sums[i]), own);
+    }
+}
+
+template <int index, Kind kind>
+__global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::form.slots) void grouped_gemm_tiles(
+    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Launch launch) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using S = Shape<index, kind>;
+    auto& shared = dynamic_shared<typename S::All>();
+    if (threadIdx.x == 0) start_ring<S>(shared.ring, &weights, &rows, 0, 1);
+    wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
+    // Its barriers close: mbarriers are used below by threads that did not initialise them.
+    make_walk<S::kRows>(shared.beside.walk, a);
+    launch.tiles = tiles_of(shared.beside.walk, int(a.groups), launch.pieces);
+    const int warp = threadIdx.x / kWarp;
+    if (warp < kWarpgroup / kWarp) {
+        if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
+        if (warp == 0) feed_operands<S>(shared, a, &weights, &rows, launch);
+        else if constexpr (kind == kScaled) feed_scales<S>(shared, a, launch);
+    } else {
+        if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
+        Reading<S> reading(shared.ring);
+        for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
+            const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+            if constexpr (S::kSwapped) {
+                make_tile<S, S>(shared, a, launch, tile, reading);
+            } else {
+                // Tiles of 64 rows that are this warpgroup's, of those in which rows are.
+                const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
+                const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;
+                const int own = (filled - warpgroup + S::kWarpgroups - 1) / S::kWarpgroups;
+                if (own <= 0) pass_tile<S>(shared.ring, launch.steps, reading);
+                else if (own < S::kTiles) make_tile<Fewer<S, 1>, S>(shared, a, launch, tile, reading);
+                else make_tile<S, S>(shared, a, launch, tile, reading);
+            }
+        }
+    }
+#endif
+}
+
+}  // namespace
+}  // namespace rocm_fp8::grouped_gemm::cuda
