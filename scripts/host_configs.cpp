@@ -4,6 +4,7 @@
 #include "../common/divider.h"
 #include "../common/rows/gpu/forms.h"
 #include "../grouped_gemm/cuda/config.h"
+#include "../grouped_gemm/hip/config.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
@@ -87,6 +88,8 @@ const char* tables() {
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +
+               ", \"grouped_tiles\": " + list(grouped_gemm::hip::kTileShapes, tile) +
+               ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
@@ -137,6 +140,12 @@ void cuda_grouped_config(int64_t m, int64_t n, int64_t groups, int64_t expected,
     out[1] = rows_of(kForms[form]);
     out[2] = columns_of(kForms[form]);
     out[3] = most_tiles(kForms[form], m, n, groups);
+}
+// The place of the picked form in the table of tiles, then streams; the most row tiles of m rows.
+void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch, int64_t m, int64_t out[2]) {
+    using namespace grouped_gemm::hip;
+    out[0] = pick_shape(groups, expected, n, k_bytes, arch);
+    out[1] = most_row_tiles(m, groups, form_of(int(out[0])).rows);
 }
 int64_t grouped_row_class(int64_t expected) { return grouped_gemm::row_class(expected); }
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }

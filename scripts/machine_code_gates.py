@@ -39,6 +39,11 @@ def int8_tile_shapes() -> list[dict[str, int]]:
     return configs().tables["int8_tiles"]
 
 
+def grouped_tile_shapes() -> list[dict[str, int]]:
+    """kTileShapes of grouped_gemm/hip/config.h."""
+    return configs().tables["grouped_tiles"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
@@ -104,6 +109,13 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return moe_combine(kernel, figures, *values)
     if family.startswith(("moe_sort_tile", "moe_sort_count", "moe_sort_place")):
         return moe_sort(arch, kernel, figures)
+    if family == "grouped_gemm_tiles":
+        return grouped_tiles(
+            arch, kernel, figures, grouped_tile_shapes()[int(values[0])], values[1], values[2] == "true"
+        )
+    if family == "grouped_gemm_stream":
+        shape = configs().tables["grouped_streams"][int(values[0])]
+        return grouped_stream(arch, kernel, figures, shape, values[1], values[2] == "true")
     if family == "skinny_gemm_stream":
         return stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
     if family == "skinny_gemm_fallback":
@@ -296,6 +308,44 @@ def stream(arch: str, kernel, f, shape, scales: str, careful: bool) -> list[tupl
         ("wrong matrix instruction", {i.name for i in kernel.code if "mfma" in i.name or "smfmac" in i.name} == {mfma}),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def multiplied_by(arch: str, matrix: int, dtype: str) -> str:
+    if dtype in ("f16", "bf16"):
+        return f"v_mfma_f32_{matrix}x{matrix}x{8 if matrix == 32 else 16}_{dtype}"
+    return matrix_instruction(arch, matrix, "fp8")[0]
+
+
+def of_grouped(arch: str, kernel, f, shape, waves: int, matrix: int, dtype: str) -> list[tuple[str, bool]]:
+    found = {i.name.removesuffix("_1k") for i in kernel.code if "mfma" in i.name}
+    return [
+        ("other matrix instructions", found == {multiplied_by(arch, matrix, dtype)}),
+        ("per_unit workgroups do not fit by registers", -(-waves * shape["per_unit"] // SIMDS) <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def grouped_tiles(arch: str, kernel, f, shape, dtype: str, any_alignment: bool) -> list[tuple[str, bool]]:
+    loads = {i.name for i in kernel.code if i.name.startswith("buffer_load")}
+    scales = set() if dtype in ("f16", "bf16") else {"buffer_load_dword", "buffer_load_ubyte"}
+    return [
+        *of_grouped(arch, kernel, f, shape, shape["waves_m"] * shape["waves_n"], shape["matrix"], dtype),
+        ("stages loaded by less than 128 bits", any_alignment or loads == {"buffer_load_dwordx4", *scales}),
+        ("stages stored by less than 128 bits", named(kernel, "ds_write_b128") >= 2),
+    ]
+
+
+def grouped_stream(arch: str, kernel, f, shape, dtype: str, any_alignment: bool) -> list[tuple[str, bool]]:
+    loops = [loop for loop in f["loops"] if loop["mfma"]]
+    of_block = 2 * (shape["columns"] // 16 + shape["rows"] // 16)
+    if any_alignment:
+        return of_grouped(arch, kernel, f, shape | {"per_unit": 1}, shape["waves"], 16, dtype)
+    return [
+        *of_grouped(arch, kernel, f, shape, shape["waves"], 16, dtype),
+        ("not one loop", len(loops) == 1),
+        # While the oldest block is waited for, the others stay in flight.
+        ("drained in the loop", all(loop["least_vmcnt"] >= (shape["depth"] - 1) * of_block for loop in loops)),
     ]
 
 

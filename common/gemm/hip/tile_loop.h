@@ -108,11 +108,22 @@ class TileLoop {
         lds_barrier();
 #pragma unroll
         for (int step = 0; step < (S::deep ? S::steps : 1); ++step) fragments[step].read(lds.stages[0], places, step);
+        const uint32_t end = blocks;
+        const auto all = [&](auto live) __attribute__((always_inline)) {
+            for (uint32_t block = 0; block < end;) {
+#pragma unroll
+                for (int u = 0; u < S::unrolled; ++u) {
+#pragma unroll
+                    for (int h = 0; h < S::stages; ++h) multiply_stage<live.value>(block, u, h, end);
+                    if (++block == end) break;
+                }
+            }
+        };
         if constexpr (Accumulate::kSkips) {
-            if (accumulate.live()) multiply_blocks<true>();
-            else multiply_blocks<false>();
+            if (accumulate.live()) all(std::true_type());
+            else all(std::false_type());
         } else {
-            multiply_blocks<true>();
+            all(std::true_type());
         }
         accumulate.end();
         // Waits for the loads beyond the end: other loads go to their registers.
@@ -152,19 +163,6 @@ class TileLoop {
             LoadA::store(to, flying_a[slot], n);
         } else {
             LoadB::store(to + S::a_bytes, flying_b[slot], n - LoadA::kLoads);
-        }
-    }
-
-    template <bool live>
-    __device__ void multiply_blocks() {
-        const uint32_t end = blocks;
-        for (uint32_t block = 0; block < end;) {
-#pragma unroll
-            for (int u = 0; u < S::unrolled; ++u) {
-#pragma unroll
-                for (int h = 0; h < S::stages; ++h) multiply_stage<live>(block, u, h, end);
-                if (++block == end) break;
-            }
         }
     }
 
