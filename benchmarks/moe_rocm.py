@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Mixtures of experts on an MI300X by the simulator's clock, beside what AITER has published.
+
+    python -m benchmarks.moe_rocm                     the two GEMM stages, at AITER's sizes
+    python -m benchmarks.moe_rocm --only "D7168 I2048" --tokens 256 --config t128x128
+    python -m benchmarks.moe_rocm --challenge         the AMD MoE challenge's problem: float16, all parts
+
+Stage 1 is grouped_gemm to 2 I columns, its rows gathered; stage 2 to D columns. SwiGLU's pass is a column of its own:
+AITER's stage 1 has it in its kernel. Routings are drawn at random; the last expert is shared, all tokens have it.
+Estimates rank; they are no measurement (simulator/README.md).
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.harness.gpu_cases import forced
+from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
+from benchmarks.harness.tuned_header import ARCHS, Config
+from simulator import Checks, cost, recording
+from simulator.profile import Profile
+
+CHIPLETS = 4  # whose first workgroups are looked at: groups differ
+
+
+@dataclass(frozen=True)
+class Layer:
+    d: int
+    hidden: int
+    experts: int  # with the shared one
+    chosen: int  # with the shared one
+    aiter: dict[int, float]  # tokens -> microseconds of both stages, FP8 with scales of 128 values
+
+    @property
+    def name(self) -> str:
+        return f"D{self.d} I{self.hidden} E{self.experts} top{self.chosen}"
+
+
+# aiter/configs/model_configs: a8w8_blockscale_tuned_fmoe_ds_v3.csv and the one of GLM-5.1, MI300X, 304 compute units.
+LAYERS = (
+    Layer(7168, 2048, 33, 9, {1: 99.2, 2: 169.7, 4: 220.9, 8: 327.9, 16: 354.3, 32: 355.3, 64: 363.5, 128: 407.8,
+                              256: 470.8, 512: 671.6, 1024: 1091, 2048: 1857, 4096: 3549}),
+    Layer(6144, 256, 257, 9, {1: 67.4, 16: 123.6, 32: 215.5, 64: 288, 128: 328, 256: 341, 512: 311, 1024: 353,
+                              4096: 809}),
+)  # fmt: skip
+CHALLENGE = (Layer(7168, 2048, 33, 5, {}), (2048, 8192))
+
+
+def routing(tokens: int, layer: Layer) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    routed = torch.rand(tokens, layer.experts - 1, generator=generator).argsort(1)[:, : layer.chosen - 1].int()
+    return torch.cat([routed, torch.full((tokens, 1), layer.experts - 1, dtype=torch.int32)], 1)
+
+
+def placed(values: torch.Tensor) -> torch.Tensor:
+    return empty(tuple(values.shape), values.dtype).copy_(values)
+
+
+class Clock:
+    def __init__(self, arch: str):
+        self.rocm, self.arch = SimulatedRocm.built(), arch
+
+    def us(self, call) -> tuple[float, str]:
+        """Of what `call(kernel)` launches: microseconds, and the bound of its last launch."""
+        runtime, results = self.rocm.runtime, []
+
+        def sample(grid: tuple) -> list[int]:
+            count = math.prod(grid)
+            return sorted({count * i // 4 + count // 8 for i in range(4)}) if count <= 608 else [count // 5, count // 2]
+
+        def launched(counters, beginnings) -> None:
+            results.append(cost.estimate(recording.record(counters, runtime.profile, beginnings), timing="profiler"))
+            runtime.profile = Profile()
+
+        checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
+        options = dict(sample=sample, profile=Profile(), checks=checks, chiplets=CHIPLETS)
+        with self.rocm.on(self.arch, **options) as kernel:
+            runtime.on_launched = launched
+            try:
+                call(kernel)
+            finally:
+                runtime.on_launched = None
+        return 1e6 * sum(each.seconds for each in results), results[-1].bound
+
+
+def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, config: Config | None):
+    """(microseconds, bound) of stage 1, of SwiGLU's pass, of stage 2. dtype: of the experts; None: FP8."""
+    fp8, kernel = dtype is None, clock.rocm.kernel
+    kind = FORMATS[clock.arch] if fp8 else dtype
+    rows, offsets, _ = kernel.reference.moe_sort(routing(tokens, layer), layer.experts)
+    rows, offsets, slots = placed(rows), placed(offsets), tokens * layer.chosen
+
+    def gemm(a_rows: int, n: int, k: int, out: torch.dtype, **gather):
+        a, b = empty((a_rows, k), kind), empty((layer.experts, n, k), kind)
+        blocks = -(-k // 128)
+        scales = (None, None)
+        if fp8:
+            scales = (
+                empty((a_rows, blocks), torch.float32),
+                empty((layer.experts, -(-n // 128), blocks), torch.float32),
+            )
+        result = empty((slots, n), out)
+        with forced("grouped_gemm", config):
+            return clock.us(lambda kernel: kernel.grouped_gemm(a, b, *scales, offsets, **gather, out=result))
+
+    first = gemm(tokens, 2 * layer.hidden, layer.d, dtype or torch.bfloat16, rows=rows, slots=layer.chosen)
+    x = empty((slots, 2 * layer.hidden), torch.bfloat16)
+    between = clock.us(lambda kernel: kernel.swiglu_dynamic_fp8(x, scaling="group")) if fp8 else (0.0, "")
+    return first, between, gemm(slots, layer.d, layer.hidden, dtype or torch.bfloat16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0])
+    parser.add_argument("--only", metavar="TEXT", help="layers whose name holds it")
+    parser.add_argument("--tokens", type=int, action="append")
+    parser.add_argument("--config", type=Config.parse, metavar="FORM", help="in place of what is picked")
+    parser.add_argument("--challenge", action="store_true")
+    args = parser.parse_args()
+    clock = Clock(args.arch)
+    layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
+    dtype = torch.float16 if args.challenge else None
+    print(
+        table_header(
+            ["layer", "tokens", "stage 1, us", "SwiGLU, us", "stage 2, us", "stages, us", "AITER, us", "ratio"]
+        )
+    )
+    for layer, tokens in layers:
+        for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
+            parts = stages(clock, count, layer, dtype, args.config)
+            total, theirs = parts[0][0] + parts[2][0], layer.aiter.get(count)
+            cells = [f"{us:.1f} {bound}".strip() for us, bound in parts]
+            beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]
+            print(table_row([layer.name, str(count), *cells, f"{total:.1f}", *beside]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The ROCm variant's grouped_gemm, simulated: every compiled kernel on both chips, with the checks of waits, hazards,
+races and coherence; and SwiGLU's pass."""
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.harness.simulated_rocm import FORMATS
+from scripts.host_configs import configs
+from tests.problems import grouped_gemm as problems
+from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.grouped_gemm import Case, draw
+from tests.problems.inputs import normal, random_fp8
+from tests.settings import SEED, needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+CPU = torch.device("cpu")
+ARCHS = tuple(FORMATS)
+CONFIG = "ROCM_FP8_KERNELS_CONFIG"
+TABLES = configs().tables
+TILES, STREAMS = TABLES["grouped_tiles"], TABLES["grouped_streams"]
+FORMS = {form["name"]: form for form in TILES + STREAMS}
+SCALES = (("group", "block"), ("row", "channel"), ("one", "tensor"))
+
+
+@pytest.fixture
+def kernel(simulated_rocm, arch):
+    with simulated_rocm.on(arch, seed=SEED) as module:
+        yield module
+
+
+def case(rows: int, n: int, k: int, which: int, scales=SCALES[0], **kwargs) -> Case:
+    given = dict(
+        routing=problems.random,
+        slots=2,
+        exponents=False,
+        biased=torch.bfloat16,
+        dtype=torch.float32,
+        values=random_fp8,
+        layout="dense",
+        expected=None,
+    )
+    return Case(rows, 3, n, k, which, scale_a=scales[0], scale_b=scales[1], **(given | kwargs))
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("which", range(3), ids=("fp8", "bf16", "f16"))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", ("dense", "odd"))
+def test_every_kernel(kernel, arch, environment, generator, which, form, layout):
+    """Tails of rows, columns and k; a group with more than a tile; gathers. "odd": the careful loads."""
+    if layout == "odd" and form in [tile["name"] for tile in TILES[:-1]]:
+        pytest.skip("unaligned tiles are the fallback's")
+    environment(CONFIG, f"grouped_gemm:{form}")
+    rows, columns = FORMS[form]["rows"], FORMS[form]["columns"]
+    k = 9 * 128 + 16 if form.startswith("s") else 3 * 128 + 16
+    scales = SCALES[(list(FORMS).index(form) + which) % len(SCALES)]
+    problem = case(rows + 20, columns + 8, k // (1 if which == 0 else 2), which, scales, layout=layout)
+    inputs, held = draw(problem, (FORMATS[arch],), generator).placed(CPU, layout)
+    inputs.offsets = problems.offsets_of([rows + 3, 0, 10])
+    out = Guarded((rows + 20, columns + 8), torch.float32, CPU)
+    inputs.call(kernel, out=out.t)
+    out.assert_guards_intact()
+    for each in held:
+        each.assert_unchanged()
+    inputs.assert_right(out.t[: rows + 13], form)
+    assert out.t[rows + 13 :].isnan().all()
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+def test_all_tiles_give_the_same_bits(kernel, arch, environment, generator):
+    for which in range(3):
+        inputs = draw(case(70, 72, 272, which), (FORMATS[arch],), generator)
+        results = []
+        for tile in TILES:
+            environment(CONFIG, f"grouped_gemm:{tile['name']}")
+            results.append(inputs.call(kernel, out_dtype=torch.float32)[: inputs.live()])
+        assert all(same_bytes(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("experts", [1, 64, 65, 130, 1024])
+def test_any_number_of_experts(kernel, arch, generator, experts):
+    """A lane looks at one, two, three or sixteen of them."""
+    for expected in (1, 100):
+        problem = case(40, 24, 144, 0, routing=problems.some_dropped)
+        inputs = draw(problems.replace(problem, experts=experts), (FORMATS[arch],), generator)
+        got = inputs.call(kernel, out_dtype=torch.float32, expected_rows=expected)
+        inputs.assert_right(got[: inputs.live()], f"{experts} experts")
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize(
+    "d, scaling", [*itertools.product((64, 4096, 130), ({"scaling": "row"}, {"scaling": "group"}))]
+)
+def test_the_swiglu_pass(kernel, arch, generator, d, scaling):
+    """Rows held by waves and by workgroups; element by element."""
+    a = normal((9, 64), torch.bfloat16, generator)
+    b = normal((2, 2 * d, 64), torch.bfloat16, generator, 0.2)
+    offsets = problems.offsets_of([4, 3])
+    q, scales = kernel.grouped_gemm_swiglu_fp8(a, b, None, None, offsets, **scaling)
+    c = kernel.grouped_gemm(a, b, None, None, offsets)[:7]
+    wanted, wanted_scales = kernel.swiglu_dynamic_fp8(c, **scaling)
+    assert same_bytes(q[:7], wanted) and same_bytes(scales[:7], wanted_scales)
