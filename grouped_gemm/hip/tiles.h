@@ -165,11 +165,13 @@ __device__ inline void make_grouped_items(typename T::Lds& lds) {
     T tile(lds);
     tile.begin(item);
     for (bool more = true; more;) {
+        // What it waits for comes behind this item's first stages, which are waited for as well.
+        Item following;
+        more = next(++turn, &following);
         tile.multiply();
         const Item done = item;
-        more = next(++turn, &item);
         // The next item's first stages come while this one ends.
-        if (more) tile.begin(item);
+        if (more) item = following, tile.begin(item);
         tile.finish(done);
     }
 }
