@@ -79,9 +79,7 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
         if (of_weights) {
             scaled::BlockScales from(gemm_of(a, tile.expert, tile.end).scale_b, 0);
-            const int64_t first = int64_t(tile.piece) * S::kColumns;
-            const int64_t row =
-                S::kSwapped ? first + thread * kWgmmaRows : (first / gemm::kBlock + thread) * gemm::kBlock;
+            const int64_t row = int64_t(tile.piece) * S::kColumns + thread * kWgmmaRows;
             const int64_t place[1] = {from.place(row < a.n ? row : a.n - 1)};
             scaled::feed_tile_factors<S, kWeightScales, kWarp>(shared.ring, from, place, ones, !ones && !exponents,
                                                                launch.steps, thread, at, refills,

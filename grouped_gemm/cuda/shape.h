@@ -30,7 +30,7 @@ struct Shape : RingOf<index, kind_> {
     static constexpr Kind kind = kind_;
     static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
                          kRowsOfCopy = rows_of_copy(kForms[index]);
-    static constexpr bool kOneByOne = one_by_one(kForms[index]), kTwoBlocks = two_blocks(kForms[index]);
+    static constexpr bool kOneByOne = one_by_one(kForms[index]);
     struct All {
         typename RingOf<index, kind_>::Memory ring;
         Beside beside;
@@ -41,6 +41,12 @@ struct Shape : RingOf<index, kind_> {
 template <class S, int tiles>
 struct Fewer : S {
     static constexpr int kTiles = tiles;
+};
+
+// Half of the columns of one tile of 64 rows: where there are no more rows, two warpgroups share them.
+template <class S>
+struct Half : Fewer<S, 1> {
+    static constexpr int kGroups = S::kGroups / 2, kNarrow = S::kNarrow / 2;
 };
 
 // Many rows: each 64 of a tile go to the warpgroups in turn, so that few keep all of them busy. Their place in a stage,

@@ -19,7 +19,8 @@ VALUES, COMPUTED = 0, 2  # of Output
 ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
 OF_ROWS = ("quantize_rows", "swiglu_rows")
 # Kernels of Hopper's tiles: from which form on they may split K.
-HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "int8_gemm_forms": 3}
+NEVER = 99
+HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "grouped_gemm_tiles": NEVER, "int8_gemm_forms": 3}
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ def test_every_form_is_there(kernels):
         "block_scaled_gemm_tiles": 17,
         "block_scaled_gemm_fallback": 2,
         "block_scaled_gemm_pack": 2,
+        # 3 kinds of operands; the fallback with vectors or bytes.
+        "grouped_gemm_tiles": 3 * 5,
+        "grouped_gemm_fallback": 3 * 2,
+        "grouped_gemm_gather": 2,
+        # 2 types, as swiglu's: a given scale, groups of 3 sizes, by one and two vectors a thread; 8 forms of rows.
+        "grouped_swiglu_flat": 2 * 4 * 2,
+        "grouped_swiglu_rows": 2 * 8,
+        "grouped_swiglu_fallback": 2 * 2,
         "int8_gemm_tiles": 4 * 2,
         "int8_gemm_forms": 14,
         # 3 types, or 5 pairs of types; a warp a row, or a CTA with one or four vectors a thread.
