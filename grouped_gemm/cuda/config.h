@@ -55,8 +55,8 @@ constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups
     return most_row_tiles(m, groups, rows_of(f)) * ceil_div(n, columns_of(f));
 }
 
-// The form for few rows of an expert is as high as these. High tiles take many rows where no multiprocessor is idle then:
-// on an H100 they were faster from 1024 rows an expert on, and slower at 256.
+// The form for few rows of an expert is as high as these. Where there are many, the highest is faster on an H100 or as
+// fast from 512 rows an expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
 constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
     constexpr int kMany = 3, kHigh = 4, kHighFrom = 512;
     const int64_t rows = row_class(expected);

@@ -55,6 +55,13 @@ template <class S>
 __device__ constexpr int slot_of(int sixty_four) {
     return S::kSwapped ? sixty_four : sixty_four % S::kWarpgroups * S::kTiles + sixty_four / S::kWarpgroups;
 }
+// The row of a tile that has place i in a stage.
+template <class S>
+__device__ constexpr int row_in(int i) {
+    if constexpr (S::kSwapped) return i;
+    const int slot = i / kWgmmaRows;
+    return (slot % S::kTiles * S::kWarpgroups + slot / S::kTiles) * kWgmmaRows + i % kWgmmaRows;
+}
 
 }  // namespace
 }  // namespace rocm_fp8::grouped_gemm::cuda

@@ -17,7 +17,7 @@ BULK_ROW_TILES = (1, 2, 4)
 F32 = 0  # of rocm_fp8::DType
 VALUES, COMPUTED = 0, 2  # of Output
 ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
-OF_ROWS = ("quantize_rows", "swiglu_rows")
+OF_ROWS = ("grouped_swiglu_rows", "quantize_rows", "swiglu_rows")
 # Kernels of Hopper's tiles: from which form on they may split K.
 NEVER = 99
 HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "grouped_gemm_tiles": NEVER, "int8_gemm_forms": 3}
@@ -153,6 +153,11 @@ def test_rows_stay_in_registers(kernels):
         limit = 16 if longest or kernel.name == "block_scaled_gemm_fallback" else 8
         if kernel.name == "block_scaled_gemm_tiles":
             limit = LARGE_TILES.get(kernel.template, limit)
+        # As LARGE_TILES: grouped_gemm's largest form of FP8. Its fallback keeps the walk beside the sums.
+        if kernel.name == "grouped_gemm_tiles" and kernel.template == (4, 0):
+            limit = 80
+        if kernel.name == "grouped_gemm_fallback":
+            limit = 24
         # Four vectors of float32 and what they are multiplied by, in CTAs of 1024 threads: not tuned yet.
         if kernel.name in ("layer_norm_int8_rows", "softmax_int8_rows") and kernel.template[2:] == (1, 4):
             limit = 96
@@ -185,7 +190,7 @@ def test_rows_and_groups_are_read_and_written_in_vectors(kernels):
     of_groups = ("quantize_flat", "swiglu_groups")
     for kernel in [kernel for kernel in found if kernel.name in (*of_groups, *OF_ROWS)]:
         dtype, _, held = kernel.template
-        loads = 2 if dtype == F32 or kernel.name.startswith("swiglu") else 1
+        loads = 2 if dtype == F32 or "swiglu" in kernel.name else 1
         assert kernel.count(r"LDG\.E\.128") >= held * loads, kernel
         if kernel.name in of_groups and held == 2:
             assert kernel.count(r"STG\.E\.128") >= 1 and kernel.count(r"STG\.E\.64") == 0, kernel
