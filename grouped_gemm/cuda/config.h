@@ -1,7 +1,7 @@
 // The compiled forms of the grouped Hopper kernel, and which one takes a size: without CUDA.
 //
-// Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. Those
-// of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
+// Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. The
+// forms of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
 #pragma once
 
 #include "../../common/gemm/cuda/choice.h"

@@ -21,9 +21,9 @@
 //        fallback.h         chips without wgmma, weights that TMA does not take
 //        ../gpu.h           SwiGLU as a pass of its own
 //
-// Limit today (H100): few rows read weights at 2.93 to 3.09 TB/s, of 3.11 that a sum over memory reaches. Many rows take
-// 850 TFLOP/s, where the chip's power limits all: scales of A, in rows, are 4 bytes of a line each (7 to 15 % more than
-// in columns), tiles come from L2 without multicast, and CTAs with few short tiles end last.
+// Limit today (H100): few rows read weights at 2.93 to 3.09 TB/s; a sum over memory reaches 3.11. Many rows make 730 to
+// 890 TFLOP/s, where power limits the clock: A's scales, in rows, are 4 bytes of a line each (t256x128: 7 to 15 % more
+// time than in columns), tiles come from L2 without multicast, and CTAs with few short tiles end last.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/cuda/forced.h"

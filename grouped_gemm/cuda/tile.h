@@ -10,8 +10,8 @@ namespace {
 
 using scaled::TileSums;
 
-// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two wide
-// rows, where these are A's, the product; else the weights' scale, and each column has its own.
+// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two
+// wide rows, where these are A's, the product; else the weights' scale, and each column has its own.
 template <class V>
 __device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&block)[V::kGroups][4],
                                   const float (&of)[2], const float* rows) {
@@ -28,8 +28,8 @@ __device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&bl
     }
 }
 
-// What a warpgroup multiplies of a stage: its own wide rows by all narrow ones; or, as V = Half, the first 64 wide rows by
-// its half of the narrow ones.
+// What a warpgroup multiplies of a stage: its own wide rows by all narrow ones; or, as V = Half, the first 64 wide rows
+// by its half of the narrow ones.
 template <class V, class S>
 struct Operands {
     static constexpr bool kHalf = V::kGroups < S::kGroups;
