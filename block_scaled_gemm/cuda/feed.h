@@ -9,39 +9,6 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
-// Of a tile: the scales of kRows rows, which begin at `from` and `place`, in every step.
-template <class S, int kRows, int kThreads, int kEach, class To>
-__device__ inline void feed_tile_factors(typename S::Memory& shared, BlockScales& from, const int64_t (&place)[kEach],
-                                         bool all_ones, bool async, int steps, int thread, Position<S::kStages>& at,
-                                         bool& refills, const To& to) {
-    uint32_t next[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) next[i] = all_ones || async ? 0 : from.raw(place[i]);
-    for (int step = 0; step < steps; ++step) {
-        // Closes: the stage's scales are replaced after their readers have left it.
-        if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
-        float* const stored = to(shared.factors[at.stage]) + thread;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
-            if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
-            else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
-        }
-        from.advance();
-        if (async) {
-            arrive_after_copies(&shared.full[at.stage]);
-        } else {
-            arrive(&shared.full[at.stage]);
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                if (!all_ones && step + 1 < steps) next[i] = from.raw(place[i]);
-            }
-        }
-        at.advance();
-        refills |= at.stage == 0;
-    }
-}
-
 // By kThreads threads: kRows scales a stage. float32 scales go to shared memory without passing through registers, as
 // many blocks ahead as the ring has stages.
 //
@@ -57,10 +24,34 @@ __device__ inline void feed_factors(typename S::Memory& shared, const Scales& sc
         const gemm::TileAt tile = cut.at(tiles.next);
         BlockScales from(scales, part.first);
         int64_t place[kEach];
+        uint32_t next[kEach];
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) place[i] = from.place(row_of(i * kThreads + thread, tile));
-        feed_tile_factors<S, kRows, kThreads>(shared, from, place, all_ones, async, part.count, thread, at, refills,
-                                              to);
+        for (int i = 0; i < kEach; ++i) {
+            place[i] = from.place(row_of(i * kThreads + thread, tile));
+            next[i] = all_ones || async ? 0 : from.raw(place[i]);
+        }
+        for (int step = 0; step < part.count; ++step) {
+            if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
+            float* const stored = to(shared.factors[at.stage]) + thread;
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
+                if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
+                else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
+            }
+            from.advance();
+            if (async) {
+                arrive_after_copies(&shared.full[at.stage]);
+            } else {
+                arrive(&shared.full[at.stage]);
+#pragma unroll
+                for (int i = 0; i < kEach; ++i) {
+                    if (!all_ones && step + 1 < part.count) next[i] = from.raw(place[i]);
+                }
+            }
+            at.advance();
+            refills |= at.stage == 0;
+        }
     }
 }
 

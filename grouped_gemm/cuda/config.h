@@ -1,7 +1,7 @@
 // The compiled forms of the grouped Hopper kernel, and which one takes a size: without CUDA.
 //
-// Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. Those
-// of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
+// Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. The
+// forms of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
 #pragma once
 
 #include "../../common/gemm/cuda/choice.h"
@@ -19,7 +19,6 @@ constexpr Form kForms[] = {
     {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
     {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
     {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
-    {.name = "t128x192", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 192, .slots = 1, .whole_k = true},
     {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true,
      .passed = 128},
 };
@@ -38,17 +37,12 @@ constexpr bool one_by_one(const Form& f) { return rows_of(f) <= kMostOneByOne; }
 constexpr int kRowsOfCopy = 64;
 constexpr int rows_of_copy(const Form& f) { return rows_of(f) < kRowsOfCopy ? rows_of(f) : kRowsOfCopy; }
 
-// A stage's scales of weights: of each tile of 64 wide rows, or of the one or two blocks of 128 in which the narrow ones
-// lie. Beside those of A's rows.
-constexpr bool two_blocks(const Form& f) { return !f.swapped && gemm::kBlock % f.narrow != 0; }
-constexpr int weight_factors(const Form& f) {
-    return f.swapped ? f.wide() / tiles::kWgmmaHeight : two_blocks(f) ? 2 : 1;
-}
+// A stage's scales of weights: of each tile of 64 wide rows, or one of all narrow ones. Beside those of A's rows.
+constexpr int weight_factors(const Form& f) { return f.swapped ? f.wide() / tiles::kWgmmaHeight : 1; }
 constexpr int factor_bytes(const Form& f) { return int(ceil_div((rows_of(f) + weight_factors(f)) * 4, 16)) * 16; }
 static_assert([] {
     for (const Form& f : kForms) {
-        if (f.swapped ? f.narrow > 64 || f.tiles > 1 : f.narrow % 64 != 0 || f.narrow > 2 * gemm::kBlock - 64)
-            return false;
+        if (f.swapped ? f.narrow > 64 || f.tiles > 1 : gemm::kBlock % f.narrow != 0) return false;
     }
     return true;
 }());
@@ -61,17 +55,17 @@ constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups
     return most_row_tiles(m, groups, rows_of(f)) * ceil_div(n, columns_of(f));
 }
 
-// The form for few rows of an expert is as high as these; that for many is as high as leaves no multiprocessor idle.
+// The form for few rows of an expert is as high as these. Where there are many, the highest is faster on an H100 or as
+// fast from 512 rows an expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
 constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
-    constexpr int kMany = 3;
+    constexpr int kMany = 3, kHigh = 4, kHighFrom = 512;
     const int64_t rows = row_class(expected);
     for (int i = 0; i < kMany; ++i) {
         if (rows <= kForms[i].narrow) return i;
     }
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
-    const Form& largest = kForms[kMany + 1];
-    const int64_t tiles = experts * ceil_div(expected, rows_of(largest)) * ceil_div(n, columns_of(largest));
-    return tiles >= multiprocessors ? kMany + 1 : kMany;
+    const int64_t tiles = experts * ceil_div(expected, rows_of(kForms[kHigh])) * ceil_div(n, columns_of(kForms[kHigh]));
+    return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::cuda

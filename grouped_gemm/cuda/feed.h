@@ -1,7 +1,8 @@
 // The loading warpgroup: one warp fills the ring with weights and rows, the others with their scales.
 #pragma once
 
-#include "../../block_scaled_gemm/cuda/feed.h"
+#include "../../common/cuda/async_copy.h"
+#include "../../common/gemm/cuda/kernel.h"
 #include "shape.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
@@ -63,13 +64,50 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     }
 }
 
+// By kThreads threads: a tile's kRows scales in every step, from `from` on. `async`, of float32: they pass through no
+// register, as many steps ahead as the ring has stages. row_of(i): whose scale the i-th is.
+template <class S, int kRows, int kThreads, class RowOf, class To>
+__device__ inline void feed_factors(typename S::Memory& shared, scaled::BlockScales from, bool all_ones, bool async,
+                                    int steps, int thread, Position<S::kStages>& at, bool& refills, const RowOf& row_of,
+                                    const To& to) {
+    constexpr int kEach = (kRows + kThreads - 1) / kThreads;
+    int64_t place[kEach];
+    uint32_t next[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        place[i] = from.place(row_of(i * kThreads + thread));
+        next[i] = all_ones || async ? 0 : from.raw(place[i]);
+    }
+    for (int step = 0; step < steps; ++step) {
+        // Closes: the stage's scales are replaced after their readers have left it.
+        if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
+        float* const stored = to(shared.factors[at.stage]) + thread;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
+            if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
+            else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
+        }
+        from.advance();
+        if (async) {
+            arrive_after_copies(&shared.full[at.stage]);
+        } else {
+            arrive(&shared.full[at.stage]);
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                if (!all_ones && step + 1 < steps) next[i] = from.raw(place[i]);
+            }
+        }
+        at.advance();
+        refills |= at.stage == 0;
+    }
+}
+
 // By the other warps: the second brings the scales of the weights, which 64 neighbours or more share; two those of A's
 // rows.
 template <class S>
 __device__ inline void feed_scales(typename S::All& shared, const Args& a, const Launch& launch) {
-    constexpr int kWeightScales = sizeof(S::Factors::weights) / sizeof(float), kRowThreads = 2 * kWarp,
-                  kEach = (S::kRows + kRowThreads - 1) / kRowThreads;
-    static_assert(kRowThreads == kWgmmaRows);
+    constexpr int kWeightScales = sizeof(S::Factors::weights) / sizeof(float), kRowThreads = 2 * kWarp;
     const bool of_channels = scaled::at_the_end(a.scale_b), of_weights = threadIdx.x < 2 * kWarp;
     const bool exponents = (of_weights ? a.scale_b : a.scale_a).dtype == DType::e8m0, ones = of_weights && of_channels;
     const int thread = threadIdx.x - (of_weights ? kWarp : 2 * kWarp);
@@ -78,25 +116,22 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
     for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
         if (of_weights) {
-            scaled::BlockScales from(gemm_of(a, tile.expert, tile.end).scale_b, 0);
-            const int64_t first = int64_t(tile.piece) * S::kColumns;
-            const int64_t row =
-                S::kSwapped ? first + thread * kWgmmaRows : (first / gemm::kBlock + thread) * gemm::kBlock;
-            const int64_t place[1] = {from.place(row < a.n ? row : a.n - 1)};
-            scaled::feed_tile_factors<S, kWeightScales, kWarp>(shared.ring, from, place, ones, !ones && !exponents,
-                                                               launch.steps, thread, at, refills,
-                                                               [](typename S::Factors& f) { return f.weights; });
+            feed_factors<S, kWeightScales, kWarp>(
+                shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, 0), ones,
+                !ones && !exponents, launch.steps, thread, at, refills,
+                [&](int i) {
+                    const int64_t row = int64_t(tile.piece) * S::kColumns + i * kWgmmaRows;
+                    return row < a.n ? row : a.n - 1;
+                },
+                [](typename S::Factors& f) { return f.weights; });
         } else {
-            scaled::BlockScales from(a.scale_a, 0);
-            int64_t place[kEach];
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                const int64_t row = int64_t(tile.row) + i * kRowThreads + thread;
-                place[slot_of<S>(i)] = from.place(source_of(a, row < tile.end ? row : tile.end - 1));
-            }
-            scaled::feed_tile_factors<S, S::kRows, kRowThreads>(shared.ring, from, place, false, !exponents,
-                                                                launch.steps, thread, at, refills,
-                                                                [](typename S::Factors& f) { return f.rows; });
+            feed_factors<S, S::kRows, kRowThreads>(
+                shared.ring, scaled::BlockScales(a.scale_a, 0), false, !exponents, launch.steps, thread, at, refills,
+                [&](int i) {
+                    const int64_t row = int64_t(tile.row) + row_in<S>(i);
+                    return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));
+                },
+                [](typename S::Factors& f) { return f.rows; });
         }
     }
 }

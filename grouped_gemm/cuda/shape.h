@@ -30,7 +30,7 @@ struct Shape : RingOf<index, kind_> {
     static constexpr Kind kind = kind_;
     static constexpr int kRows = rows_of(kForms[index]), kColumns = columns_of(kForms[index]),
                          kRowsOfCopy = rows_of_copy(kForms[index]);
-    static constexpr bool kOneByOne = one_by_one(kForms[index]), kTwoBlocks = two_blocks(kForms[index]);
+    static constexpr bool kOneByOne = one_by_one(kForms[index]);
     struct All {
         typename RingOf<index, kind_>::Memory ring;
         Beside beside;
@@ -43,11 +43,24 @@ struct Fewer : S {
     static constexpr int kTiles = tiles;
 };
 
+// Half of the columns of one tile of 64 rows: where there are no more rows, two warpgroups share them.
+template <class S>
+struct Half : Fewer<S, 1> {
+    static constexpr int kGroups = S::kGroups / 2, kNarrow = S::kNarrow / 2;
+};
+
 // Many rows: each 64 of a tile go to the warpgroups in turn, so that few keep all of them busy. Their place in a stage,
 // where a warpgroup's rows are neighbours.
 template <class S>
 __device__ constexpr int slot_of(int sixty_four) {
     return S::kSwapped ? sixty_four : sixty_four % S::kWarpgroups * S::kTiles + sixty_four / S::kWarpgroups;
+}
+// The row of a tile that has place i in a stage.
+template <class S>
+__device__ constexpr int row_in(int i) {
+    if constexpr (S::kSwapped) return i;
+    const int slot = i / kWgmmaRows;
+    return (slot % S::kTiles * S::kWarpgroups + slot / S::kTiles) * kWgmmaRows + i % kWgmmaRows;
 }
 
 }  // namespace

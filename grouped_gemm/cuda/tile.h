@@ -10,22 +10,16 @@ namespace {
 
 using scaled::TileSums;
 
-// A thread's scales of a tile of 64 wide rows: its two rows', times the scale of either block of weights; or, where rows
-// of A are narrow, the weights' alone.
-template <class S>
-using ThreadScales = float[S::kTwoBlocks ? 2 : 1][2];
-
-// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. Groups from kBeyond on lie
-// in the next block of weights.
-template <class S, int kBeyond>
-__device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&block)[S::kGroups][4],
-                                  const ThreadScales<S>& scales, const float* rows) {
+// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two
+// wide rows, where these are A's, the product; else the weights' scale, and each column has its own.
+template <class V>
+__device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&block)[V::kGroups][4],
+                                  const float (&of)[2], const float* rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < S::kGroups; ++i) {
-        const float (&of)[2] = scales[S::kTwoBlocks && i >= kBeyond];
+    for (int i = 0; i < V::kGroups; ++i) {
         float scale[4] = {of[0], of[0], of[1], of[1]};
-        if constexpr (S::kSwapped) {
+        if constexpr (V::kSwapped) {
             const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
             scale[0] = scale[2] = own.x * of[0], scale[1] = scale[3] = own.y * of[0];
         }
@@ -33,6 +27,18 @@ __device__ inline void add_scaled(float (&sums)[S::kGroups][4], const float (&bl
         for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(scale[e], block[i][e], sums[i][e]);
     }
 }
+
+// What a warpgroup multiplies of a stage: its own wide rows by all narrow ones; or, as V = Half, the first 64 wide rows
+// by its half of the narrow ones.
+template <class V, class S>
+struct Operands {
+    static constexpr bool kHalf = V::kGroups < S::kGroups;
+    int back, wide_back = 0, narrow_on = 0;  // rows; descriptors
+
+    __device__ explicit Operands(int warpgroup) : back(kHalf ? warpgroup * S::kTiles * kWgmmaRows : 0) {
+        if constexpr (kHalf) wide_back = back * kStep >> 4, narrow_on = warpgroup * V::kNarrow * kStep >> 4;
+    }
+};
 
 template <class T>
 __device__ inline void clear(T& sums) {
@@ -43,8 +49,9 @@ __device__ inline void clear(T& sums) {
 }
 
 // FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer tiles of it.
-template <class V, class S, int kBeyond>
-__device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
+template <class V, class S>
+__device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading,
+                                       const Operands<V, S>& operands, TileSums<V>& sums) {
     const int lane = threadIdx.x % kWarp, first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
     clear(sums);
     const Position<S::kStages>& at = reading.at;
@@ -52,19 +59,16 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
     for (int step = 0; step < steps; ++step) {
         if (!filled) wait_for(&ring.full[at.stage], at.parity);
         const typename S::Factors& factors = ring.factors[at.stage];
-        const uint32_t narrow = reading.narrow, wide = reading.wide;
+        const uint32_t narrow = reading.narrow + operands.narrow_on, wide = reading.wide - operands.wide_back;
         Barrier* const empty = &ring.empty[at.stage];
         reading.advance();
         // Read before the multiplications begin: the compiler would read them between two of these.
-        ThreadScales<S> scales[V::kTiles];
+        float scales[V::kTiles][2];
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
-            const int row = reading.row + i * kWgmmaRows;
-            for (int block = 0; block < (S::kTwoBlocks ? 2 : 1); ++block) {
-                float (&of)[2] = scales[i][block];
-                of[0] = of[1] = factors.weights[S::kSwapped ? first + i : block];
-                if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
-            }
+            const int row = reading.row - operands.back + i * kWgmmaRows;
+            scales[i][0] = scales[i][1] = factors.weights[S::kSwapped ? first + i : 0];
+            if constexpr (!S::kSwapped) scales[i][0] *= factors.rows[row], scales[i][1] *= factors.rows[row + 8];
         }
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
@@ -84,7 +88,7 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
                 // Asked for while the sums are added. After the last block it is about the next tile's first.
                 filled = completed(&ring.full[at.stage], at.parity);
             }
-            add_scaled<S, kBeyond>(sums[i], block, scales[i], factors.rows);
+            add_scaled<V>(sums[i], block, scales[i], factors.rows);
         }
         if (S::kSwapped) {
             // Closes: the same, of the narrow rows' scales.
@@ -96,14 +100,15 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
 
 // 16-bit: one sum over k, by the instructions themselves. Those of a step run while the next one's begin.
 template <class V, class S>
-__device__ inline void multiply_half(typename S::Memory& ring, int steps, Reading<S>& reading, TileSums<V>& sums) {
+__device__ inline void multiply_half(typename S::Memory& ring, int steps, Reading<S>& reading,
+                                     const Operands<V, S>& operands, TileSums<V>& sums) {
     const int lane = threadIdx.x % kWarp;
     clear(sums);
     const Position<S::kStages>& at = reading.at;
     Barrier* before = nullptr;
     for (int step = 0; step < steps; ++step) {
         wait_for(&ring.full[at.stage], at.parity);
-        const uint32_t narrow = reading.narrow, wide = reading.wide;
+        const uint32_t narrow = reading.narrow + operands.narrow_on, wide = reading.wide - operands.wide_back;
         Barrier* const empty = &ring.empty[at.stage];
         reading.advance();
         begin_multiplications();
@@ -126,39 +131,23 @@ __device__ inline void multiply_half(typename S::Memory& ring, int steps, Readin
     arrive_if(lane == 0, before);
 }
 
-// A tile in which a warpgroup has no rows: it leaves each stage as it is filled.
-template <class S>
-__device__ inline void pass_tile(typename S::Memory& ring, int steps, Reading<S>& reading) {
-    for (int step = 0; step < steps; ++step) {
-        const Position<S::kStages> at = reading.at;
-        // Closes: an arrival for the stage's next turn would count for this one.
-        wait_for(&ring.full[at.stage], at.parity);
-        arrive_if(threadIdx.x % kWarp == 0, &ring.empty[at.stage]);
-        reading.advance();
-    }
-}
-
 template <class V, class S>
 __device__ inline void make_tile(typename S::All& shared, const Args& a, const Launch& launch, const Tile& tile,
-                                 Reading<S>& reading) {
-    using One = Fewer<S, 1>;
+                                 int warpgroup, Reading<S>& reading) {
+    using One = Fewer<V, 1>;
+    const Operands<V, S> operands(warpgroup);
     TileSums<V> sums;
-    const int64_t column = int64_t(tile.piece) * S::kColumns;
-    if constexpr (S::kind != kScaled) {
-        multiply_half<V, S>(shared.ring, launch.steps, reading, sums);
-    } else {
-        // A copy of the loop for either place of the boundary between blocks: tiles begin at multiples of 64 columns.
-        constexpr int kWholeBlock = gemm::kBlock / 8;
-        if (S::kTwoBlocks && column % gemm::kBlock != 0)
-            multiply_scaled<V, S, kWholeBlock / 2>(shared.ring, launch.steps, reading, sums);
-        else multiply_scaled<V, S, kWholeBlock>(shared.ring, launch.steps, reading, sums);
-    }
+    if constexpr (S::kind == kScaled) multiply_scaled<V, S>(shared.ring, launch.steps, reading, operands, sums);
+    else multiply_half<V, S>(shared.ring, launch.steps, reading, operands, sums);
+    const int64_t column = int64_t(tile.piece) * S::kColumns + (operands.kHalf ? warpgroup * V::kNarrow : 0);
     const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
 #pragma unroll
     for (int i = 0; i < V::kTiles; ++i) {
-        const OwnTile own = S::kSwapped
-                                ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, 0, S::kGroups}
-                                : OwnTile{tile.row + i * S::kWarpgroups * kWgmmaRows, tile.end, column, 0, S::kGroups};
+        // What stores adds 64 rows for each warpgroup before.
+        const int64_t row =
+            int64_t(tile.row) + i * S::kWarpgroups * kWgmmaRows - (operands.kHalf ? warpgroup * kWgmmaRows : 0);
+        const OwnTile own = S::kSwapped ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, 0, V::kGroups}
+                                        : OwnTile{row, tile.end, column, 0, V::kGroups};
         scaled::store_tile<One>(shared.ring.staging, one, reinterpret_cast<TileSums<One>&>(sums[i]), own);
     }
 }
@@ -182,19 +171,19 @@ __global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::f
         else if constexpr (kind == kScaled) feed_scales<S>(shared, a, launch);
     } else {
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
+        const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
         Reading<S> reading(shared.ring);
         for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
             const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+            const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;  // tiles of 64 rows
             if constexpr (S::kSwapped) {
-                make_tile<S, S>(shared, a, launch, tile, reading);
+                make_tile<S, S>(shared, a, launch, tile, warpgroup, reading);
+            } else if (filled == 1) {
+                make_tile<Half<S>, S>(shared, a, launch, tile, warpgroup, reading);
+            } else if (S::kTiles > 1 && filled - warpgroup <= S::kWarpgroups) {
+                make_tile<Fewer<S, 1>, S>(shared, a, launch, tile, warpgroup, reading);
             } else {
-                // Tiles of 64 rows that are this warpgroup's, of those in which rows are.
-                const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
-                const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;
-                const int own = (filled - warpgroup + S::kWarpgroups - 1) / S::kWarpgroups;
-                if (own <= 0) pass_tile<S>(shared.ring, launch.steps, reading);
-                else if (own < S::kTiles) make_tile<Fewer<S, 1>, S>(shared, a, launch, tile, reading);
-                else make_tile<S, S>(shared, a, launch, tile, reading);
+                make_tile<S, S>(shared, a, launch, tile, warpgroup, reading);
             }
         }
     }

@@ -77,8 +77,8 @@ __device__ inline void make_walk(Walk& walk, const Args& a) {
     __syncthreads();
 }
 
-// What is the same in all lanes, so that the compiler knows it: what depends on it, as a ring's descriptors do, then is in
-// uniform registers.
+// What is the same in all lanes, so that the compiler knows it. A loop or branch that depends on anything else takes a
+// ring's descriptors out of the uniform registers: 5 to 8 % more time (H100).
 __device__ inline int known_uniform(int v) { return __shfl_sync(kWholeWarp, v, 0); }
 
 // By a whole warp.
