@@ -1,7 +1,7 @@
 // The compiled forms of the grouped Hopper kernel, and which one takes a size: without CUDA.
 //
 // Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. The
-// forms of a row class add a row's products in the same order. The choice is by sizes and expected rows alone.
+// forms add a row's products in the same order. The choice is by sizes and expected rows alone.
 #pragma once
 
 #include "../../common/gemm/cuda/choice.h"
@@ -55,13 +55,14 @@ constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups
     return most_row_tiles(m, groups, rows_of(f)) * ceil_div(n, columns_of(f));
 }
 
-// The form for few rows of an expert is as high as these. Where there are many, the highest is faster on an H100 or as
-// fast from 512 rows an expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
+// Few rows of an expert: weights are read once for each tile of rows, so that the form holds what experts have beyond the
+// mean (16, 32, 64 rows: as many as one in a hundred has at 8, 20 and 48). Where there are many, the highest is faster on
+// an H100 or as fast from 512 rows an expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
 constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
     constexpr int kMany = 3, kHigh = 4, kHighFrom = 512;
-    const int64_t rows = row_class(expected);
+    constexpr int kMostExpected[kMany] = {8, 20, 48};
     for (int i = 0; i < kMany; ++i) {
-        if (rows <= kForms[i].narrow) return i;
+        if (expected <= kMostExpected[i]) return i;
     }
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
     const int64_t tiles = experts * ceil_div(expected, rows_of(kForms[kHigh])) * ceil_div(n, columns_of(kForms[kHigh]));

@@ -306,9 +306,8 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, multiprocessors):
         for expected in (1, 16, 17, 32, 64, 65, 100, 128, 256, 4096):
             index, rows, columns, most = library.cuda_grouped_config(m, n, groups, expected, multiprocessors)
             reached.add(index)
-            wanted = library.grouped_row_class(expected)
-            assert rows == wanted or (wanted == 128 and rows > 128)
-            assert forms[index]["swapped"] == (wanted < 128) and forms[index]["stages"] >= 4
+            assert rows > expected or rows >= 128
+            assert forms[index]["swapped"] == (rows < 128) and forms[index]["stages"] >= 4
             pieces = -(-n // columns)
             all_in_one, spread = -(-m // rows), sum(-(-count // rows) for count in _spread(m, groups))
             assert most >= max(all_in_one, spread) * pieces

@@ -81,6 +81,14 @@ def test_a_row_does_not_depend_on_the_routing(kernel, device, formats, generator
         assert same_bytes(got, out[torch.cat(kept).to(device)])
 
 
+@pytest.mark.parametrize("which", range(4))
+def test_a_class_of_expected_rows_gives_the_same_bits(kernel, device, formats, generator, which):
+    inputs = draw(plain(90, 3, 136, 272, which), formats, generator).to(device)
+    for numbers in ((1, 8, 9, 16), (17, 21, 48, 49, 96, 600)):
+        first, *others = (inputs.call(kernel, out_dtype=F32, expected_rows=n)[: inputs.live()] for n in numbers)
+        assert all(same_bytes(first, other) for other in others)
+
+
 @pytest.mark.parametrize("tile", [16, 32, 64, 128, 256])
 def test_one_row_more_than_a_tile(kernel, device, formats, generator, tile):
     counts = [tile + 1, 1, tile, tile - 1, 0, 2 * tile + 1]
