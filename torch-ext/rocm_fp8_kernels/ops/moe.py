@@ -148,6 +148,7 @@ def fused_moe(
     inputs: str = "group",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
+    power_of_two: bool = False,
     shared: torch.Tensor | None = None,
     expert_map: torch.Tensor | None = None,
     limit: float | None = None,
@@ -165,6 +166,7 @@ def fused_moe(
         scale_w13, scale_w2: of FP8 weights, as in grouped_gemm.
         inputs: how x and the hidden values are quantised: "group" (128 values have a scale), "row" or "static".
         input_scale, hidden_scale: float32, one element each, with inputs="static" and no other.
+        power_of_two: as in quantize_fp8, of scales that are computed.
         shared: [T, D], added to the result: of shared experts that are computed elsewhere. One whose rows are all
             tokens can be one more expert, too, with a slot of weight 1.
         expert_map: int32 [global experts], as in moe_sort.
@@ -204,8 +206,8 @@ def fused_moe(
             q, scale = quantize_fp8(x, input_scale, out_dtype=w13.dtype)
             scaling = dict(scale=hidden_scale)
         else:
-            q, scale = quantize_fp8(x, scaling=inputs, out_dtype=w13.dtype)
-            scaling = dict(scaling=inputs)
+            scaling = dict(scaling=inputs, power_of_two=power_of_two)
+            q, scale = quantize_fp8(x, **scaling, out_dtype=w13.dtype)
         hidden, scale = grouped_gemm_swiglu_fp8(
             q, w13, scale, scale_w13, offsets, **sorted_by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
         )
