@@ -138,7 +138,8 @@ def with_older_names(directory: Path) -> None:
         return text.replace("mlp", "block_sparse_moe")
 
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if ".mlp." in name]:
+        # transformers has written block_sparse_moe already, where the library compressed the model.
+        for name in [name for name in tensors if ".mlp." in name or "block_sparse_moe" in name]:
             tensors[older(name)] = tensors.pop(name)
 
     edit(directory, change, older)
