@@ -30,6 +30,13 @@ def grouped(kernel) -> int:
     return kernel.call_counts()["grouped_gemm"]
 
 
+def routed(generator, device, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a module of experts is given, of five tokens."""
+    x = torch.randn(5, 128, generator=generator).bfloat16().to(device)
+    index = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(5)]).to(device)
+    return x, index, torch.rand(5, 2, generator=generator).to(device)
+
+
 def quantized(kernel, model: torch.nn.Module, granularity: str) -> torch.nn.Module:
     model = copy.deepcopy(model)
     return kernel.quantization.quantize(model, activations="dynamic", granularity=granularity, fp8_dtype=FP8[0])
@@ -48,6 +55,37 @@ def test_experts_of_16_bits_through_the_interface(kernel, device, generator, nam
     wanted, got = logits_with_one_routing([apart(model), ours], ids)
     assert grouped(kernel) == before + 2 * len(expert_modules(model))
     assert distance(got, wanted) <= NEAR
+
+
+def stacked_by_transformers(model: torch.nn.Module, made: torch.nn.Module) -> torch.nn.Module:
+    """FP8Experts of transformers with these codes. from_pretrained makes them on a GPU alone."""
+    from transformers import FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+
+    settings = FineGrainedFP8Config(weight_block_size=(128, 128))
+    model = replace_with_fp8_linear(copy.deepcopy(model), quantization_config=settings)
+    for name, module in expert_modules(model).items():
+        ours = made.get_submodule(name)
+        for stack, scale in (("gate_up_proj", ours.gate_up_scale), ("down_proj", ours.down_scale)):
+            for last, values in ((stack, getattr(ours, stack)), (f"{stack}_scale_inv", scale)):
+                assert getattr(module, last).shape == values.shape
+                setattr(module, last, torch.nn.Parameter(values, requires_grad=False))
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_that_transformers_has_in_fp8(kernel, device, formats, generator, name):
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+    model = moe(name, generator, device=device)
+    made = kernelized(kernel, quantized(kernel, model, "block"))
+    theirs = stacked_by_transformers(model, made)
+    theirs.set_experts_implementation(kernel.layers.register_experts())
+    x, index, weights = routed(generator, device, 4)
+    for each, module in expert_modules(theirs).items():
+        before = grouped(kernel)
+        assert same_bytes(module(x, index, weights), made.get_submodule(each)(x, index, weights))
+        assert grouped(kernel) == before + 2
 
 
 # --- quantised ---
@@ -113,9 +151,7 @@ def drawn_module(kernel, generator, device, granularity: str, inputs: str | None
     if inputs == "tensor":
         module.inputs = "tensor"
         module.input_scale, module.hidden_scale = (torch.tensor([s], device=device) for s in (0.01, 0.004))
-    x = torch.randn(5, 128, generator=generator).bfloat16().to(device)
-    index = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(5)]).to(device)
-    return module, (x, index, torch.rand(5, 2, generator=generator).to(device))
+    return module, routed(generator, device, 8)
 
 
 @pytest.mark.parametrize("granularity, inputs", [("tensor", "tensor"), ("channel", "row"), ("block", "group")])

@@ -17,7 +17,6 @@ SIZES = dict(
     vocab_size=128,
     hidden_size=128,
     intermediate_size=256,
-    moe_intermediate_size=128,
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
@@ -29,8 +28,11 @@ SIZES = dict(
 )
 MODELS = {
     "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": dict(num_experts=8, num_experts_per_tok=2, head_dim=32, norm_topk_prob=True),
+    "qwen3_moe": dict(
+        moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, head_dim=32, norm_topk_prob=True
+    ),
     "deepseek_v3": dict(
+        moe_intermediate_size=128,
         n_routed_experts=8,
         num_experts_per_tok=2,
         n_group=4,

@@ -148,11 +148,11 @@ def fused_moe(
     inputs: str = "group",
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
-    power_of_two: bool = False,
     shared: torch.Tensor | None = None,
     expert_map: torch.Tensor | None = None,
     limit: float | None = None,
     out: torch.Tensor | None = None,
+    power_of_two: bool = False,
 ) -> torch.Tensor:
     """A mixture of experts with SwiGLU: moe_sort, quantize_fp8, grouped_gemm_swiglu_fp8, grouped_gemm and moe_combine,
     one after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
@@ -166,12 +166,12 @@ def fused_moe(
         scale_w13, scale_w2: of FP8 weights, as in grouped_gemm.
         inputs: how x and the hidden values are quantised: "group" (128 values have a scale), "row" or "static".
         input_scale, hidden_scale: float32, one element each, with inputs="static" and no other.
-        power_of_two: as in quantize_fp8, of scales that are computed.
         shared: [T, D], added to the result: of shared experts that are computed elsewhere. One whose rows are all
             tokens can be one more expert, too, with a slot of weight 1.
         expert_map: int32 [global experts], as in moe_sort.
         limit: as in swiglu_dynamic_fp8.
         out: float16, bfloat16 or float32 [T, D]; allocated in x's dtype if None.
+        power_of_two: as in quantize_fp8, of scales that are computed.
 
     Returns: out.
     Raises: RuntimeError naming the operator and the argument.

@@ -192,11 +192,11 @@ def fused_moe(
     inputs="group",
     input_scale=None,
     hidden_scale=None,
-    power_of_two=False,
     shared=None,
     expert_map=None,
     limit=None,
     out=None,
+    power_of_two=False,
 ):
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)
     by = dict(rows=rows, slots=experts.shape[1])
