@@ -134,6 +134,7 @@ def test_the_mapping_names_all_layers(kernel):
             "RMSNorm": [device],
             "Fp8DecoderLayer": [device],
             "QuantizingFp8Linear": [device],
+            "Fp8Experts": [device],
         }
         for name, repositories in mapping.items():
             assert repositories[device].load() is getattr(kernel.layers, name)

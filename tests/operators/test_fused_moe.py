@@ -33,12 +33,13 @@ def moved(arguments, device):
     return tuple(a.to(device) for a in args), keywords
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
 @each_problem
-def test_its_parts_one_after_the_other(kernel, device, formats, generator, problem):
+def test_its_parts_one_after_the_other(kernel, device, formats, generator, problem, power_of_two):
     args, keywords = moved(draw_moe(problem, formats[0], generator), device)
     x, w13, w2, weights, experts = args
     shared = normal(x.shape, problem.dtype, generator).to(device)
-    got = kernel.fused_moe(*args, **keywords, shared=shared)
+    got = kernel.fused_moe(*args, **keywords, shared=shared, power_of_two=power_of_two)
 
     rows, offsets, positions = kernel.moe_sort(experts, problem.experts)
     gather = dict(rows=rows, slots=problem.chosen)
@@ -48,7 +49,7 @@ def test_its_parts_one_after_the_other(kernel, device, formats, generator, probl
     else:
         static = problem.inputs == "static"
         scales = keywords["scale_w13"], keywords["scale_w2"]
-        scaling = {} if static else dict(scaling=problem.inputs)
+        scaling = {} if static else dict(scaling=problem.inputs, power_of_two=power_of_two)
         q, scale = kernel.quantize_fp8(x, keywords.get("input_scale"), **scaling)
         hidden, hidden_scale = kernel.grouped_gemm_swiglu_fp8(
             q, w13, scale, scales[0], offsets, **gather, dtype=problem.dtype,
@@ -58,12 +59,13 @@ def test_its_parts_one_after_the_other(kernel, device, formats, generator, probl
     assert same_bytes(got, kernel.moe_combine(y, weights, positions, shared=shared))
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
 @each_problem
-def test_as_the_reference(kernel, device, formats, generator, problem):
+def test_as_the_reference(kernel, device, formats, generator, problem, power_of_two):
     """Sums differ in their order alone, which may move a code: by 1/8 of a value at most, which averages out."""
     args, keywords = moved(draw_moe(problem, formats[0], generator), device)
-    got = kernel.fused_moe(*args, **keywords).float()
-    wanted = kernel.reference.fused_moe(*args, **keywords).float()
+    got = kernel.fused_moe(*args, **keywords, power_of_two=power_of_two).float()
+    wanted = kernel.reference.fused_moe(*args, **keywords, power_of_two=power_of_two).float()
     assert got.shape == wanted.shape
     if got.numel():
         assert (got - wanted).norm() <= 2e-2 * wanted.norm()

@@ -238,8 +238,13 @@ def stored(directory: Path) -> dict[str, torch.Tensor]:
     return {k: v for file in directory.glob("*.safetensors") for k, v in safetensors.torch.load_file(file).items()}
 
 
-def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torch.nn.Module:
-    """A copy of `model` whose linears dequantise the stored weights, quantise their inputs and add in float32."""
+def by_definition(
+    model: torch.nn.Module, directory: Path, form: Format, of_one_input: Callable[[str], list[str]] | None = None
+) -> torch.nn.Module:
+    """A copy of `model` whose linears dequantise the stored weights, quantise their inputs and add in float32.
+
+    of_one_input: of a linear's name, those by whose largest input_scale its input is quantised; as in a Llama if None.
+    """
     model, device = copy.deepcopy(model), next(model.parameters()).device
     tensors = {name: tensor.to(device) for name, tensor in stored(directory).items()}
 
@@ -266,9 +271,11 @@ def by_definition(model: torch.nn.Module, directory: Path, form: Format) -> torc
         scale = tensors[f"{name}.{form.scale_name}"].float()
         layer, part = ".".join(name.split(".")[:3]), ".".join(name.split(".")[3:])
         shared = [f"{layer}.{other}.input_scale" for other in group_of.get(part, ())] or [f"{name}.input_scale"]
+        if of_one_input is not None:
+            shared = [f"{other}.input_scale" for other in of_one_input(name)]
         given = [tensors[other].float().reshape(1) for other in shared if other in tensors]
         # The largest of those that are joined, where the half of the layer is quantised as a whole.
-        whole = fused(tensors, name)
+        whole = of_one_input is not None or fused(tensors, name)
         own = tensors.get(f"{name}.input_scale")
         static = None if own is None else (torch.cat(given).max() if whole else own.float().reshape(1))
         module.forward = forward(module, codes.float() * of_each(scale, codes), static)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Codes", "refuse_save_pretrained"]
+__all__ = ["CODES", "Codes", "refuse_save_pretrained"]
 
-_CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _METADATA = "rocm_fp8_kernels"
 
 
@@ -39,7 +39,7 @@ class Codes(torch.nn.Module):
             for name, value in self._buffers.items()
             if value is not None
             and prefix + name in state
-            and {value.dtype, state[prefix + name].dtype} & set(_CODES)
+            and {value.dtype, state[prefix + name].dtype} & set(CODES)
             and state[prefix + name].dtype != value.dtype
         ]
         if metadata.get(_METADATA, self.kind()) != self.kind():

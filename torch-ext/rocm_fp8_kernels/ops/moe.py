@@ -152,6 +152,7 @@ def fused_moe(
     expert_map: torch.Tensor | None = None,
     limit: float | None = None,
     out: torch.Tensor | None = None,
+    power_of_two: bool = False,
 ) -> torch.Tensor:
     """A mixture of experts with SwiGLU: moe_sort, quantize_fp8, grouped_gemm_swiglu_fp8, grouped_gemm and moe_combine,
     one after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
@@ -170,6 +171,7 @@ def fused_moe(
         expert_map: int32 [global experts], as in moe_sort.
         limit: as in swiglu_dynamic_fp8.
         out: float16, bfloat16 or float32 [T, D]; allocated in x's dtype if None.
+        power_of_two: as in quantize_fp8, of scales that are computed.
 
     Returns: out.
     Raises: RuntimeError naming the operator and the argument.
@@ -204,8 +206,8 @@ def fused_moe(
             q, scale = quantize_fp8(x, input_scale, out_dtype=w13.dtype)
             scaling = dict(scale=hidden_scale)
         else:
-            q, scale = quantize_fp8(x, scaling=inputs, out_dtype=w13.dtype)
-            scaling = dict(scaling=inputs)
+            scaling = dict(scaling=inputs, power_of_two=power_of_two)
+            q, scale = quantize_fp8(x, **scaling, out_dtype=w13.dtype)
         hidden, scale = grouped_gemm_swiglu_fp8(
             q, w13, scale, scale_w13, offsets, **sorted_by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
         )

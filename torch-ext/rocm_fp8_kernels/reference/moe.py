@@ -196,6 +196,7 @@ def fused_moe(
     expert_map=None,
     limit=None,
     out=None,
+    power_of_two=False,
 ):
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)
     by = dict(rows=rows, slots=experts.shape[1])
@@ -204,8 +205,9 @@ def fused_moe(
         y = grouped_gemm(hidden, w2, None, None, offsets, out_dtype=x.dtype)
     else:
         static = inputs == "static"
-        q, scale = quantize_fp8(x, input_scale, scaling="row" if static else inputs, out_dtype=w13.dtype)
-        scaling = dict(scale=hidden_scale) if static else dict(scaling=inputs)
+        computed = {} if static else dict(scaling=inputs, power_of_two=power_of_two)
+        q, scale = quantize_fp8(x, input_scale, **computed, out_dtype=w13.dtype)
+        scaling = dict(scale=hidden_scale) if static else computed
         hidden, scale = grouped_gemm_swiglu_fp8(
             q, w13, scale, scale_w13, offsets, **by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
         )

@@ -5,7 +5,9 @@ import operator
 import torch
 
 from ..codes import refuse_save_pretrained
+from ..fp8.experts import experts_of
 from ..fp8.linear import BLOCK, Fp8Linear
+from .experts import Apart, newer_names
 from .joined import check_codes, input_kinds, joined, to_format_of
 from .schemes import Scheme, schemes_of
 
@@ -23,7 +25,8 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
         kernel.quantization.convert(model)
 
     The weights are the checkpoint's. from_pretrained rounds the scales to the model's dtype; `load_quantized` keeps
-    them as they are. What is fused, and what a warning names, is as in `load_quantized`.
+    them as they are. What is fused, and what a warning names, is as in `load_quantized`. Mixtures of experts are
+    refused where they are quantised: transformers decompresses them as it loads them, and `load_quantized` does not.
 
     Args:
         model: its linears as from_pretrained leaves them: in FP8. That is so before the first call of the model, which
@@ -45,7 +48,7 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     if settings.get("kv_cache_scheme"):
         raise ValueError("kv_cache_scheme: a quantised KV cache; load_quantized leaves it in the model's dtype")
     try:
-        schemes = schemes_of(model, settings)
+        schemes = _schemes(model, settings)
     except ValueError as error:
         raise ValueError(f"quantization_config: {error}") from None
     for name, scheme in schemes.items():
@@ -72,6 +75,22 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False).eval()
+
+
+def _schemes(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
+    """schemes_of. Raises: ValueError where experts are among what is quantised."""
+    own = experts_of(model)
+    try:
+        for name, module in own.items():
+            model.set_submodule(name, Apart(module))
+        schemes = schemes_of(model, settings, newer_names(model) if own else str)
+    finally:
+        for name, module in own.items():
+            model.set_submodule(name, module)
+    for name in own:
+        if any(linear.startswith(f"{name}.") for linear in schemes):
+            raise ValueError(f"{name} is quantised, and decompressed by transformers; load_quantized keeps it in FP8")
+    return schemes
 
 
 def _check(model: torch.nn.Module, name: str, scheme: Scheme) -> None:

@@ -8,7 +8,7 @@ from ...ops import fp8_dtype as _device_fp8_dtype
 from ..fp8.linear import Fp8Linear, join_block_scales
 from .schemes import Scheme
 
-__all__ = ["check_codes", "input_kinds", "joined", "to_format_of"]
+__all__ = ["check_codes", "input_kinds", "joined", "scale_of", "to_format_of"]
 
 
 def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
@@ -38,7 +38,7 @@ def joined(
     weights = [read(f"{name}.weight") for name in names]
     for name, weight in zip(names, weights):
         check_codes(f"{name}.weight", weight)
-    scales = [_scale(read, f"{name}.{schemes[name].scale_name}") for name in names]
+    scales = [scale_of(read, f"{name}.{schemes[name].scale_name}") for name in names]
     by_block = scheme.weights == "block"
     one = not scheme.dynamic and all(scale.numel() == 1 and bool(scale == scales[0]) for scale in scales)
     result = kind(
@@ -61,7 +61,7 @@ def joined(
         channels = [scale.reshape(-1).expand(len(weight)) for scale, weight in zip(scales, weights)]
         result.weight_scale = torch.cat(channels).reshape(1, -1)
     if not scheme.dynamic:
-        given = [_scale(read, f"{name}.{schemes[name].input_name}").reshape(-1) for name in names]
+        given = [scale_of(read, f"{name}.{schemes[name].input_name}").reshape(-1) for name in names]
         result.input_scale = torch.cat(given).amax().reshape(1)
     if scheme.scale_ub is not None:
         result.scale_ub = torch.tensor([scheme.scale_ub], device=result.weight.device)
@@ -76,7 +76,7 @@ def check_codes(name: str, codes: torch.Tensor) -> None:
         raise ValueError(f"{name}: holds NaN")
 
 
-def _scale(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
+def scale_of(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
     """float32. Raises: ValueError where one is no positive number."""
     scale = read(name).float()
     wrong = scale[~((scale > 0) & (scale < float("inf")))]

@@ -1,14 +1,16 @@
 """A checkpoint as a model: which linears are joined, their scales, what stays unquantised."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import torch
 
 from ..codes import refuse_save_pretrained
 from ..fp8.linear import BLOCK, Fp8Linear
+from .experts import StoredExperts, newer_names, take_apart
 from .joined import input_kinds, joined, to_format_of
-from .names import check_left, check_tied, pop_settings, refuse_experts, tied_names
+from .names import check_left, check_tied, pop_settings, tied_names
 from .schemes import Scheme, schemes_of
 from .tensors import Tensors, read_json
 
@@ -64,24 +66,38 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         raise ValueError(f"{file}: dtype {dtype}; needs float16 or bfloat16")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    refuse_experts(model, directory)
     try:
-        schemes = schemes_of(model, quantization)
+        apart = take_apart(model)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from None
+    newer = newer_names(model) if apart else str
+    tensors.rename({name: newer(name) for name in tensors.names() if newer(name) != name})
+    try:
+        schemes = schemes_of(model, quantization, newer)
     except ValueError as error:
         raise ValueError(f"{file}: quantization_config: {error}") from None
     tied = tied_names(model)
-    schemes = _check(model, schemes, tensors, directory, tied, bool(quantization.get("kv_cache_scheme")))
+    experts = [StoredExperts(name, module, tensors) for name, module in apart.items()]
+    cache = bool(quantization.get("kv_cache_scheme"))
+    schemes = _check(model, schemes, experts, tensors, directory, tied, cache)
+    of_experts = {name for each in experts for name in each.linears()}
 
     def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
         return joined(kind, names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
 
-    planned = planning.plan(model, input_kinds(schemes))
+    planned = planning.plan(
+        model, input_kinds({name: scheme for name, scheme in schemes.items() if name not in of_experts})
+    )
     planning.replace_linears(model, planned, join)
-    state = {}
+    for each in experts:
+        model.set_submodule(each.name, each.read(schemes, dtype))
+    stored = {first: name for name, first in tied.items() if name in tensors}
+    state, buffers = {}, dict(model.named_buffers())
     for name, value in model.state_dict().items():
         if value.is_meta and tied[name] not in state:
-            stored = next(other for other in tied if tied[other] == tied[name] and other in tensors.names())
-            state[tied[name]] = tensors.read(stored).to(value.dtype)
+            values = tensors.read(stored[tied[name]])
+            # What corrects routers' scores is a buffer, and stays in its type.
+            state[tied[name]] = values if name in buffers else values.to(value.dtype)
     state |= {name: state[first] for name, first in tied.items() if first in state}
     model.load_state_dict(state, strict=False, assign=True)
     compute_buffers(model, device)
@@ -108,27 +124,46 @@ def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def _check(
-    model, schemes: dict[str, Scheme], tensors: Tensors, directory: Path, tied: dict[str, str], cache: bool
+    model,
+    schemes: dict[str, Scheme],
+    experts: list[StoredExperts],
+    tensors: Tensors,
+    directory: Path,
+    tied: dict[str, str],
+    cache: bool,
 ) -> dict[str, Scheme]:
     """The schemes, with the names that the files have for scales.
 
     Raises: ValueError where a tensor is missing, is not as the model and the schemes say, or is one too many.
     """
     left, stored = tensors.names(), {tied[name] for name in tensors.names() if name in tied}
-    found, spare = {}, set()
+    found, spare, uses = {}, set(), Counter(tied.values())
 
     def check(name: str, shapes, dtypes) -> None:
         tensors.check(name, shapes, dtypes)
         left.discard(name)
 
+    stacked = set()
+    for each in experts:
+        try:
+            scheme = each.scheme(schemes)
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from None
+        if each.stacked:
+            each.check_stacks(scheme, check)
+            stacked |= set(each.linears())
     for name, value in model.state_dict().items():
         linear, _, last = name.rpartition(".")
+        if linear in stacked:
+            if linear in schemes:
+                found[linear] = schemes[linear]
+            continue
         if linear not in schemes or last != "weight":
             # Of tied tensors one is enough.
             if name in left or tied[name] not in stored:
                 check(name, [tuple(value.shape)], _FLOATS)
             continue
-        if list(tied.values()).count(tied[name]) > 1:
+        if uses[tied[name]] > 1:
             raise ValueError(f"{directory}: {linear} is quantised and tied to {tied[name]}")
         rows = value.shape[0]
         check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
@@ -151,4 +186,4 @@ def _check(
 
 def _stored(tensors: Tensors, linear: str, names: tuple[str, ...]) -> str:
     """The first of the names that is there; of one that is not, the check says so."""
-    return next((name for name in names if f"{linear}.{name}" in tensors.names()), names[0])
+    return next((name for name in names if f"{linear}.{name}" in tensors), names[0])

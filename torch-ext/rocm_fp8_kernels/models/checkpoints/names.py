@@ -59,10 +59,10 @@ def check_tied(tensors: Tensors, tied: dict[str, str], directory: Path) -> None:
 
 
 def refuse_experts(model: torch.nn.Module, where: Path) -> None:
-    """Raises: ValueError where a model has experts that are no linears of their own."""
+    """For int8. Raises: ValueError where a model has experts that are no linears of their own."""
     for name, value in model.named_parameters():
         if value.dim() == 3 and "expert" in name:
-            raise ValueError(f"{where}: {name}: mixture of experts is not supported yet")
+            raise ValueError(f"{where}: {name}: mixtures of experts are quantised to FP8 alone")
 
 
 def check_left(

@@ -1,6 +1,7 @@
 """A quantised model as a compressed-tensors checkpoint."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from ..fp8.experts import Fp8Experts, experts_of, why_not
 from ..fp8.linear import Fp8Linear
+from .experts import split_experts, split_stacks
 
 __all__ = ["save_quantized", "whole"]
 
@@ -17,12 +20,13 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     """Writes a quantised model as compressed-tensors ("float-quantized"), which transformers and vLLM load.
 
     The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
-    They have the names of transformers' linears: joined ones are split. They are written beside `directory` and
-    renamed: it holds a whole checkpoint or is not there.
+    They have the names of transformers' linears: joined ones are split, and experts have a tensor for each matrix.
+    They are written beside `directory` and renamed: it holds a whole checkpoint or is not there.
 
     Raises: ValueError where the model is not quantised, is float8_e4m3fnuz (checkpoints are float8_e4m3fn, which
         load_quantized turns into the device's format), or bounds its scales by an activation_scale_ub or rounds them to
-        powers of two, for which the format has no place; FileExistsError; ImportError without compressed-tensors.
+        powers of two, for which the format has no place, or where blocks of 128x128 hold rows of an expert's gate_proj
+        and up_proj; FileExistsError; ImportError without compressed-tensors.
     """
     try:
         from compressed_tensors.compressors import ModelCompressor
@@ -32,27 +36,40 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
 
     directory = Path(directory)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
-    if not linears:
+    experts = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Experts)}
+    if not linears and not experts:
         raise ValueError("the model is not quantised")
-    for name, linear in linears.items():
-        if linear.weight.dtype != torch.float8_e4m3fn:
-            raise ValueError(f"the model's FP8 format is {linear.weight.dtype}; checkpoints hold float8_e4m3fn")
-        if linear.scale_ub is not None:
+    for name, module in (linears | experts).items():
+        codes = module.weight if name in linears else module.down_proj
+        if codes.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"the model's FP8 format is {codes.dtype}; checkpoints hold float8_e4m3fn")
+        if name in linears and module.scale_ub is not None:
             raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
-        if linear.power_of_two:
+        if module.power_of_two:
             raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors checkpoints cannot say so")
+    stacks = {name: module for name, module in experts_of(model).items() if why_not(module) is None}
+    split = linears.keys() | experts.keys() | stacks.keys()
     first: dict[int, str] = {}  # of tied tensors one is written
     state = {
         name: value.detach().contiguous()
         for name, value in model.state_dict(keep_vars=True).items()
-        if name.rpartition(".")[0] not in linears and first.setdefault(id(value), name) == name
+        if name.rpartition(".")[0] not in split and first.setdefault(id(value), name) == name
     }
-    kinds: dict[tuple[str, str], list[str]] = {}  # (weights, inputs), as Fp8Linear's -> names of linears
+    kinds: dict[tuple[str, str], list[str]] = {}  # (weights, inputs), as Fp8Linear's -> names, or patterns, of linears
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
             state |= {f"{part}.{key}": value for key, value in values.items()}
             kinds.setdefault((linear.weights, linear.inputs), []).append(part)
+    for name, module in experts.items():
+        for part, kind, values in split_experts(name, module):
+            state |= {f"{part}.{key}": value for key, value in values.items()}
+            pattern = rf"re:{re.escape(name)}\.\d+\.{part.rpartition('.')[2]}$"
+            if pattern not in kinds.setdefault(kind, []):
+                kinds[kind].append(pattern)
     ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    for name, module in stacks.items():
+        state |= split_stacks(name, module)
+        ignore.append(rf"re:{re.escape(name)}\.\d+\..*")
 
     with whole(directory) as partial:
         model.config.save_pretrained(partial)

@@ -7,6 +7,7 @@ name the linears.
 import fnmatch
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,12 +44,13 @@ class Scheme(NamedTuple):
         return self.inputs != "tensor"
 
 
-def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
+def schemes_of(model: torch.nn.Module, settings: dict, rename: Callable[[str], str] = str) -> dict[str, Scheme]:
     """Qualified names of the model's quantised linears -> how.
 
     Args:
         model: not quantised; on any device.
         settings: the quantization_config.
+        rename: of a name or pattern in the settings, that of the model's modules.
 
     Raises: ValueError that names what is unknown; ImportError where compressed-tensors is not installed.
     """
@@ -67,9 +69,9 @@ def schemes_of(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
         more |= dict(scale_name="weight_scale_inv", power_of_two=_power_of_two(settings))
     by_target = {}
     for group, scheme in config.config_groups.items():
-        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
+        by_target |= dict.fromkeys(map(rename, scheme.targets), _of_group(group, scheme)._replace(**more))
     found = {}
-    for name, module in match_named_modules(model, by_target, config.ignore):
+    for name, module in match_named_modules(model, by_target, [rename(name) for name in config.ignore]):
         if isinstance(module, torch.nn.Embedding):
             raise ValueError(f"{name} is quantised, an Embedding; known: linears")
         if isinstance(module, torch.nn.Linear):  # a pattern may match the modules that hold them, too

@@ -40,6 +40,7 @@ class Tensors:
 
         self._directory = directory
         self._file_of: dict[str, object] = {}
+        self._stored: dict[str, str] = {}  # new name -> that in the files
         index = directory / _INDEX
         wanted = read_json(index).get("weight_map") if index.is_file() else None
         if index.is_file() and not (isinstance(wanted, dict) and all(map(_is_file_name, wanted.values()))):
@@ -60,11 +61,21 @@ class Tensors:
     def names(self) -> set[str]:
         return set(self._file_of)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def rename(self, names: dict[str, str]) -> None:
+        """names: those of the files -> what they are called from here on. Raises: ValueError where one is taken."""
+        for old, new in names.items():
+            if new in self._file_of:
+                raise ValueError(f"{self._directory}: {old} and {new} are one tensor in the model")
+            self._file_of[new], self._stored[new] = self._file_of.pop(old), old
+
     def check(self, name: str, shapes: list[tuple[int, ...]], dtypes: tuple[torch.dtype, ...]) -> None:
         """Raises: ValueError that names the tensor where it is not there, or has none of these shapes or dtypes."""
         if name not in self._file_of:
             raise ValueError(f"{self._directory}: no tensor {name}")
-        header = self._file_of[name].get_slice(name)
+        header, name = self._header(name), self._stored.get(name, name)
         dtype, shape = header.get_dtype(), tuple(header.get_shape())
         if _DTYPES.get(dtype) not in dtypes:
             allowed = ", ".join(key for key, value in _DTYPES.items() if value in dtypes)
@@ -73,10 +84,13 @@ class Tensors:
             raise ValueError(f"{self._directory}: {name}: shape {list(shape)}; needs {list(shapes[0])}")
 
     def dtype(self, name: str) -> torch.dtype | None:
-        return _DTYPES.get(self._file_of[name].get_slice(name).get_dtype()) if name in self._file_of else None
+        return _DTYPES.get(self._header(name).get_dtype()) if name in self._file_of else None
 
     def read(self, name: str) -> torch.Tensor:
-        return self._file_of[name].get_tensor(name)
+        return self._file_of[name].get_tensor(self._stored.get(name, name))
+
+    def _header(self, name: str):
+        return self._file_of[name].get_slice(self._stored.get(name, name))
 
 
 def _is_file_name(name) -> bool:

@@ -80,7 +80,8 @@ def quantize(
     activations: str = "static",
 ) -> torch.nn.Module:
     """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
-    mixtures of experts with SwiGLU. Routers, and what chooses experts, stay in their type.
+    mixtures of experts with SwiGLU. Routers, and what chooses experts, stay in their type; so do experts with biases or
+    another activation, which the warning names.
 
     Args:
         model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
@@ -113,6 +114,7 @@ def quantize(
     if fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
     planning.check_linears(model, names)
+    experts.check_experts(model)
     largest = {} if dynamic else calibrate(model, inputs)
 
     def join(kind: type[Fp8Linear], parts: list[str]) -> Fp8Linear:
@@ -124,7 +126,7 @@ def quantize(
 
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
-    experts.replace_experts(model, granularity, fp8_dtype)
+    planned.stay = experts.replace_experts(model, granularity, fp8_dtype)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)

@@ -10,7 +10,7 @@ from ... import reference
 from ..codes import Codes
 from .linear import quantize_weight, to_fnuz
 
-__all__ = ["Fp8Experts", "experts_of", "replace_experts", "why_not"]
+__all__ = ["Fp8Experts", "check_experts", "experts_of", "replace_experts", "why_not"]
 
 _SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
@@ -53,16 +53,32 @@ class Fp8Experts(Codes):
     """A mixture of experts on FP8 weights: `fused_moe` of them.
 
     Attributes:
-        inputs: what of x, and of the hidden values, has a scale: "group" (of 128) with weights of blocks, else "row".
+        inputs: what of x, and of the hidden values, has a scale: "group" (of 128) with weights of blocks; "row"; or
+            "tensor", whose scales are stored.
+        power_of_two: whether scales of groups are powers of two.
 
     Buffers:
         gate_up_proj: FP8 [E, 2 I, D]; down_proj: FP8 [E, D, I].
         gate_up_scale, down_scale: float32 [E, ceil(N / 128), ceil(K / 128)], [E, N, 1] or [E, 1, 1].
+        input_scale, hidden_scale: float32 [1]: of x, and of the hidden values, with inputs="tensor"; else None.
     """
 
-    def __init__(self, gate_up: tuple, down: tuple, *, inputs: str, dtype: torch.dtype):
+    def __init__(
+        self,
+        gate_up: tuple[torch.Tensor, torch.Tensor],
+        down: tuple[torch.Tensor, torch.Tensor],
+        *,
+        inputs: str,
+        dtype: torch.dtype,
+        power_of_two: bool = False,
+        input_scale: torch.Tensor | None = None,
+        hidden_scale: torch.Tensor | None = None,
+    ):
+        """gate_up, down: (codes, scales)."""
         super().__init__()
-        self.inputs, self.dtype = inputs, dtype
+        self.inputs, self.dtype, self.power_of_two = inputs, dtype, power_of_two
+        self.register_buffer("input_scale", input_scale)
+        self.register_buffer("hidden_scale", hidden_scale)
         for name, (weight, scale) in (("gate_up", gate_up), ("down", down)):
             self.register_buffer(f"{name}_proj", weight)
             self.register_buffer(f"{name}_scale", scale)
@@ -80,12 +96,22 @@ class Fp8Experts(Codes):
         return cls(*parts, inputs="group" if granularity == "block" else "row", dtype=experts.down_proj.dtype)
 
     def kind(self) -> str:
-        return f"experts of {self.gate_up_proj.dtype}, inputs by {self.inputs}"
+        power = " as powers of two" if self.power_of_two else ""
+        return f"experts of {self.gate_up_proj.dtype}, inputs by {self.inputs}{power}"
+
+    def weights(self) -> dict[str, str]:
+        """What has a weight scale, of gate_up_proj and of down_proj: "tensor" (of an expert), "channel" or "block"."""
+        if self.inputs == "group":
+            return {"gate_up_proj": "block", "down_proj": "block"}
+        scales = {"gate_up_proj": self.gate_up_scale, "down_proj": self.down_scale}
+        return {name: "tensor" if scale.shape[1:].numel() == 1 else "channel" for name, scale in scales.items()}
 
     def to_fnuz_(self) -> "Fp8Experts":
         """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
         self.gate_up_proj, self.gate_up_scale = to_fnuz(self.gate_up_proj, self.gate_up_scale)
         self.down_proj, self.down_scale = to_fnuz(self.down_proj, self.down_scale)
+        if self.inputs == "tensor":  # as of Fp8Linear
+            self.input_scale, self.hidden_scale = self.input_scale * 2, self.hidden_scale * 2
         return self
 
     def forward(
@@ -112,7 +138,10 @@ class Fp8Experts(Codes):
             top_k_index.contiguous(),
             scale_w13=self.gate_up_scale,
             scale_w2=self.down_scale,
-            inputs=self.inputs,
+            inputs="static" if self.inputs == "tensor" else self.inputs,
+            input_scale=self.input_scale,
+            hidden_scale=self.hidden_scale,
+            power_of_two=self.power_of_two,
         ).view(hidden_states.shape)
 
     def extra_repr(self) -> str:
@@ -128,6 +157,22 @@ def _stack_of(weight: torch.Tensor, granularity: str, fp8_dtype: torch.dtype) ->
         codes.view(torch.uint8)[e] = quantized.view(torch.uint8)
         scales.append(scale if granularity == "block" else scale.reshape(-1, 1))
     return codes, torch.stack(scales)
+
+
+def check_experts(model: torch.nn.Module) -> None:
+    """ValueError that names the first experts to be quantised which the operators do not take, or that hold no
+    numbers."""
+    for name, module in experts_of(model).items():
+        if why_not(module) is not None:
+            continue
+        for stack in ("gate_up_proj", "down_proj"):
+            weight = getattr(module, stack)
+            if weight.dtype not in (torch.float16, torch.bfloat16):
+                raise ValueError(f"{name}.{stack}: dtype {weight.dtype}; needs float16 or bfloat16")
+            if weight.is_meta:
+                raise ValueError(f"{name}.{stack} is on the device meta; needs its numbers (offload the model later)")
+            if not all(bool(torch.isfinite(of_expert).all()) for of_expert in weight):
+                raise ValueError(f"{name}.{stack} holds NaN or infinity")
 
 
 def replace_experts(model: torch.nn.Module, granularity: str, fp8_dtype: torch.dtype) -> dict[str, str]:

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from ...layers.norms import rounds_as_rms_norm
 from ...layers.residual import hand_on_residual
-from ..codes import Codes
+from ..codes import CODES, Codes
 from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
 from .linear import Fp8Linear
 
@@ -48,6 +48,7 @@ class Plan:
     fused: dict[tuple[str, str], dict[str, list[str]]] = field(default_factory=dict)
     alone: list[str] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
+    stay: dict[str, str] = field(default_factory=dict)  # experts that are not quantised -> why
     known: bool = True  # whether the model has layers of a known architecture
 
     def inputs(self) -> Iterator[list[str]]:
@@ -63,6 +64,10 @@ class Plan:
         what = f"{len(self.alone)} linears are quantised one by one, each with its own input"
         if (left := share_left(model)) > 0:
             what += f"; {left:.0%} of its numbers stay as they are (experts among them)"
+        if self.stay:
+            name, why = next(iter(self.stay.items()))
+            more = f" (and {len(self.stay) - 1} more)" if len(self.stay) > 1 else ""
+            what += f"; {name}{more} is among them, because {why}"
         if not self.known:
             message = f"{type(model).__name__} has no decoder layer that can be fused: {what}"
         elif self.why:
@@ -96,11 +101,18 @@ def quantisable(model: torch.nn.Module) -> list[str]:
 
 
 def share_left(model: torch.nn.Module) -> float:
-    """The share of a quantised model's numbers that is not quantised; 0 where no expert is among them."""
+    """The share of a quantised model's numbers that is not quantised; 0 where no expert is among them. What chooses
+    experts is none."""
     left = {name: value.numel() for name, value in model.named_parameters()}
-    if not any("expert" in name for name in left):
+    if not any("expert" in name and not _ROUTER.fullmatch(name) for name in left):
         return 0.0
-    codes = sum(module.weight.numel() for module in model.modules() if isinstance(module, Codes) and module.FOLLOWS)
+    codes = sum(
+        value.numel()
+        for module in model.modules()
+        if isinstance(module, Codes)
+        for value in module.buffers(recurse=False)
+        if value.dtype in CODES
+    )
     return sum(left.values()) / (sum(left.values()) + codes)
 
 

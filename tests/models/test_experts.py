@@ -1,0 +1,225 @@
+"""Mixtures of experts: in transformers' interface for experts, quantised, on the kernels; and against a definition that
+computes one expert after the other from the stored codes and scales."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.problems import checkpoints
+from tests.problems.buffers import same_bytes
+from tests.problems.inputs import FP8, HALF, short
+from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from tests.problems.tiny_moe import MODELS, apart, by_definition, expert_modules, logits_with_one_routing, moe
+
+pytestmark = [
+    pytest.mark.usefixtures("without_gradients"),
+    pytest.mark.filterwarnings("ignore:.*has no decoder layer that can be fused"),
+]
+
+GRANULARITIES = {
+    "tensor": checkpoints.Format(None, dynamic=True),
+    "channel": checkpoints.Format(None, channel=True, dynamic=True),
+    "block": checkpoints.Format(None, block=True, dynamic=True),
+}
+
+
+def grouped(kernel) -> int:
+    return kernel.call_counts()["grouped_gemm"]
+
+
+def routed(generator, device, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a module of experts is given, of five tokens."""
+    x = torch.randn(5, 128, generator=generator).bfloat16().to(device)
+    index = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(5)]).to(device)
+    return x, index, torch.rand(5, 2, generator=generator).to(device)
+
+
+def quantized(kernel, model: torch.nn.Module, granularity: str) -> torch.nn.Module:
+    model = copy.deepcopy(model)
+    return kernel.quantization.quantize(model, activations="dynamic", granularity=granularity, fp8_dtype=FP8[0])
+
+
+# --- transformers' interface ---
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_of_16_bits_through_the_interface(kernel, device, generator, name, dtype):
+    model, ids = moe(name, generator, dtype, device), tokens(generator, 2, 11, device)
+    ours = copy.deepcopy(model)
+    ours.set_experts_implementation(kernel.layers.register_experts())
+    before = grouped(kernel)
+    wanted, got = logits_with_one_routing([apart(model), ours], ids)
+    assert grouped(kernel) == before + 2 * len(expert_modules(model))
+    assert distance(got, wanted) <= NEAR
+
+
+def stacked_by_transformers(model: torch.nn.Module, made: torch.nn.Module) -> torch.nn.Module:
+    """FP8Experts of transformers with these codes. from_pretrained makes them on a GPU alone."""
+    from transformers import FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+
+    settings = FineGrainedFP8Config(weight_block_size=(128, 128))
+    model = replace_with_fp8_linear(copy.deepcopy(model), quantization_config=settings)
+    for name, module in expert_modules(model).items():
+        ours = made.get_submodule(name)
+        for stack, scale in (("gate_up_proj", ours.gate_up_scale), ("down_proj", ours.down_scale)):
+            for last, values in ((stack, getattr(ours, stack)), (f"{stack}_scale_inv", scale)):
+                assert getattr(module, last).shape == values.shape
+                setattr(module, last, torch.nn.Parameter(values, requires_grad=False))
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_that_transformers_has_in_fp8(kernel, device, formats, generator, name):
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+    model = moe(name, generator, device=device)
+    made = kernelized(kernel, quantized(kernel, model, "block"))
+    theirs = stacked_by_transformers(model, made)
+    theirs.set_experts_implementation(kernel.layers.register_experts())
+    x, index, weights = routed(generator, device, 4)
+    for each, module in expert_modules(theirs).items():
+        before = grouped(kernel)
+        assert same_bytes(module(x, index, weights), made.get_submodule(each)(x, index, weights))
+        assert grouped(kernel) == before + 2
+
+
+# --- quantised ---
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, generator, tmp_path, name, granularity):
+    model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
+    made = quantized(kernel, model, granularity)
+    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    defined = by_definition(model, tmp_path / "fp8", GRANULARITIES[granularity])
+    wanted, got = logits_with_one_routing([defined, made], ids)
+    assert distance(got, wanted) <= NEAR
+    wanted, without = logits_with_one_routing([model, made], ids)
+    assert distance(without, wanted) <= 0.25  # eight numbers' digits a value, one linear after the other
+    if FP8[0] in formats:
+        fast, before = kernelized(kernel, copy.deepcopy(made)), grouped(kernel)
+        wanted, got = logits_with_one_routing([made, fast], ids)
+        assert grouped(kernel) == before + len(expert_modules(model))
+        assert distance(got, wanted) <= NEAR
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, name, granularity):
+    model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
+    made = quantized(kernel, model, granularity)
+    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    loaded, state = kernel.quantization.load_quantized(tmp_path / "fp8", device), made.state_dict()
+    assert loaded.state_dict().keys() == state.keys()
+    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+    assert same_bytes(logits(loaded, ids), logits(made, ids))
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_transformers_reads_it(kernel, generator, tmp_path, granularity):
+    """It decompresses experts to bfloat16. Those with scales of blocks it does not take (5.19)."""
+    model = moe("qwen3_moe", generator)
+    made = quantized(kernel, model, granularity)
+    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.bfloat16)
+    for name, module in expert_modules(read).items():
+        ours = made.get_submodule(name)
+        for stack, scale in (("gate_up_proj", ours.gate_up_scale), ("down_proj", ours.down_scale)):
+            assert torch.equal(getattr(module, stack), (getattr(ours, stack).float() * scale).bfloat16())
+
+
+def test_what_blocks_cannot_say(kernel, generator, tmp_path):
+    """Gate and up have 64 rows each: one block holds both, which is no matter until they are written apart."""
+    made = quantized(kernel, moe("qwen3_moe", generator, moe_intermediate_size=64), "block")
+    with pytest.raises(ValueError, match=r"mlp\.experts: 64 is no multiple of 128: blocks hold rows of gate_proj and"):
+        kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the module ---
+
+
+def drawn_module(kernel, generator, device, granularity: str, inputs: str | None = None):
+    model = moe("qwen3_moe", generator, device=device)
+    module = next(iter(expert_modules(quantized(kernel, model, granularity)).values()))
+    if inputs == "tensor":
+        module.inputs = "tensor"
+        module.input_scale, module.hidden_scale = (torch.tensor([s], device=device) for s in (0.01, 0.004))
+    return module, routed(generator, device, 8)
+
+
+@pytest.mark.parametrize("granularity, inputs", [("tensor", "tensor"), ("channel", "row"), ("block", "group")])
+def test_a_compiled_module(kernel, device, formats, generator, granularity, inputs):
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+    module, arguments = drawn_module(kernel, generator, device, granularity, inputs)
+    # kernelize finds the device by a parameter.
+    fast = kernelized(kernel, torch.nn.Sequential(module, torch.nn.Linear(1, 1, device=device)))[0]
+    compiled = torch.compile(fast, fullgraph=True)
+    assert same_bytes(compiled(*arguments), fast(*arguments))
+
+
+def test_an_expert_of_another_rank_is_left_out(kernel, device, generator):
+    module, (x, index, weights) = drawn_module(kernel, generator, device, "channel")
+    one = module(x, index[:, :1], weights[:, :1])
+    index[:, 1] = 8
+    assert same_bytes(module(x, index, weights), one)
+
+
+def test_casts_and_states_leave_the_codes(kernel, device, generator):
+    module, arguments = drawn_module(kernel, generator, device, "channel")
+    wanted = module(*arguments)
+    module.to(torch.bfloat16)
+    assert module.gate_up_scale.dtype == torch.float32 and module.down_proj.dtype == FP8[0]
+    assert same_bytes(module(*arguments), wanted)
+    other, _ = drawn_module(kernel, generator, device, "block")
+    with pytest.raises(RuntimeError, match="holds experts of torch.float8_e4m3fn, inputs by row; needs"):
+        other.load_state_dict(module.state_dict())
+
+
+# --- what stays ---
+
+
+def test_unsupported_experts_stay_and_are_named(kernel, generator):
+    model = moe("mixtral", generator, hidden_act="gelu")
+    with pytest.warns(UserWarning, match=r"layers\.0\.mlp\.experts \(and 1 more\) .* their activation is GELU"):
+        made = quantized(kernel, model, "channel")
+    for name, module in expert_modules(made).items():
+        own = model.get_submodule(name)
+        assert type(module) is type(own) and same_bytes(module.down_proj, own.down_proj)
+    assert any(isinstance(module, kernel.quantization.Fp8Linear) for module in made.modules())
+
+
+def test_experts_with_biases_have_a_reason(kernel, generator):
+    why_not = kernel.models.fp8.experts.why_not
+    module = next(iter(expert_modules(moe("mixtral", generator)).values()))
+    assert why_not(module) is None
+    module.gate_up_proj_bias = torch.nn.Parameter(torch.zeros(4, 512))
+    assert why_not(module) == "they have biases"
+    name = kernel.layers.register_experts()
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    with pytest.raises(ValueError, match="MixtralExperts: they have biases; another experts_implementation takes them"):
+        ALL_EXPERTS_FUNCTIONS[name](module, torch.zeros(1, 128), torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_change_nothing(kernel, generator, value):
+    model = moe("mixtral", generator)
+    model.model.layers[1].mlp.experts.down_proj[2, 3, 4] = value
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj holds NaN or infinity"):
+        kernel.quantization.quantize(model, activations="dynamic")
+    assert not any(isinstance(module, kernel.quantization.Fp8Linear) for module in model.modules())
+
+
+def test_no_warning_of_numbers_that_stay(kernel, generator):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        quantized(kernel, moe("deepseek_v3", generator), "channel")
+    assert not any("experts" in str(each.message) for each in found)

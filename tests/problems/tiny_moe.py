@@ -1,0 +1,189 @@
+"""Mixtures of experts that run in milliseconds, and the same models with a linear for each matrix of an expert: what
+published checkpoints hold, and what they compute by definition."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from transformers import CONFIG_MAPPING
+
+from tests.problems import checkpoints
+from tests.problems.tiny_llama import drawn
+
+SIZES = dict(
+    vocab_size=128,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=None,
+    pad_token_id=None,
+    tie_word_embeddings=False,
+)
+MODELS = {
+    "mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": dict(
+        moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, head_dim=32, norm_topk_prob=True
+    ),
+    "deepseek_v3": dict(
+        moe_intermediate_size=128,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=1,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        first_k_dense_replace=1,
+    ),
+}
+PARTS = ("gate_proj", "up_proj", "down_proj")
+OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # Mixtral's names
+BIAS = "e_score_correction_bias"
+
+
+def moe(name: str, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, device="cpu", **changes):
+    model = drawn(CONFIG_MAPPING[name](**(SIZES | MODELS[name] | changes)), generator, dtype, device)
+    for module in model.modules():
+        if hasattr(module, BIAS):  # from_pretrained keeps it in float32
+            values = 0.1 * torch.randn(getattr(module, BIAS).shape, generator=generator)
+            setattr(module, BIAS, torch.nn.Buffer(values.to(device)))
+    return model
+
+
+def expert_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {name: module for name, module in model.named_modules() if name.endswith(".experts")}
+
+
+class OneByOne(torch.nn.ModuleList):
+    """Experts in plain torch, with linears that may be replaced. Rounded to the input's dtype are the results of
+    linears, and the sum; the hidden values are not."""
+
+    def __init__(self, stacked: torch.nn.Module):
+        super().__init__()
+        for gate_up, down in zip(stacked.gate_up_proj.detach(), stacked.down_proj.detach()):
+            expert = torch.nn.Module()
+            for part, weight in zip(PARTS, (*gate_up.chunk(2), down)):
+                linear = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype, device=weight.device)
+                linear.weight.copy_(weight)
+                expert.add_module(part, linear)
+            self.append(expert)
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        total = torch.zeros_like(x, dtype=torch.float32)
+        for slot in range(top_k_index.shape[1]):
+            for e, expert in enumerate(self):
+                of = top_k_index[:, slot] == e
+                if bool(of.any()):
+                    gate, up = expert.gate_proj(x[of]).float(), expert.up_proj(x[of]).float()
+                    hidden = gate / (1 + torch.exp(-gate)) * up
+                    if expert.down_proj.forward.__name__ == "forward":  # not replaced: in the weights' dtype
+                        hidden = hidden.to(x.dtype)
+                    y = expert.down_proj(hidden).to(x.dtype).float()
+                    total[of] += top_k_weights[of, slot, None].float() * y
+        return total.to(x.dtype).view(hidden_states.shape)
+
+
+def apart(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy, whose experts are computed one by one."""
+    model = copy.deepcopy(model)
+    for name, module in expert_modules(model).items():
+        model.set_submodule(name, OneByOne(module))
+    return model
+
+
+def of_one_input(name: str) -> list[str]:
+    """By whose largest scale a linear's input is quantised: all experts of a module are given the same codes."""
+    module, _, rest = name.rpartition(".experts.")
+    if not module:
+        return [name]
+    part = rest.partition(".")[2]
+    return [
+        f"{module}.experts.{e}.{each}" for e in range(8) for each in PARTS if (each == PARTS[2]) == (part == PARTS[2])
+    ]
+
+
+def by_definition(model: torch.nn.Module, directory: Path, form: checkpoints.Format) -> torch.nn.Module:
+    """What the checkpoint of `model` computes; its files have a tensor for each matrix of an expert."""
+    return checkpoints.by_definition(apart(model), directory, form, of_one_input)
+
+
+# --- layouts ---
+
+
+def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], None], settings: Callable[[str], str] = str):
+    tensors = checkpoints.stored(directory)
+    change(tensors)
+    safetensors.torch.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] = json.loads(settings(json.dumps(config["quantization_config"])))
+    file.write_text(json.dumps(config))
+
+
+def with_older_names(directory: Path) -> None:
+    """As Mixtral's checkpoints have them."""
+
+    def older(text: str) -> str:
+        for newer, name in OLDER.items():
+            text = text.replace(newer, name)
+        return text.replace("mlp", "block_sparse_moe")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        # transformers has written block_sparse_moe already, where the library compressed the model.
+        for name in [name for name in tensors if ".mlp." in name or "block_sparse_moe" in name]:
+            tensors[older(name)] = tensors.pop(name)
+
+    edit(directory, change, older)
+
+
+def with_stacks(directory: Path) -> None:
+    """As transformers has them."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        modules = sorted({name.partition(".experts.")[0] for name in tensors if ".experts." in name})
+        for module in modules:
+            count = len(
+                {name.split(".experts.")[1].split(".")[0] for name in tensors if name.startswith(f"{module}.e")}
+            )
+            for last, suffix in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
+                of = [[tensors.pop(f"{module}.experts.{e}.{part}.{last}") for part in PARTS] for e in range(count)]
+                tensors[f"{module}.experts.gate_up_proj{suffix}"] = torch.stack([torch.cat(each[:2]) for each in of])
+                tensors[f"{module}.experts.down_proj{suffix}"] = torch.stack([each[2] for each in of])
+
+    edit(directory, change)
+
+
+# --- one routing ---
+
+
+def logits_with_one_routing(models: list[torch.nn.Module], ids: torch.Tensor) -> list[torch.Tensor]:
+    """The models' logits, with the routing of the first: two sums of one product may choose other experts."""
+    chosen: dict[str, tuple] = {}
+
+    def of_first(name: str):
+        def hook(module, inputs, output):
+            return chosen.setdefault(name, output)
+
+        return hook
+
+    results = []
+    for model in models:
+        gates = {
+            f"{name}.gate": model.get_submodule(name.replace(".experts", ".gate")) for name in expert_modules(model)
+        }
+        handles = [gate.register_forward_hook(of_first(name)) for name, gate in gates.items()]
+        results.append(model(input_ids=ids, use_cache=False).logits)
+        for handle in handles:
+            handle.remove()
+    return results

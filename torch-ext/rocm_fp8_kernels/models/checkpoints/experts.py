@@ -1,0 +1,232 @@
+"""The experts of a checkpoint: their names in the files, which schemes they have, and the module that is made of them.
+
+    mlp.experts.E.{gate,up,down}_proj.weight              DeepSeek-V3, Qwen3-MoE, llm-compressor
+    block_sparse_moe.experts.E.{w1,w3,w2}.weight          the same, as Mixtral calls them
+    mlp.experts.{gate_up,down}_proj                       stacked, as transformers has them, with .…_scale_inv
+
+transformers' models hold them stacked, so no rule for linears would name them. A stand-in on the device meta has a
+linear for each matrix: what targets, is ignored and is checked is then said of experts as of any linear.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ..fp8.experts import Fp8Experts, experts_of, why_not
+from ..fp8.linear import BLOCK
+from .joined import check_codes, scale_of
+from .schemes import Scheme
+from .tensors import Tensors
+
+__all__ = ["Apart", "StoredExperts", "newer_names", "split_experts", "split_stacks", "take_apart"]
+
+GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
+_STACKS = {"gate_up_proj": GATE_UP, "down_proj": DOWN}
+_OLDER = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_HALF = (torch.bfloat16, torch.float16)
+_FLOATS = (*_HALF, torch.float32)
+
+
+class Apart(torch.nn.Module):
+    """A child per expert, with linears that hold no numbers."""
+
+    def __init__(self, stacked: torch.nn.Module):
+        super().__init__()
+        count, d, hidden = stacked.down_proj.shape
+        with torch.device("meta"):
+            for e in range(count):
+                expert = torch.nn.Module()
+                for part in (*GATE_UP, *DOWN):
+                    sizes = (hidden, d) if part in DOWN else (d, hidden)
+                    linear = torch.nn.Linear(*sizes, bias=False, dtype=stacked.down_proj.dtype)
+                    expert.add_module(part, linear)
+                self.add_module(str(e), expert)
+
+
+def take_apart(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Puts a stand-in in the place of each module of stacked experts. Returns: name -> transformers' module.
+
+    Raises: ValueError that names experts which Fp8Experts does not take, before the model is changed.
+    """
+    found = experts_of(model)
+    for name, module in found.items():
+        if (why := why_not(module)) is not None:
+            raise ValueError(f"{name}: these experts are not supported: {why}")
+    for name, module in found.items():
+        model.set_submodule(name, Apart(module))
+    return found
+
+
+def newer_names(model: torch.nn.Module) -> Callable[[str], str]:
+    """Of a name as Mixtral has it, or a pattern of such names: what transformers' modules are called."""
+    older_block = any(name.endswith("block_sparse_moe") for name, _ in model.named_modules())
+
+    def rename(text: str) -> str:
+        newer = text if older_block else text.replace("block_sparse_moe", "mlp")
+        return re.sub(r"\bw[123]\b", lambda found: _OLDER[found[0]], newer)
+
+    return rename
+
+
+class StoredExperts:
+    """The experts of one module in a checkpoint.
+
+    Args:
+        name: of the module.
+        own: transformers' module, on the device meta.
+    """
+
+    def __init__(self, name: str, own: torch.nn.Module, tensors: Tensors):
+        self.name, self._own, self._tensors = name, own, tensors
+        self._count, self._d, self._hidden = own.down_proj.shape
+        self.stacked = any(f"{name}.{stack}" in tensors for stack in _STACKS)
+
+    def linears(self, parts: tuple[str, ...] = GATE_UP + DOWN) -> list[str]:
+        return [f"{self.name}.{e}.{part}" for e in range(self._count) for part in parts]
+
+    def _of_parts(self, schemes: dict[str, Scheme], parts: tuple[str, ...]) -> Scheme | None:
+        """Of the matrices that one GEMM takes; the names of tensors may differ. None: they are not quantised."""
+        first, *others = names = self.linears(parts)
+        wanted = _alike(schemes.get(first))
+        for name in others:
+            if _alike(schemes.get(name)) != wanted:
+                raise ValueError(f"{first} and {name} are quantised in different ways: experts have one scheme")
+        return None if wanted is None else schemes[names[0]]
+
+    def scheme(self, schemes: dict[str, Scheme]) -> Scheme | None:
+        """Of gate and up; that of down may have other scales of weights. None: the experts are not quantised.
+
+        Raises: ValueError where they do not go together, or with the operators.
+        """
+        gate_up, down = (self._of_parts(schemes, parts) for parts in (GATE_UP, DOWN))
+        if (gate_up is None) != (down is None) or (gate_up and _inputs(gate_up) != _inputs(down)):
+            names = f"{self.name}.0.gate_proj and {self.name}.0.down_proj"
+            raise ValueError(f"{names} are quantised in different ways: experts have one scheme")
+        if gate_up is None:
+            return None
+        if self.stacked and gate_up.weights != "block":
+            raise ValueError(f"{self.name}: stacked experts with scales by {gate_up.weights}; known: blocks of {BLOCK}")
+        if gate_up.scale_ub is not None:
+            raise ValueError(f"{self.name}: activation_scale_ub; experts' scales have no upper bound")
+        if gate_up.weights == "block" and self._hidden % BLOCK:
+            raise ValueError(
+                f"{self.name}: the experts' intermediate size is {self._hidden}; blocks of {BLOCK}x{BLOCK} need a"
+                f" multiple of {BLOCK}"
+            )
+        return gate_up
+
+    def check_stacks(self, scheme: Scheme | None, check) -> None:
+        """Of stacked experts: as `Tensors.check`, which `check` calls."""
+        for stack in _STACKS:
+            shape = tuple(getattr(self._own, stack).shape)
+            check(f"{self.name}.{stack}", [shape], _FLOATS if scheme is None else (torch.float8_e4m3fn,))
+            if scheme is not None:
+                blocks = (shape[0], *(-(-size // BLOCK) for size in shape[1:]))
+                check(f"{self.name}.{stack}_scale_inv", [blocks], (*_FLOATS, torch.float8_e8m0fnu))
+
+    def read(self, schemes: dict[str, Scheme], dtype: torch.dtype) -> torch.nn.Module:
+        """Fp8Experts; where the experts are not quantised, transformers' module in dtype. One expert is read after the
+        other, so that no second copy of all of them is made.
+
+        Args:
+            schemes: as the files name the tensors.
+
+        Raises: ValueError that names a scale that is no positive number, or a weight that holds NaN.
+        """
+        scheme = self.scheme(schemes)
+        if scheme is None:
+            for stack, parts in _STACKS.items():
+                values = torch.nn.Parameter(self._weights(stack, parts, dtype), requires_grad=False)
+                setattr(self._own, stack, values)
+            return self._own
+        inputs = {}
+        if not scheme.dynamic:
+            inputs = dict(input_scale=self._largest(schemes, GATE_UP), hidden_scale=self._largest(schemes, DOWN))
+        stacks = [
+            (self._weights(stack, parts, torch.float8_e4m3fn), self._scales(stack, parts, schemes))
+            for stack, parts in _STACKS.items()
+        ]
+        return Fp8Experts(*stacks, inputs=scheme.inputs, dtype=dtype, power_of_two=scheme.power_of_two, **inputs)
+
+    def _weights(self, stack: str, parts: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+        codes = dtype == torch.float8_e4m3fn
+        if self.stacked:
+            result = self._tensors.read(f"{self.name}.{stack}")
+            for of_expert in result if codes else ():
+                check_codes(f"{self.name}.{stack}", of_expert)
+            return result.to(dtype)
+        result = None
+        for e in range(self._count):
+            begin = 0
+            for part in parts:
+                name = f"{self.name}.{e}.{part}.weight"
+                weight = self._tensors.read(name)
+                if codes:
+                    check_codes(name, weight)
+                if result is None:
+                    shape = getattr(self._own, stack).shape
+                    result = torch.empty(shape, dtype=dtype, device=weight.device)
+                result[e, begin : begin + len(weight)].copy_(weight)
+                begin += len(weight)
+        return result
+
+    def _scales(self, stack: str, parts: tuple[str, ...], schemes: dict[str, Scheme]) -> torch.Tensor:
+        if self.stacked:
+            return scale_of(self._tensors.read, f"{self.name}.{stack}_scale_inv").contiguous()
+        names = self.linears(parts)
+        scales = [scale_of(self._tensors.read, f"{name}.{schemes[name].scale_name}") for name in names]
+        kind = schemes[names[0]].weights
+        rows = getattr(self._own, stack).shape[1] // len(parts)
+        by_expert = [scales[i : i + len(parts)] for i in range(0, len(scales), len(parts))]
+        if kind == "tensor" and all(bool(scale.reshape(()) == of[0].reshape(())) for of in by_expert for scale in of):
+            return torch.stack([of[0].reshape(1, 1) for of in by_expert])
+        if kind != "block":  # different scales of gate and up become those of their channels
+            by_expert = [[scale.reshape(-1, 1).expand(rows, 1) for scale in of] for of in by_expert]
+        return torch.stack([torch.cat(of) for of in by_expert])
+
+    def _largest(self, schemes: dict[str, Scheme], parts: tuple[str, ...]) -> torch.Tensor:
+        """Of the scales of inputs, as vLLM does it: all experts are given the same codes."""
+        names = [f"{name}.{schemes[name].input_name}" for name in self.linears(parts)]
+        return torch.stack([scale_of(self._tensors.read, name).reshape(()) for name in names]).amax().reshape(1)
+
+
+def _inputs(scheme: Scheme) -> tuple:
+    return scheme.inputs, scheme.scale_ub, scheme.power_of_two
+
+
+def _alike(scheme: Scheme | None) -> tuple | None:
+    return None if scheme is None else (scheme.weights, *_inputs(scheme))
+
+
+def split_experts(name: str, experts: Fp8Experts) -> Iterator[tuple[str, tuple[str, str], dict[str, torch.Tensor]]]:
+    """(A linear's name in a checkpoint, what has a scale of its weight and its input, its tensors), of each matrix.
+
+    Raises: ValueError where blocks hold rows of gate and of up.
+    """
+    hidden, weights = experts.down_proj.shape[2], experts.weights()
+    if weights["down_proj"] == "block" and hidden % BLOCK:
+        raise ValueError(f"{name}: {hidden} is no multiple of {BLOCK}: blocks hold rows of gate_proj and of up_proj")
+    scales = {"gate_up_proj": experts.gate_up_scale, "down_proj": experts.down_scale}
+    inputs = {"gate_up_proj": experts.input_scale, "down_proj": experts.hidden_scale}
+    for stack, parts in _STACKS.items():
+        kind = weights[stack], experts.inputs
+        for e, (codes, scale) in enumerate(zip(getattr(experts, stack), scales[stack])):
+            # Clones: safetensors refuses tensors that share memory.
+            of_parts = [scale] * len(parts) if kind[0] == "tensor" else scale.chunk(len(parts))
+            for part, of_part, own in zip(parts, codes.chunk(len(parts)), of_parts):
+                values = {"weight": of_part.clone()}
+                values["weight_scale"] = own.reshape(1).clone() if kind[0] == "tensor" else own.clone()
+                if inputs[stack] is not None:
+                    values["input_scale"] = inputs[stack].clone()
+                yield f"{name}.{e}.{part}", kind, values
+
+
+def split_stacks(name: str, own: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """transformers' stacked experts, which are not quantised, as one tensor for each matrix of an expert."""
+    return {
+        f"{name}.{e}.{part}.weight": values.detach().clone()
+        for stack, parts in _STACKS.items()
+        for e, of_expert in enumerate(getattr(own, stack))
+        for part, values in zip(parts, of_expert.chunk(len(parts)))
+    }
