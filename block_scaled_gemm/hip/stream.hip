@@ -142,7 +142,7 @@ class StreamScales {
 // Of the end: channels' scales, where the launch has them.
 template <bool general>
 struct Channels {
-    static constexpr bool kRows = false, kColumns = general, kEarly = false;
+    static constexpr bool kRows = false, kColumns = general, kSplits = true, kEarly = false;
     const StreamArgs& rest;
     __device__ float column(int n) const {
         const gemm::Scales& s = rest.args.scale_b;

@@ -88,7 +88,7 @@ class HalfStreamSums {
 
 // Of the end: channels' scales, where the launch has them.
 struct ChannelFactors {
-    static constexpr bool kRows = false, kColumns = true, kEarly = false;
+    static constexpr bool kRows = false, kColumns = true, kSplits = false, kEarly = false;
     gemm::Scales scales;
     bool channels;
     __device__ float column(int n) const {

@@ -37,7 +37,7 @@ struct StreamLaunch {
 static_assert(sizeof(StreamWork) == 14 * sizeof(uint32_t));
 
 struct Scaled {
-    static constexpr bool kRows = true, kColumns = true, kEarly = true;
+    static constexpr bool kRows = true, kColumns = true, kSplits = true, kEarly = true;
     const gemm::Epilogue& e;
     __device__ float row(int m) const { return gemm::scale_at(e.scale_a, m); }
     __device__ float column(int n) const { return gemm::scale_at(e.scale_b, n); }

@@ -2,8 +2,8 @@
 // neighbours of a row. The constructor computes where it stores, so that nothing of this is waited for when the sums
 // are there.
 //
-// Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kEarly: whether they and
-// the bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed
+// Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kSplits: whether launches
+// may split K; kEarly: whether factors and the bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed
 // instructions may touch one of them as the unused half of a pair, and would wait. tile, part: the workgroup's.
 // least_threads: of one.
 #pragma once
@@ -41,12 +41,14 @@ class StreamEnd {
                          int column, int tile, int part)
         : out(to), split(parts), bias(bias), factors(factors), m(m), n(n), column(column), part(part) {
         have_now(out.data), have_now(out.row_stride), have_now(out.dtype), have_now(this->bias.data);
-        have_now(split.parts);
-        split.partial += int64_t(tile) * split.parts * S::sums;
-        auto arrived =
-            global<uint32_t>(split.arrived + tile);  // of a generic pointer the compiler would lose the space
-        have_now(split.partial), have_now(arrived);
-        split.arrived = (uint32_t*)arrived;
+        if constexpr (Factors::kSplits) {
+            have_now(split.parts);
+            split.partial += int64_t(tile) * split.parts * S::sums;
+            auto arrived =
+                global<uint32_t>(split.arrived + tile);  // of a generic pointer the compiler would lose the space
+            have_now(split.partial), have_now(arrived);
+            split.arrived = (uint32_t*)arrived;
+        }
         row = int(threadIdx.x) / kAcross, own = int(threadIdx.x) % kAcross * kApiece;
         if constexpr (Factors::kEarly) ask();
         left = int(threadIdx.x) * kApiece < S::sums && row < m ? n - column - own : 0;
@@ -66,7 +68,7 @@ class StreamEnd {
 #pragma unroll
             for (int wave = 1; wave < waves; ++wave) v += *reinterpret_cast<const Numbers*>(from + wave * kRegion);
         }
-        if (split.parts > 1) {
+        if (Factors::kSplits && split.parts > 1) {
             const Buffer all(split.partial, uint32_t(split.parts) * kPartBytes);
             const uint32_t mine = threadIdx.x * sizeof(Numbers);
             if (left > 0) all.template store<kAllChiplets>(part * kPartBytes + mine, __builtin_bit_cast(Bits, v));
