@@ -38,7 +38,7 @@ struct Args {
 };
 
 // On a GPU expected rows of the same class give the same bits of a row.
-ROCM_FP8_HD constexpr int64_t row_class(int64_t expected) { return expected <= 16 ? 16 : 128; }
+ROCM_FP8_HD constexpr int64_t row_class(int64_t expected) { return expected <= 4 ? 4 : 128; }
 
 Status launch(const Args& args, const Executor& on);
 

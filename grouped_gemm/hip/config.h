@@ -59,8 +59,10 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
 }
 
 // Expected rows of a group, up to which its weights are streamed. Beyond, tiles whose waves without rows do not multiply
-// are as fast, and read weights once for more rows.
-constexpr int64_t kMostStreamedRows = 16;
+// are as fast, and read weights and rows fewer times.
+constexpr int64_t kMostStreamedRows = 4;
+// K of so few bytes is over before one workgroup's next tile has begun: two share a unit.
+constexpr int64_t kShortK = 1024;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
 constexpr int64_t kFewestTallRows = 96;
 
@@ -74,10 +76,10 @@ constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; 
 // tallest that the rows fill well, and of which there are enough for the chip.
 constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
     if (expected <= kMostStreamedRows) {
-        const gemm::Sizes sizes{groups, kMostStreamedRows, n, k_bytes};
+        const gemm::Sizes sizes{groups, kStreamShapes[0].rows, n, k_bytes};
         return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
     }
-    int shape = expected >= kFewestTallRows ? 0 : 1;
+    int shape = expected >= kFewestTallRows ? 0 : k_bytes > kShortK ? 1 : gemm::place_of(kTileShapes, "t64x128");
     for (; shape < kFallbackTile - 1; ++shape) {
         const TileShape& tile = kTileShapes[shape];
         const int64_t tiles = groups * ceil_div(expected, int64_t(tile.rows)) * ceil_div(n, int64_t(tile.columns));

@@ -58,7 +58,7 @@ def plain(rows: int, experts: int, n: int, k: int, which: int = 0, **kwargs) -> 
 
 
 @pytest.mark.parametrize("which", range(4))
-@pytest.mark.parametrize("expected", [10, 30, 60, 300])
+@pytest.mark.parametrize("expected", [3, 30, 60, 300])
 @pytest.mark.parametrize("scale_b", ["block", "channel"])
 def test_a_row_does_not_depend_on_the_routing(kernel, device, formats, generator, which, expected, scale_b):
     """The same rows with their experts, in another order and in experts that have more rows or fewer."""
@@ -84,7 +84,7 @@ def test_a_row_does_not_depend_on_the_routing(kernel, device, formats, generator
 @pytest.mark.parametrize("which", range(4))
 def test_a_class_of_expected_rows_gives_the_same_bits(kernel, device, formats, generator, which):
     inputs = draw(plain(90, 3, 136, 272, which), formats, generator).to(device)
-    for numbers in ((1, 8, 9, 16), (17, 21, 48, 49, 96, 600)):
+    for numbers in ((1, 2, 4), (5, 8, 9, 16, 21, 48, 49, 96, 600)):
         first, *others = (inputs.call(kernel, out_dtype=F32, expected_rows=n)[: inputs.live()] for n in numbers)
         assert all(same_bytes(first, other) for other in others)
 
