@@ -81,7 +81,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
 
 @pytest.mark.parametrize("change", [None, with_older_names], ids=["names of today", "older names"])
 @pytest.mark.parametrize("form", [BLOCKS, CHANNEL])
-def test_experts_that_are_not_quantised(kernel, device, generator, tmp_path, form, change):
+def test_experts_that_are_left_out(kernel, device, generator, tmp_path, form, change):
     """They stay transformers' own, in a checkpoint that is written anew, too."""
     model, ids = moe("mixtral", generator), tokens(generator, 2, 11, device)
     write(form, model, tmp_path / "made", (r".*\.experts\..*",))
@@ -99,6 +99,29 @@ def test_experts_that_are_not_quantised(kernel, device, generator, tmp_path, for
     assert again.state_dict().keys() == state.keys()
     assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
     assert same_bytes(logits(again, ids), logits(loaded, ids))
+
+
+PATTERNS = {
+    "a name": ["model.layers.0.block_sparse_moe.experts.2.w1", *(f"re:.*experts.{e}.w[123]" for e in range(4))],
+    "w1": [r"re:.*block_sparse_moe\.experts\.\d+\.w1$", r"re:.*w2", "re:.*\\.w3"],
+    "w[123]": [r"re:.*block_sparse_moe\.experts\.\d+\.w[123]$"],
+    "w[1-3]": [r"re:.*experts\..*\.w[1-3]"],
+    "today's": [r"re:.*mlp\.experts.*"],
+}
+
+
+@pytest.mark.parametrize("case", PATTERNS)
+def test_rules_by_older_names(kernel, generator, tmp_path, case):
+    model = moe("mixtral", generator)
+    write(CHANNEL, model, tmp_path, (r".*\.experts\..*",))
+    with_older_names(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*block_sparse_moe.gate", *PATTERNS[case]]
+    file.write_text(json.dumps(config))
+    loaded = kernel.quantization.load_quantized(tmp_path)
+    for name, module in expert_modules(loaded).items():
+        assert same_bytes(module.down_proj, model.get_submodule(name).down_proj)
 
 
 def test_static_scales_come_back(kernel, device, generator, tmp_path):
@@ -248,6 +271,12 @@ def test_bad_stacks_are_refused(kernel, generator, tmp_path, case):
     with_stacks(tmp_path)
     edit(tmp_path, changed(f"model.layers.1.mlp.experts.{last}", change))
     refused(kernel, tmp_path, f"model.layers.1.mlp.experts.{last}: {message}")
+
+
+def test_stacks_have_scales_of_blocks(kernel, generator, tmp_path):
+    write("fp8, dynamic", moe("mixtral", generator), tmp_path)
+    edit(tmp_path, lambda tensors: tensors.update({"model.layers.0.mlp.experts.down_proj": torch.zeros(4, 128, 256)}))
+    refused(kernel, tmp_path, "mlp.experts: stacked experts with scales by tensor; known: blocks of 128")
 
 
 @pytest.mark.parametrize("ignored, other", [(r"3\..*", "3.gate_proj"), (r"\d+\.down_proj", "0.down_proj")])
