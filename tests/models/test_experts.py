@@ -6,13 +6,13 @@ import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
 from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import MODELS, apart, by_definition, expert_modules, logits_with_one_routing, moe
+from tests.problems.tiny_moe import MODELS, SIZES, apart, by_definition, expert_modules, logits_with_one_routing, moe
 
 pytestmark = [
     pytest.mark.usefixtures("without_gradients"),
@@ -207,6 +207,20 @@ def test_experts_with_biases_have_a_reason(kernel, generator):
 
     with pytest.raises(ValueError, match="MixtralExperts: they have biases; another experts_implementation takes them"):
         ALL_EXPERTS_FUNCTIONS[name](module, torch.zeros(1, 128), torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+def test_experts_with_a_forward_of_their_own_stay(kernel, generator):
+    """Llama 4's are transposed, and given sorted rows."""
+    sizes = dict(intermediate_size=32, intermediate_size_mlp=48, num_local_experts=2, head_dim=16)
+    config = Llama4TextConfig(**(SIZES | sizes | dict(hidden_size=64)))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+    with pytest.warns(
+        UserWarning, match=r"experts \(and 1 more\) .* transformers' interface for experts does not reach"
+    ):
+        made = quantized(kernel, model, "channel")
+    assert all(same_bytes(made.get_submodule(n).down_proj, m.down_proj) for n, m in expert_modules(model).items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
