@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.models.test_bad_checkpoints import refused
+from tests.models.test_checkpoints import on_fnuz
 from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
@@ -168,14 +169,19 @@ def test_a_bias_of_scores_keeps_its_type(kernel, generator, tmp_path):
 
 
 def test_codes_of_the_other_format(kernel, device, generator, tmp_path, monkeypatch):
-    """As on gfx942: half as much a code, twice the scale; inputs have 240 for 448."""
+    """As on gfx942: half as much a code, twice the scale."""
     write(STATIC, moe("mixtral", generator), tmp_path)
-    module = next(iter(expert_modules(kernel.quantization.load_quantized(tmp_path, device)).values()))
-    before = module.gate_up_proj.float() * module.gate_up_scale
-    given = module.input_scale.clone()
-    module.to_fnuz_()
-    assert module.down_proj.dtype == torch.float8_e4m3fnuz and torch.equal(module.input_scale, 2 * given)
-    assert torch.equal(module.gate_up_proj.float() * module.gate_up_scale, before)
+    plain = kernel.quantization.load_quantized(tmp_path, device)
+    on_fnuz(kernel, monkeypatch)
+    loaded = kernel.quantization.load_quantized(tmp_path, device)
+    for one, other in zip(expert_modules(plain).values(), expert_modules(loaded).values(), strict=True):
+        for stack, scale in (("gate_up_proj", "gate_up_scale"), ("down_proj", "down_scale")):
+            assert getattr(other, stack).dtype == torch.float8_e4m3fnuz
+            assert torch.equal(*(getattr(m, stack).float() * getattr(m, scale) for m in (one, other)))
+        assert torch.equal(other.input_scale, 2 * one.input_scale)
+        assert torch.equal(other.hidden_scale, 2 * one.hidden_scale)
+    with pytest.raises(ValueError, match="format is torch.float8_e4m3fnuz; checkpoints hold float8_e4m3fn"):
+        kernel.quantization.save_quantized(loaded, tmp_path / "other")
 
 
 def test_convert_leaves_quantised_experts_to_load_quantized(kernel, generator, tmp_path):
