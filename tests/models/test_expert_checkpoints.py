@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.models.test_bad_checkpoints import refused
+from tests.models.test_checkpoints import on_fnuz
 from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
@@ -81,7 +82,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
 
 @pytest.mark.parametrize("change", [None, with_older_names], ids=["names of today", "older names"])
 @pytest.mark.parametrize("form", [BLOCKS, CHANNEL])
-def test_experts_that_are_not_quantised(kernel, device, generator, tmp_path, form, change):
+def test_experts_that_are_left_out(kernel, device, generator, tmp_path, form, change):
     """They stay transformers' own, in a checkpoint that is written anew, too."""
     model, ids = moe("mixtral", generator), tokens(generator, 2, 11, device)
     write(form, model, tmp_path / "made", (r".*\.experts\..*",))
@@ -99,6 +100,29 @@ def test_experts_that_are_not_quantised(kernel, device, generator, tmp_path, for
     assert again.state_dict().keys() == state.keys()
     assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
     assert same_bytes(logits(again, ids), logits(loaded, ids))
+
+
+PATTERNS = {
+    "a name": ["model.layers.0.block_sparse_moe.experts.2.w1", *(f"re:.*experts.{e}.w[123]" for e in range(4))],
+    "w1": [r"re:.*block_sparse_moe\.experts\.\d+\.w1$", r"re:.*w2", "re:.*\\.w3"],
+    "w[123]": [r"re:.*block_sparse_moe\.experts\.\d+\.w[123]$"],
+    "w[1-3]": [r"re:.*experts\..*\.w[1-3]"],
+    "today's": [r"re:.*mlp\.experts.*"],
+}
+
+
+@pytest.mark.parametrize("case", PATTERNS)
+def test_rules_by_older_names(kernel, generator, tmp_path, case):
+    model = moe("mixtral", generator)
+    write(CHANNEL, model, tmp_path, (r".*\.experts\..*",))
+    with_older_names(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*block_sparse_moe.gate", *PATTERNS[case]]
+    file.write_text(json.dumps(config))
+    loaded = kernel.quantization.load_quantized(tmp_path)
+    for name, module in expert_modules(loaded).items():
+        assert same_bytes(module.down_proj, model.get_submodule(name).down_proj)
 
 
 def test_static_scales_come_back(kernel, device, generator, tmp_path):
@@ -140,18 +164,24 @@ def test_a_bias_of_scores_keeps_its_type(kernel, generator, tmp_path):
     model = moe("deepseek_v3", generator)
     write(BLOCKS, model, tmp_path)
     gate = kernel.quantization.load_quantized(tmp_path).model.layers[1].mlp.gate
-    assert getattr(gate, BIAS).dtype == torch.float32 and gate.weight.dtype == torch.bfloat16
+    assert getattr(gate, BIAS).dtype == torch.float32
+    assert gate.weight.dtype == model.model.layers[1].mlp.gate.weight.dtype  # float32 since transformers 5.24
 
 
 def test_codes_of_the_other_format(kernel, device, generator, tmp_path, monkeypatch):
-    """As on gfx942: half as much a code, twice the scale; inputs have 240 for 448."""
+    """As on gfx942: half as much a code, twice the scale."""
     write(STATIC, moe("mixtral", generator), tmp_path)
-    module = next(iter(expert_modules(kernel.quantization.load_quantized(tmp_path, device)).values()))
-    before = module.gate_up_proj.float() * module.gate_up_scale
-    given = module.input_scale.clone()
-    module.to_fnuz_()
-    assert module.down_proj.dtype == torch.float8_e4m3fnuz and torch.equal(module.input_scale, 2 * given)
-    assert torch.equal(module.gate_up_proj.float() * module.gate_up_scale, before)
+    plain = kernel.quantization.load_quantized(tmp_path, device)
+    on_fnuz(kernel, monkeypatch)
+    loaded = kernel.quantization.load_quantized(tmp_path, device)
+    for one, other in zip(expert_modules(plain).values(), expert_modules(loaded).values(), strict=True):
+        for stack, scale in (("gate_up_proj", "gate_up_scale"), ("down_proj", "down_scale")):
+            assert getattr(other, stack).dtype == torch.float8_e4m3fnuz
+            assert torch.equal(*(getattr(m, stack).float() * getattr(m, scale) for m in (one, other)))
+        assert torch.equal(other.input_scale, 2 * one.input_scale)
+        assert torch.equal(other.hidden_scale, 2 * one.hidden_scale)
+    with pytest.raises(ValueError, match="format is torch.float8_e4m3fnuz; checkpoints hold float8_e4m3fn"):
+        kernel.quantization.save_quantized(loaded, tmp_path / "other")
 
 
 def test_convert_leaves_quantised_experts_to_load_quantized(kernel, generator, tmp_path):
@@ -248,6 +278,12 @@ def test_bad_stacks_are_refused(kernel, generator, tmp_path, case):
     with_stacks(tmp_path)
     edit(tmp_path, changed(f"model.layers.1.mlp.experts.{last}", change))
     refused(kernel, tmp_path, f"model.layers.1.mlp.experts.{last}: {message}")
+
+
+def test_stacks_have_scales_of_blocks(kernel, generator, tmp_path):
+    write("fp8, dynamic", moe("mixtral", generator), tmp_path)
+    edit(tmp_path, lambda tensors: tensors.update({"model.layers.0.mlp.experts.down_proj": torch.zeros(4, 128, 256)}))
+    refused(kernel, tmp_path, "mlp.experts: stacked experts with scales by tensor; known: blocks of 128")
 
 
 @pytest.mark.parametrize("ignored, other", [(r"3\..*", "3.gate_proj"), (r"\d+\.down_proj", "0.down_proj")])

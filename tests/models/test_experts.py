@@ -6,13 +6,13 @@ import warnings
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Llama4TextConfig
 
 from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FP8, HALF, short
 from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import MODELS, apart, by_definition, expert_modules, logits_with_one_routing, moe
+from tests.problems.tiny_moe import MODELS, SIZES, apart, by_definition, expert_modules, logits_with_one_routing, moe
 
 pytestmark = [
     pytest.mark.usefixtures("without_gradients"),
@@ -122,6 +122,18 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_static_linears_and_dynamic_experts_come_back(kernel, device, generator, tmp_path, granularity):
+    """Two groups in what is written: a calibration's few tokens say nothing of an expert."""
+    model, ids = moe("deepseek_v3", generator, device=device), tokens(generator, 2, 48, device)
+    made = kernel.quantization.quantize(model, [ids], granularity=granularity, fp8_dtype=FP8[0])
+    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    loaded, state = kernel.quantization.load_quantized(tmp_path / "fp8", device), made.state_dict()
+    assert {module.inputs for module in expert_modules(loaded).values()} == {"row"}
+    assert loaded.state_dict().keys() == state.keys()
+    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
 def test_transformers_reads_it(kernel, generator, tmp_path, granularity):
     """It decompresses experts to bfloat16. Those with scales of blocks it does not take (5.19)."""
     model = moe("qwen3_moe", generator)
@@ -163,6 +175,17 @@ def test_a_compiled_module(kernel, device, formats, generator, granularity, inpu
     fast = kernelized(kernel, torch.nn.Sequential(module, torch.nn.Linear(1, 1, device=device)))[0]
     compiled = torch.compile(fast, fullgraph=True)
     assert same_bytes(compiled(*arguments), fast(*arguments))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model(kernel, device, formats, generator, name):
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+    fast = kernelized(kernel, quantized(kernel, moe(name, generator, device=device), "block"))
+    ids = tokens(generator, 2, 11, device)
+    wanted = logits(fast, ids)
+    compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
+    assert same_bytes(logits(compiled, ids), wanted)
 
 
 def test_an_expert_of_another_rank_is_left_out(kernel, device, generator):
@@ -207,6 +230,20 @@ def test_experts_with_biases_have_a_reason(kernel, generator):
 
     with pytest.raises(ValueError, match="MixtralExperts: they have biases; another experts_implementation takes them"):
         ALL_EXPERTS_FUNCTIONS[name](module, torch.zeros(1, 128), torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+def test_experts_with_a_forward_of_their_own_stay(kernel, generator):
+    """Llama 4's are transposed, and given sorted rows."""
+    sizes = dict(intermediate_size=32, intermediate_size_mlp=48, num_local_experts=2, head_dim=16)
+    config = Llama4TextConfig(**(SIZES | sizes | dict(hidden_size=64)))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+    with pytest.warns(
+        UserWarning, match=r"experts \(and 1 more\) .* transformers' interface for experts does not reach"
+    ):
+        made = quantized(kernel, model, "channel")
+    assert all(same_bytes(made.get_submodule(n).down_proj, m.down_proj) for n, m in expert_modules(model).items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

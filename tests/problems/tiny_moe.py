@@ -44,6 +44,7 @@ MODELS = {
         qk_rope_head_dim=16,
         v_head_dim=32,
         first_k_dense_replace=1,
+        num_key_value_heads=4,  # its attention has no groups
     ),
 }
 PARTS = ("gate_proj", "up_proj", "down_proj")

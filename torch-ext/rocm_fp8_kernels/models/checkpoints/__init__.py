@@ -9,6 +9,7 @@
     schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
     tensors.py   the safetensors files: names, shapes, dtypes
     joined.py    stored linears as one Fp8Linear
+    experts.py   those of a mixture as Fp8Experts: one tensor for each matrix of an expert, or stacked ones
     load.py      the model;  save.py  compressed-tensors from a model;  convert.py  a model that transformers has loaded
 
 Written is compressed-tensors, which transformers and vLLM load, too.

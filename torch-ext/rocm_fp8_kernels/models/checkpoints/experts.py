@@ -24,8 +24,7 @@ __all__ = ["Apart", "StoredExperts", "newer_names", "split_experts", "split_stac
 GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 _STACKS = {"gate_up_proj": GATE_UP, "down_proj": DOWN}
 _OLDER = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-_HALF = (torch.bfloat16, torch.float16)
-_FLOATS = (*_HALF, torch.float32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Apart(torch.nn.Module):
@@ -64,6 +63,7 @@ def newer_names(model: torch.nn.Module) -> Callable[[str], str]:
 
     def rename(text: str) -> str:
         newer = text if older_block else text.replace("block_sparse_moe", "mlp")
+        newer = re.sub(r"\bw(?:\[123\]|\[1-3\]|\\d)", f"(?:{'|'.join(_OLDER.values())})", newer)  # in a pattern
         return re.sub(r"\bw[123]\b", lambda found: _OLDER[found[0]], newer)
 
     return rename

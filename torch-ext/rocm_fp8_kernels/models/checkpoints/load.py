@@ -29,7 +29,9 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     """A causal language model of transformers from an FP8 checkpoint, on `device`, in its FP8 format, for inference.
 
     Q, K and V become one linear, Gate and Up another. Different weight scales of such parts become scales of channels:
-    the weights stay what they are. Of different static input scales the largest is taken, as vLLM does.
+    the weights stay what they are. Of different static input scales the largest is taken, as vLLM does. The experts of
+    a mixture become one module, whose input has one static scale, too; where the checkpoint leaves them out they stay
+    transformers'. Buffers, such as what corrects a router's scores, keep the type that they have in the files.
 
     A decoder layer's attention, and its MLP, is fused where the architecture is known (Llama, Mistral, Qwen2, Qwen3)
     and all of its linears are quantised, those of one input alike. Otherwise it keeps transformers' module: its
@@ -39,8 +41,10 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Args:
         directory: config.json with a quantization_config, and model.safetensors or files with an index. Formats:
             compressed-tensors (float-quantized), fp8 (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8; weights in
-            float8_e4m3fn with scales per tensor, channel or block of 128x128. Scales of the KV cache and of attention,
-            and layers that predict more tokens, are not used, with a warning.
+            float8_e4m3fn with scales per tensor, channel or block of 128x128. Experts have a tensor for each matrix, by
+            the names of DeepSeek-V3 and Qwen3-MoE or of Mixtral, or are stacked as transformers has them, with scales
+            of blocks. Scales of the KV cache and of attention, and layers that predict more tokens, are not used, with
+            a warning.
         device: where the tensors are read to.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError

@@ -18,6 +18,7 @@ __all__ = ["save_quantized", "whole"]
 
 def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
     """Writes a quantised model as compressed-tensors ("float-quantized"), which transformers and vLLM load.
+    (transformers 5.19 takes no experts with scales of blocks.)
 
     The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
     They have the names of transformers' linears: joined ones are split, and experts have a tensor for each matrix.

@@ -18,6 +18,10 @@ _SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 def why_not(module: torch.nn.Module) -> str | None:
     """Why experts stay as they are; None: Fp8Experts takes them. They have gate_up_proj [E, 2 I, D] and down_proj
     [E, D, I], as transformers stacks them."""
+    # Set by transformers' decorator for experts. Without it a forward may be anything: Llama 4's takes sorted rows,
+    # LongCat's has experts that do nothing.
+    if not hasattr(module, "is_concatenated"):
+        return "transformers' interface for experts does not reach their forward"
     if not getattr(module, "has_gate", True) or getattr(module, "gate_up_proj", None) is None:
         return "they have no gate"
     if getattr(module, "has_bias", False) or getattr(module, "gate_up_proj_bias", None) is not None:
