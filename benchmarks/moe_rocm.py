@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.harness import sections
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
@@ -119,10 +120,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--config", type=Config.parse, metavar="FORM", help="in place of what is picked")
     parser.add_argument("--challenge", action="store_true")
+    sections.add_options(parser)
     args = parser.parse_args()
     clock = Clock(args.arch)
     layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
     dtype = torch.float16 if args.challenge else None
+    with sections.recorded("moe_rocm", args):
+        table(clock, layers, dtype, args)
+
+
+def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.Namespace) -> None:
     print(
         table_header(
             ["layer", "tokens", "stage 1, us", "SwiGLU, us", "stage 2, us", "stages, us", "AITER, us", "ratio"]
