@@ -10,8 +10,8 @@
 // Offsets must not fall and must lie in [0, m], sources in [0, a_rows). Otherwise the result is undefined, but nothing
 // outside of the operands is accessed.
 //
-// A row's bits depend on its row of A and its expert, and through row_class(expected) on how many rows an expert is
-// expected to have. They never depend on how many it has.
+// A row's bits depend on its row of A and its expert. On a GPU they also depend on whether an expert is expected to have
+// more than kFewExpected rows. They never depend on how many it has.
 #pragma once
 
 #include "../common/gemm/args.h"
@@ -19,6 +19,8 @@
 #include "../swiglu_fp8/swiglu_fp8.h"
 
 namespace rocm_fp8::grouped_gemm {
+
+constexpr int kMostGroups = 1024, kFewExpected = 4;
 
 struct Args {
     gemm::Operand a;                  // [a_rows, k], strides in bytes, k contiguous
@@ -36,9 +38,6 @@ struct Args {
 
     ROCM_FP8_HD int element_bytes() const { return is_fp8(format) ? 1 : 2; }
 };
-
-// On a GPU expected rows of the same class give the same bits of a row.
-ROCM_FP8_HD constexpr int64_t row_class(int64_t expected) { return expected <= 4 ? 4 : 128; }
 
 Status launch(const Args& args, const Executor& on);
 

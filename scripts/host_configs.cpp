@@ -147,7 +147,6 @@ void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes
     out[0] = pick_shape(groups, expected, n, k_bytes, arch);
     out[1] = most_row_tiles(m, groups, form_of(int(out[0])).rows);
 }
-int64_t grouped_row_class(int64_t expected) { return grouped_gemm::row_class(expected); }
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
 int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fallback_shape(shape); }
 

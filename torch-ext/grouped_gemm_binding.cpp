@@ -35,8 +35,8 @@ class GroupedCall {
         args.a_rows = a.size(0), args.k = a.size(1), args.groups = b.size(0), args.n = b.size(1);
         if (args.k < 1) a.refuse("shape ", a.shape(), "; needs K >= 1");
         if (b.size(2) != args.k) b.refuse("shape ", b.shape(), "; needs a's K = ", args.k, " as last dimension");
-        if (args.groups < 1 || args.groups > 1024)
-            b.refuse("shape ", b.shape(), "; needs [E, N, K] with 1 to 1024 experts");
+        if (args.groups < 1 || args.groups > op::kMostGroups)
+            b.refuse("shape ", b.shape(), "; needs [E, N, K] with 1 to ", op::kMostGroups, " experts");
         a.check_last_contiguous();
         b.check_last_contiguous();
         const int64_t bytes = args.element_bytes();

@@ -11,8 +11,6 @@ namespace rocm_fp8::grouped_gemm::cuda {
 
 using tiles::Form;
 
-constexpr int kMostGroups = 1024;
-
 // clang-format off
 constexpr Form kForms[] = {
     {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .whole_k = true},

@@ -58,9 +58,6 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
     return some + (m - some) / rows;
 }
 
-// Expected rows of a group, up to which its weights are streamed. Beyond, tiles whose waves without rows do not multiply
-// are as fast, and read weights and rows fewer times.
-constexpr int64_t kMostStreamedRows = 4;
 // K of so few bytes is over before one workgroup's next tile has begun: two share a unit.
 constexpr int64_t kShortK = 1024;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
@@ -72,10 +69,12 @@ constexpr double stream_us(const ChipModel& chip, int shape, int, const gemm::Si
 }
 constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; }
 
+// Up to kFewExpected rows weights are streamed. Beyond, tiles whose waves without rows do not multiply are as fast, and
+// read weights and rows fewer times.
 // A stream's form decides bits: it does not depend on the expected rows. Tiles give the same bits in all shapes: the
 // tallest that the rows fill well, and of which there are enough for the chip.
 constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
-    if (expected <= kMostStreamedRows) {
+    if (expected <= kFewExpected) {
         const gemm::Sizes sizes{groups, kStreamShapes[0].rows, n, k_bytes};
         return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
     }

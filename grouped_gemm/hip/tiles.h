@@ -37,7 +37,7 @@ __device__ inline void finish_group(TileSums<S>& sums, const Launch& launch, con
     lds_done();
 }
 
-template <class S, bool any>
+template <class S>
 __device__ inline void start_group_loads(auto& load_a, auto& load_b, const Job& a, const Item& item, uint32_t first_k,
                                          uint32_t end_k) {
     load_a.start(a, item, first_k, end_k);
@@ -58,7 +58,7 @@ constexpr int kMostSkippedRows = 256;
 #endif
 
 // FP8, as BlockSums asks for it.
-template <class S, bool any>
+template <class S>
 struct ScaledProduct {
     using Args = Job;
     using Item = hip::Item;
@@ -70,7 +70,7 @@ struct ScaledProduct {
     template <class LoadA, class LoadB>
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
                                        uint32_t end_k) {
-        start_group_loads<S, any>(load_a, load_b, a, item, first_k, end_k);
+        start_group_loads<S>(load_a, load_b, a, item, first_k, end_k);
     }
     __device__ static void start_scales(ScalesA& scales_a, ScalesB& scales_b, const Args& a, const Item& item,
                                         bool channels) {
@@ -87,7 +87,7 @@ struct ScaledProduct {
 };
 
 // float16 and bfloat16: sums in place.
-template <class S, DType type, bool any>
+template <class S, DType type>
 class HalfSums {
   public:
     using Args = Job;
@@ -102,7 +102,7 @@ class HalfSums {
     template <class LoadA, class LoadB>
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
                                        uint32_t end_k) {
-        start_group_loads<S, any>(load_a, load_b, a, item, first_k, end_k);
+        start_group_loads<S>(load_a, load_b, a, item, first_k, end_k);
     }
     __device__ void begin(const Args&, const Item& item) { has_rows = wave_has_rows<S>(item); }
     __device__ bool live() const { return has_rows; }
@@ -183,7 +183,7 @@ struct TileOf {
     using S = LoopShape<kTileShapes[index], fp8 ? kChunksAFragment : 1, any>;
     using LoadA = std::conditional_t<any, GatheredAnyLoader<S, S::rows>, GatheredLoader<S, S::rows>>;
     using LoadB = LoaderOf<S, S::columns, any ? Layout::unaligned : Layout::aligned>;
-    using Accumulate = std::conditional_t<fp8, BlockSums<S, ScaledProduct<S, any>>, HalfSums<S, type, any>>;
+    using Accumulate = std::conditional_t<fp8, BlockSums<S, ScaledProduct<S>>, HalfSums<S, type>>;
     using Loop = TileLoop<S, LoadA, LoadB, Accumulate>;
 };
 

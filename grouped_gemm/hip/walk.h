@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../../common/divider.h"
-#include "../../common/hip/dpp.h"
+#include "../../common/gpu/lanes.h"
 #include "../grouped_gemm.h"
 
 namespace rocm_fp8::grouped_gemm::hip {
@@ -18,18 +18,6 @@ struct RowTile {
     int tile;        // number in the group
     int before;      // tiles of the groups before it
 };
-
-__device__ inline int broadcast(int v, int lane) { return __builtin_amdgcn_readlane(v, lane); }
-
-// Lane l has the sum of lanes 0 to l.
-__device__ inline uint32_t sums_up_to_lane(uint32_t v) {
-    v += dpp<kRowShiftRight1>(v);
-    v += dpp<kRowShiftRight2>(v);
-    v += dpp<kRowShiftRight4>(v);
-    v += dpp<kRowShiftRight8>(v);
-    v += dpp<kLastOfRowToNext, kRows1And3>(v);
-    return v + dpp<kLane31ToUpperHalf, kRows2And3>(v);
-}
 
 template <int tile_rows>
 struct Walk {
@@ -56,7 +44,7 @@ struct Walk {
             tiles += tiles_of(first, end);
             first = end;
         }
-        up_to = sums_up_to_lane(tiles);
+        up_to = sum_up_to_lane(tiles);
     }
 
     // Of what a lane had.
@@ -67,14 +55,14 @@ struct Walk {
           each(int(a.groups + kWave - 1) / kWave),
           up_to(up_to) {}
 
-    __device__ int tiles() const { return broadcast(int(up_to), kWave - 1); }
+    __device__ int tiles() const { return int(of_lane(up_to, kWave - 1)); }
 
     // Tile number `index` of all.
     __device__ RowTile tile(int index) const {
-        const uint64_t behind = __builtin_amdgcn_ballot_w64(int(up_to) > index);
+        const LaneMask behind = lanes_where(int(up_to) > index);
         if (behind == 0) return {-1, 0, 0, 0, 0};
-        const int lane = __builtin_ctzll(behind);
-        int before = lane == 0 ? 0 : broadcast(int(up_to), lane - 1);
+        const int lane = lowest(behind);
+        int before = lane == 0 ? 0 : int(of_lane(up_to, lane - 1));
         // Scalar code: all lanes look at the same groups.
         const int last = groups - 1;
         for (int group = lane * each;; ++group) {

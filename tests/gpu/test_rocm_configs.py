@@ -241,3 +241,25 @@ def test_silu_is_within_its_bound(tmp_path):
     assert [w[0] for w in words] == ["float16", "bfloat16", "special"] and words[2][1] == "1", run.stdout
     for _, worst, *_ in words[:2]:
         assert 0.5 < float(worst) < 2.25, run.stdout
+
+
+# --- grouped_gemm ---
+
+
+@every_chip
+def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
+    """Few expected rows are streamed, in one form whatever they are; the bound of the tiles holds any counts."""
+    streams = len(library.tables["grouped_tiles"])
+    forms, reached = library.tables["grouped_tiles"] + library.tables["grouped_streams"], set()
+    for m, n, groups in itertools.product((1, 8, 512, 8192, 65536), (64, 4096, 28672), (1, 8, 256, 1024)):
+        for k_bytes in (256, 7168):
+            few = {library.grouped_config(groups, expected, n, k_bytes, arch, m) for expected in range(1, 5)}
+            assert len(few) == 1 and next(iter(few))[0] >= streams
+            for expected in (1, 5, 40, 96, 5000):
+                form, most = library.grouped_config(groups, expected, n, k_bytes, arch, m)
+                rows = forms[form]["rows"]
+                reached.add(form)
+                assert forms[form]["name"] != "fallback" and (form >= streams) == (expected <= 4)
+                alone = min(groups, m) - 1  # every expert has one row, and one the rest
+                assert most >= max(-(-m // rows), alone + -(-(m - alone) // rows))
+    assert len(reached) >= 4

@@ -3,9 +3,9 @@
 // are there.
 //
 // Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kSplits: whether launches
-// may split K; kEarly: whether factors and the bias are asked for by the constructor. Their registers then are pending in the main loop, whose packed
-// instructions may touch one of them as the unused half of a pair, and would wait. tile, part: the workgroup's.
-// least_threads: of one.
+// may split K; kEarly: whether factors and the bias are asked for by the constructor. Their registers then are pending in
+// the main loop, whose packed instructions may touch one of them as the unused half of a pair, and would wait. tile, part:
+// the workgroup's. least_threads: of one.
 #pragma once
 
 #include "../epilogue.h"

@@ -3,7 +3,7 @@
 import torch
 
 from .. import ops as _ops
-from ..models.fp8.experts import why_not
+from ..models.fp8.experts import operands, why_not
 from ..ops.device import fp8_dtype
 
 _BLOCK = [128, 128]
@@ -13,19 +13,13 @@ def _refuse(module: torch.nn.Module, why: str):
     raise ValueError(f"{type(module).__name__}: {why}; another experts_implementation takes them")
 
 
-def _arguments(hidden_states, top_k_index, top_k_weights):
-    rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-    return rows, top_k_weights.float().contiguous(), top_k_index.contiguous()
-
-
 def experts_forward(
     self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Experts in float16 or bfloat16, stacked as transformers has them: fused_moe of them. For inference."""
     if (why := why_not(self)) is not None:
         _refuse(self, why)
-    x, weights, index = _arguments(hidden_states, top_k_index, top_k_weights)
-    return _ops.fused_moe(x, self.gate_up_proj, self.down_proj, weights, index).view(hidden_states.shape)
+    return _ops.fused_moe(*operands(self, hidden_states, top_k_index, top_k_weights)).view(hidden_states.shape)
 
 
 def fp8_experts_forward(
@@ -38,9 +32,8 @@ def fp8_experts_forward(
         _refuse(self, f"needs {fp8_dtype(self.gate_up_proj.device)} here; quantization.load_quantized converts it")
     if self.swiglu_alpha is not None:
         _refuse(self, "swiglu_alpha is another gate")
-    x, weights, index = _arguments(hidden_states, top_k_index, top_k_weights)
     return _ops.fused_moe(
-        *(x, self.gate_up_proj, self.down_proj, weights, index),
+        *operands(self, hidden_states, top_k_index, top_k_weights),
         scale_w13=self.gate_up_proj_scale_inv,
         scale_w2=self.down_proj_scale_inv,
         limit=self.limit,

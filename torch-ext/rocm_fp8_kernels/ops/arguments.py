@@ -39,6 +39,13 @@ def check_no_self_overlap(operator: str, name: str, x: torch.Tensor) -> None:
         reach += stride * (size - 1)
 
 
+def bytes_of_e8m0(operator: str, name: str, scale: torch.Tensor) -> torch.Tensor:
+    """A GEMM's scale as the operators take it: Inductor compiles none with an argument of float8_e8m0fnu itself."""
+    if scale.dtype not in SCALES:
+        refuse(operator, name, f"dtype {scale.dtype}; allowed: {', '.join(map(str, SCALES))}")
+    return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu and scale.dim() else scale
+
+
 def result(
     operator: str,
     out: torch.Tensor | None,

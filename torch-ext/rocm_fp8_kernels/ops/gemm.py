@@ -2,7 +2,7 @@
 
 import torch
 
-from .arguments import SCALES, WIDE, check_dims, check_tensors, refuse, result
+from .arguments import WIDE, bytes_of_e8m0, check_dims, check_tensors, result
 from .calls import ops
 
 # The most rows that one skinny_gemm takes.
@@ -83,16 +83,12 @@ def block_scaled_gemm(
     Source: the scales of DeepSeek-V3 (1x128 of activations, 128x128 of weights), and the AMD FP8 GEMM challenge.
     """
     out = _result("block_scaled_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
-    scales = (_bytes_of_e8m0("scale_a", scale_a), _bytes_of_e8m0("scale_b", scale_b))
+    scales = (
+        bytes_of_e8m0("block_scaled_gemm", "scale_a", scale_a),
+        bytes_of_e8m0("block_scaled_gemm", "scale_b", scale_b),
+    )
     ops.block_scaled_gemm(out, a, b, *scales, bias, constant_b)
     return out
-
-
-def _bytes_of_e8m0(name: str, scale: torch.Tensor) -> torch.Tensor:
-    """What the operator takes: Inductor compiles none with an argument of the type itself."""
-    if scale.dtype not in SCALES:
-        refuse("block_scaled_gemm", name, f"dtype {scale.dtype}; allowed: {', '.join(map(str, SCALES))}")
-    return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu and scale.dim() else scale
 
 
 def _result(

@@ -3,7 +3,7 @@
 import torch
 
 from .activation import check_limit
-from .arguments import FP8, SCALES, WIDE, check_dims, check_tensors, refuse, result
+from .arguments import FP8, WIDE, bytes_of_e8m0, check_dims, check_tensors, refuse, result
 from .calls import ops
 from .device import fp8_dtype
 from .scales import scales_to_compute
@@ -141,10 +141,7 @@ def _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_ro
 
 
 def _bytes(operator: str, name: str, scale: torch.Tensor | None) -> torch.Tensor | None:
-    """Of float8_e8m0fnu: Inductor compiles no operator with an argument of the type itself."""
     if scale is None:
         return None
     check_tensors(operator, **{name: scale})
-    if scale.dtype not in SCALES:
-        refuse(operator, name, f"dtype {scale.dtype}; allowed: {', '.join(map(str, SCALES))}")
-    return scale.view(torch.uint8) if scale.dtype == torch.float8_e8m0fnu and scale.dim() else scale
+    return bytes_of_e8m0(operator, name, scale)

@@ -10,7 +10,7 @@ from ... import reference
 from ..codes import Codes
 from .linear import quantize_weight, to_fnuz
 
-__all__ = ["Fp8Experts", "check_experts", "experts_of", "replace_experts", "why_not"]
+__all__ = ["Fp8Experts", "check_experts", "experts_of", "operands", "replace_experts", "why_not"]
 
 _SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
@@ -36,11 +36,18 @@ def why_not(module: torch.nn.Module) -> str | None:
 
 
 def _default_gate(module: torch.nn.Module) -> bool:
-    """Whether the gate is SiLU(gate) * up; a limit is known, too."""
+    """Whether the gate is transformers' own: SiLU(gate) * up."""
     from transformers.integrations import moe
 
     own = getattr(type(module), "_apply_gate", None)
     return own is None or own is getattr(moe, "_default_apply_gate", None)
+
+
+def operands(experts: torch.nn.Module, hidden_states, top_k_index, top_k_weights) -> tuple[torch.Tensor, ...]:
+    """fused_moe's, of stacked experts that are called as transformers calls them."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    weights = top_k_weights.float().contiguous()
+    return x, experts.gate_up_proj, experts.down_proj, weights, top_k_index.contiguous()
 
 
 def experts_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -135,11 +142,7 @@ class Fp8Experts(Codes):
     def multiply(self, ops: ModuleType, hidden_states, top_k_index, top_k_weights) -> torch.Tensor:
         """forward on these operators."""
         return ops.fused_moe(
-            hidden_states.reshape(-1, hidden_states.shape[-1]),
-            self.gate_up_proj,
-            self.down_proj,
-            top_k_weights.float().contiguous(),
-            top_k_index.contiguous(),
+            *operands(self, hidden_states, top_k_index, top_k_weights),
             scale_w13=self.gate_up_scale,
             scale_w2=self.down_scale,
             inputs="static" if self.inputs == "tensor" else self.inputs,
