@@ -18,6 +18,7 @@ from .int8 import (
     quantize_int8,
     softmax_int8,
 )
+from .mla import mla_append, mla_decode
 from .moe import fused_moe, grouped_gemm, grouped_gemm_swiglu_fp8, moe_combine, moe_route, moe_sort
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, normalize, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8
 from .quantize import encode_fp8, quantize_fp8
@@ -38,6 +39,8 @@ __all__ = [
     "linear_ab_i8_de_f32",
     "linear_abde_i8",
     "linear_relu_abde_i8",
+    "mla_append",
+    "mla_decode",
     "moe_combine",
     "moe_route",
     "moe_sort",

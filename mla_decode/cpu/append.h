@@ -1,0 +1,113 @@
+// What writes tokens into the cache on the CPU, over any of common/cpu/simd_*.h.
+#pragma once
+
+#include <array>
+#include <cstring>
+
+#include "../../common/cpu/half.h"
+#include "../../common/cpu/lanes.h"
+#include "../../common/rows/cpu/quantize.h"
+#include "../mla_decode.h"
+
+namespace rocm_fp8::mla_decode {
+
+using AppendRows = void (*)(const AppendArgs& args, int64_t begin, int64_t end);
+
+namespace {
+
+// Numbers of a row that is not aligned, one by one.
+template <DType dtype>
+float number(const void* row, int64_t i) {
+    uint16_t bits;
+    std::memcpy(&bits, static_cast<const char*>(row) + 2 * i, 2);
+    return dtype == DType::f16 ? half_to_float(bits) : bits_float(uint32_t(bits) << 16);
+}
+template <DType dtype>
+uint16_t rounded(float v) {
+    if constexpr (dtype == DType::f16) {
+        return float_to_half(v);
+    } else {
+        const uint32_t u = float_bits(v);
+        return v == v ? uint16_t((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16) : uint16_t(0x7FC0);
+    }
+}
+
+// The rotated part of a token.
+template <DType dtype>
+void rotate(const AppendArgs& a, int64_t t, uint16_t* to) {
+    const void* const from = at<dtype>(a.rope, t * a.rope_stride);
+    if (!a.cos) {
+        std::memcpy(to, from, kRope * 2);
+        return;
+    }
+    const bool wide = a.angle_dtype == DType::f32;
+    const auto angle = [&](const void* of, int64_t stride, int i) {
+        if (wide) return static_cast<const float*>(of)[t * stride + i];
+        return number<dtype>(at<dtype>(of, t * stride), i);
+    };
+    const auto round = [&](float v) { return wide ? v : number<dtype>(std::array{rounded<dtype>(v)}.data(), 0); };
+    constexpr int kHalf = kRope / 2;
+    for (int i = 0; i < kRope; ++i) {
+        const int other = i < kHalf ? i + kHalf : i - kHalf;
+        const auto place = [&](int n) { return a.interleaved ? n % kHalf * 2 + n / kHalf : n; };
+        const float x = number<dtype>(from, place(i)), y = number<dtype>(from, place(other));
+        const float first = round(x * angle(a.cos, a.cos_stride, i));
+        const float second = round((i < kHalf ? -y : y) * angle(a.sin, a.sin_stride, i));
+        to[place(i)] = rounded<dtype>(first + second);
+    }
+}
+
+template <class L, DType dtype, DType format>
+void append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
+    using Scale = typename L::Scale;
+    constexpr float kMax = Fp8Format<format>::max, kAnyScale = __builtin_inff();
+    const Cache& c = a.cache;
+    DynamicScale rule{};
+    rule.fp8_max = kMax;
+    for (int64_t t = begin; t < end; ++t) {
+        const int64_t slot = a.slots[t], page = slot / c.page_size;
+        if (slot < 0 || page >= c.pages) continue;
+        uint8_t* const to = c.data + page * c.page_stride + slot % c.page_size * c.row_stride;
+        const void* const latent = at<dtype>(a.latent, t * a.latent_stride);
+        uint16_t rope[kRope];
+        rotate<dtype>(a, t, rope);
+        if (c.format == Format::wide) {
+            std::memcpy(to, latent, kLatent * 2);
+            std::memcpy(to + kLatent * 2, rope, sizeof(rope));
+        } else if (c.format == Format::fp8) {
+            const Scale scale(*c.scale, kMax);
+            L::template quantize<format, dtype>(latent, to, kLatent, scale);
+            L::template quantize<format, dtype>(rope, to + kLatent, kRope, scale);
+        } else {
+            for (int g = 0; g < kLatent / kScaleGroup; ++g) {
+                const void* const values = at<dtype>(latent, g * kScaleGroup);
+                using Count = std::integral_constant<int, kScaleGroup>;
+                const uint16_t largest = largest_of<dtype, true>(values, Count());
+                const float scale = scale_of(number<dtype>(&largest, 0), rule, kAnyScale);
+                L::template quantize<format, dtype>(values, to + g * kScaleGroup, kScaleGroup, Scale(scale, kMax));
+                std::memcpy(to + kScalesAt + 4 * g, &scale, 4);
+            }
+            for (int i = 0; i < kRope; ++i) {
+                // Of float16 a number is rounded once more.
+                const uint16_t bits = dtype == DType::bf16 ? rope[i] : rounded<DType::bf16>(number<dtype>(rope, i));
+                std::memcpy(to + kRopeAt + 2 * i, &bits, 2);
+            }
+        }
+    }
+}
+
+template <class L>
+AppendRows pick_append(const AppendArgs& a) {
+    const bool f16 = a.dtype == DType::f16;
+    if (a.cache.dtype == DType::e4m3fnuz)
+        return f16 ? append_rows<L, DType::f16, DType::e4m3fnuz> : append_rows<L, DType::bf16, DType::e4m3fnuz>;
+    return f16 ? append_rows<L, DType::f16, DType::e4m3fn> : append_rows<L, DType::bf16, DType::e4m3fn>;
+}
+
+}  // namespace
+
+AppendRows append_portable(const AppendArgs& args);
+AppendRows append_avx2(const AppendArgs& args);
+AppendRows append_avx512(const AppendArgs& args);
+
+}  // namespace rocm_fp8::mla_decode
