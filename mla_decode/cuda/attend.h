@@ -19,20 +19,30 @@ __device__ inline float exp2_of(float v) {
 using Scores = float[8][4];   // 64 rows by 64 tokens, as wgmma.h says
 using Values = float[32][4];  // 64 rows by 256 columns
 
-template <DType type>
-__device__ inline void multiply_keys(Scores& scores, const Memory& shared, int buffer) {
+// The half that is there first begins.
+template <DType type, int buffer>
+__device__ inline void multiply_keys(Scores& scores, Memory& shared, uint32_t parity) {
     const uint32_t q = swizzled_rows(shared.q), keys = swizzled_rows(shared.keys[buffer]);
     constexpr int kStep = 32;  // bytes
-    begin_multiplications();
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
+    constexpr int kFirstPanel = (1 - last_half(buffer)) * kHalfPanels, kLater = last_half(buffer) * kHalfPanels;
+    const auto multiply_panel = [&](int panel, bool first) __attribute__((always_inline)) {
 #pragma unroll
         for (int k = 0; k < kPanelRow; k += kStep) {
             const uint32_t a = further(q, panel * kPanelBytes + k), b = further(keys, panel * kPanelBytes + k);
-            if constexpr (type == DType::bf16) multiply_bf16_async(scores, a, b, panel + k > 0);
-            else multiply_f16_async(scores, a, b, panel + k > 0);
+            if constexpr (type == DType::bf16) multiply_bf16_async(scores, a, b, !first || k > 0);
+            else multiply_f16_async(scores, a, b, !first || k > 0);
         }
-    }
+    };
+    wait_for(&shared.full[buffer][1 - last_half(buffer)], parity);
+    begin_multiplications();
+#pragma unroll
+    for (int p = 0; p < kHalfPanels; ++p) multiply_panel(kFirstPanel + p, p == 0);
+    commit_multiplications();
+    wait_for(&shared.full[buffer][last_half(buffer)], parity);
+    begin_multiplications();
+#pragma unroll
+    for (int p = 0; p < kHalfPanels; ++p) multiply_panel(kLater + p, false);
+    multiply_panel(kRopePanel, false);
     commit_multiplications();
 }
 
@@ -73,7 +83,7 @@ template <DType type, int own>
 class Attend {
   public:
     __device__ Attend(Memory& shared, const Launch& l, const Work& w)
-        : shared(shared), row(threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4) {
+        : shared(shared), row(threadIdx.x / kWarp % kWarpsOfWarpgroup * 16 + threadIdx.x % kWarp / 4) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) seen[i] = seen_by_row(l, w, w.row + row + 8 * i);
         // All rows of the tile see what its last row sees or less; rows behind the last are not written.
@@ -92,8 +102,7 @@ class Attend {
         Scores scores;
         float largest[2] = {kNoScore, kNoScore};
         if (has) {
-            wait_for(&shared.full[own], parity);
-            multiply_keys<type>(scores, shared, own);
+            multiply_keys<type, own>(scores, shared, parity);
             wait_for_multiplications<0>();
             scale_and_mask(scores, mine, largest);
         }
@@ -124,22 +133,27 @@ class Attend {
             for (auto& group : sums) group[0] *= kept[0], group[1] *= kept[0], group[2] *= kept[1], group[3] *= kept[1];
         }
         publish_to_multiplications();
-        // Closes: both warpgroups' p are there, and the largest scores have been read.
-        warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
-        if (own == 1) wait_for(&shared.full[0], parity);
         if (both) {
-            if (own == 0) wait_for(&shared.full[1], parity);
-            multiply_tile<0>(p);
-            multiply_tile<1>(p);
-            // Closes: the first tile's values have been read, then the second's.
+            multiply_values<type>(sums, p, shared, own, own);
+            // Closes: the other warpgroup's p is there, and the largest scores have been read.
+            warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
+            wait_for(&shared.full[1 - own][own], parity);
+            multiply_values<type>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
+            // Closes: this half of the own tile has been read; then that of the other.
             wait_for_multiplications<1>();
-            release(0);
+            release(own);
             wait_for_multiplications<0>();
-            release(1);
+            release(1 - own);
         } else {
-            multiply_tile<0>(p);
+            // Closes: the same. There is the first warpgroup's tile alone, and none after it.
+            warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
+            if constexpr (own == 0) {
+                multiply_values<type>(sums, p, shared, 0, own);
+            } else {
+                wait_for(&shared.full[0][own], parity);
+                multiply_values<type>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
+            }
             wait_for_multiplications<0>();
-            release(0);
         }
     }
 
@@ -180,12 +194,6 @@ class Attend {
     }
 
   private:
-    template <int buffer>
-    __device__ void multiply_tile(const uint32_t (&p)[4][4]) {
-        if constexpr (buffer == own) multiply_values<type>(sums, p, shared, buffer, own);
-        else multiply_values<type>(sums, swizzled_rows(shared.keys[buffer][kRopePanel]), shared, buffer, own);
-    }
-
     __device__ void scale_and_mask(Scores& scores, int first, float (&largest)[2]) {
         const int column = first + 2 * (threadIdx.x % 4);
         const bool masks = first + kTileTokens > least_seen;
@@ -226,7 +234,7 @@ class Attend {
         }
     }
 
-    __device__ void release(int buffer) { arrive_if(threadIdx.x % kWarp == 0, &shared.empty[buffer]); }
+    __device__ void release(int buffer) { arrive_if(threadIdx.x % kWarp == 0, &shared.empty[buffer][own]); }
 
     Memory& shared;
     const int row;  // the thread's rows of the tile: row and row + 8
@@ -245,20 +253,15 @@ __device__ inline void attend_to(Memory& shared, const Launch& l, const Work& w)
     attend.finish(l, w);
 }
 
-// Registers: those that copy need few, those that decode more.
-template <Format format>
-constexpr int kFewRegisters = format == Format::wide ? 32 : 72;
-template <Format format>
-constexpr int kManyRegisters = format == Format::wide ? 232 : 216;
-
 template <Format format, DType type>
-__global__ __launch_bounds__(kThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l) {
+__global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using C = Crew<format>;
     auto& shared = dynamic_shared<Memory>();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kBuffers; ++i) {
-            make_barrier(&shared.full[i], kFeeders);
-            make_barrier(&shared.empty[i], kMultiplyingWarps);
+        for (int i = 0; i < kBuffers * kHalves; ++i) {
+            make_barrier(&shared.full[0][0] + i, kWarp);
+            make_barrier(&shared.empty[0][0] + i, kWarpsOfWarpgroup);
         }
         publish_barriers();
     }
@@ -267,16 +270,16 @@ __global__ __launch_bounds__(kThreads, 1) void mla_decode_tiles(const __grid_con
     const Work w = work_of<kTileTokens>(l, kTileRows);
     // The merge knows that this one has left nothing.
     if (l.partial.splits > 1 && w.begin >= w.end) return;
-    feed_queries(shared, l, w);
+    feed_queries<C::kThreads>(shared, l, w);
     // Closes: the queries are there, and the mbarriers are initialised.
     __syncthreads();
-    // The warpgroup that loads is the first.
-    if (threadIdx.x < kWarpgroup) {
-        leave_registers<kFewRegisters<format>>();
+    // The warpgroups that load are the first.
+    if (threadIdx.x < C::kFeeders) {
+        leave_registers<C::kFewRegisters>();
         feed<format, type>(shared, l, w);
     } else {
-        take_registers<kManyRegisters<format>>();
-        if (threadIdx.x < 2 * kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
+        take_registers<C::kManyRegisters>();
+        if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
         else attend_to<Attend<type, 1>>(shared, l, w);
     }
 #endif

@@ -44,7 +44,8 @@ struct Choice {
 template <Format format, DType type, bool hopper, bool vectors>
 Choice choice() {
     static AllowedDevices allowed;
-    if constexpr (hopper) return {mla_decode_tiles<format, type>, kThreads, int(sizeof(Memory)), &allowed};
+    if constexpr (hopper)
+        return {mla_decode_tiles<format, type>, Crew<format>::kThreads, int(sizeof(Memory)), &allowed};
     else return {mla_decode_fallback<format, type, vectors>, kFallbackThreads, int(sizeof(FallbackMemory)), &allowed};
 }
 template <Format format, DType type>

@@ -18,17 +18,30 @@ constexpr int kPanelColumns = 64, kPanelRow = 128, kPanelBytes = 64 * kPanelRow,
 constexpr int kValuePanels = kLatent / kPanelColumns, kRopePanel = kValuePanels;
 using Tile = uint8_t[kPanels][kPanelBytes];
 
-constexpr int kBuffers = 2;  // a warpgroup's own each
-constexpr int kFeeders = kWarpgroup / kBuffers, kThreads = (kBuffers + 1) * kWarpgroup;
-constexpr int kMultiplyingWarps = kBuffers * kWarpgroup / kWarp;
+// A buffer is a multiplying warpgroup's: it makes scores of all of it. Warpgroup h reads half h of both buffers as values.
+// So halves are filled and emptied apart: warpgroup b is done with half b of its own buffer before it takes the other's.
+// The rotated numbers' panel, in whose place p lies later, goes with the half that is read last.
+constexpr int kBuffers = 2, kHalves = 2, kHalfPanels = kValuePanels / kHalves;
+__device__ constexpr int last_half(int buffer) { return 1 - buffer; }
+
+constexpr int kWarpsOfWarpgroup = kWarpgroup / kWarp;
 
 struct Memory {
     alignas(1024) Tile q;
     Tile keys[kBuffers];
     float largest[kBuffers][kTileRows];  // of scores; at the end the sums of p
-    Barrier full[kBuffers], empty[kBuffers];
+    Barrier full[kBuffers][kHalves], empty[kBuffers][kHalves];
 };
 static_assert(sizeof(Memory) <= 232448);
+
+// A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot be:
+// the largest multiplication needs 158 registers before any are taken.
+template <Format format>
+struct Crew {
+    static constexpr bool kCopies = format == Format::wide;
+    static constexpr int kFeeders = kBuffers * kHalves * kWarp, kThreads = kFeeders + kBuffers * kWarpgroup;
+    static constexpr int kFewRegisters = kCopies ? 40 : 96, kManyRegisters = kCopies ? 232 : 208;
+};
 
 struct Launch {
     Args args;
