@@ -141,6 +141,11 @@ def exp2(a):
 
 
 @quiet
+def log2(a):
+    return np.log2(flush(a).astype(np.float64)).astype(np.float32)
+
+
+@quiet
 def reciprocal(a):
     return flush(np.reciprocal(flush(a).astype(np.float64)).astype(np.float32))
 

@@ -177,8 +177,8 @@ def _pack_bytes(ins: Instruction, name: str):
     return run
 
 
-def _unpack_byte(ins: Instruction, name: str):
-    """v_cvt_f32_fp8: the byte by SDWA or op_sel."""
+def _unpack_bytes(ins: Instruction, name: str):
+    """v_cvt_f32_fp8 and v_cvt_pk_f32_fp8: the byte, or the two, by SDWA or op_sel."""
     table = convert.DECODE[ins.arch == "gfx942"]
     part = ins.sdwa.sources[0] if ins.sdwa else None
     shift = part.shift if part else 0
@@ -187,8 +187,20 @@ def _unpack_byte(ins: Instruction, name: str):
     if (ins.sdwa and ins.sdwa.destination) or ins.dpp:
         raise UnsupportedError(ins.text.line)
     ins.sdwa = ins.op_sel = None
-    a, put, shift = ins.source(1, "u32"), ins.put_vector(0, "f32"), U32(shift)
-    return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
+    a, shift = ins.source(1, "u32"), U32(shift)
+    if name == "v_cvt_f32_fp8":
+        put = ins.put_vector(0, "f32")
+        return lambda wave: put(wave, table[a(wave) >> shift & U32(0xFF)])
+    operand = ins.operands[0]
+    ins.note(operand, 2, read=False)
+    row = operand.row
+
+    def run(wave):
+        codes = a(wave) >> shift  # before the destination, which may be the source, is written
+        for i, each in enumerate((codes & U32(0xFF), codes >> U32(8) & U32(0xFF))):
+            np.copyto(wave.f32[row + i], table[each], where=wave.mask)
+
+    return run
 
 
 def _lane_access(ins: Instruction, name: str):
@@ -255,7 +267,7 @@ SPECIAL = {
     **dict.fromkeys(["v_fmac_f32", "v_fmac_f64", "v_fmaak_f32", "v_fmamk_f32"], _multiply_add),
     **dict.fromkeys(["v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32"], _lane_access),
     "v_cvt_pk_fp8_f32": _pack_bytes,
-    "v_cvt_f32_fp8": _unpack_byte,
+    **dict.fromkeys(["v_cvt_f32_fp8", "v_cvt_pk_f32_fp8"], _unpack_bytes),
     "v_cndmask_b32": _select,
     "v_swap_b32": _swap,
     "v_div_scale_f32": _division_scale,

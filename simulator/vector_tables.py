@@ -149,6 +149,7 @@ OPERATIONS = {
     "v_max3_f32": ("f32", ["f32"] * 3, floats.maximum3),
     "v_med3_f32": ("f32", ["f32"] * 3, floats.median3),
     "v_exp_f32": ("f32", ["f32"], floats.exp2),
+    "v_log_f32": ("f32", ["f32"], floats.log2),
     "v_rcp_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rcp_iflag_f32": ("f32", ["f32"], floats.reciprocal),
     "v_rsq_f32": ("f32", ["f32"], floats.reciprocal_square_root),

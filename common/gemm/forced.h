@@ -24,7 +24,8 @@ struct ForcedConfig {
 };
 
 // Of which there may be entries. tests/gpu/test_rocm_forced_configs.py holds it to the schemas.
-constexpr std::string_view kForcedOperators[] = {"skinny_gemm", "block_scaled_gemm", "int8_gemm", "grouped_gemm"};
+constexpr std::string_view kForcedOperators[] = {"skinny_gemm", "block_scaled_gemm", "int8_gemm", "grouped_gemm",
+                                                 "mla_decode"};
 constexpr int kMostPieces = 1 << 30;
 constexpr const char* kUnfit =
     "ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM names a configuration that cannot take these arguments";

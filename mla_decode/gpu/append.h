@@ -1,9 +1,15 @@
-// mla_append, for AMD and NVIDIA GPUs: a workgroup of 64 threads writes a token.
+// mla_append, for HIP and CUDA: a wave (warp) writes a token.
 //
-// Bytes: of a token 1152 to 1664 read (with angles), 576 to 1152 written; the floor is a launch's time.
+// Bytes: 1152 of a token read, 1152 (fp8: 576, mixed: 656) written. Floor: those at the memory rate; for the tokens of
+// a decode step a launch's latency.
 //
-// A thread has eight latent numbers; sixteen threads have those that share a scale in DeepSeek's layout. The first 32
-// have a pair of rotated numbers each. vectors: rows at multiples of 16 bytes; else numbers go one by one.
+//     latent   a lane has eight numbers (CUDA: twice); sixteen lanes of them have a scale in common, with `mixed`
+//     rope     lane i < 32 has the pair i and i + 32, or 2 i and 2 i + 1
+//
+// aligned: rows of latent and of the cache begin at multiples of 16 bytes (of codes: 8). Else all goes number by
+// number.
+//
+// Limit today: docs/journal/mla_decode-hip.md. Nothing has been measured.
 #pragma once
 
 #include "../../common/gpu/overlap.h"
@@ -14,133 +20,154 @@
 namespace rocm_fp8::mla_decode {
 namespace {
 
-constexpr int kAppendThreads = kLatent / kEight, kPairs = kRope / 2;
+constexpr int kAppendThreads = 256;
 
+// Bytes to any address.
+template <class T>
+__device__ inline void store_bytewise(void* to, int64_t at, const T& v) {
+    uint8_t bytes[sizeof(T)];
+    __builtin_memcpy(bytes, &v, sizeof(T));
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)); ++i) global<uint8_t>(to)[at + i] = bytes[i];
+}
+
+// Eight codes of a cache: by the chip's instructions in its own format, else one by one.
+template <DType type>
+__device__ inline EightBytes codes_of(const Eight<type>& values, float scale, DType format) {
+    if (format == kNativeFp8) return values.quantized(QuantizationScale(scale));
+    uint8_t codes[kEight];
+#pragma unroll
+    for (int i = 0; i < kEight / 2; ++i) {
+        const f32x2 two = values.wide(i);
+        codes[2 * i] = quantize_one(two.x, scale, format == DType::e4m3fnuz);
+        codes[2 * i + 1] = quantize_one(two.y, scale, format == DType::e4m3fnuz);
+    }
+    EightBytes eight;
+    __builtin_memcpy(&eight, codes, kEight);
+    return eight;
+}
+
+template <DType type, bool aligned>
+__device__ inline Eight<type> eight_at(const void* row, int vector) {
+    Eight<type> eight;
+    if constexpr (aligned) {
+        eight.load_from(row, VectorIndex(vector));
+    } else {
+#pragma unroll
+        for (int i = 0; i < kEight / 2; ++i) {
+            const auto* const two = global<uint16_t>(row) + vector * kEight + 2 * i;
+            set_word(eight.bits[0], i, uint32_t(two[0]) | uint32_t(two[1]) << 16);
+        }
+    }
+    return eight;
+}
+
+template <DType type, bool aligned>
+__device__ inline void append_latent(const AppendArgs& a, const DynamicScale& rule, const void* from, void* to) {
+    const auto put = [&](int64_t at, const auto& v) {
+        if constexpr (aligned) store_at(offset(to, at), v);
+        else store_bytewise(to, at, v);
+    };
+#pragma unroll
+    for (int vector = threadIdx.x % kLanes; vector < kLatent / kEight; vector += kLanes) {
+        const Eight<type> values = eight_at<type, aligned>(from, vector);
+        if (a.cache.format == Format::wide) {
+            put(vector * 16, values.bits[0]);
+        } else if (a.cache.format == Format::fp8) {
+            put(vector * kEight, codes_of(values, load_scalar(a.cache.scale), a.cache.dtype));
+        } else {
+            constexpr int kSharing = kScaleGroup / kEight;
+            const uint32_t largest = max_over_lanes<kSharing>(values.largest());
+            const float scale = scale_of(bits_float(largest), rule, bits_float(kInfinityBits));
+            put(vector * kEight, codes_of(values, scale, a.cache.dtype));
+            if (vector % kSharing == 0) {
+                const int64_t at = kScalesAt + vector / kSharing * int64_t(sizeof(float));
+                if constexpr (aligned) *global<float>(offset(to, at)) = scale;
+                else store_bytewise(to, at, scale);
+            }
+        }
+    }
+}
+
+// Of a 16-bit number.
 template <DType type>
 __device__ inline uint16_t rounded(float v) {
     return uint16_t(Pairs<type>::round_any_nan(both(v)));
 }
-
-// A pair's numbers after their turn. wide: angles of float32, else each operation is rounded.
-struct Turned {
-    uint16_t number[2];
-};
 template <DType type>
-__device__ inline Turned turned(const AppendArgs& a, int64_t token, int pair) {
-    const int first = a.interleaved ? 2 * pair : pair, second = a.interleaved ? 2 * pair + 1 : pair + kPairs;
-    const void* const rope = offset(a.rope, token * a.rope_stride * 2);
-    if (!a.cos) return {{global<uint16_t>(rope)[first], global<uint16_t>(rope)[second]}};
-    const bool wide = a.angle_dtype == DType::f32;
-    const auto angle = [&](const void* of, int64_t stride, int i) {
-        return wide ? global<float>(of)[token * stride + i] : element_at<type>(offset(of, token * stride * 2), i);
-    };
-    const auto round = [&](float v) { return wide ? v : Pairs<type>::widen(rounded<type>(v)).x; };
-    const float x = element_at<type>(rope, first), y = element_at<type>(rope, second);
-    const float of_x = round(x * angle(a.cos, a.cos_stride, pair)) + round(-y * angle(a.sin, a.sin_stride, pair));
-    const float of_y =
-        round(y * angle(a.cos, a.cos_stride, pair + kPairs)) + round(x * angle(a.sin, a.sin_stride, pair + kPairs));
-    return {{rounded<type>(of_x), rounded<type>(of_y)}};
+__device__ inline float widened(uint16_t bits) {
+    return Pairs<type>::widen(bits).x;
 }
 
-template <DType type, bool vectors>
-__device__ inline Eight<type> eight_at(const void* row, int i) {
-    Eight<type> e;
-    if constexpr (vectors) {
-        e.load_from(row, i);
-    } else {
-#pragma unroll
-        for (int w = 0; w < kEight / 2; ++w) {
-            const uint16_t* const two = global<uint16_t>(row) + i * kEight + 2 * w;
-            set_word(e.bits[0], w, two[0] | uint32_t(two[1]) << 16);
-        }
-    }
-    return e;
-}
-
-template <bool vectors, class Words>
-__device__ inline void put_words(uint8_t* to, const Words& v) {
-    if constexpr (vectors) {
-        store_at(to, v);
-    } else {
-#pragma unroll
-        for (int i = 0; i < int(sizeof(Words)); ++i) global<uint8_t>(to)[i] = uint8_t(word(v, i / 4) >> i % 4 * 8);
-    }
-}
-
-// Where the chip's own format is another than the cache's.
+// Number i of the rotated ones, which stands at `place`; y: that of its pair, with the sign that it has there.
 template <DType type>
-__device__ inline EightBytes quantized_to(const Eight<type>& e, float scale, bool fnuz) {
-    uint32_t words[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kEight / 2; ++i) {
-        const f32x2 two = e.wide(i);
-        words[i / 2] |= (quantize_one(two.x, scale, fnuz) | quantize_one(two.y, scale, fnuz) << 8) << i % 2 * 16;
-    }
-    return EightBytes{words[0], words[1]};
+__device__ inline uint16_t rotated(const AppendArgs& a, int64_t token, int i, float x, float y) {
+    const int64_t cos_at = token * a.cos_stride + i, sin_at = token * a.sin_stride + i;
+    if (a.angle_dtype == DType::f32)
+        return rounded<type>(x * global<float>(a.cos)[cos_at] + y * global<float>(a.sin)[sin_at]);
+    const float first = widened<type>(rounded<type>(x * element_at<type>(a.cos, cos_at)));
+    const float second = widened<type>(rounded<type>(y * element_at<type>(a.sin, sin_at)));
+    return rounded<type>(first + second);
 }
 
-template <DType type, bool vectors>
-__global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, bool own_format) {
-    constexpr float kMax = Fp8Format<DType::e4m3fn>::max;
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    const int64_t token = blockIdx.x, slot = global<int64_t>(a.slots)[token], page = slot / a.cache.page_size;
-    if (slot < 0 || page >= a.cache.pages) return;
-    const Cache& c = a.cache;
-    uint8_t* const to = c.data + page * c.page_stride + (slot - page * c.page_size) * c.row_stride;
-    const int i = threadIdx.x;
-    const auto e = eight_at<type, vectors>(offset(a.latent, token * a.latent_stride * 2), i);
-    const bool fnuz = c.dtype == DType::e4m3fnuz;
-    const auto put_codes = [&](float scale) {
-        const auto q = own_format ? e.quantized(QuantizationScale(scale)) : quantized_to<type>(e, scale, fnuz);
-        put_words<vectors>(to + i * kEight, q);
-    };
-    if (c.format == Format::wide) {
-        put_words<vectors>(to + i * kEight * 2, e.bits[0]);
-    } else if (c.format == Format::fp8) {
-        put_codes(global<float>(c.scale)[0]);
-    } else {
-        DynamicScale rule{};
-        rule.fp8_max = kMax;
-        const float largest = bits_float(max_over_lanes<kScaleGroup / kEight>(e.largest()));
-        const float scale = scale_of(largest, rule, bits_float(kInfinityBits));
-        put_codes(scale);
-        constexpr int kSharers = kScaleGroup / kEight;
-        if (i % kSharers < 4) {
-            const int byte = i % kSharers;
-            global<uint8_t>(to)[kScalesAt + i / kSharers * 4 + byte] = uint8_t(float_bits(scale) >> 8 * byte);
-        }
+template <DType type, bool aligned>
+__device__ inline void append_rope(const AppendArgs& a, int64_t token, void* to) {
+    constexpr int kHalf = kRope / 2;
+    const int i = threadIdx.x % kLanes;
+    if (i >= kHalf) return;
+    const int places[] = {a.interleaved ? 2 * i : i, a.interleaved ? 2 * i + 1 : i + kHalf};
+    const auto* const from = global<uint16_t>(offset(a.rope, token * a.rope_stride * 2));
+    uint16_t bits[] = {from[places[0]], from[places[1]]};
+    if (a.cos) {
+        const float x = widened<type>(bits[0]), y = widened<type>(bits[1]);
+        bits[0] = rotated<type>(a, token, i, x, -y), bits[1] = rotated<type>(a, token, i + kHalf, y, x);
     }
-    if (i >= kPairs) return;
-    const Turned rope = turned<type>(a, token, i);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-        const int place = a.interleaved ? 2 * i + n : i + n * kPairs;
-        const uint16_t number = rope.number[n];
-        const float value = Pairs<type>::widen(number).x;
-        if (c.format == Format::wide) {
-            global<uint16_t>(to)[kLatent + place] = number;
-        } else if (c.format == Format::fp8) {
-            global<uint8_t>(to)[kLatent + place] = quantize_one(value, global<float>(c.scale)[0], fnuz);
-        } else {
-            // Of float16 a number is rounded once more.
-            const uint16_t bits = type == DType::bf16 ? number : rounded<DType::bf16>(value);
-            global<uint8_t>(to)[kRopeAt + 2 * place] = uint8_t(bits);
-            global<uint8_t>(to)[kRopeAt + 2 * place + 1] = uint8_t(bits >> 8);
+        if (a.cache.format == Format::fp8) {
+            const float scale = load_scalar(a.cache.scale);
+            const bool fnuz = a.cache.dtype == DType::e4m3fnuz;
+            global<uint8_t>(to)[kLatent + places[n]] = quantize_one(widened<type>(bits[n]), scale, fnuz);
+            continue;
         }
+        const bool mixed = a.cache.format == Format::mixed;
+        // Of float16 a number of `mixed` is rounded once more.
+        if (mixed && type == DType::f16) bits[n] = rounded<DType::bf16>(widened<type>(bits[n]));
+        const int64_t at = (mixed ? kRopeAt : kLatent * 2) + places[n] * 2;
+        if constexpr (aligned) *global<uint16_t>(offset(to, at)) = bits[n];
+        else store_bytewise(to, at, bits[n]);
     }
+}
+
+template <DType type, bool aligned>
+__global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, DynamicScale rule) {
+    const int64_t token = int64_t(blockIdx.x) * (kAppendThreads / kLanes) + uniform(threadIdx.x / kLanes);
+    wait_for_previous_kernel();
+    if (token >= a.tokens) return;
+    const int64_t slot = global<int64_t>(a.slots)[token];
+    if (slot < 0) return;
+    const int64_t page = slot / a.cache.page_size, row = slot - page * a.cache.page_size;
+    if (page >= a.cache.pages) return;
+    void* const to = a.cache.data + page * a.cache.page_stride + row * a.cache.row_stride;
+    append_latent<type, aligned>(a, rule, offset(a.latent, token * a.latent_stride * 2), to);
+    append_rope<type, aligned>(a, token, to);
+}
+
+template <DType type, class Vendor>
+Status launch_append_as(const AppendArgs& a, const Vendor& vendor) {
+    const int bytes = a.cache.format == Format::wide ? 16 : 8;
+    const bool aligned = rows_aligned(a.latent, a.latent_stride * 2) &&
+                         rows_aligned(a.cache.data, a.cache.row_stride, bytes) && a.cache.page_stride % bytes == 0;
+    DynamicScale rule{};
+    rule.fp8_max = Fp8Format<DType::e4m3fn>::max, rule.reciprocal_max = exact_reciprocal(rule.fp8_max);
+    const auto kernel = aligned ? mla_append<type, true> : mla_append<type, false>;
+    return vendor.launch(kernel, ceil_div(a.tokens, kAppendThreads / kLanes), kAppendThreads, 1, a, rule);
 }
 
 template <class Vendor>
 Status append_by_type(const AppendArgs& a, const Vendor& vendor) {
-    if (a.tokens == 0) return {};
-    const bool vectors = rows_aligned(a.latent, a.latent_stride * 2) &&
-                         rows_aligned(a.cache.data, a.cache.row_stride) && a.cache.page_stride % 16 == 0;
-    const auto as = [&](auto kernel) {
-        return vendor.launch(kernel, a.tokens, kAppendThreads, 1, a, a.cache.dtype == vendor.fp8);
-    };
-    if (a.dtype == DType::f16) return as(vectors ? mla_append<DType::f16, true> : mla_append<DType::f16, false>);
-    return as(vectors ? mla_append<DType::bf16, true> : mla_append<DType::bf16, false>);
+    if (a.tokens == 0 || a.cache.pages == 0 || a.cache.page_size == 0) return {};
+    return a.dtype == DType::f16 ? launch_append_as<DType::f16>(a, vendor) : launch_append_as<DType::bf16>(a, vendor);
 }
 
 }  // namespace

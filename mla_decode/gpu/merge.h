@@ -1,4 +1,5 @@
-// The second launch where tokens are split: a row's partial sums become one, in the order of the splits. For HIP and CUDA.
+// The second launch where tokens are split: a row's partial sums become one, in the order of the splits. For HIP and
+// CUDA.
 //
 // Bytes: of each row 2 KiB a split, and 1 KiB of the result. Floor: those at the memory rate.
 //

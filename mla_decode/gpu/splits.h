@@ -22,8 +22,8 @@ ROCM_FP8_HD inline Share share_of(int32_t tiles, int32_t splits, int32_t i) {
     return {int32_t(int64_t(tiles) * i / used), int32_t(int64_t(tiles) * (i + 1) / used)};
 }
 
-// Where splits leave their sums: [batch][splits][rows], of `out` 512 float32 each. Those of splits that are not used are
-// not written; nor is `out` where lse is -infinity.
+// Where splits leave their sums: [batch][splits][rows], of `out` 512 float32 each. Those of splits that are not used
+// are not written; nor is `out` where lse is -infinity.
 struct Partial {
     float *out, *lse;
     int32_t splits, tile;  // tile: tokens

@@ -249,6 +249,12 @@ def concatenated(*parts: Value) -> Value:
     return whole
 
 
+def logarithm(a: Value) -> Value:
+    if a.number == 0:
+        return encode(-math.inf, "f32")
+    return encode(math.nan if a.number < 0 else math.log2(a.number), "f32")
+
+
 FUNCTIONS = {
     "V": Value,
     "literal": lambda text: encode(float(text.rstrip("F")), "f32" if text.endswith("F") else "f64"),
@@ -272,6 +278,7 @@ FUNCTIONS = {
     "trunc": truncated,
     "sqrt": lambda a: encode(math.sqrt(a.number) if not a.number < 0 else math.nan, "f32"),
     "pow": lambda a, b: encode(math.inf if b.number > 1000 else a.number ** max(b.number, -1000), "f32"),
+    "log2": logarithm,
     "signext": lambda a: a,
     "signext_from_bit": sign_extended,
     "s_ff1_i32_b64": lambda a: Value("i", 32, (a.bits & -a.bits).bit_length() - 1),

@@ -113,6 +113,8 @@ def vector_text(name: str, half: int = 0) -> str:
     }.get(name, "")  # fmt: skip
     if name == "v_cvt_f32_fp8":
         name, more = "v_cvt_f32_fp8_sdwa", f"src0_sel:BYTE_{half}"
+    if name == "v_cvt_pk_f32_fp8":
+        name, more = "v_cvt_pk_f32_fp8_sdwa", f"src0_sel:WORD_{half}"
     return (
         "v_mov_b32 v30, v20\n v_mov_b32 v31, v21\n s_mov_b64 vcc, s[8:9]\n s_mov_b64 exec, s[10:11]\n"
         f"{name} {target}, {', '.join(sources)} {more}\n s_mov_b64 s[20:21], exec\n s_mov_b64 exec, -1{SHOW}\n"
@@ -125,7 +127,8 @@ def vector_cases(arch: str) -> dict[str, tuple[str, int]]:
     lane_accesses = {"v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32"}
     names = {name for name in VECTOR | PACKED if name not in ELSEWHERE and name not in lane_accesses}
     names -= vector_tables.ONLY_GFX950 if arch == "gfx942" else set()
-    variants = {"v_cvt_f32_fp8": 4, "v_cvt_pk_fp8_f32": 2, "v_pk_mov_b32": 2, **dict.fromkeys(MIXED, len(MIXES))}
+    variants = {"v_cvt_f32_fp8": 4, **dict.fromkeys(MIXED, len(MIXES))}
+    variants |= dict.fromkeys(["v_cvt_pk_f32_fp8", "v_cvt_pk_fp8_f32", "v_pk_mov_b32"], 2)
     return {f"{name}_{i}": (name, i) for name in sorted(names) for i in range(variants.get(name, 1))}
 
 
@@ -170,6 +173,7 @@ def lane_names(arch: str, name: str, variant: int, lane: int, words, vcc: int) -
         "OMOD": Value("b", 2, TABLE_OF_BITS >> 6), "ABS": Value("b", 3, TABLE_OF_BITS >> 3),
         "NEG": Value("b", 3, TABLE_OF_BITS),
         "SDWA_SRC0_SEL": Value("b", 3, variant), **{f"BYTE{i}": Value("b", 3, i) for i in range(4)},
+        "WORD1": Value("b", 2, 1),
     }  # fmt: skip
 
 
@@ -248,7 +252,9 @@ def check_vector(arch: str, key: str, words: list[np.ndarray], active: int, rng:
     scalars = [vcc & 0xFFFFFFFF, vcc >> 32, active & 0xFFFFFFFF, active >> 32]
     result = snippets.run(key, words, scalars)
     writes_lanes = name.startswith("v_cmp")
-    masks = {"VCC": 0 if "VCC.u64[laneId] =" in pseudocode(name) or "D1" in pseudocode(name) or writes_lanes else vcc}
+    text = pseudocode(name)
+    writes_vcc = "VCC.u64[laneId] =" in text or re.search(r"\bD1\b", text) or writes_lanes
+    masks = {"VCC": 0 if writes_vcc else vcc}
     for lane in range(LANES):
         if not active >> lane & 1:
             assert result[0][lane] == words[10][lane] and result[1][lane] == words[11][lane], "an inactive lane"

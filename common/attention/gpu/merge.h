@@ -8,7 +8,8 @@
 namespace rocm_fp8::attention {
 namespace {
 
-// kColumns columns of a row: of parts' results, each divided by its own sum of exponentials, whose logarithm is its lse.
+// kColumns columns of a row: of parts' results, each divided by its own sum of exponentials, whose logarithm is its
+// lse.
 template <int kColumns>
 struct MergedRow {
     float largest, sum, values[kColumns];

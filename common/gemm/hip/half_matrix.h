@@ -9,12 +9,11 @@ namespace {
 
 constexpr int kHalfInstructions = 2;  // on a chunk of 16 bytes
 
-// The n-th of them.
+// One of them: 8 bytes a lane.
 template <int matrix, DType type, class Sums>
-__device__ inline Sums multiply_half(const u32x4& b, const u32x4& a, Sums c, int n) {
+__device__ inline Sums multiply_eight_bytes(long left, long right, Sums c) {
     using Bits = short __attribute__((ext_vector_type(4)));
     using Halves = _Float16 __attribute__((ext_vector_type(4)));
-    const long left = half_of(b, n), right = half_of(a, n);
     if constexpr (type == DType::f16) {
         const auto x = __builtin_bit_cast(Halves, left), y = __builtin_bit_cast(Halves, right);
         if constexpr (matrix == 32) return __builtin_amdgcn_mfma_f32_32x32x8f16(x, y, c, 0, 0, 0);
@@ -24,6 +23,12 @@ __device__ inline Sums multiply_half(const u32x4& b, const u32x4& a, Sums c, int
         if constexpr (matrix == 32) return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x, y, c, 0, 0, 0);
         else return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0);
     }
+}
+
+// The n-th on a chunk.
+template <int matrix, DType type, class Sums>
+__device__ inline Sums multiply_half(const u32x4& b, const u32x4& a, Sums c, int n) {
+    return multiply_eight_bytes<matrix, type>(half_of(b, n), half_of(a, n), c);
 }
 
 }  // namespace

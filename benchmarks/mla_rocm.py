@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""MLA decode on an MI300X by the simulator's clock, beside the floors of its bytes and operations.
+
+    python -m benchmarks.mla_rocm                                     the cases that bounds are set for, and others
+    python -m benchmarks.mla_rocm --only h16 --config r16 --split 4   another form, another number of splits
+
+Floors: the cache's bytes at 4.2 TB/s, and 2176 operations a row and token at 708 TFLOP/s. Estimates rank; they are no
+measurement (simulator/README.md).
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.harness.gpu_cases import forced
+from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
+from benchmarks.harness.tuned_header import ARCHS, Config
+from simulator import Checks, cost, recording
+from simulator.profile import Profile
+
+BYTES_PER_US, OPERATIONS_PER_US = 4.2e6, 708e6
+WIDTH, LATENT, MIXED, PAGE = 576, 512, 656, 64
+BYTES = {"wide": 2 * WIDTH, "fp8": WIDTH, "mixed": MIXED}
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    batch: int
+    tokens: int
+    format: str = "wide"
+    queries: int = 1
+
+    @property
+    def name(self) -> str:
+        speculative = f" s{self.queries}" if self.queries > 1 else ""
+        return f"{self.format} h{self.heads}{speculative} b{self.batch} n{self.tokens}"
+
+    @property
+    def floors(self) -> tuple[float, float]:
+        tokens = self.batch * self.tokens
+        operations = 2 * (WIDTH + LATENT) * tokens * self.heads * self.queries
+        return tokens * BYTES[self.format] / BYTES_PER_US, operations / OPERATIONS_PER_US
+
+
+CASES = (
+    Case(16, 128, 4096),
+    Case(128, 128, 4096),
+    Case(16, 1, 32768),
+    Case(32, 128, 4096),
+    Case(64, 128, 4096),
+    Case(128, 1, 32768),
+    Case(16, 1, 4096),
+    Case(128, 16, 8192, "wide", 2),
+    *(Case(heads, 128, 4096, kind) for kind in ("fp8", "mixed") for heads in (16, 128)),
+)
+
+
+class Clock:
+    def __init__(self, arch: str):
+        self.rocm, self.arch = SimulatedRocm.built(), arch
+
+    def times(self, call) -> list[cost.Estimate]:
+        """Of each launch that `call(kernel)` makes."""
+        runtime, results = self.rocm.runtime, []
+
+        def sample(grid: tuple) -> list[int]:
+            count = math.prod(grid)
+            return sorted({0, count // 2})
+
+        def launched(counters, beginnings) -> None:
+            results.append(cost.estimate(recording.record(counters, runtime.profile, beginnings), timing="graph"))
+            runtime.profile = Profile()
+
+        checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
+        with self.rocm.on(self.arch, sample=sample, profile=Profile(), checks=checks) as kernel:
+            runtime.on_launched = launched
+            try:
+                call(kernel)
+            finally:
+                runtime.on_launched = None
+        return results
+
+
+def run(clock: Clock, case: Case, config: Config | None) -> list[cost.Estimate]:
+    dtypes = {"wide": torch.bfloat16, "fp8": FORMATS[clock.arch], "mixed": torch.uint8}
+    pages = case.batch * case.tokens // PAGE
+    cache = empty((pages, PAGE, MIXED if case.format == "mixed" else WIDTH), dtypes[case.format])
+    table = empty((case.batch, pages // case.batch), torch.int32)
+    table.copy_(torch.randperm(pages).view(table.shape))
+    lengths = empty((case.batch,), torch.int32).fill_(case.tokens)
+    q = empty((case.batch, case.queries, case.heads, WIDTH), torch.bfloat16)
+    out = empty((*q.shape[:3], LATENT), torch.bfloat16)
+    scale = {"cache_scale": torch.ones(1)} if case.format == "fp8" else {}
+    with forced("mla_decode", config):
+        return clock.times(
+            lambda kernel: kernel.mla_decode(q, cache, lengths, 192**-0.5, block_table=table, out=out, **scale)
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0])
+    parser.add_argument("--only", metavar="TEXT", help="cases whose name holds it")
+    parser.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
+    parser.add_argument("--describe", action="store_true", help="the parts of each launch's time")
+    args = parser.parse_args()
+    clock = Clock(args.arch)
+    print(table_header(["case", "us", "merge, us", "bytes, us", "ratio", "TFLOP/s", "bound"]))
+    for case in CASES:
+        if args.only and args.only not in case.name:
+            continue
+        found = run(clock, case, args.config)
+        parts = [1e6 * each.seconds for each in found]
+        floor, operations = case.floors
+        rate = operations * OPERATIONS_PER_US / sum(parts) / 1e6
+        cells = [sum(parts), sum(parts[1:]), floor, sum(parts) / floor, rate]
+        print(table_row([case.name, *(f"{v:.2f}" for v in cells), found[0].bound]), flush=True)
+        if args.describe:
+            print(*map(cost.describe, found), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// How a launch of mla_decode.hip is cut into workgroups: functions of the sizes alone, with no HIP in them, so that
+// they can be tested anywhere.
+#pragma once
+
+#include "../../common/gemm/form_name.h"
+#include "../../common/hip/chips.h"
+#include "../mla_decode.h"
+
+namespace rocm_fp8::mla_decode::hip {
+
+constexpr int kTile = 16;  // tokens that are multiplied as one, and rows of a wave
+constexpr int kTileBytes = kTile * kWidth * 2;
+
+// A workgroup has groups * waves waves. Those of a group share a tile of tokens, and each has rows of its own; groups
+// take tiles in turn, and their sums are added at the end.
+struct Form {
+    gemm::FormName name;
+    int waves, groups;
+    int buffers;   // tiles of a group in LDS: with two a wave may be a tile ahead of another
+    int per_unit;  // workgroups that a compute unit holds at once (LDS, registers)
+    constexpr int rows() const { return waves * kTile; }
+    constexpr int threads() const { return waves * groups * 64; }
+};
+
+// In the order of their rows.
+constexpr Form kForms[] = {
+    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1},
+    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1},
+    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1},
+    {.name = "r128", .waves = 8, .groups = 1, .buffers = 2, .per_unit = 1},
+};
+constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
+static_assert(gemm::names_differ(kForms));
+
+// The smallest that has all rows of a sequence, or the largest.
+constexpr int pick_form(int64_t rows) {
+    int form = 0;
+    while (form + 1 < kFormCount && kForms[form].rows() < rows) ++form;
+    return form;
+}
+
+constexpr int kMostSplits = 1024;
+
+struct Sizes {
+    int64_t batch, rows, most;
+    int token_bytes;
+};
+
+// What a launch takes, in us, to rank numbers of splits by. No measurement.
+constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits) {
+    const ChipModel& chip = kChipModels[int(arch)];
+    constexpr double kTileCycles = 2400, kStartCycles = 8000, kMergeUs = 3;  // of a tile: a wave's time
+    const double row_tiles = double(ceil_div(s.rows, form.rows())), workgroups = double(s.batch) * row_tiles * splits;
+    const double tiles = double(ceil_div(ceil_div(s.most, kTile), splits));
+    const int64_t room = int64_t(chip.compute_units) * form.per_unit;
+    const double rounds = double(ceil_div(int64_t(workgroups), room));
+    // Two waves of a SIMD take turns.
+    const double turns = ceil_div(form.waves * form.groups * form.per_unit, 4);
+    const double of_a_workgroup = kStartCycles + double(ceil_div(int64_t(tiles), form.groups)) * kTileCycles * turns;
+    const double busy = rounds * of_a_workgroup / chip.cycles_per_us;
+    const double bytes = double(s.batch) * double(s.most) * s.token_bytes / chip.memory_bytes_per_us;
+    // Partial sums are written, and read again.
+    const double partial = splits == 1 ? 0
+                                       : kMergeUs + 2.0 * double(s.batch) * double(s.rows) * splits * kLatent * 4 /
+                                                        chip.memory_bytes_per_us;
+    return (busy > bytes ? busy : bytes) + partial;
+}
+
+constexpr int pick_splits(Arch arch, const Form& form, const Sizes& s) {
+    const int64_t tiles = ceil_div(s.most, kTile);
+    int best = 1;
+    double least = time_of(arch, form, s, 1);
+    for (int splits = 2; splits <= kMostSplits && splits <= tiles; ++splits) {
+        const double time = time_of(arch, form, s, splits);
+        if (time < least) least = time, best = splits;
+    }
+    return best;
+}
+
+}  // namespace rocm_fp8::mla_decode::hip

@@ -1,0 +1,346 @@
+// The kernel: rows (queries and heads) of a sequence against a share of its tokens.
+//
+// A wave has kTile rows. Its queries and the sums of all 512 columns stay in registers; scores, exponentials and their
+// 16-bit form never leave them either: what an instruction of 16 x 16 gives for keys x queries, a lane's four tokens of
+// a row, is what the next one takes for values x exponentials.
+//
+// Rows and columns of the sums: lane 16 g + j has row j, and of 64 columns b * 64 the 16 g ... + 15: column 4 r + n of
+// those is sums[b][n][r].
+#pragma once
+
+#include "../../common/attention/hip/online_softmax.h"
+#include "../../common/gemm/hip/half_matrix.h"
+#include "../../common/gpu/lanes.h"
+#include "../gpu/splits.h"
+#include "tile.h"
+
+namespace rocm_fp8::mla_decode::hip {
+namespace {
+
+using gemm::hip::lds_barrier, gemm::hip::lds_done, gemm::hip::load_unaligned, gemm::hip::multiply_eight_bytes,
+    gemm::hip::half_of;
+
+struct Launch {
+    Args args;
+    Partial partial;
+    Divider page_size, heads, row_tiles, splits;
+    uint32_t items, per_chiplet;
+};
+
+// What a workgroup makes.
+struct Item {
+    int32_t b, split, first_row;
+};
+
+// Workgroup i runs on chiplet i % 8. Row tiles of a split follow one another on a chiplet, whose L2 they share.
+__device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
+    constexpr uint32_t kChiplets = 8;
+    const uint32_t place = blockIdx.x / kChiplets, at = blockIdx.x % kChiplets * launch.per_chiplet + place;
+    if (place >= launch.per_chiplet || at >= launch.items) return false;
+    const uint32_t of_rows = divide(at, launch.row_tiles), b = divide(of_rows, launch.splits);
+    *item = {int32_t(b), int32_t(of_rows - b * launch.splits.divisor),
+             int32_t(at - of_rows * launch.row_tiles.divisor) * rows};
+    return true;
+}
+
+// These sums are made before later reads of LDS: more of those in flight would take registers that there are not.
+__device__ inline void made_first(f32x4& sums) { asm volatile("" : "+v"(sums)::"memory"); }
+
+template <DType type>
+class Rows {
+    static constexpr int kSteps = kWidth / 32, kBlocks = kLatent / 64;
+    static constexpr int kKeysAhead = 2, kValuesAhead = 1;  // reads of LDS before they are multiplied
+    using Softmax = attention::OnlineSoftmax<type>;
+    u32x4 q[kSteps];
+    f32x4 sums[kBlocks][4];
+    int32_t seen;  // the tokens before it count
+    float scale;   // of scores, to logarithms to base 2
+
+  public:
+    static constexpr int kRegion = kTile * 64 * 4;  // bytes of LDS in which a wave turns 64 columns, or hands them over
+    static constexpr int kColumnBlocks = kBlocks;
+    Softmax softmax;
+
+    __device__ void start(const Launch& launch, const Item& item, int first, int32_t length, int32_t end, float by) {
+        const Args& a = launch.args;
+        const uint32_t lane = fresh_lane();
+        const int last = a.rows() - 1, own = first + int(lane % 16), row = own < last ? own : last;
+        const int query = int(divide(uint32_t(row), launch.heads)), head = row - query * a.heads;
+        const int64_t seen_of_query = a.seen_by(query, length);
+        seen = seen_of_query < end ? int32_t(seen_of_query) : end;
+        scale = by;
+        const int64_t at = item.b * a.q_batch_stride + query * a.q_query_stride + head * a.q_head_stride;
+        const auto* const from = static_cast<const uint8_t*>(a.q) + (at + lane / 16 * kNumbers) * 2;
+#pragma unroll
+        for (int c = 0; c < kSteps; ++c) q[c] = load_unaligned(from + c * 64);
+#pragma unroll
+        for (auto& block : sums) {
+#pragma unroll
+            for (f32x4& four : block) four = f32x4(0);
+        }
+    }
+
+    // The queries are there: a wait in the main loop would wait for the tile in flight as well.
+    __device__ void ready() {
+#pragma unroll
+        for (u32x4& eight : q) have_computed(eight);
+    }
+
+    // Adds a tile.
+    __device__ void add(const char* lds, int32_t tile) {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+        f32x4 scores = keys_by_queries(lds, j, g);
+        // Before the scores: the first values are read while exponentials are computed.
+        u32x2 values[kValuesAhead][4];
+#pragma unroll
+        for (int b = 0; b < kValuesAhead; ++b) read_values(values[b], lds, b, j, g);
+        float by = scale;
+        have_computed(by);  // else it would be in pairs of registers from the loop's start on
+        scores *= by;
+        const int32_t left = seen - tile * kTile - int32_t(4 * g);  // of this lane's tokens
+        if (any_lane(left < 4)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[i] = i < left ? scores[i] : -__builtin_inff();
+        }
+        const u32x2 p = softmax.exponentials(scores, [&](float factor) { rescale(factor); });
+        const long exponentials = __builtin_bit_cast(long, p);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+            u32x2(&token)[4] = values[b % kValuesAhead];
+            u32x2 turned[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                constexpr uint32_t kLowHalves = 0x05040100u, kHighHalves = 0x07060302u;
+                const uint32_t halves = n % 2 ? kHighHalves : kLowHalves;
+                turned[n] = u32x2{__builtin_amdgcn_perm(token[1][n / 2], token[0][n / 2], halves),
+                                  __builtin_amdgcn_perm(token[3][n / 2], token[2][n / 2], halves)};
+            }
+            if (b + kValuesAhead < kBlocks) read_values(token, lds, b + kValuesAhead, j, g);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                sums[b][n] =
+                    multiply_eight_bytes<16, type>(__builtin_bit_cast(long, turned[n]), exponentials, sums[b][n]);
+            }
+#pragma unroll
+            for (f32x4& four : sums[b]) made_first(four);
+            __builtin_amdgcn_sched_barrier(0);
+        }
+    }
+
+    __device__ void rescale(float factor) {
+#pragma unroll
+        for (auto& block : sums) {
+#pragma unroll
+            for (f32x4& four : block) four *= factor;
+        }
+    }
+
+  private:
+    __device__ f32x4 keys_by_queries(const char* lds, uint32_t j, uint32_t g) const {
+        const auto read = [&](int c) {
+            return *reinterpret_cast<const u32x4*>(lds + place(j, c % 2 * 4 + g) + c / 2 * 128);
+        };
+        u32x4 keys[kKeysAhead];
+#pragma unroll
+        for (int c = 0; c < kKeysAhead; ++c) keys[c] = read(c);
+        f32x4 scores(0);
+#pragma unroll
+        for (int c = 0; c < kSteps; ++c) {
+            u32x4& now = keys[c % kKeysAhead];
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+                scores = multiply_eight_bytes<16, type>(half_of(now, n), half_of(q[c], n), scores);
+            if (c + kKeysAhead < kSteps) now = read(c + kKeysAhead);
+            made_first(scores);
+            __builtin_amdgcn_sched_barrier(0);
+        }
+        return scores;
+    }
+    // Of columns b * 64 + 4 j ... + 3 the lane's four tokens.
+    __device__ static void read_values(u32x2 (&token)[4], const char* lds, int b, uint32_t j, uint32_t g) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            token[r] = *reinterpret_cast<const u32x2*>(lds + place(4 * g + r, j / 2) + j % 2 * 8 + b * 128);
+    }
+
+  public:
+    // Columns of block b to the wave's region, [16 rows][16 chunks of four], a row's chunks permuted. In every phase of
+    // an access all banks are different.
+    __device__ void put(char* region, int b) const {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const f32x4 four{sums[b][0][r], sums[b][1][r], sums[b][2][r], sums[b][3][r]};
+            *reinterpret_cast<f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16) = four;
+        }
+    }
+    // Adds another wave's.
+    __device__ void take(const char* region, int b) {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const f32x4 four = *reinterpret_cast<const f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) sums[b][n][r] += four[n];
+        }
+    }
+    // body(row, column, four): of row `row` of 16 the columns column ... + 3, so that 16 lanes have 64 neighbours.
+    template <class Body>
+    __device__ void each_row(char* region, const Body& body) const {
+        const uint32_t lane = fresh_lane(), chunk = lane % 16;
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+            put(region, b);
+            meet_lanes();
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const uint32_t row = 4 * k + lane / 16;
+                body(row, b * 64 + chunk * 4, *reinterpret_cast<const f32x4*>(region + row * 256 + (chunk ^ row) * 16));
+            }
+            meet_lanes();
+        }
+    }
+};
+
+// Adds the sums of all groups to those of the first, in their order. lds: the tiles'.
+template <const Form& form, class Rows>
+__device__ inline void add_groups(Rows& rows, char* lds, int group, int wave) {
+    constexpr int kBytes = form.groups * form.buffers * kTileBytes, kSenders = (form.groups - 1) * form.waves;
+    constexpr int kRoom = kBytes / (kSenders * Rows::kRegion), kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
+    static_assert(kRoom >= 1);
+    const uint32_t lane = fresh_lane();
+    struct Stats {
+        float reference, sum;
+    };
+    const auto stats = [&](int of) { return reinterpret_cast<Stats*>(lds) + (of * form.waves + wave) * kWave + lane; };
+    // Closes: all waves have read the last tiles.
+    lds_done();
+    lds_barrier();
+    *stats(group) = {rows.softmax.reference, rows.softmax.sum};
+    // Closes: all groups' are there.
+    lds_done();
+    lds_barrier();
+    float to = stats(0)->reference, sum = 0;
+#pragma unroll
+    for (int i = 1; i < form.groups; ++i) to = __builtin_fmaxf(to, stats(i)->reference);
+#pragma unroll
+    for (int i = 0; i < form.groups; ++i) sum += stats(i)->sum * __builtin_amdgcn_exp2f(stats(i)->reference - to);
+    rows.rescale(__builtin_amdgcn_exp2f(rows.softmax.reference - to));
+    rows.softmax.reference = to, rows.softmax.sum = sum;
+    const auto region = [&](int of, int b) {
+        return lds + (((of - 1) * form.waves + wave) * kAtOnce + b % kAtOnce) * Rows::kRegion;
+    };
+#pragma unroll
+    for (int first = 0; first < Rows::kColumnBlocks; first += kAtOnce) {
+        // Closes: what lay there has been read.
+        lds_done();
+        lds_barrier();
+        if (group > 0) {
+#pragma unroll
+            for (int b = first; b < first + kAtOnce; ++b) rows.put(region(group, b), b);
+        }
+        // Closes: the groups' columns are there.
+        lds_done();
+        lds_barrier();
+        if (group > 0) continue;
+#pragma unroll
+        for (int of = 1; of < form.groups; ++of) {
+#pragma unroll
+            for (int b = first; b < first + kAtOnce; ++b) rows.take(region(of, b), b);
+        }
+    }
+}
+
+// The result, or this split's share of it. first: the wave's first row.
+template <DType type, class Rows>
+__device__ inline void store_rows(const Rows& rows, const Launch& launch, const Item& item, int first, float scale,
+                                  char* region) {
+    const Args& a = launch.args;
+    const int lane = int(fresh_lane()), all = a.rows(), splits = launch.partial.splits;
+    const float lse = rows.softmax.lse(), sum = rows.softmax.sum;
+    // Nothing was seen: zeros.
+    const float factor = sum == 0.0f ? 0.0f : scale / sum;
+    const bool split = splits > 1;
+    const int64_t base = split ? launch.partial.row(item.b, item.split, all, first) : int64_t(item.b) * all + first;
+    float* const to_lse = split ? launch.partial.lse : a.lse;
+    if (to_lse && lane < 16 && first + lane < all) global<float>(to_lse)[base + lane] = lse;
+    rows.each_row(region, [&](uint32_t row, uint32_t column, f32x4 four) {
+        four *= __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(int(row) * 4, __builtin_bit_cast(int, factor)));
+        if (first + int(row) >= all) return;
+        const int64_t at = (base + row) * kLatent + column;
+        if (split) {
+            *global<f32x4>(launch.partial.out + at) = four;
+        } else {
+            using P = Pairs<type>;
+            const u32x2 rounded{P::round_any_nan(f32x2{four.x, four.y}), P::round_any_nan(f32x2{four.z, four.w})};
+            *global<u32x2>(static_cast<uint16_t*>(a.out) + at) = rounded;
+        }
+    });
+}
+
+template <const Form& form>
+constexpr int kWavesPerSimd = (form.waves * form.groups * form.per_unit + 3) / 4;
+
+template <int index, DType type, Format format>
+__global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[index]>)) void mla_decode(Launch) {
+    static constexpr const Form& form = kForms[index];
+    __shared__ alignas(16) char lds[form.groups][form.buffers][kTileBytes];
+    const Launch& launch = arguments<Launch>();
+    const Args& a = launch.args;
+    Item item;
+    if (!item_of(launch, form.rows(), &item)) return;
+    const int32_t length = int32_t(a.length_of(item.b)), tiles = (length + kTile - 1) / kTile;
+    const Share share = share_of(tiles, launch.partial.splits, item.split);
+    if (share.begin == share.end && launch.partial.splits > 1) return;
+
+    const int all = uniform(threadIdx.x / kWave), group = all / form.waves, wave = all % form.waves;
+    const int first_row = item.first_row + wave * kTile;
+    const bool live = first_row < a.rows();
+    const float of_cache = format == Format::fp8 ? load_scalar(a.cache.scale) : 1.0f;
+    const int32_t end = share.end * kTile < length ? share.end * kTile : length;
+
+    TileLoader<form.waves, type, format> loader;
+    Rows<type> rows;
+    const int32_t first_tile = share.begin + group;
+    if (first_tile < share.end) {
+        const Cache& cache = a.cache;
+        loader.start({cache.data, cache.page_stride, cache.row_stride, cache.pages,
+                      a.table ? a.table + item.b * a.table_stride : nullptr, item.b, launch.page_size},
+                     end, wave);
+        loader.find(first_tile);
+        loader.request(first_tile);
+        if (first_tile + form.groups < share.end) loader.find(first_tile + form.groups);
+    }
+    if (live) rows.start(launch, item, first_row, length, end, a.softmax_scale * of_cache * attention::kLog2E);
+    if (live) rows.ready();
+
+    int turn = 0;
+    for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
+        const int32_t tile = of_first + group;
+        char* const mine = lds[group][form.buffers == 1 ? 0 : turn++ % form.buffers];
+        // Closes, with one buffer: the tile that lay there has been read.
+        if constexpr (form.waves > 1 && form.buffers == 1) lds_done(), lds_barrier();
+        if constexpr (form.waves == 1) meet_lanes();
+        if (tile < share.end) {
+            loader.store(mine, tile);
+            if (tile + form.groups < share.end) {
+                loader.request(tile + form.groups);
+                if (tile + 2 * form.groups < share.end) loader.find(tile + 2 * form.groups);
+            }
+        }
+        // Closes: the tile is in LDS; with two buffers, too, the one before has been read.
+        if constexpr (form.waves > 1) lds_done(), lds_barrier();
+        else meet_lanes();
+        if (live && tile < share.end) rows.add(mine, tile);
+    }
+    if (live) rows.softmax.meet();
+    if constexpr (form.groups > 1) add_groups<form>(rows, lds[0][0], group, wave);
+    // Closes: all waves have read the last tiles, or the groups' sums.
+    lds_done();
+    lds_barrier();
+    if (!live || group > 0) return;
+    store_rows<type>(rows, launch, item, first_row, of_cache, lds[0][0] + wave * Rows<type>::kRegion);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::mla_decode::hip

@@ -1,0 +1,111 @@
+// MLA decode on MI300X (gfx942) and MI350 (gfx950): the launchers.
+//
+// Bytes: the cache's tokens once, 1152 each (fp8: 576, mixed: 656). Floor: those at 4.2 TB/s; from 64 rows of a
+// sequence on the matrix instructions, 2176 operations a row and token.
+//
+//     tokens --> registers (a tile ahead) --> LDS, as 16-bit floats --> keys x queries --> scores, in registers
+//                                                                   --> values x exponentials --> sums, in registers
+//     splits of a sequence's tokens --> float32 sums and their lse --> a second launch: ../gpu/merge.h
+//
+// On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries (72 registers) and sums (128) stay with their waves, 16
+// rows each: waves never exchange anything but the tile, and the sums of groups at the end.
+//
+// Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), decode.h (the kernel); ../gpu/:
+// append, splits, merge; common/attention.
+//
+// Limit today, by the simulator's clock: see docs/journal/mla_decode-hip.md. Nothing has been measured on an AMD GPU.
+#include "../../common/gemm/forced.h"
+#include "../../common/gpu/kernel_at.h"
+#include "../../common/rows/hip/vendor.h"
+#include "../gpu/append.h"
+#include "../gpu/merge.h"
+#include "decode.h"
+
+namespace rocm_fp8::mla_decode::hip {
+namespace {
+
+using Kernel = void (*)(Launch);
+
+template <DType type>
+Kernel kernel_of(Format format, int form) {
+    return kernel_at<kFormCount>(form, [=]<int i>() -> Kernel {
+        return format == Format::wide  ? mla_decode<i, type, Format::wide>
+               : format == Format::fp8 ? mla_decode<i, type, Format::fp8>
+                                       : mla_decode<i, type, Format::mixed>;
+    });
+}
+
+int token_bytes(Format format) {
+    return format == Format::wide ? 2 * kWidth : format == Format::fp8 ? kWidth : kMixedBytes;
+}
+
+// The form and splits that ROCM_FP8_KERNELS_CONFIG names, where it does.
+Status read_forced(int* form, int* splits) {
+    ForcedConfig forced;
+    std::string_view name;
+    if (!named_config(environment().config, "mla_decode", &forced, &name))
+        return {"ROCM_FP8_KERNELS_CONFIG is malformed"};
+    if (!forced.set) return {};
+    *form = gemm::place_of(kForms, name), *splits = forced.splits;
+    return {*form < 0 || *splits > kMostSplits ? kUnfit : nullptr};
+}
+
+}  // namespace
+}  // namespace rocm_fp8::mla_decode::hip
+
+namespace rocm_fp8::mla_decode {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace hip;
+    const int64_t rows = args.rows();
+    if (args.batch == 0 || rows == 0) return {};
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    if (args.cache.format == Format::fp8 && args.cache.dtype != native_fp8(chip.arch)) {
+        return {chip.arch == Arch::gfx942 ? "cache: dtype float8_e4m3fn; this GPU (gfx942) converts float8_e4m3fnuz"
+                                          : "cache: dtype float8_e4m3fnuz; this GPU (gfx950) converts float8_e4m3fn"};
+    }
+    constexpr int64_t kMostTokens =
+        (int64_t(1) << 31) - 64;  // tokens are counted in 32 bits, tiles behind the last, too
+    if (args.most > kMostTokens) return {"cache: a sequence has more than 2147483584 tokens"};
+
+    int form = pick_form(rows), splits = 0;
+    const Status read = read_forced(&form, &splits);
+    if (!read.ok()) return read;
+    if (!splits)
+        splits = pick_splits(chip.arch, kForms[form], {args.batch, rows, args.most, token_bytes(args.cache.format)});
+    const int64_t row_tiles = ceil_div(rows, kForms[form].rows()), items = args.batch * row_tiles * splits;
+    constexpr int64_t kMostItems = int64_t(1) << 30, kChiplets = 8;
+    const int64_t per_chiplet = ceil_div(items, kChiplets), threads = kForms[form].threads();
+    if (items > kMostItems || per_chiplet * kChiplets * threads > kMaxThreads)
+        return {"q has more rows than one launch takes"};
+    Partial partial{nullptr, nullptr, 1, kTile};
+    if (splits > 1) {
+        void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, rows));
+        if (!scratch) return {"no memory for the sums of splits"};
+        partial = Partial::at(scratch, args.batch, rows, splits, kTile);
+    }
+    const Launch launch{args,
+                        partial,
+                        divider_by(args.table ? uint32_t(args.cache.page_size) : 1),
+                        divider_by(uint32_t(args.heads)),
+                        divider_by(uint32_t(row_tiles)),
+                        divider_by(uint32_t(splits)),
+                        uint32_t(items),
+                        uint32_t(per_chiplet)};
+    const Kernel kernel = args.dtype == DType::f16 ? kernel_of<DType::f16>(args.cache.format, form)
+                                                   : kernel_of<DType::bf16>(args.cache.format, form);
+    const Status status = launch_kernel(kernel, per_chiplet * kChiplets, int(threads), on, launch);
+    if (splits == 1 || !status.ok()) return status;
+    const MergeArgs merge{partial, args.lengths, args.most, rows, args.batch, args.out, args.lse};
+    const Vendor vendor(chip.arch, on);
+    return args.dtype == DType::f16 ? launch_merge<DType::f16>(merge, vendor)
+                                    : launch_merge<DType::bf16>(merge, vendor);
+}
+
+Status launch_append(const AppendArgs& args, const Executor& on) {
+    const ArchResult chip = current_arch();
+    return chip.status.ok() ? append_by_type(args, Vendor(chip.arch, on)) : chip.status;
+}
+
+}  // namespace rocm_fp8::mla_decode

@@ -1,0 +1,172 @@
+// A tile of tokens: from pages to registers, and to LDS as 16-bit floats of the queries' type.
+//
+// In LDS a tile is [16 tokens][72 chunks of 16 bytes], the chunks of a token permuted by an exclusive or with token %
+// 8:
+//
+//     writes       a wave has the 64 latent chunks of a token, lane for lane; then the 8 others of eight tokens
+//     of keys      lane 16 g + j: chunk 4 c + g of token j, 8 numbers of two instructions' k
+//     of values    lane 16 g + i: 8 bytes of each of tokens 4 g ... + 3, columns 4 i ... + 3 of 64; 128 bytes together
+//
+// On gfx942 none of them has bank conflicts.
+//
+// A wave loads 16 / waves tokens, eight at a time or as many as there are. The lanes are divided between these, and
+// know their token's address; scalar registers have it for the latent part, of which each lane loads 8 numbers. The
+// last 64 numbers are loaded by the lanes that know the address.
+#pragma once
+
+#include "../../common/attention/gpu/paged.h"
+#include "../../common/gemm/hip/loaders.h"
+#include "../../common/hip/dequantize.h"
+#include "config.h"
+
+namespace rocm_fp8::mla_decode::hip {
+namespace {
+
+// A wave's lane; what is computed from it is computed anew in each turn, not kept in registers. Unsigned: cheap to
+// divide.
+__device__ inline uint32_t fresh_lane() { return uint32_t(gemm::hip::fresh_thread()) % kWave; }
+
+constexpr int kChunk = 16, kNumbers = 8, kChunks = kWidth / kNumbers, kTokenBytes = kChunks * kChunk;
+constexpr int kLatentChunks = kLatent / kNumbers, kRopeChunks = kRope / kNumbers;
+static_assert(kTokenBytes * kTile == kTileBytes && kLatentChunks == kWave);
+
+// Byte of a chunk of a token in LDS.
+__device__ inline uint32_t place(uint32_t token, uint32_t chunk) {
+    return token * kTokenBytes + (chunk ^ token % 8) * kChunk;
+}
+
+// Eight numbers as they lie in the cache.
+template <Format format>
+using Packed = std::conditional_t<format == Format::wide, u32x4, u32x2>;
+
+// From any address: the chips' loads need no alignment. Aligned ones are as fast as they can be.
+template <class T>
+__device__ inline T load_packed(const uint8_t* p, uint32_t byte) {
+    struct __attribute__((packed)) AnyAddress {
+        T v;
+    };
+    return global<AnyAddress>(p + byte)->v;
+}
+
+// Of the last 64 numbers what a lane loads, where `lanes` share them: of codes always eight.
+template <Format format, int lanes>
+using RopePacked =
+    std::conditional_t<format == Format::fp8, u32x2,
+                       std::conditional_t<lanes == 8, u32x4, std::conditional_t<lanes == 16, u32x2, uint32_t>>>;
+
+// Loads a wave's tokens of a tile. waves: that share it.
+template <int waves, DType type, Format format>
+class TileLoader {
+    static constexpr bool kMixed = format == Format::mixed, kFp8 = format == Format::fp8;
+    static constexpr int kTokens = kTile / waves, kOfAnEight = kTokens < 8 ? kTokens : 8,
+                         kEights = kTokens / kOfAnEight;
+    static constexpr uint32_t kLanes = kWave / kOfAnEight;                // of a token
+    static constexpr int kLatentBytes = format == Format::wide ? 16 : 8;  // a lane's
+    using Rope = RopePacked<format, int(kLanes)>;
+
+    attention::PagedRows rows;
+    int32_t end;     // the tokens before it are loaded
+    uint32_t first;  // of the wave's tokens, in a tile
+    int32_t entries[kEights];
+    Packed<format> latent[kTokens];
+    Rope rope[kEights];
+    float scales[kMixed ? kTokens : 1];
+
+    // The token whose address this lane has; behind the last one that.
+    __device__ int32_t own_token(int32_t tile, int eight) const {
+        const int32_t token = tile * kTile + int32_t(first) + eight * 8 + int32_t(fresh_lane() / kLanes);
+        return token < end ? token : end - 1;
+    }
+
+  public:
+    // Of the tokens before `end`, of which there is one.
+    __device__ void start(const attention::PagedRows& of, int32_t all, int wave) {
+        rows = of, end = all, first = uint32_t(wave) * kTokens;
+    }
+    // The pages of a tile that is to be requested next.
+    __device__ void find(int32_t tile) {
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) entries[e] = rows.entry_of(own_token(tile, e));
+    }
+    __device__ void request(int32_t tile) {
+        const uint32_t lane = fresh_lane();
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) {
+            const uint8_t* const own = rows.row_of(own_token(tile, e), entries[e]);
+            const uint64_t address = reinterpret_cast<uint64_t>(own);
+#pragma unroll
+            for (int t = 0; t < kOfAnEight; ++t) {
+                const uint64_t low = uint32_t(__builtin_amdgcn_readlane(int(address), t * int(kLanes)));
+                const uint64_t high = uint32_t(__builtin_amdgcn_readlane(int(address >> 32), t * int(kLanes)));
+                const auto* const token = reinterpret_cast<const uint8_t*>(high << 32 | low);
+                latent[e * 8 + t] = load_packed<Packed<format>>(token, lane * kLatentBytes);
+                if constexpr (kMixed) {
+                    const uint32_t group = lane * kNumbers / kScaleGroup;
+                    scales[e * 8 + t] = load_packed<float>(token, kScalesAt + group * 4);
+                }
+            }
+            constexpr uint32_t kRopeFrom = kMixed ? kRopeAt : kLatent / kNumbers * kLatentBytes;
+            rope[e] = load_packed<Rope>(own, kRopeFrom + rope_lane(lane) * uint32_t(sizeof(Rope)));
+        }
+    }
+    // What has been requested, to a tile in LDS. Tokens behind the last one are zeros: NaN there would reach results.
+    __device__ void store(char* lds, int32_t tile) {
+        const uint32_t lane = fresh_lane();
+        const int32_t left = uniform(end - tile * kTile - int32_t(first));  // of the wave's tokens
+        if (left < kTokens) [[unlikely]] {
+            keep_branch();
+            clear_from(left, lane);
+        }
+        const auto put = [&](uint32_t token, uint32_t chunk, u32x4 v) {
+            *reinterpret_cast<u32x4*>(lds + place(first + token, chunk)) = v;
+        };
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) put(t, lane, numbers(latent[t], scales[kMixed ? t : 0]));
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) {
+            const uint32_t token = e * 8 + lane / kLanes;
+            if constexpr (kFp8) {
+                if (lane % kLanes < kRopeChunks) put(token, kLatentChunks + lane % kLanes, numbers(rope[e], 1));
+            } else {
+                Rope v = rope[e];
+                if constexpr (kMixed && type == DType::f16) v = halves_of(v);
+                const uint32_t byte = lane % kLanes * uint32_t(sizeof(Rope));
+                char* const to = lds + place(first + token, kLatentChunks + byte / kChunk) + byte % kChunk;
+                *reinterpret_cast<Rope*>(to) = v;
+            }
+        }
+    }
+
+  private:
+    __device__ void clear_from(int32_t left, uint32_t lane) {
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) {
+            if (t < left) continue;
+            latent[t] = Packed<format>(0);
+            if constexpr (kMixed) scales[t] = 0;
+        }
+#pragma unroll
+        for (int e = 0; e < kEights; ++e) {
+            if (e * 8 + int32_t(lane / kLanes) >= left) rope[e] = Rope(0);
+        }
+    }
+    __device__ static u32x4 numbers(const Packed<format>& v, float scale) {
+        if constexpr (format == Format::wide) return v;
+        else if constexpr (format == Format::fp8) return eight_values<type>(v);
+        // NaN with zeros in its lower half, as rounding asks for.
+        else return scaled_fn_values<type>(v, scale == scale ? scale : __builtin_nanf(""));
+    }
+    __device__ static uint32_t rope_lane(uint32_t lane) { return kFp8 ? lane % kRopeChunks : lane % kLanes; }
+    // bfloat16 as float16.
+    __device__ static Rope halves_of(Rope v) {
+        uint32_t words[sizeof(Rope) / 4];
+        __builtin_memcpy(words, &v, sizeof(Rope));
+#pragma unroll
+        for (uint32_t& word : words) word = Pairs<DType::f16>::round(Pairs<DType::bf16>::widen(word));
+        __builtin_memcpy(&v, words, sizeof(Rope));
+        return v;
+    }
+};
+
+}  // namespace
+}  // namespace rocm_fp8::mla_decode::hip
