@@ -34,6 +34,7 @@ FUNCTIONS = {
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
     "cuda_grouped_config": (None, (LONG, LONG, LONG, LONG, INT), 4),
     "grouped_config": (None, (LONG, LONG, LONG, LONG, INT, LONG), 2),
+    "grouped_gated": (INT, (LONG, LONG, LONG, INT), 0),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_fallback_shape": (INT, (INT,), 0),
     "rms_norm_config": (None, (LONG, LONG, INT, INT), 4),
