@@ -67,8 +67,8 @@ class Clock:
         self.rocm, self.arch = SimulatedRocm.built(), arch
 
     def us(self, call) -> tuple[float, str]:
-        """Of what `call(kernel)` launches: microseconds, and the bound of its first launch. Of persistent workgroups one
-        has a tile more than another: the mean of the estimates that play each of those sampled first."""
+        """Of what `call(kernel)` launches: microseconds, and the bound of its first launch. A persistent workgroup has
+        a tile more than another: this is the mean of the estimates that play each of those sampled first."""
         runtime, results = self.rocm.runtime, []
 
         def sample(grid: tuple) -> list[int]:
@@ -112,7 +112,9 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
         operands = (a, b, *scales, offsets)
         if gates:
             out = empty((slots, n // 2), kind)
-            return clock.us(lambda kernel: kernel.grouped_gemm_swiglu_fp8(*operands, **gather, scaling="group", out=out))
+            return clock.us(
+                lambda kernel: kernel.grouped_gemm_swiglu_fp8(*operands, **gather, scaling="group", out=out)
+            )
         out = empty((slots, n), dtype or torch.bfloat16)
         return clock.us(lambda kernel: kernel.grouped_gemm(*operands, **gather, out=out))
 
@@ -140,11 +142,7 @@ def main() -> None:
 
 
 def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.Namespace) -> None:
-    print(
-        table_header(
-            ["layer", "tokens", "stage 1, us", "stage 2, us", "stages, us", "AITER, us", "ratio"]
-        )
-    )
+    print(table_header(["layer", "tokens", "stage 1, us", "stage 2, us", "stages, us", "AITER, us", "ratio"]))
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
             parts = stages(clock, count, layer, dtype, args.first, args.config)

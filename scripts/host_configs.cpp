@@ -142,6 +142,10 @@ void cuda_grouped_config(int64_t m, int64_t n, int64_t groups, int64_t expected,
     out[2] = columns_of(kForms[form]);
     out[3] = most_tiles(kForms[form], m, n, groups);
 }
+// The place of the picked form in the table, or -1.
+int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
+    return grouped_gemm::cuda::pick_gated(m, hidden, groups, expected, multiprocessors);
+}
 // The place of the picked form in the table of tiles, then streams; the most row tiles of m rows.
 void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch, int64_t m, int64_t out[2]) {
     using namespace grouped_gemm::hip;

@@ -33,6 +33,7 @@ FUNCTIONS = {
     "cuda_block_scaled_config": (None, (LONG, LONG, LONG, INT, INT, INT), 3),
     "cuda_int8_config": (None, (LONG, LONG, LONG, INT), 3),
     "cuda_grouped_config": (None, (LONG, LONG, LONG, LONG, INT), 4),
+    "cuda_grouped_gated": (INT, (LONG, LONG, LONG, LONG, INT), 0),
     "grouped_config": (None, (LONG, LONG, LONG, LONG, INT, LONG), 2),
     "grouped_gated": (INT, (LONG, LONG, LONG, INT), 0),
     "block_scaled_row_class": (LONG, (LONG,), 0),

@@ -51,9 +51,7 @@ constexpr int kGatedFrom = kTileShapeCount + kStreamShapeCount, kShapeCount = kG
 constexpr bool is_stream(int shape) { return shape >= kTileShapeCount; }
 constexpr int shape_named(std::string_view name) {
     const int stream = gemm::place_of(kStreamShapes, name), gated = gemm::place_of(kGatedShapes, name);
-    return stream >= 0  ? kTileShapeCount + stream
-           : gated >= 0 ? kGatedFrom + gated
-                        : gemm::place_of(kTileShapes, name);
+    return stream >= 0 ? kTileShapeCount + stream : gated >= 0 ? kGatedFrom + gated : gemm::place_of(kTileShapes, name);
 }
 struct FormSize {
     int rows, columns;
@@ -99,14 +97,15 @@ constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_
     return shape;
 }
 
-// From which on tiles with SwiGLU in them are of 128 rows.
-constexpr int64_t kFewestHighRows = 65;
+// Expected rows up to which most experts fill one tile of 64 rows, or of 128; and from which on a last tile that is
+// almost empty counts for little. Between, tiles of 256 rows read weights fewer times: docs/journal/moe.md.
+constexpr int64_t kMostOf64 = 48, kMostOf128 = 112, kFewestOfMany = 384;
 
 // Of kGatedShapes; -1: SwiGLU is a pass of its own. hidden: a multiple of kMostHidden. Where rows are a stream's, bits are
 // a stream's too.
 constexpr int pick_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {
-    if (expected <= kFewExpected) return -1;
-    const int shape = expected >= kFewestHighRows ? 0 : 1;
+    if (expected <= kFewExpected || (expected > kMostOf128 && expected < kFewestOfMany)) return -1;
+    const int shape = expected <= kMostOf64 ? 1 : 0;
     const int64_t tiles = groups * ceil_div(expected, int64_t(kGatedShapes[shape].rows)) * (hidden / kMostHidden);
     return tiles >= kChipModels[arch].compute_units ? shape : -1;
 }

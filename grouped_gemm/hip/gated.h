@@ -87,9 +87,12 @@ __device__ inline void gate_sums(const TileSums<S>& sums, float limit, char* til
                     rounded(four_of<f32x4>(sums[i][j + S::sub_n / 2], q + each), two.up, 2 * each);
                 }
                 const u32x4 y = source.values(two).bits[0];
-                const int column = wave % S::waves_n * HalvesOf<S>::kOfWave;
-                *reinterpret_cast<u32x2*>(tile + Rows::at(row, column + column_in_wave<S>(lane, j, q))) = {y.x, y.y};
-                *reinterpret_cast<u32x2*>(tile + Rows::at(row, column + column_in_wave<S>(lane, j, q + 1))) = {y.z, y.w};
+                const auto store = [&](int quad, u32x2 four) {
+                    const int column = wave % S::waves_n * HalvesOf<S>::kOfWave + column_in_wave<S>(lane, j, quad);
+                    *reinterpret_cast<u32x2*>(tile + Rows::at(row, column)) = four;
+                };
+                store(q, u32x2{y.x, y.y});
+                store(q + 1, u32x2{y.z, y.w});
             }
         }
     }
@@ -111,8 +114,8 @@ __device__ inline void quantize_tile(const QuantizedRows& to, const char* tile, 
         const int64_t row = first + in_tile;
         const Eight<type> y{{*reinterpret_cast<const u32x4*>(tile + Rows::at(in_tile, vector * kEight))}};
         const uint32_t at = uint32_t(column) / kEight + vector;
-        const EightBytes q = computed ? quantized_in_group(y, to.dynamic, bound, row, at, row < end)
-                                      : y.quantized_by_one(given);
+        const EightBytes q =
+            computed ? quantized_in_group(y, to.dynamic, bound, row, at, row < end) : y.quantized_by_one(given);
         if (row < end) store_at(offset(to.out, row * to.stride + at * int64_t(kEight)), q);
     }
 }
@@ -132,8 +135,7 @@ struct GatedProduct {
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
                                        uint32_t end_k) {
         load_a.start(a, item, first_k, end_k);
-        const uint8_t* const first =
-            a.b.data + item.group * a.b.group_stride + first_hidden(item) * a.b.row_stride;
+        const uint8_t* const first = a.b.data + item.group * a.b.group_stride + first_hidden(item) * a.b.row_stride;
         load_b.start(first, a.b.row_stride, a.to.d, first_k, end_k);
     }
     __device__ static void start_scales(ScalesA& scales_a, ScalesB (&scales_b)[2], const Args& a, const Item& item,

@@ -23,7 +23,8 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 def same_codes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """The same of FP8, where the sign of a NaN is nobody's contract."""
     nan = a.float().isnan()
-    return torch.equal(nan, b.float().isnan()) and a.dtype == b.dtype and torch.equal(raw(a)[~nan], raw(b)[~nan])
+    same = a.dtype == b.dtype and torch.equal(nan, b.float().isnan())
+    return same and torch.equal(a.view(torch.uint8)[~nan], b.view(torch.uint8)[~nan])
 
 
 def poison_byte(dtype: torch.dtype) -> int:

@@ -132,8 +132,7 @@ class BlockSums {
             hip::store_scales<S::columns, S::threads>(lds.of_columns[buffer], a.scale_b, scales_b[0], of_column);
         } else if (channels) {
 #pragma unroll
-            for (float (&of_range)[kPeriod * kScalePitch<S::rows>] : to)
-                hip::store_scales<S::rows, S::threads>(of_range, a.scale_a, scales_a, plain);
+            for (auto& of_range : to) hip::store_scales<S::rows, S::threads>(of_range, a.scale_a, scales_a, plain);
         } else {
 #pragma unroll
             for (int r = 0; r < kRangesB; ++r) {
