@@ -55,6 +55,12 @@ __device__ inline void warpgroup_meets(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kWarpgroup) : "memory");
 }
 
+// The same of several warpgroups.
+template <int kThreads>
+__device__ inline void warpgroups_meet(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 // Registers of a warpgroup's threads: those that load need few, and leave them to those that multiply.
 template <int kCount>
 __device__ inline void take_registers() {
