@@ -149,7 +149,7 @@ def assert_attended(problem: Mla, o: Operands, out: torch.Tensor, lse: torch.Ten
         wrong = ~((got - exact).abs() <= bound)
         assert not wrong.any(), f"{what}: sequence {b}: {int(wrong.sum())}, {wrong.nonzero()[:3].tolist()}"
         if lse is not None:
-            l = lse[b].double().cpu()
-            assert torch.equal(l == -torch.inf, ~seen), f"{what}: -infinity"
-            close = (l - exact_lse).abs()[seen] <= (relative + exact_lse.abs() * 4 * U32 + 1e-6)[seen]
+            got_lse = lse[b].double().cpu()
+            assert torch.equal(got_lse == -torch.inf, ~seen), f"{what}: -infinity"
+            close = (got_lse - exact_lse).abs()[seen] <= (relative + exact_lse.abs() * 4 * U32 + 1e-6)[seen]
             assert close.all(), f"{what}: lse of sequence {b}"
