@@ -62,7 +62,7 @@ def test_both_architectures_have_every_kernel(kernels):
             for form in ("rows", "fallback")
         ),
         "int8_gemm_tiles",
-        *("grouped_gemm_tiles", "grouped_gemm_stream"),
+        *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
     }
