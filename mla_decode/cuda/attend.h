@@ -254,7 +254,8 @@ __device__ inline void attend_to(Memory& shared, const Launch& l, const Work& w)
 }
 
 template <Format format, DType type>
-__global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l) {
+__global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l,
+                                                                              const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using C = Crew<format>;
     auto& shared = dynamic_shared<Memory>();
@@ -276,7 +277,7 @@ __global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(co
     // The warpgroups that load are the first.
     if (threadIdx.x < C::kFeeders) {
         leave_registers<C::kFewRegisters>();
-        feed<format, type>(shared, l, w);
+        feed<format, type>(shared, l, &map, w);
     } else {
         take_registers<C::kManyRegisters>();
         if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);

@@ -99,7 +99,8 @@ __device__ inline void multiply_rows(Sums& sums, const uint32_t (&a)[4], Four b)
 }
 
 template <Format format, DType type, bool vectors>
-__global__ __launch_bounds__(kFallbackThreads) void mla_decode_fallback(const __grid_constant__ Launch l) {
+__global__ __launch_bounds__(kFallbackThreads) void mla_decode_fallback(const __grid_constant__ Launch l,
+                                                                        const __grid_constant__ CUtensorMap) {
     auto& shared = dynamic_shared<FallbackMemory>();
     const Args& a = l.args;
     wait_for_previous_kernel();

@@ -1,10 +1,12 @@
 // What fills shared memory: the queries' rows, then halves of tiles of tokens, which have warps of their own.
 //
-// Tokens of 16 bits pass through no register (cp.async); codes are made 16-bit numbers on their way. Rows behind the end
+// Tokens of 16 bits pass through no register: whole tiles come by TMA, boxes of up to 64 rows of a page; else rows one by
+// one (cp.async). Codes are made 16-bit numbers on their way. Rows behind the end
 // become zeros: p is 0 there, and 0 times what lies behind a sequence's tokens could be NaN.
 #pragma once
 
 #include "../../common/cuda/async_copy.h"
+#include "../../common/cuda/tma.h"
 #include "codes.h"
 #include "shape.h"
 
@@ -131,28 +133,58 @@ class Codes {
     }
 };
 
+// A whole tile. All lanes arrive at `full`, which waits for the bytes as well.
+__device__ inline void feed_boxes(Tile& to, const attention::PagedRows& rows, const Entries& entries, const Hand& mine,
+                                  int first, int box_rows, const CUtensorMap* map, Barrier* full) {
+    const int panels = kHalfPanels + mine.has_rope();
+    if (elected()) arrive_expecting(full, panels * kPanelBytes);
+    else arrive(full);
+    __syncwarp();
+    for (int row = 0; row < kTileTokens; row += box_rows) {
+        const auto at = rows.place_of(first + row, entries.of(row));
+        if (elected()) {
+#pragma unroll
+            for (int p = 0; p < kHalfPanels; ++p) {
+                const int panel = mine.half * kHalfPanels + p;
+                copy_tile_of(int(at.page), &to[panel][row * kPanelRow], map, panel * kPanelRow, int(at.row), full);
+            }
+            if (mine.has_rope())
+                copy_tile_of(int(at.page), &to[kRopePanel][row * kPanelRow], map, kRopePanel * kPanelRow, int(at.row),
+                             full);
+        }
+        __syncwarp();
+    }
+}
+
 // Each feeds a half of every second tile of the CTA's. Tokens of 16 bits:
-__device__ inline void feed_copies(Memory& shared, const Launch& l, const Work& w, const Hand& mine, int first) {
+__device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtensorMap* map, const Work& w,
+                                   const Hand& mine, int first) {
     const attention::PagedRows rows = rows_of(l, w.b);
     Entries entries(rows, first, w.end);
     Tile& to = shared.keys[mine.buffer];
     for (uint32_t parity = 1; first < w.end; first += kBuffers * kTileTokens, parity ^= 1) {
         // Closes: the tile before has been read there. The first time it is empty.
         wait_for(&shared.empty[mine.buffer][mine.half], parity);
-        feed_wide(to, rows, entries, mine, first, w.end);
+        Barrier* const full = &shared.full[mine.buffer][mine.half];
         const int next = first + kBuffers * kTileTokens;
+        if (l.box_rows > 0 && first + kTileTokens <= w.end) {
+            feed_boxes(to, rows, entries, mine, first, l.box_rows, map, full);
+            if (next < w.end) entries = Entries(rows, next, w.end);
+            continue;
+        }
+        feed_wide(to, rows, entries, mine, first, w.end);
         if (next < w.end) entries = Entries(rows, next, w.end);
         commit_copies();
         wait_for_copies<0>();
         publish_to_multiplications();
-        arrive(&shared.full[mine.buffer][mine.half]);
+        arrive(full);
     }
 }
 
 // Codes: loads are kAhead rows ahead of what is put, into the next tile, too.
 template <Format format, DType type>
 __device__ inline void feed_codes(Memory& shared, const Launch& l, const Work& w, const Hand& mine, int first) {
-    constexpr int kAhead = 4, kRows = kTileTokens / kRowsAtOnce;
+    constexpr int kAhead = format == Format::mixed ? 2 : 4, kRows = kTileTokens / kRowsAtOnce;
     const attention::PagedRows rows = rows_of(l, w.b);
     Entries entries(rows, first, w.end);
     Codes<format, type> held[kAhead];
@@ -181,11 +213,11 @@ __device__ inline void feed_codes(Memory& shared, const Launch& l, const Work& w
 }
 
 template <Format format, DType type>
-__device__ inline void feed(Memory& shared, const Launch& l, const Work& w) {
+__device__ inline void feed(Memory& shared, const Launch& l, const CUtensorMap* map, const Work& w) {
     const Hand mine;
     const int first = w.begin + mine.buffer * kTileTokens;
     if (first >= w.end) return;
-    if constexpr (format == Format::wide) feed_copies(shared, l, w, mine, first);
+    if constexpr (format == Format::wide) feed_copies(shared, l, map, w, mine, first);
     else feed_codes<format, type>(shared, l, w, mine, first);
 }
 

@@ -22,6 +22,7 @@
 #include <type_traits>
 
 #include "../../common/cuda/device.h"
+#include "../../common/cuda/tensor_map.h"
 #include "../../common/rows/cuda/vendor.h"
 #include "../gpu/append.h"
 #include "../gpu/merge.h"
@@ -33,7 +34,7 @@ namespace {
 
 constexpr const char* kOtherFormat = "cache: dtype float8_e4m3fnuz; NVIDIA GPUs decode float8_e4m3fn";
 
-using Kernel = void (*)(Launch);
+using Kernel = void (*)(Launch, CUtensorMap);
 
 struct Choice {
     Kernel kernel;
@@ -69,6 +70,19 @@ bool aligned(const Args& a) {
            rows_aligned(c.data, c.row_stride) && fits(c.page_stride);
 }
 
+// Rows of a TMA copy of tokens of 16 bits: as many as divide a page and a tile. 0 where TMA would take too many copies, or
+// does not take the cache.
+int describe_cache(CUtensorMap* map, const Args& a) {
+    constexpr int kLeastBox = 8;
+    const Cache& c = a.cache;
+    int box = kTileTokens;
+    while (a.table && c.page_size % box != 0) box /= 2;
+    if (c.format != Format::wide || box < kLeastBox || c.page_size < 1 || c.pages > INT32_MAX) return 0;
+    const bool takes = describe(
+        map, {c.data, c.page_size, kWidth * 2, c.row_stride, kPanelRow, box, c.pages, c.pages > 1 ? c.page_stride : 0});
+    return takes ? box : 0;
+}
+
 }  // namespace
 }  // namespace rocm_fp8::mla_decode::cuda
 
@@ -87,8 +101,12 @@ Status launch(const Args& args, const Executor& on) {
     const int splits = pick_splits({args.batch, row_tiles, args.rows(), args.most, tokens, slots});
     const int64_t ctas = args.batch * row_tiles * splits;
     if (ctas > kMaxCtas) return {"q: more sequences and rows than one launch takes"};
-    Launch launch{args, divider_by(uint32_t(args.cache.page_size > 0 ? args.cache.page_size : 1)),
-                  divider_by(uint32_t(args.heads)), int(row_tiles), Partial{nullptr, nullptr, 1, tokens}};
+    Launch launch{args,
+                  divider_by(uint32_t(args.cache.page_size > 0 ? args.cache.page_size : 1)),
+                  divider_by(uint32_t(args.heads)),
+                  int(row_tiles),
+                  0,
+                  Partial{nullptr, nullptr, 1, tokens}};
     if (splits > 1) {
         void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, args.rows()));
         if (!scratch) return {"no memory for the splits' sums"};
@@ -96,8 +114,10 @@ Status launch(const Args& args, const Executor& on) {
     }
     const Choice c = args.dtype == DType::bf16 ? choice<DType::bf16>(args.cache.format, hopper, vectors)
                                                : choice<DType::f16>(args.cache.format, hopper, vectors);
+    CUtensorMap map{};
+    if (hopper) launch.box_rows = describe_cache(&map, args);
     if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;
-    if (const Status s = launch_kernel(c.kernel, chip, {ctas, c.threads, 1, c.shared_bytes}, on, launch); !s.ok())
+    if (const Status s = launch_kernel(c.kernel, chip, {ctas, c.threads, 1, c.shared_bytes}, on, launch, map); !s.ok())
         return s;
     if (splits == 1) return {};
     const MergeArgs merge{launch.partial, args.lengths, args.most, args.rows(), args.batch, args.out, args.lse};

@@ -40,13 +40,21 @@ template <Format format>
 struct Crew {
     static constexpr bool kCopies = format == Format::wide;
     static constexpr int kFeeders = kBuffers * kHalves * kWarp, kThreads = kFeeders + kBuffers * kWarpgroup;
-    static constexpr int kFewRegisters = kCopies ? 40 : 96, kManyRegisters = kCopies ? 232 : 208;
+    static constexpr int kFewRegisters = kCopies                 ? 40
+                                         : format == Format::fp8 ? 88
+                                                                 : 72,
+                         kManyRegisters = kCopies                 ? 232
+                                          : format == Format::fp8 ? 208
+                                                                  : 216;
+    // More than the threads begin with would never be granted.
+    static_assert(kFeeders * kFewRegisters + kBuffers * kWarpgroup * kManyRegisters <= kThreads * 168);
 };
 
 struct Launch {
     Args args;
     Divider page_size, heads;
     int row_tiles;
+    int box_rows;     // of a TMA copy; 0: none
     Partial partial;  // where splits are more than one
 };
 

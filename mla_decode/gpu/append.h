@@ -143,6 +143,7 @@ template <DType type, bool aligned>
 __global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, DynamicScale rule) {
     const int64_t token = int64_t(blockIdx.x) * (kAppendThreads / kLanes) + uniform(threadIdx.x / kLanes);
     wait_for_previous_kernel();
+    let_next_kernel_start();
     if (token >= a.tokens) return;
     const int64_t slot = global<int64_t>(a.slots)[token];
     if (slot < 0) return;

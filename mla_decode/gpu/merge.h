@@ -36,6 +36,7 @@ __global__ __launch_bounds__(kMergeThreads) void mla_merge(MergeArgs a) {
     const int column = int(blockIdx.x % kParts) * kColumns + lane * kOwnColumns;
     const bool has_row = row < a.batch * a.rows;
     wait_for_previous_kernel();
+    let_next_kernel_start();
 
     auto merged = attention::MergedRow<kOwnColumns>::nothing();
     int64_t b = 0, in_sequence = 0;

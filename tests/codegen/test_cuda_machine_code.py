@@ -24,6 +24,7 @@ HOPPER_TILES = {
     "block_scaled_gemm_tiles": 4,
     "grouped_gemm_tiles": NEVER,
     "grouped_gemm_gated": NEVER,
+    "mla_decode_tiles": NEVER,
     "int8_gemm_forms": 3,
 }
 
@@ -132,6 +133,11 @@ def test_every_form_is_there(kernels):
         **{f"moe_sort_{kernel}": 2 for kernel in ("tile", "count", "place")},
         "moe_sort_prefix": 1,
         "moe_combine": 3 * 3 * 2,
+        # 3 formats of a cache, 2 types of queries; the fallback with vectors or numbers one by one.
+        "mla_decode_tiles": 3 * 2,
+        "mla_decode_fallback": 3 * 2 * 2,
+        "mla_merge": 2 * 2,
+        "mla_append": 2 * 2,
     }
 
 

@@ -16,7 +16,9 @@ import torch
 
 from benchmarks.harness.forms import all_shapes_for
 from scripts.load import load_kernel
+from tests.problems import mla
 from tests.problems import moe_routing as moe
+from tests.problems.inputs import HALF
 
 FP8 = torch.float8_e4m3fn
 
@@ -172,6 +174,34 @@ def check_moe_routing(kernel) -> None:
             assert torch.equal(got.cpu(), moe.combined(o, out)), f"moe_combine {dtype} {shared} {out} {d}"
 
 
+def check_mla(kernel) -> None:
+    """Every kernel of mla_decode and mla_append: caches, pages that TMA takes or not, unaligned rows, splits."""
+    drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
+    for dtype, form, page, layout in itertools.product(
+        HALF, ("wide", "fp8", "mixed"), (0, 7, 16, 64), ("dense", "padded")
+    ):
+        problem = mla.Mla(2, 2, 20, page, 700, dtype, form, True, layout)
+        o = mla.draw(problem, drawn, torch.float8_e4m3fn)
+        args, options = o.call("cuda")
+        cache = args[1]
+        if layout == "padded":
+            # Rows at odd multiples of 8 bytes.
+            wide = torch.zeros(*cache.shape[:2], problem.width + 8 // cache.itemsize, dtype=torch.uint8, device="cuda")
+            wide = wide.repeat_interleave(cache.itemsize, -1).view(cache.dtype)
+            wide.view(torch.uint8)[..., : problem.width * cache.itemsize] = cache.view(torch.uint8)
+            args = (args[0], wide[..., : problem.width], *args[2:])
+        lse = torch.empty(2, 2, 20, device="cuda")
+        out = kernel.mla_decode(*args, lse_out=lse, **options)
+        mla.assert_attended(problem, o, out.cpu(), lse.cpu(), problem.id)
+        kv = torch.randn(9, 512, generator=drawn).to(dtype)
+        got, wanted = cache.clone(), cache.cpu().clone()
+        slots = torch.tensor([0, 5, -1, 30, 2**40, 3, 1, 2, 6])
+        scale = {} if o.scale is None else dict(cache_scale=o.scale)
+        kernel.mla_append(kv.cuda(), kv[:, :64].cuda(), got, slots.cuda(), **{n: t.cuda() for n, t in scale.items()})
+        kernel.reference.mla_append(kv, kv[:, :64], wanted, slots, **scale)
+        assert torch.equal(got.cpu().view(torch.uint8), wanted.view(torch.uint8)), f"mla_append {problem.id}"
+
+
 def main() -> int:
     kernel = load_kernel("cuda")
     random = torch.Generator("cuda").manual_seed(torch.seed() % 2**31)
@@ -233,6 +263,7 @@ def main() -> int:
             same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
     check_computed_scales(kernel, normal)
     check_moe_routing(kernel)
+    check_mla(kernel)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):

@@ -23,12 +23,19 @@ struct PagedRows {
     __device__ int32_t entry_of(int32_t token) const {
         return table ? global<int32_t>(table)[divide(uint32_t(token), page_size)] : page;
     }
+    struct Place {
+        int64_t page, row;
+    };
     // Entries outside of the cache are read as its first page or its last one.
-    __device__ const uint8_t* row_of(int32_t token, int32_t entry) const {
+    __device__ Place place_of(int32_t token, int32_t entry) const {
         int64_t at = entry, row = token;
         if (table) row -= int64_t(divide(uint32_t(token), page_size)) * page_size.divisor;
         at = at < 0 ? 0 : at < pages ? at : pages - 1;
-        return data + at * page_stride + row * row_stride;
+        return {at, row};
+    }
+    __device__ const uint8_t* row_of(int32_t token, int32_t entry) const {
+        const Place at = place_of(token, entry);
+        return data + at.page * page_stride + at.row * row_stride;
     }
 };
 
