@@ -18,16 +18,17 @@ struct Form {
     int waves, groups;
     int buffers;   // tiles of a group in LDS: with two a wave may be a tile ahead of another
     int per_unit;  // workgroups that a compute unit holds at once (LDS, registers)
+    int keys_ahead, values_ahead;  // reads of LDS ahead of the multiplications: where one wave a SIMD has the registers
     constexpr int rows() const { return waves * kTile; }
     constexpr int threads() const { return waves * groups * 64; }
 };
 
 // In the order of their rows.
 constexpr Form kForms[] = {
-    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1},
-    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1},
-    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1},
-    {.name = "r128", .waves = 8, .groups = 1, .buffers = 2, .per_unit = 1},
+    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1, .keys_ahead = 6, .values_ahead = 3},
+    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1, .keys_ahead = 6, .values_ahead = 3},
+    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1, .keys_ahead = 2, .values_ahead = 1},
+    {.name = "r128", .waves = 8, .groups = 1, .buffers = 2, .per_unit = 1, .keys_ahead = 2, .values_ahead = 1},
 };
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
 static_assert(gemm::names_differ(kForms));

@@ -46,10 +46,11 @@ __device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
 // These sums are made before later reads of LDS: more of those in flight would take registers that there are not.
 __device__ inline void made_first(f32x4& sums) { asm volatile("" : "+v"(sums)::"memory"); }
 
-template <DType type>
+// keys, values: reads of LDS that are ahead of the multiplications.
+template <DType type, int keys_ahead, int values_ahead>
 class Rows {
     static constexpr int kSteps = kWidth / 32, kBlocks = kLatent / 64;
-    static constexpr int kKeysAhead = 2, kValuesAhead = 1;  // reads of LDS before they are multiplied
+    static constexpr int kKeysAhead = keys_ahead, kValuesAhead = values_ahead;
     using Softmax = attention::OnlineSoftmax<type>;
     u32x4 q[kSteps];
     f32x4 sums[kBlocks][4];
@@ -164,118 +165,166 @@ class Rows {
     }
 
   public:
-    // Columns of block b to the wave's region, [16 rows][16 chunks of four], a row's chunks permuted. In every phase of
-    // an access all banks are different.
-    __device__ void put(char* region, int b) const {
+    // Columns of block b, times `factor`, to a region of LDS: [16 rows][16 chunks of four], a row's chunks permuted. In
+    // every phase of an access all banks are different.
+    __device__ void put(char* region, int b, float factor) const {
         const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const f32x4 four{sums[b][0][r], sums[b][1][r], sums[b][2][r], sums[b][3][r]};
-            *reinterpret_cast<f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16) = four;
+            *reinterpret_cast<f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16) = four * factor;
         }
     }
-    // Adds another wave's.
-    __device__ void take(const char* region, int b) {
-        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+    // Of rows that have seen nothing: zeros, whatever tokens that they do not see hold.
+    __device__ void clear(bool row) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const f32x4 four = *reinterpret_cast<const f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16);
+        for (auto& block : sums) {
 #pragma unroll
-            for (int n = 0; n < 4; ++n) sums[b][n][r] += four[n];
-        }
-    }
-    // body(row, column, four): of row `row` of 16 the columns column ... + 3, so that 16 lanes have 64 neighbours.
-    template <class Body>
-    __device__ void each_row(char* region, const Body& body) const {
-        const uint32_t lane = fresh_lane(), chunk = lane % 16;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-            put(region, b);
-            meet_lanes();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const uint32_t row = 4 * k + lane / 16;
-                body(row, b * 64 + chunk * 4, *reinterpret_cast<const f32x4*>(region + row * 256 + (chunk ^ row) * 16));
-            }
-            meet_lanes();
+            for (f32x4& four : block) four = row ? f32x4(0) : four;
         }
     }
 };
 
-// Adds the sums of all groups to those of the first, in their order. lds: the tiles'.
-template <const Form& form, class Rows>
-__device__ inline void add_groups(Rows& rows, char* lds, int group, int wave) {
-    constexpr int kBytes = form.groups * form.buffers * kTileBytes, kSenders = (form.groups - 1) * form.waves;
-    constexpr int kRoom = kBytes / (kSenders * Rows::kRegion), kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
-    static_assert(kRoom >= 1);
-    const uint32_t lane = fresh_lane();
+// What a wave reads of a region at once: four columns of four rows, so that 16 lanes have 64 neighbours of a row.
+constexpr int kPieces = 4;
+__device__ inline f32x4 piece_of(const char* region, int piece) {
+    const uint32_t lane = fresh_lane(), row = 4 * piece + lane / 16;
+    return *reinterpret_cast<const f32x4*>(region + row * 256 + (lane % 16 ^ row) * 16);
+}
+
+// Where the result goes, or this split's share of it.
+template <DType type>
+struct Target {
+    void* out;
+    float* lse;
+    bool split;
+    int32_t rows;  // from `first` on
+
+    __device__ Target(const Launch& launch, const Item& item, int32_t first) {
+        const Args& a = launch.args;
+        const Partial& p = launch.partial;
+        const int32_t all = a.rows();
+        split = p.splits > 1, rows = all - first;
+        const int64_t row = split ? p.row(item.b, item.split, all, first) : int64_t(item.b) * all + first;
+        out = split ? static_cast<void*>(p.out + row * kLatent) : offset(a.out, row * kLatent * 2);
+        lse = split ? p.lse + row : a.lse ? a.lse + row : nullptr;
+    }
+    __device__ void store_lse(float v) const {
+        const int32_t lane = int32_t(fresh_lane());
+        if (lse && lane < kTile && lane < rows) global<float>(lse)[lane] = v;
+    }
+    // A piece of 64 columns.
+    __device__ void store(int piece, int block, f32x4 four) const {
+        const uint32_t lane = fresh_lane(), row = 4 * piece + lane / 16,
+                       at = row * kLatent + block * 64 + lane % 16 * 4;
+        if (int32_t(row) >= rows) return;
+        if (split) {
+            *global<f32x4>(offset(out, at * 4)) = four;
+        } else {
+            using P = Pairs<type>;
+            const u32x2 rounded{P::round_any_nan(f32x2{four.x, four.y}), P::round_any_nan(f32x2{four.z, four.w})};
+            *global<u32x2>(offset(out, at * 2)) = rounded;
+        }
+    }
+};
+
+// Brings the groups' softmax together: the wave's has the sum of all then. Returns by what its own sums are multiplied.
+template <const Form& form, class Softmax>
+__device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int wave) {
     struct Stats {
         float reference, sum;
     };
+    const uint32_t lane = fresh_lane();
     const auto stats = [&](int of) { return reinterpret_cast<Stats*>(lds) + (of * form.waves + wave) * kWave + lane; };
     // Closes: all waves have read the last tiles.
     lds_done();
     lds_barrier();
-    *stats(group) = {rows.softmax.reference, rows.softmax.sum};
+    *stats(group) = {softmax.reference, softmax.sum};
     // Closes: all groups' are there.
     lds_done();
     lds_barrier();
-    float to = stats(0)->reference, sum = 0;
+    Stats found[form.groups];
 #pragma unroll
-    for (int i = 1; i < form.groups; ++i) to = __builtin_fmaxf(to, stats(i)->reference);
+    for (int i = 0; i < form.groups; ++i) found[i] = *stats(i);
+    float to = found[0].reference, sum = 0;
 #pragma unroll
-    for (int i = 0; i < form.groups; ++i) sum += stats(i)->sum * __builtin_amdgcn_exp2f(stats(i)->reference - to);
-    rows.rescale(__builtin_amdgcn_exp2f(rows.softmax.reference - to));
-    rows.softmax.reference = to, rows.softmax.sum = sum;
-    const auto region = [&](int of, int b) {
-        return lds + (((of - 1) * form.waves + wave) * kAtOnce + b % kAtOnce) * Rows::kRegion;
-    };
+    for (const Stats& each : found) to = __builtin_fmaxf(to, each.reference);
 #pragma unroll
-    for (int first = 0; first < Rows::kColumnBlocks; first += kAtOnce) {
-        // Closes: what lay there has been read.
-        lds_done();
-        lds_barrier();
-        if (group > 0) {
-#pragma unroll
-            for (int b = first; b < first + kAtOnce; ++b) rows.put(region(group, b), b);
-        }
-        // Closes: the groups' columns are there.
-        lds_done();
-        lds_barrier();
-        if (group > 0) continue;
-#pragma unroll
-        for (int of = 1; of < form.groups; ++of) {
-#pragma unroll
-            for (int b = first; b < first + kAtOnce; ++b) rows.take(region(of, b), b);
-        }
-    }
+    for (const Stats& each : found) sum += each.sum * __builtin_amdgcn_exp2f(each.reference - to);
+    const float own = __builtin_amdgcn_exp2f(softmax.reference - to);
+    softmax.reference = to, softmax.sum = sum;
+    return own;
 }
 
-// The result, or this split's share of it. first: the wave's first row.
-template <DType type, class Rows>
-__device__ inline void store_rows(const Rows& rows, const Launch& launch, const Item& item, int first, float scale,
-                                  char* region) {
-    const Args& a = launch.args;
-    const int lane = int(fresh_lane()), all = a.rows(), splits = launch.partial.splits;
-    const float lse = rows.softmax.lse(), sum = rows.softmax.sum;
-    // Nothing was seen: zeros.
-    const float factor = sum == 0.0f ? 0.0f : scale / sum;
-    const bool split = splits > 1;
-    const int64_t base = split ? launch.partial.row(item.b, item.split, all, first) : int64_t(item.b) * all + first;
-    float* const to_lse = split ? launch.partial.lse : a.lse;
-    if (to_lse && lane < 16 && first + lane < all) global<float>(to_lse)[base + lane] = lse;
-    rows.each_row(region, [&](uint32_t row, uint32_t column, f32x4 four) {
-        four *= __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(int(row) * 4, __builtin_bit_cast(int, factor)));
-        if (first + int(row) >= all) return;
-        const int64_t at = (base + row) * kLatent + column;
-        if (split) {
-            *global<f32x4>(launch.partial.out + at) = four;
-        } else {
-            using P = Pairs<type>;
-            const u32x2 rounded{P::round_any_nan(f32x2{four.x, four.y}), P::round_any_nan(f32x2{four.z, four.w})};
-            *global<u32x2>(static_cast<uint16_t*>(a.out) + at) = rounded;
+// A wave's rows, of all groups, by way of LDS (the tiles'), which turns them: lanes have neighbouring columns behind.
+template <const Form& form, DType type, class Rows>
+__device__ inline void finish(Rows& rows, const Launch& launch, const Item& item, int first, bool live, float scale,
+                              char* lds, int group, int wave) {
+    rows.softmax.meet();
+    float own = 1;
+    if constexpr (form.groups > 1) own = meet_groups<form>(rows.softmax, lds, group, wave);
+    // Closes: all waves have read the last tiles, or the groups' softmax.
+    lds_done();
+    lds_barrier();
+    const Target<type> target(launch, item, first);
+    const float sum = rows.softmax.sum;
+    if (live && group == 0) target.store_lse(rows.softmax.lse());
+    if (any_lane(sum == 0.0f)) [[unlikely]] {
+        keep_branch();
+        rows.clear(sum == 0.0f);
+    }
+    const float factor = own * (sum == 0.0f ? 0.0f : scale / sum);
+    if constexpr (form.groups == 1) {
+        if (!live) return;
+        char* const region = lds + wave * Rows::kRegion;
+        rows.put(region, 0, factor);
+#pragma unroll
+        for (int b = 0; b < Rows::kColumnBlocks; ++b) {
+            meet_lanes();
+            f32x4 pieces[kPieces];
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) pieces[i] = piece_of(region, i);
+            meet_lanes();
+            // While the pieces are on their way.
+            if (b + 1 < Rows::kColumnBlocks) rows.put(region, b + 1, factor);
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) target.store(i, b, pieces[i]);
         }
-    });
+    } else {
+        constexpr int kBytes = form.groups * form.buffers * kTileBytes,
+                      kOfABlock = form.groups * form.waves * Rows::kRegion;
+        constexpr int kRoom = kBytes / kOfABlock, kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
+        static_assert(kRoom >= 1);
+        const auto region = [&](int of, int b) {
+            return lds + ((of * form.waves + wave) * kAtOnce + b) * Rows::kRegion;
+        };
+#pragma unroll
+        for (int begin = 0; begin < Rows::kColumnBlocks; begin += kAtOnce) {
+#pragma unroll
+            for (int b = 0; b < kAtOnce; ++b) rows.put(region(group, b), begin + b, factor);
+            // Closes: all groups' columns are there.
+            lds_done();
+            lds_barrier();
+            constexpr int kAll = kAtOnce * kPieces, kOwn = (kAll + form.groups - 1) / form.groups;
+            f32x4 pieces[kOwn];
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const int all = group + i * form.groups, n = all < kAll ? all : kAll - 1;
+                pieces[i] = piece_of(region(0, n / kPieces), n % kPieces);
+#pragma unroll
+                for (int of = 1; of < form.groups; ++of) pieces[i] += piece_of(region(of, n / kPieces), n % kPieces);
+            }
+            // Closes: what lies there has been read; the next columns may come.
+            lds_done();
+            lds_barrier();
+            if (!live) continue;
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const int n = group + i * form.groups;
+                if (n < kAll) target.store(n % kPieces, begin + n / kPieces, pieces[i]);
+            }
+        }
+    }
 }
 
 template <const Form& form>
@@ -300,7 +349,8 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
     const int32_t end = share.end * kTile < length ? share.end * kTile : length;
 
     TileLoader<form.waves, type, format> loader;
-    Rows<type> rows;
+    using OwnRows = Rows<type, form.keys_ahead, form.values_ahead>;
+    OwnRows rows;
     const int32_t first_tile = share.begin + group;
     if (first_tile < share.end) {
         const Cache& cache = a.cache;
@@ -333,13 +383,7 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
         else meet_lanes();
         if (live && tile < share.end) rows.add(mine, tile);
     }
-    if (live) rows.softmax.meet();
-    if constexpr (form.groups > 1) add_groups<form>(rows, lds[0][0], group, wave);
-    // Closes: all waves have read the last tiles, or the groups' sums.
-    lds_done();
-    lds_barrier();
-    if (!live || group > 0) return;
-    store_rows<type>(rows, launch, item, first_row, of_cache, lds[0][0] + wave * Rows<type>::kRegion);
+    finish<form, type>(rows, launch, item, first_row, live, of_cache, lds[0][0], group, wave);
 }
 
 }  // namespace
