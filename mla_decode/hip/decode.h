@@ -43,6 +43,15 @@ __device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
     return true;
 }
 
+// LDS by numbers: of a pointer the compiler does not see that an exclusive or leaves the constant part of an address.
+__device__ inline uint32_t lds_address(const char* p) {
+    return uint32_t(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) const char*)(p)));
+}
+template <class T>
+__device__ inline T of_lds(uint32_t address) {
+    return *(__attribute__((address_space(3))) const T*)(uintptr_t(address));
+}
+
 // These sums are made before later reads of LDS: more of those in flight would take registers that there are not.
 __device__ inline void made_first(f32x4& sums) { asm volatile("" : "+v"(sums)::"memory"); }
 
@@ -87,14 +96,19 @@ class Rows {
         for (u32x4& eight : q) have_computed(eight);
     }
 
-    // Adds a tile.
-    __device__ void add(const char* lds, int32_t tile) {
+    // Of a tile, between its two products.
+    struct Attended {
+        u32x2 exponentials;
+        u32x2 values[kValuesAhead][4];  // the first ones
+    };
+    __device__ Attended attend(const char* lds, int32_t tile) {
         const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
         f32x4 scores = keys_by_queries(lds, j, g);
-        // Before the scores: the first values are read while exponentials are computed.
-        u32x2 values[kValuesAhead][4];
+        Attended attended;
+        const uint32_t first = first_value(lds, j, g);
+        // Read while exponentials are computed.
 #pragma unroll
-        for (int b = 0; b < kValuesAhead; ++b) read_values(values[b], lds, b, j, g);
+        for (int b = 0; b < kValuesAhead; ++b) read_values(attended.values[b], first, b);
         float by = scale;
         have_computed(by);  // else it would be in pairs of registers from the loop's start on
         scores *= by;
@@ -103,11 +117,16 @@ class Rows {
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[i] = i < left ? scores[i] : -__builtin_inff();
         }
-        const u32x2 p = softmax.exponentials(scores, [&](float factor) { rescale(factor); });
-        const long exponentials = __builtin_bit_cast(long, p);
+        attended.exponentials = softmax.exponentials(scores, [&](float factor) { rescale(factor); });
+        return attended;
+    }
+    __device__ void gather(const char* lds, Attended& attended) {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+        const long exponentials = __builtin_bit_cast(long, attended.exponentials);
+        const uint32_t first = first_value(lds, j, g);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            u32x2(&token)[4] = values[b % kValuesAhead];
+            u32x2(&token)[4] = attended.values[b % kValuesAhead];
             u32x2 turned[4];
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
@@ -116,7 +135,7 @@ class Rows {
                 turned[n] = u32x2{__builtin_amdgcn_perm(token[1][n / 2], token[0][n / 2], halves),
                                   __builtin_amdgcn_perm(token[3][n / 2], token[2][n / 2], halves)};
             }
-            if (b + kValuesAhead < kBlocks) read_values(token, lds, b + kValuesAhead, j, g);
+            if (b + kValuesAhead < kBlocks) read_values(token, first, b + kValuesAhead);
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 sums[b][n] =
@@ -138,9 +157,9 @@ class Rows {
 
   private:
     __device__ f32x4 keys_by_queries(const char* lds, uint32_t j, uint32_t g) const {
-        const auto read = [&](int c) {
-            return *reinterpret_cast<const u32x4*>(lds + place(j, c % 2 * 4 + g) + c / 2 * 128);
-        };
+        // A chunk four further is in bit 6 of the place: rows of LDS are multiples of 128 bytes.
+        const uint32_t even = lds_address(lds) + place(j, g), odd = even ^ 4 * kChunk;
+        const auto read = [&](int c) { return of_lds<u32x4>((c % 2 ? odd : even) + c / 2 * 128); };
         u32x4 keys[kKeysAhead];
 #pragma unroll
         for (int c = 0; c < kKeysAhead; ++c) keys[c] = read(c);
@@ -157,11 +176,14 @@ class Rows {
         }
         return scores;
     }
-    // Of columns b * 64 + 4 j ... + 3 the lane's four tokens.
-    __device__ static void read_values(u32x2 (&token)[4], const char* lds, int b, uint32_t j, uint32_t g) {
+    // Of columns b * 64 + 4 j ... + 3 the lane's four tokens. first: the place of the first one; the others' chunks
+    // differ from its own in the two bits of r.
+    __device__ static void read_values(u32x2 (&token)[4], uint32_t first, int b) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            token[r] = *reinterpret_cast<const u32x2*>(lds + place(4 * g + r, j / 2) + j % 2 * 8 + b * 128);
+        for (int r = 0; r < 4; ++r) token[r] = of_lds<u32x2>((first ^ r * kChunk) + r * kTokenBytes + b * 128);
+    }
+    __device__ static uint32_t first_value(const char* lds, uint32_t j, uint32_t g) {
+        return lds_address(lds) + place(4 * g, j / 2) + j % 2 * 8;
     }
 
   public:
@@ -333,7 +355,7 @@ constexpr int kWavesPerSimd = (form.waves * form.groups * form.per_unit + 3) / 4
 template <int index, DType type, Format format>
 __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[index]>)) void mla_decode(Launch) {
     static constexpr const Form& form = kForms[index];
-    __shared__ alignas(16) char lds[form.groups][form.buffers][kTileBytes];
+    __shared__ alignas(128) char lds[form.groups][form.buffers][kTileBytes];
     const Launch& launch = arguments<Launch>();
     const Args& a = launch.args;
     Item item;
@@ -364,24 +386,53 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
     if (live) rows.start(launch, item, first_row, length, end, a.softmax_scale * of_cache * attention::kLog2E);
     if (live) rows.ready();
 
-    int turn = 0;
-    for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
-        const int32_t tile = of_first + group;
-        char* const mine = lds[group][form.buffers == 1 ? 0 : turn++ % form.buffers];
-        // Closes, with one buffer: the tile that lay there has been read.
-        if constexpr (form.waves > 1 && form.buffers == 1) lds_done(), lds_barrier();
-        if constexpr (form.waves == 1) meet_lanes();
-        if (tile < share.end) {
-            loader.store(mine, tile);
-            if (tile + form.groups < share.end) {
-                loader.request(tile + form.groups);
-                if (tile + 2 * form.groups < share.end) loader.find(tile + 2 * form.groups);
-            }
+    // Stores a tile, and asks for the group's next one.
+    const auto bring = [&](char* to, int32_t tile) {
+        if (tile >= share.end) return;
+        loader.store(to, tile);
+        if (tile + form.groups < share.end) {
+            loader.request(tile + form.groups);
+            if (tile + 2 * form.groups < share.end) loader.find(tile + 2 * form.groups);
         }
-        // Closes: the tile is in LDS; with two buffers, too, the one before has been read.
-        if constexpr (form.waves > 1) lds_done(), lds_barrier();
-        else meet_lanes();
-        if (live && tile < share.end) rows.add(mine, tile);
+    };
+    if constexpr (form.buffers == 3) {
+        static_assert(form.groups == 1);
+        const auto enter = [] {
+            // Closes: the next tile is in LDS. The one before the last has been read by all: its place is free.
+            lds_done();
+            lds_barrier();
+        };
+        // Of two waves of a SIMD one is half a tile behind: it multiplies while the other computes exponentials, and
+        // stores what comes.
+        const bool behind = wave >= form.waves / 2;
+        bring(lds[0][0], share.begin);
+        enter();
+        int32_t at = 0;
+        for (int32_t tile = share.begin; tile < share.end; ++tile) {
+            char *const mine = lds[0][at], *const next = lds[0][at = at == 2 ? 0 : at + 1];
+            typename OwnRows::Attended attended;
+            if (live) attended = rows.attend(mine, tile);
+            bring(next, tile + 1);
+            if (behind) enter();
+            if (live) rows.gather(mine, attended);
+            if (!behind) enter();
+        }
+    } else {
+        static_assert(form.buffers == 1);
+        char* const mine = lds[group][0];
+        for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
+            const int32_t tile = of_first + group;
+            // Closes: the tile that lay there has been read.
+            if constexpr (form.waves > 1) lds_done(), lds_barrier();
+            else meet_lanes();
+            bring(mine, tile);
+            // Closes: the tile is in LDS.
+            if constexpr (form.waves > 1) lds_done(), lds_barrier();
+            else meet_lanes();
+            if (!live || tile >= share.end) continue;
+            auto attended = rows.attend(mine, tile);
+            rows.gather(mine, attended);
+        }
     }
     finish<form, type>(rows, launch, item, first_row, live, of_cache, lds[0][0], group, wave);
 }
