@@ -43,6 +43,8 @@ Status launch(const Args& args, const Executor& on);
 
 // swiglu of the product, rounded to gated.dtype: n = 2 gated.d, gates first. args.out is unused; of `gated`, x and
 // x_stride. Scales are given, or of rows or groups; those of rows from offsets[groups] on, and these rows, are not written.
+// On a GPU a kernel of its own where its tiles fit (FP8 weights, d a multiple of 128, no scales of rows); else the
+// product's kernel, then a pass. The bytes are the same.
 Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor& on);
 
 }  // namespace rocm_fp8::grouped_gemm

@@ -97,6 +97,7 @@ const char* tables() {
                ", \"streams\": " + list(block_scaled_gemm::hip::kStreamShapes, stream) +
                ", \"direct\": " + list(block_scaled_gemm::hip::kDirectShapes, tile) +
                ", \"grouped_tiles\": " + list(grouped_gemm::hip::kTileShapes, tile) +
+               ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
@@ -150,6 +151,10 @@ void cuda_grouped_config(int64_t m, int64_t n, int64_t groups, int64_t expected,
     out[2] = columns_of(kForms[form]);
     out[3] = most_tiles(kForms[form], m, n, groups);
 }
+// The place of the picked form in the table, or -1.
+int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
+    return grouped_gemm::cuda::pick_gated(m, hidden, groups, expected, multiprocessors);
+}
 // The place of the picked form in the table of tiles, then streams; the most row tiles of m rows.
 void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch, int64_t m, int64_t out[2]) {
     using namespace grouped_gemm::hip;
@@ -160,6 +165,10 @@ void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int 
     using namespace mla_decode::hip;
     out[0] = pick_form(rows);
     out[1] = pick_splits(Arch(arch), kForms[out[0]], {batch, rows, most, token_bytes});
+}
+// The place of the picked form in the table of gated tiles, or -1.
+int grouped_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {
+    return grouped_gemm::hip::pick_gated(groups, expected, hidden, arch);
 }
 int64_t block_scaled_row_class(int64_t m) { return block_scaled_gemm::row_class(m); }
 int block_scaled_fallback_shape(int shape) { return block_scaled_gemm::hip::fallback_shape(shape); }

@@ -124,6 +124,10 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return grouped_tiles(
             arch, kernel, figures, grouped_tile_shapes()[int(values[0])], values[1], values[2] == "true"
         )
+    if family == "grouped_gemm_gated":
+        return grouped_tiles(
+            arch, kernel, figures, configs().tables["grouped_gated"][int(values[0])], "e4m3fnuz", False
+        )
     if family == "grouped_gemm_stream":
         shape = configs().tables["grouped_streams"][int(values[0])]
         return grouped_stream(arch, kernel, figures, shape, values[1], values[2] == "true")

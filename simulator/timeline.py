@@ -69,6 +69,17 @@ class Packed:
     ends: np.ndarray
     waves: np.ndarray
 
+    def from_kind(self, first: int) -> "Packed":
+        """The same workgroups, in turn from that one on."""
+        wave = int(self.waves[:first].sum())
+        step = int(self.ends[wave - 1]) if wave else 0
+        lengths = np.diff(self.ends, prepend=0)
+        return Packed(
+            np.concatenate([self.steps[step:], self.steps[:step]]),
+            np.cumsum(np.roll(lengths, -wave)),
+            np.roll(self.waves, -first),
+        )
+
 
 def pack(groups: list[list[Course]]) -> Packed:
     rows, ends = [], []

@@ -24,8 +24,8 @@ op::Cache cache_of(const char* name, const Arg& cache, DType wide, const Arg& li
         if (got == wide) c.format = op::Format::wide;
         else if (got && is_fp8(*got)) c.format = op::Format::fp8;
         else
-            cache.refuse("dtype ", torch::headeronly::toString(cache.tensor().scalar_type()), "; allowed: ",
-                         name_of(wide), ", float8_e4m3fn, float8_e4m3fnuz, uint8");
+            cache.refuse("dtype ", torch::headeronly::toString(cache.tensor().scalar_type()),
+                         "; allowed: ", name_of(wide), ", float8_e4m3fn, float8_e4m3fnuz, uint8");
         c.dtype = *got;
     }
     if (cache.size(2) != width)
@@ -68,8 +68,7 @@ void mla_decode(const Tensor& out_t, const std::optional<Tensor>& lse_t, const T
         table->dtype({DType::i32});
         table->check_device_of(q);
         table->check_dim(2);
-        if (table->size(0) != batch)
-            table->refuse("shape ", table->shape(), "; needs [B, pages] with q's B = ", batch);
+        if (table->size(0) != batch) table->refuse("shape ", table->shape(), "; needs [B, pages] with q's B = ", batch);
         table->check_last_contiguous();
         if (args.cache.pages < 1 || args.cache.page_size < 1 || args.cache.page_size > op::kMostPage)
             cache.refuse("shape ", cache.shape(), "; needs [pages, page size, ...] with 1 to ", op::kMostPage,

@@ -14,6 +14,7 @@ struct OneProduct {
     using ScalesA = ScaleLoader<S::rows, S::threads, strided>;
     using ScalesB = ScaleLoader<of_columns ? S::columns : 1, S::threads, strided>;
     static constexpr bool per_column = of_columns, kSkips = false;
+    static constexpr int kRangesB = 1;
 
     template <class LoadA, class LoadB>
     __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
@@ -21,10 +22,10 @@ struct OneProduct {
         load_a.start(a.a, first_row<S>(item), a.m, first_k, end_k);
         load_b.start(a.b, first_column<S>(item), a.n, first_k, end_k);
     }
-    __device__ static void start_scales(ScalesA& scales_a, ScalesB& scales_b, const Args& a, const Item& item,
+    __device__ static void start_scales(ScalesA& scales_a, ScalesB (&scales_b)[1], const Args& a, const Item& item,
                                         bool channels) {
         scales_a.start(a.scale_a, first_row<S>(item), a.m, item.k_begin, item.k_end);
-        if (!channels) scales_b.start(a.scale_b, first_column<S>(item), a.n, item.k_begin, item.k_end);
+        if (!channels) scales_b[0].start(a.scale_b, first_column<S>(item), a.n, item.k_begin, item.k_end);
     }
     template <class Regions>
     __device__ static void finish(TileSums<S>& sums, const Launch& launch, const Item& done, Regions& regions) {

@@ -20,7 +20,8 @@ __device__ inline void finish_tile(TileSums<S>& sums, const Launch& launch, cons
     char* const region = regions[wave];
     const int64_t row = first_row<S>(done) + wave / S::waves_n * S::wave_rows;
     const int64_t column = first_column<S>(done) + wave % S::waves_n * S::wave_columns;
-    scale_and_add<S>(sums, a, launch.mode, column, reinterpret_cast<float*>(region));
+    const auto column_of = [&](int n) { return column + n; };
+    scale_and_add<S>(sums, a, launch.mode, column_of, reinterpret_cast<float*>(region));
     if (a.out.dtype == DType::f32) {
         store_rows<S, float, S::matrix>(sums, a, region, row, column);
     } else {

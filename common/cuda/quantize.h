@@ -23,6 +23,9 @@
 namespace rocm_fp8 {
 namespace {
 
+// The chip's own format. HIP sources use the same name.
+constexpr DType kNativeFp8 = DType::e4m3fn;
+
 struct QuantizationScale {
     float scale = 1, high = 1, low = 0;
     bool usual = true;

@@ -32,6 +32,11 @@ constexpr int kWarpgroup = 128, kWgmmaRows = 64, kWgmmaK = 32;
 // 32-bit addition then makes a descriptor from another: 64-bit ones delay the multiplications.
 constexpr uint32_t kSwizzle128 = 1 << 30, kGroupBytes = 1024, kUpperDescriptor = kSwizzle128 | kGroupBytes >> 4;
 __device__ inline uint32_t swizzled_rows(const void* p) { return 1 << 16 | (shared_address(p) & 0x3FFFF) >> 4; }
+// Of a tile whose k are its rows: groups of 8 of them as above; of each, 64 16-bit numbers that are the operand's columns.
+// `apart`: bytes from these columns to the next 64.
+__device__ inline uint32_t swizzled_columns(const void* p, uint32_t apart) {
+    return apart >> 4 << 16 | (shared_address(p) & 0x3FFFF) >> 4;
+}
 // The same, `bytes` further on: a multiple of 16.
 __device__ constexpr uint32_t further(uint32_t descriptor, uint32_t bytes) { return descriptor + (bytes >> 4); }
 __device__ inline uint64_t whole_descriptor(uint32_t lower) { return uint64_t(kUpperDescriptor) << 32 | lower; }
@@ -50,6 +55,12 @@ __device__ inline void warpgroup_meets(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kWarpgroup) : "memory");
 }
 
+// The same of several warpgroups.
+template <int kThreads>
+__device__ inline void warpgroups_meet(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 // Registers of a warpgroup's threads: those that load need few, and leave them to those that multiply.
 template <int kCount>
 __device__ inline void take_registers() {
@@ -58,6 +69,11 @@ __device__ inline void take_registers() {
 template <int kCount>
 __device__ inline void leave_registers() {
     ROCM_FP8_WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// A barrier of several warpgroups.
+__device__ inline void warpgroups_meet(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Registers of so many groups of 8 columns in the instruction's text, and as its operands. `type` is "+f" or "+r".
@@ -122,6 +138,24 @@ ROCM_FP8_BOTH_TYPES(16, "128", "%64", "%65", "%66")
 ROCM_FP8_BOTH_TYPES(18, "144", "%72", "%73", "%74")
 ROCM_FP8_BOTH_TYPES(24, "192", "%96", "%97", "%98")
 ROCM_FP8_BOTH_TYPES(32, "256", "%128", "%129", "%130")
+
+// d[32][4] += a [64, 16] * b [16, 256], b as swizzled_columns has it. a: in registers, in pairs of neighbours in k: rows
+// 16 w + g and 16 w + g + 8 of k 2 t, then both of k 2 t + 8; or in shared memory, K-major.
+#define ROCM_FP8_BY_COLUMNS(name, type)                                                                           \
+    __device__ inline void name(float (&d)[32][4], const uint32_t (&a)[4], uint32_t b) {                          \
+        ROCM_FP8_WGMMA("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" ROCM_FP8_NAMES32         \
+                       "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"                                           \
+                       : ROCM_FP8_SUMS32("+f")                                                                    \
+                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)));                   \
+    }                                                                                                             \
+    __device__ inline void name(float (&d)[32][4], uint32_t a, uint32_t b) {                                      \
+        ROCM_FP8_WGMMA("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" ROCM_FP8_NAMES32         \
+                       "}, %128, %129, 1, 1, 1, 0, 1;"                                                            \
+                       : ROCM_FP8_SUMS32("+f")                                                                    \
+                       : "l"(whole_descriptor(a)), "l"(whole_descriptor(b)));                                     \
+    }
+ROCM_FP8_BY_COLUMNS(multiply_bf16_by_columns, "bf16")
+ROCM_FP8_BY_COLUMNS(multiply_f16_by_columns, "f16")
 // clang-format on
 
 }  // namespace

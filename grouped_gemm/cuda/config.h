@@ -45,6 +45,17 @@ static_assert([] {
     return true;
 }());
 
+// The first forms also have SwiGLU and quantisation in the epilogue. A tile's weights are gates and ups of the same hidden
+// values, eight of one and eight of the other in turn, so that a thread has both of a value. A CTA makes all tiles of its
+// rows that a group of 128 hidden values has, in turns; gated values wait in shared memory for the last one.
+constexpr int kGatedForms = 4;
+constexpr int kMostHidden = 128, kEachHalf = 8;
+constexpr int turns_of(const Form& f) { return 2 * kMostHidden / columns_of(f); }
+// Bytes of a row of gated values, with padding against bank conflicts.
+constexpr int kParkedRow = kMostHidden * 2 + 16;
+constexpr int parked_bytes(const Form& f) { return rows_of(f) * kParkedRow; }
+constexpr bool parked_in_staging(const Form& f) { return parked_bytes(f) <= f.staging_bytes(); }
+
 // Most tiles of rows that m rows of so many experts have, `height` to a tile.
 constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int height) {
     return m / height + (groups < m ? groups : m);
@@ -65,6 +76,17 @@ constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, 
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
     const int64_t tiles = experts * ceil_div(expected, rows_of(kForms[kHigh])) * ceil_div(n, columns_of(kForms[kHigh]));
     return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
+}
+
+// The same, of kGatedForms; -1: SwiGLU is a pass of its own. A CTA's share is a tile's turns: where the last round of them
+// would leave more than an eighth of the CTA slots free, single tiles are spread better.
+constexpr int pick_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
+    const int form = pick_form(m, 2 * hidden, groups, expected, multiprocessors);
+    if (form >= kGatedForms) return -1;
+    const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
+    const int64_t shares = experts * ceil_div(expected, rows_of(kForms[form])) * (hidden / kMostHidden);
+    const int64_t room = int64_t(multiprocessors) * kForms[form].slots;
+    return ceil_div(shares, room) * room * 7 <= shares * 8 ? form : -1;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::cuda

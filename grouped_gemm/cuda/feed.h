@@ -22,7 +22,7 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     auto& ring = shared.ring;
     for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
-        const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kColumns;
+        const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kTurns * S::kOfTurn;
         const bool one_by_one = S::kOneByOne && launch.one_by_one;
         if (one_by_one) {
             // Closes: the sources of the tile before have been read.
@@ -36,28 +36,38 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
         const uint32_t bytes = uint32_t(S::kColumns + copied) * kStep;
         // The same lane at each election.
         if (elected()) {
-            for (int step = 0; step < launch.steps; ++step) {
-                // Closes: the stage is filled again after its readers have left it.
-                if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
-                auto& stage = ring.stages[at.stage];
-                uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
-                uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
-                Barrier* const full = &ring.full[at.stage];
-                const int k = step * kStep;
-                arrive_expecting(full, bytes);
-                copy_tile_of(tile.expert, of_b, weights, k, column, full);
-                if (one_by_one) {
-#pragma unroll 1
-                    for (int r = 0; r < live; ++r) copy_tile(of_a[r], rows, k, shared.beside.sources[r], full);
-                } else {
+            for (int turn = 0; turn < S::kTurns; ++turn) {
+                for (int step = 0; step < launch.steps; ++step) {
+                    // Closes: the stage is filled again after its readers have left it.
+                    if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
+                    auto& stage = ring.stages[at.stage];
+                    uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
+                    uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
+                    Barrier* const full = &ring.full[at.stage];
+                    const int k = step * kStep;
+                    arrive_expecting(full, bytes);
+                    if constexpr (S::kGated) {
 #pragma unroll
-                    for (int i = 0; i < S::kRows / S::kRowsOfCopy; ++i) {
-                        const int r = i * S::kRowsOfCopy;
-                        if (r < live) copy_tile(of_a[slot_of<S>(i) * S::kRowsOfCopy], rows, k, tile.row + r, full);
+                        for (int i = 0; i < S::kOfTurn; i += kEachHalf) {
+                            const int hidden = column + turn * S::kOfTurn + i;
+                            copy_halves_of(tile.expert, of_b[2 * i], weights, k, hidden, full);
+                        }
+                    } else {
+                        copy_tile_of(tile.expert, of_b, weights, k, column, full);
                     }
+                    if (one_by_one) {
+#pragma unroll 1
+                        for (int r = 0; r < live; ++r) copy_tile(of_a[r], rows, k, shared.beside.sources[r], full);
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < S::kRows / S::kRowsOfCopy; ++i) {
+                            const int r = i * S::kRowsOfCopy;
+                            if (r < live) copy_tile(of_a[slot_of<S>(i) * S::kRowsOfCopy], rows, k, tile.row + r, full);
+                        }
+                    }
+                    at.advance();
+                    refills |= at.stage == 0;
                 }
-                at.advance();
-                refills |= at.stage == 0;
             }
         }
         __syncwarp();
@@ -115,23 +125,27 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
     bool refills = false;
     for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
-        if (of_weights) {
-            feed_factors<S, kWeightScales, kWarp>(
-                shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, 0), ones,
-                !ones && !exponents, launch.steps, thread, at, refills,
-                [&](int i) {
-                    const int64_t row = int64_t(tile.piece) * S::kColumns + i * kWgmmaRows;
-                    return row < a.n ? row : a.n - 1;
-                },
-                [](typename S::Factors& f) { return f.weights; });
-        } else {
-            feed_factors<S, S::kRows, kRowThreads>(
-                shared.ring, scaled::BlockScales(a.scale_a, 0), false, !exponents, launch.steps, thread, at, refills,
-                [&](int i) {
-                    const int64_t row = int64_t(tile.row) + row_in<S>(i);
-                    return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));
-                },
-                [](typename S::Factors& f) { return f.rows; });
+        for (int turn = 0; turn < S::kTurns; ++turn) {
+            if (of_weights) {
+                feed_factors<S, kWeightScales, kWarp>(
+                    shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, 0), ones,
+                    !ones && !exponents, launch.steps, thread, at, refills,
+                    [&](int i) {
+                        const int64_t first = int64_t(tile.piece * S::kTurns + turn) * S::kOfTurn;
+                        const int64_t row = first + (S::kGated ? i * (a.n / 2) : i * kWgmmaRows);
+                        return row < a.n ? row : a.n - 1;
+                    },
+                    [](typename S::Factors& f) { return f.weights; });
+            } else {
+                feed_factors<S, S::kRows, kRowThreads>(
+                    shared.ring, scaled::BlockScales(a.scale_a, 0), false, !exponents, launch.steps, thread, at,
+                    refills,
+                    [&](int i) {
+                        const int64_t row = int64_t(tile.row) + row_in<S>(i);
+                        return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));
+                    },
+                    [](typename S::Factors& f) { return f.rows; });
+            }
         }
     }
 }

@@ -19,7 +19,8 @@
 //        expert.h           one expert's GEMM
 //        gather.h           gathered rows
 //        fallback.h         chips without wgmma, weights that TMA does not take
-//        ../gpu.h           SwiGLU as a pass of its own
+//        gated.h            SwiGLU and quantisation in the tiles' epilogue
+//        ../gpu.h           SwiGLU as a pass of its own, where those forms do not fit
 //
 // Limit today (H100): few rows read weights at 2.93 to 3.09 TB/s; a sum over memory reaches 3.11. Many rows make 730 to
 // 890 TFLOP/s, where power limits the clock: A's scales, in rows, are 4 bytes of a line each (t256x128: 7 to 15 % more
@@ -32,29 +33,41 @@
 #include "../../swiglu_fp8/cuda/gated.h"
 #include "../gpu.h"
 #include "fallback.h"
+#include "gated.h"
 #include "gather.h"
-#include "tile.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
 namespace {
 
 constexpr Status kTooMany{"a and b have more rows than one launch takes"};
 
+template <class... More>
 struct Choice {
-    void (*kernel)(Args, CUtensorMap, CUtensorMap, Launch);
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Launch, More...);
     int threads, shared_bytes;
     AllowedDevices* allowed;
 };
 
 template <Kind kind>
-Choice choice_as(int form) {
+Choice<> choice_as(int form) {
     return kernel_at<kFormCount>(form, [&]<int i>() {
         using S = Shape<i, kind>;
         static AllowedDevices allowed;
-        return Choice{grouped_gemm_tiles<i, kind>, S::kThreads, int(sizeof(typename S::All)), &allowed};
+        return Choice<>{grouped_gemm_tiles<i, kind>, S::kThreads, int(sizeof(typename S::All)), &allowed};
     });
 }
-Choice choice_of(Kind kind, int form) {
+template <DType type>
+Choice<Gating> gated_choice_as(int form) {
+    return kernel_at<kGatedForms>(form, [&]<int i>() {
+        using S = Shape<i, kScaled, true>;
+        static AllowedDevices allowed;
+        return Choice<Gating>{grouped_gemm_gated<i, type>, S::kThreads, int(sizeof(typename S::All)), &allowed};
+    });
+}
+Choice<Gating> gated_choice_of(DType type, int form) {
+    return type == DType::f16 ? gated_choice_as<DType::f16>(form) : gated_choice_as<DType::bf16>(form);
+}
+Choice<> choice_of(Kind kind, int form) {
     return kind == kScaled ? choice_as<kScaled>(form) : kind == kBf16 ? choice_as<kBf16>(form) : choice_as<kF16>(form);
 }
 
@@ -103,18 +116,23 @@ Status gather(const Args& a, gemm::Operand* x, const Chip& chip, const Executor&
                          on, a, to, stride);
 }
 
-Status launch_tiles(const Args& a, Kind kind, int index, const Chip& chip, const Executor& on) {
+// What launch_tiles returns, before it has launched anything, where TMA does not take the operands.
+constexpr const char* kNotForTma = "TMA does not take a or b";
+
+// gating: SwiGLU in the epilogue, of one of kGatedForms; else nullptr.
+Status launch_tiles(const Args& a, Kind kind, int index, const Gating* gating, const Chip& chip, const Executor& on) {
     const Form& form = kForms[index];
     const int64_t bytes = a.k * a.element_bytes();
     const bool takes_a = tma_takes(a.a.data, a.a_rows, a.a.row_stride, bytes);
-    const Launch launch{int(ceil_div(a.n, columns_of(form))), 0, int(ceil_div(bytes, tiles::kStep)),
-                        a.rows && takes_a && one_by_one(form)};
-    const int64_t most = most_tiles(form, a.m, a.n, a.groups);
+    const Launch launch{int(ceil_div(a.n, gating ? 2 * kMostHidden : columns_of(form))), 0,
+                        int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form)};
+    const int64_t most = most_row_tiles(a.m, a.groups, rows_of(form)) * launch.pieces;
     if (most > kMaxCtas) return kTooMany;
     CUtensorMap weights, rows;
-    if (!describe(&weights, {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, columns_of(form), a.groups,
-                             a.groups > 1 ? a.b.group_stride : 0})) {
-        return launch_fallback(a, kind, chip, on);
+    if (!describe(&weights,
+                  {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, gating ? 2 * kEachHalf : columns_of(form),
+                   a.groups, a.groups > 1 ? a.b.group_stride : 0, gating != nullptr})) {
+        return {kNotForTma};
     }
     gemm::Operand x = a.a;
     int64_t count = a.a_rows;
@@ -124,13 +142,36 @@ Status launch_tiles(const Args& a, Kind kind, int index, const Chip& chip, const
     }
     if (!describe(&rows,
                   {x.data, count, bytes, x.row_stride, tiles::kStep, launch.one_by_one ? 1 : rows_of_copy(form)}))
-        return launch_fallback(a, kind, chip, on);
-    const Choice choice = choice_of(kind, index);
-    if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok())
-        return s;
+        return {kNotForTma};
     const int64_t ctas = std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
-    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, 1, choice.shared_bytes}, on, a, weights, rows,
-                         launch);
+    const auto start = [&](const auto& choice, auto... more) {
+        const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed);
+        if (!s.ok()) return s;
+        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, 1, choice.shared_bytes}, on, a, weights, rows,
+                             launch, more...);
+    };
+    return gating ? start(gated_choice_of(gating->type, index), *gating) : start(choice_of(kind, index));
+}
+
+// What a variable names in place of what was picked.
+Status force(const Args& a, const Chip& chip, tiles::Config* config) {
+    return tiles::force_config(
+        "grouped_gemm", kForms,
+        {std::min<int64_t>(a.m, tiles::kMostOfTma), a.n, a.k * a.element_bytes(), chip.multiprocessors},
+        [](const Form&) { return true; }, config);
+}
+
+// The form whose epilogue gates, or -1.
+Status pick_gated_form(const Args& a, const swiglu::Args& gated, const Chip& chip, int* form) {
+    *form = -1;
+    const bool fits = chip.capability == 90 && a.format == DType::e4m3fn && tma_takes_weights(a, a.k) &&
+                      gated.d % kMostHidden == 0 && (gated.scale || gated.dynamic.group > 0) &&
+                      gated.out_dtype == DType::e4m3fn && rows_aligned(gated.out, gated.out_stride, kEight);
+    if (!fits) return {};
+    tiles::Config config{pick_gated(a.m, gated.d, a.groups, a.expected, chip.multiprocessors)};
+    const Status forced = force(a, chip, &config);
+    if (forced.ok() && config.form < kGatedForms) *form = config.form;
+    return forced;
 }
 
 }  // namespace
@@ -148,17 +189,26 @@ Status launch(const Args& args, const Executor& on) {
     const int64_t bytes = args.k * args.element_bytes();
     if (chip.capability != 90 || !tma_takes_weights(args, bytes)) return launch_fallback(args, kind, chip, on);
     tiles::Config config{pick_form(args.m, args.n, args.groups, args.expected, chip.multiprocessors)};
-    const Status forced = tiles::force_config(
-        "grouped_gemm", kForms, {std::min<int64_t>(args.m, tiles::kMostOfTma), args.n, bytes, chip.multiprocessors},
-        [](const Form&) { return true; }, &config);
-    if (!forced.ok()) return forced;
-    return config.form == tiles::kFallback ? launch_fallback(args, kind, chip, on)
-                                           : launch_tiles(args, kind, config.form, chip, on);
+    if (const Status forced = force(args, chip, &config); !forced.ok()) return forced;
+    if (config.form != tiles::kFallback) {
+        const Status tiled = launch_tiles(args, kind, config.form, nullptr, chip, on);
+        if (tiled.error != kNotForTma) return tiled;
+    }
+    return launch_fallback(args, kind, chip, on);
 }
 
 Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor& on) {
+    using namespace cuda;
+    if (args.m == 0 || args.n == 0 || args.a_rows == 0) return {};
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
+    int form;
+    if (const Status picked = pick_gated_form(args, gated, chip, &form); !picked.ok()) return picked;
+    if (form >= 0) {
+        const Gating gating{QuantizedRows::of(gated, gated.scale), gated.limit, gated.dtype};
+        const Status tiled = launch_tiles(args, kScaled, form, &gating, chip, on);
+        if (tiled.error != kNotForTma) return tiled;
+    }
     return launch_in_two(args, gated, Vendor(chip, on), on);
 }
 

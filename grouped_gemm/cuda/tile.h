@@ -11,17 +11,19 @@ namespace {
 using scaled::TileSums;
 
 // sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two
-// wide rows, where these are A's, the product; else the weights' scale, and each column has its own.
+// wide rows, where these are A's, the product, for each range of narrow rows; else the weights' scales, and each column
+// has its own.
 template <class V>
 __device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&block)[V::kGroups][4],
-                                  const float (&of)[2], const float* rows) {
+                                  const float (&of_ranges)[V::kRanges][2], const float* rows) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < V::kGroups; ++i) {
+        const float (&of)[2] = of_ranges[i % V::kRanges];
         float scale[4] = {of[0], of[0], of[1], of[1]};
         if constexpr (V::kSwapped) {
             const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
-            scale[0] = scale[2] = own.x * of[0], scale[1] = scale[3] = own.y * of[0];
+            scale[0] = own.x * of[0], scale[1] = own.y * of[0], scale[2] = own.x * of[1], scale[3] = own.y * of[1];
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(scale[e], block[i][e], sums[i][e]);
@@ -63,12 +65,17 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
         Barrier* const empty = &ring.empty[at.stage];
         reading.advance();
         // Read before the multiplications begin: the compiler would read them between two of these.
-        float scales[V::kTiles][2];
+        float scales[V::kTiles][V::kRanges][2];
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
             const int row = reading.row - operands.back + i * kWgmmaRows;
-            scales[i][0] = scales[i][1] = factors.weights[S::kSwapped ? first + i : 0];
-            if constexpr (!S::kSwapped) scales[i][0] *= factors.rows[row], scales[i][1] *= factors.rows[row + 8];
+#pragma unroll
+            for (int r = 0; r < V::kRanges; ++r) {
+                float (&of)[2] = scales[i][r];
+                of[0] = of[1] = factors.weights[S::kGated ? r : S::kSwapped ? first + i : 0];
+                if constexpr (S::kGated && S::kSwapped) of[1] = factors.weights[1];
+                if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
+            }
         }
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) {
@@ -152,13 +159,12 @@ __device__ inline void make_tile(typename S::All& shared, const Args& a, const L
     }
 }
 
-template <int index, Kind kind>
-__global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::form.slots) void grouped_gemm_tiles(
-    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Launch launch) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using S = Shape<index, kind>;
+// make(shared, launch, tile, warpgroup, reading): a tile of rows, all of its turns.
+template <class S, class Make>
+__device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, const CUtensorMap* rows, Launch launch,
+                                  const Make& make) {
     auto& shared = dynamic_shared<typename S::All>();
-    if (threadIdx.x == 0) start_ring<S>(shared.ring, &weights, &rows, 0, 1);
+    if (threadIdx.x == 0) start_ring<S>(shared.ring, weights, rows, 0, 1);
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
@@ -167,26 +173,40 @@ __global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::f
     const int warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
         if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
-        if (warp == 0) feed_operands<S>(shared, a, &weights, &rows, launch);
-        else if constexpr (kind == kScaled) feed_scales<S>(shared, a, launch);
+        if (warp == 0) feed_operands<S>(shared, a, weights, rows, launch);
+        else if constexpr (S::kind == kScaled) feed_scales<S>(shared, a, launch);
     } else {
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
         const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
         Reading<S> reading(shared.ring);
         for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
             const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
-            const int filled = (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows;  // tiles of 64 rows
-            if constexpr (S::kSwapped) {
-                make_tile<S, S>(shared, a, launch, tile, warpgroup, reading);
-            } else if (filled == 1) {
-                make_tile<Half<S>, S>(shared, a, launch, tile, warpgroup, reading);
-            } else if (S::kTiles > 1 && filled - warpgroup <= S::kWarpgroups) {
-                make_tile<Fewer<S, 1>, S>(shared, a, launch, tile, warpgroup, reading);
-            } else {
-                make_tile<S, S>(shared, a, launch, tile, warpgroup, reading);
-            }
+            make(shared, launch, tile, warpgroup, reading);
         }
     }
+}
+
+// Tiles of 64 rows that a tile has.
+__device__ inline int filled(const Tile& tile) { return (tile.end - tile.row + kWgmmaRows - 1) / kWgmmaRows; }
+
+template <int index, Kind kind>
+__global__ __launch_bounds__(Shape<index, kind>::kThreads, Shape<index, kind>::form.slots) void grouped_gemm_tiles(
+    Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, Launch launch) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using S = Shape<index, kind>;
+    const auto make = [&](typename S::All& shared, const Launch& own, const Tile& tile, int warpgroup,
+                          Reading<S>& reading) {
+        if constexpr (S::kSwapped) {
+            make_tile<S, S>(shared, a, own, tile, warpgroup, reading);
+        } else if (filled(tile) == 1) {
+            make_tile<Half<S>, S>(shared, a, own, tile, warpgroup, reading);
+        } else if (S::kTiles > 1 && filled(tile) - warpgroup <= S::kWarpgroups) {
+            make_tile<Fewer<S, 1>, S>(shared, a, own, tile, warpgroup, reading);
+        } else {
+            make_tile<S, S>(shared, a, own, tile, warpgroup, reading);
+        }
+    };
+    make_tiles<S>(a, &weights, &rows, launch, make);
 #endif
 }
 

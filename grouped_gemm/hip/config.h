@@ -28,20 +28,30 @@ constexpr StreamShape kStreamShapes[] = {
     {.name = "s16x32w2", .rows = 16, .columns = 32, .waves = 2, .depth = 2, .per_unit = 6},
     {.name = "s16x32w4", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 3},
 };
+// Tiles with SwiGLU and quantisation in the epilogue, of FP8: half of the columns are gates, half the ups of the same
+// hidden values. Those are whole groups of computed scales.
+constexpr int kMostHidden = 128;
+constexpr TileShape kGatedShapes[] = {
+    {.name = "t128x256", .rows = 128, .columns = 256, .waves_m = 2, .waves_n = 4, .matrix = 32, .stage = 64,
+     .ahead = 2, .deep = 0, .per_unit = 1, .block_cycles = {}},
+    {.name = "t64x256", .rows = 64, .columns = 256, .waves_m = 2, .waves_n = 4, .matrix = 32, .stage = 64,
+     .ahead = 4, .deep = 0, .per_unit = 1, .block_cycles = {}},
+};
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
+constexpr int kGatedShapeCount = sizeof(kGatedShapes) / sizeof(kGatedShapes[0]);
 // The shape whose loads take any alignment.
 constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
 static_assert(kFallbackTile == kTileShapeCount - 1);
-static_assert(gemm::names_differ(kTileShapes) && gemm::names_differ(kStreamShapes));
+static_assert(gemm::names_differ(kTileShapes) && gemm::names_differ(kStreamShapes) && gemm::names_differ(kGatedShapes));
 
-// All shapes: of tiles, then of streams.
-constexpr int kShapeCount = kTileShapeCount + kStreamShapeCount;
+// All shapes: of tiles, then of streams, then those that are launch_swiglu's alone.
+constexpr int kGatedFrom = kTileShapeCount + kStreamShapeCount, kShapeCount = kGatedFrom + kGatedShapeCount;
 constexpr bool is_stream(int shape) { return shape >= kTileShapeCount; }
 constexpr int shape_named(std::string_view name) {
-    const int stream = gemm::place_of(kStreamShapes, name);
-    return stream >= 0 ? kTileShapeCount + stream : gemm::place_of(kTileShapes, name);
+    const int stream = gemm::place_of(kStreamShapes, name), gated = gemm::place_of(kGatedShapes, name);
+    return stream >= 0 ? kTileShapeCount + stream : gated >= 0 ? kGatedFrom + gated : gemm::place_of(kTileShapes, name);
 }
 struct FormSize {
     int rows, columns;
@@ -85,6 +95,19 @@ constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_
         if (tiles >= int64_t(kChipModels[arch].compute_units) * tile.per_unit) break;
     }
     return shape;
+}
+
+// Expected rows up to which most experts fill one tile of 64 rows, or of 128; and from which on a last tile that is
+// almost empty counts for little. Between, tiles of 256 rows read weights fewer times: docs/journal/moe.md.
+constexpr int64_t kMostOf64 = 48, kMostOf128 = 112, kFewestOfMany = 384;
+
+// Of kGatedShapes; -1: SwiGLU is a pass of its own. hidden: a multiple of kMostHidden. Where rows are a stream's, bits are
+// a stream's too.
+constexpr int pick_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {
+    if (expected <= kFewExpected || (expected > kMostOf128 && expected < kFewestOfMany)) return -1;
+    const int shape = expected <= kMostOf64 ? 1 : 0;
+    const int64_t tiles = groups * ceil_div(expected, int64_t(kGatedShapes[shape].rows)) * (hidden / kMostHidden);
+    return tiles >= kChipModels[arch].compute_units ? shape : -1;
 }
 
 }  // namespace rocm_fp8::grouped_gemm::hip

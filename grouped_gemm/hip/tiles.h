@@ -30,7 +30,8 @@ __device__ inline void finish_group(TileSums<S>& sums, const Launch& launch, con
     char* const region = regions[wave];
     const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
     const int64_t column = int64_t(done.tile_n) * S::columns + wave % S::waves_n * S::wave_columns;
-    scale_and_add<S>(sums, result, launch.mode, column, reinterpret_cast<float*>(region));
+    const auto column_of = [&](int n) { return column + n; };
+    scale_and_add<S>(sums, result, launch.mode, column_of, reinterpret_cast<float*>(region));
     if (a.out.dtype == DType::f32) store_rows<S, float, S::matrix>(sums, result, region, row, column);
     else store_rows<S, uint16_t, S::wave_columns>(sums, result, region, row, column);
     // Others write there after the next barrier.
@@ -52,10 +53,12 @@ __device__ inline bool wave_has_rows(const Item& item) {
 }
 
 #if defined(__gfx950__)
-constexpr int kMostSkippedRows = 128;  // larger tiles of FP8 have no registers left for it
+constexpr int kMostSkipped = 128 * 128;  // larger tiles of FP8 have no registers left for it
 #else
-constexpr int kMostSkippedRows = 256;
+constexpr int kMostSkipped = 256 * 128;
 #endif
+template <class S>
+constexpr bool skips = S::rows * S::columns <= kMostSkipped;
 
 // FP8, as BlockSums asks for it.
 template <class S>
@@ -64,7 +67,8 @@ struct ScaledProduct {
     using Item = hip::Item;
     using ScalesA = GatheredScales<S::rows, S::threads>;
     using ScalesB = ScaleLoader<1, S::threads, false>;
-    static constexpr bool per_column = false, kSkips = S::rows <= kMostSkippedRows;
+    static constexpr bool per_column = false, kSkips = skips<S>;
+    static constexpr int kRangesB = 1;
 
     __device__ static bool has_rows(const Item& item) { return wave_has_rows<S>(item); }
     template <class LoadA, class LoadB>
@@ -72,12 +76,12 @@ struct ScaledProduct {
                                        uint32_t end_k) {
         start_group_loads<S>(load_a, load_b, a, item, first_k, end_k);
     }
-    __device__ static void start_scales(ScalesA& scales_a, ScalesB& scales_b, const Args& a, const Item& item,
+    __device__ static void start_scales(ScalesA& scales_a, ScalesB (&scales_b)[1], const Args& a, const Item& item,
                                         bool channels) {
         scales_a.start(a, item, item.k_begin, item.k_end);
         if (!channels) {
             const int64_t column = int64_t(item.tile_n) * S::columns;
-            scales_b.start(scales_of(a.scale_b, item.group), column, a.n, item.k_begin, item.k_end);
+            scales_b[0].start(scales_of(a.scale_b, item.group), column, a.n, item.k_begin, item.k_end);
         }
     }
     template <class Regions>
@@ -133,7 +137,7 @@ class HalfSums {
 };
 
 // The turn-th item of this workgroup.
-template <class S>
+template <class S, class Launch>
 __device__ inline bool item_at(const Walk<S::rows>& walk, int turn, Item* item) {
     const Launch& launch = arguments<Launch>();
     const int tiles_n = launch.work.tiles_n, items = walk.tiles() * tiles_n;
@@ -150,14 +154,14 @@ __device__ inline bool item_at(const Walk<S::rows>& walk, int turn, Item* item) 
 }
 
 // As make_items, of a walk whose registers lie in LDS while tiles are made.
-template <class S, class T>
+template <class S, class Launch, class T>
 __device__ inline void make_grouped_items(typename T::Lds& lds) {
     __shared__ uint32_t up_to[S::threads];
     Walk<S::rows> walk(arguments<Launch>().args);
     up_to[threadIdx.x] = walk.up_to;
     const auto next = [&](int turn, Item* item) {
         const Args& a = arguments<Launch>().args;
-        return item_at<S>(Walk<S::rows>(a, up_to[fresh_thread()]), turn, item);
+        return item_at<S, Launch>(Walk<S::rows>(a, up_to[fresh_thread()]), turn, item);
     };
     Item item;
     int turn = 0;
@@ -193,7 +197,7 @@ __attribute__((amdgpu_num_vgpr(256))) void
 grouped_gemm_tiles(Launch) {
     using Tile = TileOf<index, type, any>;
     __shared__ typename Tile::Loop::Lds lds;
-    make_grouped_items<typename Tile::S, typename Tile::Loop>(lds);
+    make_grouped_items<typename Tile::S, Launch, typename Tile::Loop>(lds);
 }
 
 }  // namespace

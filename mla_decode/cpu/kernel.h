@@ -27,7 +27,7 @@ constexpr int kTileRows = 64, kBlock = 16;
 struct Part {
     int64_t b, begin, end;
     int32_t row, count;
-    float* values;  // [count][512], not divided
+    float* values;     // [count][512], not divided
     Softmax* softmax;  // [count]
 };
 
@@ -86,7 +86,8 @@ class Attention {
                 for (int m = 0; m < M; ++m) {
                     float* const of_row = scores + m * kBlock;
                     const int64_t visible = seen[i + m] - first;
-                    for (int n = 0; n < kBlock; ++n) of_row[n] = n < visible && n < tokens ? of_row[n] * factor : kNoScore;
+                    for (int n = 0; n < kBlock; ++n)
+                        of_row[n] = n < visible && n < tokens ? of_row[n] * factor : kNoScore;
                     const float kept = take_scores(part.softmax[i + m], of_row, kBlock);
                     float* const sums = part.values + (i + m) * kLatent;
                     if (kept != 1.0f)
@@ -162,7 +163,8 @@ class Attention {
             halves[i] = uint16_t((nan ? kNan : magnitude << 7) | (code & 0x80u) << 8);
         }
         for (int i = 0; i < count; i += L::block) {
-            const auto x = L::mul(L::template load<DType::f16, DType::f16>(halves + i, Whole()), L::set1(F::half_scale));
+            const auto x =
+                L::mul(L::template load<DType::f16, DType::f16>(halves + i, Whole()), L::set1(F::half_scale));
             L::template store<DType::f32, DType::f16>(to + i, L::mul(x, L::set1(scale)), Whole());
         }
     }

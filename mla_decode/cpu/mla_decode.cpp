@@ -61,9 +61,13 @@ Status launch(const Args& args, const Executor& on) {
                 const int64_t p = item % parts, tile = item / parts % tiles, b = item / parts / tiles;
                 const int64_t length = a.length_of(b), row = tile * kTileRows;
                 const int64_t at = p * rows + b * a.rows() + row;
-                const Part part{b, part_begin(length, p, parts), part_begin(length, p + 1, parts), int32_t(row),
+                const Part part{b,
+                                part_begin(length, p, parts),
+                                part_begin(length, p + 1, parts),
+                                int32_t(row),
                                 int32_t(std::min<int64_t>(kTileRows, a.rows() - row)),
-                                sums.values.get() + at * kLatent, sums.softmax.data() + at};
+                                sums.values.get() + at * kLatent,
+                                sums.softmax.data() + at};
                 kernels.attend(a, part);
             }
         },

@@ -20,7 +20,12 @@ ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
 OF_ROWS = ("grouped_swiglu_rows", "quantize_rows", "swiglu_rows")
 # Kernels of Hopper's tiles: from which form on they may split K.
 NEVER = 99
-HOPPER_TILES = {"block_scaled_gemm_tiles": 4, "grouped_gemm_tiles": NEVER, "int8_gemm_forms": 3}
+HOPPER_TILES = {
+    "block_scaled_gemm_tiles": 4,
+    "grouped_gemm_tiles": NEVER,
+    "grouped_gemm_gated": NEVER,
+    "int8_gemm_forms": 3,
+}
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ def test_every_form_is_there(kernels):
         "block_scaled_gemm_pack": 2,
         # 3 kinds of operands; the fallback with vectors or bytes.
         "grouped_gemm_tiles": 3 * 5,
+        # FP8 in all forms but the largest; 2 types of the product.
+        "grouped_gemm_gated": 4 * 2,
         "grouped_gemm_fallback": 3 * 2,
         "grouped_gemm_gather": 2,
         # 2 types, as swiglu's: a given scale, groups of 3 sizes, by one and two vectors a thread; 8 forms of rows.

@@ -263,3 +263,18 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
                 alone = min(groups, m) - 1  # every expert has one row, and one the rest
                 assert most >= max(-(-m // rows), alone + -(-(m - alone) // rows))
     assert len(reached) >= 4
+
+
+@every_chip
+def test_swiglu_is_in_the_epilogue_of_tiles_that_fill_the_chip(library, arch):
+    """Rows of streams have a stream's bits; few tiles of two hundred and fifty-six columns leave units idle."""
+    forms, reached = library.tables["grouped_gated"], set()
+    for groups, hidden in itertools.product((1, 8, 33, 257), (128, 256, 2048, 14336)):
+        for expected in (1, 4, 5, 18, 36, 64, 100, 140, 600, 5000):
+            index = library.grouped_gated(groups, expected, hidden, arch)
+            reached.add(index)
+            assert index == -1 or (expected > 4 and expected != 140)
+            if index >= 0:
+                rows, columns = forms[index]["rows"], forms[index]["columns"]
+                assert groups * -(-expected // rows) * (2 * hidden // columns) >= 256
+    assert reached == {-1, 0, 1}

@@ -8,10 +8,11 @@ import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import configs
+from tests.gpu.simulated_kernels import readable
 from tests.problems import grouped_gemm as problems
-from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.buffers import Guarded, same_bytes, same_codes
 from tests.problems.grouped_gemm import Case, draw
-from tests.problems.inputs import normal, random_fp8
+from tests.problems.inputs import normal, positive, random_fp8
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 TABLES = configs().tables
-TILES, STREAMS = TABLES["grouped_tiles"], TABLES["grouped_streams"]
+TILES, STREAMS, GATED = TABLES["grouped_tiles"], TABLES["grouped_streams"], TABLES["grouped_gated"]
 FORMS = {form["name"]: form for form in TILES + STREAMS}
 SCALES = (("group", "block"), ("row", "channel"), ("one", "tensor"))
 
@@ -103,3 +104,58 @@ def test_the_swiglu_pass(kernel, arch, generator, d, scaling):
     c = kernel.grouped_gemm(a, b, None, None, offsets)[:7]
     wanted, wanted_scales = kernel.swiglu_dynamic_fp8(c, **scaling)
     assert same_bytes(q[:7], wanted) and same_bytes(scales[:7], wanted_scales)
+
+
+SCALINGS = (
+    dict(scaling="group"),
+    dict(scale=True),
+    dict(scaling="group", group_size=32, power_of_two=True, limit=0.5),
+    dict(scaling="group", group_size=64, scale_dtype=torch.float8_e8m0fnu),
+    dict(scaling="group", column_major_scales=True, scale_ub=True, fp8_max=200.0),
+)
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("form", [tile["name"] for tile in GATED])
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("keywords", SCALINGS, ids=str)
+def test_gated_tiles(kernel, simulated_rocm, arch, environment, generator, form, dtype, keywords):
+    """One launch, whose bytes are those of the product's and of SwiGLU's: tails of rows and k, two tiles of hidden
+    values, numbers that are not finite."""
+    rows, d = next(tile["rows"] for tile in GATED if tile["name"] == form), 256
+    scales = SCALES[(SCALINGS.index(keywords) + (dtype == torch.float16)) % len(SCALES)]
+    problem = case(rows + 20, 2 * d, 3 * 128 + 16, 0, scales, biased=None)
+    inputs = draw(problem, (FORMATS[arch],), generator)
+    inputs.offsets = problems.offsets_of([rows + 3, 0, 10])
+    inputs.scale_b *= 0.01
+    for token, factor in enumerate((float("nan"), float("inf"), 1e-30, 1e5)):
+        if inputs.scale_a.numel() > 4:
+            inputs.scale_a[token] *= factor
+    inputs, held = inputs.placed(CPU, "dense")
+    keywords = dict(keywords)
+    for name in {"scale", "scale_ub"} & keywords.keys():
+        keywords[name] = positive((1,), generator)
+
+    def made(config: str) -> tuple:
+        environment(CONFIG, f"grouped_gemm:{config}")
+        simulated_rocm.runtime.launches.clear()
+        out = Guarded((rows + 20, d), FORMATS[arch], CPU)
+        call = dict(inputs.gather(), dtype=dtype, expected_rows=100, **keywords, out=out.t)
+        _, found = kernel.grouped_gemm_swiglu_fp8(*inputs.operands(), **call)
+        out.assert_guards_intact()
+        live = inputs.live()
+        untouched = Guarded((rows + 20, d), FORMATS[arch], CPU).t[live:]
+        assert same_bytes(out.t[live:].contiguous(), untouched.contiguous()), "rows beyond the last were written"
+        names = readable([name for name, *_ in simulated_rocm.runtime.launches])
+        return out.t[:live].contiguous(), found, [name.partition("<")[0] for name in names]
+
+    got, got_scales, launched = made(form)
+    assert launched == ["grouped_gemm_gated"]
+    wanted, wanted_scales, launched = made("t64x128")
+    assert launched == ["grouped_gemm_tiles", "grouped_swiglu_flat"]
+    for each in held:
+        each.assert_unchanged()
+    assert same_codes(got, wanted)
+    if "scale" not in keywords:
+        live = inputs.live()
+        assert same_bytes(got_scales[:live].contiguous(), wanted_scales[:live].contiguous())

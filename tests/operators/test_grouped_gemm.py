@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.problems import grouped_gemm as problems
-from tests.problems.buffers import Guarded, same_bytes
+from tests.problems.buffers import Guarded, same_bytes, same_codes
 from tests.problems.grouped_gemm import Case, cases, draw, offsets_of
 from tests.problems.inputs import positive, random_fp8
 
@@ -195,6 +195,81 @@ def test_swiglu_byte_for_byte(kernel, device, formats, generator, keywords, dtyp
     assert same_bytes(scales.contiguous(), wanted_scales.contiguous())
     untouched = Guarded((inputs.count, d), kind, device).t[live:]
     assert same_bytes(q[live:].contiguous(), untouched.contiguous()), "rows beyond the last were written"
+
+
+# Forms whose epilogue gates, and rows of their tiles.
+GATED = {
+    "rocm": {"t64x256": 64, "t128x256": 128},
+    "cuda": {"n16x64": 16, "n32x64": 32, "n64x64": 64, "t128x128": 128},
+}
+GROUPS = [k for k in SCALINGS if k.get("scaling") != "row"]
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize(
+    "backend_of, form", [(of, form) for of, forms in GATED.items() for form in forms], ids=lambda v: str(v)
+)
+def test_swiglu_in_the_epilogue(
+    kernel, device, backend, environment, formats, generator, backend_of, form, slots, dtype
+):
+    """Byte for byte the product and its SwiGLU: tails of rows and of k, several groups, numbers that are not finite
+    in single rows and single hidden values, channels' scales too; rows beyond the last are not written."""
+    if backend != backend_of:
+        pytest.skip(f"a form of {backend_of}")
+    rows, d, k = GATED[backend][form], 384, 400
+    counts = [rows + 3, 0, 10, 1]
+    for number, keywords in enumerate(GROUPS):
+        environment("ROCM_FP8_KERNELS_CONFIG", f"grouped_gemm:{form}")
+        scale_b = ("block", "channel", "tensor")[number % 3]
+        case = plain(sum(counts) + 20, len(counts), 2 * d, k, slots=slots, scale_b=scale_b)
+        case = problems.replace(case, routing=lambda rows, experts, g: counts)
+        inputs = draw(case, formats, generator)
+        inputs.scale_b *= 0.01
+        for token, factor in enumerate((float("nan"), float("inf"), 1e-30, 1e6)):
+            inputs.scale_a[token] *= factor
+        nan = 0x80 if formats[0] == torch.float8_e4m3fnuz else 0x7F
+        for expert, column in ((0, 5), (0, d + 77), (2, d - 1), (2, 2 * d - 128), (3, 130)):
+            inputs.b.view(torch.uint8)[expert, column, (7 * column) % k] = nan
+        inputs, held = inputs.placed(device, "dense")
+        keywords, live = dict(keywords), inputs.live()
+        if "scale" in keywords:
+            keywords["scale"] = positive((1,), generator).to(device)
+        out = Guarded((inputs.count, d), formats[0], device)
+        q, scales = kernel.grouped_gemm_swiglu_fp8(
+            *inputs.operands(), **inputs.gather(), dtype=dtype, out=out.t, expected_rows=60, **keywords
+        )
+        out.assert_guards_intact()
+        for each in held:
+            each.assert_unchanged()
+        untouched = Guarded((inputs.count, d), formats[0], device).t[live:]
+        assert same_bytes(q[live:].contiguous(), untouched.contiguous()), "rows beyond the last were written"
+        environment("ROCM_FP8_KERNELS_CONFIG", None)
+        c = inputs.call(kernel, out_dtype=dtype, expected_rows=60)[:live]
+        if "scale" in keywords:
+            if "limit" in keywords:
+                gate, up = c.chunk(2, -1)
+                c = torch.cat([gate.clamp(max=keywords["limit"]), up.clamp(-keywords["limit"], keywords["limit"])], -1)
+            wanted = kernel.swiglu_fp8(c, keywords["scale"])
+        else:
+            wanted, wanted_scales = kernel.swiglu_dynamic_fp8(c, **keywords)
+            assert same_bytes(scales[:live].contiguous(), wanted_scales.contiguous()), keywords
+        assert same_codes(q[:live].contiguous(), wanted), keywords
+        assert wanted.float().isnan().any() and not wanted.float().isnan().all()
+
+
+def test_swiglu_in_the_epilogue_has_no_product_in_memory(kernel, device, backend, environment, formats, generator):
+    if device.type != "cuda" or backend != "cuda" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of Hopper's memory")
+    for form, expected in GATED[backend].items():
+        environment("ROCM_FP8_KERNELS_CONFIG", f"grouped_gemm:{form}")
+        case = plain(128 * expected, 128, 1024, 256, slots=0, routing=problems.even, expected=expected)
+        inputs = draw(case, formats, generator).to(device)
+        out = torch.empty(inputs.count, 512, dtype=formats[0], device=device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kernel.grouped_gemm_swiglu_fp8(*inputs.operands(), scaling="group", out=out, expected_rows=expected)
+        assert torch.cuda.max_memory_allocated() - before < inputs.count * 1024
 
 
 @pytest.mark.full

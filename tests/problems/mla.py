@@ -138,7 +138,9 @@ def assert_attended(problem: Mla, o: Operands, out: torch.Tensor, lse: torch.Ten
         values = c[:, :LATENT]
         exact = torch.einsum("shn,nk->shk", p, values)
         of_score = size.amax(-1) * (2 * (WIDTH + 2)) * U32 if length else torch.zeros_like(exact_lse)
-        below = (scores.amax(-1) - scores.amin(-1)).nan_to_num(0).clamp(0, 100) if length else torch.zeros_like(exact_lse)
+        below = (
+            (scores.amax(-1) - scores.amin(-1)).nan_to_num(0).clamp(0, 100) if length else torch.zeros_like(exact_lse)
+        )
         relative = 2 * of_score + (below + 8) * U32 + length * 2 * U32
         near = (2 * relative + unit)[..., None] * torch.einsum("shn,nk->shk", p, values.abs())
         near = near + (least * values.abs().sum(0) if length else 0.0)
@@ -147,7 +149,7 @@ def assert_attended(problem: Mla, o: Operands, out: torch.Tensor, lse: torch.Ten
         wrong = ~((got - exact).abs() <= bound)
         assert not wrong.any(), f"{what}: sequence {b}: {int(wrong.sum())}, {wrong.nonzero()[:3].tolist()}"
         if lse is not None:
-            l = lse[b].double().cpu()
-            assert torch.equal(l == -torch.inf, ~seen), f"{what}: -infinity"
-            close = (l - exact_lse).abs()[seen] <= (relative + exact_lse.abs() * 4 * U32 + 1e-6)[seen]
+            got_lse = lse[b].double().cpu()
+            assert torch.equal(got_lse == -torch.inf, ~seen), f"{what}: -infinity"
+            close = (got_lse - exact_lse).abs()[seen] <= (relative + exact_lse.abs() * 4 * U32 + 1e-6)[seen]
             assert close.all(), f"{what}: lse of sequence {b}"

@@ -31,9 +31,14 @@ def moe_operators(kernel: ModuleType) -> set[str]:
     return {name for name in operators(kernel) if name.startswith(("moe_", "grouped_"))}
 
 
+def mla_operators(kernel: ModuleType) -> set[str]:
+    """Of attention over latent vectors, whatever the types."""
+    return {name for name in operators(kernel) if name.startswith("mla_")}
+
+
 def fp8_operators(kernel: ModuleType) -> set[str]:
     """The others."""
-    return operators(kernel).keys() - int8_operators(kernel) - moe_operators(kernel)
+    return operators(kernel).keys() - int8_operators(kernel) - moe_operators(kernel) - mla_operators(kernel)
 
 
 def scaling_operators(kernel: ModuleType) -> set[str]:

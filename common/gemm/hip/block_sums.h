@@ -2,7 +2,8 @@
 // instructions of its own, from zero. Its sums are added to the tile's, scaled, between the next block's first ones.
 //
 // Product is the operator's: Args, Item; ScalesA and ScalesB, loaders as those of block_scales.h; per_column: whether
-// ScalesB has a scale for each column, or one number a block for all of the tile; and
+// ScalesB has a scale for each column, or one number a block; kRangesB: ranges of a wave's subtiles of columns that have
+// such a number each (rows of B that lie apart); and
 //
 //     start_loads(load_a, load_b, args, item, first_k, end_k)
 //     start_scales(scales_a, scales_b, args, item, channels)    channels (the launch's mode): scale_b is the epilogue's
@@ -23,6 +24,8 @@ class BlockSums {
     using ScalesB = typename Product::ScalesB;
     using Launch = TileLaunch<typename Product::Args>;
     static constexpr bool per_column = Product::per_column;
+    static constexpr int kRangesB = Product::kRangesB;
+    static_assert(S::sub_n % kRangesB == 0 && (kRangesB == 1 || !per_column));
     // With one stage a block the next period's scales are stored while the last ones are read.
     static constexpr int kScaleBuffers = S::stages == 2 ? 1 : 2;
 
@@ -33,7 +36,7 @@ class BlockSums {
     static constexpr int kInstructions = instructions_on(S::chunks);
     using Regions = char[S::waves][S::region_bytes];
     struct Lds {
-        alignas(16) float scales[kScaleBuffers][kPeriod * kScalePitch<S::rows>];
+        alignas(16) float scales[kScaleBuffers][kRangesB][kPeriod * kScalePitch<S::rows>];
         alignas(16) float of_columns[kScaleBuffers][per_column ? kPeriod * kScalePitch<S::columns> : 1];
     };
 
@@ -56,7 +59,8 @@ class BlockSums {
     __device__ void start(const Launch&) {
 #pragma unroll
         for (int i = 0; i < S::sub_m; ++i) {
-            scale[i] = 0;
+#pragma unroll
+            for (auto& of_range : scale) of_range[i] = 0;
 #pragma unroll
             for (int j = 0; j < S::sub_n; ++j) sums[i][j] = block_sums[i][j] = Sums<S::matrix>(0);
         }
@@ -76,7 +80,7 @@ class BlockSums {
 
     // Adds a subtile's sums of the last block, scaled.
     __device__ void fold(int i, int j) {
-        Sums<S::matrix> factor = Sums<S::matrix>(scale[i]);
+        Sums<S::matrix> factor = Sums<S::matrix>(scale[j * kRangesB / S::sub_n][i]);
         if constexpr (per_column) factor *= of_columns[j];
         before_sums_are_read(block_sums[i][j]);
         sums[i][j] = __builtin_elementwise_fma(block_sums[i][j], factor, sums[i][j]);
@@ -88,7 +92,10 @@ class BlockSums {
     // From now on the scales of this block.
     __device__ void folded() {
 #pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) scale[i] = next_scale[i];
+        for (int i = 0; i < S::sub_m; ++i) {
+#pragma unroll
+            for (int r = 0; r < kRangesB; ++r) scale[r][i] = next_scale[r][i];
+        }
         if constexpr (per_column) {
 #pragma unroll
             for (int j = 0; j < S::sub_n; ++j) of_columns[j] = next_columns[j];
@@ -109,30 +116,40 @@ class BlockSums {
   private:
     __device__ void request_scales(const Args& a, uint32_t block) {
         scales_a.request(a.scale_a, block);
-        if (!channels) scales_b.request(a.scale_b, block);
+        if (!channels) {
+#pragma unroll
+            for (int r = 0; r < kRangesB; ++r) scales_b[r].request(a.scale_b, block);
+        }
     }
     __device__ void store_scales(const Args& a, uint32_t block) {
         const int buffer = block / kPeriod % kScaleBuffers;
         const auto plain = [](float v) { return v; };
-        float* const to = lds.scales[buffer];
+        auto& to = lds.scales[buffer];
         if constexpr (per_column) {
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, plain);
+            hip::store_scales<S::rows, S::threads>(to[0], a.scale_a, scales_a, plain);
             // Those of channels are the epilogue's.
             const auto of_column = [&](float v) { return channels ? 1.0f : v; };
-            hip::store_scales<S::columns, S::threads>(lds.of_columns[buffer], a.scale_b, scales_b, of_column);
+            hip::store_scales<S::columns, S::threads>(lds.of_columns[buffer], a.scale_b, scales_b[0], of_column);
         } else if (channels) {
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, plain);
+#pragma unroll
+            for (auto& of_range : to) hip::store_scales<S::rows, S::threads>(of_range, a.scale_a, scales_a, plain);
         } else {
-            const float other = scale_of_bits(a.scale_b.dtype == DType::e8m0, scales_b.bits[0]);
-            hip::store_scales<S::rows, S::threads>(to, a.scale_a, scales_a, [&](float v) { return v * other; });
+#pragma unroll
+            for (int r = 0; r < kRangesB; ++r) {
+                const float other = scale_of_bits(a.scale_b.dtype == DType::e8m0, scales_b[r].bits[0]);
+                hip::store_scales<S::rows, S::threads>(to[r], a.scale_a, scales_a, [&](float v) { return v * other; });
+            }
         }
     }
     __device__ void read_scales(uint32_t block) {
         const int lane = threadIdx.x % kWave, wave = uniform(threadIdx.x / kWave);
         const int buffer = block / kPeriod % kScaleBuffers, row = block % kPeriod;
-        const float* from = lds.scales[buffer] + row * kScalePitch<S::rows> + wave / S::waves_n * S::wave_rows;
 #pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) next_scale[i] = from[row_in_wave<S>(lane, i)];
+        for (int r = 0; r < kRangesB; ++r) {
+            const float* from = lds.scales[buffer][r] + row * kScalePitch<S::rows> + wave / S::waves_n * S::wave_rows;
+#pragma unroll
+            for (int i = 0; i < S::sub_m; ++i) next_scale[r][i] = from[row_in_wave<S>(lane, i)];
+        }
         if constexpr (per_column) {
             const float* columns =
                 lds.of_columns[buffer] + row * kScalePitch<S::columns> + wave % S::waves_n * S::wave_columns;
@@ -151,9 +168,9 @@ class BlockSums {
     bool channels;
     [[maybe_unused]] bool has_rows;
     ScalesA scales_a;
-    ScalesB scales_b;
+    ScalesB scales_b[kRangesB];
     TileSums<S> sums, block_sums;
-    float scale[S::sub_m], next_scale[S::sub_m];
+    float scale[kRangesB][S::sub_m], next_scale[kRangesB][S::sub_m];
     Sums<S::matrix> of_columns[S::sub_n], next_columns[S::sub_n];
 };
 

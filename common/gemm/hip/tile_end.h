@@ -12,15 +12,17 @@ namespace {
 template <class S>
 using TileSums = Sums<S::matrix>[S::sub_m][S::sub_n];
 
-// Scales of channels and the bias, in this order. `region` is the wave's: its columns' numbers are handed over there.
-template <class S, class Result>
-__device__ inline void scale_and_add(TileSums<S>& sums, const Result& a, bool channels, int64_t column, float* region) {
+// Scales of channels and the bias, in this order. column_of(n): of the wave's n-th column, its place in the result's rows.
+// `region` is the wave's: its columns' numbers are handed over there.
+template <class S, class Result, class ColumnOf>
+__device__ inline void scale_and_add(TileSums<S>& sums, const Result& a, bool channels, const ColumnOf& column_of,
+                                     float* region) {
     if (!channels && !a.bias.data) return;
     const int lane = fresh_thread() % kWave;
     constexpr int kColumns = S::wave_columns < kWave ? S::wave_columns : kWave;  // handed over together
 #pragma unroll
     for (int first = 0; first < S::wave_columns; first += kColumns) {
-        const int64_t n = column + first + lane, at = n < a.n ? n : a.n - 1;
+        const int64_t n = column_of(first + lane), at = n < a.n ? n : a.n - 1;
         const auto each = [&](float of_lane, auto apply) {
             // LDS accesses of one wave are in order.
             region[lane] = of_lane;

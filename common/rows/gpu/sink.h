@@ -17,6 +17,17 @@ __device__ inline float computed_scale(const DynamicScale& to, float bound, uint
     return scale;
 }
 
+// FP8 of vector `at` of a row, by the scale of its group, a multiple of 32 values, whose lanes follow one another. Of
+// lanes that are live the group's first writes that scale.
+template <DType type>
+__device__ inline EightBytes quantized_in_group(const Eight<type>& y, const DynamicScale& rule, float bound,
+                                                int64_t row, uint32_t at, bool live) {
+    const uint32_t shift = rule.group == 32 ? 2 : rule.group == 64 ? 3 : 4;  // a group's vectors, no division
+    const uint32_t largest = largest_of_lanes(y.largest(), rule.group), group = at >> shift;
+    const bool leads = live && group << shift == at;
+    return y.quantized(QuantizationScale(computed_scale(rule, bound, largest, leads, row, group)));
+}
+
 // Each of a thread's vectors, value(v), has a store of its own.
 template <int kHeld, class Row, class Value>
 __device__ inline void store_row(void* row, const Row& by, uint32_t vectors, const Value& value) {
@@ -97,14 +108,11 @@ struct Sink {
         const DynamicScale& rule = to.dynamic;
         const float bound = upper_bound(rule);
         if (rule.group > 0) {
-            const uint32_t shift = rule.group == 32 ? 2 : rule.group == 64 ? 3 : 4;  // a group's vectors, no division
 #pragma unroll
             for (int v = 0; v < kHeld; ++v) {
                 // Threads beyond the row's end hold its last vector, which changes no maximum.
-                const uint32_t largest = largest_of_lanes(y[v].largest(), rule.group), at = by.index(v);
-                const uint32_t group = at >> shift;
-                const bool leads = at < vectors && group << shift == at;
-                q[v] = y[v].quantized(QuantizationScale(computed_scale(rule, bound, largest, leads, by.row, group)));
+                const uint32_t at = by.index(v);
+                q[v] = quantized_in_group(y[v], rule, bound, by.row, at, at < vectors);
             }
             return true;
         }

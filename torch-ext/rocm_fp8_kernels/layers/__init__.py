@@ -11,6 +11,8 @@
 
 `register_experts` puts fused_moe in the place of transformers' experts, in float16, bfloat16 or FP8, with no kernelize.
 
+`LatentAttention` is what lies between the projections of multi-head latent attention in a decode step.
+
 They are for inference: the operators have no backward.
 """
 
@@ -19,6 +21,7 @@ import torch
 from .. import ops as _ops
 from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
+from .mla import LatentAttention, mla_softmax_scale, rotate
 from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .residual import ResidualStream as _ResidualStream
 from .watching import ours as _ours
@@ -26,11 +29,14 @@ from .watching import ours as _ours
 __all__ = [
     "Fp8DecoderLayer",
     "Fp8Experts",
+    "LatentAttention",
     "LoadedLayer",
     "QuantizingFp8Linear",
     "RMSNorm",
     "mapping",
+    "mla_softmax_scale",
     "register_experts",
+    "rotate",
 ]
 
 

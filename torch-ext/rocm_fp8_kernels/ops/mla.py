@@ -34,8 +34,8 @@ def mla_decode(
         q: float16 or bfloat16 [B, S, H, 576]: 512 absorbed, then 64 rotated; S of 1 to 8 new tokens a sequence, H of 1
             to 128 heads. Any strides; the last dimension contiguous.
         cache: dense [B, L, 576] or, with block_table, [pages, page size, 576] with 1 to 256 tokens a page; in q's
-            dtype, or FP8 with cache_scale (on a GPU the device's own format). Or uint8 [..., 656], DeepSeek's layout: 512
-            float8_e4m3fn, 4 float32 scales of 128 each, 64 bfloat16.
+            dtype, or FP8 with cache_scale (on a GPU the device's own format). Or uint8 [..., 656], DeepSeek's layout:
+            512 float8_e4m3fn, 4 float32 scales of 128 each, 64 bfloat16.
         lengths: int32 [B]: how many tokens of the cache count, the new ones included; as if within [0, L].
         softmax_scale: DeepSeek's is 192 ** -0.5, times the square of YaRN's factor: see layers.mla_softmax_scale.
         block_table: int32 [B, W]: the pages of each sequence, W of them at most. Entries behind a length are not read.

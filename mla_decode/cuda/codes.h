@@ -1,0 +1,46 @@
+// FP8 numbers of the cache, and those of DeepSeek's layout, as 16-bit ones.
+#pragma once
+
+#include "../../common/cuda/half_pairs.h"
+#include "../../common/cuda/mma.h"
+
+namespace rocm_fp8::mla_decode::cuda {
+namespace {
+
+// Two e4m3fn numbers times `scale`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no rounding
+// where the scale is 1.
+template <DType type>
+__device__ inline uint32_t scaled_pair(uint32_t pair_of_f16, float scale) {
+    const float2 v = __half22float2(pair<__half2>(pair_of_f16));
+    return Pairs<type>::round({v.x * scale, v.y * scale});
+}
+template <DType type, bool scales>
+__device__ inline uint2 decoded(uint32_t four, float scale) {
+    const Four w = widen(four);
+    if constexpr (type == DType::f16 && !scales) return {w.low, w.high};
+    else return {scaled_pair<type>(w.low, scale), scaled_pair<type>(w.high, scale)};
+}
+
+// Sixteen codes as two vectors of eight numbers.
+struct Sixteen {
+    uint4 first, second;
+};
+template <DType type, bool scales>
+__device__ inline Sixteen decoded(const uint4& codes, float scale) {
+    const uint2 a = decoded<type, scales>(codes.x, scale), b = decoded<type, scales>(codes.y, scale);
+    const uint2 c = decoded<type, scales>(codes.z, scale), d = decoded<type, scales>(codes.w, scale);
+    return {{a.x, a.y, b.x, b.y}, {c.x, c.y, d.x, d.y}};
+}
+
+// Eight bfloat16 as eight numbers of `type`.
+template <DType type>
+__device__ inline uint4 from_bf16(uint4 v) {
+    if constexpr (type == DType::f16) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) set_word(v, i, Pairs<type>::round(Pairs<DType::bf16>::widen(word(v, i))));
+    }
+    return v;
+}
+
+}  // namespace
+}  // namespace rocm_fp8::mla_decode::cuda

@@ -1,0 +1,116 @@
+// MLA decode on NVIDIA GPUs: the launcher.
+//
+// Bytes: the cache's tokens once for each 64 rows (queries * heads) of a sequence; 1152 a token of 16 bits. Work: 2 * (576
+// + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that the tensor cores.
+//
+//     lengths --> each CTA: a sequence's share of tokens, for 64 of its rows
+//     HBM, L2 --> cp.async, or loads and decoding --> two tiles of 64 tokens by 576 in shared memory
+//     warpgroup 1: scores of the first tile      warpgroup 2: scores of the second
+//             --> largest scores met --> p = exp2(...), rounded --> registers, and shared memory for the other one
+//     warpgroup 1: p values of both tiles, columns 0 to 255      warpgroup 2: columns 256 to 511
+//             --> result, or a split's part --> merge (../gpu/merge.h)
+//
+// Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the scores
+// and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone.
+//
+// The first tile's values are multiplied first, by both warpgroups, so that its next tokens come meanwhile.
+//
+// Files: mla_decode.cu (launcher), config.h (splits), shape.h, feed.h (what fills shared memory), codes.h (FP8), attend.h
+//        (multiplication), fallback.h (chips without wgmma, unaligned operands), ../gpu (splits, merge, append)
+//
+// Limit today: docs/journal/mla_decode-cuda.md.
+#include <type_traits>
+
+#include "../../common/cuda/device.h"
+#include "../../common/rows/cuda/vendor.h"
+#include "../gpu/append.h"
+#include "../gpu/merge.h"
+#include "attend.h"
+#include "fallback.h"
+
+namespace rocm_fp8::mla_decode::cuda {
+namespace {
+
+constexpr const char* kOtherFormat = "cache: dtype float8_e4m3fnuz; NVIDIA GPUs decode float8_e4m3fn";
+
+using Kernel = void (*)(Launch);
+
+struct Choice {
+    Kernel kernel;
+    int threads, shared_bytes;
+    AllowedDevices* allowed;
+};
+
+template <Format format, DType type, bool hopper, bool vectors>
+Choice choice() {
+    static AllowedDevices allowed;
+    if constexpr (hopper)
+        return {mla_decode_tiles<format, type>, Crew<format>::kThreads, int(sizeof(Memory)), &allowed};
+    else return {mla_decode_fallback<format, type, vectors>, kFallbackThreads, int(sizeof(FallbackMemory)), &allowed};
+}
+template <Format format, DType type>
+Choice choice(bool hopper, bool vectors) {
+    return hopper    ? choice<format, type, true, true>()
+           : vectors ? choice<format, type, false, true>()
+                     : choice<format, type, false, false>();
+}
+template <DType type>
+Choice choice(Format format, bool hopper, bool vectors) {
+    return format == Format::wide  ? choice<Format::wide, type>(hopper, vectors)
+           : format == Format::fp8 ? choice<Format::fp8, type>(hopper, vectors)
+                                   : choice<Format::mixed, type>(hopper, vectors);
+}
+
+// Whether all tokens and queries begin at multiples of 16 bytes.
+bool aligned(const Args& a) {
+    const Cache& c = a.cache;
+    const auto fits = [](int64_t stride) { return stride % 16 == 0; };
+    return rows_aligned(a.q, a.q_head_stride * 2) && fits(a.q_batch_stride * 2) && fits(a.q_query_stride * 2) &&
+           rows_aligned(c.data, c.row_stride) && fits(c.page_stride);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::mla_decode::cuda
+
+namespace rocm_fp8::mla_decode {
+
+Status launch(const Args& args, const Executor& on) {
+    using namespace cuda;
+    if (args.batch == 0) return {};
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (args.cache.dtype == DType::e4m3fnuz) return {kOtherFormat};
+    const bool vectors = aligned(args), hopper = chip.capability == 90 && vectors;
+    const int tile_rows = hopper ? kTileRows : kFallbackRows, tokens = hopper ? kTileTokens : kFallbackTokens;
+    const int64_t row_tiles = ceil_div(args.rows(), tile_rows);
+    const int slots = chip.multiprocessors * (hopper ? 1 : 3);
+    const int splits = pick_splits({args.batch, row_tiles, args.rows(), args.most, tokens, slots});
+    const int64_t ctas = args.batch * row_tiles * splits;
+    if (ctas > kMaxCtas) return {"q: more sequences and rows than one launch takes"};
+    Launch launch{args, divider_by(uint32_t(args.cache.page_size > 0 ? args.cache.page_size : 1)),
+                  divider_by(uint32_t(args.heads)), int(row_tiles), Partial{nullptr, nullptr, 1, tokens}};
+    if (splits > 1) {
+        void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, args.rows()));
+        if (!scratch) return {"no memory for the splits' sums"};
+        launch.partial = Partial::at(scratch, args.batch, args.rows(), splits, tokens);
+    }
+    const Choice c = args.dtype == DType::bf16 ? choice<DType::bf16>(args.cache.format, hopper, vectors)
+                                               : choice<DType::f16>(args.cache.format, hopper, vectors);
+    if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;
+    if (const Status s = launch_kernel(c.kernel, chip, {ctas, c.threads, 1, c.shared_bytes}, on, launch); !s.ok())
+        return s;
+    if (splits == 1) return {};
+    const MergeArgs merge{launch.partial, args.lengths, args.most, args.rows(), args.batch, args.out, args.lse};
+    const Vendor vendor(chip, on);
+    return args.dtype == DType::bf16 ? launch_merge<DType::bf16>(merge, vendor)
+                                     : launch_merge<DType::f16>(merge, vendor);
+}
+
+Status launch_append(const AppendArgs& args, const Executor& on) {
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    if (args.cache.dtype == DType::e4m3fnuz) return {cuda::kOtherFormat};
+    return append_by_type(args, Vendor(chip, on));
+}
+
+}  // namespace rocm_fp8::mla_decode
