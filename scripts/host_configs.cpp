@@ -7,6 +7,7 @@
 #include "../grouped_gemm/hip/config.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
+#include "../mla_decode/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
 #include "../skinny_gemm/hip/config.h"
@@ -83,6 +84,13 @@ const char* tables() {
             return with_stages(f, f.stages(grouped_gemm::cuda::factor_bytes(f)));
         };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
+        const auto mla_form = [&](const mla_decode::hip::Form& f) {
+            return object(f.name.text, {{"waves", f.waves},
+                                        {"groups", f.groups},
+                                        {"buffers", f.buffers},
+                                        {"per_unit", f.per_unit},
+                                        {"rows", f.rows()}});
+        };
         return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
                ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
@@ -91,6 +99,7 @@ const char* tables() {
                ", \"grouped_tiles\": " + list(grouped_gemm::hip::kTileShapes, tile) +
                ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
+               ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
@@ -151,6 +160,11 @@ void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes
     using namespace grouped_gemm::hip;
     out[0] = pick_shape(groups, expected, n, k_bytes, arch);
     out[1] = most_row_tiles(m, groups, form_of(int(out[0])).rows);
+}
+void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int arch, int64_t out[2]) {
+    using namespace mla_decode::hip;
+    out[0] = pick_form(rows);
+    out[1] = pick_splits(Arch(arch), kForms[out[0]], {batch, rows, most, token_bytes});
 }
 // The place of the picked form in the table of gated tiles, or -1.
 int grouped_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {

@@ -168,6 +168,7 @@ ENUMERATIONS = {
     "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"],
     "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
     "Output": ["values", "fp8", "computed"],
+    "Format": ["wide", "fp8", "mixed"],
 }
 
 

@@ -44,13 +44,18 @@ def grouped_tile_shapes() -> list[dict[str, int]]:
     return configs().tables["grouped_tiles"]
 
 
+def mla_forms() -> list[dict[str, int]]:
+    """kForms of mla_decode/hip/config.h."""
+    return configs().tables["mla_forms"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
     for arch, found in kernels.items():
         for name, kernel in found.items():
             figures = table["archs"][arch][name]
-            rules = [*always(kernel, figures), *of_family(arch, name, kernel, figures), *of_split_k(name, kernel)]
+            rules = [*always(name, kernel, figures), *of_family(arch, name, kernel, figures), *of_split_k(name, kernel)]
             missed += [f"{arch} {name}: {what}" for what, holds in rules if not holds]
     return missed
 
@@ -65,15 +70,17 @@ def matrix_instruction(arch: str, matrix: int, kind: str) -> tuple[str, int]:
     return f"v_mfma_{'f32' if kind == 'fp8' else 'i32'}_{matrix}x{matrix}x{k}_{types}", k
 
 
-def always(kernel, figures) -> list[tuple[str, bool]]:
+def always(name: str, kernel, figures) -> list[tuple[str, bool]]:
     meta = kernel.metadata
+    # One wave a SIMD: more than 256 registers are accumulation registers or none.
+    alone = name.startswith("mla_decode<") and figures["waves_per_simd"] == 1
     names = {i.name for i in kernel.code}
     return [
         ("scratch memory", meta["private_segment_fixed_size"] == 0),
         ("spilled registers", meta["vgpr_spill_count"] == meta["sgpr_spill_count"] == 0),
         # Flat instructions count as LDS accesses too, and drain loads in flight.
         ("flat or scratch accesses", not any(n.startswith(("flat_", "scratch_")) for n in names)),
-        ("accumulation registers without need", figures["agprs"] == 0),
+        ("accumulation registers without need", figures["agprs"] == 0 or alone),
         # A workgroup must fit: 4 SIMDs.
         ("a workgroup's waves do not fit", meta["max_flat_workgroup_size"] <= 64 * SIMDS * figures["waves_per_simd"]),
     ]
@@ -109,6 +116,10 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return moe_combine(kernel, figures, *values)
     if family.startswith(("moe_sort_tile", "moe_sort_count", "moe_sort_place")):
         return moe_sort(arch, kernel, figures)
+    if family == "mla_decode":
+        return mla_decode(arch, kernel, figures, mla_forms()[int(values[0])], *values[1:])
+    if family == "mla_merge":
+        return mla_merge(kernel, figures)
     if family == "grouped_gemm_tiles":
         return grouped_tiles(
             arch, kernel, figures, grouped_tile_shapes()[int(values[0])], values[1], values[2] == "true"
@@ -414,6 +425,35 @@ def moe_sort(arch: str, kernel, f) -> list[tuple[str, bool]]:
         ("atomics", not any("atomic" in n or n.startswith("ds_add") for n in names)),
         ("two workgroups do not fit by LDS", 2 * f["lds"] <= LDS_OF_A_UNIT[arch]),
         ("two workgroups do not fit by registers", f["waves_per_simd"] >= 4),
+    ]
+
+
+def mla_decode(arch: str, kernel, f, shape, dtype: str, format: str) -> list[tuple[str, bool]]:
+    """A tile of 16 tokens and 16 rows of a wave: 36 instructions of keys, 32 of values."""
+    found = [i.name.removesuffix("_1k") for i in kernel.code if "mfma" in i.name]
+    names = {i.name for i in kernel.code}
+    tokens = 16 // shape["waves"]
+    latent = named(kernel, "global_load_dwordx4" if format == "wide" else "global_load_dwordx2")
+    per_simd = -(-shape["waves"] * shape["groups"] * shape["per_unit"] // SIMDS)
+    return [
+        ("other matrix instructions", set(found) == {f"v_mfma_f32_16x16x16_{dtype}"}),
+        ("matrix instructions of a tile", len(found) == 36 + 32),
+        ("keys read by less than 128 bits", named(kernel, "ds_read_b128") >= 18),
+        ("values read by less than 64 bits", named(kernel, "ds_read_b64") + 2 * named(kernel, "ds_read2_b64") >= 32),
+        ("values not transposed by v_perm", named(kernel, "v_perm_b32") >= 64),
+        # Before the loop and in it, a tile ahead.
+        ("tokens are not asked for a tile ahead", latent >= 2 * tokens),
+        ("codes one by one", format == "wide" or any(i.name.startswith("v_cvt_pk_f32_fp8") for i in kernel.code)),
+        ("sums leave the registers", not any("accvgpr" in n for n in names) or per_simd == 1),
+        ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
+        ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def mla_merge(kernel, f) -> list[tuple[str, bool]]:
+    return [
+        ("sums read by less than 128 bits", named(kernel, "global_load_dwordx4") >= 4),
+        ("fewer than half of the waves that a unit can hold", f["waves_per_simd"] >= 4),
     ]
 
 

@@ -160,6 +160,7 @@ OPERATIONS = {
     "v_div_fixup_f32": ("f32", ["f32"] * 3, floats.division_fixup),
     # Half precision.
     "v_add_f16": ("f16", ["f16"] * 2, floats.add),
+    "v_sub_f16": ("f16", ["f16"] * 2, floats.subtract),
     "v_mul_f16": ("f16", ["f16"] * 2, floats.multiply),
     # Conversions.
     "v_cvt_f32_f16": ("f32", ["f16"], convert.f16_to_f32),

@@ -4,8 +4,8 @@
 // Bytes: of each row 2 KiB a split, and 1 KiB of the result. Floor: those at the memory rate.
 //
 //     kColumns = 512   a workgroup has two rows, a thread four columns of one: few splits
-//     kColumns = 128   a workgroup has a quarter of a row; its eight groups of 32 threads take every eighth split, and
-//                      their sums meet in shared memory: so many splits are read at once that latency counts once
+//     kColumns = 64    a workgroup has an eighth of a row; its sixteen groups of 16 threads take every sixteenth split,
+//                      and their sums meet in shared memory: so many splits are read at once that latency counts once
 //
 // Limit today: docs/journal/mla_decode-hip.md. Nothing has been measured.
 #pragma once
@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kMergeThreads) void mla_merge(MergeArgs a) {
     if (a.lse && column == 0) global<float>(a.lse)[row] = merged.lse();
 }
 
-// From so many splits on a workgroup has a quarter of a row.
+// From so many splits on a workgroup has an eighth of a row.
 constexpr int kManySplits = 9;
 
 template <DType type, class Vendor>
@@ -94,8 +94,8 @@ Status launch_merge(const MergeArgs& a, const Vendor& vendor) {
         constexpr int kRows = kMergeThreads * kOwnColumns / kLatent;
         return vendor.launch(mla_merge<type, kLatent>, ceil_div(rows, kRows), kMergeThreads, 1, a);
     }
-    constexpr int kQuarter = kLatent / 4;
-    return vendor.launch(mla_merge<type, kQuarter>, rows * 4, kMergeThreads, 1, a);
+    constexpr int kParts = 8;
+    return vendor.launch(mla_merge<type, kLatent / kParts>, rows * kParts, kMergeThreads, 1, a);
 }
 
 }  // namespace

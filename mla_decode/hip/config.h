@@ -16,19 +16,27 @@ constexpr int kTileBytes = kTile * kWidth * 2;
 struct Form {
     gemm::FormName name;
     int waves, groups;
-    int buffers;   // tiles of a group in LDS: with two a wave may be a tile ahead of another
-    int per_unit;  // workgroups that a compute unit holds at once (LDS, registers)
+    int buffers;                   // tiles of a group in LDS: 1, or 3 with half of the waves behind the others
+    int per_unit;                  // workgroups that a compute unit holds at once (LDS, registers)
+    double tile_cycles;            // of a group's tile, all waves of the workgroup at work: by the simulator's clock
+    int keys_ahead, values_ahead;  // reads of LDS ahead of the multiplications: where one wave a SIMD has the registers
     constexpr int rows() const { return waves * kTile; }
     constexpr int threads() const { return waves * groups * 64; }
 };
 
 // In the order of their rows.
+// clang-format off
 constexpr Form kForms[] = {
-    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1},
-    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1},
-    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1},
-    {.name = "r128", .waves = 8, .groups = 1, .buffers = 2, .per_unit = 1},
+    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1, .tile_cycles = 4300,
+     .keys_ahead = 6, .values_ahead = 3},
+    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 4600,
+     .keys_ahead = 6, .values_ahead = 3},
+    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 5500,
+     .keys_ahead = 2, .values_ahead = 1},
+    {.name = "r128", .waves = 8, .groups = 1, .buffers = 3, .per_unit = 1, .tile_cycles = 4600,
+     .keys_ahead = 3, .values_ahead = 1},
 };
+// clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
 static_assert(gemm::names_differ(kForms));
 
@@ -49,14 +57,12 @@ struct Sizes {
 // What a launch takes, in us, to rank numbers of splits by. No measurement.
 constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits) {
     const ChipModel& chip = kChipModels[int(arch)];
-    constexpr double kTileCycles = 2400, kStartCycles = 8000, kMergeUs = 3;  // of a tile: a wave's time
+    constexpr double kStartCycles = 8000, kMergeUs = 3;
     const double row_tiles = double(ceil_div(s.rows, form.rows())), workgroups = double(s.batch) * row_tiles * splits;
     const double tiles = double(ceil_div(ceil_div(s.most, kTile), splits));
     const int64_t room = int64_t(chip.compute_units) * form.per_unit;
     const double rounds = double(ceil_div(int64_t(workgroups), room));
-    // Two waves of a SIMD take turns.
-    const double turns = ceil_div(form.waves * form.groups * form.per_unit, 4);
-    const double of_a_workgroup = kStartCycles + double(ceil_div(int64_t(tiles), form.groups)) * kTileCycles * turns;
+    const double of_a_workgroup = kStartCycles + double(ceil_div(int64_t(tiles), form.groups)) * form.tile_cycles;
     const double busy = rounds * of_a_workgroup / chip.cycles_per_us;
     const double bytes = double(s.batch) * double(s.most) * s.token_bytes / chip.memory_bytes_per_us;
     // Partial sums are written, and read again.

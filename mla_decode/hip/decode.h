@@ -43,13 +43,23 @@ __device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
     return true;
 }
 
+// LDS by numbers: of a pointer the compiler does not see that an exclusive or leaves the constant part of an address.
+__device__ inline uint32_t lds_address(const char* p) {
+    return uint32_t(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) const char*)(p)));
+}
+template <class T>
+__device__ inline T of_lds(uint32_t address) {
+    return *(__attribute__((address_space(3))) const T*)(uintptr_t(address));
+}
+
 // These sums are made before later reads of LDS: more of those in flight would take registers that there are not.
 __device__ inline void made_first(f32x4& sums) { asm volatile("" : "+v"(sums)::"memory"); }
 
-template <DType type>
+// keys, values: reads of LDS that are ahead of the multiplications.
+template <DType type, int keys_ahead, int values_ahead>
 class Rows {
     static constexpr int kSteps = kWidth / 32, kBlocks = kLatent / 64;
-    static constexpr int kKeysAhead = 2, kValuesAhead = 1;  // reads of LDS before they are multiplied
+    static constexpr int kKeysAhead = keys_ahead, kValuesAhead = values_ahead;
     using Softmax = attention::OnlineSoftmax<type>;
     u32x4 q[kSteps];
     f32x4 sums[kBlocks][4];
@@ -86,14 +96,19 @@ class Rows {
         for (u32x4& eight : q) have_computed(eight);
     }
 
-    // Adds a tile.
-    __device__ void add(const char* lds, int32_t tile) {
+    // Of a tile, between its two products.
+    struct Attended {
+        u32x2 exponentials;
+        u32x2 values[kValuesAhead][4];  // the first ones
+    };
+    __device__ Attended attend(const char* lds, int32_t tile) {
         const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
         f32x4 scores = keys_by_queries(lds, j, g);
-        // Before the scores: the first values are read while exponentials are computed.
-        u32x2 values[kValuesAhead][4];
+        Attended attended;
+        const uint32_t first = first_value(lds, j, g);
+        // Read while exponentials are computed.
 #pragma unroll
-        for (int b = 0; b < kValuesAhead; ++b) read_values(values[b], lds, b, j, g);
+        for (int b = 0; b < kValuesAhead; ++b) read_values(attended.values[b], first, b);
         float by = scale;
         have_computed(by);  // else it would be in pairs of registers from the loop's start on
         scores *= by;
@@ -102,11 +117,16 @@ class Rows {
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[i] = i < left ? scores[i] : -__builtin_inff();
         }
-        const u32x2 p = softmax.exponentials(scores, [&](float factor) { rescale(factor); });
-        const long exponentials = __builtin_bit_cast(long, p);
+        attended.exponentials = softmax.exponentials(scores, [&](float factor) { rescale(factor); });
+        return attended;
+    }
+    __device__ void gather(const char* lds, Attended& attended) {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+        const long exponentials = __builtin_bit_cast(long, attended.exponentials);
+        const uint32_t first = first_value(lds, j, g);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            u32x2(&token)[4] = values[b % kValuesAhead];
+            u32x2(&token)[4] = attended.values[b % kValuesAhead];
             u32x2 turned[4];
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
@@ -115,7 +135,7 @@ class Rows {
                 turned[n] = u32x2{__builtin_amdgcn_perm(token[1][n / 2], token[0][n / 2], halves),
                                   __builtin_amdgcn_perm(token[3][n / 2], token[2][n / 2], halves)};
             }
-            if (b + kValuesAhead < kBlocks) read_values(token, lds, b + kValuesAhead, j, g);
+            if (b + kValuesAhead < kBlocks) read_values(token, first, b + kValuesAhead);
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 sums[b][n] =
@@ -137,9 +157,9 @@ class Rows {
 
   private:
     __device__ f32x4 keys_by_queries(const char* lds, uint32_t j, uint32_t g) const {
-        const auto read = [&](int c) {
-            return *reinterpret_cast<const u32x4*>(lds + place(j, c % 2 * 4 + g) + c / 2 * 128);
-        };
+        // A chunk four further is in bit 6 of the place: rows of LDS are multiples of 128 bytes.
+        const uint32_t even = lds_address(lds) + place(j, g), odd = even ^ 4 * kChunk;
+        const auto read = [&](int c) { return of_lds<u32x4>((c % 2 ? odd : even) + c / 2 * 128); };
         u32x4 keys[kKeysAhead];
 #pragma unroll
         for (int c = 0; c < kKeysAhead; ++c) keys[c] = read(c);
@@ -156,126 +176,177 @@ class Rows {
         }
         return scores;
     }
-    // Of columns b * 64 + 4 j ... + 3 the lane's four tokens.
-    __device__ static void read_values(u32x2 (&token)[4], const char* lds, int b, uint32_t j, uint32_t g) {
+    // Of columns b * 64 + 4 j ... + 3 the lane's four tokens. first: the place of the first one; the others' chunks
+    // differ from its own in the two bits of r.
+    __device__ static void read_values(u32x2 (&token)[4], uint32_t first, int b) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            token[r] = *reinterpret_cast<const u32x2*>(lds + place(4 * g + r, j / 2) + j % 2 * 8 + b * 128);
+        for (int r = 0; r < 4; ++r) token[r] = of_lds<u32x2>((first ^ r * kChunk) + r * kTokenBytes + b * 128);
+    }
+    __device__ static uint32_t first_value(const char* lds, uint32_t j, uint32_t g) {
+        return lds_address(lds) + place(4 * g, j / 2) + j % 2 * 8;
     }
 
   public:
-    // Columns of block b to the wave's region, [16 rows][16 chunks of four], a row's chunks permuted. In every phase of
-    // an access all banks are different.
-    __device__ void put(char* region, int b) const {
+    // Columns of block b, times `factor`, to a region of LDS: [16 rows][16 chunks of four], a row's chunks permuted. In
+    // every phase of an access all banks are different.
+    __device__ void put(char* region, int b, float factor) const {
         const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const f32x4 four{sums[b][0][r], sums[b][1][r], sums[b][2][r], sums[b][3][r]};
-            *reinterpret_cast<f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16) = four;
+            *reinterpret_cast<f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16) = four * factor;
         }
     }
-    // Adds another wave's.
-    __device__ void take(const char* region, int b) {
-        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
+    // Of rows that have seen nothing: zeros, whatever tokens that they do not see hold.
+    __device__ void clear(bool row) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const f32x4 four = *reinterpret_cast<const f32x4*>(region + j * 256 + ((4 * g + r) ^ j) * 16);
+        for (auto& block : sums) {
 #pragma unroll
-            for (int n = 0; n < 4; ++n) sums[b][n][r] += four[n];
-        }
-    }
-    // body(row, column, four): of row `row` of 16 the columns column ... + 3, so that 16 lanes have 64 neighbours.
-    template <class Body>
-    __device__ void each_row(char* region, const Body& body) const {
-        const uint32_t lane = fresh_lane(), chunk = lane % 16;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-            put(region, b);
-            meet_lanes();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const uint32_t row = 4 * k + lane / 16;
-                body(row, b * 64 + chunk * 4, *reinterpret_cast<const f32x4*>(region + row * 256 + (chunk ^ row) * 16));
-            }
-            meet_lanes();
+            for (f32x4& four : block) four = row ? f32x4(0) : four;
         }
     }
 };
 
-// Adds the sums of all groups to those of the first, in their order. lds: the tiles'.
-template <const Form& form, class Rows>
-__device__ inline void add_groups(Rows& rows, char* lds, int group, int wave) {
-    constexpr int kBytes = form.groups * form.buffers * kTileBytes, kSenders = (form.groups - 1) * form.waves;
-    constexpr int kRoom = kBytes / (kSenders * Rows::kRegion), kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
-    static_assert(kRoom >= 1);
-    const uint32_t lane = fresh_lane();
+// What a wave reads of a region at once: four columns of four rows, so that 16 lanes have 64 neighbours of a row.
+constexpr int kPieces = 4;
+__device__ inline f32x4 piece_of(const char* region, int piece) {
+    const uint32_t lane = fresh_lane(), row = 4 * piece + lane / 16;
+    return *reinterpret_cast<const f32x4*>(region + row * 256 + (lane % 16 ^ row) * 16);
+}
+
+// Where the result goes, or this split's share of it.
+template <DType type>
+struct Target {
+    void* out;
+    float* lse;
+    bool split;
+    int32_t rows;  // from `first` on
+
+    __device__ Target(const Launch& launch, const Item& item, int32_t first) {
+        const Args& a = launch.args;
+        const Partial& p = launch.partial;
+        const int32_t all = a.rows();
+        split = p.splits > 1, rows = all - first;
+        const int64_t row = split ? p.row(item.b, item.split, all, first) : int64_t(item.b) * all + first;
+        out = split ? static_cast<void*>(p.out + row * kLatent) : offset(a.out, row * kLatent * 2);
+        lse = split ? p.lse + row : a.lse ? a.lse + row : nullptr;
+    }
+    __device__ void store_lse(float v) const {
+        const int32_t lane = int32_t(fresh_lane());
+        if (lse && lane < kTile && lane < rows) global<float>(lse)[lane] = v;
+    }
+    // A piece of 64 columns.
+    __device__ void store(int piece, int block, f32x4 four) const {
+        const uint32_t lane = fresh_lane(), row = 4 * piece + lane / 16,
+                       at = row * kLatent + block * 64 + lane % 16 * 4;
+        if (int32_t(row) >= rows) return;
+        if (split) {
+            *global<f32x4>(offset(out, at * 4)) = four;
+        } else {
+            using P = Pairs<type>;
+            const u32x2 rounded{P::round_any_nan(f32x2{four.x, four.y}), P::round_any_nan(f32x2{four.z, four.w})};
+            *global<u32x2>(offset(out, at * 2)) = rounded;
+        }
+    }
+};
+
+// Brings the groups' softmax together: the wave's has the sum of all then. Returns by what its own sums are multiplied.
+template <const Form& form, class Softmax>
+__device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int wave) {
     struct Stats {
         float reference, sum;
     };
+    const uint32_t lane = fresh_lane();
     const auto stats = [&](int of) { return reinterpret_cast<Stats*>(lds) + (of * form.waves + wave) * kWave + lane; };
     // Closes: all waves have read the last tiles.
     lds_done();
     lds_barrier();
-    *stats(group) = {rows.softmax.reference, rows.softmax.sum};
+    *stats(group) = {softmax.reference, softmax.sum};
     // Closes: all groups' are there.
     lds_done();
     lds_barrier();
-    float to = stats(0)->reference, sum = 0;
+    Stats found[form.groups];
 #pragma unroll
-    for (int i = 1; i < form.groups; ++i) to = __builtin_fmaxf(to, stats(i)->reference);
+    for (int i = 0; i < form.groups; ++i) found[i] = *stats(i);
+    float to = found[0].reference, sum = 0;
 #pragma unroll
-    for (int i = 0; i < form.groups; ++i) sum += stats(i)->sum * __builtin_amdgcn_exp2f(stats(i)->reference - to);
-    rows.rescale(__builtin_amdgcn_exp2f(rows.softmax.reference - to));
-    rows.softmax.reference = to, rows.softmax.sum = sum;
-    const auto region = [&](int of, int b) {
-        return lds + (((of - 1) * form.waves + wave) * kAtOnce + b % kAtOnce) * Rows::kRegion;
-    };
+    for (const Stats& each : found) to = __builtin_fmaxf(to, each.reference);
 #pragma unroll
-    for (int first = 0; first < Rows::kColumnBlocks; first += kAtOnce) {
-        // Closes: what lay there has been read.
-        lds_done();
-        lds_barrier();
-        if (group > 0) {
-#pragma unroll
-            for (int b = first; b < first + kAtOnce; ++b) rows.put(region(group, b), b);
-        }
-        // Closes: the groups' columns are there.
-        lds_done();
-        lds_barrier();
-        if (group > 0) continue;
-#pragma unroll
-        for (int of = 1; of < form.groups; ++of) {
-#pragma unroll
-            for (int b = first; b < first + kAtOnce; ++b) rows.take(region(of, b), b);
-        }
-    }
+    for (const Stats& each : found) sum += each.sum * __builtin_amdgcn_exp2f(each.reference - to);
+    const float own = __builtin_amdgcn_exp2f(softmax.reference - to);
+    softmax.reference = to, softmax.sum = sum;
+    return own;
 }
 
-// The result, or this split's share of it. first: the wave's first row.
-template <DType type, class Rows>
-__device__ inline void store_rows(const Rows& rows, const Launch& launch, const Item& item, int first, float scale,
-                                  char* region) {
-    const Args& a = launch.args;
-    const int lane = int(fresh_lane()), all = a.rows(), splits = launch.partial.splits;
-    const float lse = rows.softmax.lse(), sum = rows.softmax.sum;
-    // Nothing was seen: zeros.
-    const float factor = sum == 0.0f ? 0.0f : scale / sum;
-    const bool split = splits > 1;
-    const int64_t base = split ? launch.partial.row(item.b, item.split, all, first) : int64_t(item.b) * all + first;
-    float* const to_lse = split ? launch.partial.lse : a.lse;
-    if (to_lse && lane < 16 && first + lane < all) global<float>(to_lse)[base + lane] = lse;
-    rows.each_row(region, [&](uint32_t row, uint32_t column, f32x4 four) {
-        four *= __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(int(row) * 4, __builtin_bit_cast(int, factor)));
-        if (first + int(row) >= all) return;
-        const int64_t at = (base + row) * kLatent + column;
-        if (split) {
-            *global<f32x4>(launch.partial.out + at) = four;
-        } else {
-            using P = Pairs<type>;
-            const u32x2 rounded{P::round_any_nan(f32x2{four.x, four.y}), P::round_any_nan(f32x2{four.z, four.w})};
-            *global<u32x2>(static_cast<uint16_t*>(a.out) + at) = rounded;
+// A wave's rows, of all groups, by way of LDS (the tiles'), which turns them: lanes have neighbouring columns behind.
+template <const Form& form, DType type, class Rows>
+__device__ inline void finish(Rows& rows, const Launch& launch, const Item& item, int first, bool live, float scale,
+                              char* lds, int group, int wave) {
+    rows.softmax.meet();
+    float own = 1;
+    if constexpr (form.groups > 1) own = meet_groups<form>(rows.softmax, lds, group, wave);
+    // Closes: all waves have read the last tiles, or the groups' softmax.
+    lds_done();
+    lds_barrier();
+    const Target<type> target(launch, item, first);
+    const float sum = rows.softmax.sum;
+    if (live && group == 0) target.store_lse(rows.softmax.lse());
+    if (any_lane(sum == 0.0f)) [[unlikely]] {
+        keep_branch();
+        rows.clear(sum == 0.0f);
+    }
+    const float factor = own * (sum == 0.0f ? 0.0f : scale / sum);
+    if constexpr (form.groups == 1) {
+        if (!live) return;
+        char* const region = lds + wave * Rows::kRegion;
+        rows.put(region, 0, factor);
+#pragma unroll
+        for (int b = 0; b < Rows::kColumnBlocks; ++b) {
+            meet_lanes();
+            f32x4 pieces[kPieces];
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) pieces[i] = piece_of(region, i);
+            meet_lanes();
+            // While the pieces are on their way.
+            if (b + 1 < Rows::kColumnBlocks) rows.put(region, b + 1, factor);
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) target.store(i, b, pieces[i]);
         }
-    });
+    } else {
+        constexpr int kBytes = form.groups * form.buffers * kTileBytes,
+                      kOfABlock = form.groups * form.waves * Rows::kRegion;
+        constexpr int kRoom = kBytes / kOfABlock, kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
+        static_assert(kRoom >= 1);
+        const auto region = [&](int of, int b) {
+            return lds + ((of * form.waves + wave) * kAtOnce + b) * Rows::kRegion;
+        };
+#pragma unroll
+        for (int begin = 0; begin < Rows::kColumnBlocks; begin += kAtOnce) {
+#pragma unroll
+            for (int b = 0; b < kAtOnce; ++b) rows.put(region(group, b), begin + b, factor);
+            // Closes: all groups' columns are there.
+            lds_done();
+            lds_barrier();
+            constexpr int kAll = kAtOnce * kPieces, kOwn = (kAll + form.groups - 1) / form.groups;
+            f32x4 pieces[kOwn];
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const int all = group + i * form.groups, n = all < kAll ? all : kAll - 1;
+                pieces[i] = piece_of(region(0, n / kPieces), n % kPieces);
+#pragma unroll
+                for (int of = 1; of < form.groups; ++of) pieces[i] += piece_of(region(of, n / kPieces), n % kPieces);
+            }
+            // Closes: what lies there has been read; the next columns may come.
+            lds_done();
+            lds_barrier();
+            if (!live) continue;
+#pragma unroll
+            for (int i = 0; i < kOwn; ++i) {
+                const int n = group + i * form.groups;
+                if (n < kAll) target.store(n % kPieces, begin + n / kPieces, pieces[i]);
+            }
+        }
+    }
 }
 
 template <const Form& form>
@@ -284,7 +355,7 @@ constexpr int kWavesPerSimd = (form.waves * form.groups * form.per_unit + 3) / 4
 template <int index, DType type, Format format>
 __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[index]>)) void mla_decode(Launch) {
     static constexpr const Form& form = kForms[index];
-    __shared__ alignas(16) char lds[form.groups][form.buffers][kTileBytes];
+    __shared__ alignas(128) char lds[form.groups][form.buffers][kTileBytes];
     const Launch& launch = arguments<Launch>();
     const Args& a = launch.args;
     Item item;
@@ -300,7 +371,8 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
     const int32_t end = share.end * kTile < length ? share.end * kTile : length;
 
     TileLoader<form.waves, type, format> loader;
-    Rows<type> rows;
+    using OwnRows = Rows<type, form.keys_ahead, form.values_ahead>;
+    OwnRows rows;
     const int32_t first_tile = share.begin + group;
     if (first_tile < share.end) {
         const Cache& cache = a.cache;
@@ -314,32 +386,55 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
     if (live) rows.start(launch, item, first_row, length, end, a.softmax_scale * of_cache * attention::kLog2E);
     if (live) rows.ready();
 
-    int turn = 0;
-    for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
-        const int32_t tile = of_first + group;
-        char* const mine = lds[group][form.buffers == 1 ? 0 : turn++ % form.buffers];
-        // Closes, with one buffer: the tile that lay there has been read.
-        if constexpr (form.waves > 1 && form.buffers == 1) lds_done(), lds_barrier();
-        if constexpr (form.waves == 1) meet_lanes();
-        if (tile < share.end) {
-            loader.store(mine, tile);
-            if (tile + form.groups < share.end) {
-                loader.request(tile + form.groups);
-                if (tile + 2 * form.groups < share.end) loader.find(tile + 2 * form.groups);
-            }
+    // Stores a tile, and asks for the group's next one.
+    const auto bring = [&](char* to, int32_t tile) {
+        if (tile >= share.end) return;
+        loader.store(to, tile);
+        if (tile + form.groups < share.end) {
+            loader.request(tile + form.groups);
+            if (tile + 2 * form.groups < share.end) loader.find(tile + 2 * form.groups);
         }
-        // Closes: the tile is in LDS; with two buffers, too, the one before has been read.
-        if constexpr (form.waves > 1) lds_done(), lds_barrier();
-        else meet_lanes();
-        if (live && tile < share.end) rows.add(mine, tile);
+    };
+    if constexpr (form.buffers == 3) {
+        static_assert(form.groups == 1);
+        const auto enter = [] {
+            // Closes: the next tile is in LDS. The one before the last has been read by all: its place is free.
+            lds_done();
+            lds_barrier();
+        };
+        // Of two waves of a SIMD one is half a tile behind: it multiplies while the other computes exponentials, and
+        // stores what comes.
+        const bool behind = wave >= form.waves / 2;
+        bring(lds[0][0], share.begin);
+        enter();
+        int32_t at = 0;
+        for (int32_t tile = share.begin; tile < share.end; ++tile) {
+            char *const mine = lds[0][at], *const next = lds[0][at = at == 2 ? 0 : at + 1];
+            typename OwnRows::Attended attended;
+            if (live) attended = rows.attend(mine, tile);
+            bring(next, tile + 1);
+            if (behind) enter();
+            if (live) rows.gather(mine, attended);
+            if (!behind) enter();
+        }
+    } else {
+        static_assert(form.buffers == 1);
+        char* const mine = lds[group][0];
+        for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
+            const int32_t tile = of_first + group;
+            // Closes: the tile that lay there has been read.
+            if constexpr (form.waves > 1) lds_done(), lds_barrier();
+            else meet_lanes();
+            bring(mine, tile);
+            // Closes: the tile is in LDS.
+            if constexpr (form.waves > 1) lds_done(), lds_barrier();
+            else meet_lanes();
+            if (!live || tile >= share.end) continue;
+            auto attended = rows.attend(mine, tile);
+            rows.gather(mine, attended);
+        }
     }
-    if (live) rows.softmax.meet();
-    if constexpr (form.groups > 1) add_groups<form>(rows, lds[0][0], group, wave);
-    // Closes: all waves have read the last tiles, or the groups' sums.
-    lds_done();
-    lds_barrier();
-    if (!live || group > 0) return;
-    store_rows<type>(rows, launch, item, first_row, of_cache, lds[0][0] + wave * Rows<type>::kRegion);
+    finish<form, type>(rows, launch, item, first_row, live, of_cache, lds[0][0], group, wave);
 }
 
 }  // namespace

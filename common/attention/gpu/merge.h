@@ -2,7 +2,6 @@
 // order of the parts.
 #pragma once
 
-#include "../../exponential.h"
 #include "../../vendor.h"
 
 namespace rocm_fp8::attention {
@@ -19,7 +18,7 @@ struct MergedRow {
     // exp(lse - other), 0 of a part without a visible token. NaN stays.
     __device__ static float weight(float lse, float other) {
         constexpr float kNothing = -__builtin_inff();
-        return lse == kNothing ? 0.0f : exp_of_negative(lse - other);
+        return lse == kNothing ? 0.0f : __expf(lse - other);
     }
     // of: of the column. What lies there counts only where the part has a visible token.
     template <class Of>

@@ -1,8 +1,8 @@
 """Decode steps of multi-head latent attention with absorbed weights, around mla_append and mla_decode.
 
 A head's key is W_UK c and its value W_UV c, of the latent vector c that all heads share. So q . (W_UK c) is
-(W_UK^T q) . c, and sum p (W_UV c) is W_UV (sum p c): the cache is multiplied as it is, W_UK and W_UV multiply new tokens
-alone.
+(W_UK^T q) . c, and sum p (W_UV c) is W_UV (sum p c). The cache is multiplied as it is; W_UK and W_UV multiply new
+tokens alone.
 """
 
 import math
