@@ -41,10 +41,10 @@ struct Cache {
     uint8_t* data;
     int64_t page_stride, row_stride;  // bytes
     int64_t pages;
-    int64_t page_size;     // with a table at most kMostPage
+    int64_t page_size;  // with a table at most kMostPage
     Format format;
-    DType dtype;           // f16, bf16, e4m3fn or e4m3fnuz; of `mixed` e4m3fn
-    const float* scale;    // of `fp8`: one element
+    DType dtype;         // f16, bf16, e4m3fn or e4m3fnuz; of `mixed` e4m3fn
+    const float* scale;  // of `fp8`: one element
 };
 
 struct Args {
@@ -85,13 +85,13 @@ struct Args {
 //     fp8   = fp8(latent / scale), fp8(r / scale)
 //     mixed = codes by scales of 128 as quantize_fp8 computes them, these scales, r
 struct AppendArgs {
-    const void *latent, *rope;              // dtype [tokens, 512] and [tokens, 64]
-    int64_t latent_stride, rope_stride;     // elements
-    DType dtype;                            // f16 or bf16; of `wide` the cache's
-    const void *cos, *sin;                  // angle_dtype [tokens, 64] or nullptr, last dimension contiguous
-    int64_t cos_stride, sin_stride;         // elements
-    DType angle_dtype;                      // dtype or f32
-    const int64_t* slots;                   // [tokens]: page * page_size + row. Outside of the cache: not written
+    const void *latent, *rope;           // dtype [tokens, 512] and [tokens, 64]
+    int64_t latent_stride, rope_stride;  // elements
+    DType dtype;                         // f16 or bf16; of `wide` the cache's
+    const void *cos, *sin;               // angle_dtype [tokens, 64] or nullptr, last dimension contiguous
+    int64_t cos_stride, sin_stride;      // elements
+    DType angle_dtype;                   // dtype or f32
+    const int64_t* slots;                // [tokens]: page * page_size + row. Outside of the cache: not written
     Cache cache;
     int64_t tokens;
     bool interleaved;

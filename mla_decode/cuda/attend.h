@@ -6,7 +6,7 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-constexpr int kScoresMeet = 1, kProbabilitiesMeet = 2;  // barriers of both multiplying warpgroups
+constexpr int kScoresMeet = 1, kProbabilitiesMeet = 2, kQueriesMeet = 3;  // barriers of both multiplying warpgroups
 constexpr int kMultiplyingThreads = kBuffers * kWarpgroup;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f, kNoScore = -__builtin_inff();
 
@@ -271,8 +271,7 @@ __global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(co
     const Work w = work_of<kTileTokens>(l, kTileRows);
     // The merge knows that this one has left nothing.
     if (l.partial.splits > 1 && w.begin >= w.end) return;
-    feed_queries<C::kThreads>(shared, l, w);
-    // Closes: the queries are there, and the mbarriers are initialised.
+    // Closes: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
     // The warpgroups that load are the first.
     if (threadIdx.x < C::kFeeders) {
@@ -280,6 +279,9 @@ __global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(co
         feed<format, type>(shared, l, &map, w);
     } else {
         take_registers<C::kManyRegisters>();
+        feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - C::kFeeders);
+        // Closes: the queries are there.
+        warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
         if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
         else attend_to<Attend<type, 1>>(shared, l, w);
     }

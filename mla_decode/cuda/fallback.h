@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../../common/cuda/mma.h"
+#include "../../common/exponential.h"
 #include "codes.h"
 #include "shape.h"
 

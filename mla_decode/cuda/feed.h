@@ -19,11 +19,12 @@ __device__ inline void publish_to_multiplications() { ROCM_FP8_HOPPER("fence.pro
 // Eight lanes have a row: 16 bytes each of a panel's 128.
 constexpr int kRowLanes = 8, kRowsAtOnce = kWarp / kRowLanes;
 
+// thread: of kThreads.
 template <int kThreads>
-__device__ inline void feed_queries(Memory& shared, const Launch& l, const Work& w) {
+__device__ inline void feed_queries(Memory& shared, const Launch& l, const Work& w, int thread) {
     const Args& a = l.args;
-    const int place = threadIdx.x % kRowLanes;
-    for (int row = threadIdx.x / kRowLanes; row < kTileRows; row += kThreads / kRowLanes) {
+    const int place = thread % kRowLanes;
+    for (int row = thread / kRowLanes; row < kTileRows; row += kThreads / kRowLanes) {
         const bool is = w.row + row < a.rows();
         const uint32_t r = is ? w.row + row : 0, query = divide(r, l.heads), head = r - query * l.heads.divisor;
         const int64_t at = w.b * a.q_batch_stride + query * a.q_query_stride + head * a.q_head_stride;
@@ -88,49 +89,99 @@ __device__ inline void put_sixteen(Tile& to, int row, int sixteen, const Sixteen
     *reinterpret_cast<uint4*>(panel + swizzled(row, sixteen % 4 * 2 + 1)) = v.second;
 }
 
-// What a lane has loaded of a row's half: codes of 16 bytes, 16 a row and half; rotated numbers, 4 such, or 8 times 16 bytes
-// as they are.
+// Codes: a lane has two rows of the tile, so that where a row lies is computed once. A window is eight times 16 bytes, all
+// in flight; while one is decoded, the next one's come. Windows of a half: two of each row's 256 codes; then the rotated
+// numbers, four times 16 codes of both rows, or eight times 16 bytes of each.
 template <Format format, DType type>
 class Codes {
     static constexpr bool kMixed = format == Format::mixed;
-    static constexpr int kHalfSixteens = kLatent / kHalves / 16, kEach = kHalfSixteens / kRowLanes;
-
-    __device__ static int place() { return threadIdx.x % kRowLanes; }
-    __device__ static int sixteen(const Hand& mine, int n) {
-        return mine.half * kHalfSixteens + place() + n * kRowLanes;
-    }
-    __device__ static bool has_rope(const Hand& mine) { return mine.has_rope() && (kMixed || place() < kRope / 16); }
-
-    uint4 codes[kEach], rope;
-    float scales[kEach];
+    static constexpr int kWindow = 8, kRows = kTileTokens / kWarp, kMain = kRows * kLatent / kHalves / 16 / kWindow;
+    static constexpr int kSixteens = kLatent / 16, kOfHalf = kSixteens / kHalves;
 
   public:
-    // Row i of the lane's, of the tile at `first`.
-    __device__ void load_row(const attention::PagedRows& rows, const Entries& entries, const Hand& mine, int first,
-                             int end, int i) {
-        constexpr uint4 kZeros{0, 0, 0, 0};
-        const int row = mine.own_row(i), token = first + row;
-        const uint8_t* const from = rows.row_of(min(token, end - 1), entries.of(row));
+    __device__ Codes(const Hand& mine) : mine(mine), windows(kMain + (!kMixed && mine.has_rope())) {}
+
+    // The first window of the tile at `first`.
+    __device__ void begin(const attention::PagedRows& rows, int first, int end) {
 #pragma unroll
-        for (int n = 0; n < kEach; ++n) {
-            codes[n] = token < end ? load(from + sixteen(mine, n) * 16) : kZeros;
-            // Eight times 16 codes have a scale.
-            scales[n] = 1.0f;
-            if (kMixed && token < end) scales[n] = load_float(from + kScalesAt + sixteen(mine, n) / kRowLanes * 4);
+        for (int r = 0; r < kRows; ++r) {
+            const int token = first + int(threadIdx.x) % kWarp + r * kWarp, inside = min(token, end - 1);
+            from[r] = rows.row_of(inside, rows.entry_of(inside));
+            live[r] = token < end;
         }
-        rope = kZeros;
-        if (has_rope(mine) && token < end) rope = load(from + (kMixed ? kRopeAt : kLatent) + place() * 16);
-    }
-    __device__ void put_row(Tile& to, const Hand& mine, int i) const {
-        const int row = mine.own_row(i);
+        if constexpr (kMixed) {
 #pragma unroll
-        for (int n = 0; n < kEach; ++n)
-            put_sixteen(to, row, sixteen(mine, n), decoded<type, kMixed>(codes[n], scales[n]));
-        if (!has_rope(mine)) return;
-        if constexpr (kMixed)
-            *reinterpret_cast<uint4*>(&to[kRopePanel][swizzled(row, place())]) = from_bf16<type>(rope);
-        else put_sixteen(to, row, kLatent / 16 + place(), decoded<type, false>(rope, 1.0f));
+            for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int at = kScalesAt + (mine.half * 2 + i) * 4;
+                    scales[r][i] = live[r] ? load_float(from[r] + at) : 0.0f;
+                }
+            }
+        }
+        load_window(0);
     }
+    __device__ void put(Tile& to) {
+#pragma unroll 1
+        for (int window = 0; window < windows; ++window) {
+#pragma unroll
+            for (int n = 0; n < kWindow; ++n) {
+                put_one(to, window, n);
+                if (window + 1 < windows) load_one(window + 1, n);
+            }
+        }
+        if (!kMixed || !mine.has_rope()) return;
+#pragma unroll 1
+        for (int r = 0; r < kRows; ++r) {
+            const int row = int(threadIdx.x) % kWarp + r * kWarp;
+            const uint8_t* const rope = (r ? from[1] : from[0]) + kRopeAt;
+            const bool is = r ? live[1] : live[0];
+#pragma unroll
+            for (int n = 0; n < kWindow; ++n) held[n] = is ? load(rope + n * 16) : uint4{0, 0, 0, 0};
+#pragma unroll
+            for (int n = 0; n < kWindow; ++n)
+                *reinterpret_cast<uint4*>(&to[kRopePanel][swizzled(row, n)]) = from_bf16<type>(held[n]);
+        }
+    }
+
+  private:
+    __device__ static bool is_main(int window) { return kMixed || window < kMain; }
+    __device__ static int row_of(int window, int n) {
+        return is_main(window) ? window / (kMain / kRows) : n / (kWindow / kRows);
+    }
+    // Which 16 numbers of the 576.
+    __device__ int sixteen(int window, int n) const {
+        if (is_main(window)) return mine.half * kOfHalf + window % (kMain / kRows) * kWindow + n;
+        return kSixteens + n % (kWindow / kRows);
+    }
+    __device__ void load_one(int window, int n) {
+        const int r = row_of(window, n);
+        const int at = sixteen(window, n) * 16;
+        const uint8_t* const row = r ? from[1] : from[0];
+        held[n] = (r ? live[1] : live[0]) ? load(row + at) : uint4{0, 0, 0, 0};
+    }
+    __device__ void load_window(int window) {
+#pragma unroll
+        for (int n = 0; n < kWindow; ++n) load_one(window, n);
+    }
+    __device__ void put_one(Tile& to, int window, int n) const {
+        const int r = row_of(window, n), row = int(threadIdx.x) % kWarp + r * kWarp;
+        if constexpr (kMixed) {
+            // A window is of one scale.
+            const bool second = window % (kMain / kRows);
+            const float scale = r ? (second ? scales[1][1] : scales[1][0]) : second ? scales[0][1] : scales[0][0];
+            put_sixteen(to, row, sixteen(window, n), decoded<type, true>(held[n], scale));
+        } else {
+            put_sixteen(to, row, sixteen(window, n), decoded<type, false>(held[n], 1.0f));
+        }
+    }
+
+    const Hand& mine;
+    const int windows;
+    const uint8_t* from[kRows];
+    bool live[kRows];
+    float scales[kRows][2];
+    uint4 held[kWindow];
 };
 
 // A whole tile. All lanes arrive at `full`, which waits for the bytes as well.
@@ -181,34 +232,19 @@ __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtens
     }
 }
 
-// Codes: loads are kAhead rows ahead of what is put, into the next tile, too.
 template <Format format, DType type>
 __device__ inline void feed_codes(Memory& shared, const Launch& l, const Work& w, const Hand& mine, int first) {
-    constexpr int kAhead = format == Format::mixed ? 2 : 4, kRows = kTileTokens / kRowsAtOnce;
     const attention::PagedRows rows = rows_of(l, w.b);
-    Entries entries(rows, first, w.end);
-    Codes<format, type> held[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) held[i].load_row(rows, entries, mine, first, w.end, i);
-    Tile& to = shared.keys[mine.buffer];
+    Codes<format, type> codes(mine);
+    codes.begin(rows, first, w.end);
     for (uint32_t parity = 1; first < w.end; parity ^= 1) {
-        const int next = first + kBuffers * kTileTokens;
-        const bool more = next < w.end;
-        const Entries following(rows, more ? next : first, w.end);
         // Closes: the tile before has been read there. The first time it is empty.
         wait_for(&shared.empty[mine.buffer][mine.half], parity);
-#pragma unroll 1
-        for (int i = 0; i < kRows; i += kAhead) {
-            const bool last = i + kAhead == kRows;
-            if (last) entries = following, first = next;
-#pragma unroll
-            for (int n = 0; n < kAhead; ++n) {
-                held[n].put_row(to, mine, i + n);
-                if (!last || more) held[n].load_row(rows, entries, mine, first, w.end, last ? n : i + kAhead + n);
-            }
-        }
+        codes.put(shared.keys[mine.buffer]);
         publish_to_multiplications();
         arrive(&shared.full[mine.buffer][mine.half]);
+        first += kBuffers * kTileTokens;
+        if (first < w.end) codes.begin(rows, first, w.end);
     }
 }
 

@@ -1,5 +1,5 @@
-"""Calls of mla_decode and mla_append: bad ones are refused by name; torch.compile without graph breaks; torch's own checks
-of the registrations; writes counted for autograd."""
+"""Calls of mla_decode and mla_append: bad ones are refused by name; torch.compile without graph breaks; torch's own
+checks of the registrations; writes counted for autograd."""
 
 import pytest
 import torch
