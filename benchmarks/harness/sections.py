@@ -21,6 +21,7 @@ SECTIONS = {
     "cuda": "cuda-operators",
     "gpu_decode": "cuda-decode-step",
     "gpu_gemms": "cuda-gemms",
+    "gpu_mla": "cuda-mla",
     "gpu_moe": "cuda-moe",
     "gpu_layer": "cuda-decoder-layer",
     "gpu_scales": "cuda-scales",

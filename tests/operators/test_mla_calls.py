@@ -203,7 +203,7 @@ def step(kernel):
     def function(kv, k_rope, cache, slots, cos, sin, scale, q, lengths, table):
         kernel.mla_append(kv, k_rope, cache, slots, cos=cos, sin=sin, cache_scale=scale)
         out = kernel.mla_decode(q, cache, lengths, 0.07, block_table=table, cache_scale=scale)
-        return out * 2, out.float().sum(-1)
+        return out * 2, out.amax(-1)
 
     return function
 

@@ -85,6 +85,12 @@ class LatentAttention(torch.nn.Module):
         absorbed[..., LATENT:] = rotate(q[..., self.nope :], cos[:, :, None], sin[:, :, None], self.interleaved)
         return absorbed
 
+    def values(self, out: torch.Tensor) -> torch.Tensor:
+        """mla_decode's result [B, S, H, 512] as [B, S, H * value]."""
+        batch, queries, heads, _ = out.shape
+        of_heads = torch.bmm(out.view(-1, heads, LATENT).transpose(0, 1), self.w_uv)
+        return of_heads.transpose(0, 1).reshape(batch, queries, -1)
+
     def forward(
         self,
         q: torch.Tensor,
@@ -111,11 +117,9 @@ class LatentAttention(torch.nn.Module):
             lengths: int32 [B], the new tokens included.
         Returns: [B, S, H * value], what o_proj takes.
         """
-        batch, queries, heads, _ = q.shape
         angles = dict(cos=cos.reshape(-1, ROPE), sin=sin.reshape(-1, ROPE), interleaved=self.interleaved)
         kv, k_rope = kv.reshape(-1, LATENT), k_rope.reshape(-1, ROPE)
         _ops.mla_append(kv, k_rope, cache, slots, cache_scale=cache_scale, **angles)
         options = dict(block_table=block_table, cache_scale=cache_scale)
         out = _ops.mla_decode(self.absorb(q, cos, sin), cache, lengths, self.softmax_scale, **options)
-        values = torch.bmm(out.view(-1, heads, LATENT).transpose(0, 1), self.w_uv)
-        return values.transpose(0, 1).reshape(batch, queries, -1)
+        return self.values(out)
