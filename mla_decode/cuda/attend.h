@@ -69,7 +69,7 @@ __device__ inline void multiply_values(Values& sums, const P& p, const Memory& s
 // Of one of the thread's two rows.
 struct RowState {
     float largest = kNoScore, sum = 0;  // in units of log2
-    __device__ float base() const { return largest == kNoScore ? 0.0f : largest; }
+    __device__ float base(float lift) const { return largest == kNoScore ? 0.0f : largest - lift; }
 };
 
 __device__ inline float max_of_row(float v) {
@@ -79,8 +79,12 @@ __device__ inline float max_of_row(float v) {
 
 // A tile of tokens is a warpgroup's: it makes that tile's scores and p of all 64 rows. Both then add p times values of both
 // tiles to their half of the columns.
-template <DType type, int own>
+template <Format format, DType type, int own>
 class Attend {
+    static constexpr DType kMath = cuda::kMath<format, type>;
+    // Exponentials of float16 are lifted by so many powers of two: it has few below 1.
+    static constexpr float kLift = kMath == DType::f16 ? 15 : 0;
+
   public:
     __device__ Attend(Memory& shared, const Launch& l, const Work& w)
         : shared(shared), row(threadIdx.x / kWarp % kWarpsOfWarpgroup * 16 + threadIdx.x % kWarp / 4) {
@@ -88,8 +92,11 @@ class Attend {
         for (int i = 0; i < 2; ++i) seen[i] = seen_by_row(l, w, w.row + row + 8 * i);
         // All rows of the tile see what its last row sees or less; rows behind the last are not written.
         least_seen = l.args.causal ? max(0, w.length - l.args.queries + 1) : w.length;
-        factor = l.args.softmax_scale * kLog2E;
-        if (l.args.cache.format == Format::fp8) factor *= load_float(l.args.cache.scale);
+        float of_all = l.args.softmax_scale * kLog2E;
+        if constexpr (format == Format::fp8) of_all *= load_float(l.args.cache.scale);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            factor[i] = kLiftsQueries<format, type> ? of_all * shared.lifted[row + 8 * i] : of_all;
 #pragma unroll
         for (auto& group : sums)
             for (float& v : group) v = 0;
@@ -102,7 +109,7 @@ class Attend {
         Scores scores;
         float largest[2] = {kNoScore, kNoScore};
         if (has) {
-            multiply_keys<type, own>(scores, shared, parity);
+            multiply_keys<kMath, own>(scores, shared, parity);
             wait_for_multiplications<0>();
             scale_and_mask(scores, mine, largest);
         }
@@ -134,11 +141,11 @@ class Attend {
         }
         publish_to_multiplications();
         if (both) {
-            multiply_values<type>(sums, p, shared, own, own);
+            multiply_values<kMath>(sums, p, shared, own, own);
             // Closes: the other warpgroup's p is there, and the largest scores have been read.
             warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
             wait_for(&shared.full[1 - own][own], parity);
-            multiply_values<type>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
+            multiply_values<kMath>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
             // Closes: this half of the own tile has been read; then that of the other.
             wait_for_multiplications<1>();
             release(own);
@@ -148,10 +155,10 @@ class Attend {
             // Closes: the same. There is the first warpgroup's tile alone, and none after it.
             warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
             if constexpr (own == 0) {
-                multiply_values<type>(sums, p, shared, 0, own);
+                multiply_values<kMath>(sums, p, shared, 0, own);
             } else {
                 wait_for(&shared.full[0][own], parity);
-                multiply_values<type>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
+                multiply_values<kMath>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
             }
             wait_for_multiplications<0>();
         }
@@ -170,14 +177,14 @@ class Attend {
         }
         // Closes: the other warpgroup's sums are there.
         warpgroups_meet(kScoresMeet, kMultiplyingThreads);
-        const float scale = a.cache.format == Format::fp8 ? load_float(a.cache.scale) : 1.0f;
+        const float scale = format == Format::fp8 ? load_float(a.cache.scale) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int of_sequence = w.row + row + 8 * i;
             if (of_sequence >= a.rows()) continue;
             const float all = shared.largest[0][row + 8 * i] + shared.largest[1][row + 8 * i];
             const float by = all == 0 ? 0.0f : scale / all;
-            const float lse = all == 0 ? kNoScore : rows[i].largest * kLn2 + __logf(all);
+            const float lse = all == 0 ? kNoScore : (rows[i].largest - kLift) * kLn2 + __logf(all);
             const bool split = l.partial.splits > 1;
             const int64_t at =
                 split ? l.partial.row(w.b, w.split, a.rows(), of_sequence) : w.b * a.rows() + of_sequence;
@@ -202,7 +209,7 @@ class Attend {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& s = scores[n][e];
-                s *= factor;
+                s *= factor[e / 2];
                 if (masks && column + 8 * n + e % 2 >= seen[e / 2]) s = kNoScore;
                 largest[e / 2] = fmaxf(largest[e / 2], s);
             }
@@ -214,10 +221,10 @@ class Attend {
         for (int n = 0; n < 8; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float2 e = {exp2_of(scores[n][2 * i] - rows[i].base()),
-                                  exp2_of(scores[n][2 * i + 1] - rows[i].base())};
+                const float2 e = {exp2_of(scores[n][2 * i] - rows[i].base(kLift)),
+                                  exp2_of(scores[n][2 * i + 1] - rows[i].base(kLift))};
                 rows[i].sum += e.x + e.y;
-                p[n / 2][n % 2 * 2 + i] = Pairs<type>::round(e);
+                p[n / 2][n % 2 * 2 + i] = Pairs<kMath>::round(e);
             }
         }
     }
@@ -239,7 +246,7 @@ class Attend {
     Memory& shared;
     const int row;  // the thread's rows of the tile: row and row + 8
     int seen[2], least_seen;
-    float factor;
+    float factor[2];
     RowState rows[2];
     Values sums;
 };
@@ -279,11 +286,11 @@ __global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(co
         feed<format, type>(shared, l, &map, w);
     } else {
         take_registers<C::kManyRegisters>();
-        feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - C::kFeeders);
+        feed_queries<kMultiplyingThreads, kLiftsQueries<format, type>>(shared, l, w, threadIdx.x - C::kFeeders);
         // Closes: the queries are there.
         warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
-        if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
-        else attend_to<Attend<type, 1>>(shared, l, w);
+        if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<format, type, 0>>(shared, l, w);
+        else attend_to<Attend<format, type, 1>>(shared, l, w);
     }
 #endif
 }

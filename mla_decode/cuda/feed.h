@@ -19,19 +19,55 @@ __device__ inline void publish_to_multiplications() { ROCM_FP8_HOPPER("fence.pro
 // Eight lanes have a row: 16 bytes each of a panel's 128.
 constexpr int kRowLanes = 8, kRowsAtOnce = kWarp / kRowLanes;
 
-// thread: of kThreads.
-template <int kThreads>
-__device__ inline void feed_queries(Memory& shared, const Launch& l, const Work& w, int thread) {
+// Where row `row` of the tile begins; of one behind the last, another.
+__device__ inline const void* query_at(const Launch& l, const Work& w, int row) {
     const Args& a = l.args;
+    const uint32_t r = w.row + row < a.rows() ? w.row + row : 0, query = divide(r, l.heads);
+    const uint32_t head = r - query * l.heads.divisor;
+    return offset(a.q, (w.b * a.q_batch_stride + query * a.q_query_stride + head * a.q_head_stride) * 2);
+}
+
+// A row's bfloat16 numbers as float16, lifted. Eight lanes have the row, each 16 bytes of every panel.
+__device__ inline void lift_row(Memory& shared, const void* from, bool is, int row, int place) {
+    constexpr uint32_t kHighest = 250, kTarget = 268;  // exponents, as float32 has them: 268 - e becomes 2^14
+    uint4 held[kPanels];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+        held[panel] = is ? load(offset(from, panel * kPanelRow)) : uint4{0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = max_halves(largest, word(held[panel], i) & 0x7FFF7FFFu);
+    }
+    largest = max(largest & 0xFFFFu, largest >> 16);
+#pragma unroll
+    for (int distance = 1; distance < kRowLanes; distance *= 2)
+        largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, distance));
+    const uint32_t exponent = min(kTarget - (largest >> 7), kHighest);
+    const float by = bits_float(exponent << 23);
+    if (place == 0) shared.lifted[row] = bits_float((254 - exponent) << 23);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            set_word(held[panel], i, Pairs<DType::f16>::round(Pairs<DType::bf16>::widen(word(held[panel], i)) * by));
+        *reinterpret_cast<uint4*>(&shared.q[panel][swizzled(row, place)]) = held[panel];
+    }
+}
+
+// thread: of kThreads.
+template <int kThreads, bool lifts>
+__device__ inline void feed_queries(Memory& shared, const Launch& l, const Work& w, int thread) {
     const int place = thread % kRowLanes;
     for (int row = thread / kRowLanes; row < kTileRows; row += kThreads / kRowLanes) {
-        const bool is = w.row + row < a.rows();
-        const uint32_t r = is ? w.row + row : 0, query = divide(r, l.heads), head = r - query * l.heads.divisor;
-        const int64_t at = w.b * a.q_batch_stride + query * a.q_query_stride + head * a.q_head_stride;
-        const void* const from = offset(a.q, at * 2 + place * 16);
+        const bool is = w.row + row < l.args.rows();
+        const void* const from = offset(query_at(l, w, row), place * 16);
+        if constexpr (lifts) {
+            lift_row(shared, from, is, row, place);
+        } else {
 #pragma unroll
-        for (int panel = 0; panel < kPanels; ++panel)
-            copy_vector_async(&shared.q[panel][swizzled(row, place)], offset(from, panel * kPanelRow), is ? 16 : 0);
+            for (int panel = 0; panel < kPanels; ++panel)
+                copy_vector_async(&shared.q[panel][swizzled(row, place)], offset(from, panel * kPanelRow), is ? 16 : 0);
+        }
     }
     commit_copies();
     wait_for_copies<0>();
@@ -235,7 +271,7 @@ __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtens
 template <Format format, DType type>
 __device__ inline void feed_codes(Memory& shared, const Launch& l, const Work& w, const Hand& mine, int first) {
     const attention::PagedRows rows = rows_of(l, w.b);
-    Codes<format, type> codes(mine);
+    Codes<format, kMath<format, type>> codes(mine);
     codes.begin(rows, first, w.end);
     for (uint32_t parity = 1; first < w.end; parity ^= 1) {
         // Closes: the tile before has been read there. The first time it is empty.

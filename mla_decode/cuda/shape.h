@@ -30,9 +30,17 @@ struct Memory {
     alignas(1024) Tile q;
     Tile keys[kBuffers];
     float largest[kBuffers][kTileRows];  // of scores; at the end the sums of p
+    float lifted[kTileRows];             // with kLiftsQueries: what undoes it
     Barrier full[kBuffers][kHalves], empty[kBuffers][kHalves];
 };
 static_assert(sizeof(Memory) <= 232448);
+
+// What is multiplied. FP8 numbers are float16 after one instruction a pair, bfloat16 after four. Queries of bfloat16 become
+// float16 as well then, each row times a power of two that brings its largest number below 2^15.
+template <Format format, DType type>
+constexpr DType kMath = format == Format::fp8 ? DType::f16 : type;
+template <Format format, DType type>
+constexpr bool kLiftsQueries = kMath<format, type> != type;
 
 // A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot be:
 // the largest multiplication needs 158 registers before any are taken.
