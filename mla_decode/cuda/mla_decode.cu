@@ -4,7 +4,7 @@
 // + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that the tensor cores.
 //
 //     lengths --> each CTA: a sequence's share of tokens, for 64 of its rows
-//     HBM, L2 --> cp.async, or loads and decoding --> two tiles of 64 tokens by 576 in shared memory
+//     HBM, L2 --> TMA (cp.async, or loads and decoding) --> two tiles of 64 tokens by 576 in shared memory
 //     warpgroup 1: scores of the first tile      warpgroup 2: scores of the second
 //             --> largest scores met --> p = exp2(...), rounded --> registers, and shared memory for the other one
 //     warpgroup 1: p values of both tiles, columns 0 to 255      warpgroup 2: columns 256 to 511
@@ -13,12 +13,14 @@
 // Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the scores
 // and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone.
 //
-// The first tile's values are multiplied first, by both warpgroups, so that its next tokens come meanwhile.
+// A warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free then,
+// and is filled while the other tile's values are multiplied (shape.h).
 //
 // Files: mla_decode.cu (launcher), config.h (splits), shape.h, feed.h (what fills shared memory), codes.h (FP8), attend.h
 //        (multiplication), fallback.h (chips without wgmma, unaligned operands), ../gpu (splits, merge, append)
 //
-// Limit today: docs/journal/mla_decode-cuda.md.
+// Limit today (H200): 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches take longer
+// than bfloat16 ones: filling and multiplying take turns. docs/journal/mla_decode-cuda.md.
 #include <type_traits>
 
 #include "../../common/cuda/device.h"
