@@ -10,8 +10,8 @@
 //     out    = round(sum over n of p * c[n, :512])    lse = largest + ln(sum)
 //
 // p may be rounded to q's type before it is multiplied. No visible token, or only scores of -infinity: out is 0, lse
-// -infinity. What lies in the cache behind a sequence's tokens changes nothing, NaN included. A score that is NaN makes its
-// row NaN. NaN or infinity in a token may also reach queries of the same sequence that come before it.
+// -infinity. What lies in the cache behind a sequence's tokens changes nothing, NaN included. A score that is NaN makes
+// its row NaN. NaN or infinity in a token may also reach queries of the same sequence that come before it.
 //
 // Lengths and tables are on the device: launches depend on sizes alone, so that one captured graph serves all lengths.
 // The sums' order depends on sizes, too, never on the other sequences' lengths.
@@ -35,8 +35,8 @@ enum class Format : int32_t {
     mixed,  // kMixedBytes: c = code * scale, rounded to the queries' type; the last 64 rounded to it
 };
 
-// Where tokens lie: number n of sequence b is row n % page_size of page table[b][n / page_size], or without a table row n
-// of page b. Pages outside of [0, pages) are read as page 0 or the last one.
+// Where tokens lie: number n of sequence b is row n % page_size of page table[b][n / page_size], or without a table row
+// n of page b. Pages outside of [0, pages) are read as page 0 or the last one.
 struct Cache {
     uint8_t* data;
     int64_t page_stride, row_stride;  // bytes

@@ -78,11 +78,13 @@ constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, 
     return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
 }
 
+// n32x64: its turns took longer than two launches (docs/journal/moe.md).
+constexpr int kSlowGated = 1;
 // The same, of kGatedForms; -1: SwiGLU is a pass of its own. A CTA's share is a tile's turns: where the last round of them
 // would leave more than an eighth of the CTA slots free, single tiles are spread better.
 constexpr int pick_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
     const int form = pick_form(m, 2 * hidden, groups, expected, multiprocessors);
-    if (form >= kGatedForms) return -1;
+    if (form >= kGatedForms || form == kSlowGated) return -1;
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
     const int64_t shares = experts * ceil_div(expected, rows_of(kForms[form])) * (hidden / kMostHidden);
     const int64_t room = int64_t(multiprocessors) * kForms[form].slots;

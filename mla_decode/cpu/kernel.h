@@ -5,8 +5,9 @@
 //     kBlock tokens --> float32 in the nearest cache (the same for every format) --> scores of 4 rows by 2 or 4 tokens
 //                   --> online softmax --> sums of 4 rows by 4 registers of values
 //
-// A part is a range of a sequence's tokens for up to kTileRows of its rows. Its sums are not divided yet: mla_decode.cpp
-// has the parts made on all threads, then `finish` adds those of a row in their order, divides and rounds.
+// A part is a range of a sequence's tokens for up to kTileRows of its rows. Its sums are not divided yet:
+// mla_decode.cpp has the parts made on all threads, then `finish` adds those of a row in their order, divides and
+// rounds.
 //
 // Order of a score's sum: a register of lanes adds products along the 576, then the lanes are added in a tree.
 #pragma once

@@ -1,5 +1,5 @@
-// MLA decode on the CPU: the launchers. A sequence's tokens are cut into parts, so that all threads have work; a part is
-// attended to for up to kTileRows rows (kernel.h).
+// MLA decode on the CPU: the launchers. A sequence's tokens are cut into parts, so that all threads have work; a part
+// is attended to for up to kTileRows rows (kernel.h).
 #include <memory>
 #include <vector>
 

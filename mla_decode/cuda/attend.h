@@ -77,8 +77,8 @@ __device__ inline float max_of_row(float v) {
     return fmaxf(v, __shfl_xor_sync(kWholeWarp, v, 2));
 }
 
-// A tile of tokens is a warpgroup's: it makes that tile's scores and p of all 64 rows. Both then add p times values of both
-// tiles to their half of the columns.
+// A tile of tokens is a warpgroup's: it makes that tile's scores and p of all 64 rows. Both then add p times values of
+// both tiles to their half of the columns.
 template <Format format, DType type, int own>
 class Attend {
     static constexpr DType kMath = cuda::kMath<format, type>;

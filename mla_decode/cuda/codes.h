@@ -7,8 +7,8 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-// Two e4m3fn numbers times `scale`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no rounding
-// where the scale is 1.
+// Two e4m3fn numbers times `scale`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no
+// rounding where the scale is 1.
 template <DType type>
 __device__ inline uint32_t scaled_pair(uint32_t pair_of_f16, float scale) {
     const float2 v = __half22float2(pair<__half2>(pair_of_f16));

@@ -15,8 +15,8 @@ struct Sizes {
     int slots;   // CTAs that run at once
 };
 
-// What a launch takes, in us on an H200, to rank numbers of splits by: rounds of CTAs, each with its start and its tiles;
-// then the merge.
+// What a launch takes, in us on an H200, to rank numbers of splits by: rounds of CTAs, each with its start and its
+// tiles; then the merge.
 constexpr double time_of(const Sizes& s, int splits) {
     constexpr double kTileUs = 1.7, kStartUs = 3.0, kMergeUs = 3.5, kBytesPerUs = 3e6;
     const int64_t ctas = s.batch * s.row_tiles * splits, tiles = ceil_div(ceil_div(s.most, s.tokens), splits);

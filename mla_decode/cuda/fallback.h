@@ -1,7 +1,7 @@
 // The simple kernel: for chips without wgmma, and for operands that are not at multiples of 16 bytes.
 //
-// A CTA of eight warps has 16 rows and takes 32 tokens at a time to shared memory. Scores: a warp multiplies 8 tokens by
-// half of the 576. Values: a warp has 64 columns.
+// A CTA of eight warps has 16 rows and takes 32 tokens at a time to shared memory. Scores: a warp multiplies 8 tokens
+// by half of the 576. Values: a warp has 64 columns.
 #pragma once
 
 #include "../../common/cuda/mma.h"

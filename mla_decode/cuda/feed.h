@@ -1,8 +1,8 @@
 // What fills shared memory: the queries' rows, then halves of tiles of tokens, which have warps of their own.
 //
-// Tokens of 16 bits pass through no register: whole tiles come by TMA, boxes of up to 64 rows of a page; else rows one by
-// one (cp.async). Codes are made 16-bit numbers on their way. Rows behind the end
-// become zeros: p is 0 there, and 0 times what lies behind a sequence's tokens could be NaN.
+// Tokens of 16 bits pass through no register: whole tiles come by TMA, boxes of up to 64 rows of a page; else rows one
+// by one (cp.async). Codes are made 16-bit numbers on their way. Rows behind the end become zeros: p is 0 there, and 0
+// times what lies behind a sequence's tokens could be NaN.
 #pragma once
 
 #include "../../common/cuda/async_copy.h"
@@ -125,9 +125,9 @@ __device__ inline void put_sixteen(Tile& to, int row, int sixteen, const Sixteen
     *reinterpret_cast<uint4*>(panel + swizzled(row, sixteen % 4 * 2 + 1)) = v.second;
 }
 
-// Codes: a lane has two rows of the tile, so that where a row lies is computed once. A window is eight times 16 bytes, all
-// in flight; while one is decoded, the next one's come. Windows of a half: two of each row's 256 codes; then the rotated
-// numbers, four times 16 codes of both rows, or eight times 16 bytes of each.
+// Codes: a lane has two rows of the tile, so that where a row lies is computed once. A window is eight times 16 bytes,
+// all in flight; while one is decoded, the next one's come. Windows of a half: two of each row's 256 codes; then the
+// rotated numbers, four times 16 codes of both rows, or eight times 16 bytes of each.
 template <Format format, DType type>
 class Codes {
     static constexpr bool kMixed = format == Format::mixed;

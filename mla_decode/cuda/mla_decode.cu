@@ -1,7 +1,7 @@
 // MLA decode on NVIDIA GPUs: the launcher.
 //
-// Bytes: the cache's tokens once for each 64 rows (queries * heads) of a sequence; 1152 a token of 16 bits. Work: 2 * (576
-// + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that the tensor cores.
+// Bytes: the cache's tokens once for each 64 rows (queries * heads) of a sequence; 1152 a token of 16 bits. Work: 2 *
+// (576 + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that the tensor cores.
 //
 //     lengths --> each CTA: a sequence's share of tokens, for 64 of its rows
 //     HBM, L2 --> TMA (cp.async, or loads and decoding) --> two tiles of 64 tokens by 576 in shared memory
@@ -10,17 +10,17 @@
 //     warpgroup 1: p values of both tiles, columns 0 to 255      warpgroup 2: columns 256 to 511
 //             --> result, or a split's part --> merge (../gpu/merge.h)
 //
-// Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the scores
-// and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone.
+// Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the
+// scores and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone.
 //
-// A warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free then,
-// and is filled while the other tile's values are multiplied (shape.h).
+// A warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free
+// then, and is filled while the other tile's values are multiplied (shape.h).
 //
-// Files: mla_decode.cu (launcher), config.h (splits), shape.h, feed.h (what fills shared memory), codes.h (FP8), attend.h
+// Files: mla_decode.cu (launcher), config.h (splits), shape.h, feed.h (fills shared memory), codes.h (FP8), attend.h
 //        (multiplication), fallback.h (chips without wgmma, unaligned operands), ../gpu (splits, merge, append)
 //
-// Limit today (H200): 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches take longer
-// than bfloat16 ones: filling and multiplying take turns. docs/journal/mla_decode-cuda.md.
+// Limit today (H200): 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches take
+// longer than bfloat16 ones: filling and multiplying take turns. docs/journal/mla_decode-cuda.md.
 #include <type_traits>
 
 #include "../../common/cuda/device.h"
@@ -72,8 +72,8 @@ bool aligned(const Args& a) {
            rows_aligned(c.data, c.row_stride) && fits(c.page_stride);
 }
 
-// Rows of a TMA copy of tokens of 16 bits: as many as divide a page and a tile. 0 where TMA would take too many copies, or
-// does not take the cache.
+// Rows of a TMA copy of tokens of 16 bits: as many as divide a page and a tile. 0 where TMA would take too many copies,
+// or does not take the cache.
 int describe_cache(CUtensorMap* map, const Args& a) {
     constexpr int kLeastBox = 8;
     const Cache& c = a.cache;

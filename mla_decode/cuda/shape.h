@@ -18,9 +18,9 @@ constexpr int kPanelColumns = 64, kPanelRow = 128, kPanelBytes = 64 * kPanelRow,
 constexpr int kValuePanels = kLatent / kPanelColumns, kRopePanel = kValuePanels;
 using Tile = uint8_t[kPanels][kPanelBytes];
 
-// A buffer is a multiplying warpgroup's: it makes scores of all of it. Warpgroup h reads half h of both buffers as values.
-// So halves are filled and emptied apart: warpgroup b is done with half b of its own buffer before it takes the other's.
-// The rotated numbers' panel, in whose place p lies later, goes with the half that is read last.
+// A buffer is a multiplying warpgroup's: it makes scores of all of it. Warpgroup h reads half h of both buffers as
+// values. So halves are filled and emptied apart: warpgroup b is done with half b of its own buffer before it takes the
+// other's. The rotated numbers' panel, in whose place p lies later, goes with the half that is read last.
 constexpr int kBuffers = 2, kHalves = 2, kHalfPanels = kValuePanels / kHalves;
 __device__ constexpr int last_half(int buffer) { return 1 - buffer; }
 
@@ -35,15 +35,15 @@ struct Memory {
 };
 static_assert(sizeof(Memory) <= 232448);
 
-// What is multiplied. FP8 numbers are float16 after one instruction a pair, bfloat16 after four. Queries of bfloat16 become
-// float16 as well then, each row times a power of two that brings its largest number below 2^15.
+// What is multiplied. FP8 numbers are float16 after one instruction a pair, bfloat16 after four. Queries of bfloat16
+// become float16 as well then, each row times a power of two that brings its largest number below 2^15.
 template <Format format, DType type>
 constexpr DType kMath = format == Format::fp8 ? DType::f16 : type;
 template <Format format, DType type>
 constexpr bool kLiftsQueries = kMath<format, type> != type;
 
-// A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot be:
-// the largest multiplication needs 158 registers before any are taken.
+// A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot
+// be: the largest multiplication needs 158 registers before any are taken.
 template <Format format>
 struct Crew {
     static constexpr bool kCopies = format == Format::wide;

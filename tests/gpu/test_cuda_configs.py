@@ -323,7 +323,7 @@ def test_swiglu_is_in_the_epilogue_of_forms_that_have_it(library, multiprocessor
             index = library.cuda_grouped_gated(m, hidden, groups, expected, multiprocessors)
             reached.add(index)
             assert index in (-1, library.cuda_grouped_config(m, 2 * hidden, groups, expected, multiprocessors)[0])
-    assert reached == {-1, 0, 1, 2, 3}
+    assert reached == {-1, 0, 2, 3}  # n32x64 is slower
     # One token of nine experts does not fill the chip by whole groups.
     assert library.cuda_grouped_gated(9, 2048, 257, 1, H200) == -1
 

@@ -1,4 +1,5 @@
-// Online softmax of a row of attention on the CPU: the largest score so far, and the sum of exponentials relative to it.
+// Online softmax of a row of attention on the CPU: the largest score so far, and the sum of exponentials relative to
+// it.
 //
 // Scores of -infinity count for nothing. A score of NaN, or +infinity, makes the sum NaN.
 #pragma once
