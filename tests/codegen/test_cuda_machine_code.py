@@ -232,7 +232,9 @@ def test_nobody_waits_for_what_it_has_written(kernels):
     there is no cluster."""
     arch, found = kernels
     for kernel in found:
-        assert kernel.count("MEMBAR") == 0, kernel
+        # What its threads write to shared memory is published to wgmma: p, and codes that were decoded.
+        most = {"mla_decode_tiles": 6}.get(kernel.name, 0) if arch == "sm_90a" else 0
+        assert kernel.count("MEMBAR") <= most and kernel.count(r"MEMBAR\S*\.(GPU|SYS)") == 0, kernel
         if kernel.name == "rms_norm_fast":
             clusters = kernel.template[4] == ROW_OF_A_CLUSTER
         elif kernel.name in OF_ROWS:
