@@ -13,8 +13,8 @@ import sys
 
 import torch
 
-from tests.operators import moe_calls
-from tests.problems import int8
+from tests.operators import mla_calls, moe_calls
+from tests.problems import int8, mla
 from tests.problems.block_scaled_gemm import VALUES, draw
 from tests.problems.gemm import Problem, Scaling, bias_of
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
@@ -168,23 +168,47 @@ def int8_problems(g: torch.Generator):
             yield f"softmax_int8-{short(dtype)}-{d}", "softmax_int8", (x, residual), torch.int8
 
 
+def two_rounds(kernel, calls, operator: str, given: dict) -> list[list[torch.Tensor]]:
+    """What the registered operator writes, its tensors at the end of their pages and at the beginning."""
+    rounds = []
+    for at_end in (True, False):
+        placed = {n: between_forbidden_pages(v, at_end) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+        calls.RawCall(operator, placed, [])(kernel)
+        rounds.append([placed[name].clone() for name in calls.WRITTEN[operator]])
+        del placed
+        _regions.clear()  # a process has 65530 mappings at most
+    return rounds
+
+
 def moe_results(kernel, g: torch.Generator):
     """(name, operator, its arguments, results of two rounds): those of mixtures of experts, which write several."""
-    for operator, written in moe_calls.WRITTEN.items():
+    for operator in moe_calls.WRITTEN:
         for tokens, d, k in itertools.product((1, 4, 19), (1, 24, 33, 130), (1, 40, 129, 300)):
             if operator.startswith("moe") and k > 1:
                 continue
-            given, rounds = moe_calls.valid_arguments(kernel, operator, "cpu", g, tokens, d, k), []
-            for at_end in (True, False):
-                placed = {
-                    name: between_forbidden_pages(v, at_end) if isinstance(v, torch.Tensor) else v
-                    for name, v in given.items()
-                }
-                moe_calls.RawCall(operator, placed, [])(kernel)
-                rounds.append([placed[name].clone() for name in written])
-                del placed
-                _regions.clear()  # a process has 65530 mappings at most
+            given = moe_calls.valid_arguments(kernel, operator, "cpu", g, tokens, d, k)
+            rounds = two_rounds(kernel, moe_calls, operator, given)
             yield f"{operator}-{tokens}-{d}-{k}", operator.removesuffix("_static"), given, rounds
+
+
+def mla_results(kernel, g: torch.Generator):
+    """The same of mla_decode and mla_append."""
+
+    for dtype, form, page, heads in itertools.product(HALF, ("wide", "fp8", "mixed"), (0, 7, 64), (1, 3, 20)):
+        problem = mla.Mla(2, 2, heads, page, 90, dtype, form, True, "dense")
+        o = mla.draw(problem, g, FP8[0])
+        read = dict(q=o.q, cache=o.cache, lengths=o.lengths, block_table=o.table, cache_scale=o.scale)
+        out, lse = torch.empty(2, 2, heads, 512, dtype=dtype), torch.empty(2, 2, heads)
+        given = dict(out=out, lse_out=lse, **read, softmax_scale=mla.SCALE, causal=True)
+        yield (
+            f"mla_decode-{problem.id}",
+            "mla_decode",
+            (vars(problem), vars(o)),
+            two_rounds(kernel, mla_calls, "mla_decode", given),
+        )
+    for tokens in (1, 5, 28):
+        given = mla_calls.valid_arguments(kernel, "mla_append", "cpu", g, tokens=tokens)
+        yield f"mla_append-{tokens}", "mla_append", given, two_rounds(kernel, mla_calls, "mla_append", given)
 
 
 def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
@@ -236,7 +260,7 @@ def main(path: str, seed: str) -> None:
                 outs["normalized_out"].masked_fill_(outs["normalized_out"].isnan(), torch.nan)
             rounds.append([t.clone() for t in outs.values()])
         results[name] = compared(name, operator, arguments, rounds)
-    for name, *run in moe_results(kernel, generator):
+    for name, *run in itertools.chain(moe_results(kernel, generator), mla_results(kernel, generator)):
         results[name] = compared(name, *run)
     torch.save(results, path)
 

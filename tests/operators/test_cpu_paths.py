@@ -15,6 +15,7 @@ import torch
 from tests.problems.block_scaled_gemm import Inputs
 from tests.problems.buffers import same_bytes
 from tests.problems.comparisons import assert_gemm_close
+from tests.problems.mla import Mla, Operands, assert_attended
 from tests.problems.operators import functions
 
 VARIABLE = "ROCM_FP8_KERNELS_CPU"
@@ -123,7 +124,7 @@ def test_no_operator_is_left_out(kernel, results):
 def test_row_operators_give_the_same_bytes(results, path):
     portable, other = results("portable"), results(path)
     assert portable.keys() == other.keys()
-    bounded = ("skinny_gemm", "block_scaled_gemm", "grouped_gemm", "grouped_gemm_swiglu_fp8")
+    bounded = ("skinny_gemm", "block_scaled_gemm", "grouped_gemm", "grouped_gemm_swiglu_fp8", "mla_decode")
     rows = [name for name in portable if portable[name]["operator"] not in bounded]
     different = [
         name for name in rows for a, b in zip(portable[name]["results"], other[name]["results"]) if not same_bytes(a, b)
@@ -158,6 +159,15 @@ def test_grouped_gemm_stays_within_the_bound(results, path):
             inputs = Inputs(a, given["b"][e], scale_a, given["scale_b"][e].t(), given["bias"][e])
             if end > begin:
                 inputs.assert_right(out[begin:end], name)
+    assert runs
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_mla_decode_stays_within_the_bound(results, path):
+    runs = {name: run for name, run in results(path).items() if run["operator"] == "mla_decode"}
+    for name, run in runs.items():
+        problem, operands = run["arguments"]
+        assert_attended(Mla(**problem), Operands(**operands), *run["results"], name)
     assert runs
 
 
