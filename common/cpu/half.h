@@ -16,6 +16,11 @@ inline uint16_t float_to_half(float x) {
     }
     return uint16_t(sign | ((a + 0xFFFu + ((a >> 13) & 1u) - 0x38000000u) >> 13));
 }
+// bfloat16, round to nearest even; every NaN becomes the default one.
+inline uint16_t float_to_bfloat16(float x) {
+    const uint32_t u = float_bits(x);
+    return x == x ? uint16_t((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16) : uint16_t(0x7FC0);
+}
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = uint32_t(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 0x3FFu;
     if (exponent == 31) return bits_float(sign | 0x7F800000u | (mantissa ? 0x400000u : 0) | (mantissa << 13));

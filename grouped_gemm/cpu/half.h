@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "../../common/cpu/half.h"
 #include "../../common/cpu/lanes.h"
 #include "../../common/gemm/scales.h"
 #include "../grouped_gemm.h"
@@ -95,9 +96,7 @@ class HalfGemm {
         } else if (p.out.dtype == DType::f16) {
             static_cast<uint16_t*>(out)[i] = float_to_half(v);
         } else {
-            const uint32_t u = float_bits(v);
-            static_cast<uint16_t*>(out)[i] =
-                v == v ? uint16_t((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16) : uint16_t(0x7FC0);
+            static_cast<uint16_t*>(out)[i] = float_to_bfloat16(v);
         }
     }
 

@@ -24,12 +24,7 @@ float number(const void* row, int64_t i) {
 }
 template <DType dtype>
 uint16_t rounded(float v) {
-    if constexpr (dtype == DType::f16) {
-        return float_to_half(v);
-    } else {
-        const uint32_t u = float_bits(v);
-        return v == v ? uint16_t((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16) : uint16_t(0x7FC0);
-    }
+    return dtype == DType::f16 ? float_to_half(v) : float_to_bfloat16(v);
 }
 
 // The rotated part of a token.

@@ -29,6 +29,20 @@ class Call:
         return getattr(kernel, function_of(self.operator))(**self.arguments)
 
 
+@dataclass
+class RawCall(Call):
+    """Of the registered operator: what it writes is among its arguments."""
+
+    def __call__(self, kernel):
+        return getattr(kernel._ops.ops, self.operator.removesuffix("_static"))(**self.arguments)
+
+
+def guarded_call(operator: str, arguments: Arguments, names: tuple[str, ...], device) -> RawCall:
+    """With guarded memory in the place of the arguments of those names, which are written."""
+    written = {name: Guarded(arguments[name].shape, arguments[name].dtype, device) for name in names}
+    return RawCall(operator, arguments | {name: buffer.t for name, buffer in written.items()}, list(written.values()))
+
+
 def valid_call(kernel, operator: str, device, generator) -> Call:
     def rows(count: int = ROWS, d: int = D) -> torch.Tensor:
         return normal((count, d), torch.bfloat16, generator)

@@ -14,6 +14,7 @@ import sys
 import torch
 
 from tests.operators import mla_calls, moe_calls
+from tests.operators.bad_calls import RawCall
 from tests.problems import int8, mla
 from tests.problems.block_scaled_gemm import VALUES, draw
 from tests.problems.gemm import Problem, Scaling, bias_of
@@ -173,7 +174,7 @@ def two_rounds(kernel, calls, operator: str, given: dict) -> list[list[torch.Ten
     rounds = []
     for at_end in (True, False):
         placed = {n: between_forbidden_pages(v, at_end) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
-        calls.RawCall(operator, placed, [])(kernel)
+        RawCall(operator, placed, [])(kernel)
         rounds.append([placed[name].clone() for name in calls.WRITTEN[operator]])
         del placed
         _regions.clear()  # a process has 65530 mappings at most

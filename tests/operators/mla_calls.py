@@ -2,8 +2,7 @@
 
 import torch
 
-from tests.operators.bad_calls import Call
-from tests.problems.buffers import Guarded
+from tests.operators.bad_calls import RawCall, guarded_call
 from tests.problems.inputs import normal, positive
 
 TENSORS = {
@@ -14,13 +13,6 @@ WRITTEN = {"mla_decode": ("out", "lse_out"), "mla_append": ("cache",)}
 OPTIONAL = ("lse_out", "block_table", "cos", "sin")
 
 BATCH, QUERIES, HEADS, PAGE, TOKENS = 2, 2, 3, 4, 5
-
-
-class RawCall(Call):
-    """Of the registered operator: what it writes is among its arguments."""
-
-    def __call__(self, kernel):
-        return getattr(kernel._ops.ops, self.operator)(**self.arguments)
 
 
 def poison(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -62,9 +54,4 @@ def valid_arguments(kernel, operator: str, device, generator, batch: int = BATCH
 
 
 def valid_call(kernel, operator: str, device, generator) -> RawCall:
-    arguments, written = valid_arguments(kernel, operator, device, generator), []
-    for name in WRITTEN[operator]:
-        guarded = Guarded(arguments[name].shape, arguments[name].dtype, device)
-        arguments[name] = guarded.t
-        written.append(guarded)
-    return RawCall(operator, arguments, written)
+    return guarded_call(operator, valid_arguments(kernel, operator, device, generator), WRITTEN[operator], device)

@@ -1,11 +1,8 @@
 """Valid arguments of the operators of mixtures of experts, as their schemas name them."""
 
-from dataclasses import dataclass
-
 import torch
 
-from tests.operators.bad_calls import Call
-from tests.problems.buffers import Guarded
+from tests.operators.bad_calls import RawCall, guarded_call
 from tests.problems.inputs import normal, positive, random_fp8
 
 TOKENS, SLOTS, EXPERTS, D, K = 4, 2, 3, 24, 40
@@ -28,14 +25,6 @@ WRITTEN = {
     "grouped_gemm_swiglu_fp8": ("out", "scale_out"),
     "grouped_gemm_swiglu_fp8_static": ("out",),
 }
-
-
-@dataclass
-class RawCall(Call):
-    """Of the registered operator: what it writes is among its arguments."""
-
-    def __call__(self, kernel):
-        return getattr(kernel._ops.ops, self.operator.removesuffix("_static"))(**self.arguments)
 
 
 def integers(*values: int) -> torch.Tensor:
@@ -104,9 +93,4 @@ def valid_arguments(kernel, operator: str, device, generator, tokens: int = TOKE
 
 
 def valid_call(kernel, operator: str, device, generator) -> RawCall:
-    arguments, written = valid_arguments(kernel, operator, device, generator), []
-    for name in WRITTEN[operator]:
-        guarded = Guarded(arguments[name].shape, arguments[name].dtype, device)
-        arguments[name] = guarded.t
-        written.append(guarded)
-    return RawCall(operator, arguments, written)
+    return guarded_call(operator, valid_arguments(kernel, operator, device, generator), WRITTEN[operator], device)
