@@ -41,6 +41,7 @@ class Knowledge:
         self.known: dict[tuple[int, int, int], int] = {}
         self.fresh: dict[tuple[int, int, int], int] = {}
         self.issued = [0, 0]  # stores, by kind
+        self.fresh_at = 0  # what had landed from other devices then, no cache hides (fine_grained.py)
         # What the memory instruction that is executing tells once it has been waited for.
         self.arrivals: list = []
 
@@ -51,6 +52,7 @@ class Knowledge:
     def join(self, other: "Knowledge") -> None:
         join(self.known, other.known)
         join(self.fresh, other.fresh)
+        self.fresh_at = max(self.fresh_at, other.fresh_at)
 
 
 class Coherence:
@@ -80,12 +82,8 @@ class Coherence:
 
     def load(self, wave, region, offsets: np.ndarray, size: int, everywhere: bool, lanes) -> None:
         """Bytes of a region, by the given lanes; with sc1 it may be a look at a flag."""
-        if everywhere and size == 4 and (offsets == offsets[0]).all():
-            left = self._flags.get(region.address + int(offsets[0]))
-            if left is not None:
-                # Flags are replaced, not changed: this is what the loaded value tells.
-                wave.knowledge.arrivals.append(lambda: join(wave.knowledge.known, left))
-                return
+        if everywhere and self.look(wave, region, offsets, size):
+            return
         stamps = self._stamps.get(region.address)
         if stamps is None:
             return
@@ -102,6 +100,16 @@ class Coherence:
                     f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} "
                     f"of workgroup {group} stored in this launch: {problem}"
                 )
+
+    def look(self, wave, region, offsets: np.ndarray, size: int) -> bool:
+        """A load with sc1 of what may be a flag, and whether it is one."""
+        if size != 4 or (offsets != offsets[0]).any():
+            return False
+        left = self._flags.get(region.address + int(offsets[0]))
+        if left is not None:
+            # Flags are replaced, not changed: this is what the loaded value tells.
+            wave.knowledge.arrivals.append(lambda: join(wave.knowledge.known, left))
+        return left is not None
 
     def scalar_load(self, region, offset: int, size: int) -> None:
         stamps = self._stamps.get(region.address)
