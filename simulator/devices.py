@@ -47,6 +47,8 @@ class Devices:
         self.random = random.Random(seed)
         self.traffic = Traffic(seed)
         self.clock = Clock([self.random.getrandbits(40) for _ in range(count)])
+        self._own: list[int] = []
+        self.on_ended = None  # called with each launch and its counters
         self._queues: list[deque[Launch]] = [deque() for _ in range(count)]
         self._running: list[Launch | None] = [None] * count
         self._waiting: list[set[int]] = [set() for _ in range(count)]  # waves of the device that wait, by id
@@ -66,13 +68,18 @@ class Devices:
 
     def own(self, device: int, array: np.ndarray, name: str = "buffer") -> int:
         """Registers an array as ordinary memory of one device, out of reach for the others."""
-        return self.memory.register(array, f"{name} of device {device}", device=device)
+        self._own.append(self.memory.register(array, f"{name} of device {device}", device=device))
+        return self._own[-1]
+
+    def own_address(self, device: int, address: int, size: int, name: str = "allocation") -> int:
+        self._own.append(self.memory.register_address(address, size, f"{name} of device {device}", device=device))
+        return self._own[-1]
 
     def end(self) -> None:
-        """Takes the shared buffers out of memory again."""
-        for region in self.traffic.regions:
-            self.memory.unregister(region.address)
-        self.traffic.regions = []
+        """Takes what share and own have registered out of memory again."""
+        for address in [*self._own, *(region.address for region in self.traffic.regions)]:
+            self.memory.unregister(address)
+        self._own, self.traffic.regions = [], []
 
     # Launches.
 
@@ -91,6 +98,8 @@ class Devices:
             with checked_arithmetic():
                 for launch in self._ended():
                     finished[launch.device].append(launch.counters)
+                    if self.on_ended:
+                        self.on_ended(launch, launch.counters)
         finally:
             for queue in self._queues:
                 queue.clear()

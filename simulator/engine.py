@@ -83,7 +83,7 @@ class Launch:
     ):  # fmt: skip
         self.code, self.kernel, self.memory, self.image_base = code, kernel, memory, image_base
         self.kernarg, self.kernarg_address = kernarg, kernarg_address
-        self.grid, self.block = grid, block
+        self.grid, self.block, self.dynamic_lds = grid, block, dynamic_lds
         self.threads = block[0] * block[1] * block[2]
         self.lds_size = kernel.lds_size + dynamic_lds
         self.random = random.Random(seed)
@@ -196,7 +196,7 @@ class Launch:
         return self.finish()
 
     def begin(self, in_order: bool = False) -> None:
-        """Some workgroups are in flight at a time, started in an order that the seed decides, or in that of `groups`."""
+        """Some workgroups are in flight at a time. They start in an order of the seed's, or in that of `groups`."""
         self.waiting = list(self.groups)[::-1]
         if not in_order:
             self.random.shuffle(self.waiting)

@@ -4,8 +4,8 @@ It promises what LLVM's memory model of gfx942 and gfx950 says of system scope, 
 
   stores with sc0 sc1      land at a later time that the seed decides, dword by dword, in any order; all have when their
                            wave has waited for them. Those of one wave to one byte land in their order
-  other stores             are in the caches of their device, until a buffer_wbl2 sc0 sc1 of the workgroup, behind a wait
-                           for the store, has been waited for
+  other stores             are in the caches of their device, until a buffer_wbl2 sc0 sc1 of the workgroup, behind a
+                           wait for the store, has been waited for
   loads with sc0 sc1       find what has landed by some time between their issue and the wait for them, another one for
                            each dword; of their own wave's stores all
   other loads, s_load too  must not touch what another device has stored, or stores, since the launch began. The caches
@@ -31,7 +31,7 @@ AGENT, SYSTEM = 2, 3  # scopes as cache bits: sc0 is 1, sc1 is 2
 LONGEST_DELAY = 9  # 2 to this power, in slices of waves
 MOST_PIECES = 4  # of one store, that land together
 NOBODY = -1
-UNKNOWN = "the caches of its device may hold older bytes (a load with sc0 sc1, or buffer_inv sc0 sc1 before it, passes them)"
+UNKNOWN = "its caches may hold older bytes (a load with sc0 sc1, or buffer_inv sc0 sc1 before it, passes them)"
 UNTOLD = "nothing tells that the store has landed"
 
 
@@ -275,7 +275,8 @@ class FineGrained(Region):
         else:
             return
         raise CoherenceFault(
-            f"{what(byte)} of byte {int(at[byte])} of {self.name}, which device {by} stored while this kernel ran: {why}"
+            f"{what(byte)} of byte {int(at[byte])} of {self.name}, which device {by} stored while this kernel ran: "
+            f"{why}"
         )
 
 

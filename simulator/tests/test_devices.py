@@ -100,7 +100,8 @@ TELL(no_wait, kWritten, false, true)
 TELL(no_acquire, kPlain, true, false)
 
 // Loads of data in flight together with the flag's may be older than the flag's.
-extern "C" __global__ void loads_together(const unsigned* x, unsigned* data, unsigned* flag, unsigned* out, int device) {
+extern "C" __global__ void loads_together(const unsigned* x, unsigned* data, unsigned* flag, unsigned* out,
+                                          int device) {
     const int i = threadIdx.x;
     if (device == 0) {
         tell<kWritten, true, true>(x, data, flag, out, 0);
