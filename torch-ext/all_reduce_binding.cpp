@@ -111,10 +111,11 @@ void collective(const char* op, comm::Operation operation, const Tensor& out_t, 
         out.check_rows_of(x, args.d);
         if (out.data() != x.data() || args.out_stride != args.x_stride) out.check_apart_from(x);
     } else {
-        if (x.dim() != 2) x.check_dim(2);
-        if (!gathers && args.rows % ranks != 0)
-            x.refuse(args.rows, " rows; needs a multiple of the communicator's ", ranks, " ranks");
-        out.check_shape({gathers ? args.rows * ranks : args.rows / ranks, args.d},
+        x.check_dim(2);
+        const int64_t rows = x.size(0);
+        if (!gathers && rows % ranks != 0)
+            x.refuse(rows, " rows; needs a multiple of the communicator's ", ranks, " ranks");
+        out.check_shape({gathers ? rows * ranks : rows / ranks, args.d},
                         gathers ? "[rows * ranks, d]" : "[rows / ranks, d]");
         out.check_apart_from(x);
     }

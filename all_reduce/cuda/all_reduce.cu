@@ -4,8 +4,8 @@
 // one message, at 450 GB/s of an H100's NVLink 2.3 us a MiB. Few bytes: the launch, one way over the link (about 1 us)
 // and a read of L2.
 //
-//     rank 0   x -> registers -> store over the link ---------> rank 1's memory, place 0 -> registers \
-//     rank 1   x -> registers -> store over the link -> rank 0's memory, place 1 -> registers          + x -> out
+//     rank 0   x in registers -> store over the link -> rank 1's memory, place 0 -> registers of rank 1, + x -> out
+//     rank 1   x in registers -> store over the link -> rank 0's memory, place 1 -> registers of rank 0, + x -> out
 //
 // A thread has a vector of 16 bytes. Values say themselves that they have come (../../common/comm/gpu/exchange.h).
 //

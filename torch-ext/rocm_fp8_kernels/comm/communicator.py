@@ -56,21 +56,25 @@ class Communicator:
         connected = dist.is_available() and dist.is_initialized()
         if group is not None and not connected:
             refuse("Communicator", "group", "given, but torch.distributed is not initialized")
-        self.rank = dist.get_rank(group) if connected else 0
-        self.ranks = dist.get_world_size(group) if connected else 1
-        self.timeout = float(timeout)
-        self._group = group
-        self._number = self._memory = None
-        if self.ranks > MOST_RANKS:
-            refuse("Communicator", "group", f"{self.ranks} ranks; allowed: 1 to {MOST_RANKS}")
-        self.device = _device(device)
-        self._agree(socket.gethostname(), backend(), max_bytes, self.timeout)
-
-        half = -(-2 * max_bytes // 4096) * 4096 + 4096 * self.ranks
-        if self.device.type == "cpu":
-            self._memory = SharedMemory(group, self.rank, self.ranks, half)
+        rank = dist.get_rank(group) if connected else 0
+        ranks = dist.get_world_size(group) if connected else 1
+        if ranks > MOST_RANKS:
+            refuse("Communicator", "group", f"{ranks} ranks; allowed: 1 to {MOST_RANKS}")
+        device = _device(device)
+        if ranks > 1:
+            _agree(group, rank, socket.gethostname(), backend(), max_bytes, float(timeout))
+        half = half_of(max_bytes, ranks)
+        if device.type == "cpu":
+            memory = SharedMemory(group, rank, ranks, half)
         else:
-            self._memory = SymmetricMemory(group, self.device, self.ranks, half)
+            memory = SymmetricMemory(group, device, ranks, half)
+        self._open(memory, rank, ranks, half, float(timeout), device, dist.barrier if ranks > 1 else None, group)
+        self._meet()
+
+    def _open(self, memory, rank, ranks, half, timeout, device, barrier=None, group=None) -> None:
+        """memory: as in memory.py. barrier(group=group): of the ranks, at the beginning and the end."""
+        self.rank, self.ranks, self.timeout, self.device = rank, ranks, timeout, device
+        self._memory, self._barrier, self._group = memory, barrier, group
         self._state = torch.zeros(4, dtype=torch.int32, device=self.device)
         self._report = torch.zeros(2, dtype=torch.int32, pin_memory=self.device.type != "cpu")
         # What torch's compiler keeps the launches in order by.
@@ -86,22 +90,14 @@ class Communicator:
             self.timeout,
             self._memory.locks,
         )
-        if self.ranks > 1:
-            dist.barrier(group=group)
 
     # --- life ---
 
-    def _agree(self, host: str, *same: object) -> None:
-        if self.ranks == 1:
-            return
-        everyone: list = [None] * self.ranks
-        dist.all_gather_object(everyone, (host, *same), group=self._group)
-        for rank, other in enumerate(everyone):
-            if other[0] != host:
-                refuse("Communicator", "group", f"rank {rank} is on host {other[0]}, rank {self.rank} on {host}")
-            for name, theirs, mine in zip(("backend", "max_bytes", "timeout"), other[1:], same):
-                if theirs != mine:
-                    refuse("Communicator", name, f"{theirs} on rank {rank}, {mine} on rank {self.rank}")
+    _number = _memory = None
+
+    def _meet(self) -> None:
+        if self._barrier is not None:
+            self._barrier(group=self._group)
 
     def check(self) -> None:
         """Waits for what was launched, then raises if another rank was missed."""
@@ -116,8 +112,8 @@ class Communicator:
         failed = bool(self._report[0])
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
-        if self.ranks > 1 and not failed:
-            dist.barrier(group=self._group)
+        if not failed:
+            self._meet()
         self._drop()
 
     def _drop(self) -> None:
@@ -138,8 +134,7 @@ class Communicator:
             self._drop()
 
     def __del__(self):
-        if getattr(self, "_number", None) is not None:
-            self._drop()
+        self._drop()
 
     def _handle(self) -> operators.Handle:
         if self._number is None:
@@ -297,6 +292,22 @@ class Communicator:
         return block_scaled_gemm(
             self.all_gather(a), b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b
         )
+
+
+def half_of(max_bytes: int, ranks: int) -> int:
+    """Bytes of a half of a rank's memory (common/comm/peers.h)."""
+    return -(-2 * max_bytes // 4096) * 4096 + 4096 * ranks
+
+
+def _agree(group: dist.ProcessGroup | None, rank: int, host: str, *same: object) -> None:
+    everyone: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (host, *same), group=group)
+    for other, (their_host, *theirs) in enumerate(everyone):
+        if their_host != host:
+            refuse("Communicator", "group", f"rank {other} is on host {their_host}, rank {rank} on {host}")
+        for name, there, here in zip(("backend", "max_bytes", "timeout"), theirs, same):
+            if there != here:
+                refuse("Communicator", name, f"{there} on rank {other}, {here} on rank {rank}")
 
 
 def _float_scales(scale: torch.Tensor) -> torch.Tensor:
