@@ -32,6 +32,7 @@ struct Machine {
 //     element(row, column)      one of them, as bits; written where keeps()
 //     again(row, column)        the same once more, after a barrier
 //     fetch(row, first, count)  fetches so many vectors' operands into L2
+//     complete(by, vectors, loaded)   where it has one: what all threads of a row do between load and values
 //
 // x; or x + residual, which is written to the residual. By `either`: at run time, which halves the kernels.
 enum class Residual { none, added, either };
@@ -159,6 +160,7 @@ __device__ inline void write_normalized(const Source& source, const void* weight
     have_now(a.epsilon);
     have_now(sink.to.out);
     keep_order();  // code above does not wait for the row; code below does
+    if constexpr (requires { source.complete(by, vectors, loaded); }) source.complete(by, vectors, loaded);
 
     Eight<in> h[kHeld];
     float sums[kHeld];

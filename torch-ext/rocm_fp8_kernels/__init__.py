@@ -15,7 +15,7 @@ from .intact import check_files as _check_files
 
 _check_files(_Path(__file__).parent)  # before the library is loaded
 
-from . import layers, reference  # noqa: E402
+from . import comm, layers, reference  # noqa: E402
 from .models import fp8 as quantization  # noqa: E402
 from .models import int8 as smoothquant  # noqa: E402
 from .models.fp8.linear import to_fnuz  # noqa: E402
@@ -61,6 +61,7 @@ __all__ = [
     "bmm_ab_i8_e_f32",
     "bmm_abe_i8",
     "call_counts",
+    "comm",
     "fp8_dtype",
     "fused_moe",
     "grouped_gemm",

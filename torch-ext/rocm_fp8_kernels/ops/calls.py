@@ -101,6 +101,9 @@ def _call_of(name: str) -> Callable[..., None]:
 ops = SimpleNamespace(
     **{name: _call_of(name) for name in OPERATORS},
     name=_raw.name,
+    comm_open=_raw.comm_open,
+    comm_close=_raw.comm_close,
+    comm_check=_raw.comm_check,
     reread_environment=_raw.reread_environment,
     call_count=_raw.call_count,
 )

@@ -24,6 +24,7 @@ def with_computed_scales(
     out_dtype: torch.dtype | None,
     normalized_out: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    last: tuple = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The body of every function that computes scales. Tuples, because a dictionary of keywords takes longer.
 
@@ -34,6 +35,7 @@ def with_computed_scales(
         out, scale_out, out_dtype: as in quantize_fp8.
         normalized_out: one of the operands that is written, or None.
         residual: the operator's argument behind x that is updated in place, or None.
+        last: the operator's arguments behind power_of_two.
 
     Returns: (out, scales).
     """
@@ -56,7 +58,7 @@ def with_computed_scales(
             check_no_self_overlap(operator, "residual", residual)
         kept = rows(operator, "x", x, residual=residual, **results)
         operands = updated, *operands
-    getattr(ops, operator)(out, written, kept, *operands, scale_ub, group, largest, power_of_two)
+    getattr(ops, operator)(out, written, kept, *operands, scale_ub, group, largest, power_of_two, *last)
     if updated is not residual:
         residual.copy_(updated)
     if x.numel() == 0:

@@ -1,0 +1,107 @@
+// All-reduce, residual, RMSNorm and FP8 in one launch, for NVIDIA GPUs of one host.
+//
+// Bytes: those of all_reduce.cu over the links and into the memory of the receiver; 2 (x) + 2 (residual) + 2 (residual
+// written) + 1 (out) an element. A row stays in registers from the sum on.
+//
+//   1 load       x and residual, 128 bits a lane; the epoch
+//   2 send       x to the other ranks
+//   3 sum        of what comes from them
+//   4 to 6       residual, RMSNorm, FP8: ../../rmsnorm_fp8/gpu.h, of which this is a source of rows
+//
+// Files: norm.cu (kernels, launcher), all_reduce.cu, ../gpu.h; rows' holders are those of rmsnorm_fp8/cuda/config.h.
+// What these kernels do not take (weights of float32 beside 16-bit rows, odd widths, a scale of the tensor, fnuz) is a
+// sum in memory and rms_norm. Journal: docs/journal/all_reduce.md.
+#include "../../common/rows/cuda/vendor.h"
+#include "../../rmsnorm_fp8/cuda/config.h"
+#include "../../rmsnorm_fp8/gpu.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::all_reduce {
+namespace {
+
+using rms_norm::Residual;
+
+// Several vectors a thread, or one of each of eight ranks, take more registers than a thousand threads have.
+constexpr int most_threads_of(const RowForm& form, int most_ranks) {
+    return (most_ranks > 2 || form.held > 1) && most_threads(form.holder) > 512 ? 512 : most_threads(form.holder);
+}
+
+template <DType in, Output output, Holder holder, int kHeld, int kMost>
+__global__
+__launch_bounds__(most_threads_of({holder, kHeld}, kMost),
+                  1) void norm_of_sum(rms_norm::Args a, const __grid_constant__ Peers peers, Way way, uint32_t what) {
+    const RowHolder<holder, kHeld> by;
+    let_next_kernel_start();
+    by.expect(output == Output::computed);
+    wait_for_previous_kernel();
+    Exchange<kMost> exchange(peers);
+    exchange.begin(what);
+    // A workgroup of several rows has some behind the last one. They take part in its barriers.
+    const uint32_t vectors = uint32_t(a.d) / kEight;
+    if (by.row < a.rows) {
+        using Hidden = rms_norm::Hidden<in, Residual::added>;
+        const PeerSum<in, kMost, Hidden> sum{
+            {a.x, a.residual, a.x_stride, a.residual_stride}, {exchange, way, what}, uint32_t(by.row) * vectors};
+        rms_norm::write_normalized<in, output, kHeld>(sum, a.weight, uint32_t(a.d), by, a, [] {});
+    }
+    // Closes: nobody counts the epoch before all of the workgroup have read it.
+    __syncthreads();
+    exchange.end(what);
+}
+
+using Kernel = void (*)(rms_norm::Args, Peers, Way, uint32_t);
+
+constexpr RowForm kNormForms[] = {{Holder::wave, 1},      {Holder::wave, 2},      {Holder::wave, 4},
+                                  {Holder::workgroup, 2}, {Holder::workgroup, 4}, {Holder::cluster, 1}};
+constexpr int kNormFormCount = sizeof(kNormForms) / sizeof(kNormForms[0]);
+
+template <DType in, Output output, int kMost>
+Kernel kernel_of_form(const RowForm& form) {
+    int at = 0;
+    while (at + 1 < kNormFormCount && !(kNormForms[at] == form)) ++at;
+    return kernel_at<kNormFormCount>(at, []<int i>() -> Kernel {
+        constexpr RowForm f = kNormForms[i];
+        return norm_of_sum<in, output, f.holder, f.held, kMost>;
+    });
+}
+template <DType in, int kMost>
+Kernel kernel_of_output(const RowForm& form, bool computed) {
+    return computed ? kernel_of_form<in, Output::computed, kMost>(form) : kernel_of_form<in, Output::fp8, kMost>(form);
+}
+template <DType in>
+Kernel kernel_of(const RowForm& form, bool computed, int ranks) {
+    return ranks <= 2 ? kernel_of_output<in, 2>(form, computed)
+                      : kernel_of_output<in, comm::kMostRanks>(form, computed);
+}
+
+}  // namespace
+
+Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on) {
+    const auto [chip, status] = current_chip();
+    if (!status.ok()) return status;
+    const Vendor vendor(chip, on);
+    const int64_t row_bytes = args.d * 2, at_once = row_bytes ? message_at_once(peers) / row_bytes : 0;
+    const bool fits = at_once > 0 && fused(args, DType::e4m3fn) && rms_norm::rows_fit(args, kEight, kEight);
+    const auto config_of = [&](int64_t rows) {
+        auto config = rms_norm::cuda::pick_config(rows, args.d, vendor.units, vendor.clusters, fits);
+        const auto most = [&] { return most_threads_of(config, peers.ranks); };
+        if (config.threads > most() && config.held == 2)
+            config.held = 4, config.threads = (config.threads / 2 + 31) / 32 * 32;
+        if (config.threads > most()) static_cast<RowForm&>(config) = rms_norm::cuda::kFallback;
+        return config;
+    };
+    if (args.rows == 0 || args.d == 0) return {};
+    if (config_of(args.rows).is_fallback())
+        return launch_apart(args, on, [&](const Args& sum) { return launch(sum, peers, on); });
+    return each_epoch(args.rows, at_once, [&](int64_t first, int64_t count) {
+        const rms_norm::Args part = rows_of(args, first, count);
+        const auto config = config_of(count);
+        const uint32_t what = comm::signature(Operation::norm, args.dtype, count, args.d);
+        const Kernel kernel = args.dtype == DType::f16 ? kernel_of<DType::f16>(config, args.is_dynamic(), peers.ranks)
+                                                       : kernel_of<DType::bf16>(config, args.is_dynamic(), peers.ranks);
+        return vendor.launch(kernel, ceil_div(count, config.rows) * config.cluster, config.threads, config.cluster,
+                             part, peers, way_of(peers, count * row_bytes), what);
+    });
+}
+
+}  // namespace rocm_fp8::all_reduce

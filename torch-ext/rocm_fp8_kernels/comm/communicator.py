@@ -1,0 +1,327 @@
+"""Communicator: the operators between ranks, over torch.distributed."""
+
+import socket
+
+import torch
+import torch.distributed as dist
+
+from ..ops import comm as operators
+from ..ops.arguments import refuse
+from ..ops.calls import ops
+from ..ops.device import backend
+from ..ops.gemm import block_scaled_gemm, skinny_gemm
+from .memory import SharedMemory, SymmetricMemory
+
+MOST_RANKS = 8
+
+
+class Communicator:
+    """All-reduce between the ranks of one host, alone and with what follows it in a decoder layer.
+
+        sum = round(x of rank 0 + x of rank 1 + ...)        in float32, in that order, rounded once to x's dtype
+
+    All ranks get the same bits. They are, byte for byte, those of a gather, that sum, and the package's operator
+    without communication. A GEMM's partial product is rounded to the result's dtype before it is summed.
+
+    Creating one, its operators and close() are collective: all ranks call them in the same order, with the same shapes,
+    dtypes and keywords, on one stream each. Operators may be captured in graphs (CUDA, HIP). Graphs may be replayed
+    from cold, in any order that all ranks share, between eager calls.
+
+    A rank that ends, does not come within `timeout`, or calls something else, makes the others fail: RuntimeError names
+    it. On a GPU the call that waits ends on the device, and the next call, or check(), raises; results of the failed
+    call are undefined. The communicator can only be closed then.
+
+    Args:
+        group: a process group of 1 to 8 ranks on one host; torch.distributed's own if None. Without torch.distributed a
+            communicator of one rank.
+        max_bytes: of a message that one launch takes; larger ones take several. Memory: about 4 times that a rank.
+        timeout: seconds that a rank waits for another.
+        device: of the tensors; on a GPU the current one if None.
+
+    Raises: RuntimeError, if the ranks are too many, not on one host, or differ in max_bytes, timeout or backend.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        max_bytes: int = 8 << 20,
+        timeout: float = 30.0,
+        device: torch.device | str | None = None,
+    ):
+        if not isinstance(max_bytes, int) or not 4096 <= max_bytes <= 1 << 32:
+            refuse("Communicator", "max_bytes", f"{max_bytes!r}; needs an integer from 4096 to 2^32")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
+            refuse("Communicator", "timeout", f"{timeout!r}; needs seconds, more than 0, at most 3600")
+        connected = dist.is_available() and dist.is_initialized()
+        if group is not None and not connected:
+            refuse("Communicator", "group", "given, but torch.distributed is not initialized")
+        rank = dist.get_rank(group) if connected else 0
+        ranks = dist.get_world_size(group) if connected else 1
+        if ranks > MOST_RANKS:
+            refuse("Communicator", "group", f"{ranks} ranks; allowed: 1 to {MOST_RANKS}")
+        device = _device(device)
+        if ranks > 1:
+            _agree(group, rank, socket.gethostname(), backend(), max_bytes, float(timeout))
+        half = half_of(max_bytes, ranks)
+        if device.type == "cpu":
+            memory = SharedMemory(group, rank, ranks, half)
+        else:
+            memory = SymmetricMemory(group, device, ranks, half)
+        self._open(memory, rank, ranks, half, float(timeout), device, dist.barrier if ranks > 1 else None, group)
+        self._meet()
+
+    def _open(self, memory, rank, ranks, half, timeout, device, barrier=None, group=None) -> None:
+        """memory: as in memory.py. barrier(group=group): of the ranks, at the beginning and the end."""
+        self.rank, self.ranks, self.timeout, self.device = rank, ranks, timeout, device
+        self._memory, self._barrier, self._group = memory, barrier, group
+        self._state = torch.zeros(4, dtype=torch.int32, device=self.device)
+        self._report = torch.zeros(2, dtype=torch.int32, pin_memory=self.device.type != "cpu")
+        # What torch's compiler keeps the launches in order by.
+        self._order = torch.zeros(1, dtype=torch.int32, device=self.device)
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        self._number = ops.comm_open(
+            self.rank,
+            self._memory.addresses,
+            half,
+            self._state.data_ptr(),
+            self._report.data_ptr(),
+            self.timeout,
+            self._memory.locks,
+        )
+
+    # --- life ---
+
+    _number = _memory = None
+
+    def _meet(self) -> None:
+        if self._barrier is not None:
+            self._barrier(group=self._group)
+
+    def check(self) -> None:
+        """Waits for what was launched, then raises if another rank was missed."""
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        ops.comm_check(self._handle()[1])
+
+    def close(self) -> None:
+        """Frees the memory, once all ranks are here. Collective, but for a communicator that has failed."""
+        if self._number is None:
+            return
+        failed = bool(self._report[0])
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+        if not failed:
+            self._meet()
+        self._drop()
+
+    def _drop(self) -> None:
+        number, self._number = self._number, None
+        if number is not None:
+            ops.comm_close(number)
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if kind is None:
+            self.close()
+        else:  # the other ranks may never come
+            self._drop()
+
+    def __del__(self):
+        self._drop()
+
+    def _handle(self) -> operators.Handle:
+        if self._number is None:
+            refuse("Communicator", "communicator", "closed")
+        return self._order, self._number
+
+    # --- sums ---
+
+    def all_reduce(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The sum over ranks.
+
+        Args:
+            x: float32, float16 or bfloat16 [..., d], last dimension contiguous, rows strided freely.
+            out: x's dtype and shape; may be x itself; allocated if None.
+
+        Returns: out.
+        """
+        return operators.all_reduce(x, self._handle(), out)
+
+    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's rows of the sum, [rows / ranks, d]. x [rows, d]: rows is a multiple of the ranks."""
+        return operators.reduce_scatter(x, self._handle(), self.ranks, out)
+
+    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x of rank 0, then of rank 1, ...: [rows * ranks, d]. x [rows, d]: what all_reduce takes, FP8 or int8."""
+        return operators.all_gather(x, self._handle(), self.ranks, out)
+
+    # --- sums, and the norm behind them ---
+
+    def all_reduce_add_rms_norm_fp8(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        epsilon: float = 1e-6,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """add_rms_norm_fp8 of all_reduce(x), whose arguments these are.
+
+        On a GPU one launch where rows are multiples of 16 bytes and the weight has x's dtype; else two.
+        """
+        return operators.all_reduce_add_rms_norm_fp8(
+            x, residual, weight, scale, epsilon, self._handle(), out, out_dtype
+        )
+
+    def all_reduce_add_rms_norm_dynamic_fp8(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float = 1e-6,
+        *,
+        scaling: str = "row",
+        group_size: int = 128,
+        scale_dtype: torch.dtype = torch.float32,
+        power_of_two: bool = False,
+        scale_ub: torch.Tensor | None = None,
+        fp8_max: float | None = None,
+        column_major_scales: bool = False,
+        normalized_out: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        scale_out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """add_rms_norm_dynamic_fp8 of all_reduce(x), whose arguments these are. Launches: as above; "tensor": three."""
+        scales = scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales
+        return operators.all_reduce_add_rms_norm_dynamic_fp8(
+            x, residual, (weight, epsilon, normalized_out), scales, (out, scale_out, out_dtype), self._handle()
+        )
+
+    # --- with the GEMM before them ---
+
+    def skinny_gemm_all_reduce(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        constant_b: bool = False,
+    ) -> torch.Tensor:
+        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts."""
+        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b)
+        return self.all_reduce(partial, out=partial)
+
+    def skinny_gemm_all_reduce_add_rms_norm_fp8(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        epsilon: float = 1e-6,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        constant_b: bool = False,
+    ) -> torch.Tensor:
+        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are."""
+        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out_dtype=residual.dtype, constant_b=constant_b)
+        return self.all_reduce_add_rms_norm_fp8(partial, residual, weight, scale, epsilon, out=out, out_dtype=out_dtype)
+
+    def block_scaled_gemm_reduce_scatter(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        constant_b: bool = False,
+    ) -> torch.Tensor:
+        """reduce_scatter of block_scaled_gemm, whose arguments these are: a and b hold this rank's K.
+
+        Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
+        """
+        dtype = out.dtype if out is not None and out_dtype is None else out_dtype
+        partial = block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant_b)
+        return self.reduce_scatter(partial, out=out)
+
+    def all_gather_block_scaled_gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        constant_b: bool = False,
+    ) -> torch.Tensor:
+        """block_scaled_gemm of all ranks' rows of a with this rank's columns, b [N / ranks, K].
+
+        Args:
+            a: FP8 [rows, K]: this rank's. scale_a: of these rows, [rows, 1] or [rows, ceil(K / 128)]; or one element,
+                the same on all ranks.
+            The others: as in block_scaled_gemm.
+
+        Returns: [rows * ranks, N / ranks].
+        """
+        if scale_a.numel() > 1:
+            scale_a = self.all_gather(_float_scales(scale_a))
+        return block_scaled_gemm(
+            self.all_gather(a), b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b
+        )
+
+
+def half_of(max_bytes: int, ranks: int) -> int:
+    """Bytes of a half of a rank's memory (common/comm/peers.h)."""
+    return -(-2 * max_bytes // 4096) * 4096 + 4096 * ranks
+
+
+def _agree(group: dist.ProcessGroup | None, rank: int, host: str, *same: object) -> None:
+    everyone: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (host, *same), group=group)
+    for other, (their_host, *theirs) in enumerate(everyone):
+        if their_host != host:
+            refuse("Communicator", "group", f"rank {other} is on host {their_host}, rank {rank} on {host}")
+        for name, there, here in zip(("backend", "max_bytes", "timeout"), theirs, same):
+            if there != here:
+                refuse("Communicator", name, f"{there} on rank {other}, {here} on rank {rank}")
+
+
+def _float_scales(scale: torch.Tensor) -> torch.Tensor:
+    # float8_e8m0fnu is gathered as the float32 numbers that it stands for.
+    return scale if scale.dtype == torch.float32 else scale.float()
+
+
+def _device(wanted: torch.device | str | None) -> torch.device:
+    if backend() == "cpu":
+        device = torch.device(wanted or "cpu")
+        if device.type != "cpu":
+            refuse("Communicator", "device", f"{device}; this build is for cpu")
+        return device
+    device = torch.device(wanted or "cuda")
+    if device.type != "cuda":
+        refuse("Communicator", "device", f"{device}; this build is for {backend()}")
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())

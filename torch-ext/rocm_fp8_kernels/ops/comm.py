@@ -1,0 +1,81 @@
+"""The collective operators, by a communicator's number and its order: what comm.Communicator calls."""
+
+import torch
+
+from .arguments import check_dims, check_no_self_overlap, check_tensors, result, rows
+from .calls import ops
+from .device import fp8_result
+from .scales import with_computed_scales
+
+Handle = tuple[torch.Tensor, int]  # order, which every launch writes as far as torch knows; the communicator's number
+
+
+def all_reduce(x: torch.Tensor, handle: Handle, out: torch.Tensor | None) -> torch.Tensor:
+    check_tensors("all_reduce", x=x)
+    out = result("all_reduce", out, None, (), lambda _: torch.empty_like(x, memory_format=torch.contiguous_format))
+    written = out
+    if out is x or (out.dim() > 2 and not out.is_contiguous()):
+        # In place, as torch's compiler takes it: a result of its own.
+        written = torch.empty_like(x, memory_format=torch.contiguous_format)
+    ops.all_reduce(written, rows("all_reduce", "x", x, out=written), *handle)
+    if written is not out:
+        out.copy_(written)
+    return out
+
+
+def reduce_scatter(x: torch.Tensor, handle: Handle, ranks: int, out: torch.Tensor | None) -> torch.Tensor:
+    check_tensors("reduce_scatter", x=x)
+    check_dims("reduce_scatter", "x", x, 2, "[rows, d]")
+    out = result("reduce_scatter", out, None, (), lambda _: x.new_empty((x.shape[0] // ranks, *x.shape[1:])))
+    ops.reduce_scatter(out, x, *handle)
+    return out
+
+
+def all_gather(x: torch.Tensor, handle: Handle, ranks: int, out: torch.Tensor | None) -> torch.Tensor:
+    check_tensors("all_gather", x=x)
+    check_dims("all_gather", "x", x, 2, "[rows, d]")
+    out = result("all_gather", out, None, (), lambda _: x.new_empty((x.shape[0] * ranks, *x.shape[1:])))
+    ops.all_gather(out, x, *handle)
+    return out
+
+
+def all_reduce_add_rms_norm_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    epsilon: float,
+    handle: Handle,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    operator = "all_reduce_add_rms_norm_fp8"
+    check_tensors(operator, x=x, residual=residual, weight=weight, scale=scale)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
+    updated = rows(operator, "residual", residual, out=out)
+    if updated is not residual:
+        check_no_self_overlap(operator, "residual", residual)
+    kept = rows(operator, "x", x, out=out, residual=residual)
+    ops.all_reduce_add_rms_norm_fp8(out, kept, updated, weight, scale, epsilon, *handle)
+    if updated is not residual:
+        residual.copy_(updated)
+    return out
+
+
+def all_reduce_add_rms_norm_dynamic_fp8(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    operands: tuple,
+    scales: tuple,
+    results: tuple,
+    handle: Handle,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """operands: weight, epsilon, normalized_out. scales: quantize_fp8's. results: out, scale_out, out_dtype."""
+    operator = "all_reduce_add_rms_norm_dynamic_fp8"
+    weight, _, normalized_out = operands
+    check_tensors(operator, x=x, residual=residual, weight=weight)
+    check_dims(operator, "x", x, 1, "[..., d]")
+    return with_computed_scales(
+        operator, x, x.shape[-1], operands, scales, *results, normalized_out, residual, last=handle
+    )
