@@ -77,7 +77,7 @@ struct Message {
 
     template <DType type, int kMany, class At, class Wanted>
     __device__ void sum_by_owners(Vector128 (&v)[kMany], const At& at, const Wanted& wanted) const {
-        const int64_t sums = exchange.peers.half / 2, place = sums / ranks() / 128 * 128;
+        const int64_t sums = exchange.peers.half / 2, place = exchange.peers.place() / 256 * 128;
         const auto part = [&](int from, uint32_t n) {  // where it comes to its owner
             return from * place + int64_t(n / (kTurn * ranks()) * kTurn + n % kTurn) * 16;
         };
@@ -125,10 +125,11 @@ struct RowsOfVectors {
             return load_vector(address(row, 0), VectorIndex(vector) * 16);
         } else {
             uint32_t words[4] = {};
+            const int64_t first = int64_t(vector) * kElements;
+            const int inside = inside_of(first);
 #pragma unroll
             for (int i = 0; i < kElements; ++i) {
-                const int64_t column = int64_t(vector) * kElements + i;
-                if (column < d) words[i * kBytes / 4] |= element(row, column) << (8 * kBytes * i % 32);
+                if (i < inside) words[i * kBytes / 4] |= element(row, first + i) << (8 * kBytes * i % 32);
             }
             Vector128 v;
 #pragma unroll
@@ -140,15 +141,22 @@ struct RowsOfVectors {
         if constexpr (by_vector) {
             store_vector(address(row, 0), VectorIndex(vector) * 16, v);
         } else {
+            const int64_t first = int64_t(vector) * kElements;
+            const int inside = inside_of(first);
 #pragma unroll
             for (int i = 0; i < kElements; ++i) {
-                const int64_t column = int64_t(vector) * kElements + i;
-                if (column < d) set_element(row, column, word(v, i * kBytes / 4) >> (8 * kBytes * i % 32));
+                if (i < inside) set_element(row, first + i, word(v, i * kBytes / 4) >> (8 * kBytes * i % 32));
             }
         }
     }
 
   private:
+    // Elements of the row from `first` on, kElements at most. Each time anew: what compares with it takes registers.
+    __device__ int inside_of(int64_t first) const {
+        int inside = d - first < kElements ? int(d - first) : kElements;
+        have_computed(inside);
+        return inside;
+    }
     __device__ uint32_t element(int64_t row, int64_t column) const {
         const void* p = address(row, column);
         if constexpr (kBytes == 4) return *global<uint32_t>(p);
