@@ -32,6 +32,9 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
+    # Kernels of several ranks on one GPU wait for each other: none may be loaded meanwhile, as that waits for them.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     # As pytest.toml has it, which a Nix build's tree lacks.
     config.addinivalue_line("markers", "kernels_ci: what kernel-builder runs of a finished build; under a minute")
 

@@ -103,6 +103,7 @@ void collective(const char* op, comm::Operation operation, const Tensor& out_t, 
                          : x.dtype({DType::f32, DType::f16, DType::bf16});
     if (x.dim() < 1) x.refuse("0 dimensions (shape []); needs [..., d]");
     out.check_device_of(x);
+    out.check_dim(x.dim());
     out.dtype({args.dtype});
     if (is_fp8(args.dtype)) args.dtype = DType::i8;
     args.d = x.last(), args.rows = x.rows(), args.x_stride = x.row_stride();

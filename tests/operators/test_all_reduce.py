@@ -22,6 +22,11 @@ def not_simulated(request):
         pytest.skip("several devices at the same time: tests/gpu/test_rocm_all_reduce.py has them")
 
 
+@pytest.fixture(autouse=True)
+def places_for_all_ranks(environment):
+    environment("ROCM_FP8_KERNELS_PDL", "0")
+
+
 @pytest.fixture
 def ranks(kernel, device, backend):
     """ranks(count, ...) -> Ranks; at the end nothing of what they sent may be left."""

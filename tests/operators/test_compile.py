@@ -9,7 +9,14 @@ import torch
 from tests.operators.compiled import BACKEND, Result, assert_meta_as, both_ways, parts
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
-from tests.problems.operators import fp8_operators, function_of, mla_operators, moe_operators, scaling_operators
+from tests.problems.operators import (
+    comm_operators,
+    fp8_operators,
+    function_of,
+    mla_operators,
+    moe_operators,
+    scaling_operators,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -399,7 +406,9 @@ def test_calls_are_counted_eager_and_compiled(kernel, device):
 
     before = kernel.call_counts()
     operators = {name for name in kernel.__all__ if name.endswith(("_fp8", "_int8", "_i8", "_f32"))}
-    assert set(before) == operators | {"rms_norm", *GEMMS} | moe_operators(kernel) | mla_operators(kernel)
+    assert set(before) == operators | {"rms_norm", *GEMMS} | moe_operators(kernel) | mla_operators(
+        kernel
+    ) | comm_operators(kernel)
     kernel.swiglu_fp8(x, scale)
     kernel.quantize_fp8(x, scale)
     kernel.quantize_fp8(x)

@@ -36,9 +36,15 @@ def mla_operators(kernel: ModuleType) -> set[str]:
     return {name for name in operators(kernel) if name.startswith("mla_")}
 
 
+def comm_operators(kernel: ModuleType) -> set[str]:
+    """Between ranks."""
+    return {name for name in operators(kernel) if name.startswith(("all_", "reduce_"))}
+
+
 def fp8_operators(kernel: ModuleType) -> set[str]:
     """The others."""
-    return operators(kernel).keys() - int8_operators(kernel) - moe_operators(kernel) - mla_operators(kernel)
+    others = int8_operators(kernel) | moe_operators(kernel) | mla_operators(kernel) | comm_operators(kernel)
+    return operators(kernel).keys() - others
 
 
 def scaling_operators(kernel: ModuleType) -> set[str]:

@@ -1,7 +1,8 @@
 """Several ranks in one process: threads on a CPU, streams on one GPU, devices of the simulator.
 
 Their memory is that of plain tensors, so nothing of torch.distributed takes part. On one GPU all ranks' kernels have to
-be resident together: few workgroups each.
+be resident together: few workgroups each, and no PDL (ROCM_FP8_KERNELS_PDL=0), by which launches that wait would take
+their places.
 """
 
 import threading
@@ -31,6 +32,8 @@ class Ranks:
 
     def __init__(self, kernel: ModuleType, device: torch.device, count: int, *, max_bytes=1 << 16, timeout=60.0):
         module = kernel.comm.communicator
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
         self.device, self.half = device, module.half_of(max_bytes, count)
         size = CONTROL_BYTES + 2 * self.half
         self.memory = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for _ in range(count)]

@@ -1,0 +1,122 @@
+"""A rank of test_communicator.py, in a process of its own:
+
+python -m tests.operators.communicator_worker CASE RANK RANKS PORT SEED
+"""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from tests.problems.buffers import same_bytes
+from tests.problems.inputs import normal, positive, random_fp8, weights
+from tests.problems.ranks import sum_of
+
+TIMEOUT = 20.0
+
+
+def parts(shape, ranks: int, generator) -> list[torch.Tensor]:
+    return [normal(shape, torch.bfloat16, generator) for _ in range(ranks)]
+
+
+def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+    """Every collective, several lives of a communicator, two at the same time, a compiled layer."""
+    for max_bytes in (1 << 20, 4096):
+        with kernel.comm.Communicator(max_bytes=max_bytes, timeout=TIMEOUT) as c, kernel.comm.Communicator() as other:
+            assert (c.rank, c.ranks) == (rank, ranks)
+            for shape in ((ranks, 64), (ranks * 3, 1000), (ranks, 5000)):
+                given = parts(shape, ranks, g)
+                wanted = sum_of(given)
+                assert same_bytes(c.all_reduce(given[rank]), wanted)
+                assert same_bytes(other.all_reduce(given[rank]), wanted)
+                assert same_bytes(c.reduce_scatter(given[rank]), wanted.chunk(ranks)[rank])
+                assert same_bytes(other.all_gather(given[rank]), torch.cat(given))
+                weight, scale = weights(shape[1:], torch.bfloat16, g), positive((1,), g)
+                residual, after = torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()
+                q = c.all_reduce_add_rms_norm_fp8(given[rank], residual, weight, scale)
+                assert same_bytes(q, kernel.add_rms_norm_fp8(wanted, after, weight, scale))
+                assert same_bytes(residual, after)
+    with kernel.comm.Communicator(timeout=TIMEOUT) as c:
+        a, b = random_fp8((4, 64), torch.float8_e4m3fn, g), random_fp8((96, 64), torch.float8_e4m3fn, g)
+        weight, residual, one = weights((96,), torch.bfloat16, g), torch.zeros(4, 96).bfloat16(), torch.ones(1)
+
+        def layer(a, b, residual):
+            y = c.skinny_gemm_all_reduce(a, b, one, one)
+            q, scales = c.all_reduce_add_rms_norm_dynamic_fp8(y, residual, weight, scaling="group", group_size=32)
+            return q.float() + residual, scales
+
+        eager, compiled = (residual.clone() for _ in range(2))
+        wanted = layer(a, b, eager)
+        got = torch.compile(layer, fullgraph=True, backend="aot_eager")(a, b, compiled)
+        assert all(same_bytes(x, y) for x, y in zip((*got, compiled), (*wanted, eager)))
+
+
+def raised(function) -> str:
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def death(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+    """The last rank ends in the middle, without a word."""
+    c = kernel.comm.Communicator(timeout=TIMEOUT)
+    x = torch.ones(2, 64)
+    c.all_reduce(x)
+    if rank == ranks - 1:
+        os._exit(0)
+    begin = time.monotonic()
+    first = raised(lambda: c.all_reduce(x))
+    took = time.monotonic() - begin
+    assert first == f"all_reduce: rank {ranks - 1} of {ranks} has ended; this communicator can only be closed", first
+    assert took < TIMEOUT / 2, took
+    assert raised(lambda: c.all_gather(x)).startswith(f"all_gather: rank {ranks - 1} of {ranks} has ended")
+    c.close()
+
+
+def disagreement(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+    for name, value in (("max_bytes", 8192 + 4096 * rank), ("timeout", 5.0 + rank)):
+        message = raised(lambda: kernel.comm.Communicator(**{name: value}))
+        assert message.startswith(f"Communicator: {name}: ") and "on rank" in message, message
+    # Ranks that are no part of a group have nothing to do with its communicator.
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        with kernel.comm.Communicator(pair, timeout=TIMEOUT) as c:
+            assert c.ranks == 2 and c.all_reduce(torch.full((1, 8), rank + 1.0)).eq(3).all()
+
+
+def leaves_nothing(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+    def held() -> tuple[int, int]:
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), sum("rocm_fp8_kernels (deleted)" in line for line in maps)
+
+    kernel.comm.Communicator(max_bytes=4096).close()
+    before, shared = held(), sorted(os.listdir("/dev/shm"))
+    for turn in range(5):
+        c = kernel.comm.Communicator(max_bytes=1 << 20)
+        assert c.all_reduce(torch.ones(3, 8)).eq(ranks).all()
+        c.close() if turn % 2 else c.__exit__(None, None, None)
+    del c
+    assert held() == before, (held(), before)
+    dist.barrier()
+    assert sorted(os.listdir("/dev/shm")) == shared
+
+
+def main() -> None:
+    case, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
+    torch.set_num_threads(1)
+    from scripts.load import load_kernel
+
+    kernel = load_kernel("cpu")
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    globals()[case](kernel, rank, ranks, torch.Generator().manual_seed(seed))
+    print(f"{case}: done")
+    if case != "death":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
