@@ -37,6 +37,9 @@ struct Message {
     // v: this rank's vectors at[i], or what is left where !wanted(i). Becomes their sums.
     template <DType type, int kMany, class At, class Wanted>
     __device__ void sum(Vector128 (&v)[kMany], const At& at, const Wanted& wanted) const {
+        // This rank's own, too, as the others get them: so all have the same NaNs.
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) v[i] = comm::to_send(v[i]);
         if (kMost == 2 || way == Way::one_shot) sum_here<type>(v, at, wanted);
         else sum_by_owners<type>(v, at, wanted);
     }
@@ -88,7 +91,7 @@ struct Message {
 #pragma unroll
         for (int i = 0; i < kMany; ++i) {
             if (!wanted(i) || owner(at(i)) != rank()) continue;
-            v[i] = sum_of_all<type>(v[i], [&](int from) { return part(from, at(i)); });
+            v[i] = comm::to_send(sum_of_all<type>(v[i], [&](int from) { return part(from, at(i)); }));
             exchange.send_to_others(sums + int64_t(at(i)) * 16, v[i]);
         }
         const auto others = [&](int i) { return wanted(i) && owner(at(i)) != rank(); };
@@ -233,7 +236,7 @@ __device__ inline void exchange_rows(const FlatArgs& f) {
             constexpr int kSent = type == DType::i8 ? 2 : 1;
             const auto at = [&](int from, int s) { return from * place + (int64_t(n) * kSent + s) * 16; };
             const Vector128 own = x.load(row, vector);
-            out.store(rank * f.own_rows + row, vector, own);
+            out.store(rank * f.own_rows + row, vector, kSent == 1 ? comm::to_send(own) : own);
 #pragma unroll
             for (int s = 0; s < kSent; ++s) exchange.send_to_others(at(rank, s), kSent == 1 ? own : halves_of(own, s));
             Vector128 got[kSent][kMost];
