@@ -12,9 +12,9 @@ together is not promised by anything, so any two count as far apart. What has to
 `known` of a wave: how far the stores of which waves are done, as {(workgroup, wave, kind): number of the newest}.
 Kinds: stores with sc1 (IN_MEMORY), others that have reached the L2 (IN_L2), and these written back (WRITTEN_BACK).
 Barriers join what the waves of a workgroup know; atomics leave it at their address and take what is there, once they
-are waited for. So do a store of a dword with sc1 by one lane (a flag) and a load of one such dword, with sc1, by all
-lanes alike. Machine code does not say which stores are flags: data that one lane stores and all lanes load like that
-passes for one, and is not looked at. Any other load of it is.
+are waited for. So do a store of one dword with sc1, by one lane or by all alike (a flag), and a load of such a dword,
+with sc1, by all lanes alike. Machine code does not say which stores are flags: data stored and loaded like that pass
+for one, and are not looked at. Any other load of them is.
 `fresh` is what the wave knew when it last invalidated its caches.
 
 Not checked: stores that overwrite each other, or what others still read; atomics on data that stores wrote.
@@ -68,7 +68,7 @@ class Coherence:
     def store(self, wave, region, offsets: np.ndarray, size: int, everywhere: bool) -> None:
         """Bytes of a region; `everywhere` is sc1."""
         knowledge = wave.knowledge
-        if everywhere and offsets.size == 1 and size == 4:
+        if everywhere and size == 4 and (offsets == offsets[0]).all():
             self._leave(wave, region, int(offsets[0]), size)
         kind = IN_MEMORY if everywhere else IN_L2
         stamps = self._stamps.get(region.address)

@@ -17,7 +17,7 @@ next launch at some time after the end of the one before. As many workgroups are
 
 Time (s_memrealtime) hardly passes while anything happens. Where every wave of all devices waits, sleeping or in a loop
 without stores, and no store is on its way, it jumps: a wait that has a limit comes to its end after a few turns. Waves
-that wait for longer than an hour are a deadlock.
+that wait for longer than an hour, or without a look at the time, are a deadlock.
 """
 
 import random
@@ -36,6 +36,7 @@ from .simulator import Simulator
 LONGEST_STRETCH = 12  # 2 to this power, in slices of waves
 # A wave waits if it has slept so often, or executed so many times so many instructions, since anything happened.
 WAITS, INSTRUCTIONS = 3, 512
+ROUNDS = 60  # that often all waves may wait before one looks at the clock
 FIRST_JUMP, GROWTH, HOUR = 1 << 20, 16, 3600 * 10**8  # ticks of 10 ns: 10 ms
 
 
@@ -167,7 +168,7 @@ class Devices:
         self._since.clear()
         for each in self._waiting:
             each.clear()
-        self._next_jump, self._jumped = FIRST_JUMP, 0
+        self._next_jump, self._jumped, self._rounds, self._reads = FIRST_JUMP, 0, 0, self.clock.reads
 
     def _note(self, device: int, wave, executed: int) -> None:
         turns = self._since.setdefault(id(wave), [wave.naps, 0.0])
@@ -182,13 +183,16 @@ class Devices:
         return launch is not None and 0 < len(launch.runnable) == len(self._waiting[device])
 
     def _jump(self) -> None:
-        """Nothing can happen but that time passes."""
-        if self._jumped > HOUR:
+        """Nothing can happen but that time passes, which matters to those that have looked at the clock."""
+        self._rounds += 1
+        if self.clock.reads != self._reads:
+            self._rounds, self._reads = 0, self.clock.reads
+            self.clock.ticks += self._next_jump
+            self._jumped += self._next_jump
+            self._next_jump *= GROWTH
+        if self._jumped > HOUR or self._rounds > ROUNDS:
             positions = [launch.positions() for launch in self._running if launch]
             raise DeadlockFault("no progress: " + "\n".join(positions))
-        self.clock.ticks += self._next_jump
-        self._jumped += self._next_jump
-        self._next_jump *= GROWTH
         self._since.clear()
         for each in self._waiting:
             each.clear()

@@ -43,10 +43,11 @@ class Clock:
     """What s_memrealtime reads, in units of 10 ns: a number that grows, another one on each device."""
 
     def __init__(self, offsets: list[int]):
-        self.ticks, self.offsets = 0, offsets
+        self.ticks, self.offsets, self.reads = 0, offsets, 0
 
     def read(self, device: int) -> int:
         self.ticks += 1
+        self.reads += 1
         return self.ticks + self.offsets[device]
 
 

@@ -3,7 +3,8 @@
 It promises what LLVM's memory model of gfx942 and gfx950 says of system scope, sc0 and sc1 of an instruction, no more:
 
   stores with sc0 sc1      land at a later time that the seed decides, dword by dword, in any order; all have when their
-                           wave has waited for them. Those of one wave to one byte land in their order
+                           wave has waited for them. Those of one wave to one byte land in their order. Aligned 64
+                           bits are atomic, in a store or load of just these
   other stores             are in the caches of their device, until a buffer_wbl2 sc0 sc1 of the workgroup, behind a
                            wait for the store, has been waited for
   loads with sc0 sc1       find what has landed by some time between their issue and the wait for them, another one for
@@ -180,11 +181,11 @@ class FineGrained(Region):
 
     def torn(self, wave, values: np.ndarray, offsets: np.ndarray, size: int) -> np.ndarray:
         """What a load may bring whose first bytes would have been `values`."""
-        now = self._values(wave.workgroup.launch.device, offsets, size)
-        unit = min(size, 4)
+        now, unit = self._values(wave.workgroup.launch.device, offsets, size), self._unit(offsets, size)
         before, after = (np.ascontiguousarray(each).view(f"u{unit}") for each in (values, now))
         # Lanes that load the same dword get the same.
-        _, which = np.unique((offsets[:, None] + np.arange(0, size, unit)).ravel() >> 2, return_inverse=True)
+        parts = (offsets[:, None] + np.arange(0, size, unit)).ravel()
+        _, which = np.unique(parts // max(unit, 4), return_inverse=True)
         return np.where(self.traffic.random.integers(2, size=len(before))[which], before, after).view(values.dtype)
 
     def scalar_load(self, wave, offset: int, size: int) -> None:
@@ -204,7 +205,7 @@ class FineGrained(Region):
         if scope == SYSTEM:
             if launch.device in self._cached:
                 self._cached[launch.device][1][at] = False
-            sent = self.traffic.send(wave, self, at, data, min(size, 4))
+            sent = self.traffic.send(wave, self, at, data, self._unit(offsets, size))
             # At the wave's end nobody waits: then they land when they are due.
             knowledge.arrivals.append(lambda: wave.ended or [self.traffic.land(each) for each in sent])
         else:
@@ -229,6 +230,10 @@ class FineGrained(Region):
         self._note(launch.device, at)
 
     # What follows.
+
+    def _unit(self, offsets: np.ndarray, size: int) -> int:
+        """Bytes that an access moves at once."""
+        return 8 if size == 8 and not (offsets + self.address & 7).any() else min(size, 4)
 
     def put(self, device: int, at: np.ndarray, data: np.ndarray) -> None:
         self.data[at] = data

@@ -116,6 +116,21 @@ extern "C" __global__ void loads_together(const unsigned* x, unsigned* data, uns
     }
 }
 
+// 64 bits come together.
+extern "C" __global__ void both_halves(const unsigned* x, unsigned* data, unsigned*, unsigned* out, int device) {
+    using Two = unsigned long long;
+    Two* p = (Two*)data + threadIdx.x / 2;
+    if (threadIdx.x % 2) return;
+    if (device == 0) {
+        const Two v = Two(x[threadIdx.x]) << 32 | x[threadIdx.x + 1];
+        __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    } else {
+        Two v;
+        while (!(v = __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM))) __builtin_amdgcn_s_sleep(1);
+        out[threadIdx.x] = unsigned(v >> 32), out[threadIdx.x + 1] = unsigned(v);
+    }
+}
+
 // Of a partner that may never come; for so many units of 10 ns.
 extern "C" __global__ void patient(unsigned* flag, unsigned* out, unsigned long long limit) {
     const unsigned long long since = __builtin_amdgcn_s_memrealtime();
@@ -218,9 +233,9 @@ def tell(library, arch, kernel: str, seed: int) -> None:
     assert (out == x).all()
 
 
-@pytest.mark.parametrize("kernel", ["told", "told_by_system_stores"])
+@pytest.mark.parametrize("kernel", ["told", "told_by_system_stores", "both_halves"])
 def test_a_flag(library, arch, kernel):
-    for seed in range(10):
+    for seed in range(20):
         tell(library, arch, kernel, SEED + seed)
 
 
