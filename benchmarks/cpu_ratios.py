@@ -30,6 +30,7 @@ from scripts.load import load_kernel
 N, K = LLAMA_405B_TP8.linears["QKV"]
 ROWS, D = 256, 16384
 LINEAR, OTHERS = "linear float32", ("linear bfloat16", "dequantise, linear")  # torch's cases
+LAYER, LOOP = (16, 4, 4096, 1536), "loop float32"  # experts, of a token, D, I
 
 
 def medians(cases: dict, moved: dict[str, int], operator: str) -> dict[str, float]:
@@ -100,6 +101,52 @@ def int8(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
     }
     moved |= {"int8_gemm": N * K, "linear float32": 4 * N * K}
     return medians(cases, moved, "int8_gemm")
+
+
+def experts(kernel, tokens: int, generator: torch.Generator) -> dict[str, float]:
+    """Medians of fused_moe with FP8 experts by blocks, of torch's loop over the experts with their dequantised weights,
+    and of reading the weights of those that have tokens."""
+    count, chosen, d, hidden = LAYER
+
+    def weights(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scale = torch.rand(count, -(-n // 128), -(-k // 128), generator=generator) * 0.02
+        wide, codes = torch.empty(count, n, k), torch.empty(count, n, k, dtype=torch.float8_e4m3fn)
+        for e in range(count):
+            codes[e] = torch.randn(n, k, generator=generator).to(codes.dtype)
+            block = scale[e].repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+            wide[e] = codes[e].float() * block
+        return codes, scale, wide
+
+    (w13, scale_w13, wide13), (w2, scale_w2, wide2) = weights(2 * hidden, d), weights(d, hidden)
+    x = torch.randn(tokens, d, generator=generator).bfloat16()
+    x32, of_slots = x.float(), torch.rand(tokens, chosen, generator=generator)
+    # The first token of a call has the experts behind those of the call before: no cache holds them.
+    drawn = torch.rand(tokens, count, generator=generator).argsort(1)[:, :chosen]
+    drawn[0] = torch.arange(chosen)
+    routings = [((drawn + turn) % count).int() for turn in range(0, count, chosen)]
+
+    def loop(ids: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(tokens, d)
+        for e in ids.unique().tolist():
+            rows, slots = (ids == e).nonzero(as_tuple=True)
+            gate, up = torch.nn.functional.linear(x32[rows], wide13[e]).chunk(2, -1)
+            y = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, wide2[e])
+            out.index_add_(0, rows, y * of_slots[rows, slots, None])
+        return out
+
+    def fused(ids: torch.Tensor) -> torch.Tensor:
+        return kernel.fused_moe(x, w13, w2, of_slots, ids, scale_w13=scale_w13, scale_w2=scale_w2)
+
+    got, wanted = fused(routings[0]).float(), loop(routings[0])
+    if not (got - wanted).norm() <= 0.1 * wanted.norm():  # inputs and hidden values are rounded to FP8
+        raise AssertionError(f"fused_moe of {tokens} tokens is not torch's loop")
+    cases, moved = ceiling_cases(generator)
+    cases |= {
+        "fused_moe": lambda i: fused(routings[i % len(routings)]),
+        LOOP: lambda i: loop(routings[i % len(routings)]),
+    }
+    read = min(len(ids.unique()) for ids in routings) * 3 * hidden * d
+    return medians(cases, moved | {"fused_moe": read, LOOP: 4 * read}, "fused_moe")
 
 
 def row_operands(swiglu: bool, generator: torch.Generator) -> tuple[int, torch.Tensor, list, list, list]:
@@ -206,6 +253,16 @@ def measure(seed: int | None) -> list[str]:
             share = "share of the read rate" if against == "floor" else f"times faster than {LINEAR}"
             ratio = bound(f"{operator} M={m}", t[against] / t[operator], least)
             print(f"{operator} M={m:3} {N}x{K}: {t[operator] * 1e3:6.2f} ms, {shown}; {share}: {ratio}")
+    # Asked for at one token: 0.7.
+    for tokens, against, least in ((1, "floor", 0.5), (64, LOOP, 2.5)):
+        t = experts(kernel, tokens, generator)
+        share = "share of the read rate" if against == "floor" else f"times faster than {LOOP}"
+        ratio = bound(f"fused_moe {tokens} tokens", t[against] / t["fused_moe"], least)
+        print(
+            f"fused_moe E{LAYER[0]} top{LAYER[1]} D{LAYER[2]} I{LAYER[3]}, tokens {tokens:2}: "
+            f"{t['fused_moe'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, {LOOP} {t[LOOP] * 1e3:.2f} ms; "
+            f"{share}: {ratio}"
+        )
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         t = rows(kernel, operator, generator)
         print(

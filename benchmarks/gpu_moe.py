@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Mixtures of experts on this GPU, as markdown: routing, sorting and combining, and fused_moe at models' sizes.
+"""Mixtures of experts on this GPU, as markdown: routing, sorting and combining, and fused_moe at models' sizes; both
+grouped GEMMs of a layer beside DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own
+operators with bfloat16 weights.
 
     python -m benchmarks.gpu_moe
     python -m benchmarks.gpu_moe --tokens 64 --only I2048
+    python -m benchmarks.gpu_moe --peers              the tables with peers alone; each row is timed in turn
 
 FP8 weights of random codes with scales of 128x128 blocks, routings at random, launches in a graph. Each result is held
 to the reference's parts before it is timed. Layers of one call follow one another without a pause: what the cache holds
@@ -18,15 +21,17 @@ import torch
 
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import find_gpu
-from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.gpu_report import attempt, cell, table_header, table_row
+from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, unfused
 
 LAYERS = ((256, 8, 7168, 256), (256, 8, 7168, 2048), (128, 8, 4096, 768), (8, 2, 4096, 14336))  # E, top, D, I
 TOKENS = (1, 16, 64, 256, 1024)
 BLOCK = 128
+PEER_TOKENS = (1, 8, 64, 1024)
 LAUNCHES, SAMPLES = 5, 5
 
 
-def graph_us(call: Callable[[], object], launches: int = LAUNCHES) -> float:
+def recorded(call: Callable[[], object], launches: int) -> torch.cuda.CUDAGraph:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -34,15 +39,31 @@ def graph_us(call: Callable[[], object], launches: int = LAUNCHES) -> float:
     with torch.cuda.graph(graph):
         for _ in range(launches):
             call()
-    samples = []
-    for _ in range(SAMPLES):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(begin.elapsed_time(end) * 1e3 / launches)
-    return statistics.median(samples)
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, launches: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / launches
+
+
+def graph_us(call: Callable[[], object], launches: int = LAUNCHES) -> float:
+    graph = recorded(call, launches)
+    return statistics.median(replay_us(graph, launches) for _ in range(SAMPLES))
+
+
+def in_turn_us(calls: dict[str, Callable[[], object]], launches: int = LAUNCHES) -> dict[str, float]:
+    """Medians of graphs that are replayed in turn; those that cannot be recorded are left out."""
+    graphs = {name: attempt(name, lambda call=call: recorded(call, launches)) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name, graph in graphs.items() if graph}
+    for turn in range(2 * SAMPLES):
+        for name in sorted(samples, reverse=turn % 2 == 1):
+            samples[name].append(replay_us(graphs[name], launches))
+    return {name: statistics.median(each) for name, each in samples.items()}
 
 
 def codes(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -98,10 +119,77 @@ def fused(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> 
         print(table_row([name, str(count), str(active), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}"]), flush=True)
 
 
+def held_to(got: torch.Tensor, wanted: torch.Tensor, least: float, what: str) -> None:
+    if not (got.float() - wanted.float()).norm() <= least * wanted.float().norm():
+        raise SystemExit(f"{what} is wrong")
+
+
+def beside_deep_gemm(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+    """Sorted rows without a gather, which DeepGEMM has not; its padding of rows is made outside of the call."""
+    experts, chosen, d, hidden = layer
+    for n, k in ((2 * hidden, d), (d, hidden)):
+        b = codes((experts, n, k), kernel.fp8_dtype("cuda"))
+        scale_b = torch.rand(experts, -(-n // BLOCK), -(-k // BLOCK), device="cuda") * 1e-3
+        for count in tokens:
+            ids = torch.rand(count, experts, device="cuda").argsort(1)[:, :chosen].int()
+            _, offsets, _ = kernel.moe_sort(ids, experts)
+            a, scale_a = codes((count * chosen, k), b.dtype), torch.rand(count * chosen, -(-k // BLOCK), device="cuda")
+            out = torch.empty(count * chosen, n, dtype=torch.bfloat16, device="cuda")
+            operands = a, scale_a, b, scale_b, offsets
+
+            def ours(a=a, scale_a=scale_a, b=b, offsets=offsets, out=out, scale_b=scale_b) -> None:
+                kernel.grouped_gemm(a, b, scale_a, scale_b, offsets, out=out)
+
+            calls = {"ours": ours}
+            peer = attempt("DeepGEMM", lambda operands=operands: deep_gemm_call(*operands))
+            if peer:
+                call, result = peer
+                calls["peer"] = call
+                ours(), call()
+                held_to(result(), out[: int(offsets[-1])], 1e-2, f"DeepGEMM, or ours, at {layer}, {count} tokens")
+            us = in_turn_us(calls)
+            ratio = us["peer"] / us["ours"] if "peer" in us else None
+            name = f"E{experts} top{chosen}, {n} x {k}"
+            print(table_row([name, str(count), cell(us["ours"]), cell(us.get("peer")), cell(ratio)]), flush=True)
+
+
+def beside_torch(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+    experts, chosen, d, hidden = layer
+    fp8 = kernel.fp8_dtype("cuda")
+    w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
+    scales = dict(
+        scale_w13=torch.rand(experts, -(-2 * hidden // BLOCK), -(-d // BLOCK), device="cuda") * 1e-3,
+        scale_w2=torch.rand(experts, -(-d // BLOCK), -(-hidden // BLOCK), device="cuda") * 1e-3,
+    )
+    wide = dequantised(w13, scales["scale_w13"]), dequantised(w2, scales["scale_w2"])
+    for count in tokens:
+        torch._dynamo.reset()  # each size is compiled for itself
+        x = torch.randn(count, d, device="cuda", dtype=torch.bfloat16)
+        weights, ids = kernel.moe_route(torch.randn(count, experts, device="cuda"), chosen, renormalize=True)
+        compiled = torch.compile(unfused, fullgraph=True)
+
+        def ours(x=x, weights=weights, ids=ids) -> torch.Tensor:
+            return kernel.fused_moe(x, w13, w2, weights, ids, **scales)
+
+        def theirs(x=x, weights=weights, ids=ids, compiled=compiled) -> torch.Tensor:
+            return compiled(x, *wide, weights, ids)
+
+        calls, result = {"ours": ours}, attempt("torch.compile", theirs)
+        if result is not None:
+            calls["theirs"] = theirs
+            # Ours rounds x and hidden values to FP8.
+            held_to(ours(), result, 0.1, f"fused_moe, or torch's composition, at {layer}, {count} tokens")
+        us = in_turn_us(calls)
+        ratio = us["theirs"] / us["ours"] if "theirs" in us else None
+        name = f"E{experts} top{chosen} D{d} I{hidden}"
+        print(table_row([name, str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio)]), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, action="append")
     parser.add_argument("--only", default="", metavar="TEXT", help="layers whose name (E256 top8 D7168 I2048) holds it")
+    parser.add_argument("--peers", action="store_true", help="the tables with peers alone")
     sections.add_options(parser)
     args = parser.parse_args()
     gpu = find_gpu()
@@ -109,11 +197,20 @@ def main() -> None:
     torch.manual_seed(0)
     with sections.recorded("gpu_moe", args):
         print(f"- {', '.join(gpu.environment.values())}\n")
-        routing_parts(kernel)
-        print(table_header(["fused_moe", "tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]))
-        for layer in LAYERS:
-            if args.only in "E{} top{} D{} I{}".format(*layer):
+        layers = [layer for layer in LAYERS if args.only in "E{} top{} D{} I{}".format(*layer)]
+        if not args.peers:
+            routing_parts(kernel)
+            print(table_header(["fused_moe", "tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]))
+            for layer in layers:
                 fused(kernel, layer, tuple(args.tokens or TOKENS))
+            print()
+        beside = tuple(args.tokens or PEER_TOKENS)
+        print(table_header(["grouped_gemm", "tokens", "us", "DeepGEMM, us", "ratio"]))
+        for layer in layers:
+            beside_deep_gemm(kernel, layer, beside)
+        print("\n" + table_header(["fused_moe", "tokens", "us", "torch.compile, bfloat16, us", "ratio"]))
+        for layer in layers:
+            beside_torch(kernel, layer, beside)
 
 
 if __name__ == "__main__":

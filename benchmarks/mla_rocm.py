@@ -2,7 +2,8 @@
 """MLA decode on an MI300X by the simulator's clock, beside the floors of its bytes and operations.
 
     python -m benchmarks.mla_rocm                                     the cases that bounds are set for, and others
-    python -m benchmarks.mla_rocm --only h16 --config r16 --split 4   another form, another number of splits
+    python -m benchmarks.mla_rocm --only h16 --config r16,split=4     another form, another number of splits
+    python -m benchmarks.mla_rocm --challenge         our kernels of a step of examples/mla_challenge.py
 
 Floors: the cache's bytes at 4.2 TB/s, and 2176 operations a row and token at 708 TFLOP/s. Estimates rank; they are no
 measurement (simulator/README.md).
@@ -24,6 +25,9 @@ from simulator.profile import Profile
 BYTES_PER_US, OPERATIONS_PER_US = 4.2e6, 708e6
 WIDTH, LATENT, MIXED, PAGE = 576, 512, 656, 64
 BYTES = {"wide": 2 * WIDTH, "fp8": WIDTH, "mixed": MIXED}
+
+
+CHALLENGE, MOST = ((128, 4096), (128, 6144)), 8192  # sequences and their tokens before the step; places of a sequence
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,16 @@ class Clock:
     def __init__(self, arch: str):
         self.rocm, self.arch = SimulatedRocm.built(), arch
 
-    def times(self, call) -> list[cost.Estimate]:
-        """Of each launch that `call(kernel)` makes."""
+    def times(self, call, sequences: int = 0) -> list[cost.Estimate]:
+        """Of each launch that `call(kernel)` makes. sequences: whose places the workgroups share evenly; then eight are
+        looked at, at eight parts of a sequence."""
         runtime, results = self.rocm.runtime, []
 
         def sample(grid: tuple) -> list[int]:
             count = math.prod(grid)
+            if sequences and count >= 8 * sequences:
+                each = count // sequences
+                return [each * (sequences * i // 8) + each * (2 * i + 1) // 16 for i in range(8)]
             return sorted({0, count // 2})
 
         def launched(counters, beginnings) -> None:
@@ -101,14 +109,51 @@ def run(clock: Clock, case: Case, config: Config | None) -> list[cost.Estimate]:
         )
 
 
+def challenge(clock: Clock, batch: int, tokens: int) -> dict[str, float]:
+    """Microseconds of mla_append, of all tokens and of the new ones alone, and of mla_decode, its merge included."""
+    # Of the cache that is handed in, apart: the simulator keeps rows that do not touch one by one.
+    latent, rope = (empty((batch * MOST, width), torch.bfloat16) for width in (LATENT, WIDTH - LATENT))
+    rotated = empty((batch, MOST, WIDTH), torch.bfloat16)
+    lengths = empty((batch,), torch.int32).fill_(tokens + 1)
+    places = torch.arange(batch * MOST).view(batch, MOST)
+    slots = empty((batch * MOST,), torch.int64)
+    slots.view(batch, MOST).copy_(torch.where(torch.arange(MOST) <= tokens, places, -1))
+    cos, sin = (empty((batch * MOST, WIDTH - LATENT), torch.bfloat16) for _ in range(2))
+    q, out = (empty((batch, 1, 128, width), torch.bfloat16) for width in (WIDTH, LATENT))
+    new = empty((batch,), torch.int64)
+    new.copy_(places[:, tokens])
+
+    def append(count: int, at: torch.Tensor):
+        operands = latent[:count], rope[:count], rotated, at
+        return lambda kernel: kernel.mla_append(*operands, cos=cos[:count], sin=sin[:count])
+
+    calls = {
+        "mla_append, all tokens": clock.times(append(batch * MOST, slots), batch),
+        "mla_append, new tokens": clock.times(append(batch, new)),
+        "mla_decode": clock.times(lambda kernel: kernel.mla_decode(q, rotated, lengths, 192**-0.5, out=out)),
+    }
+    return {name: sum(1e6 * each.seconds for each in found) for name, found in calls.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0])
     parser.add_argument("--only", metavar="TEXT", help="cases whose name holds it")
     parser.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
     parser.add_argument("--describe", action="store_true", help="the parts of each launch's time")
+    parser.add_argument("--challenge", action="store_true", help="a step of examples/mla_challenge.py")
     args = parser.parse_args()
     clock = Clock(args.arch)
+    if args.challenge:
+        for number, (batch, tokens) in enumerate(CHALLENGE):
+            us = challenge(clock, batch, tokens)
+            rotating = us["mla_append, all tokens"] + us["mla_decode"]
+            kept = us["mla_append, new tokens"] + us["mla_decode"]
+            if number == 0:
+                print(table_header(["batch", "tokens", *(f"{name}, us" for name in us), "sum, anew", "sum, kept"]))
+            cells = [*us.values(), rotating, kept]
+            print(table_row([str(batch), str(tokens), *(f"{v:.1f}" for v in cells)]), flush=True)
+        return
     print(table_header(["case", "us", "merge, us", "bytes, us", "ratio", "TFLOP/s", "bound"]))
     for case in CASES:
         if args.only and args.only not in case.name:

@@ -11,7 +11,7 @@
 // outside of the operands is accessed.
 //
 // A row's bits depend on its row of A and its expert. On a GPU they also depend on whether an expert is expected to have
-// more than kFewExpected rows. They never depend on how many it has.
+// more than kFewExpected rows and, if not, on slot_class(m). They never depend on how many it has.
 #pragma once
 
 #include "../common/gemm/args.h"
@@ -21,6 +21,18 @@
 namespace rocm_fp8::grouped_gemm {
 
 constexpr int kMostGroups = 1024, kFewExpected = 4;
+
+// Few rows of the result leave much of a GPU idle: their forms, and parts of K, are chosen for as many tiles as they may
+// have. They are a function of the class, so that a token has the same bits in every batch of its class. Of one or two
+// tokens with one to ten experts each.
+constexpr int kSlotClasses[] = {2, 4, 10, 20};
+// The most rows of m's class; 0: K is not split for so many.
+constexpr int slot_class(int64_t m) {
+    for (const int most : kSlotClasses) {
+        if (m <= most) return most;
+    }
+    return 0;
+}
 
 struct Args {
     gemm::Operand a;                  // [a_rows, k], strides in bytes, k contiguous

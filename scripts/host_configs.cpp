@@ -143,22 +143,25 @@ void cuda_int8_config(int64_t m, int64_t n, int64_t k, int multiprocessors, int6
     out[1] = c.splits;
     out[2] = c.pieces;
 }
-void cuda_grouped_config(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors, int64_t out[4]) {
+void cuda_grouped_config(int64_t m, int64_t n, int64_t k_bytes, int64_t groups, int64_t expected, int multiprocessors,
+                         int64_t out[5]) {
     using namespace grouped_gemm::cuda;
     const int form = pick_form(m, n, groups, expected, multiprocessors);
     out[0] = form;
     out[1] = rows_of(kForms[form]);
     out[2] = columns_of(kForms[form]);
     out[3] = most_tiles(kForms[form], m, n, groups);
+    out[4] = pick_splits(m, n, k_bytes, groups, expected, multiprocessors);
 }
 // The place of the picked form in the table, or -1.
-int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
-    return grouped_gemm::cuda::pick_gated(m, hidden, groups, expected, multiprocessors);
+int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t k_bytes, int64_t groups, int64_t expected,
+                       int multiprocessors) {
+    return grouped_gemm::cuda::pick_gated(m, hidden, k_bytes, groups, expected, multiprocessors);
 }
 // The place of the picked form in the table of tiles, then streams; the most row tiles of m rows.
 void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch, int64_t m, int64_t out[2]) {
     using namespace grouped_gemm::hip;
-    out[0] = pick_shape(groups, expected, n, k_bytes, arch);
+    out[0] = pick_shape(m, groups, expected, n, k_bytes, arch);
     out[1] = most_row_tiles(m, groups, form_of(int(out[0])).rows);
 }
 void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int arch, int64_t out[2]) {

@@ -1,7 +1,7 @@
 // The compiled forms of the grouped Hopper kernel, and which one takes a size: without CUDA.
 //
 // Few rows of an expert are the narrow operand, its weights the wide one (swapped); many rows are the wide operand. The
-// forms add a row's products in the same order. The choice is by sizes and expected rows alone.
+// forms add a row's products in the same order, but for split-K's. The choice is by sizes and expected rows alone.
 #pragma once
 
 #include "../../common/gemm/cuda/choice.h"
@@ -13,7 +13,7 @@ using tiles::Form;
 
 // clang-format off
 constexpr Form kForms[] = {
-    {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .whole_k = true},
+    {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .in_ring = true},
     {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
     {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
     {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
@@ -78,13 +78,31 @@ constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, 
     return expected >= kHighFrom && tiles >= 2 * multiprocessors ? kHigh : kMany;
 }
 
+// Steps of 128 bytes that a part of K has at least: fewer end before a ring of them is full.
+constexpr int64_t kLeastSteps = 8;
+// Parts of K, a cluster's CTAs: as many as leave no cluster waiting for CTA slots, if each row of the class has an expert
+// of its own. k: bytes.
+constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
+    const Form& form = kForms[0];
+    const int64_t most = slot_class(m), steps = ceil_div(k, tiles::kStep);
+    if (expected > kFewExpected || most == 0) return 1;
+    const int64_t row_tiles = (most < groups ? most : groups) * ceil_div(n, columns_of(form));
+    int splits = 1;
+    for (int more = 2; more <= tiles::kMostSplits && steps >= more * kLeastSteps; ++more) {
+        if (row_tiles * more <= tiles::room_of(form, more, multiprocessors)) splits = more;
+    }
+    return splits;
+}
+static_assert(kForms[0].splits() && pick_form(kFewExpected, 1, 1, kFewExpected, 1) == 0);
+
 // n32x64: its turns took longer than two launches (docs/journal/moe.md).
 constexpr int kSlowGated = 1;
 // The same, of kGatedForms; -1: SwiGLU is a pass of its own. A CTA's share is a tile's turns: where the last round of them
-// would leave more than an eighth of the CTA slots free, single tiles are spread better.
-constexpr int pick_gated(int64_t m, int64_t hidden, int64_t groups, int64_t expected, int multiprocessors) {
+// would leave more than an eighth of the CTA slots free, single tiles are spread better. So are parts of K. k: bytes.
+constexpr int pick_gated(int64_t m, int64_t hidden, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
     const int form = pick_form(m, 2 * hidden, groups, expected, multiprocessors);
     if (form >= kGatedForms || form == kSlowGated) return -1;
+    if (pick_splits(m, 2 * hidden, k, groups, expected, multiprocessors) > 1) return -1;
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
     const int64_t shares = experts * ceil_div(expected, rows_of(kForms[form])) * (hidden / kMostHidden);
     const int64_t room = int64_t(multiprocessors) * kForms[form].slots;

@@ -11,6 +11,18 @@ namespace {
 struct Launch {
     int pieces, tiles, steps;  // of columns; of this launch; of 128 bytes of k
     bool one_by_one;           // rows of A are gathered here
+    int splits = 1;            // parts of K: CTAs of a cluster, which makes one tile
+    // Of a CTA, which it finds itself, as it does `tiles`; then steps are its own.
+    int part = 0, own_tile = 0, own_step = 0;
+
+    template <class S>
+    __device__ int first_tile() const {
+        return S::kSplits ? own_tile : int(blockIdx.x);
+    }
+    template <class S>
+    __device__ int first_step() const {
+        return S::kSplits ? own_step : 0;
+    }
 };
 
 // By the first warp. A tile's rows beyond its expert's last may hold anything: nothing is made of them.
@@ -20,7 +32,7 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     Position<S::kStages> at;
     bool refills = false;
     auto& ring = shared.ring;
-    for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
+    for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
         const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kTurns * S::kOfTurn;
         const bool one_by_one = S::kOneByOne && launch.one_by_one;
@@ -44,7 +56,7 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
                     uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
                     uint8_t (*const of_b)[kStep] = S::kSwapped ? stage.wide : stage.narrow;
                     Barrier* const full = &ring.full[at.stage];
-                    const int k = step * kStep;
+                    const int k = (launch.first_step<S>() + step) * kStep;
                     arrive_expecting(full, bytes);
                     if constexpr (S::kGated) {
 #pragma unroll
@@ -120,15 +132,15 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
     constexpr int kWeightScales = sizeof(S::Factors::weights) / sizeof(float), kRowThreads = 2 * kWarp;
     const bool of_channels = scaled::at_the_end(a.scale_b), of_weights = threadIdx.x < 2 * kWarp;
     const bool exponents = (of_weights ? a.scale_b : a.scale_a).dtype == DType::e8m0, ones = of_weights && of_channels;
-    const int thread = threadIdx.x - (of_weights ? kWarp : 2 * kWarp);
+    const int thread = threadIdx.x - (of_weights ? kWarp : 2 * kWarp), first_step = launch.first_step<S>();
     Position<S::kStages> at;
     bool refills = false;
-    for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
+    for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
         const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
         for (int turn = 0; turn < S::kTurns; ++turn) {
             if (of_weights) {
                 feed_factors<S, kWeightScales, kWarp>(
-                    shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, 0), ones,
+                    shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, first_step), ones,
                     !ones && !exponents, launch.steps, thread, at, refills,
                     [&](int i) {
                         const int64_t first = int64_t(tile.piece * S::kTurns + turn) * S::kOfTurn;
@@ -138,8 +150,8 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
                     [](typename S::Factors& f) { return f.weights; });
             } else {
                 feed_factors<S, S::kRows, kRowThreads>(
-                    shared.ring, scaled::BlockScales(a.scale_a, 0), false, !exponents, launch.steps, thread, at,
-                    refills,
+                    shared.ring, scaled::BlockScales(a.scale_a, first_step), false, !exponents, launch.steps, thread,
+                    at, refills,
                     [&](int i) {
                         const int64_t row = int64_t(tile.row) + row_in<S>(i);
                         return int64_t(source_of(a, row < tile.end ? row : tile.end - 1));

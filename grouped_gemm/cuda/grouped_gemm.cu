@@ -3,10 +3,14 @@
 //     offsets --> each CTA: sums of row tiles, expert after expert, in shared memory --> its share of all tiles
 //     HBM, L2 --> TMA: 128 bytes of k of 64 or 128 rows of weights and of 16 to 256 rows of A a stage --> ring
 //             --> wgmma --> FP8: sums += scales * block, in float32; 16-bit: one sum
+//             --> with split-K, through DSMEM to the CTA of the cluster that finishes a part of the rows
 //             --> bias, rounding --> shared memory --> whole lines of the result
 //
 // The course is block_scaled_gemm's: one warpgroup loads, one or two multiply, CTAs are persistent. An expert's weights
 // are read from HBM once: its row tiles follow each other. Tiles of 64 rows in which no rows are, are not multiplied.
+//
+// Up to 20 rows of the result leave CTA slots free: the CTAs of a cluster split K, and a cluster makes one tile. It finds
+// its tile as CTAs do, and a cluster that finds none ends. Its parts are the sizes' alone (config.h).
 //
 // Gathered rows: up to 32 a tile come by a TMA copy each. For more, and for operands that TMA does not take, a pass
 // before the kernel copies the rows into memory of the launch's own (gather.h).
@@ -120,14 +124,16 @@ Status gather(const Args& a, gemm::Operand* x, const Chip& chip, const Executor&
 constexpr const char* kNotForTma = "TMA does not take a or b";
 
 // gating: SwiGLU in the epilogue, of one of kGatedForms; else nullptr.
-Status launch_tiles(const Args& a, Kind kind, int index, const Gating* gating, const Chip& chip, const Executor& on) {
+Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const Gating* gating, const Chip& chip,
+                    const Executor& on) {
+    const int index = config.form, splits = config.splits;
     const Form& form = kForms[index];
     const int64_t bytes = a.k * a.element_bytes();
     const bool takes_a = tma_takes(a.a.data, a.a_rows, a.a.row_stride, bytes);
     const Launch launch{int(ceil_div(a.n, gating ? 2 * kMostHidden : columns_of(form))), 0,
-                        int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form)};
+                        int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form), splits};
     const int64_t most = most_row_tiles(a.m, a.groups, rows_of(form)) * launch.pieces;
-    if (most > kMaxCtas) return kTooMany;
+    if (most * splits > kMaxCtas) return kTooMany;
     CUtensorMap weights, rows;
     if (!describe(&weights,
                   {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, gating ? 2 * kEachHalf : columns_of(form),
@@ -143,12 +149,13 @@ Status launch_tiles(const Args& a, Kind kind, int index, const Gating* gating, c
     if (!describe(&rows,
                   {x.data, count, bytes, x.row_stride, tiles::kStep, launch.one_by_one ? 1 : rows_of_copy(form)}))
         return {kNotForTma};
-    const int64_t ctas = std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
+    const int64_t ctas =
+        splits > 1 ? most * splits : std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
     const auto start = [&](const auto& choice, auto... more) {
         const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed);
         if (!s.ok()) return s;
-        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, 1, choice.shared_bytes}, on, a, weights, rows,
-                             launch, more...);
+        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, splits, choice.shared_bytes}, on, a, weights,
+                             rows, launch, more...);
     };
     return gating ? start(gated_choice_of(gating->type, index), *gating) : start(choice_of(kind, index));
 }
@@ -168,9 +175,9 @@ Status pick_gated_form(const Args& a, const swiglu::Args& gated, const Chip& chi
                       gated.d % kMostHidden == 0 && (gated.scale || gated.dynamic.group > 0) &&
                       gated.out_dtype == DType::e4m3fn && rows_aligned(gated.out, gated.out_stride, kEight);
     if (!fits) return {};
-    tiles::Config config{pick_gated(a.m, gated.d, a.groups, a.expected, chip.multiprocessors)};
+    tiles::Config config{pick_gated(a.m, gated.d, a.k, a.groups, a.expected, chip.multiprocessors)};
     const Status forced = force(a, chip, &config);
-    if (forced.ok() && config.form < kGatedForms) *form = config.form;
+    if (forced.ok() && config.form < kGatedForms && config.splits == 1) *form = config.form;
     return forced;
 }
 
@@ -188,10 +195,11 @@ Status launch(const Args& args, const Executor& on) {
     const Kind kind = args.format == DType::bf16 ? kBf16 : args.format == DType::f16 ? kF16 : kScaled;
     const int64_t bytes = args.k * args.element_bytes();
     if (chip.capability != 90 || !tma_takes_weights(args, bytes)) return launch_fallback(args, kind, chip, on);
-    tiles::Config config{pick_form(args.m, args.n, args.groups, args.expected, chip.multiprocessors)};
+    tiles::Config config{pick_form(args.m, args.n, args.groups, args.expected, chip.multiprocessors),
+                         pick_splits(args.m, args.n, bytes, args.groups, args.expected, chip.multiprocessors)};
     if (const Status forced = force(args, chip, &config); !forced.ok()) return forced;
     if (config.form != tiles::kFallback) {
-        const Status tiled = launch_tiles(args, kind, config.form, nullptr, chip, on);
+        const Status tiled = launch_tiles(args, kind, config, nullptr, chip, on);
         if (tiled.error != kNotForTma) return tiled;
     }
     return launch_fallback(args, kind, chip, on);
@@ -206,7 +214,7 @@ Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor
     if (const Status picked = pick_gated_form(args, gated, chip, &form); !picked.ok()) return picked;
     if (form >= 0) {
         const Gating gating{QuantizedRows::of(gated, gated.scale), gated.limit, gated.dtype};
-        const Status tiled = launch_tiles(args, kScaled, form, &gating, chip, on);
+        const Status tiled = launch_tiles(args, kScaled, {form}, &gating, chip, on);
         if (tiled.error != kNotForTma) return tiled;
     }
     return launch_in_two(args, gated, Vendor(chip, on), on);

@@ -36,9 +36,11 @@ template <int index, Kind kind_, bool gated = false>
 struct Shape : RingOf<index, kind_, gated> {
     static constexpr Kind kind = kind_;
     static constexpr bool kGated = gated;
+    static constexpr bool kSplits = kForms[index].splits() && !gated;
     using Base = RingOf<index, kind_, gated>;
-    // Those that load keep a tile's turns apart, too.
-    static constexpr int kMore = gated ? 16 * Base::kWarpgroups : 0, kFewRegisters = Base::kFewRegisters + kMore,
+    // Those that load keep a tile's turns apart, too, or their part of K.
+    static constexpr int kMore = gated || kSplits ? 16 * Base::kWarpgroups : 0,
+                         kFewRegisters = Base::kFewRegisters + kMore,
                          kManyRegisters = Base::kManyRegisters - kMore / Base::kWarpgroups;
     // Tiles of columns that a CTA makes for the same rows before it goes on, and their columns in the result, or their
     // hidden values.

@@ -146,6 +146,13 @@ __device__ inline void make_tile(typename S::All& shared, const Args& a, const L
     TileSums<V> sums;
     if constexpr (S::kind == kScaled) multiply_scaled<V, S>(shared.ring, launch.steps, reading, operands, sums);
     else multiply_half<V, S>(shared.ring, launch.steps, reading, operands, sums);
+    int from = 0, to = V::kGroups;
+    if constexpr (S::kSplits) {
+        if (launch.splits > 1) {
+            add_over_cluster<S>(shared.ring, launch.part, launch.splits, sums);
+            from = first_group<S>(launch.part, launch.splits), to = first_group<S>(launch.part + 1, launch.splits);
+        }
+    }
     const int64_t column = int64_t(tile.piece) * S::kColumns + (operands.kHalf ? warpgroup * V::kNarrow : 0);
     const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
 #pragma unroll
@@ -153,10 +160,19 @@ __device__ inline void make_tile(typename S::All& shared, const Args& a, const L
         // What stores adds 64 rows for each warpgroup before.
         const int64_t row =
             int64_t(tile.row) + i * S::kWarpgroups * kWgmmaRows - (operands.kHalf ? warpgroup * kWgmmaRows : 0);
-        const OwnTile own = S::kSwapped ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, 0, V::kGroups}
-                                        : OwnTile{row, tile.end, column, 0, V::kGroups};
+        const OwnTile own = S::kSwapped ? OwnTile{column, min(column + S::kColumns, a.n), tile.row, from, to}
+                                        : OwnTile{row, tile.end, column, from, to};
         scaled::store_tile<One>(shared.ring.staging, one, reinterpret_cast<TileSums<One>&>(sums[i]), own);
     }
+}
+
+// The part of K of a CTA whose cluster has one tile, if it has any: then all of its CTAs do. Offsets that fall may name
+// more tiles than there are clusters.
+__device__ inline void take_part(Launch& launch) {
+    const int steps = launch.steps, splits = launch.splits, part = known_uniform(int(rank_in_cluster()));
+    launch.part = part, launch.own_tile = known_uniform(int(blockIdx.x) / splits);
+    launch.tiles = min(launch.tiles, int(gridDim.x) / splits);
+    launch.own_step = steps * part / splits, launch.steps = steps * (part + 1) / splits - launch.own_step;
 }
 
 // make(shared, launch, tile, warpgroup, reading): a tile of rows, all of its turns.
@@ -164,22 +180,31 @@ template <class S, class Make>
 __device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, const CUtensorMap* rows, Launch launch,
                                   const Make& make) {
     auto& shared = dynamic_shared<typename S::All>();
-    if (threadIdx.x == 0) start_ring<S>(shared.ring, weights, rows, 0, 1);
+    const int splits = S::kSplits ? launch.splits : 1;
+    if (threadIdx.x == 0) start_ring<S>(shared.ring, weights, rows, splits > 1 ? rank_in_cluster() : 0, splits);
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
     make_walk<S::kRows>(shared.beside.walk, a);
     launch.tiles = tiles_of(shared.beside.walk, int(a.groups), launch.pieces);
+    launch.own_tile = int(blockIdx.x);
+    if (S::kSplits && splits > 1) take_part(launch);
     const int warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
         if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
         if (warp == 0) feed_operands<S>(shared, a, weights, rows, launch);
         else if constexpr (S::kind == kScaled) feed_scales<S>(shared, a, launch);
+        if (S::kSplits && splits > 1 && launch.own_tile < launch.tiles) {
+            // Every warp of a cluster that has a tile arrives at its barrier once, and waits before it ends.
+            __syncwarp();
+            arrive_at_cluster_start();
+            wait_for_cluster_start();
+        }
     } else {
         if constexpr (S::kManyRegisters > 0) take_registers<S::kManyRegisters>();
         const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
         Reading<S> reading(shared.ring);
-        for (int t = blockIdx.x; t < launch.tiles; t += gridDim.x) {
+        for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
             const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
             make(shared, launch, tile, warpgroup, reading);
         }

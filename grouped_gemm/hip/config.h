@@ -73,7 +73,7 @@ constexpr int64_t kShortK = 1024;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
 constexpr int64_t kFewestTallRows = 96;
 
-// m: expected rows of a group. k: bytes, which are what costs.
+// groups: tiles of rows, one of 16 each. k: bytes, which are what costs.
 constexpr double stream_us(const ChipModel& chip, int shape, int, const gemm::Sizes& sizes) {
     return gemm::stream_time(chip, kStreamShapes[shape], gemm::costs::kStreams, sizes, 1).total();
 }
@@ -81,11 +81,13 @@ constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; 
 
 // Up to kFewExpected rows weights are streamed. Beyond, tiles whose waves without rows do not multiply are as fast, and
 // read weights and rows fewer times.
-// A stream's form decides bits: it does not depend on the expected rows. Tiles give the same bits in all shapes: the
-// tallest that the rows fill well, and of which there are enough for the chip.
-constexpr int pick_shape(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
+// A stream's form decides bits: it does not depend on the expected rows, and on m by its class alone, as if each of the
+// class's rows had an expert of its own. K of few rows is not split: docs/journal/moe.md. Tiles give the same bits in all
+// shapes: the tallest that the rows fill well, and of which there are enough for the chip.
+constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
     if (expected <= kFewExpected) {
-        const gemm::Sizes sizes{groups, kStreamShapes[0].rows, n, k_bytes};
+        const int64_t most = slot_class(m);
+        const gemm::Sizes sizes{0 < most && most < groups ? most : groups, kStreamShapes[0].rows, n, k_bytes};
         return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
     }
     int shape = expected >= kFewestTallRows ? 0 : k_bytes > kShortK ? 1 : gemm::place_of(kTileShapes, "t64x128");

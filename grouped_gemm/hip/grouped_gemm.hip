@@ -143,7 +143,7 @@ Status launch(const Args& args, const Executor& on) {
     Call call;
     if (const Status read = read_call(args, &call); !read.ok()) return read;
     const auto& [job, arch, any, channels, forced] = call;
-    int shape = pick_shape(args.groups, args.expected, args.n, job.k, int(arch));
+    int shape = pick_shape(args.m, args.groups, args.expected, args.n, job.k, int(arch));
     if (forced.set) {
         if (forced.shape < 0 || forced.shape >= kGatedFrom) return {kUnfit};
         shape = forced.shape;

@@ -18,14 +18,14 @@ F32 = 0  # of rocm_fp8::DType
 VALUES, COMPUTED = 0, 2  # of Output
 ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
 OF_ROWS = ("grouped_swiglu_rows", "quantize_rows", "swiglu_rows")
-# Kernels of Hopper's tiles: from which form on they may split K.
-NEVER = 99
+# Kernels of Hopper's tiles: the forms that may split K.
+NONE = range(0)
 HOPPER_TILES = {
-    "block_scaled_gemm_tiles": 4,
-    "grouped_gemm_tiles": NEVER,
-    "grouped_gemm_gated": NEVER,
-    "mla_decode_tiles": NEVER,
-    "int8_gemm_forms": 3,
+    "block_scaled_gemm_tiles": range(4, 99),
+    "grouped_gemm_tiles": range(1),
+    "grouped_gemm_gated": NONE,
+    "mla_decode_tiles": NONE,
+    "int8_gemm_forms": range(3, 99),
 }
 
 
@@ -242,8 +242,8 @@ def test_nobody_waits_for_what_it_has_written(kernels):
         elif kernel.name == "skinny_gemm_bulk":
             columns, rows, *_, for_clusters = kernel.template
             clusters = rows < 4 or columns <= 48 or for_clusters
-        elif kernel.name in HOPPER_TILES:  # elsewhere they are empty; the first forms do not split K
-            clusters = arch == "sm_90a" and kernel.template[0] >= HOPPER_TILES[kernel.name]
+        elif kernel.name in HOPPER_TILES:  # elsewhere they are empty
+            clusters = arch == "sm_90a" and kernel.template[0] in HOPPER_TILES[kernel.name]
         else:
             clusters = False
         assert bool(kernel.count("STAS")) == (clusters and arch != "sm_89"), kernel

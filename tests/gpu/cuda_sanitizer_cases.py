@@ -16,9 +16,10 @@ import torch
 
 from benchmarks.harness.forms import all_shapes_for
 from scripts.load import load_kernel
+from tests.problems import grouped_gemm as grouped
 from tests.problems import mla
 from tests.problems import moe_routing as moe
-from tests.problems.inputs import HALF
+from tests.problems.inputs import HALF, random_fp8
 
 FP8 = torch.float8_e4m3fn
 
@@ -74,7 +75,7 @@ def each_form(kernel, most_splits: int, launch) -> int:
                 if "an index into" in str(error):
                     force(kernel, "")
                     return taken
-                if "names a form" not in str(error):
+                if "cannot take" not in str(error):
                     raise
                 break
             taken += 1
@@ -174,6 +175,52 @@ def check_moe_routing(kernel) -> None:
             assert torch.equal(got.cpu(), moe.combined(o, out)), f"moe_combine {dtype} {shared} {out} {d}"
 
 
+def check_experts(kernel, tiles: bool) -> None:
+    """grouped_gemm and grouped_gemm_swiglu_fp8: experts of no row, one and more than a tile; rows gathered or not, at
+    odd addresses or not; scales of blocks, channels and one. tiles: every form, split or not, SwiGLU in its epilogue
+    or behind it; else the kernels for any chip and operands, and SwiGLU's passes."""
+    drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
+    scales = (("group", "block"), ("row", "channel"), ("one", "tensor"))
+    count = 0
+
+    def check(rows: int, which: int, slots: int, layout: str, n: int = 136) -> None:
+        nonlocal count
+        counts, of_scales = [rows + 3, 0, 10, 1], scales[count % 3]
+        count += 1
+        case = grouped.Case(
+            sum(counts) + 5, 4, n, 1296 // (1 + which % 2), which, lambda *_: counts, slots, *of_scales, count % 2 == 0,
+            torch.bfloat16, torch.float32, random_fp8, layout, None,
+        )  # fmt: skip
+        inputs, held = grouped.draw(case, (FP8,), drawn).placed("cuda", layout)
+
+        def product(config: str) -> None:
+            inputs.assert_right(inputs.call(kernel, out_dtype=torch.float32)[: inputs.live()], f"{case.id} {config}")
+
+        def gated(config: str) -> None:
+            scaling = dict(scaling="group" if tiles or count % 2 else "row")
+            q, scale = kernel.grouped_gemm_swiglu_fp8(*inputs.operands(), **inputs.gather(), **scaling)
+            wanted, of_wanted = kernel.reference.swiglu_dynamic_fp8(
+                kernel.grouped_gemm(*inputs.operands(), **inputs.gather(), out_dtype=torch.bfloat16)[: inputs.live()],
+                **scaling,
+            )
+            same(q[: inputs.live()], wanted, f"{case.id} {config}, SwiGLU")
+            same(scale[: inputs.live()], of_wanted, f"{case.id} {config}, its scales")
+
+        for launch in (product, gated):
+            if tiles:
+                assert each_form(kernel, 8, launch) > 8
+            else:
+                force(kernel, "-1,1")
+                launch("fallback")
+                force(kernel, "")
+        for each in held:
+            each.assert_unchanged()
+
+    for which, slots in itertools.product(range(3), (0, 2)):
+        check(130 if slots else 16, which, slots, "dense", 512)
+        check(20, which, slots, "padded" if tiles else "odd")
+
+
 def check_mla(kernel) -> None:
     """Every kernel of mla_decode and mla_append: caches, pages that TMA takes or not, unaligned rows, splits."""
     drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
@@ -212,6 +259,11 @@ def main() -> int:
     if "--gemms" in sys.argv:
         check_block_scaled(kernel, random, normal)
         check_int8(kernel, random, normal)
+        torch.cuda.synchronize()
+        print("all results right")
+        return 0
+    if "--experts" in sys.argv:
+        check_experts(kernel, tiles=True)
         torch.cuda.synchronize()
         print("all results right")
         return 0
@@ -268,6 +320,7 @@ def main() -> int:
             same(got, wanted, f"quantize_fp8 {rows}x{d} {dtype} {mode}")
     check_computed_scales(kernel, normal)
     check_moe_routing(kernel)
+    check_experts(kernel, tiles=False)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
         shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in all_shapes_for(m, splits)]
         for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):

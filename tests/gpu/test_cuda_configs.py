@@ -304,7 +304,7 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, multiprocessors):
     forms, reached = library.tables["grouped_forms"], set()
     for m, n, groups in itertools.product((1, 8, 512, 8192, 65536), (64, 200, 4096, 28672), (1, 8, 256, 1024)):
         for expected in (1, 16, 17, 32, 64, 65, 100, 128, 256, 4096):
-            index, rows, columns, most = library.cuda_grouped_config(m, n, groups, expected, multiprocessors)
+            index, rows, columns, most, _ = library.cuda_grouped_config(m, n, 4096, groups, expected, multiprocessors)
             reached.add(index)
             assert rows > expected or rows >= 128
             assert forms[index]["swapped"] == (rows < 128) and forms[index]["stages"] >= 4
@@ -314,18 +314,45 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, multiprocessors):
     assert len(reached) >= 5
 
 
+@pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
+def test_grouped_gemm_splits_k_by_the_class_of_rows(library, multiprocessors):
+    """One number of parts for all rows of a class and of expected rows; parts of at least eight steps that no cluster
+    waits for; more rows, or more of them expected, are not split."""
+    classes, reached = ((1, 2), (3, 4), (5, 10), (11, 20)), set()
+
+    def parts(m, n, k, groups, expected):
+        form, *_, splits = library.cuda_grouped_config(m, n, k, groups, expected, multiprocessors)
+        assert splits == 1 or library.tables["grouped_forms"][form]["name"] == "n16x64"
+        return splits
+
+    for n, k, groups in itertools.product((64, 512, 4096, 28672), (128, 1024, 7168, 14336), (1, 2, 8, 257)):
+        for first, last in classes:
+            found = {parts(m, n, k, groups, e) for m in range(first, last + 1) for e in range(1, 5)}
+            assert len(found) == 1, (n, k, groups, first)
+            splits = found.pop()
+            reached.add(splits)
+            assert splits == 1 or -(-k // 128) >= 8 * splits
+            assert splits == 1 or min(last, groups) * -(-n // 64) * splits <= 2 * multiprocessors
+            assert splits <= 8 and parts(last, n, k, groups, 5) == 1
+        assert parts(21, n, k, groups, 1) == 1
+    assert len(reached) >= 4
+    # One token's eight experts and a shared one; Mixtral's two.
+    assert multiprocessors != H200 or (parts(9, 512, 7168, 257, 1), parts(2, 4096, 14336, 8, 1)) == (3, 2)
+
+
 @pytest.mark.parametrize("multiprocessors", [H200, 78])
 def test_swiglu_is_in_the_epilogue_of_forms_that_have_it(library, multiprocessors):
     """The product's own form or none: rows have the same bits either way."""
     reached = set()
     for m, hidden, groups in itertools.product((1, 64, 576, 8192, 65536), (128, 256, 2048, 14336), (1, 8, 33, 257)):
         for expected in (1, 9, 18, 36, 100, 300, 2000):
-            index = library.cuda_grouped_gated(m, hidden, groups, expected, multiprocessors)
+            index = library.cuda_grouped_gated(m, hidden, 7168, groups, expected, multiprocessors)
             reached.add(index)
-            assert index in (-1, library.cuda_grouped_config(m, 2 * hidden, groups, expected, multiprocessors)[0])
+            form, *_, splits = library.cuda_grouped_config(m, 2 * hidden, 7168, groups, expected, multiprocessors)
+            assert index in (-1, form) and (index < 0 or splits == 1)
     assert reached == {-1, 0, 2, 3}  # n32x64 is slower
     # One token of nine experts does not fill the chip by whole groups.
-    assert library.cuda_grouped_gated(9, 2048, 257, 1, H200) == -1
+    assert library.cuda_grouped_gated(9, 2048, 7168, 257, 1, H200) == -1
 
 
 def _spread(m, groups):

@@ -253,8 +253,10 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
     forms, reached = library.tables["grouped_tiles"] + library.tables["grouped_streams"], set()
     for m, n, groups in itertools.product((1, 8, 512, 8192, 65536), (64, 4096, 28672), (1, 8, 256, 1024)):
         for k_bytes in (256, 7168):
-            few = {library.grouped_config(groups, expected, n, k_bytes, arch, m) for expected in range(1, 5)}
-            assert len(few) == 1 and next(iter(few))[0] >= streams
+            few = {library.grouped_config(groups, expected, n, k_bytes, arch, m)[0] for expected in range(1, 5)}
+            assert len(few) == 1 and next(iter(few)) >= streams
+            of_class = {1: (1, 2), 8: range(5, 11)}.get(m, (m,))
+            assert few == {library.grouped_config(groups, 1, n, k_bytes, arch, rows)[0] for rows in of_class}
             for expected in (1, 5, 40, 96, 5000):
                 form, most = library.grouped_config(groups, expected, n, k_bytes, arch, m)
                 rows = forms[form]["rows"]
@@ -263,6 +265,9 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
                 alone = min(groups, m) - 1  # every expert has one row, and one the rest
                 assert most >= max(-(-m // rows), alone + -(-(m - alone) // rows))
     assert len(reached) >= 4
+    # The streams that one token's experts fill, of those that all experts would.
+    few, many = (forms[library.grouped_config(257, 1, 512, 7168, arch, m)[0]]["name"] for m in (9, 64))
+    assert (few, many) == ("s16x16w4", "s16x32w2") or arch != 0
 
 
 @every_chip

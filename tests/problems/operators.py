@@ -59,4 +59,5 @@ def function_of(operator: str) -> str:
 
 
 def functions(kernel: ModuleType) -> set[str]:
-    return {function_of(name) for name in operators(kernel)}
+    """Of the package; those between ranks are methods of comm.Communicator."""
+    return {function_of(name) for name in operators(kernel).keys() - comm_operators(kernel)}

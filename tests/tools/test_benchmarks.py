@@ -257,7 +257,7 @@ def test_the_script_by_itself(classes, capsys, monkeypatch):
 # --- benchmarks/cpu_ratios.py ---
 
 
-@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "rows", "dynamic"])
+@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "experts", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
     gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
@@ -275,6 +275,8 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     monkeypatch.setattr(cpu_ratios, "block_scaled", lambda kernel, m, generator: block_times)
     int8_times = {"int8_gemm": 5.0 if slow == "int8" else 1.0, "linear float32": 3.0, "floor": 0.9}
     monkeypatch.setattr(cpu_ratios, "int8", lambda kernel, m, generator: int8_times)
+    expert_times = {"fused_moe": 3.0 if slow == "experts" else 1.0, "loop float32": 6.0, "floor": 0.9}
+    monkeypatch.setattr(cpu_ratios, "experts", lambda kernel, tokens, generator: expert_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
     monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
@@ -290,11 +292,12 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
             "gemm": ["skinny_gemm"] * 3,
             "blocks": ["block_scaled_gemm"] * 3,
             "int8": ["int8_gemm"] * 3,
+            "experts": ["fused_moe"] * 2,
             "rows": ["swiglu_fp8:"],
             "dynamic": computed,
         }[slow]
     )
-    assert captured.out.count("\n") == 19
+    assert captured.out.count("\n") == 21
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
@@ -310,6 +313,11 @@ def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
     times = cpu_ratios.block_scaled(kernel, 3, generator)
     assert set(times) == {"read", "copy", "block_scaled_gemm", "linear float32", "dequantise, linear", "floor"}
     assert min(times.values()) > 0
+    monkeypatch.setattr(cpu_ratios, "LAYER", (6, 2, 192, 160))
+    for tokens in (1, 5):
+        times = cpu_ratios.experts(kernel, tokens, generator)
+        assert set(times) == {"read", "copy", "fused_moe", "loop float32", "floor"}
+        assert min(times.values()) > 0
 
 
 @pytest.mark.parametrize("operator_ns, floor", [(5.0, 5.0), (20.0, 10.0)], ids=["beats-the-probe", "slower"])

@@ -24,6 +24,7 @@ struct Form {
     int slots;              // CTAs that a multiprocessor holds at once
     bool whole_k = false;   // K is never split
     int passed = 256;       // bytes of a row of the result that a warp stages at once, where rows are wide
+    bool in_ring = false;   // split-K's sums take the ring's place, so that no stage is given up for them
 
     // Registers for the sums leave none for split-K's reduction in the large forms, and they have no use for it.
     constexpr bool splits() const { return !whole_k && tiles == 1 && narrow <= 128; }
@@ -36,7 +37,7 @@ struct Form {
     }
     // Whether the sums that split-K sends to a CTA have a place of their own. In the ring's place they wait until all
     // CTAs of the cluster have left their rings.
-    constexpr bool sums_apart() const { return splits() && swapped && narrow <= 32; }
+    constexpr bool sums_apart() const { return splits() && !in_ring && swapped && narrow <= 32; }
     constexpr int sums_bytes() const { return sums_apart() ? most_sums(kMostSplits) : 0; }
     // more: bytes of a stage beside the operands; beside: bytes beside the ring.
     constexpr int stages(int more, int beside = 0) const {

@@ -10,6 +10,8 @@ A linear without an input_scale has its input quantised by computed scales, of r
 operators of these names.
 A half of the layer, attention or MLP, that is not quantised as a whole keeps transformers' module and order; there
 each FP8 linear quantises its own input (`quantizing_linear`).
+With a communicator (../models/fp8/parallel.py) a and d are one rank's partial sums. The norm behind them adds those of
+all ranks: all_reduce_add_rms_norm_fp8, where the residual may be written; else all_reduce comes first.
 The residual lives in the linears' results: each is the next one's residual buffer, nothing is allocated
 for it, and a layer's input is never written (transformers hands it out as a hidden state).
 """
@@ -18,6 +20,8 @@ from types import ModuleType
 
 import torch
 
+from .. import reference
+from ..comm import Communicator
 from ..models.fp8.linear import Fp8Linear
 from ..models.signatures import named
 from .residual import ResidualStream
@@ -36,9 +40,12 @@ def decoder_layer(
     [..., d]; args and kwargs: the layer's other arguments, all of which go to its attention."""
     attention, mlp = layer.self_attn, layer.mlp
     arguments = named(layer.PARAMETERS, args, kwargs)
+    ranks = getattr(layer, "communicator", None)
     residual = None
     if residual_stream is not None:
         hidden, residual = residual_stream.take(hidden)
+    if ranks is not None:
+        return _of_ranks(layer, ops, ranks, hidden, residual, residual_stream, arguments)
     if hasattr(attention, "qkv_proj"):
         if residual is None:
             q, scale = _normalised(ops, layer.input_layernorm, attention, attention.qkv_proj, hidden)
@@ -59,6 +66,56 @@ def decoder_layer(
         return result.add_(residual)
     residual = residual + hidden
     return residual + mlp(layer.post_attention_layernorm(residual))
+
+
+def _of_ranks(
+    layer: torch.nn.Module,
+    ops: ModuleType,
+    ranks: Communicator,
+    hidden: torch.Tensor,
+    residual: torch.Tensor | None,
+    residual_stream: ResidualStream | None,
+    arguments: dict,
+) -> torch.Tensor:
+    """decoder_layer of one rank's share. With a residual, `hidden` is this rank's part of the layer's before."""
+    attention, mlp = layer.self_attn, layer.mlp
+    norm = layer.input_layernorm
+    if residual is None:
+        q, scale = _normalised(ops, norm, attention, attention.qkv_proj, hidden)
+    else:
+        q, scale = _normalised_sum(ops, ranks, norm, attention, attention.qkv_proj, hidden, residual)
+        hidden = residual
+    part, _ = attention(q, ops=ops, input_scale=scale, **arguments)
+    norm = layer.post_attention_layernorm
+    if residual is None:  # the layer's own input is not to be written
+        residual = ranks.all_reduce(part)
+        q, scale = _normalised(ops, norm, mlp, mlp.gate_up_proj, hidden, residual)
+    else:
+        q, scale = _normalised_sum(ops, ranks, norm, mlp, mlp.gate_up_proj, part, residual)
+    part = mlp(q, ops=ops, input_scale=scale)
+    if residual_stream is not None and residual_stream.leave(part, residual, of_ranks=True):
+        return part
+    return ranks.all_reduce(part).add_(residual)
+
+
+def _normalised_sum(
+    ops: ModuleType,
+    ranks: Communicator,
+    norm: torch.nn.Module,
+    half: torch.nn.Module,
+    linear: torch.nn.Module,
+    part: torch.Tensor,
+    residual: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """_normalised of the sum of all ranks' parts and the residual."""
+    if ops is reference or any(map(is_watched, (norm, half, linear))):
+        return _normalised(ops, norm, half, linear, ranks.all_reduce(part), residual)
+    epsilon, kind = norm.variance_epsilon, linear.weight.dtype
+    if linear.input_scale is None:
+        operator = ranks.all_reduce_add_rms_norm_dynamic_fp8
+        return operator(part, residual, norm.weight, epsilon, **linear.input_scaling(), out_dtype=kind)
+    operator, scale = ranks.all_reduce_add_rms_norm_fp8, linear.input_scale
+    return operator(part, residual, norm.weight, scale, epsilon, out_dtype=kind), scale
 
 
 def _normalised(

@@ -31,6 +31,7 @@ class ResidualStream:
         self._to_come = layers
         self._part: torch.Tensor | None = None
         self._residual: torch.Tensor | None = None
+        self._of_ranks = False
 
     def take(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(hidden, residual): their sum is the hidden state. None: there is nothing to add. Each layer calls it once.
@@ -43,13 +44,16 @@ class ResidualStream:
         self._part = self._residual = None
         if residual is None or hidden is part:
             return hidden, residual
+        if self._of_ranks:
+            raise RuntimeError("between two decoder layers a hidden state was changed; it is one rank's partial sum")
         return hidden + residual.to(hidden.device), None
 
-    def leave(self, part: torch.Tensor, residual: torch.Tensor) -> bool:
-        """Whether the next layer will add the residual, which it may write, to `part`, which this layer returns."""
+    def leave(self, part: torch.Tensor, residual: torch.Tensor, of_ranks: bool = False) -> bool:
+        """Whether the next layer will add the residual, which it may write, to `part`, which this layer returns.
+        of_ranks: a sum over ranks comes first."""
         if self._to_come == 0:
             return False
-        self._part, self._residual = part, residual
+        self._part, self._residual, self._of_ranks = part, residual, of_ranks
         return True
 
 

@@ -40,6 +40,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     experts = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Experts)}
     if not linears and not experts:
         raise ValueError("the model is not quantised")
+    if any(getattr(module, "communicator", None) is not None for module in model.modules()):
+        raise ValueError("the model is one rank's share of it; save it before parallelize")
     for name, module in (linears | experts).items():
         codes = module.weight if name in linears else module.down_proj
         if codes.dtype != torch.float8_e4m3fn:

@@ -6,6 +6,9 @@
     ...
     model = kernel.quantization.load_quantized("model-fp8", device="cuda")  # or another's checkpoint: ../checkpoints/
     model = kernel.quantization.convert(AutoModelForCausalLM.from_pretrained("model-fp8"))  # compressed-tensors alone
+    ...
+    with kernel.comm.Communicator() as ranks:  # tensor parallelism on one host, under torchrun
+        kernel.quantization.parallelize(model, ranks)
 
 The decoder layers of Llama, Mistral, Qwen2 and Qwen3 (architectures.py) are fused: Q, K and V become one linear, Gate
 and Up another, and norms and SwiGLU hand FP8 on. Of any other model, and of a layer that cannot be fused, the linears
@@ -17,6 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from ...comm import Communicator
 from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8
 from ..calibration import observe
@@ -24,7 +28,16 @@ from ..checkpoints import convert, load_quantized, save_quantized
 from ..codes import refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear, gemm_for
 
-__all__ = ["Fp8Linear", "calibrate", "convert", "gemm_for", "load_quantized", "quantize", "save_quantized"]
+__all__ = [
+    "Fp8Linear",
+    "calibrate",
+    "convert",
+    "gemm_for",
+    "load_quantized",
+    "parallelize",
+    "quantize",
+    "save_quantized",
+]
 
 _ACTIVATIONS = ("static", "dynamic")
 
@@ -130,3 +143,21 @@ def quantize(
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)
+
+
+def parallelize(model: torch.nn.Module, communicator: Communicator) -> torch.nn.Module:
+    """Tensor parallelism: keeps this rank's share of a model that `quantize`, `load_quantized` or `convert` has made.
+
+    All ranks call it with the same model, before or after kernelize. Then they call the model with the same inputs, and
+    get the same logits, bit for bit. They differ from one rank's: partial products are rounded before they are added.
+
+    Args:
+        model: of Llama, Mistral, Qwen2 or Qwen3, all of whose decoder layers are fused. It is changed in place.
+        communicator: of the ranks. It must outlive the model's calls.
+
+    Returns: model.
+    Raises: ValueError that names what cannot be split, before the model is changed.
+    """
+    from . import parallel
+
+    return parallel.parallelize(model, communicator)

@@ -57,6 +57,16 @@ class FusedHalf:
         return [getattr(self, name).out_features // len(parts)] * len(parts)
 
 
+class _OfConfig:
+    """An attribute that is the config's until it is set."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, module, kind=None):
+        return self if module is None else getattr(module.config, self._name)
+
+
 class FusedAttention(FusedHalf):
     JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
     modeling: ModuleType
@@ -98,8 +108,11 @@ class FusedAttention(FusedHalf):
     def rows_of_parts(self, name: str) -> list[int]:
         if name != "qkv_proj":
             return super().rows_of_parts(name)
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        return [count * self.head_dim for count in (heads, kv_heads, kv_heads)]
+        return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+
+    # Of this rank, where the model is split.
+    heads = _OfConfig("num_attention_heads")
+    kv_heads = _OfConfig("num_key_value_heads")
 
 
 class FusedMLP(FusedHalf):

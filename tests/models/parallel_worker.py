@@ -1,0 +1,139 @@
+"""A rank of test_parallel.py, in a process of its own:
+
+python -m tests.models.parallel_worker CASE RANK RANKS PORT SEED
+"""
+
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from tests.problems.buffers import same_bytes
+from tests.problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits
+
+
+def qwen3(heads: int, kv_heads: int, head_dim: int = 16, inner: int = 128, hidden: int = 64) -> torch.nn.Module:
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=3,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        attention_bias=True,
+    )
+    return drawn(config, torch.Generator().manual_seed(torch.initial_seed())).eval()
+
+
+def same_on_all_ranks(value: torch.Tensor) -> bool:
+    everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, value.contiguous())
+    return all(same_bytes(each, value) for each in everyone)
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Apart by the roundings of partial sums, and by what FP8 makes of those."""
+    return distance(got, wanted) < 0.1
+
+
+def split(kernel, rank: int, ranks: int) -> None:
+    """Each architecture, kinds of scales, heads of keys that are more than ranks and fewer; with biases."""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    blocks = dict(heads=8, kv_heads=4, head_dim=64, inner=128 * 2 * ranks, hidden=128)
+    cases = [
+        ("llama", lambda: llama(generator, num_attention_heads=8, num_key_value_heads=4), dict(granularity="channel")),
+        ("qwen3", lambda: qwen3(8, 4), dict(granularity="channel")),
+        ("one head of keys", lambda: qwen3(8, 1), dict(granularity="tensor")),
+        ("blocks", lambda: qwen3(**(blocks | dict(head_dim=128))), dict(granularity="block")),
+    ]
+    for name, make, options in cases:
+        model = make()
+        ids = torch.randint(0, 64, (2, 12))
+        for activations in ("dynamic",) if options["granularity"] == "block" else ("static", "dynamic"):
+            whole = copy.deepcopy(model)
+            inputs = [ids] if activations == "static" else None
+            kernel.quantization.quantize(whole, inputs, activations=activations, **options)
+            share = copy.deepcopy(whole)
+            with kernel.comm.Communicator(timeout=60) as c:
+                before = logits(whole, ids)
+                assert kernel.quantization.parallelize(share, c) is share
+                reference = logits(share, ids)
+                assert near(reference, before) and same_on_all_ranks(reference), (name, activations)
+                got = logits(kernelized(kernel, share), ids)
+                assert near(got, before) and same_on_all_ranks(got), (name, activations)
+                # A hidden state that somebody looks at is the whole one.
+                states = share(ids, output_hidden_states=True).hidden_states
+                assert all(same_on_all_ranks(state) for state in states)
+                kept = sum(buffer.nbytes for buffer in share.buffers() if buffer.dtype.itemsize == 1)
+                all_of_it = sum(buffer.nbytes for buffer in whole.buffers() if buffer.dtype.itemsize == 1)
+                assert kept < all_of_it / ranks * 1.35, (name, kept / all_of_it)
+
+
+def decode(kernel, rank: int, ranks: int) -> None:
+    """The byte-level Llama gives the tokens of one rank, where one token leads; from sum to FP8 is one operator."""
+    model = AutoModelForCausalLM.from_pretrained("examples/byte_llama/checkpoint", dtype=torch.bfloat16).eval()
+    with open("README.md", "rb") as text:
+        ids = torch.tensor([list(text.read(400))])
+    kernel.quantization.quantize(model, [ids])
+    whole = kernelized(kernel, copy.deepcopy(model))
+    wanted = logits(whole, ids)
+    with kernel.comm.Communicator(timeout=60) as c:
+        share = kernelized(kernel, kernel.quantization.parallelize(model, c))
+        got = logits(share, ids)
+        written = share.generate(ids[:, :64], max_new_tokens=24, do_sample=False)
+        before = kernel.call_counts()
+        share(ids[:, :1])
+        now = kernel.call_counts()
+        compiled = torch.compile(share.model, fullgraph=True, backend="aot_eager")
+        assert same_bytes(compiled(ids[:, :8]).last_hidden_state, share.model(ids[:, :8]).last_hidden_state)
+    assert same_on_all_ranks(written) and same_on_all_ranks(got)
+    leads, same = decided(wanted, 0.5), got.argmax(-1) == wanted.argmax(-1)
+    assert leads.float().mean() > 0.2 and same[leads].all() and same.float().mean() > 0.9
+    layers = model.config.num_hidden_layers
+    counted = {name: now[name] - before[name] for name in now if "all_reduce" in name and now[name] > before[name]}
+    # The first layer's input is not to be written, the last layer has no norm behind it.
+    assert counted == {"all_reduce": 2, "all_reduce_add_rms_norm_fp8": 2 * layers - 2}
+
+
+def refused(kernel, rank: int, ranks: int) -> None:
+    def words(function, kind=ValueError) -> str:
+        try:
+            function()
+        except kind as error:
+            return str(error)
+        raise AssertionError("nothing was raised")
+
+    with kernel.comm.Communicator(timeout=60) as c:
+        parallelize = kernel.quantization.parallelize
+        assert "no fused decoder layer" in words(lambda: parallelize(llama(torch.Generator()), c))
+        uneven = kernel.quantization.quantize(qwen3(9, 3), activations="dynamic")
+        before = {name: value.clone() for name, value in uneven.named_buffers()}
+        assert "9 heads of queries, 3 of keys" in words(lambda: parallelize(uneven, c))
+        assert all(value.shape == before[name].shape for name, value in uneven.named_buffers())
+        odd = kernel.quantization.quantize(qwen3(8, 4, inner=127), activations="dynamic")
+        assert "127 inner values" in words(lambda: parallelize(odd, c))
+        blocks = kernel.quantization.quantize(
+            qwen3(8, 4, head_dim=32, inner=512), activations="dynamic", granularity="block"
+        )
+        assert "hold no whole blocks of 128" in words(lambda: parallelize(blocks, c))
+        share = kernel.quantization.quantize(qwen3(8, 4), activations="dynamic")
+        parallelize(share, c)
+        assert "one rank's share already" in words(lambda: parallelize(share, c))
+        assert "save it before parallelize" in words(lambda: kernel.quantization.save_quantized(share, "nowhere"))
+
+
+def main() -> None:
+    case, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    from scripts.load import load_kernel
+
+    kernel = load_kernel("cpu")
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    with torch.no_grad():
+        globals()[case](kernel, rank, ranks)
+    print(f"{case}: done")
+    dist.destroy_process_group()
