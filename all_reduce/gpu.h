@@ -221,12 +221,16 @@ __device__ inline void exchange_rows(const FlatArgs& f) {
                 v, [&](int) { return n; }, [](int) { return true; });
             out.store(row, vector, v[0]);
         } else if constexpr (operation == Operation::reduce_scatter) {
-            for (int i = 1; i < ranks; ++i) {
-                const int to = rank + i < ranks ? rank + i : rank + i - ranks;
-                exchange.send(to, rank * place + int64_t(n) * 16, x.load(to * f.own_rows + row, vector));
+            // Without branches, so that all loads are in flight together.
+            Vector128 parts[kMost];
+#pragma unroll
+            for (int i = 0; i < kMost; ++i) parts[i] = x.load(exchange.after(i) * f.own_rows + row, vector);
+#pragma unroll
+            for (int i = 1; i < kMost; ++i) {
+                if (i < ranks) exchange.send(exchange.after(i), rank * place + int64_t(n) * 16, parts[i]);
             }
             Vector128 all[kMost];
-            const Vector128 own = x.load(rank * f.own_rows + row, vector);
+            const Vector128 own = parts[0];
 #pragma unroll
             for (Vector128& each : all) each = own;
             exchange.receive(all, [&](int from) { return from * place + int64_t(n) * 16; }, f.what);

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 
+from exchange_gate import exchange
 from host_configs import configs
 from split_k_gate import parts_of_a_tile, split_k
 
@@ -118,6 +119,9 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return moe_sort(arch, kernel, figures)
     if family == "mla_decode":
         return mla_decode(arch, kernel, figures, mla_forms()[int(values[0])], *values[1:])
+    if family in ("rows_of_ranks", "norm_of_sum"):
+        norm = family == "norm_of_sum"
+        return exchange(kernel, figures, int(values[4] if norm else values[2]), int(values[3]) if norm else 1)
     if family == "mla_merge":
         return mla_merge(kernel, figures)
     if family == "grouped_gemm_tiles":

@@ -22,6 +22,8 @@ __device__ inline Vector128 load_system(const void* p) {
                  : "memory");
     return v;
 }
+__device__ inline void* in_all_lanes(void* p) { return p; }
+
 // Of a memory that begins at `base`, the same in all lanes. At kNoPlace there are zeros, and stores are dropped, without
 // an access.
 constexpr uint32_t kNoPlace = 0xFFFFFFF0u;

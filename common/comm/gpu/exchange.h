@@ -90,9 +90,13 @@ struct Exchange {
 #pragma unroll
         for (int i = 1; i < kMost; ++i) {
             if (i >= peers.ranks) break;
-            const int to = peers.rank + i < peers.ranks ? peers.rank + i : peers.rank + i - peers.ranks;
-            store_system(at(to, byte), sent);
+            store_system(at(after(i), byte), sent);
         }
+    }
+    // The i-th rank after this one, by turns; this one where there are not as many.
+    __device__ int after(int i) const {
+        const int rank = peers.rank + i;
+        return i >= peers.ranks ? peers.rank : rank < peers.ranks ? rank : rank - peers.ranks;
     }
     __device__ void send(int to, int64_t byte, const Vector128& v) const { store_system(at(to, byte), to_send(v)); }
 
@@ -105,7 +109,7 @@ struct Exchange {
     template <int kMany, class Byte, class Wanted, class From>
     __device__ void receive_many(Vector128 (&got)[kMany], const Byte& byte, const Wanted& wanted, const From& from,
                                  uint32_t what) const {
-        void* own = at(peers.rank, 0);
+        void* own = in_all_lanes(at(peers.rank, 0));
         uint32_t places[kMany];
 #pragma unroll
         for (int i = 0; i < kMany; ++i) {

@@ -21,6 +21,13 @@ __device__ inline void store_system(void* p, uint64_t v) {
     __hip_atomic_store(global<uint64_t>(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 
+// A pointer that is the same in all lanes of a wave, in scalar registers: descriptors need it there.
+__device__ inline void* in_all_lanes(void* p) {
+    const uint64_t bits = reinterpret_cast<uint64_t>(p);
+    const uint32_t low = uniform(uint32_t(bits)), high = uniform(uint32_t(bits >> 32));
+    return reinterpret_cast<void*>(uint64_t(high) << 32 | low);
+}
+
 // Of a memory that begins at `base`, the same in all lanes. At kNoPlace there are zeros, and stores are dropped, without
 // an access. The compiler counts these loads, waits for them where the value is used, and has several in flight.
 constexpr uint32_t kNoPlace = 0xFFFFFFF0u;
