@@ -37,6 +37,9 @@ struct Message {
     // v: this rank's vectors at[i], or what is left where !wanted(i). Becomes their sums.
     template <DType type, int kMany, class At, class Wanted>
     __device__ void sum(Vector128 (&v)[kMany], const At& at, const Wanted& wanted) const {
+        // This rank's own, too, as the others get them: so all have the same NaNs.
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) v[i] = comm::to_send(v[i]);
         if (kMost == 2 || way == Way::one_shot) sum_here<type>(v, at, wanted);
         else sum_by_owners<type>(v, at, wanted);
     }
@@ -77,7 +80,7 @@ struct Message {
 
     template <DType type, int kMany, class At, class Wanted>
     __device__ void sum_by_owners(Vector128 (&v)[kMany], const At& at, const Wanted& wanted) const {
-        const int64_t sums = exchange.peers.half / 2, place = sums / ranks() / 128 * 128;
+        const int64_t sums = exchange.peers.half / 2, place = exchange.peers.place() / 256 * 128;
         const auto part = [&](int from, uint32_t n) {  // where it comes to its owner
             return from * place + int64_t(n / (kTurn * ranks()) * kTurn + n % kTurn) * 16;
         };
@@ -88,7 +91,7 @@ struct Message {
 #pragma unroll
         for (int i = 0; i < kMany; ++i) {
             if (!wanted(i) || owner(at(i)) != rank()) continue;
-            v[i] = sum_of_all<type>(v[i], [&](int from) { return part(from, at(i)); });
+            v[i] = comm::to_send(sum_of_all<type>(v[i], [&](int from) { return part(from, at(i)); }));
             exchange.send_to_others(sums + int64_t(at(i)) * 16, v[i]);
         }
         const auto others = [&](int i) { return wanted(i) && owner(at(i)) != rank(); };
@@ -125,10 +128,11 @@ struct RowsOfVectors {
             return load_vector(address(row, 0), VectorIndex(vector) * 16);
         } else {
             uint32_t words[4] = {};
+            const int64_t first = int64_t(vector) * kElements;
+            const int inside = inside_of(first);
 #pragma unroll
             for (int i = 0; i < kElements; ++i) {
-                const int64_t column = int64_t(vector) * kElements + i;
-                if (column < d) words[i * kBytes / 4] |= element(row, column) << (8 * kBytes * i % 32);
+                if (i < inside) words[i * kBytes / 4] |= element(row, first + i) << (8 * kBytes * i % 32);
             }
             Vector128 v;
 #pragma unroll
@@ -140,15 +144,22 @@ struct RowsOfVectors {
         if constexpr (by_vector) {
             store_vector(address(row, 0), VectorIndex(vector) * 16, v);
         } else {
+            const int64_t first = int64_t(vector) * kElements;
+            const int inside = inside_of(first);
 #pragma unroll
             for (int i = 0; i < kElements; ++i) {
-                const int64_t column = int64_t(vector) * kElements + i;
-                if (column < d) set_element(row, column, word(v, i * kBytes / 4) >> (8 * kBytes * i % 32));
+                if (i < inside) set_element(row, first + i, word(v, i * kBytes / 4) >> (8 * kBytes * i % 32));
             }
         }
     }
 
   private:
+    // Elements of the row from `first` on, kElements at most. Each time anew: what compares with it takes registers.
+    __device__ int inside_of(int64_t first) const {
+        int inside = d - first < kElements ? int(d - first) : kElements;
+        have_computed(inside);
+        return inside;
+    }
     __device__ uint32_t element(int64_t row, int64_t column) const {
         const void* p = address(row, column);
         if constexpr (kBytes == 4) return *global<uint32_t>(p);
@@ -225,7 +236,7 @@ __device__ inline void exchange_rows(const FlatArgs& f) {
             constexpr int kSent = type == DType::i8 ? 2 : 1;
             const auto at = [&](int from, int s) { return from * place + (int64_t(n) * kSent + s) * 16; };
             const Vector128 own = x.load(row, vector);
-            out.store(rank * f.own_rows + row, vector, own);
+            out.store(rank * f.own_rows + row, vector, kSent == 1 ? comm::to_send(own) : own);
 #pragma unroll
             for (int s = 0; s < kSent; ++s) exchange.send_to_others(at(rank, s), kSent == 1 ? own : halves_of(own, s));
             Vector128 got[kSent][kMost];

@@ -165,10 +165,11 @@ class Kernel:
 
 # Of templates' enumerations, by value.
 ENUMERATIONS = {
-    "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz"],
+    "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz", "e8m0", "i8", "i32"],
     "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
     "Output": ["values", "fp8", "computed"],
     "Format": ["wide", "fp8", "mixed"],
+    "Operation": ["", "all_reduce", "norm", "reduce_scatter", "all_gather"],
 }
 
 

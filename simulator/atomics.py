@@ -43,7 +43,8 @@ def build(ins: Instruction, mnemonic: str):
         return None
     ins.kind = "vmem"
     flat, add = space == "flat", SUMS[name]
-    returns = take_cache_bits(ins)["sc0"]
+    cache_bits = take_cache_bits(ins)
+    returns, everywhere = cache_bits["sc0"], cache_bits["sc1"]
     at = 1 if returns else 0
     where = Addressing(ins, at, flat)
     data, move = ins.operands[at + 1], Move(4)
@@ -62,6 +63,8 @@ def build(ins: Instruction, mnemonic: str):
             old = np.zeros(len(lanes), U32)
             launch = wave.workgroup.launch
             for region, positions, offsets in launch.memory.groups(addresses, move.size, lanes, write=True):
+                if region.fine_grained:
+                    region.atomic(wave, offsets, move.size, everywhere)
                 if launch.coherence:
                     launch.coherence.atomic(wave, region, offsets, move.size)
                 view = region.views[move.size]

@@ -12,9 +12,9 @@ together is not promised by anything, so any two count as far apart. What has to
 `known` of a wave: how far the stores of which waves are done, as {(workgroup, wave, kind): number of the newest}.
 Kinds: stores with sc1 (IN_MEMORY), others that have reached the L2 (IN_L2), and these written back (WRITTEN_BACK).
 Barriers join what the waves of a workgroup know; atomics leave it at their address and take what is there, once they
-are waited for. So do a store of a dword with sc1 by one lane (a flag) and a load of one such dword, with sc1, by all
-lanes alike. Machine code does not say which stores are flags: data that one lane stores and all lanes load like that
-passes for one, and is not looked at. Any other load of it is.
+are waited for. So do a store of one dword with sc1, by one lane or by all alike (a flag), and a load of such a dword,
+with sc1, by all lanes alike. Machine code does not say which stores are flags: data stored and loaded like that pass
+for one, and are not looked at. Any other load of them is.
 `fresh` is what the wave knew when it last invalidated its caches.
 
 Not checked: stores that overwrite each other, or what others still read; atomics on data that stores wrote.
@@ -41,6 +41,7 @@ class Knowledge:
         self.known: dict[tuple[int, int, int], int] = {}
         self.fresh: dict[tuple[int, int, int], int] = {}
         self.issued = [0, 0]  # stores, by kind
+        self.fresh_at = 0  # what had landed from other devices then, no cache hides (fine_grained.py)
         # What the memory instruction that is executing tells once it has been waited for.
         self.arrivals: list = []
 
@@ -51,6 +52,7 @@ class Knowledge:
     def join(self, other: "Knowledge") -> None:
         join(self.known, other.known)
         join(self.fresh, other.fresh)
+        self.fresh_at = max(self.fresh_at, other.fresh_at)
 
 
 class Coherence:
@@ -66,7 +68,7 @@ class Coherence:
     def store(self, wave, region, offsets: np.ndarray, size: int, everywhere: bool) -> None:
         """Bytes of a region; `everywhere` is sc1."""
         knowledge = wave.knowledge
-        if everywhere and offsets.size == 1 and size == 4:
+        if everywhere and size == 4 and (offsets == offsets[0]).all():
             self._leave(wave, region, int(offsets[0]), size)
         kind = IN_MEMORY if everywhere else IN_L2
         stamps = self._stamps.get(region.address)
@@ -80,12 +82,8 @@ class Coherence:
 
     def load(self, wave, region, offsets: np.ndarray, size: int, everywhere: bool, lanes) -> None:
         """Bytes of a region, by the given lanes; with sc1 it may be a look at a flag."""
-        if everywhere and size == 4 and (offsets == offsets[0]).all():
-            left = self._flags.get(region.address + int(offsets[0]))
-            if left is not None:
-                # Flags are replaced, not changed: this is what the loaded value tells.
-                wave.knowledge.arrivals.append(lambda: join(wave.knowledge.known, left))
-                return
+        if everywhere and self.look(wave, region, offsets, size):
+            return
         stamps = self._stamps.get(region.address)
         if stamps is None:
             return
@@ -102,6 +100,16 @@ class Coherence:
                     f"lane {lane}: load of byte {int(offsets[position]) + byte} of {region.name}, which wave {other} "
                     f"of workgroup {group} stored in this launch: {problem}"
                 )
+
+    def look(self, wave, region, offsets: np.ndarray, size: int) -> bool:
+        """A load with sc1 of what may be a flag, and whether it is one."""
+        if size != 4 or (offsets != offsets[0]).any():
+            return False
+        left = self._flags.get(region.address + int(offsets[0]))
+        if left is not None:
+            # Flags are replaced, not changed: this is what the loaded value tells.
+            wave.knowledge.arrivals.append(lambda: join(wave.knowledge.known, left))
+        return left is not None
 
     def scalar_load(self, region, offset: int, size: int) -> None:
         stamps = self._stamps.get(region.address)

@@ -39,6 +39,22 @@ class Checks:
     coherence: bool = True
 
 
+class Clock:
+    """What s_memrealtime reads, in units of 10 ns: a number that grows, another one on each device."""
+
+    def __init__(self, offsets: list[int]):
+        self.ticks, self.offsets, self.reads = 0, offsets, 0
+
+    def read(self, device: int) -> int:
+        self.ticks += 1
+        self.reads += 1
+        return self.ticks + self.offsets[device]
+
+
+def checked_arithmetic():
+    return np.errstate(invalid="raise", divide="ignore", over="ignore", under="ignore")
+
+
 class Workgroup:
     def __init__(self, launch: "Launch", index: int):
         self.launch = launch
@@ -51,11 +67,13 @@ class Workgroup:
             races = Races(launch.lds_size, waves, 1 if launch.has_small_lds_accesses else WORD)
         self.lds = Lds(launch.lds_size, launch.garbage, launch.checks, races)
         self.waves: list[Wave] = []
+        self.cached: list = []  # stores to memory that devices share (fine_grained.py)
 
 
 class Launch:
     """A kernel on a grid. `kernarg` is the filled kernarg segment, `kernarg_address` where it lies in memory; `groups`
-    are the workgroups to run (None: all), `profile` is a Profile or None."""
+    are the workgroups to run (None: all), `profile` is a Profile or None. `run` runs it alone; devices.py runs several
+    together, by `step`, and sets `device`, `clock`, `traffic` and `began_at` (fine_grained.py)."""
 
     _spare_registers: dict[tuple[int, int], list[RegisterFile]] = {}
 
@@ -66,13 +84,14 @@ class Launch:
     ):  # fmt: skip
         self.code, self.kernel, self.memory, self.image_base = code, kernel, memory, image_base
         self.kernarg, self.kernarg_address = kernarg, kernarg_address
-        self.grid, self.block = grid, block
+        self.grid, self.block, self.dynamic_lds = grid, block, dynamic_lds
         self.threads = block[0] * block[1] * block[2]
         self.lds_size = kernel.lds_size + dynamic_lds
         self.random = random.Random(seed)
         self.garbage = np.random.default_rng(seed)
         self.resident, self.checks, self.max_idle = resident, checks, max_idle
         self.progress = self.executed = 0
+        self.device, self.clock, self.traffic, self.began_at = 0, Clock([self.random.getrandbits(40)]), None, 0
         self._check_supported()
         self.program, self.entry = program(code, kernel)
         if checks.hazards:
@@ -133,6 +152,7 @@ class Launch:
         kernel = self.kernel
         wave = Wave(workgroup, index, self._registers())
         wave.pc = self.entry
+        wave.knowledge.fresh_at = self.began_at
         wave.fp16_overflow_clamps = bool(kernel.bits("rsrc1", 26))
         threads = self.threads
         wave.set_exec(ALL_LANES if threads >= (index + 1) * LANES else (1 << threads - index * LANES) - 1)
@@ -166,35 +186,50 @@ class Launch:
     # Running them.
 
     def run(self) -> Counters:
-        """Runs the workgroups; some of them are in flight at a time, started in an order that the seed decides."""
-        waiting = list(self.groups)
-        self.random.shuffle(waiting)
-        runnable: list[Wave] = []
-        in_flight: list[Workgroup] = []
         idle_since, progress = 0, -1
-        with np.errstate(invalid="raise", divide="ignore", over="ignore", under="ignore"):
-            while waiting or in_flight:
-                while waiting and len(in_flight) < self.resident:
-                    workgroup = self._start_workgroup(waiting.pop())
-                    in_flight.append(workgroup)
-                    runnable += workgroup.waves
-                if not runnable:
-                    raise DeadlockFault(f"no wave can run: {self._positions(in_flight)}")
-                at = self.random.randrange(len(runnable))
-                wave = runnable[at]
-                self._slice(wave, 1 << self.random.randrange(LONGEST_SLICE + 1))
-                if wave.ended or wave.at_barrier:
-                    runnable[at] = runnable[-1]
-                    runnable.pop()
-                    self._after_stop(wave, runnable, in_flight)
+        with checked_arithmetic():
+            self.begin()
+            while self.step():
                 if self.progress != progress:
                     progress, idle_since = self.progress, self.executed
-                elif self._hangs(runnable, self.executed - idle_since):
-                    raise DeadlockFault(f"no progress: {self._positions(in_flight)}")
+                elif self._hangs(self.runnable, self.executed - idle_since):
+                    raise DeadlockFault(f"no progress: {self.positions()}")
+        return self.finish()
+
+    def begin(self, in_order: bool = False) -> None:
+        """Some workgroups are in flight at a time. They start in an order of the seed's, or in that of `groups`."""
+        self.waiting = list(self.groups)[::-1]
+        if not in_order:
+            self.random.shuffle(self.waiting)
+        self.runnable: list[Wave] = []
+        self.in_flight: list[Workgroup] = []
+
+    def step(self) -> Wave | None:
+        """Runs a wave for a stretch; None: all have ended."""
+        runnable = self.runnable
+        while self.waiting and len(self.in_flight) < self.resident:
+            workgroup = self._start_workgroup(self.waiting.pop())
+            self.in_flight.append(workgroup)
+            runnable += workgroup.waves
+        if not self.in_flight:
+            return None
+        if not runnable:
+            raise DeadlockFault(f"no wave can run: {self.positions()}")
+        at = self.random.randrange(len(runnable))
+        wave = runnable[at]
+        self._slice(wave, 1 << self.random.randrange(LONGEST_SLICE + 1))
+        self.clock.ticks += 1
+        if wave.ended or wave.at_barrier:
+            runnable[at] = runnable[-1]
+            runnable.pop()
+            self._after_stop(wave)
+        return wave
+
+    def finish(self) -> Counters:
         self.counters.finish(self.memory, self.program, self.counts)
         return self.counters
 
-    def _after_stop(self, wave: Wave, runnable: list[Wave], in_flight: list[Workgroup]) -> None:
+    def _after_stop(self, wave: Wave) -> None:
         """A wave has ended or come to a barrier: opens the barrier, or retires the workgroup."""
         workgroup = wave.workgroup
         if wave.ended:
@@ -205,7 +240,7 @@ class Launch:
                     deferred()
         alive = [each for each in workgroup.waves if not each.ended]
         if not alive:
-            in_flight.remove(workgroup)
+            self.in_flight.remove(workgroup)
             spare = self._spare_registers[
                 self.kernel.accum_offset, max(0, self.kernel.vgprs - self.kernel.accum_offset)
             ]
@@ -218,7 +253,7 @@ class Launch:
                 self.coherence.barrier(workgroup.waves)
             for each in alive:
                 each.at_barrier = False
-            runnable += alive
+            self.runnable += alive
 
     def _hangs(self, runnable: list[Wave], idle: int) -> bool:
         if idle > self.max_idle:
@@ -264,20 +299,25 @@ class Launch:
     def _where(self, wave: Wave, ins) -> str:
         position = ", ".join(map(str, wave.workgroup.position))
         return (
-            f"\n  kernel {self.kernel.name}, workgroup ({position}), wave {wave.index}, "
+            f"\n  {self.device_name}kernel {self.kernel.name}, workgroup ({position}), wave {wave.index}, "
             f"{ins.address:#x}: `{ins.text.line}`{at_source_line(self.code, ins.address)}"
         )
 
-    def _positions(self, in_flight: list[Workgroup]) -> str:
+    def positions(self) -> str:
+        """Where every wave is."""
         lines = []
-        for wave in itertools.chain.from_iterable(workgroup.waves for workgroup in in_flight):
+        for wave in itertools.chain.from_iterable(workgroup.waves for workgroup in self.in_flight):
             ins = self.program[min(wave.pc, len(self.program) - 1)]
             state = "ended" if wave.ended else "at a barrier, before" if wave.at_barrier else "at"
             position = ", ".join(map(str, wave.workgroup.position))
             where = f" {ins.address:#x} `{ins.text.line}`{at_source_line(self.code, ins.address)}"
             where = "" if wave.ended else where
             lines.append(f"  workgroup ({position}), wave {wave.index}: {state}{where}")
-        return f"kernel {self.kernel.name}\n" + "\n".join(lines)
+        return f"{self.device_name}kernel {self.kernel.name}\n" + "\n".join(lines)
+
+    @property
+    def device_name(self) -> str:
+        return f"device {self.device}, " if self.traffic else ""
 
 
 def names(bits: int) -> str:

@@ -1,7 +1,9 @@
 // A test double of libamdhip64.so.7: what HIP-clang's host code and launchers call, on host memory.
 //
-// "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100. A launch goes to the callback that the tests
-// set, with what the real library would send to the GPU. Streams run at once; captures only are said to be active.
+// "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100; then come eight gfx942 and eight gfx950,
+// which can run together. A launch goes to the callback that the tests set, with what the real library would send to the
+// GPU. Streams run at once; captures only are said to be active. While launches are deferred, nothing else can be put
+// into a stream, and nothing waits for one: such calls fail.
 #include <hip/hip_runtime.h>
 
 #include <cstdio>
@@ -19,11 +21,12 @@ using LaunchCallback = int (*)(const void* bundle, const char* kernel, int devic
 // Workgroups that a compute unit holds, or 0.
 using OccupancyCallback = int (*)(const void* bundle, const char* kernel, int device, int threads, uint64_t lds);
 // size 0: freed.
-using MemoryCallback = void (*)(void* address, uint64_t size);
+using MemoryCallback = void (*)(void* address, uint64_t size, int device);
 
-// The last is for tests of what is said to an unsupported GPU: launches on it fail.
+// The third is for tests of what is said to an unsupported GPU: launches on it fail.
 constexpr const char* kArchNames[] = {"gfx942:sramecc+:xnack-", "gfx950:sramecc+:xnack-", "gfx1100"};
-constexpr int kDevices = 3;
+constexpr int kSingle = 3, kTogether = 8, kDevices = kSingle + 2 * kTogether;
+constexpr int arch_of(int device) { return device < kSingle ? device : (device - kSingle) / kTogether; }
 constexpr size_t kAlignment = 256;
 
 struct Function {
@@ -52,11 +55,15 @@ thread_local PendingCall pending;
 thread_local hipStreamCaptureMode capture_mode = hipStreamCaptureModeGlobal;
 unsigned long long capture = 0;       // of every stream; 0: none is active
 unsigned long long stream_epoch = 0;  // see simulator_set_stream_epoch
+bool deferred = false;                // see simulator_set_deferred
 
 hipError_t remember(hipError_t code) {
     if (code != hipSuccess) last_error = code;
     return code;
 }
+
+// Of calls whose work would come before launches that are deferred.
+hipError_t in_order() { return remember(deferred ? hipErrorNotSupported : hipSuccess); }
 
 // The wrapper that clang emits for each bundle.
 struct FatBinaryWrapper {
@@ -82,6 +89,12 @@ void simulator_set_capture(unsigned long long id) { capture = id; }
 
 // From now on every handle stands for another stream than before: those of before were destroyed.
 void simulator_set_stream_epoch(unsigned long long epoch) { stream_epoch = epoch << 48; }
+
+// From now on launches are kept, to be run later.
+void simulator_set_deferred(int on) { deferred = on; }
+
+// The first of kTogether devices of an architecture.
+int simulator_first_device(int arch) { return kSingle + arch * kTogether; }
 
 // Registration, from static constructors.
 
@@ -176,12 +189,12 @@ hipError_t hipSetDevice(int device) {
 hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* p, int device) {
     if (device < 0 || device >= kDevices) return remember(hipErrorInvalidDevice);
     std::memset(p, 0, sizeof *p);
-    std::strcpy(p->gcnArchName, kArchNames[device]);
+    std::strcpy(p->gcnArchName, kArchNames[arch_of(device)]);
     std::strcpy(p->name, "simulated");
-    p->multiProcessorCount = device == 0 ? 304 : 256;
+    p->multiProcessorCount = arch_of(device) == 0 ? 304 : 256;
     p->warpSize = 64;
     p->maxThreadsPerBlock = 1024;
-    p->sharedMemPerBlock = device == 0 ? 64 << 10 : 160 << 10;
+    p->sharedMemPerBlock = arch_of(device) == 0 ? 64 << 10 : 160 << 10;
     return hipSuccess;
 }
 
@@ -197,7 +210,7 @@ hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int
     }
 }
 
-hipError_t hipDeviceSynchronize() { return hipSuccess; }
+hipError_t hipDeviceSynchronize() { return in_order(); }
 
 // As many as the device can hold at once is a question for the simulator's counters; hosts that ask size their grids.
 hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads, size_t lds) {
@@ -220,15 +233,16 @@ hipError_t hipMalloc(void** pointer, size_t size) {
     const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
     *pointer = size ? std::aligned_alloc(kAlignment, rounded) : nullptr;
     if (size && !*pointer) return remember(hipErrorOutOfMemory);
-    if (size && on_memory) on_memory(*pointer, size);
+    if (size && on_memory) on_memory(*pointer, size, current_device);
     return hipSuccess;
 }
 hipError_t hipFree(void* pointer) {
-    if (pointer && on_memory) on_memory(pointer, 0);
+    if (pointer && on_memory) on_memory(pointer, 0, current_device);
     std::free(pointer);
     return hipSuccess;
 }
 hipError_t hipMemset(void* pointer, int value, size_t size) {
+    if (in_order() != hipSuccess) return hipErrorNotSupported;
     std::memset(pointer, value, size);
     return hipSuccess;
 }
@@ -236,6 +250,7 @@ hipError_t hipMemsetAsync(void* pointer, int value, size_t size, hipStream_t) {
     return hipMemset(pointer, value, size);
 }
 hipError_t hipMemcpy(void* to, const void* from, size_t size, hipMemcpyKind) {
+    if (in_order() != hipSuccess) return hipErrorNotSupported;
     std::memcpy(to, from, size);
     return hipSuccess;
 }
@@ -254,7 +269,7 @@ hipError_t hipStreamDestroy(hipStream_t stream) {
     delete reinterpret_cast<char*>(stream);
     return hipSuccess;
 }
-hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
+hipError_t hipStreamSynchronize(hipStream_t) { return in_order(); }
 hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
 hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
 // Of any other handle than those of hipStreamCreate: the handle itself, plus what simulator_set_stream_epoch says.
@@ -293,7 +308,7 @@ hipError_t hipEventDestroy(hipEvent_t event) {
     return hipSuccess;
 }
 hipError_t hipEventRecord(hipEvent_t, hipStream_t) { return hipSuccess; }
-hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
+hipError_t hipEventSynchronize(hipEvent_t) { return in_order(); }
 hipError_t hipEventQuery(hipEvent_t) { return hipSuccess; }
 hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t, hipEvent_t) {
     *milliseconds = 0;

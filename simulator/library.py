@@ -5,6 +5,12 @@
     runtime.memory.register(array)
     with runtime.on("gfx942"):
         runtime.call(library._Z6launch…, arguments…)
+    with runtime.devices("gfx942", 2) as devices:         # Devices that run together
+        devices.share(buffer)
+        for device in range(2):
+            with runtime.on("gfx942", device):
+                runtime.call(library._Z6launch…, arguments…)      # queued; arguments are taken now
+        devices.run()
 
 One Runtime a process: the double is a shared library with the real one's name (libamdhip64.so.7), which libraries that
 are opened later bind to.
@@ -20,7 +26,8 @@ from pathlib import Path
 
 from .code_object import BUNDLE_MAGIC, COMPRESSED_MAGIC, load_all
 from .counters import UNITS, Counters, occupancy
-from .engine import Checks
+from .devices import Devices
+from .engine import Checks, Launch
 from .faults import SimulationError, UnsupportedError
 from .idle import FirstAccesses, Work, survey
 from .memory import Memory
@@ -37,6 +44,7 @@ VERSIONS = {
     "hip_6.0": ["hipGetDevicePropertiesR0600"],
     "hip_7.1": ["hipStreamGetId"],
 }
+DEFAULT_RESIDENT = 4
 LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
 
 LAUNCH_CALLBACK = ctypes.CFUNCTYPE(
@@ -46,7 +54,8 @@ LAUNCH_CALLBACK = ctypes.CFUNCTYPE(
 OCCUPANCY_CALLBACK = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64
 )
-MEMORY_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
+MEMORY_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
+SINGLE, TOGETHER = 3, 8  # devices of hip_double.cpp
 
 
 def build_double(hip_include: Path, folder: Path) -> Path:
@@ -101,7 +110,7 @@ class Runtime:
         *,
         checks: Checks | None = None,
         seed: int = 0,
-        resident: int = 4,
+        resident: int = DEFAULT_RESIDENT,
         sample=None,
         profile=None,
         chiplets: int = 1,
@@ -120,6 +129,7 @@ class Runtime:
         self.launches: list[tuple[str, tuple, tuple, int, Counters]] = []
         self.on_launched = None  # called after each launch with its counters and `beginnings`
         self._error: BaseException | None = None
+        self._devices: Devices | None = None
         self._simulators: dict[tuple[int, str], list[Simulator]] = {}
         with tempfile.TemporaryDirectory() as folder:
             self.double = ctypes.CDLL(str(build_double(Path(hip_include), Path(folder))), ctypes.RTLD_GLOBAL)
@@ -135,15 +145,33 @@ class Runtime:
         return ctypes.CDLL(str(path))
 
     @contextlib.contextmanager
-    def on(self, arch: str):
-        """Makes the device of that architecture the current one."""
-        before = ctypes.c_int()
+    def on(self, arch: str, device: int | None = None):
+        """Makes the device of that architecture the current one, or one of those that run together."""
+        before, which = ctypes.c_int(), ARCHITECTURES.index(arch)
         self.double.hipGetDevice(ctypes.byref(before))
-        self.double.hipSetDevice(ARCHITECTURES.index(arch))
+        self.double.hipSetDevice(which if device is None else self.double.simulator_first_device(which) + device)
         try:
             yield
         finally:
             self.double.hipSetDevice(before)
+
+    @contextlib.contextmanager
+    def devices(self, arch: str, count: int):
+        """Devices of that architecture. Launches on them (`on`) are queued until its `run`. `configure`'s seed, checks
+        and resident workgroups are theirs, too, but that by default all are resident that the device holds."""
+        if not 0 < count <= TOGETHER or self._devices:
+            raise ValueError(f"{count} devices; 1 to {TOGETHER} run together, once at a time")
+        resident = None if self.resident == DEFAULT_RESIDENT else self.resident
+        devices = Devices(count, memory=self.memory, seed=self.seed, resident=resident)
+        devices.on_ended = self._on_ended
+        self._devices = devices
+        self.double.simulator_set_deferred(1)
+        try:
+            yield devices
+        finally:
+            self._devices = None
+            self.double.simulator_set_deferred(0)
+            devices.end()
 
     def call(self, function, *arguments):
         """Calls a C function; what went wrong in the simulation of its launches is raised here."""
@@ -166,9 +194,7 @@ class Runtime:
 
     def _on_launch(self, bundle, kernel, device, grid, block, lds, arguments) -> int:
         try:
-            self._launch(
-                bundle, kernel.decode(), ARCHITECTURES[device], tuple(grid[:3]), tuple(block[:3]), lds, arguments
-            )
+            self._launch(bundle, kernel.decode(), device, tuple(grid[:3]), tuple(block[:3]), lds, arguments)
         except BaseException as error:  # nothing may pass through the C++ frames above
             self._error = self._error or error
             return LAUNCH_FAILURE
@@ -182,18 +208,27 @@ class Runtime:
 
     def _on_occupancy(self, bundle, kernel, device, threads, lds) -> int:
         try:
-            arch, name = ARCHITECTURES[device], kernel.decode()
+            arch, name = self._architecture(device), kernel.decode()
             entry = self._simulator_of(bundle, name, arch).kernels[name]
             return occupancy(arch, entry.vgprs, threads, entry.lds_size + lds).workgroups
         except BaseException as error:
             self._error = self._error or error
             return 0
 
-    def _launch(self, bundle: int, name: str, arch: str, grid, block, lds: int, arguments) -> None:
-        simulator = self._simulator_of(bundle, name, arch)
+    @staticmethod
+    def _architecture(device: int) -> str:
+        return ARCHITECTURES[device if device < SINGLE else (device - SINGLE) // TOGETHER]
+
+    def _launch(self, bundle: int, name: str, device: int, grid, block, lds: int, arguments) -> None:
+        simulator = self._simulator_of(bundle, name, self._architecture(device))
         simulator.seed, simulator.resident, simulator.checks = self.seed, self.resident, self.checks
         explicit = [slot for slot in simulator.kernels[name].arguments if not slot[".value_kind"].startswith("hidden_")]
         values = [ctypes.string_at(arguments[i], slot[".size"]) for i, slot in enumerate(explicit)]
+        if self._devices:
+            if device < SINGLE:
+                raise SimulationError(f"{name} on device {device}, which is not one of those that run together")
+            self._devices.launch((device - SINGLE) % TOGETHER, simulator, name, grid, block, values, lds)
+            return
         groups = self.sample(grid) if self.sample else None
         self.beginnings, idle = None, 0
         if self.sample and self.profile:
@@ -233,8 +268,12 @@ class Runtime:
         groups = in_flight(math.prod(grid), UNITS[simulator.code.arch], resident, work.has, self.chiplets)
         return self._cut_short(simulator, Beginnings(), name, grid, block, values, lds, groups=groups)
 
-    def _on_memory(self, address: int, size: int) -> None:
+    def _on_ended(self, launch: Launch, counters: Counters) -> None:
+        self.launches.append((launch.kernel.name, launch.grid, launch.block, launch.dynamic_lds, counters))
+
+    def _on_memory(self, address: int, size: int, device: int) -> None:
         if size:
-            self.memory.register_address(address, size, "hipMalloc")
+            owner = None if device < SINGLE else (device - SINGLE) % TOGETHER
+            self.memory.register_address(address, size, "hipMalloc", device=owner)
         else:
             self.memory.unregister(address)

@@ -18,11 +18,18 @@ def byte_views(data: np.ndarray) -> dict[int, np.ndarray]:
     return views
 
 
-class Region:
-    """One registered buffer."""
+def bytes_at(address: int, size: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
 
-    def __init__(self, address: int, data: np.ndarray, name: str, writable: bool):
+
+class Region:
+    """One registered buffer. `device`: the only one that may touch it, or None."""
+
+    fine_grained = False
+
+    def __init__(self, address: int, data: np.ndarray, name: str, writable: bool, device: int | None = None):
         self.address, self.size, self.name, self.writable = address, data.size, name, writable
+        self.device = device
         self.end = address + data.size
         self.data = data
         self.views = byte_views(data)
@@ -36,19 +43,29 @@ class Memory:
         self._regions: list[Region] = []
         self._last: Region | None = None
 
-    def register(self, array: np.ndarray, name: str = "buffer", writable: bool = True) -> int:
+    def register(
+        self, array: np.ndarray, name: str = "buffer", writable: bool = True, device: int | None = None
+    ) -> int:
         """Makes a C-contiguous array (or anything with its bytes) reachable; returns its address."""
         data = array.reshape(-1).view(np.uint8)
         if not np.shares_memory(data, array) and array.size:
             raise ValueError("only contiguous arrays can be registered")
-        return self._add(Region(data.ctypes.data, data, name, writable))
+        return self.add(Region(data.ctypes.data, data, name, writable, device))
 
-    def register_address(self, address: int, size: int, name: str = "allocation", writable: bool = True) -> int:
+    def register_address(
+        self, address: int, size: int, name: str = "allocation", writable: bool = True, device: int | None = None
+    ) -> int:
         """The same for `size` bytes at a host address, which the caller keeps valid."""
-        data = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
-        return self._add(Region(address, data, name, writable))
+        return self.add(Region(address, bytes_at(address, size), name, writable, device))
 
-    def _add(self, region: Region) -> int:
+    def as_seen_by(self, device: int | None) -> "Memory":
+        """What is registered now, of that device or of all; what is registered there later stays there."""
+        seen = Memory()
+        seen._regions = [each for each in self._regions if device is None or each.device in (None, device)]
+        seen._starts = [each.address for each in seen._regions]
+        return seen
+
+    def add(self, region: Region) -> int:
         at = bisect.bisect(self._starts, region.address)
         neighbours = self._regions[max(0, at - 1) : at + 1]
         if region.size and any(each.address < region.end and region.address < each.end for each in neighbours):

@@ -19,7 +19,7 @@ OF_THEIR_ADDRESS = ("s_branch", "s_cbranch_", "s_getpc_")
 def _builders(mnemonic: str):
     if mnemonic == "s_waitcnt":
         return (waits.build,)
-    if mnemonic.startswith(("s_load_", "s_buffer_", "global_", "flat_", "buffer_")):
+    if mnemonic.startswith(("s_load_", "s_memrealtime", "s_buffer_", "global_", "flat_", "buffer_")):
         return vmem.build, atomics.build
     if mnemonic.startswith("s_"):
         return (scalar.build,)

@@ -168,6 +168,7 @@ def _sleep(ins: Instruction, name: str):
         progress = wave.workgroup.launch.progress
         wave.sleeps = wave.sleeps + 1 if wave.progress_seen == progress else 1
         wave.progress_seen = progress
+        wave.naps += 1
         return YIELD
 
     return run

@@ -56,39 +56,40 @@ class Simulator:
         (float32 or float64 by size), bytes (a struct), or a NumPy array (its address; registered if it is not yet).
         `groups`: the workgroups to run, by index; all by default. `profile`: a Profile that watches the launch.
         """
+        return self.prepare(kernel, grid, block, args, lds, seed, groups, profile).run()
+
+    def prepare(
+        self, kernel: str, grid, block, args=(), lds: int = 0, seed: int | None = None, groups=None, profile=None,
+        device: int | None = None,
+    ) -> Launch:  # fmt: skip
+        """The same, to be run later. Its memory is what is registered now, of that device alone or of all."""
         entry = self.kernels[kernel]
         grid, block = triple(grid), triple(block)
         kernarg = np.zeros(max(8, entry.kernarg_size), np.uint8)
-        temporary = self._fill_explicit(entry, kernarg, args)
+        memory = self.memory.as_seen_by(device)
+        self._fill_explicit(entry, kernarg, args, memory)
         self._fill_hidden(entry, kernarg, grid, block, lds)
-        address = self.memory.register(kernarg, f"{kernel}'s arguments", writable=False)
-        try:
-            run = Launch(
-                self.code, entry, self.memory, self.image_base, kernarg.tobytes(), address, grid, block, lds,
-                self.seed if seed is None else seed, self.resident, self.checks, self.max_idle,
-                groups, profile,
-            )  # fmt: skip
-            return run.run()
-        finally:
-            self.memory.unregister(address)
-            for each in temporary:
-                self.memory.unregister(each)
+        address = memory.register(kernarg, f"{kernel}'s arguments", writable=False)
+        return Launch(
+            self.code, entry, memory, self.image_base, kernarg.tobytes(), address, grid, block, lds,
+            self.seed if seed is None else seed, self.resident, self.checks, self.max_idle,
+            groups, profile,
+        )  # fmt: skip
 
-    def _fill_explicit(self, kernel: Kernel, kernarg: np.ndarray, args) -> list[int]:
-        """Writes the arguments; returns the addresses of buffers registered for this launch only."""
+    @staticmethod
+    def _fill_explicit(kernel: Kernel, kernarg: np.ndarray, args, memory: Memory) -> None:
+        """Writes the arguments; registers arrays that are not yet."""
         if isinstance(args, (bytes, bytearray)):
             kernarg[: len(args)] = np.frombuffer(args, np.uint8)
-            return []
+            return
         explicit = [each for each in kernel.arguments if not each[".value_kind"].startswith("hidden_")]
         if len(explicit) != len(args):
             raise ValueError(f"{kernel.name} takes {len(explicit)} arguments, {len(args)} were given")
-        temporary = []
         for slot, value in zip(explicit, args):
             offset, size = slot[".offset"], slot[".size"]
             if isinstance(value, np.ndarray):
-                region = self.memory.find(value.ctypes.data)
-                if region is None and value.size:
-                    temporary.append(self.memory.register(value, f"argument {explicit.index(slot)}"))
+                if memory.find(value.ctypes.data) is None and value.size:
+                    memory.register(value, f"argument {explicit.index(slot)}")
                 value = value.ctypes.data
             if isinstance(value, float):
                 data = struct.pack("<f" if size == 4 else "<d", value)
@@ -99,7 +100,6 @@ class Simulator:
             if len(data) != size:
                 raise ValueError(f"{kernel.name}: argument {explicit.index(slot)} has {size} bytes, not {len(data)}")
             kernarg[offset : offset + size] = np.frombuffer(data, np.uint8)
-        return temporary
 
     def _fill_hidden(self, kernel: Kernel, kernarg: np.ndarray, grid, block, lds: int) -> None:
         values = {

@@ -26,7 +26,7 @@ LOADS = {
     "short_d16_hi": Move(2, False, 1), "dword": Move(4), "dwordx2": Move(8), "dwordx4": Move(16),
 }  # fmt: skip
 STORES = {
-    "byte": Move(1), "short": Move(2), "short_d16_hi": Move(2, False, 1),
+    "byte": Move(1), "byte_d16_hi": Move(1, False, 1), "short": Move(2), "short_d16_hi": Move(2, False, 1),
     "dword": Move(4), "dwordx2": Move(8), "dwordx4": Move(16),
 }  # fmt: skip
 DS_READS = {

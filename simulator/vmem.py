@@ -1,8 +1,11 @@
-"""SMEM, global_, flat_ and buffer_ instructions; atomics are in atomics.py."""
+"""SMEM, global_, flat_ and buffer_ instructions; atomics are in atomics.py, memory that devices share in
+fine_grained.py."""
 
 import numpy as np
 
+from . import fine_grained
 from .faults import MemoryFault, UnsupportedError
+from .fine_grained import AGENT, put
 from .operands import Instruction
 from .scalar_tables import signed
 from .transfers import LOADS, STORES, Move, load_words, store_words
@@ -37,10 +40,29 @@ def scalar_load(ins: Instruction, words: int):
             raise MemoryFault(f"scalar load at {address:#x}, not a multiple of 4")
         launch = wave.workgroup.launch
         data = launch.memory.read_scalar(address, 4 * words)
+        region = launch.memory.find(address)
+        if region.fine_grained:
+            region.scalar_load(wave, address - region.address, 4 * words)
         if launch.coherence:
-            region = launch.memory.find(address)
             launch.coherence.scalar_load(region, address - region.address, 4 * words)
         wave.s[first : first + words] = np.frombuffer(data, U32).tolist()
+        wave.pending |= bits
+        wave.lgkm.append(("smem", bits, None))
+
+    return run
+
+
+def clock(ins: Instruction):
+    """s_memrealtime."""
+    ins.kind = "smem"
+    destination = ins.operands[0]
+    ins.note(destination, 2, read=False)
+    first, bits = destination.index, ins.writes
+
+    def run(wave):
+        launch = wave.workgroup.launch
+        ticks = launch.clock.read(launch.device)
+        wave.s[first : first + 2] = [ticks & LOW32, ticks >> 32 & LOW32]
         wave.pending |= bits
         wave.lgkm.append(("smem", bits, None))
 
@@ -116,6 +138,12 @@ def take_cache_bits(ins: Instruction) -> dict[str, bool]:
     return {name: ins.flag(name) for name in CACHE_BITS}
 
 
+def take_scope(ins: Instruction) -> int:
+    """Of a load or store: 0 wave, 1 workgroup, 2 agent, 3 system."""
+    bits = take_cache_bits(ins)
+    return bits["sc0"] + AGENT * bits["sc1"]
+
+
 def _lanes(wave):
     return None if wave.full else wave.active_lanes()
 
@@ -130,37 +158,45 @@ def aligned(wave, addresses: np.ndarray, size: int, lanes) -> None:
             raise MemoryFault(f"lane {lane}: address {int(addresses[at]):#x} is not a multiple of {unit}")
 
 
-def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, sc1: bool) -> np.ndarray:
-    """The values at the addresses, one a lane."""
+def read_lanes(wave, addresses: np.ndarray, move: Move, lanes, scope: int) -> np.ndarray:
+    """The values at the addresses, one a lane. `put` takes them, as they may change until they are waited for."""
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         aligned(wave, addresses, move.size, lanes)
     launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=False)
     numbers = lanes if lanes is not None else LANE
     groups = launch.memory.groups(addresses, move.size, numbers, write=False)
-    if launch.coherence:
-        for region, positions, offsets in groups:
-            launch.coherence.load(wave, region, offsets, move.size, sc1, numbers[positions])
+    found = []
+    wave.again = []
+    for region, positions, offsets in groups:
+        if region.fine_grained:
+            found.append(region.load(wave, offsets, move.size, scope, positions, numbers[positions]))
+            continue
+        if launch.coherence:
+            launch.coherence.load(wave, region, offsets, move.size, scope >= AGENT, numbers[positions])
+        found.append(region.views[move.size][offsets])
     if len(groups) == 1:
-        region, _, offsets = groups[0]
-        return region.views[move.size][offsets]
+        return found[0]
     dtype = np.dtype(f"V{move.size}" if move.size > 8 else f"<u{move.size}")
     values = np.zeros(len(addresses), dtype)
-    for region, positions, offsets in groups:
-        values[positions] = region.views[move.size][offsets]
+    for (_, positions, _), each in zip(groups, found):
+        values[positions] = each
     return values
 
 
-def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, sc1: bool) -> None:
+def write_lanes(wave, addresses: np.ndarray, move: Move, values: np.ndarray, lanes, scope: int) -> None:
     launch = wave.workgroup.launch
     if launch.checks.alignment:
         aligned(wave, addresses, move.size, lanes)
     launch.counters.global_access(wave.workgroup.index, addresses, move.size, write=True)
     numbers = lanes if lanes is not None else LANE
     for region, positions, offsets in launch.memory.groups(addresses, move.size, numbers, write=True):
+        if region.fine_grained:
+            region.store(wave, offsets, move.size, values[positions], scope)
+            continue
         region.views[move.size][offsets] = values[positions]
         if launch.coherence:
-            launch.coherence.store(wave, region, offsets, move.size, sc1)
+            launch.coherence.store(wave, region, offsets, move.size, scope >= AGENT)
     launch.progress += 1
 
 
@@ -184,15 +220,16 @@ def _load(ins: Instruction, move: Move, flat: bool):
     if move.half is not None:
         ins.note(destination, 1, read=True)
     where = Addressing(ins, 1, flat)
-    sc1 = take_cache_bits(ins)["sc1"]
+    scope = take_scope(ins)
     row, bits = destination.row, ins.writes
 
     def run(wave):
-        lanes = _lanes(wave)
+        lanes, then = _lanes(wave), None
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            store_words(wave, row, move, read_lanes(wave, addresses, move, lanes, sc1), lanes)
+            then = put(wave, row, move, read_lanes(wave, addresses, move, lanes, scope), lanes)
         issue(wave, bits, flat=flat)
+        return then
 
     return run
 
@@ -201,14 +238,14 @@ def _store(ins: Instruction, move: Move, flat: bool):
     source = ins.operands[1]
     ins.note(source, move.registers, read=True)
     where = Addressing(ins, 0, flat)
-    sc1 = take_cache_bits(ins)["sc1"]
+    scope = take_scope(ins)
     row = source.row
 
     def run(wave):
         lanes = _lanes(wave)
         addresses = where.addresses(wave, lanes)
         if addresses.size:
-            write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, sc1)
+            write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, scope)
         issue(wave, 0, flat=flat)
 
     return run
@@ -219,7 +256,7 @@ def _load_to_lds(ins: Instruction, size: int):
     if size > 4 and ins.arch != "gfx950":
         raise UnsupportedError(f"{ins.mnemonic} on {ins.arch}")
     where = Addressing(ins, 0, flat=False)
-    sc1 = take_cache_bits(ins)["sc1"]
+    scope = take_scope(ins)
     ins.reads |= 1 << 124
     move, offset = Move(size), where.offset
     m0_mask = 0xFFFF if ins.arch == "gfx942" else LOW32
@@ -227,7 +264,7 @@ def _load_to_lds(ins: Instruction, size: int):
     def run(wave):
         lanes = _lanes(wave)
         addresses = where.addresses(wave, lanes)
-        values = read_lanes(wave, addresses, move, lanes, sc1) if addresses.size else None
+        values = read_lanes(wave, addresses, move, lanes, scope) if addresses.size else None
         numbers = np.arange(LANES) if lanes is None else lanes
         targets = (wave.s[124] & m0_mask) + offset + numbers * size
         lds = wave.workgroup.lds
@@ -252,7 +289,7 @@ def _buffer(ins: Instruction, name: str):
     data = ins.operands[0]
     ins.note(data, move.registers, read=kind == "store")
     where = BufferAddressing(ins, 1)
-    sc1 = take_cache_bits(ins)["sc1"]
+    scope = take_scope(ins)
     row, bits = data.row, ins.writes
     unit = min(4, move.size)
 
@@ -260,13 +297,13 @@ def _buffer(ins: Instruction, name: str):
         lanes = _lanes(wave)
         base, offsets, limit = where.locate(wave, lanes)
         if offsets.size and int(offsets.max()) + move.size <= limit:
-            addresses = (offsets + base).astype(U64)
+            addresses, then = (offsets + base).astype(U64), None
             if kind == "load":
-                store_words(wave, row, move, read_lanes(wave, addresses, move, lanes, sc1), lanes)
+                then = put(wave, row, move, read_lanes(wave, addresses, move, lanes, scope), lanes)
             else:
-                write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, sc1)
+                write_lanes(wave, addresses, move, load_words(wave, row, move, lanes), lanes, scope)
             issue(wave, bits)
-            return
+            return then
         numbers = np.arange(LANES) if lanes is None else lanes
         for part in range(move.size // unit):
             inside = np.flatnonzero(offsets + unit * (part + 1) <= limit)
@@ -276,17 +313,19 @@ def _buffer(ins: Instruction, name: str):
             if kind == "load":
                 values = np.zeros(len(numbers), f"u{unit}")
                 if chosen.size:
-                    values[inside] = read_lanes(wave, addresses, piece, chosen, sc1)
+                    values[inside] = read_lanes(wave, addresses, piece, chosen, scope)
                 store_words(wave, row + part, piece, values, numbers)
             elif chosen.size:
-                write_lanes(wave, addresses, piece, load_words(wave, row + part, piece, chosen), chosen, sc1)
+                write_lanes(wave, addresses, piece, load_words(wave, row + part, piece, chosen), chosen, scope)
         issue(wave, bits)
+        return None
 
     return run
 
 
 def _cache_control(ins: Instruction, name: str):
     everywhere = "sc1" in ins.text.line.split()
+    of_system = everywhere and "sc0" in ins.text.line.split()
     ins.operands, ins.modifiers = [], {}
     writes_back = name == "buffer_wbl2"
 
@@ -295,9 +334,14 @@ def _cache_control(ins: Instruction, name: str):
         if writes_back:
             if coherence:
                 coherence.write_back(wave)
+            if of_system and (written := fine_grained.write_back(wave)):
+                wave.knowledge.arrivals.append(written)
             issue(wave, 0)
-        elif coherence:
+            return
+        if coherence:
             coherence.invalidate(wave)
+        if of_system:
+            fine_grained.invalidate(wave)
 
     return run
 
@@ -306,6 +350,8 @@ def build(ins: Instruction, mnemonic: str):
     """The closure for a scalar, global, flat or buffer memory instruction, or None."""
     if mnemonic.startswith("s_load_"):
         return scalar_load(ins, SCALAR_LOADS[mnemonic.removeprefix("s_load_")])
+    if mnemonic == "s_memrealtime":
+        return clock(ins)
     ins.kind = "vmem"
     if mnemonic in CACHE_CONTROL:
         return _cache_control(ins, mnemonic)

@@ -68,12 +68,16 @@ class Wave:
         self.vm: list[tuple] = []
         self.lgkm: list[tuple] = []
         self.knowledge = Knowledge()
+        # Of memory that devices share (fine_grained.py): stores and loads on their way, and parts of the latest load.
+        self.sent: list = []
+        self.late: list = []
+        self.again: list = []
         self.fp16_overflow_clamps = False
         self.looks = False  # whether the LDS read that is executing is a look at a flag (polling.py)
         self.at_barrier = False
         self.ended = False
-        # How often it slept since the launch last made progress (see engine.py).
-        self.sleeps = 0
+        # How often it slept since the launch last made progress (see engine.py), and in all.
+        self.sleeps = self.naps = 0
         self.progress_seen = -1
         self.set_exec(ALL_LANES)
 

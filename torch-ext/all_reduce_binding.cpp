@@ -36,6 +36,7 @@ int64_t comm_open(int64_t rank, std::vector<int64_t> memory, int64_t half, int64
     peers.state = static_cast<comm::State*>(pointer(state));
     peers.report = static_cast<comm::Report*>(pointer(report));
     peers.half = half;
+    peers.place_bytes = half / ranks / 128 * 128;
     peers.timeout = uint64_t(timeout * 1e9);
     peers.rank = int32_t(rank), peers.ranks = int32_t(ranks), peers.locks = int32_t(locks);
     Communicators& all = communicators();

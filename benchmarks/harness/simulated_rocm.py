@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.builder.prefixes import ROCM_PREFIX
+from simulator.devices import Devices
 from simulator.library import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,13 +64,37 @@ class Scratch(TorchDispatchMode):
     def __init__(self, register):
         super().__init__()
         self._register = register
+        self.made: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if function.overloadpacket in (torch.ops.aten.new_empty, torch.ops.aten.empty):
             result.view(torch.uint8).fill_(0xFF)  # NaN in every type: nothing may be read before it is written
             self._register(intervals(result), True)
+            self.made.append(result)
         return result
+
+
+class Together:
+    """The package on several devices at the same time. Operators that are called on them begin at `run`."""
+
+    def __init__(self, kernel: ModuleType, arch: str, runtime: Runtime, devices: Devices):
+        self.kernel, self._arch, self._runtime, self._devices = kernel, arch, runtime, devices
+
+    def on(self, device: int):
+        """Makes a device the current one."""
+        return self._runtime.on(self._arch, device)
+
+    def share(self, tensor: torch.Tensor, name: str = "shared tensor") -> None:
+        """Makes a contiguous tensor fine-grained memory of all devices."""
+        self._devices.share_address(tensor.data_ptr(), tensor.numel() * tensor.element_size(), name)
+
+    def own(self, device: int, tensor: torch.Tensor) -> None:
+        """Makes a contiguous tensor ordinary memory of a device, for operators that have its address alone."""
+        self._devices.own_address(device, tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+    def run(self) -> None:
+        self._devices.run()
 
 
 class SimulatedRocm:
@@ -77,6 +102,7 @@ class SimulatedRocm:
 
     def __init__(self, variant: Path, hip_include: Path):
         self.runtime = Runtime.shared(hip_include)
+        self._kept: list | None = None  # what launches that are queued need
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "torch_double.so"
             compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))))
@@ -129,13 +155,18 @@ class SimulatedRocm:
 
             def register(parts: list[tuple[int, int]], writable: bool) -> None:
                 for begin, end in parts:
+                    if (known := self.runtime.memory.find(begin)) and known.fine_grained:
+                        continue
                     registered.append(self.runtime.memory.register_address(begin, end - begin, "tensor", writable))
 
             try:
                 for begin, end, writable in self._merged(zip(arguments, writes)):
                     register([(begin, end)], writable)
-                with Scratch(register):
-                    return self.runtime.call(operator.redispatch, keys, *arguments)
+                with Scratch(register) as scratch:
+                    result = self.runtime.call(operator.redispatch, keys, *arguments)
+                if self._kept is not None:
+                    self._kept += [*arguments, result, *scratch.made]
+                return result
             finally:
                 for address in registered:
                     self.runtime.memory.unregister(address)
@@ -163,12 +194,27 @@ class SimulatedRocm:
     @contextlib.contextmanager
     def on(self, arch: str, **options) -> Iterator[ModuleType]:
         """The package's module, on a device of that architecture. `options`: those of Runtime.configure."""
+        with self._as(arch, options), self.runtime.on(arch):
+            yield self.kernel
+
+    @contextlib.contextmanager
+    def devices(self, arch: str, count: int, **options) -> Iterator[Together]:
+        """Several devices of that architecture, which run together. `options`: as `on`'s."""
+        with self._as(arch, options), self.runtime.devices(arch, count) as devices:
+            self._kept = []
+            try:
+                yield Together(self.kernel, arch, self.runtime, devices)
+            finally:
+                self._kept = None
+
+    @contextlib.contextmanager
+    def _as(self, arch: str, options: dict) -> Iterator[None]:
+        """Whoever asks for the chip's FP8 format gets that architecture's."""
         self.runtime.configure(**options)
         device = self.kernel.ops.device
         own = device._fp8_dtype_of
         device._fp8_dtype_of = lambda device_type, index: FORMATS[arch]
         try:
-            with self.runtime.on(arch):
-                yield self.kernel
+            yield
         finally:
             device._fp8_dtype_of = own

@@ -39,8 +39,9 @@ struct Peers {
     void* memory[kMostRanks];  // of each rank, as this one addresses it
     State* state;
     Report* report;
-    int64_t half;      // bytes of a half; a multiple of 1024
-    uint64_t timeout;  // nanoseconds that a rank waits for another
+    int64_t half;         // bytes of a half; a multiple of 1024, less than 2^32 - 16
+    uint64_t timeout;     // nanoseconds that a rank waits for another
+    int64_t place_bytes;  // see place
     int32_t rank, ranks;
     int32_t locks;  // CPU: a file of which rank r has locked byte r for as long as it lives; or -1
 
@@ -49,7 +50,7 @@ struct Peers {
         return static_cast<char*>(memory[of]) + kControlBytes + (epoch & 1) * half;
     }
     // Of a half, where rank `from` writes: bytes of each such place, multiples of 128.
-    ROCM_FP8_HD int64_t place() const { return half / ranks / 128 * 128; }
+    ROCM_FP8_HD int64_t place() const { return place_bytes; }
 };
 
 // Of a call: what all ranks have to agree on.

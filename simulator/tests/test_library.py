@@ -6,6 +6,8 @@ import ctypes
 import numpy as np
 import pytest
 
+from simulator import MemoryFault
+from simulator.faults import SimulationError
 from simulator.library import Runtime
 from simulator.profile import Profile
 from simulator.recording import record
@@ -42,6 +44,16 @@ extern "C" float timed(const float* in, float* out, int groups) {
     if (hipEventElapsedTime(&milliseconds, begin, end)) return -6;
     if (hipEventDestroy(begin) || hipEventDestroy(end) || hipStreamDestroy(stream)) return -7;
     return milliseconds;
+}
+extern "C" int moved(const float* in, float* out) {  // to another device, with what the launch cannot wait for
+    (void)hipGetLastError();
+    later<<<1, 256>>>(in, out, 0);
+    if (hipGetLastError()) return -1;
+    return hipMemsetAsync(out, 0, 4, nullptr) == hipSuccess || hipDeviceSynchronize() == hipSuccess ? -2 : 0;
+}
+extern "C" float* allocated() {
+    void* p;
+    return hipMalloc(&p, 1024) == hipSuccess ? (float*)p : nullptr;
 }
 extern "C" int held(int threads, int lds) {
     int groups = -1;
@@ -89,6 +101,38 @@ def test_occupancy_is_the_simulators(program, arch, lds):
         assert runtime.call(library.held, 256, 0) == min(8, lds // (16 << 10))
         assert runtime.call(library.held, 256, 20 << 10) == lds // (36 << 10)
         assert runtime.call(library.held, 256, lds) < 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_devices_that_run_together(program, arch):
+    """Launches are queued on the current device; memory that it has allocated is its own."""
+    runtime, library = program
+    library.allocated.restype = ctypes.c_void_p
+    library.moved.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    values, shared = np.random.default_rng().standard_normal(256).astype(np.float32), np.zeros(256, np.float32)
+    with runtime.devices(arch, 2) as devices:
+        address = devices.share(shared)
+        own = []
+        for device in range(2):
+            with runtime.on(arch, device):
+                own.append(library.allocated())
+                own_values = np.ctypeslib.as_array((ctypes.c_float * 256).from_address(own[-1]))
+                own_values[:] = values + device
+        with runtime.on(arch, 1):
+            assert runtime.call(library.moved, own[1], address) == 0
+        assert not shared.any()
+        before = len(runtime.launches)
+        devices.run()
+        assert (shared == values + 1).all() and len(runtime.launches) == before + 1
+        with runtime.on(arch, 0):
+            assert runtime.call(library.moved, own[1], address) == 0
+        with pytest.raises(MemoryFault):
+            devices.run()
+        with pytest.raises(SimulationError, match="not one of those that run together"), runtime.on(arch):
+            runtime.call(library.moved, own[1], address)
+        with pytest.raises(ValueError, match="once at a time"), runtime.devices(arch, 2):
+            pass
+    assert runtime.memory.find(address) is None
 
 
 @contextlib.contextmanager

@@ -48,6 +48,10 @@ class Kernels:
     def names(self, arch: str, *families: str) -> set[str]:
         return {name for name in self._found[arch] if name.partition("<")[0] in families}
 
+    def found(self, arch: str, name: str) -> tuple[Simulator, str]:
+        """The simulator of the code object that has a kernel, and the kernel's symbol."""
+        return self._found[arch][name]
+
     def launch(self, arch: str, name: str, groups: int, threads: int, arguments: list, tensors: list) -> None:
         """`tensors`: all that the kernel may touch; None counts for nothing."""
         simulator, symbol = self._found[arch][name]

@@ -78,7 +78,7 @@ def test_no_instruction_is_known_in_vain(shipped):
     used = {vector.base_name(name) for names in shipped.values() for name in names} | written - LIKELY
     matrices = {f"v_{name.replace('fmac_', 'fmac_f32_').replace('mfma_', 'mfma_f32_')}" for name in matrix.SUPPORTED}
     memory = {
-        *(f"s_load_{form}" for form in vmem.SCALAR_LOADS), *vmem.CACHE_CONTROL,
+        *(f"s_load_{form}" for form in vmem.SCALAR_LOADS), *vmem.CACHE_CONTROL, "s_memrealtime",
         *(f"ds_{name}" for name in lds.ACROSS_LANES), *(f"global_atomic_{name}" for name in atomics.SUMS),
     }  # fmt: skip
     tables = {

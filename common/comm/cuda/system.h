@@ -22,6 +22,17 @@ __device__ inline Vector128 load_system(const void* p) {
                  : "memory");
     return v;
 }
+// Of a memory that begins at `base`, the same in all lanes. At kNoPlace there are zeros, and stores are dropped, without
+// an access.
+constexpr uint32_t kNoPlace = 0xFFFFFFF0u;
+__device__ inline Vector128 load_system(const void* base, uint32_t byte) {
+    Vector128 v{};
+    if (byte != kNoPlace) v = load_system(static_cast<const char*>(base) + byte);
+    return v;
+}
+__device__ inline void store_system(void* base, uint32_t byte, Vector128 v) {
+    if (byte != kNoPlace) store_system(static_cast<char*>(base) + byte, v);
+}
 __device__ inline uint64_t load_system_64(const void* p) {
     uint64_t v;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");

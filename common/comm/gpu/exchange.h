@@ -99,47 +99,36 @@ struct Exchange {
     // A vector of each other rank, from byte(rank). What is not another rank's is left as it is.
     template <class Byte>
     __device__ void receive(Vector128 (&got)[kMost], const Byte& byte, uint32_t what) const {
-        Patience patience;
-        for (;;) {
-#pragma unroll
-            for (int from = 0; from < kMost; ++from) {
-                if (is_other(from)) got[from] = load_system(at(peers.rank, byte(from)));
-            }
-            int missing = -1;
-#pragma unroll
-            for (int from = 0; from < kMost; ++from) {
-                if (is_other(from) && !has_come(got[from])) missing = from;
-            }
-            if (missing < 0 || !patience.lasts(*this, missing, what)) break;
-        }
-#pragma unroll
-        for (int from = 0; from < kMost; ++from) {
-            if (is_other(from)) clear(byte(from));
-        }
+        receive_many(got, byte, [&](int from) { return is_other(from); }, [](int from) { return from; }, what);
     }
     // Several vectors at once, from byte(i), where wanted(i); the rest are left as they are.
     template <int kMany, class Byte, class Wanted, class From>
     __device__ void receive_many(Vector128 (&got)[kMany], const Byte& byte, const Wanted& wanted, const From& from,
                                  uint32_t what) const {
+        void* own = at(peers.rank, 0);
+        uint32_t places[kMany];
+#pragma unroll
+        for (int i = 0; i < kMany; ++i) {
+            places[i] = wanted(i) ? uint32_t(byte(i)) : kNoPlace;
+            have_computed(places[i]);
+        }
+        Vector128 seen[kMany];
         Patience patience;
         for (;;) {
+            // Without branches, so that all of a turn's loads are in flight together.
 #pragma unroll
-            for (int i = 0; i < kMany; ++i) {
-                if (wanted(i)) got[i] = load_system(at(peers.rank, byte(i)));
-            }
+            for (int i = 0; i < kMany; ++i) seen[i] = load_system(own, places[i]);
             int missing = -1;
 #pragma unroll
-            for (int i = 0; i < kMany; ++i) {
-                if (wanted(i) && !has_come(got[i])) missing = i;
-            }
+            for (int i = 0; i < kMany; ++i) missing = has_come(seen[i]) ? missing : i;
             if (missing < 0 || !patience.lasts(*this, from(missing), what)) break;
         }
 #pragma unroll
         for (int i = 0; i < kMany; ++i) {
-            if (wanted(i)) clear(byte(i));
+            got[i] = places[i] == kNoPlace ? got[i] : seen[i];
+            store_system(own, places[i], absent());  // it is taken away
         }
     }
-    __device__ void clear(int64_t byte) const { store_system(at(peers.rank, byte), absent()); }
 
     __device__ bool is_other(int rank) const { return rank < peers.ranks && rank != peers.rank; }
 

@@ -49,8 +49,8 @@ class Communicator:
         timeout: float = 30.0,
         device: torch.device | str | None = None,
     ):
-        if not isinstance(max_bytes, int) or not 4096 <= max_bytes <= 1 << 32:
-            refuse("Communicator", "max_bytes", f"{max_bytes!r}; needs an integer from 4096 to 2^32")
+        if not isinstance(max_bytes, int) or not 4096 <= max_bytes <= 1 << 30:
+            refuse("Communicator", "max_bytes", f"{max_bytes!r}; needs an integer from 4096 to 2^30")
         if not isinstance(timeout, (int, float)) or not 0 < timeout <= 3600:
             refuse("Communicator", "timeout", f"{timeout!r}; needs seconds, more than 0, at most 3600")
         connected = dist.is_available() and dist.is_initialized()

@@ -1,0 +1,66 @@
+// All-reduce, reduce-scatter and all-gather between MI300X (gfx942) or MI350 (gfx950) of one host.
+//
+// Bytes over a GPU's links, out: (ranks - 1) messages on one way, 2 (ranks - 1) / ranks on two (../gpu.h). Each two of
+// eight MI300X have a link of their own, of 64 GB/s each way: on one way a message takes as long over each of them, 16 us
+// a MiB, on two ways a quarter of that. Few bytes: the launch, one way over the link and a read of memory.
+//
+//     rank 0   x in registers -> store over the link -> rank 1's memory, place 0 -> registers of rank 1, + x -> out
+//     rank 1   x in registers -> store over the link -> rank 0's memory, place 1 -> registers of rank 0, + x -> out
+//
+// A thread has a vector of 16 bytes. Values say themselves that they have come (../../common/comm/gpu/exchange.h).
+// Stores and loads have the scope of the system (../../common/comm/hip/system.h). That is what memory that peers map
+// needs: no cache is written back or emptied, but at the ends of launches.
+//
+// Files: all_reduce.hip (values alone), norm.hip (with residual, RMSNorm and FP8), config.h (choices), ../gpu.h (the
+// kernels' bodies).
+//
+// Limit today: unknown, nothing has been measured on an AMD GPU. docs/journal/all_reduce.md.
+#include "../../common/rows/hip/vendor.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::all_reduce {
+namespace {
+
+template <DType type, bool by_vector, int kMost, Operation operation>
+__global__ __launch_bounds__(kFlatThreads) void rows_of_ranks(FlatArgs f) {
+    exchange_rows<type, by_vector, kMost, operation>(f);
+}
+
+using Kernel = void (*)(FlatArgs);
+
+template <Operation operation, DType type>
+Kernel kernel_of(const Peers& peers, bool by_vector) {
+    if (peers.ranks <= 2) {
+        return by_vector ? rows_of_ranks<type, true, 2, operation> : rows_of_ranks<type, false, 2, operation>;
+    }
+    constexpr int kMost = comm::kMostRanks;
+    return by_vector ? rows_of_ranks<type, true, kMost, operation> : rows_of_ranks<type, false, kMost, operation>;
+}
+
+template <Operation operation>
+Status launch_operation(const Args& args, const Peers& peers, const Executor& on) {
+    const ArchResult chip = current_arch();
+    if (!chip.status.ok()) return chip.status;
+    return launch_flat(args, peers, Vendor(chip.arch, on), operation, [&](bool by_vector) {
+        if constexpr (operation == Operation::all_gather) {
+            if (args.dtype == DType::i8) return kernel_of<operation, DType::i8>(peers, by_vector);
+        }
+        return args.dtype == DType::f32   ? kernel_of<operation, DType::f32>(peers, by_vector)
+               : args.dtype == DType::f16 ? kernel_of<operation, DType::f16>(peers, by_vector)
+                                          : kernel_of<operation, DType::bf16>(peers, by_vector);
+    });
+}
+
+}  // namespace
+
+Status launch(const Args& args, const Peers& peers, const Executor& on) {
+    return launch_operation<Operation::all_reduce>(args, peers, on);
+}
+Status launch_reduce_scatter(const Args& args, const Peers& peers, const Executor& on) {
+    return launch_operation<Operation::reduce_scatter>(args, peers, on);
+}
+Status launch_all_gather(const Args& args, const Peers& peers, const Executor& on) {
+    return launch_operation<Operation::all_gather>(args, peers, on);
+}
+
+}  // namespace rocm_fp8::all_reduce
