@@ -25,7 +25,7 @@ constexpr int kMostGroups = 1024, kFewExpected = 4;
 // Few rows of the result leave much of a GPU idle: their forms, and parts of K, are chosen for as many tiles as they may
 // have. They are a function of the class, so that a token has the same bits in every batch of its class. Of one or two
 // tokens with one to ten experts each.
-constexpr int kSlotClasses[] = {2, 4, 10, 20};
+constexpr int kSlotClasses[] = {2, 4, 8, 10, 20};
 // The most rows of m's class; 0: K is not split for so many.
 constexpr int slot_class(int64_t m) {
     for (const int most : kSlotClasses) {

@@ -19,6 +19,7 @@ PERFORMANCE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 SECTIONS = {
     "cpu_ratios": "cpu-ratios",
     "cuda": "cuda-operators",
+    "gpu_all_reduce": "cuda-all-reduce",
     "gpu_decode": "cuda-decode-step",
     "gpu_gemms": "cuda-gemms",
     "gpu_mla": "cuda-mla",

@@ -80,8 +80,8 @@ constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, 
 
 // Steps of 128 bytes that a part of K has at least: fewer end before a ring of them is full.
 constexpr int64_t kLeastSteps = 8;
-// Parts of K, a cluster's CTAs: as many as leave no cluster waiting for CTA slots, if each row of the class has an expert
-// of its own. k: bytes.
+// Parts of K, a cluster's CTAs: as many as leave each CTA a multiprocessor of its own, if each row of the class has an
+// expert of its own. Two CTAs a multiprocessor share its part of the memory's rate: more parts were slower (H200). k: bytes.
 constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
     const Form& form = kForms[0];
     const int64_t most = slot_class(m), steps = ceil_div(k, tiles::kStep);
@@ -89,7 +89,7 @@ constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64
     const int64_t row_tiles = (most < groups ? most : groups) * ceil_div(n, columns_of(form));
     int splits = 1;
     for (int more = 2; more <= tiles::kMostSplits && steps >= more * kLeastSteps; ++more) {
-        if (row_tiles * more <= tiles::room_of(form, more, multiprocessors)) splits = more;
+        if (row_tiles * more <= multiprocessors) splits = more;
     }
     return splits;
 }

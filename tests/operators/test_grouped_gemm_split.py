@@ -13,7 +13,7 @@ from tests.problems.inputs import random_fp8
 F32, BF16 = torch.float32, torch.bfloat16
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 FORM, ROWS = "n16x64", 16  # of a tile
-CLASSES = ((1, 2), (3, 4), (5, 10), (11, 20))
+CLASSES = ((1, 2), (3, 4), (5, 8), (9, 10), (11, 20))
 
 
 @pytest.fixture
@@ -106,12 +106,12 @@ def test_swiglu_of_a_product_of_parts(kernel, device, formats, generator, scalin
 
 @pytest.mark.parametrize("inputs", ["group", "none"])
 def test_a_token_of_fused_moe_does_not_depend_on_its_batch(kernel, device, formats, generator, inputs):
-    """Three slots a token: two tokens and three are in one class of rows, four and six in the next one."""
-    problem = problems.Moe(6, 24, 3, 1024, 256, inputs, BF16)
+    """Two slots a token: three tokens and four are in one class of rows, six and eight in another."""
+    problem = problems.Moe(8, 24, 2, 1024, 256, inputs, BF16)
     arguments, keywords = problems.draw_moe(problem, formats[0], generator)
     x, w13, w2, weights, experts = (t.to(device) for t in arguments)
     keywords = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in keywords.items()}
-    for batch, fewer in ((3, 2), (6, 4)):
+    for batch, fewer in ((4, 3), (8, 6)):
         all_of, some = (
             kernel.fused_moe(x[:count], w13, w2, weights[:count], experts[:count], **keywords)
             for count in (batch, fewer)

@@ -17,6 +17,7 @@
 // undefined.
 #pragma once
 
+#include "../../gpu/overlap.h"
 #include "../../rows/gpu/eight.h"
 #include "../peers.h"
 

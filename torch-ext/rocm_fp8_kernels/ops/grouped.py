@@ -30,7 +30,7 @@ def grouped_gemm(
 
     Nothing is read on the host: launches depend on shapes alone. A row's bits depend on its row of a and its expert,
     and on a GPU through a class (up to 4, or more) on expected_rows. Up to 4 it also depends on a class of R (1 to 2,
-    3 to 4, 5 to 10, 11 to 20, or more). It never depends on how many rows its expert has.
+    3 to 4, 5 to 8, 9 to 10, 11 to 20, or more). It never depends on how many rows its expert has.
 
     Args:
         a: FP8, float16 or bfloat16 [A, K], last dimension contiguous. On a GPU the device's own FP8 format.
