@@ -91,6 +91,7 @@ Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on
         return config;
     };
     if (args.rows == 0 || args.d == 0) return {};
+    if (peers.ranks == 1) return rms_norm::launch(args, on);
     if (config_of(args.rows).is_fallback())
         return launch_apart(args, on, [&](const Args& sum) { return launch(sum, peers, on); });
     return each_epoch(args.rows, at_once, [&](int64_t first, int64_t count) {

@@ -71,6 +71,7 @@ Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on
     const int64_t row_bytes = args.d * 2, at_once = row_bytes ? message_at_once(peers) / row_bytes : 0;
     const bool fits = at_once > 0 && fused(args, vendor.fp8) && rms_norm::rows_fit(args, 2 * kEight, 16);
     if (args.rows == 0 || args.d == 0) return {};
+    if (peers.ranks == 1) return rms_norm::launch(args, on);
     if (hip::norm_config(args.rows, args.d, chip.arch, fits).is_fallback())
         return launch_apart(args, on, [&](const Args& sum) { return launch(sum, peers, on); });
     return each_epoch(args.rows, at_once, [&](int64_t first, int64_t count) {

@@ -20,6 +20,7 @@ from tests.problems.block_scaled_gemm import VALUES, draw
 from tests.problems.gemm import Problem, Scaling, bias_of
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
 from tests.problems.quantize import special_values
+from tests.problems.ranks import Ranks
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -228,6 +229,25 @@ def compared(name: str, operator: str, arguments, rounds: list[list[torch.Tensor
     return {"operator": operator, "arguments": arguments, "results": rounds[0]}
 
 
+def sums_of_ranks(kernel, generator: torch.Generator):
+    """(name, operator, arguments, rounds) of all_reduce and reduce_scatter: three ranks, as threads."""
+    for dtype in FLOATS:
+        for d in (1, 15, 16, 17, 31, 33, 64, 100, 4095):
+            parts = [normal((3, d), dtype, generator, 3.0) for _ in range(3)]
+            special = special_values(dtype)[:d]
+            parts[1][0, : len(special)] = special
+            for operator, rows in (("all_reduce", 3), ("reduce_scatter", 1)):
+                rounds = []
+                for at_end in (True, False):
+                    placed = [between_forbidden_pages(part, at_end) for part in parts]
+                    shape = torch.full((rows, d), torch.nan).to(dtype)
+                    outs = [between_forbidden_pages(shape, at_end) for _ in range(3)]
+                    together = Ranks(kernel, torch.device("cpu"), 3)
+                    together.results(lambda rank, c: getattr(c, operator)(placed[rank], out=outs[rank]))
+                    rounds.append([out.masked_fill(out.isnan(), torch.nan) for out in outs])
+                yield f"{operator}-{short(dtype)}-{d}", operator, parts, rounds
+
+
 def main(path: str, seed: str) -> None:
     from scripts.load import load_kernel
 
@@ -261,7 +281,8 @@ def main(path: str, seed: str) -> None:
                 outs["normalized_out"].masked_fill_(outs["normalized_out"].isnan(), torch.nan)
             rounds.append([t.clone() for t in outs.values()])
         results[name] = compared(name, operator, arguments, rounds)
-    for name, *run in itertools.chain(moe_results(kernel, generator), mla_results(kernel, generator)):
+    more = moe_results(kernel, generator), mla_results(kernel, generator), sums_of_ranks(kernel, generator)
+    for name, *run in itertools.chain(*more):
         results[name] = compared(name, *run)
     torch.save(results, path)
 
