@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.problems.operators import functions, operators, registered
+from tests.problems.operators import comm_operators, functions, operators, registered
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
@@ -168,7 +168,8 @@ def test_the_namespace_is_unique_and_one_everywhere(kernel, metadata, library):
     assert kernel._ops.ops is getattr(torch.ops, name)
     assert kernel._ops.add_op_namespace_prefix("x") == f"{name}::x"
     of_python = {"fp8_linear", "weight_sum"}  # for programs that are exported or compiled
-    assert registered(kernel).keys() - operators(kernel).keys() == {"reread_environment", "call_count", *of_python}
+    others = {"reread_environment", "call_count", "comm_open", "comm_close", "comm_check"}
+    assert registered(kernel).keys() - operators(kernel).keys() == others | of_python
 
 
 # --- the Python side ---
@@ -179,7 +180,8 @@ def test_every_operator_has_its_function_its_count_and_its_reference(kernel):
     assert len(names) > 10
     assert names <= set(kernel.__all__) and names <= set(kernel.reference.__all__) and names <= set(kernel.ops.__all__)
     counts = kernel.call_counts()
-    assert counts.keys() == names
+    assert counts.keys() == names | comm_operators(kernel)
+    assert all(hasattr(kernel.comm.Communicator, name) for name in comm_operators(kernel))
     assert min(counts.values()) >= 0, "-1: torch_binding.cpp's call_count does not know it"
 
 
