@@ -17,7 +17,7 @@ def together(kernel) -> int:
 
 def exchange(kernel, figures, most_ranks: int, held: int) -> list[tuple[str, bool]]:
     """`held`: vectors a thread. Two ranks wait for all of these at once, more ranks for one vector of each."""
-    sent = [each for each in kernel.code if "_store_" in each.name and SYSTEM in each.operands]
+    sent = [each for each in kernel.code if each.name.startswith("global_store_") and SYSTEM in each.operands]
     wanted = held if most_ranks == 2 else most_ranks
     return [
         ("loads of a turn wait for each other", together(kernel) >= wanted),

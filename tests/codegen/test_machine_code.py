@@ -65,6 +65,7 @@ def test_both_architectures_have_every_kernel(kernels):
         *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
         *("mla_decode", "mla_merge", "mla_append"),
+        *("rows_of_ranks", "norm_of_sum"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
     }
     assert sum(name.startswith("skinny_gemm_stream") for name in kernels["gfx942"]) == len(skinny_shapes())
@@ -127,6 +128,9 @@ SABOTAGE = [
     ("mla_decode<3, f16, fp8>", "v_cvt_pk_f32_fp8", "v_nop", "codes one by one"),
     ("mla_decode<2, bf16, mixed>", "v_perm_b32", "v_nop", "not transposed"),
     ("mla_merge<bf16, 512>", "global_load_dwordx4", "global_load_dwordx2", "less than 128 bits"),
+    ("rows_of_ranks<bf16, true, 8, all_reduce>", "buffer_load_dwordx4", "s_waitcnt", "wait for each other"),
+    ("norm_of_sum<f16, fp8, workgroup, 2, 2>", "buffer_load_dwordx4", "s_waitcnt", "wait for each other"),
+    ("norm_of_sum<bf16, computed, wave, 1, 8>", "global_store_dwordx4", "global_store_dwordx2", "values sent"),
 ]
 
 
