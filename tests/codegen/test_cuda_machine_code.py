@@ -89,6 +89,10 @@ def test_every_form_is_there(kernels):
     # computed ones with either.
     assert counts == {
         "rms_norm_fast": 2 * 2 * (7 + 3 * 8),
+        # Of 2 ranks and of 8: 2 types, given scales and computed ones, 6 forms. Sums and parts of 3 types, gathers of
+        # 4, by vectors or elements.
+        "norm_of_sum": 2 * 2 * 2 * 6,
+        "rows_of_ranks": 2 * (3 + 3 + 4) * 2,
         "rms_norm_fallback": 2,
         "swiglu_fast": 2 * 2,
         "swiglu_fallback": 2,
@@ -239,6 +243,8 @@ def test_nobody_waits_for_what_it_has_written(kernels):
             clusters = kernel.template[4] == ROW_OF_A_CLUSTER
         elif kernel.name in OF_ROWS:
             clusters = kernel.template[1] == ROW_OF_A_CLUSTER
+        elif kernel.name == "norm_of_sum":
+            clusters = kernel.template[2] == ROW_OF_A_CLUSTER
         elif kernel.name == "skinny_gemm_bulk":
             columns, rows, *_, for_clusters = kernel.template
             clusters = rows < 4 or columns <= 48 or for_clusters
