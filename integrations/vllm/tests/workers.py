@@ -10,17 +10,18 @@ class Meddling(Counters):
         return self.model_runner.get_model().model.layers
 
     def watch(self, layer: int, name: str) -> None:
-        """A hook on a module, which counts the tensors that it sees."""
-        self.seen = 0
+        """A hook on a module, which counts the tensors that the module returns."""
+        self.seen = seen = [0]
 
         def hook(module, inputs, output) -> None:
             output = output[0] if isinstance(output, tuple) else output
-            self.seen += type(output) is torch.Tensor
+            seen[0] += type(output) is torch.Tensor
 
         self._layers()[layer].get_submodule(name).register_forward_hook(hook)
 
     def tensors_seen(self) -> int:
-        return self.seen
+        """By the last hook."""
+        return self.seen[0]
 
     def double(self, layer: int, name: str) -> None:
         """A forward that computes with the result of a module's own: 2 x / 2."""
