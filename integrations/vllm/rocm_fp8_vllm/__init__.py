@@ -6,17 +6,19 @@ fused once it is loaded (`fusion`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
+    ROCM_FP8_KERNELS_VLLM_SUMS: 0 leaves the sums over tensor-parallel workers to vLLM. Default: 1.
     LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
 """
 
 import logging
 import os
 
-__all__ = ["register"]
+__all__ = ["SUMS", "SWITCH", "is_on", "register"]
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
 KERNELS_VERSION = 1
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
+SUMS = "ROCM_FP8_KERNELS_VLLM_SUMS"
 # The releases that the tests ran on: the first, and the first that is too new. The plugin uses parts of vLLM that are
 # no public interface.
 TESTED = ((0, 32), (0, 33))
@@ -26,8 +28,9 @@ _log = logging.getLogger("vllm.rocm_fp8_kernels")  # below "vllm": with its hand
 
 def register() -> None:
     """Changes nothing, and logs one line that says why, where the plugin cannot serve this vLLM."""
-    if not _is_on():
+    if not is_on(SWITCH):
         return
+    is_on(SUMS)  # or an error, before any model is loaded
     if reason := _refusal():
         _log.error("rocm-fp8-kernels is not used: %s", reason)
         return
@@ -46,10 +49,10 @@ def register() -> None:
     fusion.install()
 
 
-def _is_on() -> bool:
-    value = os.environ.get(SWITCH, "1")
+def is_on(switch: str) -> bool:
+    value = os.environ.get(switch, "1")
     if value not in ("0", "1"):
-        raise ValueError(f"{SWITCH}={value!r}; needs 0 or 1")
+        raise ValueError(f"{switch}={value!r}; needs 0 or 1")
     return value == "1"
 
 

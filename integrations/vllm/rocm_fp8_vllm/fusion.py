@@ -1,7 +1,8 @@
 """Norms and activations of a loaded vLLM model that quantise for the linear behind them.
 
 A decoder layer's norm becomes (add +) RMSNorm + FP8, its activation SwiGLU + FP8: their modules change class and know
-the linear that they feed. What they return is vLLM's own QuantizedActivation, which its linears take.
+the linear that they feed. What they return is vLLM's own QuantizedActivation, which its linears take. With several
+tensor-parallel workers a norm is given a PartialSum (`tensor_parallel`) and forms the sum, too.
 """
 
 import functools
@@ -14,9 +15,11 @@ from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivati
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import base_loader
 
+from . import tensor_parallel
 from .block_linear import BlockScaledFp8Linear
 from .kernel import kernel
 from .linear import FewRowsFp8Linear
+from .tensor_parallel import PartialSum, whole
 
 __all__ = ["fuse", "install"]
 
@@ -59,18 +62,24 @@ class QuantizingRMSNorm(RMSNorm):
     """The residual is updated in place, rounded to its dtype before its variance is taken, as transformers does."""
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
+        self, x: torch.Tensor | PartialSum, residual: torch.Tensor | None = None
     ) -> QuantizedActivation | tuple[QuantizedActivation, torch.Tensor]:
         if not self.rocm_fp8_feeds.takes_fp8():
-            return super().forward(x, residual)
+            return super().forward(whole(x), residual)
         linear, scale, scaling = self.rocm_fp8_feeds.scales()
+        # A sum that was formed between the linear and this norm may have been changed since.
+        adds = isinstance(x, PartialSum) and residual is not None and not x.is_formed
+        if adds:
+            x, operators, name = x.part, tensor_parallel.operators, "all_reduce_add_rms_norm"
+        else:
+            x, operators, name = whole(x), kernel, "rms_norm" if residual is None else "add_rms_norm"
         inputs = (x, self.weight) if residual is None else (x, residual, self.weight)
-        name, kind = "rms_norm" if residual is None else "add_rms_norm", linear.fp8_dtype
+        kind = linear.fp8_dtype
         if scale is None:
-            operator = getattr(kernel, f"{name}_dynamic_fp8")
+            operator = getattr(operators, f"{name}_dynamic_fp8")
             q, scale = operator(*inputs, self.variance_epsilon, **scaling, out_dtype=kind)
         else:
-            q = getattr(kernel, f"{name}_fp8")(*inputs, scale, self.variance_epsilon, out_dtype=kind)
+            q = getattr(operators, f"{name}_fp8")(*inputs, scale, self.variance_epsilon, out_dtype=kind)
         given = linear.activation(q, scale, x.dtype)
         return given if residual is None else (given, residual)
 
@@ -93,11 +102,12 @@ _QUANTIZING = {RMSNorm: QuantizingRMSNorm, SiluAndMul: QuantizingSiluAndMul}
 def fuse(model: torch.nn.Module) -> None:
     """Of a model whose weights are loaded, in place: whatever `_FEEDS` names and a linear of ours stands behind."""
     linears = sum(hasattr(module, "rocm_fp8_linear") for module in model.modules())
-    fused = 0
+    fused, layers = 0, []
     for layer in model.modules():
         kind = type(layer)
         if (kind.__module__.rpartition(".")[2], kind.__name__) not in _LAYERS:
             continue
+        layers.append(layer)
         for name, feeds in _FEEDS.items():
             module, linear = layer.get_submodule(name), layer.get_submodule(feeds)
             if _can_quantize(module, linear):
@@ -107,6 +117,7 @@ def fuse(model: torch.nn.Module) -> None:
                 fused += 1
     if linears:
         _log.info("rocm-fp8-kernels: %d FP8 linears, %d norms and activations that quantise for them", linears, fused)
+    tensor_parallel.connect(model, layers)
 
 
 def _can_quantize(module: torch.nn.Module, linear: torch.nn.Module) -> bool:

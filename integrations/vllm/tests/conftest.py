@@ -46,6 +46,7 @@ class Case:
 
     model: Callable[[], torch.nn.Module]
     format: str
+    ignored: tuple[str, ...] = ("lm_head",)  # linears that are not quantised
 
     @property
     def int8(self) -> bool:
@@ -98,6 +99,21 @@ def cut_llama() -> torch.nn.Module:
     return model.eval()
 
 
+@torch.no_grad()
+def four_heads() -> torch.nn.Module:
+    """The byte-level Llama with each head of keys and values twice: it computes the same. Each of two workers has 128
+    rows of keys and of values, which is a block."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    llama = byte_llama()
+    model = LlamaForCausalLM(LlamaConfig(**llama.config.to_dict() | dict(num_key_value_heads=4))).to(torch.bfloat16)
+    whole = llama.state_dict()
+    for name, weight in model.state_dict().items():
+        twice = name.endswith(("k_proj.weight", "v_proj.weight"))
+        weight.copy_(whole[name].unflatten(0, (2, 64)).repeat_interleave(2, 0).flatten(0, 1) if twice else whole[name])
+    return model.eval()
+
+
 def one_layer() -> torch.nn.Module:
     """The byte-level Llama without its other layers: it compiles fast."""
     model = byte_llama()
@@ -118,6 +134,10 @@ CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
     "blocks": Case(byte_llama, "fp8, blocks"),
+    "blocks, 4 heads": Case(four_heads, "fp8, blocks"),
+    "an MLP not quantised": Case(
+        byte_llama, "fp8, static", ("lm_head", *(f"model.layers.3.mlp.{n}_proj" for n in ("gate", "up", "down")))
+    ),
     "int8": Case(byte_llama, INT8),
     "int8, not smoothed": Case(byte_llama, INT8_NOT_SMOOTHED),
     "cut blocks": Case(cut_llama, "fp8, blocks"),
@@ -182,7 +202,7 @@ def checkpoint(tmp_path_factory):
                 case.model().save_pretrained(folder)
             else:
                 with torch.no_grad():
-                    checkpoints.write(case.format, case.model(), text(8, 256), folder)
+                    checkpoints.write(case.format, case.model(), text(8, 256), folder, case.ignored)
             written[name] = folder
         return written[name]
 
@@ -223,13 +243,9 @@ def engine(checkpoint):
     def start(name: str, **arguments) -> LLM:
         end()
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
-        arguments = ENGINE | dict(skip_tokenizer_init=True, enable_prefix_caching=False) | arguments
-        llm = LLM(
-            model=str(checkpoint(name)),
-            worker_extension_cls="rocm_fp8_vllm.worker.Counters",
-            disable_log_stats=True,
-            **arguments,
-        )
+        default = dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
+        default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
+        llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
         started.append(llm)
         return llm
 
@@ -238,9 +254,10 @@ def engine(checkpoint):
 
 
 def counts(llm) -> dict[str, int]:
-    """Operator -> calls so far, of an engine with one worker."""
-    (only,) = llm.collective_rpc("rocm_fp8_call_counts")
-    return {name: count for name, count in only.items() if count}
+    """Operator -> calls so far of a worker. All workers call the same."""
+    first, *others = llm.collective_rpc("rocm_fp8_call_counts")
+    assert all(each == first for each in others)
+    return {name: count for name, count in first.items() if count}
 
 
 def greedy(length: int, **arguments):

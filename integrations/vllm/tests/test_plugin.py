@@ -24,7 +24,8 @@ LINEARS = choice._POSSIBLE_FP8_KERNELS[PlatformEnum.CPU]
 def unregistered(monkeypatch):
     """As if vLLM had not loaded the plugin; installed() says which parts `register` put in."""
     done = []
-    monkeypatch.delenv(rocm_fp8_vllm.SWITCH, raising=False)
+    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
+        monkeypatch.delenv(name, raising=False)
     for part in (cpu, linear, block_linear, block_parts, int8_linear, fusion):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
     return done
@@ -36,9 +37,11 @@ def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
     assert len(unregistered) == 6
-    monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "yes")
-    with pytest.raises(ValueError, match="ROCM_FP8_KERNELS_VLLM='yes'; needs 0 or 1"):
-        rocm_fp8_vllm.register()
+    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
+        monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "1")
+        monkeypatch.setenv(name, "yes")
+        with pytest.raises(ValueError, match=f"{name}='yes'; needs 0 or 1"):
+            rocm_fp8_vllm.register()
 
 
 @pytest.mark.parametrize("version", [(0, 31, 2), (0, 33, 0), (1, 0, 0)])

@@ -1,11 +1,12 @@
-"""Two workers compute what one does, but for the scales of half rows."""
+"""Two workers compute what one does, but for the scales of half rows. Their norms form the sums."""
 
 import math
 
 import pytest
+import rocm_fp8_vllm
 import torch
 
-from .conftest import CASES, by_reference, byte_llama, teacher_forced, text
+from .conftest import CASES, by_reference, counts, generate, likely, teacher_forced, text
 
 # The linears whose input is in halves, one a worker.
 HALVED = ("self_attn.o_proj", "mlp.down_proj")
@@ -32,7 +33,7 @@ def rms(different: torch.Tensor) -> float:
     return different.square().mean().sqrt().item()
 
 
-@pytest.mark.parametrize("name", ["static", "dynamic"])
+@pytest.mark.parametrize("name", ["static", "dynamic", "blocks, 4 heads"])
 def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, checkpoint):
     """Teacher-forced, so that near ties between tokens decide nothing.
 
@@ -48,7 +49,7 @@ def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, 
 
     ids = text(8, 400)
     form = checkpoints.FORMATS[CASES[name].format]
-    model = checkpoints.by_definition(byte_llama(), checkpoint(name), form)
+    model = checkpoints.by_definition(CASES[name].model(), checkpoint(name), form)
     _, whole_rows = by_reference(model, ids)
     for linear in HALVED:
         in_halves(model, linear, range(len(model.model.layers)))
@@ -62,3 +63,118 @@ def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, 
     order = one - whole_rows
     deviation = math.sqrt((order.pow(4).mean() / order.square().mean() ** 2 - 1) / order.numel()) / 2
     assert rms(two - half_rows) <= rms(order) * (1 + 4 * math.sqrt(2) * deviation)
+
+
+LAYERS = 7
+MEDDLING = "integrations.vllm.tests.workers.Meddling"
+
+
+def a_step(llm) -> dict[str, int]:
+    """Operator -> its calls in a decode step, of those that add, and norms."""
+    prompt, launched = text(1, 8)[0].tolist(), []
+    for tokens in (5, 15):
+        before = counts(llm)
+        generate(llm, [prompt], tokens)
+        launched.append({each: count - before.get(each, 0) for each, count in counts(llm).items()})
+    few, many = launched
+    return {each: (many[each] - few[each]) / 10 for each in many if many[each] and ("norm" in each or "all" in each)}
+
+
+@pytest.mark.parametrize(
+    ("name", "eager", "kind"),
+    [
+        ("static", True, ""),
+        ("dynamic", False, "_dynamic"),
+        ("blocks, 4 heads", True, "_dynamic"),
+        ("Qwen3 static", False, ""),
+    ],
+)
+def test_norms_that_form_the_sums_change_no_bit(name, eager, kind, engine, reference, monkeypatch):
+    code = text(1, 400)[0].tolist()
+    prompts = [code[:100], code[150:170], code[200:201]]
+    results, steps = [], []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(rocm_fp8_vllm.SUMS, switch)
+        llm = engine(name, enforce_eager=eager, tensor_parallel_size=2)
+        _, bits = teacher_forced(llm, text(3, 400))
+        results.append((bits.tolist(), generate(llm, prompts, 16)))
+        steps.append(a_step(llm))
+    (bits, tokens), (bits_of_vllm, tokens_of_vllm) = results
+    assert bits == bits_of_vllm and tokens == tokens_of_vllm
+    norms = 2 * LAYERS - 1
+    # The last layer's Down has vLLM's norm behind it.
+    assert steps[0] == {f"rms_norm{kind}_fp8": 1, f"all_reduce_add_rms_norm{kind}_fp8": norms, "all_reduce": 1}
+    assert steps[1] == {f"rms_norm{kind}_fp8": 1, f"add_rms_norm{kind}_fp8": norms}
+    right = [each for prompt, chosen in zip(prompts, tokens) for each in likely(reference(name), prompt, chosen)]
+    assert sum(right) / len(right) >= 0.9
+
+
+def test_a_sum_is_formed_where_something_else_computes_with_it(engine):
+    ids = text(2, 200)
+    llm = engine("static", enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
+    _, expected = teacher_forced(llm, ids)
+    expected_step = {"rms_norm_fp8": 1, "all_reduce_add_rms_norm_fp8": 2 * LAYERS - 1, "all_reduce": 1}
+    assert a_step(llm) == expected_step
+    meddlings = [
+        *(("watch", (1, name)) for name in ("self_attn.o_proj", "self_attn", "post_attention_layernorm")),
+        *(("watch", (2, name)) for name in ("mlp.down_proj", "mlp")),
+        ("watch", (4, "")),  # the layer: what it returns, and what the next one takes
+        *(("double", (5, name)) for name in ("self_attn", "mlp")),
+    ]
+    formed = 0
+    places = set()
+    for method, (layer, name) in meddlings:
+        llm.collective_rpc(method, args=(layer, name))
+        place = (layer, "mlp" if name.startswith("mlp") else "self_attn" if name else "layer")
+        formed += place not in places
+        places.add(place)
+        if place == (4, "layer"):
+            formed += 1  # the sum that it is called with
+        _, bits = teacher_forced(llm, ids)
+        assert torch.equal(bits, expected), (method, layer, name)
+        if method == "watch":
+            seen = llm.collective_rpc("tensors_seen")
+            assert seen[0] == seen[1]
+            # What a norm returns is quantised, and no tensor.
+            assert (seen[0] > 0) == (name != "post_attention_layernorm")
+        step = a_step(llm)
+        assert step["all_reduce"] == 1 + formed
+        assert step["all_reduce_add_rms_norm_fp8"] + step["add_rms_norm_fp8"] == 2 * LAYERS - 1
+        assert step["add_rms_norm_fp8"] == formed
+
+
+def test_norms_that_are_not_fused_are_given_the_sum(engine, checkpoint, monkeypatch):
+    """The MLP of one layer is not quantised: its norm is vLLM's, and its Down's sum too."""
+    name, results = "an MLP not quantised", []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(rocm_fp8_vllm.SUMS, switch)
+        llm = engine(name, enforce_eager=True, tensor_parallel_size=2)
+        results.append(teacher_forced(llm, text(2, 200))[1].tolist())
+        step = a_step(llm)
+        sums = {"all_reduce_add_rms_norm_fp8": 2 * LAYERS - 3, "add_rms_norm_fp8": 1, "all_reduce": 2}
+        assert step == {"rms_norm_fp8": 1} | (sums if switch == "1" else {"add_rms_norm_fp8": 2 * LAYERS - 2})
+    assert results[0] == results[1]
+
+
+def test_linears_with_adapters_form_their_own_sums(engine):
+    targets = dict(enable_lora=True, max_lora_rank=8, lora_target_modules=["o_proj", "gate_proj", "up_proj"])
+    llm = engine("static", enforce_eager=True, tensor_parallel_size=2, **targets)
+    _, bits = teacher_forced(llm, text(2, 200))
+    assert a_step(llm) == {"rms_norm_fp8": 1, "all_reduce_add_rms_norm_fp8": LAYERS - 1, "all_reduce": 1}
+    # O's sum is vLLM's. The norm behind it feeds a linear with an adapter and is vLLM's, too: it rounds once more.
+    _, without = teacher_forced(engine("static", enforce_eager=True, tensor_parallel_size=2), text(2, 200))
+    assert rms(bits - without) <= 0.3
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+def test_a_model_of_which_nothing_is_fused_has_no_communicator(name, engine):
+    llm = engine(name, enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
+    teacher_forced(llm, text(1, 50))
+    assert not any("all" in each for each in counts(llm))
+
+
+def test_workers_that_disagree_raise_the_communicators_error(engine):
+    llm = engine("static", enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
+    assert llm.collective_rpc("sum_of_rows", args=(3, 0)) == [2.0, 2.0]
+    with pytest.raises(Exception, match="all_reduce: rank . of 2"):
+        llm.collective_rpc("sum_of_rows", args=(3, 1))
