@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -61,12 +62,17 @@ class Meeting {
         return fcntl(peers_.locks, F_GETLK, &asked) != 0 || asked.l_type != F_UNLCK;
     }
     bool wait_for(int rank, Phase phase, std::chrono::steady_clock::time_point deadline) const {
-        constexpr int kLooks = 2000;  // some 20 us
+        // Some 20 us of looking; then a millisecond in which whoever else wants the core has it; then sleep.
+        constexpr int kLooks = 2000, kYields = 2000;
         constexpr timespec kNap = {0, 20'000'000};
         uint32_t seen = 0;
         for (int look = 0; !arrived(rank, phase, &seen); ++look) {
             if (look < kLooks) {
                 __builtin_ia32_pause();
+                continue;
+            }
+            if (look < kLooks + kYields) {
+                sched_yield();
                 continue;
             }
             uint32_t* posted = &peers_.control(rank)->posted[int(phase)];
