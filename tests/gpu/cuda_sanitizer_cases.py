@@ -216,9 +216,10 @@ def check_experts(kernel, tiles: bool) -> None:
         for each in held:
             each.assert_unchanged()
 
-    for which, slots in itertools.product(range(3), (0, 2)):
+    # A launch under a tool takes a second: each type, gathered or not, in one layout.
+    for which, slots in enumerate((2, 0, 2)):
         check(130 if slots else 16, which, slots, "dense", 512)
-        check(20, which, slots, "padded" if tiles else "odd")
+    check(20, 0, 0, "padded" if tiles else "odd")
 
 
 def check_mla(kernel) -> None:
