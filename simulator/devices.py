@@ -17,7 +17,7 @@ next launch at some time after the end of the one before. As many workgroups are
 
 Time (s_memrealtime) hardly passes while anything happens. Where every wave of all devices waits, sleeping or in a loop
 without stores, and no store is on its way, it jumps: a wait that has a limit comes to its end after a few turns. Waves
-that wait for longer than an hour, or without a look at the time, are a deadlock.
+that wait for longer than eight hours, or without a look at the time, are a deadlock.
 """
 
 import random
@@ -36,8 +36,12 @@ from .simulator import Simulator
 LONGEST_STRETCH = 12  # 2 to this power, in slices of waves
 # A wave waits if it has slept so often, or executed so many times so many instructions, since anything happened.
 WAITS, INSTRUCTIONS = 3, 512
-ROUNDS = 60  # that often all waves may wait before one looks at the clock
-FIRST_JUMP, GROWTH, HOUR = 1 << 20, 16, 3600 * 10**8  # ticks of 10 ns: 10 ms
+# That often all waves may wait before one looks at the clock. A kernel may look at memory a hundred times before, by
+# eight loads each time.
+ROUNDS = 1000
+# Ticks of 10 ns: 10 ms, a minute, eight hours. Waves look at the clock one after another, each of them twice: as many
+# jumps of a minute there may be.
+FIRST_JUMP, GROWTH, LONGEST_JUMP, TOO_LONG = 1 << 20, 16, 60 * 10**8, 8 * 3600 * 10**8
 
 
 class Devices:
@@ -189,8 +193,8 @@ class Devices:
             self._rounds, self._reads = 0, self.clock.reads
             self.clock.ticks += self._next_jump
             self._jumped += self._next_jump
-            self._next_jump *= GROWTH
-        if self._jumped > HOUR or self._rounds > ROUNDS:
+            self._next_jump = min(self._next_jump * GROWTH, LONGEST_JUMP)
+        if self._jumped > TOO_LONG or self._rounds > ROUNDS:
             positions = [launch.positions() for launch in self._running if launch]
             raise DeadlockFault("no progress: " + "\n".join(positions))
         self._since.clear()

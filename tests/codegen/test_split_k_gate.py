@@ -63,7 +63,9 @@ def atomic_of(kernel: machine_code.Kernel) -> int:
 def test_the_families_are_all_that_count_workgroups(rocm_kernels, kernels):
     for arch, found in rocm_kernels.items():
         counting = {n for n, k in found.items() if places(k, lambda i: i.name.startswith("global_atomic"))}
-        assert counting == kernels[arch].keys()
+        # Those between ranks count workgroups that have read the epoch; their gate is scripts/exchange_gate.py.
+        between_ranks = {n for n in found if n.startswith(("rows_of_ranks<", "norm_of_sum<"))}
+        assert counting - between_ranks == kernels[arch].keys()
 
 
 def test_the_library_hands_over_every_part(kernels, figures):
