@@ -74,12 +74,11 @@ void check_report(const char* op, const Peers& peers) {
     }
 }
 
-// launch(peers, executor) of an operator on x.
+// launch(executor) of an operator on x.
 template <class Launcher>
-void run(const char* op, int64_t communicator, const Tensor& x, const Launcher& launch) {
-    const Peers peers = peers_of(op, communicator);
+void run(const char* op, const Peers& peers, const Tensor& x, const Launcher& launch) {
     check_report(op, peers);
-    const Status status = launch(peers, Launch(x));
+    const Status status = launch(Launch(x));
     check_report(op, peers);
     check(op, status);
 }
@@ -108,7 +107,8 @@ void collective(const char* op, comm::Operation operation, const Tensor& out_t, 
     if (is_fp8(args.dtype)) args.dtype = DType::i8;
     args.d = x.last(), args.rows = x.rows(), args.x_stride = x.row_stride();
     args.out_stride = out.written_row_stride();
-    const int64_t ranks = peers_of(op, communicator).ranks;
+    const Peers peers = peers_of(op, communicator);
+    const int64_t ranks = peers.ranks;
     if (operation == comm::Operation::all_reduce) {
         out.check_rows_of(x, args.d);
         if (out.data() != x.data() || args.out_stride != args.x_stride) out.check_apart_from(x);
@@ -122,7 +122,7 @@ void collective(const char* op, comm::Operation operation, const Tensor& out_t, 
         out.check_apart_from(x);
     }
     args.x = x.data(), args.out = out.mutable_data();
-    run(op, communicator, x_t, [&](const Peers& peers, const Executor& on) {
+    run(op, peers, x_t, [&](const Executor& on) {
         if (gathers) return all_reduce::launch_all_gather(args, peers, on);
         return operation == comm::Operation::all_reduce ? all_reduce::launch(args, peers, on)
                                                         : all_reduce::launch_reduce_scatter(args, peers, on);
@@ -144,8 +144,8 @@ void all_gather(const Tensor& out, const Tensor& x, const Tensor&, int64_t commu
 void norm(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight, double epsilon,
           const RmsNormOptions& options, int64_t communicator) {
     const rms_norm::Args args = rms_norm_args(op, out, x, weight, epsilon, options);
-    run(op, communicator, x,
-        [&](const Peers& peers, const Executor& on) { return all_reduce::launch(args, peers, on); });
+    const Peers peers = peers_of(op, communicator);
+    run(op, peers, x, [&](const Executor& on) { return all_reduce::launch(args, peers, on); });
 }
 
 void all_reduce_add_rms_norm_fp8(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,

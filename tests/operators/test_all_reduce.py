@@ -1,6 +1,8 @@
 """The collective operators between ranks of one process: byte for byte a gather, the sum in the order of ranks, and the
 operator without communication."""
 
+import time
+
 import pytest
 import torch
 
@@ -276,7 +278,7 @@ def test_calls_of_changing_sizes(kernel, ranks, device, generator, count):
         found = []
         for i in range(len(sizes)):
             if pauses[rank, i] < 0.1 and device.type == "cpu":
-                threading_pause(float(pauses[rank, i]) / 20)
+                time.sleep(float(pauses[rank, i]) / 20)
             if i % 3 == 0:
                 residual = torch.zeros_like(parts[i][rank])
                 found.append(c.all_reduce_add_rms_norm_fp8(parts[i][rank], residual, weight[i], scale))
@@ -290,12 +292,6 @@ def test_calls_of_changing_sizes(kernel, ranks, device, generator, count):
     for rank, found in enumerate(together.results(calls)):
         for i, (got, expected) in enumerate(zip(found, wanted)):
             assert same_bytes(got, expected), f"rank {rank}, call {i}, {sizes[i]}"
-
-
-def threading_pause(seconds: float) -> None:
-    import time
-
-    time.sleep(seconds)
 
 
 # --- ranks that fail ---

@@ -2,9 +2,9 @@
 
 import torch
 
-from .arguments import check_dims, check_no_self_overlap, check_tensors, result, rows
+from .arguments import check_dims, check_tensors, result, rows
 from .calls import ops
-from .device import fp8_result
+from .norms import add_and_quantize
 from .scales import with_computed_scales
 
 Handle = tuple[torch.Tensor, int]  # order, which every launch writes as far as torch knows; the communicator's number
@@ -49,18 +49,8 @@ def all_reduce_add_rms_norm_fp8(
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    operator = "all_reduce_add_rms_norm_fp8"
-    check_tensors(operator, x=x, residual=residual, weight=weight, scale=scale)
-    check_dims(operator, "x", x, 1, "[..., d]")
-    out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
-    updated = rows(operator, "residual", residual, out=out)
-    if updated is not residual:
-        check_no_self_overlap(operator, "residual", residual)
-    kept = rows(operator, "x", x, out=out, residual=residual)
-    ops.all_reduce_add_rms_norm_fp8(out, kept, updated, weight, scale, epsilon, *handle)
-    if updated is not residual:
-        residual.copy_(updated)
-    return out
+    operands = weight, scale, epsilon, *handle
+    return add_and_quantize("all_reduce_add_rms_norm_fp8", x, residual, operands, out, out_dtype)
 
 
 def all_reduce_add_rms_norm_dynamic_fp8(

@@ -81,14 +81,26 @@ def add_rms_norm_fp8(
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    operator = "add_rms_norm_fp8"
-    check_tensors(operator, x=x, residual=residual, weight=weight, scale=scale)
+    return add_and_quantize("add_rms_norm_fp8", x, residual, (weight, scale, epsilon), out, out_dtype)
+
+
+def add_and_quantize(
+    operator: str,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    operands: tuple,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """The body of add_rms_norm_fp8, and of that of a sum over ranks. operands: the operator's behind residual, of which
+    the first are weight and scale."""
+    check_tensors(operator, x=x, residual=residual, weight=operands[0], scale=operands[1])
     check_dims(operator, "x", x, 1, "[..., d]")
     out = fp8_result(operator, x, x.shape[-1], out, out_dtype)
     updated = rows(operator, "residual", residual, out=out)
     if updated is not residual:
         check_no_self_overlap(operator, "residual", residual)
-    ops.add_rms_norm_fp8(out, rows(operator, "x", x, out=out, residual=residual), updated, weight, scale, epsilon)
+    getattr(ops, operator)(out, rows(operator, "x", x, out=out, residual=residual), updated, *operands)
     if updated is not residual:
         residual.copy_(updated)
     return out
