@@ -3,11 +3,13 @@
 
     python -m examples.demo                              # the byte-level Llama of this repository
     python -m examples.demo --prompt "def fibonacci(n):"
+    python -m examples.demo --deepseek                   # the byte-level DeepSeek V3: experts, and a latent cache
     python -m examples.demo --model PATH_OR_ID           # any Llama checkpoint instead
 
 quantises the model, loads the kernels with `kernels.get_kernel`, puts them in with `kernels.kernelize`, and prints
-both continuations, how well both predict held-out text, how fast they decode, and the time of each operator at
-the layer shapes of Llama 3.1, which it also draws. Build the package first: make build (make demo does).
+both continuations, how well both predict held-out text, and how fast they decode. Then it prints and draws the time of
+each operator at the layer shapes of Llama 3.1; of the DeepSeek, where a decoding step's time goes. Build the package
+first: make build (make demo does).
 """
 
 import argparse
@@ -24,29 +26,39 @@ class DemoError(Exception):
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a Llama checkpoint: a folder or a Hub id (default: the byte-level Llama)")
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument("--model", help="a Llama checkpoint: a folder or a Hub id (default: the byte-level Llama)")
+    models.add_argument("--deepseek", action="store_true", help="the byte-level DeepSeek V3")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", help="text to continue (default: part of a held-out module)")
     prompts.add_argument("--prompt-file", type=Path, help="a UTF-8 file with the text to continue")
     parser.add_argument("--tokens", type=int, default=160, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--windows", type=int, default=16, help="held-out windows to score (default: %(default)s)")
-    parser.add_argument("--granularity", choices=["channel", "tensor"], default="channel", help="of the weight scales")
+    parser.add_argument(
+        "--granularity",
+        choices=["channel", "tensor", "block"],
+        help="of the weight scales (default: channel; with --deepseek block, as its checkpoints have it)",
+    )
     parser.add_argument(
         "--activations",
         choices=["static", "dynamic"],
-        default="static",
-        help="scales of the linears' inputs: from calibration, or computed for each row",
+        help="scales of the linears' inputs: from calibration, or computed for each row, or of blocks for each group"
+        " of 128 (default: static; of blocks dynamic)",
     )
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="cuda means any GPU (default: a GPU that torch sees, else cpu)"
     )
-    parser.add_argument("--skip-operators", action="store_true", help="no times of single operators, no plot")
+    parser.add_argument("--skip-operators", action="store_true", help="no times of operators, no plot")
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="folder of the plot (default: %(default)s)"
     )
     args = parser.parse_args()
     if args.tokens < 1 or args.windows < 1:
         parser.error("--tokens and --windows must be at least 1")
+    args.granularity = args.granularity or ("block" if args.deepseek else "channel")
+    args.activations = args.activations or ("dynamic" if args.granularity == "block" else "static")
+    if args.granularity == "block" and args.activations == "static":
+        parser.error("--granularity block needs --activations dynamic")
     return args
 
 
@@ -74,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from benchmarks.harness.shapes import LLAMA_8B, LLAMA_405B_TP8
-    from examples.llama_fp8 import decoding, operator_times, plot, text
+    from examples.llama_fp8 import decoding, operator_times, plot, step_times, text
     from scripts.load import default_backend, load_kernel
 
     backend = "cpu" if args.device == "cpu" else default_backend()
@@ -92,8 +104,9 @@ def run(args: argparse.Namespace) -> None:
     def bar(total: int, what: str) -> tqdm:
         return tqdm(total=total, desc=what, unit="", leave=False, disable=None, dynamic_ncols=True)
 
+    source = text.DEEPSEEK if args.deepseek else args.model
     try:
-        loaded = text.load(args.model, device)
+        loaded = text.load(source, device)
     except Exception as error:
         raise DemoError(f"--model {args.model or '(default)'}: {first_line(error)}") from error
     length = min(1024, loaded.context)
@@ -121,10 +134,13 @@ def run(args: argparse.Namespace) -> None:
 
     print(f"Prompt:\n{prompt[-400:]}\n")
     models = {"bfloat16": loaded.model, "FP8": quantized}
+    caches = {name: decoding.default_caches(model) for name, model in models.items()}
+    if args.deepseek:
+        caches["FP8"] = lambda most: kernel.layers.latent_cache(quantized.config, most)
     rates, qualities = {}, {}
     for name, model in models.items():
         with bar(args.tokens, f"decoding, {name}") as progress:
-            result = decoding.continue_text(loaded, model, ids, args.tokens, progress.update)
+            result = decoding.continue_text(loaded, model, ids, args.tokens, progress.update, caches[name])
         rates[name] = result.tokens_per_second
         print(f"--- {name}:\n{loaded.tokenizer.decode(result.ids)}\n")
 
@@ -140,6 +156,24 @@ def run(args: argparse.Namespace) -> None:
     print(f"Equal next tokens: {same:.2%} of {scored}, on modules held out from training.\n")
     if args.skip_operators:
         return
+    title = f"torch {torch.__version__}, {device}, {where}"
+    if args.deepseek:
+        if device != "cpu":
+            print("Where a decoding step's time goes is told on a CPU alone (--device cpu).")
+            return
+        steps = {}
+        for name, model in models.items():
+            with torch.no_grad(), bar(1, f"a step, {name}"):
+                step = decoding.StaticStep(model, ids, args.tokens, caches[name])
+                steps[name] = step_times.measure(
+                    step, kernel._ops.add_op_namespace_prefix("").rstrip(":"), min(20, args.tokens - 1)
+                )
+        print("Where a decoding step's time goes, as torch's profiler sees it (what it costs is in it):")
+        print(step_times.table(steps) + "\n")
+        path = args.output / "deepseek.png"
+        step_times.draw(steps, f"A decoding step of the {loaded.name}; {title}", path)
+        print(f"Plot: {path}")
+        return
 
     times = []
     for shapes in (LLAMA_8B, LLAMA_405B_TP8):
@@ -151,7 +185,7 @@ def run(args: argparse.Namespace) -> None:
         print("that anything reached meanwhile, or that is published for this GPU; activations stay in the caches:")
         print(operator_times.table([t for t in times if t.model == shapes.name]) + "\n")
     path = args.output / "operators.png"
-    plot.draw(times, f"torch {torch.__version__}, {device}, {where}", path)
+    plot.draw(times, title, path)
     print(f"Plot: {path}")
 
 

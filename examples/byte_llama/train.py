@@ -263,7 +263,8 @@ def train(settings: Settings, config: LlamaConfig, streams: Streams) -> dict:
 
 
 def fit_and_save(model: PreTrainedModel, streams: Streams, settings: Settings, **more) -> dict:
-    """Trains and writes the checkpoint; returns what training.json holds: `more` as well."""
+    """Trains and writes the checkpoint; returns what training.json holds: `more` as well, of which functions are called
+    when the weights are those that are saved."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best, steps, seconds = fit(model, streams, settings)
     # Rounded, then measured: the figures belong to the file that is written.
@@ -279,7 +280,7 @@ def fit_and_save(model: PreTrainedModel, streams: Streams, settings: Settings, *
         "bytes_seen": steps * settings.batch * settings.length,
         "training_bytes": streams.training.numel(),
         **{name: getattr(settings, name) for name in ("batch", "length", "peak_rate", "weight_decay")},
-        **more,
+        **{name: value() if callable(value) else value for name, value in more.items()},
         "parameters": parameters,
         "device": device_name(settings.device),
         "python": platform.python_version(),

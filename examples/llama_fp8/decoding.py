@@ -25,9 +25,23 @@ def with_cache(model: torch.nn.Module, cache: Cache) -> dict[str, Cache]:
     return {"cache" if "cache" in known else "past_key_values": cache}
 
 
-def growing_tokens(model: torch.nn.Module, prompt: list[int]) -> Iterator[int]:
+# Makes an empty cache: of so many tokens at most, which is allocated once, or None: one that grows.
+CacheMaker = Callable[[int | None], Cache]
+
+
+def default_caches(model: torch.nn.Module) -> CacheMaker:
+    """transformers' own."""
+
+    def make(most: int | None) -> Cache:
+        config = model.config
+        return DynamicCache(config=config) if most is None else StaticCache(config=config, max_cache_len=most)
+
+    return make
+
+
+def growing_tokens(model: torch.nn.Module, prompt: list[int], caches: CacheMaker | None = None) -> Iterator[int]:
     """The likeliest tokens after `prompt`, with a cache that grows."""
-    cache = DynamicCache(config=model.config)
+    cache = (caches or default_caches(model))(None)
     ids, given = torch.tensor([prompt], device=model.device), with_cache(model, cache)
     while True:
         token = int(model(input_ids=ids, **given).logits[0, -1].argmax())
@@ -42,13 +56,14 @@ class StaticStep:
     `token` int64 [1, 1] is the last one found. A call finds the next.
     """
 
-    def __init__(self, model: torch.nn.Module, prompt: list[int], count: int):
+    def __init__(self, model: torch.nn.Module, prompt: list[int], count: int, caches: CacheMaker | None = None):
         """Computes the prompt; there is room for `count` tokens after it."""
-        self.model, self.cache = model, StaticCache(config=model.config, max_cache_len=len(prompt) + count)
+        self.model, self.cache = model, (caches or default_caches(model))(len(prompt) + count)
         self._given = with_cache(model, self.cache)
         ids = torch.tensor([prompt], device=model.device)
         self.token = model(input_ids=ids, **self._given).logits[:, -1:].argmax(-1)
-        self._standing = [self.token, *(layer.cumulative_length for layer in self.cache.layers)]
+        own = getattr(self.cache, "standing", None)  # of a latent cache
+        self._standing = [self.token, *(own() if own else (layer.cumulative_length for layer in self.cache.layers))]
 
     def __call__(self) -> None:
         logits = self.model(input_ids=self.token, **self._given).logits
@@ -82,9 +97,10 @@ def static_tokens(
     prompt: list[int],
     count: int,
     prepare: Callable[[StaticStep], Callable[[], None]] = captured,
+    caches: CacheMaker | None = None,
 ) -> Iterator[int]:
     """The `count` likeliest tokens after `prompt`, one by one: what `prepare` makes of one step, over and over."""
-    step = StaticStep(model, prompt, count)
+    step = StaticStep(model, prompt, count, caches)
     go_on = prepare(step)
     yield int(step.token)
     for _ in range(count - 1):
@@ -94,12 +110,19 @@ def static_tokens(
 
 @torch.no_grad()
 def continue_text(
-    loaded: LoadedModel, model: torch.nn.Module, prompt: list[int], count: int, advance: Callable[[int], object]
+    loaded: LoadedModel,
+    model: torch.nn.Module,
+    prompt: list[int],
+    count: int,
+    advance: Callable[[int], object],
+    caches: CacheMaker | None = None,
 ) -> Continuation:
     """At most `count` tokens after `prompt`, each the likeliest; `advance(1)` is called for each. On a GPU a step is
     one graph: its hundreds of launches from Python would take longer than they compute."""
     on_gpu = model.device.type == "cuda"
-    tokens = static_tokens(model, prompt, count) if on_gpu else growing_tokens(model, prompt)
+    tokens = growing_tokens(model, prompt, caches)
+    if on_gpu:
+        tokens = static_tokens(model, prompt, count, caches=caches)
     ids = [next(tokens)]
     advance(1)
     began = time.perf_counter()

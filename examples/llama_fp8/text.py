@@ -1,4 +1,4 @@
-"""Models and the text they read: the byte-level Llama of this repository, or any Llama checkpoint."""
+"""Models and the text they read: the byte-level models of this repository, or any checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,23 @@ import torch
 
 from examples.byte_llama import corpus
 
-CHECKPOINT = Path(corpus.__file__).resolve().parent / "checkpoint"
+_EXAMPLES = Path(corpus.__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class ByteModel:
+    """One of this repository: its folder in examples/, and its name."""
+
+    folder: str
+    name: str
+
+    @property
+    def checkpoint(self) -> Path:
+        return _EXAMPLES / self.folder / "checkpoint"
+
+
+LLAMA = ByteModel("byte_llama", "byte-level Llama, 5.6 M parameters")
+DEEPSEEK = ByteModel("byte_deepseek", "byte-level DeepSeek V3, 4.7 M parameters, 2.9 M of them a token's")
 
 
 class Tokenizer(Protocol):
@@ -58,20 +74,21 @@ class LoadedModel:
         return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
-def load(path_or_id: str | None, device: str) -> LoadedModel:
-    """A Llama in bfloat16; the byte-level one where no path or Hub id is given."""
+def load(source: str | ByteModel | None, device: str) -> LoadedModel:
+    """A model in bfloat16. source: one of this repository, or a path or a Hub id; None: the byte-level Llama."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    source = str(CHECKPOINT) if path_or_id is None else path_or_id
-    if path_or_id is None and not (CHECKPOINT / "model.safetensors").is_file():
-        raise FileNotFoundError(f"{CHECKPOINT}: no checkpoint; examples/byte_llama/train.py makes one")
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).to(device).eval()
-    tokenizer = ByteTokenizer() if path_or_id is None else LibraryTokenizer(source)
-    name = "byte-level Llama, 5.6 M parameters" if path_or_id is None else path_or_id
-    return LoadedModel(name, model, tokenizer)
+    source = source or LLAMA
+    ours = isinstance(source, ByteModel)
+    if ours and not (source.checkpoint / "model.safetensors").is_file():
+        raise FileNotFoundError(f"{source.checkpoint}: no checkpoint; examples/{source.folder}/train.py makes one")
+    path = str(source.checkpoint) if ours else source
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
+    tokenizer = ByteTokenizer() if ours else LibraryTokenizer(path)
+    return LoadedModel(source.name if ours else path, model, tokenizer)
 
 
 def default_prompt() -> str:

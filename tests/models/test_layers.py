@@ -135,6 +135,7 @@ def test_the_mapping_names_all_layers(kernel):
             "Fp8DecoderLayer": [device],
             "QuantizingFp8Linear": [device],
             "Fp8Experts": [device],
+            "MoeRouter": [device],
         }
         for name, repositories in mapping.items():
             assert repositories[device].load() is getattr(kernel.layers, name)

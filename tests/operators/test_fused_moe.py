@@ -57,6 +57,10 @@ def test_its_parts_one_after_the_other(kernel, device, formats, generator, probl
         )  # fmt: skip
     y = kernel.grouped_gemm(hidden, w2, hidden_scale, scales[1], offsets, out_dtype=problem.dtype)
     assert same_bytes(got, kernel.moe_combine(y, weights, positions, shared=shared))
+    if problem.inputs != "none":  # quantised by the caller
+        keywords["input_scale"] = scale
+        options = dict(shared=shared, power_of_two=power_of_two, dtype=problem.dtype)
+        assert same_bytes(got, kernel.fused_moe(q, *args[1:], **keywords, **options))
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])

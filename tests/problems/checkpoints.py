@@ -18,9 +18,11 @@ FP8_MAX, BLOCK = 448.0, 128
 # The linears that share an input, as parts of a decoder layer's names.
 JOINED = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     ("self_attn.o_proj",),
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
+    ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
 )
 
 

@@ -104,7 +104,11 @@ def of_one_input(name: str) -> list[str]:
     """By whose largest scale a linear's input is quantised: all experts of a module are given the same codes."""
     module, _, rest = name.rpartition(".experts.")
     if not module:
-        return [name]
+        group = next(
+            (group for group in checkpoints.JOINED if name.endswith(tuple(f".{each}" for each in group))), None
+        )
+        layer = ".".join(name.split(".")[:3])
+        return [name] if group is None else [f"{layer}.{each}" for each in group]
     part = rest.partition(".")[2]
     return [
         f"{module}.experts.{e}.{each}" for e in range(8) for each in PARTS if (each == PARTS[2]) == (part == PARTS[2])

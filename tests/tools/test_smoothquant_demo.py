@@ -64,10 +64,10 @@ def test_another_opt(kernel, demo, tmp_path, monkeypatch):
 
 
 def test_errors(kernel, demo, tmp_path):
-    from examples.llama_fp8.text import CHECKPOINT as LLAMA
+    from examples.llama_fp8.text import LLAMA
 
     for message, arguments in {
-        "needs 'opt'": ["--model", str(LLAMA)],
+        "needs 'opt'": ["--model", str(LLAMA.checkpoint)],
         "context is 256": ["--length", "300"],
         "config.json": ["--model", str(tmp_path)],
     }.items():

@@ -8,10 +8,12 @@
     Fp8DecoderLayer      for the fused decoder layers of a model that `quantization` has quantised or loaded
     QuantizingFp8Linear  for its linears that quantise their own input: those of whatever is not fused
     Fp8Experts           for its mixtures of experts
+    MoeRouter            for the routers of its fused layers
 
 `register_experts` puts fused_moe in the place of transformers' experts, in float16, bfloat16 or FP8, with no kernelize.
 
-`LatentAttention` is what lies between the projections of multi-head latent attention in a decode step.
+`LatentAttention` is what lies between the projections of multi-head latent attention in a decode step. `latent_cache`
+makes the cache with which a quantised DeepSeek-V3 decodes by it.
 
 They are for inference: the operators have no backward.
 """
@@ -22,6 +24,7 @@ from .. import ops as _ops
 from .decoder import decoder_layer as _decoder_layer
 from .decoder import quantizing_linear as _quantizing_linear
 from .mla import LatentAttention, mla_softmax_scale, rotate
+from .moe import route as _route
 from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .residual import ResidualStream as _ResidualStream
 from .watching import ours as _ours
@@ -31,8 +34,10 @@ __all__ = [
     "Fp8Experts",
     "LatentAttention",
     "LoadedLayer",
+    "MoeRouter",
     "QuantizingFp8Linear",
     "RMSNorm",
+    "latent_cache",
     "mapping",
     "mla_softmax_scale",
     "register_experts",
@@ -96,6 +101,39 @@ class Fp8Experts(torch.nn.Module):
         return self.multiply(_ops, hidden_states, top_k_index, top_k_weights)
 
 
+class MoeRouter(torch.nn.Module):
+    """A router of a mixture of experts on moe_route."""
+
+    can_torch_compile = True
+    has_backward = False
+
+    @_ours
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _route(self, _ops, hidden_states)
+
+
+def latent_cache(config, max_length: int | None = None):
+    """A cache of DeepSeek-V3's latent vectors: with it a model of `quantization` decodes by mla_decode.
+
+        model.generate(**inputs, past_key_values=kernel.layers.latent_cache(model.config))
+
+    It holds 576 numbers a token and layer, in the model's dtype. Prompts of unlike lengths may be padded on either
+    side. A prompt goes through transformers' attention; tokens behind it through mla_decode, any number at once.
+
+    Args:
+        config: the model's, with kv_lora_rank 512 and qk_rope_head_dim 64.
+        max_length: how many tokens a sequence has at most, padding included: then memory is allocated once, nothing
+            is read on the host, and decode steps can be compiled or recorded in a graph; tokens beyond are dropped.
+            None: it grows.
+
+    Returns: a transformers Cache. Its attention_mask is two-dimensional, or what transformers makes of it.
+    Raises: ValueError that names the argument.
+    """
+    from ..models.fp8.latent_cache import LatentCache
+
+    return LatentCache(config, max_length)
+
+
 def register_experts(name: str = "rocm-fp8-kernels") -> str:
     """Makes `name` an experts_implementation of transformers, for float16, bfloat16 and block-scaled FP8 experts.
 
@@ -138,7 +176,7 @@ class LoadedLayer:
         return f"layer `{self.layer_name}` of {self._layer.__module__}"
 
 
-_LAYERS = (RMSNorm, Fp8DecoderLayer, QuantizingFp8Linear, Fp8Experts)
+_LAYERS = (RMSNorm, Fp8DecoderLayer, QuantizingFp8Linear, Fp8Experts, MoeRouter)
 
 
 def mapping(device: str | None = None) -> dict[str, dict[str, LoadedLayer]]:

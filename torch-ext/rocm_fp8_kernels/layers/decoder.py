@@ -46,11 +46,11 @@ def decoder_layer(
         hidden, residual = residual_stream.take(hidden)
     if ranks is not None:
         return _of_ranks(layer, ops, ranks, hidden, residual, residual_stream, arguments)
-    if hasattr(attention, "qkv_proj"):
+    if hasattr(attention, "first"):
         if residual is None:
-            q, scale = _normalised(ops, layer.input_layernorm, attention, attention.qkv_proj, hidden)
+            q, scale = _normalised(ops, layer.input_layernorm, attention, hidden)
         else:
-            q, scale = _normalised(ops, layer.input_layernorm, attention, attention.qkv_proj, hidden, residual)
+            q, scale = _normalised(ops, layer.input_layernorm, attention, hidden, residual)
             hidden = residual
         residual, _ = attention(q, ops=ops, input_scale=scale, **arguments)
     else:
@@ -58,14 +58,19 @@ def decoder_layer(
             hidden = residual.add_(hidden)
         residual, _ = attention(hidden_states=layer.input_layernorm(hidden), **arguments)
     residual = to_write(residual, attention, attention.o_proj)
-    if hasattr(mlp, "gate_up_proj"):
-        q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, mlp.gate_up_proj, hidden, residual)
-        result = to_write(mlp(q, ops=ops, input_scale=scale), mlp, mlp.down_proj)
-        if residual_stream is not None and residual_stream.leave(result, residual):
-            return result
-        return result.add_(residual)
-    residual = residual + hidden
-    return residual + mlp(layer.post_attention_layernorm(residual))
+    if not hasattr(mlp, "first"):
+        residual = residual + hidden
+        return residual + mlp(layer.post_attention_layernorm(residual))
+    if mlp.READS_BOTH:
+        x, quantized = _normalised_both(ops, layer.post_attention_layernorm, mlp, hidden, residual)
+        result = mlp(x, ops=ops, quantized=quantized)
+    else:
+        q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, hidden, residual)
+        result = mlp(q, ops=ops, input_scale=scale)
+    result = to_write(result, mlp, mlp.last)
+    if residual_stream is not None and residual_stream.leave(result, residual):
+        return result
+    return result.add_(residual)
 
 
 def _of_ranks(
@@ -81,17 +86,17 @@ def _of_ranks(
     attention, mlp = layer.self_attn, layer.mlp
     norm = layer.input_layernorm
     if residual is None:
-        q, scale = _normalised(ops, norm, attention, attention.qkv_proj, hidden)
+        q, scale = _normalised(ops, norm, attention, hidden)
     else:
-        q, scale = _normalised_sum(ops, ranks, norm, attention, attention.qkv_proj, hidden, residual)
+        q, scale = _normalised_sum(ops, ranks, norm, attention, hidden, residual)
         hidden = residual
     part, _ = attention(q, ops=ops, input_scale=scale, **arguments)
     norm = layer.post_attention_layernorm
     if residual is None:  # the layer's own input is not to be written
         residual = ranks.all_reduce(part)
-        q, scale = _normalised(ops, norm, mlp, mlp.gate_up_proj, hidden, residual)
+        q, scale = _normalised(ops, norm, mlp, hidden, residual)
     else:
-        q, scale = _normalised_sum(ops, ranks, norm, mlp, mlp.gate_up_proj, part, residual)
+        q, scale = _normalised_sum(ops, ranks, norm, mlp, part, residual)
     part = mlp(q, ops=ops, input_scale=scale)
     if residual_stream is not None and residual_stream.leave(part, residual, of_ranks=True):
         return part
@@ -103,13 +108,13 @@ def _normalised_sum(
     ranks: Communicator,
     norm: torch.nn.Module,
     half: torch.nn.Module,
-    linear: torch.nn.Module,
     part: torch.Tensor,
     residual: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """_normalised of the sum of all ranks' parts and the residual."""
+    linear = half.first
     if ops is reference or any(map(is_watched, (norm, half, linear))):
-        return _normalised(ops, norm, half, linear, ranks.all_reduce(part), residual)
+        return _normalised(ops, norm, half, ranks.all_reduce(part), residual)
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ranks.all_reduce_add_rms_norm_dynamic_fp8
@@ -119,23 +124,46 @@ def _normalised_sum(
 
 
 def _normalised(
-    ops: ModuleType,
-    norm: torch.nn.Module,
-    half: torch.nn.Module,
-    linear: torch.nn.Module,
-    x: torch.Tensor,
-    *residual: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, scale): the norm of x, or of the residual that x is added to, as the input of `linear`. Not quantised, and
+    ops: ModuleType, norm: torch.nn.Module, half: torch.nn.Module, x: torch.Tensor, *residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(q, scale): the norm of x, or of the residual that x is added to, as the input of `half`. Not quantised, and
     None, where somebody watches what takes part: then all modules are called, with what transformers gives them."""
-    if any(map(is_watched, (norm, half, linear))):
+    if any(map(is_watched, (norm, half, half.first))):
         return norm(residual[0].add_(x).clone() if residual else x), None
+    return normalised_for(half.first, ops, norm, x, *residual)
+
+
+def normalised_for(
+    linear: torch.nn.Module, ops: ModuleType, norm: torch.nn.Module, x: torch.Tensor, *residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q, scale): the norm of x, or of the residual that x is added to, as `linear` takes it."""
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
         operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
         return operator(x, *residual, norm.weight, epsilon, **linear.input_scaling(), out_dtype=kind)
     operator = ops.add_rms_norm_fp8 if residual else ops.rms_norm_fp8
     return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
+
+
+def _normalised_both(
+    ops: ModuleType, norm: torch.nn.Module, half: torch.nn.Module, x: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    """(y, (q, scales)): the norm of the residual that x is added to, in x's dtype and as half.first takes it; None
+    where that has a stored scale, or where somebody watches."""
+    experts = half.first
+    if experts.input_scale is not None or any(map(is_watched, (norm, experts))):
+        return norm(residual.add_(x).clone()), None
+    y, kind = torch.empty_like(x, memory_format=torch.contiguous_format), experts.weight.dtype
+    q, scales = ops.add_rms_norm_dynamic_fp8(
+        x,
+        residual,
+        norm.weight,
+        norm.variance_epsilon,
+        **experts.input_scaling(),
+        normalized_out=y,
+        out_dtype=kind,
+    )
+    return y, (q, scales)
 
 
 def quantizing_linear(linear: Fp8Linear, ops: ModuleType, x: torch.Tensor) -> torch.Tensor:

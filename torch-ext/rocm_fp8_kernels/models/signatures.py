@@ -9,18 +9,21 @@ import inspect
 
 import torch
 
-__all__ = ["CACHE", "cached", "named", "parameters"]
+__all__ = ["CACHE", "cached", "drop_cache", "named", "parameters", "the_cache"]
 
 CACHE = "cache"
 _CACHES = (CACHE, "past_key_values")
 TRIED = "5.16 to 5.24"
 
 
-def parameters(own: type, known: tuple[str, ...], *, keywords: bool = True) -> tuple[str, ...]:
+def parameters(
+    own: type, known: tuple[str, ...], optional: tuple[str, ...] = (), *, keywords: bool = True
+) -> tuple[str, ...]:
     """Names of the parameters of `own.forward` after self and the first, in their order.
 
     Args:
         known: those that a fused forward takes, the first included; CACHE stands for any of its names.
+        optional: those of `known` that **kwargs may bring instead.
         keywords: whether **kwargs follow.
 
     Raises: RuntimeError that names transformers' version, where own.forward has others, or lacks one.
@@ -30,6 +33,7 @@ def parameters(own: type, known: tuple[str, ...], *, keywords: bool = True) -> t
     others = [each.kind for each in given if each.kind is not each.POSITIONAL_OR_KEYWORD]
     roles = [CACHE if name in _CACHES else name for name in plain]
     wanted = [inspect.Parameter.VAR_KEYWORD] if keywords else []
+    known = tuple(name for name in known if name in roles or name not in optional)
     if roles[:1] != [known[0]] or sorted(roles) != sorted(known) or others != wanted:
         import transformers
 
@@ -67,3 +71,13 @@ def cached(arguments: dict, key: torch.Tensor, value: torch.Tensor, layer: int) 
             more = {"kwargs": arguments} if name == CACHE else {}
             return cache.update(key, value, layer, **more)
     return key, value
+
+
+def the_cache(arguments: dict):
+    """The cache among `arguments`, or None."""
+    return next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
+
+
+def drop_cache(arguments: dict) -> None:
+    for name in _CACHES:
+        arguments.pop(name, None)

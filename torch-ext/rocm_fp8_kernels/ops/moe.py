@@ -3,7 +3,7 @@
 import torch
 
 from .activation import check_limit
-from .arguments import WIDE, check_dims, check_tensors, refuse, result
+from .arguments import FP8, WIDE, check_dims, check_tensors, refuse, result
 from .calls import ops
 from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
 from .quantize import quantize_fp8
@@ -153,33 +153,42 @@ def fused_moe(
     limit: float | None = None,
     out: torch.Tensor | None = None,
     power_of_two: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """A mixture of experts with SwiGLU: moe_sort, quantize_fp8, grouped_gemm_swiglu_fp8, grouped_gemm and moe_combine,
     one after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
 
     Args:
-        x: float16 or bfloat16 [T, D], last dimension contiguous.
+        x: float16 or bfloat16 [T, D], last dimension contiguous; or FP8, as quantize_fp8 gives it: then nothing is
+            quantised here.
         w13: FP8 or x's dtype [E, 2 I, D]: gates, then ups, of this rank's experts.
         w2: w13's dtype [E, D, I].
         weights: float32 [T, k], of moe_route.
         experts: int32 or int64 [T, k]; outside of [0, E), after the map, a slot is dropped.
         scale_w13, scale_w2: of FP8 weights, as in grouped_gemm.
         inputs: how x and the hidden values are quantised: "group" (128 values have a scale), "row" or "static".
-        input_scale, hidden_scale: float32, one element each, with inputs="static" and no other.
+        input_scale, hidden_scale: float32, one element each, with inputs="static" and no other. With x in FP8
+            input_scale is x's scale: of one element, [T, 1] or [T, ceil(D / 128)], as `inputs` says.
         shared: [T, D], added to the result: of shared experts that are computed elsewhere. One whose rows are all
             tokens can be one more expert, too, with a slot of weight 1.
         expert_map: int32 [global experts], as in moe_sort.
         limit: as in swiglu_dynamic_fp8.
-        out: float16, bfloat16 or float32 [T, D]; allocated in x's dtype if None.
+        out: float16, bfloat16 or float32 [T, D]; allocated in `dtype` if None.
         power_of_two: as in quantize_fp8, of scales that are computed.
+        dtype: float16 or bfloat16: of the GEMMs' results. x's own; of FP8 bfloat16 if None.
 
     Returns: out.
     Raises: RuntimeError naming the operator and the argument.
     """
     operator = "fused_moe"
     check_tensors(operator, x=x, w13=w13, w2=w2, weights=weights, experts=experts)
-    if x.dtype not in WIDE[:2]:
-        refuse(operator, "x", f"dtype {x.dtype}; allowed: {WIDE[0]}, {WIDE[1]}")
+    given = x.dtype in FP8
+    if x.dtype not in (*WIDE[:2], *FP8):
+        refuse(operator, "x", f"dtype {x.dtype}; allowed: {', '.join(map(str, (*WIDE[:2], *FP8)))}")
+    dtype = dtype or (torch.bfloat16 if given else x.dtype)
+    if dtype not in WIDE[:2] or not (given or dtype == x.dtype):
+        needed = f"{WIDE[0]}, {WIDE[1]}" if given else f"x's, {x.dtype}"
+        refuse(operator, "dtype", f"{dtype}; allowed: {needed}")
     check_dims(operator, "w13", w13, 3, "[E, 2 I, D]")
     check_dims(operator, "experts", experts, 2, "[T, k]")
     check_dims(operator, "x", x, 2, "[T, D]")
@@ -187,29 +196,27 @@ def fused_moe(
         refuse(operator, "experts", f"shape {list(experts.shape)}; needs [T, k] with x's T = {x.shape[0]}")
     if inputs not in ("group", "row", "static"):
         refuse(operator, "inputs", f"{inputs!r}; allowed: 'group', 'row', 'static'")
-    static = {"input_scale": input_scale, "hidden_scale": hidden_scale}
-    for name, scale in static.items():
-        if (scale is not None) != (inputs == "static"):
-            refuse(operator, name, "None; needs a tensor with inputs='static'" if scale is None else "given without it")
+    static = inputs == "static"
+    for name, scale, needed in (("input_scale", input_scale, static or given), ("hidden_scale", hidden_scale, static)):
+        if (scale is not None) != needed:
+            where = "with inputs='static'" + (", and with x in FP8" if name == "input_scale" else "")
+            refuse(operator, name, f"None; needs a tensor {where}" if needed else f"given; needs None but {where}")
     count, slots = w13.shape[0], experts.shape[1]
     rows, offsets, positions = moe_sort(experts, count, expert_map=expert_map)
     everyone = count if expert_map is None else max(expert_map.numel(), 1)
     sorted_by = dict(rows=rows, slots=slots, expected_rows=max(1, -(-rows.numel() // everyone)))
-    alike = dict(expected_rows=sorted_by["expected_rows"], out_dtype=x.dtype)
-    if w13.dtype == x.dtype:
+    alike = dict(expected_rows=sorted_by["expected_rows"], out_dtype=dtype)
+    if w13.dtype == x.dtype and not given:
         if inputs != "group" or scale_w13 is not None or scale_w2 is not None:
             refuse(operator, "inputs", f"{inputs!r} or scales given; experts of {w13.dtype} have none")
         hidden = _swiglu(grouped_gemm(x, w13, None, None, offsets, **sorted_by, out_dtype=x.dtype), limit)
         y = grouped_gemm(hidden, w2, None, None, offsets, **alike)
     else:
-        if inputs == "static":
-            q, scale = quantize_fp8(x, input_scale, out_dtype=w13.dtype)
-            scaling = dict(scale=hidden_scale)
-        else:
-            scaling = dict(scaling=inputs, power_of_two=power_of_two)
-            q, scale = quantize_fp8(x, **scaling, out_dtype=w13.dtype)
+        computed = {} if static else dict(scaling=inputs, power_of_two=power_of_two)
+        q, scale = (x, input_scale) if given else quantize_fp8(x, input_scale, **computed, out_dtype=w13.dtype)
+        scaling = dict(scale=hidden_scale) if static else computed
         hidden, scale = grouped_gemm_swiglu_fp8(
-            q, w13, scale, scale_w13, offsets, **sorted_by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
+            q, w13, scale, scale_w13, offsets, **sorted_by, limit=limit, dtype=dtype, **scaling, out_dtype=w2.dtype
         )
         y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, **alike)
     return moe_combine(y, weights, positions, shared=shared, out=out)

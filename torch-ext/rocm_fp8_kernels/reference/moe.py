@@ -197,19 +197,22 @@ def fused_moe(
     limit=None,
     out=None,
     power_of_two=False,
+    dtype=None,
 ):
+    given = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+    dtype = dtype or (torch.bfloat16 if given else x.dtype)
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)
     by = dict(rows=rows, slots=experts.shape[1])
-    if w13.dtype == x.dtype:
-        hidden = swiglu(grouped_gemm(x, w13, None, None, offsets, **by, out_dtype=x.dtype), limit)
-        y = grouped_gemm(hidden, w2, None, None, offsets, out_dtype=x.dtype)
+    if w13.dtype == x.dtype and not given:
+        hidden = swiglu(grouped_gemm(x, w13, None, None, offsets, **by, out_dtype=dtype), limit)
+        y = grouped_gemm(hidden, w2, None, None, offsets, out_dtype=dtype)
     else:
         static = inputs == "static"
         computed = {} if static else dict(scaling=inputs, power_of_two=power_of_two)
-        q, scale = quantize_fp8(x, input_scale, **computed, out_dtype=w13.dtype)
+        q, scale = (x, input_scale) if given else quantize_fp8(x, input_scale, **computed, out_dtype=w13.dtype)
         scaling = dict(scale=hidden_scale) if static else computed
         hidden, scale = grouped_gemm_swiglu_fp8(
-            q, w13, scale, scale_w13, offsets, **by, limit=limit, dtype=x.dtype, **scaling, out_dtype=w2.dtype
+            q, w13, scale, scale_w13, offsets, **by, limit=limit, dtype=dtype, **scaling, out_dtype=w2.dtype
         )
-        y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, out_dtype=x.dtype)
+        y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, out_dtype=dtype)
     return moe_combine(y, weights, positions, shared=shared, out=out)

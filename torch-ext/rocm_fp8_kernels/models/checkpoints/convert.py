@@ -64,6 +64,7 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     planned = planning.plan(model, input_kinds(schemes))
     planning.replace_linears(model, planned, join)
     to_format_of(model)
+    planning.finish(model)
     # From here on the model is none of compressed-tensors': nothing is left to decompress, and save_pretrained would
     # describe what is no longer there.
     hook = model.__dict__.pop("ct_decompress_hook", None)

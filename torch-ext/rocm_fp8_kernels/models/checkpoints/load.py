@@ -33,9 +33,9 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     a mixture become one module, whose input has one static scale, too; where the checkpoint leaves them out they stay
     transformers'. Buffers, such as what corrects a router's scores, keep the type that they have in the files.
 
-    A decoder layer's attention, and its MLP, is fused where the architecture is known (Llama, Mistral, Qwen2, Qwen3)
-    and all of its linears are quantised, those of one input alike. Otherwise it keeps transformers' module: its
-    quantised linears, and a quantised head, quantise their own input, and the others stay as they are. One warning says
+    A decoder layer's attention, and its MLP, is fused where the architecture is known (../fp8/architectures.py) and
+    all of its linears are quantised, those of one input alike. Otherwise it keeps transformers' module: its quantised
+    linears, and a quantised head, quantise their own input, and the others stay as they are. One warning says
     so, unless the checkpoint's own rules leave linears out.
 
     Args:
@@ -109,6 +109,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     if (directory / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(directory)
     to_format_of(model)
+    planning.finish(model)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False).eval()

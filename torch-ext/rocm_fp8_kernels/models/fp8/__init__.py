@@ -10,10 +10,10 @@
     with kernel.comm.Communicator() as ranks:  # tensor parallelism on one host, under torchrun
         kernel.quantization.parallelize(model, ranks)
 
-The decoder layers of Llama, Mistral, Qwen2 and Qwen3 (architectures.py) are fused: Q, K and V become one linear, Gate
-and Up another, and norms and SwiGLU hand FP8 on. Of any other model, and of a layer that cannot be fused, the linears
-are quantised one by one, and a warning says so. Embeddings, norms, rotary embeddings, attention itself and the head
-stay as they are.
+The decoder layers of Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and DeepSeek-V3 (architectures.py) are fused: Q,
+K and V become one linear, Gate and Up another, and norms and SwiGLU hand FP8 on. Of any other model, and of a layer
+that cannot be fused, the linears are quantised one by one, and a warning says so. Embeddings, norms, rotary embeddings,
+attention itself, routers and the head stay as they are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -140,6 +140,7 @@ def quantize(
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
     planned.stay = experts.replace_experts(model, granularity, fp8_dtype)
+    planning.finish(model)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)

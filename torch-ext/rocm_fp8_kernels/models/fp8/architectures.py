@@ -8,132 +8,41 @@ Imported when a model is quantised: nothing else of the package needs transforme
 """
 
 import importlib
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from kernels import use_kernel_forward_from_hub
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ... import reference
 from ...layers.decoder import decoder_layer, quantizing_linear
 from ...layers.residual import ResidualStream, TakesResidual
-from ...layers.watching import is_watched
-from ..signatures import CACHE, cached, named, parameters
+from ..signatures import CACHE, parameters
+from .halves import Architecture, FusedAttention, FusedHalf, FusedMLP, Routing
+from .latent import FusedLatentAttention
 from .linear import Fp8Linear
-
-
-class Architecture(NamedTuple):
-    """What makes a decoder layer fusable: input_layernorm, self_attn (q_proj, k_proj, v_proj, o_proj),
-    post_attention_layernorm, mlp (gate_proj, up_proj, down_proj); the residual is added after self_attn and mlp.
-
-    Its classes are <prefix>DecoderLayer, <prefix>Attention, <prefix>MLP and <prefix>Model of the module
-    transformers.models.<name>.modeling_<name>.
-    """
-
-    name: str
-    prefix: str
-    head_norms: bool = False  # q_norm and k_norm, of each head, before the rotary embedding
-    window: Callable[[torch.nn.Module], int | None] | None = None  # of its attention; None: it passes none on
-
+from .moe import FusedMoe, MoeRouter
 
 ARCHITECTURES = (
     Architecture("llama", "Llama"),
     Architecture("mistral", "Mistral", window=lambda attention: attention.config.sliding_window),
     Architecture("qwen2", "Qwen2", window=lambda attention: attention.sliding_window),
     Architecture("qwen3", "Qwen3", window=lambda attention: attention.sliding_window, head_norms=True),
+    Architecture(
+        "mixtral",
+        "Mixtral",
+        window=lambda attention: getattr(attention.config, "sliding_window", None),
+        experts=Routing("SparseMoeBlock", "TopKRouter"),
+    ),
+    Architecture(
+        "qwen3_moe",
+        "Qwen3Moe",
+        window=lambda attention: attention.sliding_window,
+        head_norms=True,
+        experts=Routing("SparseMoeBlock", "TopKRouter", rounded=True),
+    ),
+    Architecture("deepseek_v3", "DeepseekV3", latent=True, experts=Routing("MoE", "TopkRouter", scoring="sigmoid")),
 )
-
-
-class FusedHalf:
-    """An attention or an MLP whose linears are joined: name of the joined linear -> those of transformers."""
-
-    JOINED: dict[str, tuple[str, ...]]
-
-    def rows_of_parts(self, name: str) -> list[int]:
-        """How many of a joined linear's outputs each of its parts has."""
-        parts = self.JOINED[name]
-        return [getattr(self, name).out_features // len(parts)] * len(parts)
-
-
-class _OfConfig:
-    """An attribute that is the config's until it is set."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __get__(self, module, kind=None):
-        return self if module is None else getattr(module.config, self._name)
-
-
-class FusedAttention(FusedHalf):
-    JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
-    modeling: ModuleType
-    architecture: Architecture
-    PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
-    qkv_proj: Fp8Linear
-    o_proj: Fp8Linear
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        *args,
-        ops: ModuleType = reference,
-        input_scale: torch.Tensor | None = None,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
-        PARAMETERS."""
-        arguments = named(self.PARAMETERS, args, kwargs)
-        position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
-        shape = hidden_states.shape[:-1]
-        qkv = self.qkv_proj(hidden_states, ops=ops, scale=input_scale).view(*shape, -1, self.head_dim)
-        query, key, value = qkv.split([rows // self.head_dim for rows in self.rows_of_parts("qkv_proj")], dim=-2)
-        if self.architecture.head_norms:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        query, key = self.modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
-        key, value = cached(arguments, key, value, self.layer_idx)
-        if self.architecture.window is not None:
-            arguments["sliding_window"] = self.architecture.window(self)
-
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, self.modeling.eager_attention_forward
-        )
-        output, weights = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **arguments)
-        output = output.reshape(*shape, -1)
-        return self.o_proj(output, ops=ops), weights
-
-    def rows_of_parts(self, name: str) -> list[int]:
-        if name != "qkv_proj":
-            return super().rows_of_parts(name)
-        return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
-
-    # Of this rank, where the model is split.
-    heads = _OfConfig("num_attention_heads")
-    kv_heads = _OfConfig("num_key_value_heads")
-
-
-class FusedMLP(FusedHalf):
-    JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-    gate_up_proj: Fp8Linear
-    down_proj: Fp8Linear
-
-    def forward(
-        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x and input_scale: as in Fp8Linear.forward."""
-        gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
-        if is_watched(self.down_proj) or is_watched(self.act_fn):
-            gate, up = gate_up.chunk(2, dim=-1)
-            return self.down_proj(self.act_fn(gate) * up, ops=ops)
-        scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
-        if scale is None:
-            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
-        else:
-            quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
-        return self.down_proj(quantized, ops=ops, scale=scale)
 
 
 @use_kernel_forward_from_hub("Fp8DecoderLayer")
@@ -155,15 +64,12 @@ class QuantizingFp8Linear(Fp8Linear):
         return quantizing_linear(self, reference, x)
 
 
-# The halves of a decoder layer, by their names in it.
-HALVES: dict[str, type[FusedHalf]] = {"self_attn": FusedAttention, "mlp": FusedMLP}
-
-
 # Of transformers' forwards, as the fused ones know them.
 _PARAMETERS = {
     "Attention": ("hidden_states", "position_embeddings", "attention_mask", CACHE),
     "DecoderLayer": ("hidden_states", "attention_mask", "position_ids", CACHE, "use_cache", "position_embeddings"),
 }
+_OPTIONAL = {"DecoderLayer": ("use_cache",)}  # Mixtral's comes with **kwargs
 
 
 class Classes(NamedTuple):
@@ -171,7 +77,18 @@ class Classes(NamedTuple):
 
     model: type[torch.nn.Module]
     layer: type[torch.nn.Module]
-    halves: dict[str, tuple[type[torch.nn.Module], type[FusedHalf]]]  # name in the layer -> (own, fused)
+    # Place in the layer -> (own, fused) of each kind of module that may be there.
+    halves: dict[str, tuple[tuple[type[torch.nn.Module], type[FusedHalf]], ...]]
+    router: tuple[type[torch.nn.Module], type[MoeRouter]] | None
+
+    def halves_of(self, layer: torch.nn.Module) -> Iterator[tuple[str, type[torch.nn.Module], type[FusedHalf]]]:
+        """(place, own, fused) of each half that this layer has; `own` may not be its class."""
+        for place, kinds in self.halves.items():
+            try:
+                module = layer.get_submodule(place)
+            except AttributeError:  # shared experts of a layer without a mixture
+                continue
+            yield place, *next((each for each in kinds if isinstance(module, each[0])), kinds[0])
 
 
 def _made(row: Architecture) -> Classes:
@@ -186,13 +103,31 @@ def _made(row: Architecture) -> Classes:
         globals()[name] = type(name, (mixin, own(what)), {"__module__": __name__} | facts)
         return globals()[name]
 
-    taken = {what: parameters(own(what), known) for what, known in _PARAMETERS.items()}
-    parameters(own("MLP"), ("x",), keywords=False)
+    taken = {what: parameters(own(what), known, _OPTIONAL.get(what, ())) for what, known in _PARAMETERS.items()}
     facts = dict(modeling=modeling, architecture=row, PARAMETERS=taken["Attention"])
-    attention = made(FusedAttention, "Attention", **facts)
-    halves = {"self_attn": (own("Attention"), attention), "mlp": (own("MLP"), made(FusedMLP, "MLP"))}
-    return Classes(own("Model"), made(Fp8DecoderLayer, "DecoderLayer", PARAMETERS=taken["DecoderLayer"]), halves)
+    attention = made(FusedLatentAttention if row.latent else FusedAttention, "Attention", **facts)
+    halves, mlps, router = {"self_attn": ((own("Attention"), attention),)}, [], None
+    if hasattr(modeling, f"{row.prefix}MLP"):
+        parameters(own("MLP"), ("x",), keywords=False)
+        mlps.append((own("MLP"), made(FusedMLP, "MLP")))
+    shared = tuple(mlps)
+    if row.experts is not None:
+        for what in (row.experts.block, row.experts.router):
+            parameters(own(what), ("hidden_states",), keywords=False)
+        mlps.insert(0, (own(row.experts.block), made(FusedMoe, row.experts.block)))
+        router = own(row.experts.router), made(MoeRouter, row.experts.router, routing=row.experts)
+    halves["mlp"] = tuple(mlps)
+    if row.experts is not None and shared:
+        halves["mlp.shared_experts"] = shared
+    layer = made(Fp8DecoderLayer, "DecoderLayer", PARAMETERS=taken["DecoderLayer"])
+    return Classes(own("Model"), layer, halves, router)
 
 
 # The architecture's own decoder layer -> what takes its place.
 CLASSES: dict[type[torch.nn.Module], Classes] = {made.layer.__bases__[1]: made for made in map(_made, ARCHITECTURES)}
+
+
+def classes_of(layer: torch.nn.Module) -> Classes | None:
+    """Of a decoder layer, fused or not."""
+    kind = type(layer)
+    return CLASSES.get(kind) or (CLASSES.get(kind.__bases__[1]) if issubclass(kind, Fp8DecoderLayer) else None)

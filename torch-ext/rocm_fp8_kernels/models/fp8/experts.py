@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 
 from ... import reference
 from ..codes import Codes
-from .linear import quantize_weight, to_fnuz
+from .linear import BLOCK, quantize_weight, to_fnuz
 
 __all__ = ["Fp8Experts", "check_experts", "experts_of", "operands", "replace_experts", "why_not"]
 
@@ -106,6 +106,11 @@ class Fp8Experts(Codes):
         ]
         return cls(*parts, inputs="group" if granularity == "block" else "row", dtype=experts.down_proj.dtype)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """What says the FP8 format, as of Fp8Linear."""
+        return self.gate_up_proj
+
     def kind(self) -> str:
         power = " as powers of two" if self.power_of_two else ""
         return f"experts of {self.gate_up_proj.dtype}, inputs by {self.inputs}{power}"
@@ -139,16 +144,38 @@ class Fp8Experts(Codes):
         """
         return self.multiply(reference, hidden_states, top_k_index, top_k_weights)
 
-    def multiply(self, ops: ModuleType, hidden_states, top_k_index, top_k_weights) -> torch.Tensor:
-        """forward on these operators."""
+    def input_scaling(self) -> dict:
+        """What the dynamic operators are told about the input; where it has no stored scale."""
+        if self.inputs != "group":
+            return dict(scaling="row", scale_ub=None)
+        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)
+
+    def multiply(
+        self,
+        ops: ModuleType,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        *,
+        quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """forward on these operators. quantized: hidden_states in FP8, and its scales; shared: as in fused_moe."""
+        x, *others = operands(self, hidden_states, top_k_index, top_k_weights)
+        input_scale = self.input_scale
+        if quantized is not None:
+            x, input_scale = quantized[0].view(x.shape), quantized[1].view(len(x), -1)
         return ops.fused_moe(
-            *operands(self, hidden_states, top_k_index, top_k_weights),
+            x,
+            *others,
             scale_w13=self.gate_up_scale,
             scale_w2=self.down_scale,
             inputs="static" if self.inputs == "tensor" else self.inputs,
-            input_scale=self.input_scale,
+            input_scale=input_scale,
             hidden_scale=self.hidden_scale,
+            shared=None if shared is None else shared.view(x.shape),
             power_of_two=self.power_of_two,
+            dtype=hidden_states.dtype,
         ).view(hidden_states.shape)
 
     def extra_repr(self) -> str:

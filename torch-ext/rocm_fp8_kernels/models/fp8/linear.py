@@ -241,6 +241,16 @@ class Fp8Linear(Codes):
             return scale[rows][::BLOCK]
         return scale[rows.start // BLOCK : -(-rows.stop // BLOCK)]
 
+    def dequantized(self) -> torch.Tensor:
+        """The weight in `dtype`."""
+        scale = self.weight_scale
+        if self.weights == "channel":
+            scale = scale.reshape(-1, 1)
+        elif self.weights == "block":
+            scale = scale if scale.shape[0] == self.out_features else scale.repeat_interleave(BLOCK, 0)
+            scale = scale[: self.out_features].repeat_interleave(BLOCK, 1)[:, : self.in_features]
+        return (self.weight.float() * scale).to(self.dtype)
+
     def to_fnuz_(self) -> "Fp8Linear":
         """For gfx942: the same numbers in float8_e4m3fnuz, in place."""
         self.weight, self.weight_scale = to_fnuz(self.weight, self.weight_scale)

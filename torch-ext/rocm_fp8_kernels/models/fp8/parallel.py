@@ -12,7 +12,7 @@ Embeddings, norms and the head are whole on each rank.
 import torch
 
 from ...comm import Communicator
-from .architectures import FusedAttention, FusedMLP
+from .halves import FusedAttention, FusedMLP
 from .linear import BLOCK, Fp8Linear
 
 __all__ = ["parallelize"]

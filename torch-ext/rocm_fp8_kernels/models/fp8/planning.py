@@ -15,13 +15,18 @@ from transformers.activations import ACT2FN
 from ...layers.norms import rounds_as_rms_norm
 from ...layers.residual import hand_on_residual
 from ..codes import CODES, Codes
-from .architectures import CLASSES, HALVES, FusedHalf, QuantizingFp8Linear
+from .architectures import CLASSES, QuantizingFp8Linear, classes_of
+from .experts import Fp8Experts
+from .halves import FusedHalf
+from .latent import FusedLatentAttention
 from .linear import Fp8Linear
+from .moe import FusedMoe
 
 __all__ = [
     "Plan",
     "QuantizingFp8Linear",
     "check_linears",
+    "finish",
     "parts_of",
     "plan",
     "quantisable",
@@ -33,7 +38,6 @@ __all__ = [
 _ROUTER = re.compile(r"(?:.*\.)?(?:router|gate|shared_expert_gate)(?:\..*)?")
 _HALF_PRECISION = (torch.float16, torch.bfloat16)
 _SILU = ("silu", "swish")
-_NORMS = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}  # before each half
 
 
 @dataclass
@@ -74,6 +78,8 @@ class Plan:
             name, why = next(iter(self.why.items()))
             more = f" (and {len(self.why) - 1} more)" if len(self.why) > 1 else ""
             message = f"{type(model).__name__}: {name}{more} is not fused, because {why}: {what}"
+        elif self.stay:
+            message = f"{type(model).__name__}: {what}"
         else:
             return
         warnings.warn(message, stacklevel=5)  # after this one, its caller and the wrappers of two contexts
@@ -85,9 +91,11 @@ def quantisable(model: torch.nn.Module) -> list[str]:
     if any(isinstance(module, Fp8Linear) for module in model.modules()):
         raise ValueError("the model is quantised already")
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and name}
-    known = [name for name, module in model.named_modules() if type(module) in CLASSES]
+    known = {name: module for name, module in model.named_modules() if type(module) in CLASSES}
     if known:
-        wanted = {part for layer in known for joined in _joined(layer).values() for part in _parts(joined)}
+        wanted = {
+            part for name, layer in known.items() for joined in _joined(name, layer).values() for part in _parts(joined)
+        }
         found = [name for name in linears if name in wanted]
     else:
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -128,11 +136,13 @@ def check_linears(model: torch.nn.Module, names: list[str]) -> None:
             raise ValueError(f"the weight of {name} holds NaN or infinity")
 
 
-def _joined(layer: str) -> dict[str, dict[str, list[str]]]:
-    """Half -> name of the joined linear -> qualified names of the linears, of the decoder layer of this name."""
+def _joined(name: str, layer: torch.nn.Module) -> dict[str, dict[str, list[str]]]:
+    """Half -> name of the joined linear -> qualified names of the linears, of this decoder layer."""
     return {
-        half: {to: [f"{layer}.{half}.{part}" for part in parts] for to, parts in fused.JOINED.items()}
-        for half, fused in HALVES.items()
+        half: {to: [f"{name}.{half}.{part}" for part in parts] for to, parts in joined.items()}
+        for half, own, fused in CLASSES[type(layer)].halves_of(layer)
+        # Of a module of another class the linears may be any.
+        if (joined := fused.joined_of(layer.get_submodule(half)))
     }
 
 
@@ -146,7 +156,7 @@ def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
     layers = [name for name, module in modules.items() if type(module) in CLASSES]
     result, fused = Plan(known=bool(layers)), set()
     for name in layers:
-        for half, joined in _joined(name).items():
+        for half, joined in _joined(name, modules[name]).items():
             parts = _parts(joined)
             if not all(part in wanted for part in parts):
                 continue  # so the checkpoint wants it
@@ -161,16 +171,16 @@ def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
 
 
 def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping[str, Hashable]) -> str | None:
-    module = getattr(layer, half)
-    own, _ = CLASSES[type(layer)].halves[half]
+    module = layer.get_submodule(half)
+    own = next(own for place, own, _ in CLASSES[type(layer)].halves_of(layer) if place == half)
     if type(module) is not own:
         return f"it is a {type(module).__name__}"
-    norm = type(getattr(layer, _NORMS[half]))
-    if not rounds_as_rms_norm(norm):
-        return f"{_NORMS[half]} is a {norm.__name__}, which is another function than rms_norm"
-    if half == "mlp" and module.config.hidden_act not in _SILU:
+    if (why := _why_not_norm(layer, half)) is not None:
+        return why
+    is_mlp = half != "self_attn"
+    if is_mlp and module.config.hidden_act not in _SILU:
         return f"hidden_act is {module.config.hidden_act!r}, and swiglu_fp8 needs 'silu'"
-    if half == "mlp" and type(module.act_fn) is not type(ACT2FN[module.config.hidden_act]):
+    if is_mlp and type(module.act_fn) is not type(ACT2FN[module.config.hidden_act]):
         return f"act_fn is a {type(module.act_fn).__name__}, and swiglu_fp8 needs hidden_act's"
     for parts in joined.values():
         names = ", ".join(part.rpartition(".")[2] for part in parts)
@@ -179,6 +189,14 @@ def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping
         if len({modules[part].bias is None for part in parts}) > 1:
             return f"some, but not all of {names} have a bias"
     return None
+
+
+def _why_not_norm(layer: torch.nn.Module, half: str) -> str | None:
+    before = "input_layernorm" if half == "self_attn" else "post_attention_layernorm"
+    norm = type(getattr(layer, before))
+    return (
+        None if rounds_as_rms_norm(norm) else f"{before} is a {norm.__name__}, which is another function than rms_norm"
+    )
 
 
 def replace_linears(
@@ -191,14 +209,15 @@ def replace_linears(
     """
     for (name, half), joined in planned.fused.items():
         layer = model.get_submodule(name)
-        classes = CLASSES.get(type(layer)) or CLASSES[type(layer).__bases__[1]]
-        parent = getattr(layer, half)
+        classes = classes_of(layer)
+        fused_class = next(fused for place, _, fused in classes.halves_of(layer) if place == half)
+        parent = layer.get_submodule(half)
         for fused, parts in joined.items():
             linear = join(Fp8Linear, parts)
             for part in parts:
                 delattr(parent, part.rpartition(".")[2])
             setattr(parent, fused, linear)
-        parent.__class__ = classes.halves[half][1]
+        parent.__class__ = fused_class
         layer.__class__ = classes.layer
 
     places: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {}  # a linear may be in several
@@ -220,10 +239,32 @@ def replace_linears(
             module.register_forward_pre_hook(hand_on_residual, with_kwargs=True)
 
 
+def finish(model: torch.nn.Module) -> None:
+    """After linears and experts are what they will be: fuses mixtures of experts, and makes what attention needs of
+    their numbers."""
+    for layer in model.modules():
+        classes = classes_of(layer)
+        for half, own, fused in classes.halves_of(layer) if classes else ():
+            module = layer.get_submodule(half)
+            if not issubclass(fused, FusedMoe) or type(module) is not own:
+                continue
+            known = type(module.gate) is classes.router[0] and isinstance(module.experts, Fp8Experts)
+            if known and _why_not_norm(layer, half) is None:
+                module.__class__, module.gate.__class__, layer.__class__ = fused, classes.router[1], classes.layer
+    for module in model.modules():
+        if isinstance(module, FusedLatentAttention):
+            absorb(module)
+            module.register_load_state_dict_post_hook(absorb)
+
+
+def absorb(attention: FusedLatentAttention, *_) -> None:
+    attention.absorb()
+
+
 def parts_of(model: torch.nn.Module, name: str) -> tuple[list[str], list[int]]:
     """transformers' names of the linears in this FP8 linear, and how many of its outputs each has."""
     parent_name, _, last = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     if not isinstance(parent, FusedHalf):
         return [name], [parent.get_submodule(last).out_features]
-    return [f"{parent_name}.{part}" for part in parent.JOINED[last]], parent.rows_of_parts(last)
+    return [f"{parent_name}.{part}" for part in parent.joined_of(parent)[last]], parent.rows_of_parts(last)

@@ -38,7 +38,7 @@ def pairs(model: torch.nn.Module) -> dict[str, list[str]]:
     for name, layer in model.named_modules():
         if isinstance(layer, OPTDecoderLayer) and layer.do_layer_norm_before:
             known = _OPT
-        elif type(layer) in CLASSES:
+        elif type(layer) in CLASSES and CLASSES[type(layer)].router is None:  # routers read norms, too
             known = _LLAMA
         else:
             continue

@@ -1,0 +1,1 @@
+"""A byte-level DeepSeek V3: its checkpoint, and what trained it."""

@@ -1,0 +1,268 @@
+"""A quantised DeepSeek-V3 with a LatentCache: decode steps by mla_decode against keys and values of each head, padded
+batches, generate(), what transformers asks of caches, compiled steps."""
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from tests.problems.buffers import same_bytes
+from tests.problems.inputs import FP8
+from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from tests.problems.tiny_moe import moe
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+# Without experts: a rounded score would send a token elsewhere, and no bound would hold.
+SIZES = dict(kv_lora_rank=512, qk_rope_head_dim=64, first_k_dense_replace=2)
+YARN = dict(
+    rope_type="yarn", rope_theta=10000.0, factor=8.0, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1,
+    original_max_position_embeddings=64,
+)  # fmt: skip
+# How far logits may be apart that come by absorbed weights and by keys and values of each head. Queries, probabilities
+# and sums are rounded to bfloat16 at other places, so all inputs of O differ by up to 2^-8 of their size, and 2^-5 to
+# 2^-4 of its FP8 codes are the next ones: 2^-6 of a result's norm, as tiny_llama.ANOTHER_DTYPE has it. Eight linears,
+# one after the other: 2^-4.5. Twice that for spread. A wrong angle, length or order moves a result by its whole size.
+ABSORBED = 2.0**-3.5
+
+KINDS = {
+    "block": {},
+    "channel": {},
+    "q_proj": dict(q_lora_rank=None),
+    "half-split": dict(rope_interleave=False),
+    "yarn": dict(rope_parameters=YARN),
+}
+
+
+@pytest.fixture
+def made(kernel, device, formats, generator):
+    """made(kind, fast) -> a quantised model."""
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+
+    def make(kind: str = "block", fast: bool = True, **changes):
+        model = moe("deepseek_v3", generator, device=device, **(SIZES | KINDS[kind] | changes))
+        granularity = "channel" if kind == "channel" else "block"
+        kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
+        return kernelized(kernel, model) if fast else model
+
+    return make
+
+
+def defined(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose kv_b has the stored numbers and takes inputs that are not quantised, as absorbed weights do."""
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        linear = layer.self_attn.kv_b_proj
+        scale = linear.weight_scale.reshape(-1, 1)
+        if linear.weights == "block":
+            rows, columns = linear.weight.shape
+            scale = linear.weight_scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+        weight = (linear.weight.float() * scale).bfloat16()
+        linear.forward = lambda x, ops=None, weight=weight: torch.nn.functional.linear(x, weight)
+    return model
+
+
+def steps_of(model, ids: torch.Tensor, lengths: tuple[int, ...], cache, **keywords) -> torch.Tensor:
+    """The logits of all tokens, given in parts of these lengths."""
+    parts = [model(part, past_key_values=cache, **keywords).logits for part in ids.split(lengths, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("most", [None, 70])
+@pytest.mark.parametrize("fast", [True, False], ids=["kernels", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps(kernel, device, generator, made, kind, fast, most):
+    """A prompt, single tokens, several at once, more than mla_decode takes: as with keys and values of each head."""
+    model, ids = made(kind, fast), tokens(generator, 2, 45, device)
+    lengths = (11, 1, 3, 8, 21, 1)
+    got = steps_of(model, ids, lengths, kernel.layers.latent_cache(model.config, most))
+    wanted = steps_of(defined(model), ids, lengths, DynamicCache(config=model.config))
+    assert distance(got[:, 11:], wanted[:, 11:]) <= ABSORBED
+    # A prompt goes through kv_b, with its quantised inputs.
+    assert same_bytes(got[:, :11], logits(model, ids[:, :11]))
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 8])
+def test_a_short_prompt(kernel, device, generator, made, prompt):
+    model, ids = made(), tokens(generator, 2, 12, device)
+    got = steps_of(model, ids, (prompt, 12 - prompt), kernel.layers.latent_cache(model.config))
+    assert distance(got, logits(defined(model), ids)) <= ABSORBED
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("most", [None, 64])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("prompt", [6, 14])
+def test_a_padded_batch(kernel, device, generator, made, side, most, attention, prompt):
+    """Each sequence is as if it were alone."""
+    model = made()
+    model.set_attn_implementation(attention)
+    lengths, more = [prompt, prompt - 4, 1], 12
+    whole = tokens(generator, 3, prompt + more, device)
+    ids, mask = torch.full((3, prompt), 7, device=device), torch.zeros(3, prompt, dtype=torch.long, device=device)
+    for row, length in enumerate(lengths):
+        place = slice(prompt - length, prompt) if side == "left" else slice(0, length)
+        ids[row, place], mask[row, place] = whole[row, :length], 1
+    cache = kernel.layers.latent_cache(model.config, most)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    first = model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+    results = [[first[row][mask[row].bool()]] for row in range(3)]
+    begin = torch.tensor(lengths, device=device)[:, None]
+    for step in (1, 1, 10):  # the last: more than mla_decode takes, behind lengths of their own
+        new = torch.stack([whole[row, n : n + step] for row, n in enumerate(begin[:, 0].tolist())])
+        mask = torch.cat([mask, torch.ones_like(new)], dim=1)
+        given = dict(attention_mask=mask, position_ids=begin + torch.arange(step, device=device))
+        logits_of = model(new, past_key_values=cache, **given).logits
+        for row in range(3):
+            results[row].append(logits_of[row])
+        begin = begin + step
+    wanted = defined(model)
+    for row, length in enumerate(lengths):
+        got = torch.cat(results[row])
+        alone = logits(wanted, whole[row : row + 1, : length + more])[0]
+        assert distance(got[length:], alone[length:]) <= ABSORBED
+
+
+def likeliest_so_far(model, sequences: torch.Tensor, prompt: int) -> bool:
+    """Each token is the best after those before it, or so near that the order of sums decides."""
+    full = logits(model, sequences)[:, prompt - 1 : -1].float()
+    chosen = full.gather(-1, sequences[:, prompt:, None])[..., 0]
+    return bool((full.amax(-1) - chosen <= 4 * ABSORBED * full.std(-1)).all())
+
+
+def test_one_attention(kernel, device, generator, made):
+    """Steps of one module, so near that its prompt's quantised latent vectors would be seen: they are 2^-4.5 away."""
+    model = made()
+    first, wanted = model.model.layers[0].self_attn, defined(model).model.layers[0].self_attn
+    hidden = torch.randn(2, 30, 128, generator=generator).bfloat16().to(device)
+    angles = model.model.rotary_emb(hidden, torch.arange(30, device=device)[None])
+    name = next(each for each in first.PARAMETERS if each in ("past_key_values", "cache"))
+    outputs = []
+    for attention, cache in (
+        (first, kernel.layers.latent_cache(model.config)),
+        (wanted, DynamicCache(config=model.config)),
+    ):
+        parts = []
+        for begin, end in ((0, 11), *((n, n + 1) for n in range(11, 30))):
+            cut = tuple(each[:, begin:end] for each in angles)
+            keywords = dict(position_embeddings=cut, attention_mask=None, ops=kernel.layers._ops, **{name: cache})
+            parts.append(attention(hidden[:, begin:end], **keywords)[0])
+        outputs.append(torch.cat(parts[1:], dim=1))
+    assert distance(*outputs) <= NEAR
+
+
+@pytest.mark.parametrize("most", [None, 40])
+def test_generate(kernel, device, generator, made, calls, most):
+    model, ids = made(), tokens(generator, 2, 12, device)
+    cache = kernel.layers.latent_cache(model.config, most)
+    options = dict(max_new_tokens=9, do_sample=False, past_key_values=cache, attention_mask=torch.ones_like(ids))
+    calls.clear()
+    found = model.generate(ids, **options)
+    assert found.shape == (2, 21) and calls.count("mla_decode") == 8 * len(model.model.layers)
+    assert calls.count("mla_append") == 9 * len(model.model.layers)
+    assert likeliest_so_far(defined(model), found, 12)
+    # A second turn, with the same cache.
+    more = torch.cat([found, tokens(generator, 2, 10, device)], dim=1)
+    options["attention_mask"] = torch.ones_like(more)
+    found = model.generate(more, **options)
+    assert found.shape == (2, 40) and likeliest_so_far(defined(model), found, 31)
+
+
+def test_beams(kernel, device, generator, made):
+    """As with transformers' cache: likelihoods of the best beams, each with its own past."""
+    model, ids = made(), tokens(generator, 2, 12, device)
+    scores = []
+    for cache in (kernel.layers.latent_cache(model.config), DynamicCache(config=model.config)):
+        found = defined(model).generate(
+            ids, num_beams=3, max_new_tokens=6, do_sample=False, past_key_values=cache, return_dict_in_generate=True,
+            output_scores=True, attention_mask=torch.ones_like(ids),
+        )  # fmt: skip
+        scores.append(found.sequences_scores)
+    torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("most", [None, 32])
+def test_what_transformers_asks_of_caches(kernel, device, generator, made, most):
+    model, ids = made(), tokens(generator, 3, 16, device)
+    cache = kernel.layers.latent_cache(model.config, most)
+    wanted = steps_of(model, ids, (12, 1, 3), cache)
+    assert int(cache.get_seq_length()) == 16 and cache.is_compileable == (most is not None)
+    cache.crop(-3)
+    assert same_bytes(model(ids[:, 13:], past_key_values=cache).logits, wanted[:, 13:])
+    cache.reset()
+    assert int(cache.get_seq_length()) == 0
+    assert same_bytes(steps_of(model, ids, (12, 1, 3), cache), wanted)
+    if most is None:  # other sequences in the places of these
+        order = torch.tensor([2, 0, 2], device=device)
+        cache.crop(-3)
+        cache.reorder_cache(order)
+        assert same_bytes(model(ids[order][:, 13:], past_key_values=cache).logits, wanted[order][:, 13:])
+        cache.crop(-3)
+        cache.batch_select_indices(torch.tensor([1], device=device))
+        cache.batch_repeat_interleave(2)
+        again = model(ids[[0, 0]][:, 13:], past_key_values=cache).logits
+        assert distance(again, wanted[[0, 0]][:, 13:]) <= NEAR
+
+
+def test_it_grows(kernel, device, generator, made):
+    model, ids = made(), tokens(generator, 1, 280, device)
+    model.config.max_position_embeddings = 512
+    cache = kernel.layers.latent_cache(model.config)
+    got = steps_of(model, ids, (240, 5, 5, 5, 5, 20), cache)
+    assert cache.layers[0].rows.shape == (1, 512, 576)
+    assert distance(got[:, 240:], logits(defined(model), ids)[:, 240:]) <= ABSORBED
+
+
+def test_a_compiled_step(kernel, device, generator, made):
+    """One graph for all steps, with a cache of fixed length; its bytes are eager's."""
+    model, ids = made(), tokens(generator, 2, 20, device)
+    eager, cache = (kernel.layers.latent_cache(model.config, 32) for _ in range(2))
+    wanted = steps_of(model, ids, (12, *[1] * 8), eager)
+    model(ids[:, :12], past_key_values=cache)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(ids[:, 12:13], past_key_values=cache)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for n in range(13, 20):
+            got = compiled(ids[:, n : n + 1], past_key_values=cache).logits
+            assert same_bytes(got, wanted[:, n : n + 1])
+
+
+def test_transformers_static_cache(kernel, device, generator, made):
+    """Keys and values of each head are made from its latent vectors."""
+    model, ids = made(), tokens(generator, 2, 20, device)
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    got = steps_of(model, ids, (12, 1, 7), cache)
+    assert distance(got, logits(model, ids)) <= NEAR
+
+
+def test_loaded_numbers_are_absorbed(kernel, device, generator, made):
+    model, other = made(), made()
+    ids = tokens(generator, 1, 14, device)
+    other.load_state_dict(model.state_dict())
+    got, wanted = (steps_of(each, ids, (9, 5), kernel.layers.latent_cache(each.config)) for each in (other, model))
+    assert same_bytes(got, wanted)
+
+
+# --- errors ---
+
+
+def test_what_it_refuses(kernel, device, generator, made):
+    model, ids = made(), tokens(generator, 2, 12, device)
+    with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim: \(32, 16\); mla_decode takes 512 and 64"):
+        kernel.layers.latent_cache(moe("deepseek_v3", generator).config)
+    for wrong in (0, -1, 1.5, "8"):
+        with pytest.raises(ValueError, match="max_length: .*; needs a positive integer, or None"):
+            kernel.layers.latent_cache(model.config, wrong)
+    cache = kernel.layers.latent_cache(model.config)
+    model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="a LatentCache of 2 sequences; 1 were given"):
+        model(ids[:1], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention_mask: \[2, 1, 1, 13\]; with a LatentCache it is \[B, tokens\]"):
+        model(ids[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1, 1, 13, dtype=torch.bool))
+    with pytest.raises(ValueError, match="crop: 3; a LatentCache takes minus the number"):
+        cache.crop(3)
+    plain = moe("deepseek_v3", generator, device=device, **SIZES)
+    with pytest.raises(TypeError, match="a LatentCache is for DeepSeek-V3's attention that is quantised as a whole"):
+        plain(ids, past_key_values=kernel.layers.latent_cache(plain.config))

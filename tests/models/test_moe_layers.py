@@ -1,0 +1,140 @@
+"""Decoder layers with a mixture of experts, fused: one norm for router and experts, moe_route, shared experts within
+fused_moe's sum."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from tests.problems.buffers import same_bytes
+from tests.problems.inputs import FP8
+from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from tests.problems.tiny_moe import MODELS, expert_modules, logits_with_one_routing, moe
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+GRANULARITIES = ("tensor", "channel", "block")
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture
+def made(kernel, device, formats, generator):
+    """made(name, granularity) -> (the quantised model on the reference, a copy on the kernels, token ids)."""
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+
+    def make(name: str, granularity: str = "block", **changes):
+        model = moe(name, generator, device=device, **changes)
+        kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
+        return model, kernelized(kernel, copy.deepcopy(model)), tokens(generator, 2, 11, device)
+
+    return make
+
+
+@every_model
+def test_a_router_is_transformers(made, name):
+    """Logits byte for byte, the same experts, and weights but for the exponential's last digits."""
+    reference, fast, ids = made(name)
+    x = fast.model.embed_tokens(ids)
+    for model in (reference, fast):
+        for name in expert_modules(model):
+            gate = model.get_submodule(name.replace(".experts", ".gate"))
+            got, own = gate(x), type(gate).__bases__[1].forward(gate, x)
+            assert same_bytes(got[0], own[0]) and got[1].dtype == own[1].dtype
+            assert torch.equal(got[2].long().sort(-1).values, own[2].sort(-1).values)
+            order, wanted = (torch.argsort(each[2], dim=-1) for each in (got, own))
+            # A rounded weight may be the next one.
+            allowed = 2.0**-7 if got[1].dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(got[1].gather(1, order), own[1].gather(1, wanted), rtol=allowed, atol=0)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@every_model
+def test_the_norm_quantises_for_experts(kernel, made, name, granularity):
+    """Of a layer of experts: one norm, no operator that quantises the experts' input."""
+    _, fast, ids = made(name, granularity)
+    before = kernel.call_counts()
+    logits(fast, ids)
+    calls = {operator: count - before[operator] for operator, count in kernel.call_counts().items()}
+    layers, experts = len(fast.model.layers), len(expert_modules(fast))
+    latent = layers if name == "deepseek_v3" else 0
+    assert calls["add_rms_norm_dynamic_fp8"] == 2 * layers - 1
+    assert calls["rms_norm_dynamic_fp8"] == 1 + latent  # q_a's norm
+    assert calls["quantize_fp8"] == layers + latent  # O's input, and kv_b's
+    assert calls["grouped_gemm_swiglu_fp8"] == calls["moe_route"] == experts
+
+
+@pytest.mark.parametrize("part", ["post_attention_layernorm", "mlp.experts", "mlp.shared_experts", "mlp.gate", "mlp"])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@every_model
+def test_a_hook_changes_nothing(made, name, granularity, part):
+    """Whoever watches sees what transformers gives: then modules are called one by one."""
+    _, fast, ids = made(name, granularity)
+    layer = fast.model.layers[1]  # the last; DeepSeek's first has no experts
+    if part == "mlp.shared_experts" and name != "deepseek_v3":
+        part = "mlp.experts"
+    wanted, seen = logits(fast, ids), []
+    layer.get_submodule(part).register_forward_pre_hook(lambda module, given: seen.append(given[0].clone()))
+    got = logits(fast, ids)
+    assert len(seen) == 1 and seen[0].dtype == torch.bfloat16 and seen[0].shape[-1] == 128
+    if name == "deepseek_v3" and part == "mlp.experts":  # the sum with shared experts is rounded once more
+        assert distance(got, wanted) <= NEAR
+    else:
+        assert same_bytes(got, wanted)
+
+
+@every_model
+def test_router_logits_are_recorded(made, name):
+    if name == "deepseek_v3" and not hasattr(made(name)[0](made(name)[2]), "router_logits"):
+        return  # transformers before 5.18 records none
+    reference, fast, ids = made(name)
+    results = [model(input_ids=ids, use_cache=False, output_router_logits=True) for model in (reference, fast)]
+    for result in results:
+        assert len(result.router_logits) == len(expert_modules(fast))
+        assert all(each.shape == (22, 8 if name != "mixtral" else 4) for each in result.router_logits)
+    first, second = (result.router_logits[0] for result in results)
+    assert distance(second, first) <= NEAR
+
+
+@every_model
+def test_experts_that_stay_leave_the_layer_as_it_was(kernel, device, generator, name):
+    """Only what is quantised as a whole is fused."""
+    model, ids = moe(name, generator, device=device, hidden_act="gelu"), tokens(generator, 2, 11, device)
+    wanted = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="their activation is GELU"):
+        kernel.quantization.quantize(model, activations="dynamic", granularity="channel")
+    layer = model.model.layers[1]
+    assert type(layer.mlp) is type(wanted.model.layers[1].mlp)
+    assert type(layer.self_attn).__name__.startswith("Fp8")
+    want, got = logits_with_one_routing([wanted, model], ids)
+    assert 0 < distance(got, want) <= 0.25
+
+
+@every_model
+def test_the_classes_survive_copies(kernel, generator, name):
+    model = moe(name, generator)
+    kernel.quantization.quantize(model, activations="dynamic", granularity="block")
+    layer = model.model.layers[1]
+    for kind in (type(layer), type(layer.self_attn), type(layer.mlp), type(layer.mlp.gate)):
+        assert kind.__name__.startswith("Fp8") and pickle.loads(pickle.dumps(kind)) is kind
+    file, ids = io.BytesIO(), tokens(generator, 1, 5)
+    torch.save(layer.mlp, file)  # attention cannot be: transformers' own holds a class without a name
+    file.seek(0)
+    x = model.model.embed_tokens(ids)
+    assert same_bytes(torch.load(file, weights_only=False)(x), layer.mlp(x))
+    assert same_bytes(logits(copy.deepcopy(copy.deepcopy(model)), ids), logits(model, ids))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
+def test_a_rank_keeps_no_share_of_experts(kernel, generator, name):
+    """parallelize knows no experts yet, and says so before the model is changed."""
+    model = moe(name, generator)
+    kernel.quantization.quantize(model, activations="dynamic")
+
+    class TwoRanks:
+        rank, ranks = 0, 2
+
+    with pytest.raises(ValueError, match="is in no decoder layer that is fused as a whole"):
+        kernel.quantization.parallelize(model, TwoRanks())

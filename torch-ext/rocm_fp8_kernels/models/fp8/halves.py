@@ -1,0 +1,173 @@
+"""The halves of a decoder layer, attention or MLP, whose linears are joined and whose inputs come quantised.
+
+Each class of these is a mixin: architectures.py makes subclasses of transformers' own classes with it.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ... import reference
+from ...layers.watching import is_watched
+from ..signatures import cached, named
+from .linear import Fp8Linear
+
+
+class Architecture(NamedTuple):
+    """What makes a decoder layer fusable: input_layernorm, self_attn, post_attention_layernorm, mlp; the residual is
+    added after self_attn and mlp. Norms round as rms_norm does.
+
+    Its classes are <prefix>DecoderLayer, <prefix>Attention, <prefix>MLP and <prefix>Model of the module
+    transformers.models.<name>.modeling_<name>.
+    """
+
+    name: str
+    prefix: str
+    head_norms: bool = False  # q_norm and k_norm, of each head, before the rotary embedding
+    window: Callable[[torch.nn.Module], int | None] | None = None  # of its attention; None: it passes none on
+    latent: bool = False  # attention with a latent cache (latent.py), not q_proj, k_proj, v_proj
+    experts: "Routing | None" = None  # of layers that have a mixture of experts in the place of an MLP (moe.py)
+
+
+class Routing(NamedTuple):
+    """<prefix><block> has `gate`, a <prefix><router>, `experts` and perhaps `shared_experts`, a <prefix>MLP."""
+
+    block: str
+    router: str
+    scoring: str = "softmax"  # or "sigmoid", with a correction bias and groups
+    rounded: bool = False  # whether weights are rounded to the logits' dtype
+
+
+class FusedHalf:
+    """A half whose linears are joined."""
+
+    # Name of the joined linear -> those of transformers.
+    JOINED: dict[str, tuple[str, ...]] = {}
+    # Whether the input is wanted in 16 bits, too.
+    READS_BOTH = False
+
+    @classmethod
+    def joined_of(cls, own: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+        """JOINED, for transformers' own module or that which has taken its place."""
+        return cls.JOINED
+
+    def rows_of_parts(self, name: str) -> list[int]:
+        """How many of a joined linear's outputs each of its parts has."""
+        parts = self.joined_of(self)[name]
+        return [getattr(self, name).out_features // len(parts)] * len(parts)
+
+    @property
+    def first(self) -> torch.nn.Module:
+        """What takes the half's input: an Fp8Linear or Fp8Experts, which say how it is quantised."""
+        raise NotImplementedError
+
+    @property
+    def last(self) -> torch.nn.Module:
+        """What gives its result."""
+        raise NotImplementedError
+
+
+class _OfConfig:
+    """An attribute that is the config's until it is set."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, module, kind=None):
+        return self if module is None else getattr(module.config, self._name)
+
+
+class AttentionHalf(FusedHalf):
+    """What every attention has. `modeling` is the architecture's module, PARAMETERS those of its own forward after the
+    first."""
+
+    modeling: ModuleType
+    architecture: Architecture
+    PARAMETERS: tuple[str, ...]
+    o_proj: Fp8Linear
+
+    @property
+    def last(self) -> torch.nn.Module:
+        return self.o_proj
+
+    def attend(self, query, key, value, mask, arguments: dict) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """transformers' attention, whichever it has been told to take. query, key, value: [B, heads, length, d]."""
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, self.modeling.eager_attention_forward
+        )
+        return attention(self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **arguments)
+
+
+class FusedAttention(AttentionHalf):
+    JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
+    qkv_proj: Fp8Linear
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *args,
+        ops: ModuleType = reference,
+        input_scale: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
+        PARAMETERS."""
+        arguments = named(self.PARAMETERS, args, kwargs)
+        position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
+        shape = hidden_states.shape[:-1]
+        qkv = self.qkv_proj(hidden_states, ops=ops, scale=input_scale).view(*shape, -1, self.head_dim)
+        query, key, value = qkv.split([rows // self.head_dim for rows in self.rows_of_parts("qkv_proj")], dim=-2)
+        if self.architecture.head_norms:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        query, key = self.modeling.apply_rotary_pos_emb(query, key, *position_embeddings)
+        key, value = cached(arguments, key, value, self.layer_idx)
+        if self.architecture.window is not None:
+            arguments["sliding_window"] = self.architecture.window(self)
+        output, weights = self.attend(query, key, value, mask, arguments)
+        return self.o_proj(output.reshape(*shape, -1), ops=ops), weights
+
+    def rows_of_parts(self, name: str) -> list[int]:
+        if name != "qkv_proj":
+            return super().rows_of_parts(name)
+        return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+
+    @property
+    def first(self) -> Fp8Linear:
+        return self.qkv_proj
+
+    # Of this rank, where the model is split.
+    heads = _OfConfig("num_attention_heads")
+    kv_heads = _OfConfig("num_key_value_heads")
+
+
+class FusedMLP(FusedHalf):
+    JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    gate_up_proj: Fp8Linear
+    down_proj: Fp8Linear
+
+    @property
+    def first(self) -> Fp8Linear:
+        return self.gate_up_proj
+
+    @property
+    def last(self) -> Fp8Linear:
+        return self.down_proj
+
+    def forward(
+        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x and input_scale: as in Fp8Linear.forward."""
+        gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
+        if is_watched(self.down_proj) or is_watched(self.act_fn):
+            gate, up = gate_up.chunk(2, dim=-1)
+            return self.down_proj(self.act_fn(gate) * up, ops=ops)
+        scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
+        if scale is None:
+            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
+        else:
+            quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
+        return self.down_proj(quantized, ops=ops, scale=scale)

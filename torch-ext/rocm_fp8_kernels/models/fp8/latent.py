@@ -1,0 +1,126 @@
+"""DeepSeek-V3's attention (MLA) as the half of a decoder layer.
+
+    FP8 --q_a and kv_a, one GEMM--> q', c', r      c' and r: what all heads share
+    q' --the norm--> FP8 --q_b--> q                c' --the norm--> c
+
+With a LatentCache (latent_cache.py), c and the rotated r are appended to it, and new tokens read it by mla_decode: no
+key and no value of a head is made. A prompt into an empty cache, and every call with another cache, makes them from c
+by kv_b, and calls transformers' attention.
+"""
+
+from types import ModuleType
+
+import torch
+
+from ... import reference
+from ...layers.decoder import normalised_for
+from ...layers.mla import LATENT, ROPE, LatentAttention
+from ...layers.watching import is_watched
+from ..signatures import cached, drop_cache, named, the_cache
+from .halves import AttentionHalf
+from .latent_cache import QUERIES, LatentCache, is_valid
+from .linear import Fp8Linear
+
+
+class FusedLatentAttention(AttentionHalf):
+    q_kv_a_proj: Fp8Linear
+    kv_b_proj: Fp8Linear
+    absorbed: LatentAttention | None
+
+    @classmethod
+    def joined_of(cls, own: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+        low_rank = own.q_lora_rank is not None
+        joined = {"q_kv_a_proj": ("q_a_proj" if low_rank else "q_proj", "kv_a_proj_with_mqa")}
+        alone = ("q_b_proj",) if low_rank else ()
+        return joined | {name: (name,) for name in (*alone, "kv_b_proj", "o_proj")}
+
+    def rows_of_parts(self, name: str) -> list[int]:
+        if name != "q_kv_a_proj":
+            return super().rows_of_parts(name)
+        shared = self.kv_lora_rank + self.qk_rope_head_dim
+        return [self.q_kv_a_proj.out_features - shared, shared]
+
+    @property
+    def first(self) -> Fp8Linear:
+        return self.q_kv_a_proj
+
+    def absorb(self) -> None:
+        """Makes what mla_decode needs of kv_b_proj, in 16 bits; of sizes that it does not take, nothing."""
+        self.absorbed = None
+        if (self.kv_lora_rank, self.qk_rope_head_dim) == (LATENT, ROPE):
+            self.absorbed = LatentAttention(
+                self.kv_b_proj.dequantized(),
+                self.num_heads,
+                value=self.v_head_dim,
+                softmax_scale=self.scaling,
+                interleaved=bool(self.config.rope_interleave),
+            )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *args,
+        ops: ModuleType = reference,
+        input_scale: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
+        PARAMETERS."""
+        arguments = named(self.PARAMETERS, args, kwargs)
+        angles, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
+        low = self.q_kv_a_proj(hidden_states, ops=ops, scale=input_scale)
+        of_q = low.shape[-1] - self.kv_lora_rank - self.qk_rope_head_dim
+        q, latent, rope = low.split([of_q, self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        if self.q_lora_rank is not None:
+            q = self._of_low_rank(q, ops)
+        q, latent = q.unflatten(-1, (-1, self.qk_head_dim)), self.kv_a_layernorm(latent)
+        cache = the_cache(arguments)
+        if not isinstance(cache, LatentCache):
+            output, weights = self._expanded(q, latent, rope, angles, mask, arguments, ops)
+        else:
+            drop_cache(arguments)
+            output, weights = self._with_latent_cache(cache, q, latent, rope, angles, mask, arguments, ops)
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1), ops=ops), weights
+
+    def _of_low_rank(self, q: torch.Tensor, ops: ModuleType) -> torch.Tensor:
+        if is_watched(self.q_a_layernorm) or is_watched(self.q_b_proj):
+            return self.q_b_proj(self.q_a_layernorm(q), ops=ops)
+        q, scale = normalised_for(self.q_b_proj, ops, self.q_a_layernorm, q)
+        return self.q_b_proj(q, ops=ops, scale=scale)
+
+    def _expanded(self, q, latent, rope, angles, mask, arguments: dict, ops: ModuleType):
+        """transformers' attention, with keys and values of each head. latent, rope: [B, S, 512], [B, S, 64]."""
+        q_nope, q_rope = q.transpose(1, 2).split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        modeling = self.modeling
+        interleaved = self.config.rope_interleave
+        rotate = modeling.apply_rotary_pos_emb_interleave if interleaved else modeling.apply_rotary_pos_emb
+        q_rope, rope = rotate(q_rope, rope[:, None], *angles)
+        # One head each, as transformers stores them.
+        latent, rope = cached(arguments, latent[:, None], rope, self.layer_idx)
+        of_heads = self.kv_b_proj(latent[:, 0], ops=ops).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k_nope, value = of_heads.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        key = torch.cat([k_nope, rope.expand(-1, self.num_heads, -1, -1)], dim=-1)
+        return self.attend(torch.cat([q_nope, q_rope], dim=-1), key, value, mask, arguments)
+
+    def _with_latent_cache(self, cache: LatentCache, q, latent, rope, angles, mask, arguments: dict, ops: ModuleType):
+        if self.absorbed is None:
+            raise ValueError(
+                f"{type(cache).__name__}: kv_lora_rank {self.kv_lora_rank} and qk_rope_head_dim"
+                f" {self.qk_rope_head_dim}; mla_decode takes {LATENT} and {ROPE}"
+            )
+        batch, queries = q.shape[:2]
+        cos, sin = (each.expand(batch, -1, -1) for each in angles)
+        valid = is_valid(mask, batch, queries)
+        place = cache.place(self.layer_idx, latent, valid)
+        of_rope = dict(cos=cos.reshape(-1, ROPE), sin=sin.reshape(-1, ROPE), interleaved=self.absorbed.interleaved)
+        ops.mla_append(latent.reshape(-1, LATENT), rope.reshape(-1, ROPE), place.rows, place.slots, **of_rope)
+        if place.was_empty and queries > QUERIES:
+            return self._expanded(q, latent, rope, angles, mask, arguments, ops)
+        q = self.absorbed.absorb(q, cos, sin)
+        if queries == 1 or (valid is None and queries <= QUERIES):
+            out = ops.mla_decode(q, place.rows, place.lengths, self.scaling)
+        else:
+            q, lengths, pages, table = place.in_parts(q, valid)
+            out = ops.mla_decode(q, pages, lengths, self.scaling, block_table=table)
+            out = out.view(batch, -1, *out.shape[2:])[:, :queries].contiguous()
+        return self.absorbed.values(out), None
