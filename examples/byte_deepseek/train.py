@@ -50,7 +50,6 @@ def model_config(**changes) -> DeepseekV3Config:
         v_head_dim=32,
         num_nextn_predict_layers=0,
         tie_word_embeddings=True,
-        max_position_embeddings=1024,
         bos_token_id=corpus.BOS,
         eos_token_id=corpus.EOS,
     )
@@ -68,7 +67,6 @@ def dense_config(**changes) -> LlamaConfig:
         num_key_value_heads=2,
         head_dim=64,
         tie_word_embeddings=True,
-        max_position_embeddings=1024,
         bos_token_id=corpus.BOS,
         eos_token_id=corpus.EOS,
     )
@@ -168,7 +166,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]
         parser.error(f"--out: {out} exists and is no checkpoint")
     on_gpu = torch.cuda.is_available()
     length = given.length or (1024 if on_gpu else 256)
-    if not 2 <= length <= model_config().max_position_embeddings:
+    if not 2 <= length <= 1024:
         parser.error("--length: 2 to 1024")
     dropout = given.dropout if given.dropout is not None else 0.2 if on_gpu else 0.0
     if not 0 <= dropout < 1:
@@ -196,7 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     if settings.device.type == "cpu":
         torch.set_num_threads(1)
     try:
-        report = train(settings, dense_config() if dense else model_config(), Streams.load(settings.device), dropout)
+        config = (dense_config if dense else model_config)(max_position_embeddings=settings.length)
+        report = train(settings, config, Streams.load(settings.device), dropout)
     except KeyboardInterrupt:
         print("\ninterrupted: nothing was written", file=sys.stderr)
         return 130
