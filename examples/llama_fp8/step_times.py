@@ -12,7 +12,7 @@ from benchmarks.harness import bars
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "_scaled_mm", "mkldnn_linear")
 _ATTENTION = ("scaled_dot_product", "_flash_attention", "softmax")
-_SHOWN = 7
+_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def draw(steps: dict[str, list[Share]], title: str, path: Path) -> None:
     panels = []
     for model, shares in steps.items():
         shown = shares[:_SHOWN]
-        names = [share.operator.replace("torch: ", "torch:\n").replace("_", "\n", 1) for share in shown]
+        names = [share.operator.replace("torch: ", "torch:\n").replace("_", "\n") for share in shown]
         heights = [share.microseconds for share in shown]
         panels.append(bars.Panel(model, "us of a step", "", names, [bars.Bars("a step", "tab:red", heights)]))
     bars.draw(panels, title, path)
