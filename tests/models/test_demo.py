@@ -24,7 +24,6 @@ try:
 except FileNotFoundError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-
 from examples import demo as module
 
 DEMO = [sys.executable, "-m", "examples.demo"]
@@ -139,11 +138,8 @@ def test_the_byte_level_deepseek(kernel, called, device, tmp_path):
     if device.type != "cpu":
         assert "is told on a CPU alone" in result.stdout and list(tmp_path.iterdir()) == []
         return
-    counted = {
-        words[0]: int(words[1])
-        for words in map(str.split, result.stdout.splitlines())
-        if len(words) == 4 and words[1].isdigit()
-    }
+    lines = [line.split() for line in result.stdout.splitlines()]
+    counted = {line[0]: int(line[1]) for line in lines if len(line) == 4 and line[1].isdigit()}
     assert counted["mla_decode"] == counted["mla_append"] == 4 and counted["moe_route"] == 3
     assert (tmp_path / "out" / "deepseek.png").read_bytes().startswith(b"\x89PNG")
 
