@@ -16,7 +16,8 @@ LATEST := .venv-latest
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
-	@echo "make test    set everything up, then run the tests; make test-full adds those that are large by nature, as CI does"
+	@echo "make test    set everything up, then run the tests; make test-full adds those that are large by nature,"
+	@echo "             and takes all of the simulated ones, not half of them"
 	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
 	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
 	@echo "             models, operators, Hub and README in it; make latest raises the pins first"

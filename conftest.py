@@ -11,7 +11,7 @@ from tests.settings import SEED, SEED_VARIABLE
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--full", action="store_true", help="also the tests that are large by nature, as make test-full")
+    parser.addoption("--full", action="store_true", help="also what is large by nature, and all simulated cases")
     parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
 
 
