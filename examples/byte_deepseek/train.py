@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from examples.byte_llama import corpus
-from examples.byte_llama.train import Settings, Streams, fit_and_save, positive
+from examples.byte_llama.train import Settings, Streams, finish, fit_and_save, out_folder, positive
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 BIAS_STEP = 1e-3  # DeepSeek-V3's
@@ -161,9 +161,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]
     given = parser.parse_args(arguments)
     if given.dense and given.out is None:
         parser.error("--dense: needs --out")
-    out = (given.out or CHECKPOINT).resolve()
-    if out.exists() and not (out / "config.json").is_file():
-        parser.error(f"--out: {out} exists and is no checkpoint")
+    out = out_folder(parser, given.out or CHECKPOINT)
     on_gpu = torch.cuda.is_available()
     length = given.length or (1024 if on_gpu else 256)
     if not 2 <= length <= 1024:
@@ -193,17 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
     settings, dense, dropout = parse_arguments(arguments)
     if settings.device.type == "cpu":
         torch.set_num_threads(1)
-    try:
-        config = (dense_config if dense else model_config)(max_position_embeddings=settings.length)
-        report = train(settings, config, Streams.load(settings.device), dropout)
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing was written", file=sys.stderr)
-        return 130
-    except (OSError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"held-out bits per byte {report['held_out_bits_per_byte']}; checkpoint: {settings.out}")
-    return 0
+    config = (dense_config if dense else model_config)(max_position_embeddings=settings.length)
+    return finish(lambda: train(settings, config, Streams.load(settings.device), dropout), settings.out)
 
 
 if __name__ == "__main__":

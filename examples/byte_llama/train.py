@@ -374,9 +374,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, float]:
         parser.error("--length: 2 to 1024")
     if not 0 <= given.dropout < 1:
         parser.error("--dropout: at least 0 and below 1")
-    out = given.out.resolve()
-    if out.exists() and not (out / "config.json").is_file():
-        parser.error(f"--out: {out} exists and is no checkpoint")
+    out = out_folder(parser, given.out)
     on_gpu = device.type == "cuda"
     settings = Settings(
         out=out,
@@ -396,18 +394,32 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, float]:
     return settings, given.dropout
 
 
-def main(arguments: list[str] | None = None) -> int:
-    settings, dropout = parse_arguments(arguments)
+def out_folder(parser: argparse.ArgumentParser, out: Path) -> Path:
+    """--out; ends the program where it is something else than a checkpoint."""
+    out = out.resolve()
+    if out.exists() and not (out / "config.json").is_file():
+        parser.error(f"--out: {out} exists and is no checkpoint")
+    return out
+
+
+def finish(work: Callable[[], dict], out: Path) -> int:
+    """The exit status of a run that returns what training.json holds."""
     try:
-        report = train(settings, model_config(attention_dropout=dropout), Streams.load(settings.device))
+        report = work()
     except KeyboardInterrupt:
         print("\ninterrupted: nothing was written", file=sys.stderr)
         return 130
     except (OSError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{json.dumps(report, indent=2)}\ncheckpoint: {settings.out}")
+    print(f"{json.dumps(report, indent=2)}\ncheckpoint: {out}")
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings, dropout = parse_arguments(arguments)
+    config = model_config(attention_dropout=dropout)
+    return finish(lambda: train(settings, config, Streams.load(settings.device)), settings.out)
 
 
 if __name__ == "__main__":

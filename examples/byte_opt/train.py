@@ -15,7 +15,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from examples.byte_llama import corpus
-from examples.byte_llama.train import Settings, Streams, fit_and_save, positive
+from examples.byte_llama.train import Settings, Streams, finish, fit_and_save, out_folder, positive
 
 CHECKPOINT = Path(__file__).resolve().parent / "checkpoint"
 LENGTH = 256
@@ -59,9 +59,7 @@ def parse_arguments(arguments: list[str] | None) -> Settings:
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--rate", type=positive(float), default=3e-3, help="peak learning rate (default: %(default)s)")
     given = parser.parse_args(arguments)
-    out = given.out.resolve()
-    if out.exists() and not (out / "config.json").is_file():
-        parser.error(f"--out: {out} exists and is no checkpoint")
+    out = out_folder(parser, given.out)
     return Settings(
         out=out,
         device=torch.device("cpu"),
@@ -81,16 +79,7 @@ def parse_arguments(arguments: list[str] | None) -> Settings:
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     torch.set_num_threads(1)
-    try:
-        report = train(settings, model_config(), Streams.load(settings.device))
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing was written", file=sys.stderr)
-        return 130
-    except (OSError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"held-out bits per byte {report['held_out_bits_per_byte']}; checkpoint: {settings.out}")
-    return 0
+    return finish(lambda: train(settings, model_config(), Streams.load(settings.device)), settings.out)
 
 
 if __name__ == "__main__":
