@@ -36,7 +36,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import block_linear, block_parts, fusion, int8_linear, linear
+    from . import block_linear, block_parts, experts, fusion, int8_linear, linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -46,6 +46,7 @@ def register() -> None:
     block_linear.install()
     block_parts.install()
     int8_linear.install()
+    experts.install()
     fusion.install()
 
 

@@ -10,15 +10,13 @@ AMX, whose tiles Linux gives to processes that ask for them, and kills others. v
 ask: oneDNN has, in the linears ahead of it, in whose place ours stand.
 """
 
-import sys
-from types import ModuleType
-
 import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers.quantization.utils import w8a8_utils
 from vllm.platforms import current_platform
 
 from .kernel import kernel
+from .patching import replace
 
 __all__ = ["install"]
 
@@ -71,12 +69,5 @@ def quantize(
 def install() -> None:
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
-    _replace(w8a8_utils, "requantize_with_max_scale", keep_scales)
-    _replace(_custom_ops, "scaled_fp8_quant", quantize)
-
-
-def _replace(home: ModuleType, name: str, ours) -> None:
-    theirs = getattr(home, name)
-    for module in list(sys.modules.values()):  # some have it by name
-        if getattr(module, name, None) is theirs:
-            setattr(module, name, ours)
+    replace(w8a8_utils, "requantize_with_max_scale", keep_scales)
+    replace(_custom_ops, "scaled_fp8_quant", quantize)

@@ -13,6 +13,8 @@ import torch
 from scripts.load import load_kernel, use_local_build
 from tests.settings import SEED
 
+from . import mixtures
+
 ROOT = Path(__file__).resolve().parents[3]
 BYTE_LLAMA = ROOT / "examples" / "byte_llama" / "checkpoint"
 # Before vLLM is imported, which reads some of them then. Its processes inherit them.
@@ -47,6 +49,7 @@ class Case:
     model: Callable[[], torch.nn.Module]
     format: str
     ignored: tuple[str, ...] = ("lm_head",)  # linears that are not quantised
+    experts: bool = False  # whether it is a mixture
 
     @property
     def int8(self) -> bool:
@@ -130,6 +133,7 @@ def changed(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+QWEN3_MOE = dict(num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
 CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
@@ -149,6 +153,9 @@ CASES = {
     "static, changed": Case(lambda: changed(byte_llama()), "fp8, static"),
     "cut blocks, changed": Case(lambda: changed(cut_llama()), "fp8, blocks"),
     "bfloat16, changed": Case(lambda: changed(byte_llama()), BFLOAT16),
+    "Qwen3-MoE blocks": Case(lambda: mixtures.upcycled(byte_qwen3(), "qwen3_moe", **QWEN3_MOE), "fp8, blocks", experts=True),
+    "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
+    "Mixtral static": Case(lambda: mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4), "fp8, static", experts=True),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
@@ -200,6 +207,9 @@ def checkpoint(tmp_path_factory):
                 smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
             elif case.format == BFLOAT16:
                 case.model().save_pretrained(folder)
+            elif case.experts:
+                with torch.no_grad():
+                    mixtures.write(case.format, case.model(), text(8, 256), folder, case.ignored)
             else:
                 with torch.no_grad():
                     checkpoints.write(case.format, case.model(), text(8, 256), folder, case.ignored)
