@@ -14,8 +14,9 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
 
-from . import routing, tensor_parallel
+from . import latent, routing, tensor_parallel
 from .block_linear import BlockScaledFp8Linear
 from .kernel import kernel
 from .linear import FewRowsFp8Linear
@@ -129,6 +130,8 @@ def fuse(model: torch.nn.Module) -> None:
                 module.rocm_fp8_feeds = _Fed(layer.get_submodule(parent), last)  # in a tuple, so no submodule
                 fused += 1
     if linears or mixtures:
+        if current_platform.is_cpu():
+            latent.connect(model)
         _log.info(
             "rocm-fp8-kernels: %d FP8 linears, %s%d norms and activations that quantise for them",
             linears,
