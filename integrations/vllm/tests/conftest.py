@@ -117,6 +117,14 @@ def four_heads() -> torch.nn.Module:
     return model.eval()
 
 
+def qwen3_moe() -> torch.nn.Module:
+    return mixtures.upcycled(byte_qwen3(), "qwen3_moe", num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
+
+
+def mixtral() -> torch.nn.Module:
+    return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
+
+
 def one_layer() -> torch.nn.Module:
     """The byte-level Llama without its other layers: it compiles fast."""
     model = byte_llama()
@@ -133,7 +141,6 @@ def changed(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-QWEN3_MOE = dict(num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
 CASES = {
     "static": Case(byte_llama, "fp8, static"),
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
@@ -153,12 +160,17 @@ CASES = {
     "static, changed": Case(lambda: changed(byte_llama()), "fp8, static"),
     "cut blocks, changed": Case(lambda: changed(cut_llama()), "fp8, blocks"),
     "bfloat16, changed": Case(lambda: changed(byte_llama()), BFLOAT16),
-    "Qwen3-MoE blocks": Case(lambda: mixtures.upcycled(byte_qwen3(), "qwen3_moe", **QWEN3_MOE), "fp8, blocks", experts=True),
-    "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
-    "Mixtral static": Case(lambda: mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4), "fp8, static", experts=True),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
+    "Qwen3-MoE blocks": Case(qwen3_moe, "fp8, blocks", experts=True),
+    "Qwen3-MoE channels": Case(qwen3_moe, "compressed-tensors, channel, dynamic", experts=True),
+    "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
+    "Qwen3-MoE compressed blocks": Case(qwen3_moe, "compressed-tensors, blocks", experts=True),
+    "Mixtral static": Case(mixtral, "fp8, static", experts=True),
+    "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
+    "Mixtral quark": Case(mixtral, "quark", experts=True),
+    "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
 }
 
 
