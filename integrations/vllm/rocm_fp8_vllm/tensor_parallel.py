@@ -57,9 +57,14 @@ class PartialSum:
         args, kwargs = tree_map(whole, (args, kwargs or {}))
         return function(*args, **kwargs)
 
+    # DeepSeek's layers ask for these, of which no sum need be formed.
     @property
     def dtype(self) -> torch.dtype:
-        return self.part.dtype  # DeepSeek's layers ask for it
+        return self.part.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.part.shape
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
