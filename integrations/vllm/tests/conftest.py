@@ -168,6 +168,8 @@ CASES = {
     "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
     "Qwen3-MoE compressed blocks": Case(qwen3_moe, "compressed-tensors, blocks", experts=True),
     "Mixtral static": Case(mixtral, "fp8, static", experts=True),
+    "Mixtral dynamic, changed": Case(lambda: changed(mixtral()), "fp8, dynamic", experts=True),
+    "Mixtral bfloat16": Case(mixtral, BFLOAT16),
     "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
     "Mixtral quark": Case(mixtral, "quark", experts=True),
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),

@@ -134,3 +134,20 @@ def test_one_line_says_what_was_found(served):
     parts = (18, 2, 10) if name.startswith("DeepSeek") else (14, 7, 7)
     line = "%d FP8 linears, %d mixtures of FP8 experts, %d norms and activations that quantise for them"
     assert logged == [f"rocm-fp8-kernels: {line % parts}"]
+
+
+@pytest.mark.parametrize("to", ["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"])
+def test_experts_are_quantised_as_they_are_loaded(to, engine, checkpoint):
+    """A bfloat16 checkpoint. By FP8 a byte moves by 0.2 bits."""
+    from transformers import AutoModelForCausalLM
+
+    llm = engine("Mixtral bfloat16", enforce_eager=True, quantization=to)
+    ids, model = (
+        text(4, 400),
+        AutoModelForCausalLM.from_pretrained(checkpoint("Mixtral bfloat16"), dtype=torch.bfloat16),
+    )
+    _, bits = teacher_forced(llm, ids)
+    _, expected = by_reference(model, ids)
+    assert (bits - expected).square().mean().sqrt() <= SPREAD
+    step = a_step(llm, 1)
+    assert {name: step[name] for name in mixtures(0)} == mixtures(LAYERS)
