@@ -69,6 +69,10 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             return False, "fused_moe has no bias"
         if moe_config.swiglu_alpha is not None or moe_config.swiglu_beta is not None:
             return False, "fused_moe has no swiglu_alpha and no swiglu_beta"
+        block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
+        if min(block) > 1 and weight_key != kFp8Static128BlockSym:  # vLLM cuts blocks that workers would share
+            share = moe_config.intermediate_size_per_partition
+            return False, f"fused_moe has blocks of 128x128; each worker has {share} numbers of an expert's middle"
         return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
 
     @staticmethod

@@ -128,7 +128,7 @@ def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
     alone = dict(dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
     default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
     default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
-    default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256)
+    default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
     return SimpleNamespace(**(default | changes), moe_parallel_config=SimpleNamespace(**alone))
 
 
@@ -151,11 +151,13 @@ def test_ours_come_first():
     assert fp8_utils.process_fp8_weight_tensor_strategy_moe is experts.keep_scales
 
 
+BLOCKS_OF_64 = quant_utils.create_fp8_quant_key(static=True, group_shape=quant_utils.GroupShape(64, 64))
 OTHERS = {
     "kernel does not support quantization scheme": dict(activation_key=quant_utils.kFp8DynamicTokenSym),
     "kernel does not support LoRA": dict(is_lora_enabled=True),
     "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
     "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
+    "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
     "fused_moe has no torch.float32": dict(in_dtype=torch.float32),
     "fused_moe has no bias": dict(has_bias=True),
     "fused_moe has no swiglu_alpha": dict(swiglu_alpha=1.7),
