@@ -2,8 +2,8 @@
 
 vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
 `block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears,
-`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). No code of a
-model is replaced.
+`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). No code of
+a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
