@@ -1,8 +1,9 @@
 """A vLLM plugin: FP8 and INT8 checkpoints run on the kernels of rocm-fp8-kernels.
 
 vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
-`block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears, and has each FP8 model
-fused once it is loaded (`fusion`). No code of a model is replaced.
+`block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears,
+`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). No code of
+a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -36,7 +37,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import block_linear, block_parts, fusion, int8_linear, linear
+    from . import block_linear, block_parts, experts, fusion, int8_linear, linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -46,6 +47,7 @@ def register() -> None:
     block_linear.install()
     block_parts.install()
     int8_linear.install()
+    experts.install()
     fusion.install()
 
 

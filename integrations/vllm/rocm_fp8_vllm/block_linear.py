@@ -8,6 +8,7 @@ from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivati
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 from vllm.platforms import current_platform
 
+from .activation import Activation
 from .kernel import kernel
 
 __all__ = ["BLOCK", "BlockScaledFp8Linear", "blocks_of", "install"]
@@ -53,7 +54,7 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         return None, _SCALING
 
     def activation(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> QuantizedActivation:
-        return QuantizedActivation(q, scale, dtype, q.shape, self.input_quant_key())
+        return Activation(q, scale, dtype, q.shape, self.input_quant_key())
 
     @property
     def fp8_dtype(self) -> torch.dtype:

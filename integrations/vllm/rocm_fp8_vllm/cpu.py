@@ -6,19 +6,23 @@ weights stay what they are. On a GPU vLLM's way stands: its linears for many row
 
 Quantisation to FP8, which `quantization="fp8"` asks for where a checkpoint is not quantised: `quantize_fp8` does it.
 
+Rotation of latent attention's queries and keys, [T, heads, 64]: vLLM's operator for CPUs takes the heads for rows. Its
+own definition in torch does it. (YaRN's, which most such checkpoints ask for, has no operator and was right.)
+
 AMX, whose tiles Linux gives to processes that ask for them, and kills others. vLLM's attention uses them and does not
 ask: oneDNN has, in the linears ahead of it, in whose place ours stand.
 """
 
-import sys
-from types import ModuleType
+import functools
 
 import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers.quantization.utils import w8a8_utils
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
 
 from .kernel import kernel
+from .patching import replace
 
 __all__ = ["install"]
 
@@ -68,15 +72,25 @@ def quantize(
     return q, computed if scale is None else scale
 
 
+def rotate(theirs):
+    """RotaryEmbedding.forward_cpu, but for tensors with a dimension of heads."""
+
+    @functools.wraps(theirs)
+    def forward_cpu(
+        self: RotaryEmbedding, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if query.dim() > 2:
+            return self.forward_native(positions, query, key)
+        return theirs(self, positions, query, key)
+
+    forward_cpu.rocm_fp8_rotates = True
+    return forward_cpu
+
+
 def install() -> None:
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
-    _replace(w8a8_utils, "requantize_with_max_scale", keep_scales)
-    _replace(_custom_ops, "scaled_fp8_quant", quantize)
-
-
-def _replace(home: ModuleType, name: str, ours) -> None:
-    theirs = getattr(home, name)
-    for module in list(sys.modules.values()):  # some have it by name
-        if getattr(module, name, None) is theirs:
-            setattr(module, name, ours)
+    replace(w8a8_utils, "requantize_with_max_scale", keep_scales)
+    replace(_custom_ops, "scaled_fp8_quant", quantize)
+    if not hasattr(RotaryEmbedding.forward_cpu, "rocm_fp8_rotates"):
+        RotaryEmbedding.forward_cpu = rotate(RotaryEmbedding.forward_cpu)

@@ -14,8 +14,9 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
 
-from . import tensor_parallel
+from . import latent, routing, tensor_parallel
 from .block_linear import BlockScaledFp8Linear
 from .kernel import kernel
 from .linear import FewRowsFp8Linear
@@ -25,19 +26,30 @@ __all__ = ["fuse", "install"]
 
 _log = logging.getLogger("vllm.rocm_fp8_kernels")
 
-# Decoder layers whose norms and activation feed these linears and nothing else, by vLLM's module and class. Each class
-# is meant exactly: one that is derived may do more with the hidden state.
-_LAYERS = {
-    ("llama", "LlamaDecoderLayer"),
-    ("mistral", "MistralDecoderLayer"),
-    ("qwen2", "Qwen2DecoderLayer"),
-    ("qwen3", "Qwen3DecoderLayer"),
-}
-# A module of such a layer -> the linear that it feeds.
-_FEEDS = {
+# A module of a decoder layer -> the linear that it feeds, where the layer has both. In mixtures of experts the router
+# reads what the norm before them returns, which stays vLLM's.
+_DENSE = {
     "input_layernorm": "self_attn.qkv_proj",
     "post_attention_layernorm": "mlp.gate_up_proj",
     "mlp.act_fn": "mlp.down_proj",
+}
+_LATENT = {
+    "input_layernorm": "self_attn.mla_attn.fused_qkv_a_proj",
+    "self_attn.mla_attn.q_a_layernorm": "self_attn.mla_attn.q_b_proj",
+    "post_attention_layernorm": "mlp.gate_up_proj",
+    "mlp.act_fn": "mlp.down_proj",
+    "mlp.shared_experts.act_fn": "mlp.shared_experts.down_proj",
+}
+# Decoder layers whose norms and activations feed these linears and nothing else, by vLLM's module and class. Each class
+# is meant exactly: one that is derived may do more with the hidden state.
+_LAYERS = {
+    ("llama", "LlamaDecoderLayer"): _DENSE,
+    ("mistral", "MistralDecoderLayer"): _DENSE,
+    ("qwen2", "Qwen2DecoderLayer"): _DENSE,
+    ("qwen3", "Qwen3DecoderLayer"): _DENSE,
+    ("mixtral", "MixtralDecoderLayer"): _DENSE,
+    ("qwen3_moe", "Qwen3MoeDecoderLayer"): _DENSE,
+    ("deepseek_v2", "DeepseekV2DecoderLayer"): _LATENT,
 }
 
 
@@ -100,27 +112,51 @@ _QUANTIZING = {RMSNorm: QuantizingRMSNorm, SiluAndMul: QuantizingSiluAndMul}
 
 
 def fuse(model: torch.nn.Module) -> None:
-    """Of a model whose weights are loaded, in place: whatever `_FEEDS` names and a linear of ours stands behind."""
+    """Of a model whose weights are loaded, in place: whatever `_LAYERS` names and a linear of ours stands behind."""
     linears = sum(hasattr(module, "rocm_fp8_linear") for module in model.modules())
+    mixtures = routing.connect(model)
     fused, layers = 0, []
     for layer in model.modules():
         kind = type(layer)
-        if (kind.__module__.rpartition(".")[2], kind.__name__) not in _LAYERS:
+        feeds = _LAYERS.get((kind.__module__.rpartition(".")[2], kind.__name__))
+        if feeds is None:
             continue
         layers.append(layer)
-        for name, feeds in _FEEDS.items():
-            module, linear = layer.get_submodule(name), layer.get_submodule(feeds)
-            if _can_quantize(module, linear):
+        for name, fed in feeds.items():
+            module, linear = _part(layer, name), _part(layer, fed)
+            if _can_quantize(module, linear) and not _reads_more(layer, name):
                 module.__class__ = _QUANTIZING[type(module)]
-                parent, _, last = feeds.rpartition(".")
+                parent, _, last = fed.rpartition(".")
                 module.rocm_fp8_feeds = _Fed(layer.get_submodule(parent), last)  # in a tuple, so no submodule
                 fused += 1
-    if linears:
-        _log.info("rocm-fp8-kernels: %d FP8 linears, %d norms and activations that quantise for them", linears, fused)
+    if linears or mixtures:
+        if current_platform.is_cpu():
+            latent.connect(model)
+        _log.info(
+            "rocm-fp8-kernels: %d FP8 linears, %s%d norms and activations that quantise for them",
+            linears,
+            f"{mixtures} mixtures of FP8 experts, " if mixtures else "",
+            fused,
+        )
     tensor_parallel.connect(model, layers)
 
 
-def _can_quantize(module: torch.nn.Module, linear: torch.nn.Module) -> bool:
+def _part(layer: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    try:
+        return layer.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _reads_more(layer: torch.nn.Module, name: str) -> bool:
+    """Whether latent attention reads what this norm returns for more than one linear."""
+    latent = getattr(layer.self_attn, "mla_attn", None)
+    if latent is None or name not in ("input_layernorm", "self_attn.mla_attn.q_a_layernorm"):
+        return False
+    return latent.indexer is not None or latent.g_proj is not None or latent.fuse_qkv_rmsnorm
+
+
+def _can_quantize(module: torch.nn.Module | None, linear: torch.nn.Module | None) -> bool:
     if type(module) not in _QUANTIZING or not hasattr(linear, "rocm_fp8_linear"):
         return False
     if isinstance(module, RMSNorm):

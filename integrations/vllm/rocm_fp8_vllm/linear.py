@@ -23,6 +23,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
+from .activation import Activation
 from .kernel import kernel
 
 __all__ = ["FewRowsFp8Linear", "install"]
@@ -86,7 +87,7 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
         return self.activation(q, scale, x.dtype)
 
     def activation(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> QuantizedActivation:
-        return QuantizedActivation(q, scale, dtype, q.shape, self.input_quant_key())
+        return Activation(q, scale, dtype, q.shape, self.input_quant_key())
 
     def apply_weights(
         self, layer: torch.nn.Module, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None = None

@@ -57,6 +57,15 @@ class PartialSum:
         args, kwargs = tree_map(whole, (args, kwargs or {}))
         return function(*args, **kwargs)
 
+    # DeepSeek's layers ask for these, of which no sum need be formed.
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.part.shape
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -145,9 +154,9 @@ def _with_following(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -
 
 def _results(layer: torch.nn.Module, following: torch.nn.Module | None) -> Iterator[tuple]:
     """(a linear, the norm that its result goes to, or None, the modules on the way) for O and Down of a layer"""
-    attention, mlp = layer.self_attn, layer.mlp
-    linear = getattr(attention, "o_proj", None)
-    yield linear, layer.post_attention_layernorm, (linear, attention)
+    attention, mlp = layer.self_attn, getattr(layer, "mlp", None)
+    linear, latent = getattr(attention, "o_proj", None), getattr(attention, "mla_attn", None)
+    yield linear, layer.post_attention_layernorm, (linear, attention, *((latent,) if latent is not None else ()))
     linear = getattr(mlp, "down_proj", None)
     if following is None:
         yield linear, None, ()

@@ -13,6 +13,8 @@ import torch
 from scripts.load import load_kernel, use_local_build
 from tests.settings import SEED
 
+from . import mixtures
+
 ROOT = Path(__file__).resolve().parents[3]
 BYTE_LLAMA = ROOT / "examples" / "byte_llama" / "checkpoint"
 # Before vLLM is imported, which reads some of them then. Its processes inherit them.
@@ -47,6 +49,7 @@ class Case:
     model: Callable[[], torch.nn.Module]
     format: str
     ignored: tuple[str, ...] = ("lm_head",)  # linears that are not quantised
+    experts: bool = False  # whether it is a mixture
 
     @property
     def int8(self) -> bool:
@@ -114,6 +117,14 @@ def four_heads() -> torch.nn.Module:
     return model.eval()
 
 
+def qwen3_moe() -> torch.nn.Module:
+    return mixtures.upcycled(byte_qwen3(), "qwen3_moe", num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
+
+
+def mixtral() -> torch.nn.Module:
+    return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
+
+
 def one_layer() -> torch.nn.Module:
     """The byte-level Llama without its other layers: it compiles fast."""
     model = byte_llama()
@@ -152,6 +163,16 @@ CASES = {
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
+    "Qwen3-MoE blocks": Case(qwen3_moe, "fp8, blocks", experts=True),
+    "Qwen3-MoE channels": Case(qwen3_moe, "compressed-tensors, channel, dynamic", experts=True),
+    "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
+    "Qwen3-MoE compressed blocks": Case(qwen3_moe, "compressed-tensors, blocks", experts=True),
+    "Mixtral static": Case(mixtral, "fp8, static", experts=True),
+    "Mixtral dynamic, changed": Case(lambda: changed(mixtral()), "fp8, dynamic", experts=True),
+    "Mixtral bfloat16": Case(mixtral, BFLOAT16),
+    "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
+    "Mixtral quark": Case(mixtral, "quark", experts=True),
+    "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
 }
 
 
@@ -200,6 +221,9 @@ def checkpoint(tmp_path_factory):
                 smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
             elif case.format == BFLOAT16:
                 case.model().save_pretrained(folder)
+            elif case.experts:
+                with torch.no_grad():
+                    mixtures.write(case.format, case.model(), text(8, 256), folder, case.ignored)
             else:
                 with torch.no_grad():
                     checkpoints.write(case.format, case.model(), text(8, 256), folder, case.ignored)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from rocm_fp8_vllm import cpu
 from vllm import _custom_ops
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding import get_rope
 
 from .conftest import by_reference, byte_llama, counts, teacher_forced, text
 
@@ -88,3 +90,24 @@ def test_amx_is_asked_for_where_there_is_any(has, monkeypatch):
     cpu.install()
     assert asked == [True] * has
     assert _custom_ops.scaled_fp8_quant is cpu.quantize
+
+
+@pytest.mark.parametrize("neox", [False, True])
+def test_queries_and_keys_with_heads_are_rotated(neox, generator):
+    """As latent attention has them: parts of wider rows."""
+    cpu.install()
+    cpu.install()  # changes nothing
+    with set_current_vllm_config(VllmConfig()):
+        parameters = dict(rope_theta=10000.0, rope_type="default")
+        rope = get_rope(64, max_position=128, rope_parameters=parameters, is_neox_style=neox)
+    positions = torch.randint(0, 128, (7,), generator=generator)
+    q, k = torch.randn(7, 3, 96, generator=generator), torch.randn(7, 80, generator=generator)
+    heads = q[..., 32:].clone(), k[:, None, 16:].clone()
+    rotated = rope.forward_cpu(positions, q[..., 32:], k[:, None, 16:])
+    frequencies = 10000.0 ** (-torch.arange(0, 64, 2).double() / 64)
+    turn = torch.polar(torch.ones(()).double(), (positions.unsqueeze(1) * frequencies).unsqueeze(1))
+    for got, x in zip(rotated, heads):
+        pairs = x.unflatten(-1, (2, 32)).transpose(-1, -2) if neox else x.unflatten(-1, (32, 2))
+        wanted = torch.view_as_real(torch.view_as_complex(pairs.double().contiguous()) * turn)
+        wanted = wanted.transpose(-1, -2) if neox else wanted
+        torch.testing.assert_close(got.double(), wanted.flatten(-2), rtol=0, atol=1e-4)

@@ -43,7 +43,6 @@ USES = {
     "float": lambda x: x.float(),
     "an operator": lambda x: torch.ops.aten.relu.default(x),
     "in place": lambda x: x.mul_(2),
-    "shape": lambda x: torch.tensor(x.shape),
     "len, rows": lambda x: torch.stack(list(x))[: len(x) - 1],
 }
 
@@ -53,6 +52,11 @@ def test_whatever_computes_with_it_computes_with_the_sum(use, x):
     part, before = PartialSum(x.clone()), sums()
     assert torch.equal(use(part), use(x.clone()))
     assert sums() == before + 1 and part.is_formed
+
+
+def test_its_dtype_needs_no_sum(x):
+    part, before = PartialSum(x), sums()
+    assert part.dtype == torch.bfloat16 and sums() == before and not part.is_formed
 
 
 def test_what_takes_tensors_alone_refuses_it(x):

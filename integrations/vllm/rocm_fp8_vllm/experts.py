@@ -1,0 +1,255 @@
+"""vLLM's mixtures of FP8 experts on fused_moe: any number of rows, on CPUs and on ROCm.
+
+vLLM asks one function which experts serve a layer. Ours answers first. Weights stay as they were loaded, which is what
+vLLM does for its Triton experts: their name is what the choice returns.
+
+On CUDA vLLM's own stay: fused_moe has not been timed beside them there.
+"""
+
+import functools
+
+import torch
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from vllm import envs
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
+from vllm.model_executor.layers.fused_moe.oracle import fp8 as _choice
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.layers.quantization.utils import fp8_utils
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    QuantKey,
+    kFp8Dynamic128Sym,
+    kFp8DynamicTensorSym,
+    kFp8DynamicTokenSym,
+    kFp8Static128BlockSym,
+    kFp8StaticChannelSym,
+    kFp8StaticTensorSym,
+)
+from vllm.platforms import current_platform
+
+from .kernel import kernel
+from .patching import replace
+
+__all__ = ["FusedMoeExperts", "install", "runs_on"]
+
+# Weights -> the inputs that a checkpoint may ask for beside them. Dynamic inputs a tensor get a scale a row, as in
+# linears.
+_SCHEMES = {
+    kFp8Static128BlockSym: (kFp8Dynamic128Sym,),
+    kFp8StaticChannelSym: (kFp8DynamicTokenSym, kFp8DynamicTensorSym),
+    kFp8StaticTensorSym: (kFp8StaticTensorSym, kFp8DynamicTokenSym, kFp8DynamicTensorSym),
+}
+
+
+class FusedMoeExperts(mk.FusedMoEExpertsModular):
+    """FP8 weights with a scale a tensor, an output channel or a block of 128x128. Inputs with a scale a tensor
+    (static), a row or 128 numbers of a row."""
+
+    @property
+    def expects_unquantized_inputs(self) -> bool:
+        return True
+
+    @staticmethod
+    def activation_format() -> mk.FusedMoEActivationFormat:
+        return mk.FusedMoEActivationFormat.Standard
+
+    # --- what vLLM asks before it takes them ---
+
+    @staticmethod
+    def is_supported_config(
+        cls: type[mk.FusedMoEExperts],
+        moe_config: FusedMoEConfig,
+        weight_key: QuantKey | None,
+        activation_key: QuantKey | None,
+        activation_format: mk.FusedMoEActivationFormat,
+    ) -> tuple[bool, str | None]:
+        if moe_config.in_dtype not in (torch.bfloat16, torch.float16):
+            return False, f"fused_moe has no {moe_config.in_dtype}"
+        if moe_config.has_bias:
+            return False, "fused_moe has no bias"
+        if moe_config.swiglu_alpha is not None or moe_config.swiglu_beta is not None:
+            return False, "fused_moe has no swiglu_alpha and no swiglu_beta"
+        block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
+        if min(block) > 1 and weight_key != kFp8Static128BlockSym:  # vLLM cuts blocks that workers would share
+            share = moe_config.intermediate_size_per_partition
+            return False, f"fused_moe has blocks of 128x128; each worker has {share} numbers of an expert's middle"
+        return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True  # `register` has asked
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_activation(activation: MoEActivation) -> bool:
+        return activation == MoEActivation.SILU
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: QuantKey | None, activation_key: QuantKey | None) -> bool:
+        return activation_key in _SCHEMES.get(weight_key, ())
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: FusedMoEParallelConfig) -> bool:
+        """Ranks that hold parts of all experts, or whole ones. Tokens stay where they are."""
+        return moe_parallel_config.dp_size == 1 and not (
+            moe_parallel_config.use_all2all_kernels or moe_parallel_config.enable_eplb
+        )
+
+    # --- what they compute ---
+
+    def workspace_shapes(
+        self, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        return (0,), (0,), (M, K)  # fused_moe allocates what it needs
+
+    def finalize_weight_and_reduce_impl(self) -> mk.TopKWeightAndReduce:
+        return TopKWeightAndReduceNoOP()  # moe_combine has done it
+
+    def apply(
+        self,
+        output: torch.Tensor,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: MoEActivation,
+        global_num_experts: int,
+        expert_map: torch.Tensor | None,
+        a1q_scale: torch.Tensor | None,
+        a2_scale: torch.Tensor | None,
+        workspace13: torch.Tensor,
+        workspace2: torch.Tensor,
+        expert_tokens_meta: mk.ExpertTokensMetadata | None,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """output: hidden_states' dtype [T, D], written. w1: FP8 [E, 2 I, D]; w2: FP8 [E, D, I]; topk_weights [T, k];
+        topk_ids: int32 or int64 [T, k]; expert_map: int32 [global experts] or None. The others are not read."""
+        if apply_router_weight_on_input:  # vLLM has multiplied the inputs
+            topk_weights = torch.ones_like(topk_weights)
+        torch.ops.rocm_fp8_vllm.experts(
+            output,
+            hidden_states,
+            w1,
+            w2,
+            topk_weights,
+            topk_ids,
+            self.w1_scale,
+            self.w2_scale,
+            "group" if self.block_shape else "row" if self.a1_scale is None else "static",
+            self.a1_scale,
+            self.a2_scale,
+            expert_map,
+            self.quant_config.gemm1_clamp_limit,
+        )
+
+
+def runs_on(module: torch.nn.Module) -> bool:
+    """Whether this is a mixture's module (RoutedExperts) that runs on FusedMoeExperts."""
+    made = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    return made is not None and isinstance(made.fused_experts, FusedMoeExperts)
+
+
+# One operator, so that no compiled graph depends on the number of rows.
+_library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
+_library.define(
+    "experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor scale_w13,"
+    " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit) -> ()"
+)
+
+
+def _experts(
+    out, x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_scale, hidden_scale, expert_map, limit
+):
+    """As fused_moe's, but for scales: those of weights may be float32 [E], too; static ones have any shape."""
+    kernel.fused_moe(
+        x,
+        w13,
+        w2,
+        weights.float().contiguous(),
+        experts.contiguous(),
+        scale_w13=_of_experts(scale_w13),
+        scale_w2=_of_experts(scale_w2),
+        inputs=inputs,
+        input_scale=None if input_scale is None else input_scale.reshape(1),
+        hidden_scale=None if hidden_scale is None else hidden_scale.reshape(1),
+        expert_map=expert_map,
+        limit=limit,
+        out=out,
+    )
+
+
+def _of_experts(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(-1, 1, 1) if scale.dim() == 1 else scale
+
+
+def _experts_fake(*arguments) -> None:
+    return None
+
+
+_library.impl("experts", _experts, "CompositeExplicitAutograd")
+torch.library.register_fake("rocm_fp8_vllm::experts", _experts_fake, lib=_library)
+
+
+# --- in vLLM's place ---
+
+
+def _ours_first(theirs):
+    """select_fp8_moe_backend, which asks FusedMoeExperts first."""
+
+    @functools.wraps(theirs)
+    def select(
+        config: FusedMoEConfig,
+        weight_key: QuantKey | None,
+        activation_key: QuantKey | None,
+        allow_vllm_cutlass: bool = False,
+    ):
+        if FusedMoeExperts.__name__ in envs.VLLM_DISABLED_KERNELS or config.moe_backend != "auto":
+            return theirs(config, weight_key, activation_key, allow_vllm_cutlass)
+        standard = mk.FusedMoEActivationFormat.Standard
+        supported, reason = FusedMoeExperts.is_supported_config(
+            FusedMoeExperts, config, weight_key, activation_key, standard
+        )
+        if supported:
+            return _choice.Fp8MoeBackend.TRITON, FusedMoeExperts
+        chosen = theirs(config, weight_key, activation_key, allow_vllm_cutlass)
+        if chosen[1] is None:  # vLLM would go on, to an assertion that says nothing
+            raise NotImplementedError(f"FP8 experts: vLLM has none for this platform, and ours: {reason}")
+        return chosen
+
+    select.rocm_fp8_first = True
+    return select
+
+
+def keep_scales(
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    shard_size: int,
+    num_experts: int,
+    is_act_and_mul: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the place of `fp8_utils.process_fp8_weight_tensor_strategy_moe`, as `cpu.keep_scales` for linears.
+
+    Args:
+        weight: FP8 [E, 2 I, D]: gates, then ups; without is_act_and_mul [E, I, D].
+        weight_scales: float32 [E, 2], of gates and of ups; without is_act_and_mul [E, 1].
+        shard_size: I. num_experts: E.
+
+    Returns: (weight, float32 [E] or, where gates and ups differ, [E, 2 I, 1])
+    """
+    first = weight_scales[:, 0]
+    if bool((weight_scales == first.unsqueeze(1)).all()):
+        return weight, first.contiguous()
+    return weight, weight_scales.repeat_interleave(shard_size, dim=1).unsqueeze(2)
+
+
+def install() -> None:
+    """Before vLLM's own experts."""
+    if current_platform.is_cuda() or hasattr(_choice.select_fp8_moe_backend, "rocm_fp8_first"):
+        return
+    replace(_choice, "select_fp8_moe_backend", _ours_first(_choice.select_fp8_moe_backend))
+    if current_platform.is_cpu():
+        replace(fp8_utils, "process_fp8_weight_tensor_strategy_moe", keep_scales)

@@ -1,0 +1,86 @@
+"""Mixtures of experts for real engines: models that know text where that can be, and their checkpoints."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from tests.problems import checkpoints
+from tests.problems.tiny_moe import apart, edit, moe, with_names_of_today, with_older_names
+from tests.settings import SEED
+
+
+@torch.no_grad()
+def upcycled(dense: torch.nn.Module, kind: str, **sizes) -> torch.nn.Module:
+    """A dense model as a mixture of 4 experts: each is the dense MLP, its weights changed by half. It still knows
+    the text. Routers are random. Another choice of experts moves a byte's information by 1.7 bits."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(SEED)
+    kept = dense.config.to_dict()
+    others = (
+        "model_type",
+        "architectures",
+        "mlp_bias",
+        "pretraining_tp",
+        "transformers_version",
+        "tie_word_embeddings",
+    )
+    config = {name: value for name, value in kept.items() if name not in others}
+    config = CONFIG_MAPPING[kind](**config | sizes, num_experts_per_tok=2, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    state = dense.state_dict()
+    missing, _ = model.load_state_dict(state, strict=False)
+    assert all(".mlp." in name for name in missing), missing
+
+    def of_experts(weight: torch.Tensor) -> torch.Tensor:
+        changes = torch.randn((4, *weight.shape), generator=generator)
+        return (weight * (1 + 0.5 * changes)).bfloat16()
+
+    for index, layer in enumerate(model.model.layers):
+        gate, up, down = (state[f"model.layers.{index}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        layer.mlp.experts.gate_up_proj.copy_(torch.cat([of_experts(gate), of_experts(up)], 1))
+        layer.mlp.experts.down_proj.copy_(of_experts(down))
+        layer.mlp.gate.weight.copy_(torch.randn(layer.mlp.gate.weight.shape, generator=generator) / 16)
+    return model.eval()
+
+
+def write(form: str, model: torch.nn.Module, ids: torch.Tensor, folder: Path, ignored: tuple[str, ...]) -> None:
+    """As published: a tensor for each matrix of an expert, routers among what is ignored; Mixtral's older names."""
+    routers = [name for name, _ in model.named_modules() if name.endswith(".mlp.gate")]
+    checkpoints.write(form, apart(model), ids, folder, (*ignored, *routers))
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    if settings["quant_method"] == "compressed-tensors":
+        # The library names linears alone, and transformers' routers are none.
+        checkpoints.configure(folder, settings | dict(ignore=[*settings["ignore"], *routers]))
+        edit(folder, _one_input_scale)
+    with_names_of_today(folder)
+    if model.config.model_type == "mixtral":
+        with_older_names(folder)
+    if model.config.model_type == "deepseek_v3":  # what vLLM asks for, and transformers takes for granted
+        checkpoints.configure(folder, None, topk_method="noaux_tc", scoring_func="sigmoid", moe_layer_freq=1)
+
+
+def _one_input_scale(tensors: dict[str, torch.Tensor]) -> None:
+    """Of gate and up, which vLLM asks for in compressed-tensors, and llm-compressor writes."""
+    for name in [each for each in tensors if ".experts." in each and each.endswith("gate_proj.input_scale")]:
+        tensors[name] = tensors[name.replace("gate_proj", "up_proj")].clone()
+
+
+@torch.no_grad()
+def deepseek(**changes) -> torch.nn.Module:
+    """A DeepSeek-V3 with random weights, and with the sizes of its latent attention that kernels are made for. Its
+    positions are beyond those that the frequencies were made for, as YaRN has it."""
+    generator = torch.Generator().manual_seed(SEED)
+    latent = dict(
+        moe_intermediate_size=256,
+        q_lora_rank=128,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+    )
+    yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=256)
+    latent["rope_parameters"] = yarn | dict(mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
+    sizes = dict(vocab_size=256, hidden_size=256, num_hidden_layers=3, max_position_embeddings=1024)
+    return moe("deepseek_v3", generator, **(sizes | latent | changes))

@@ -1,0 +1,301 @@
+"""The parts beside an engine: the operator of experts, which experts are taken, their scales; the router; latent
+attention."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rocm_fp8_vllm import experts, latent, routing
+from rocm_fp8_vllm.kernel import kernel
+from vllm import envs
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.oracle import fp8 as choice
+from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+
+E, D, HIDDEN, TOP = 6, 256, 128, 2
+FP8_MAX = 448.0
+
+
+# --- the operator ---
+
+
+def codes(generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+
+
+def scales(generator, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    shapes = {
+        "tensor": ((E,), (E,)),
+        "channel": ((E, 2 * HIDDEN, 1), (E, D, 1)),
+        "block": ((E, 2 * HIDDEN // 128, D // 128), (E, D // 128, HIDDEN // 128)),
+    }
+    return tuple((torch.rand(shape, generator=generator) + 0.5) / 8 for shape in shapes[kind])
+
+
+def wide(weight: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "block":
+        scale = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return weight.double() * (scale.view(-1, 1, 1) if kind == "tensor" else scale).double()
+
+
+def quantised(x: torch.Tensor, inputs: str, given: torch.Tensor | None) -> torch.Tensor:
+    """What FP8 makes of x [..., n], as float64."""
+    parts = x.float().unflatten(-1, (-1, 128)) if inputs == "group" else x.float().unsqueeze(-2)
+    scale = given if inputs == "static" else parts.abs().amax(-1, keepdim=True) / FP8_MAX
+    q = (parts / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return (q.double() * scale.double()).flatten(-2)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["all experts", "experts of a rank"])
+@pytest.mark.parametrize(
+    "kind, inputs", [("tensor", "static"), ("tensor", "row"), ("channel", "row"), ("block", "group")]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_experts_are_their_definition(kind, inputs, mapped, dtype, generator):
+    rows = 9
+    x = torch.randn(rows, D, generator=generator).to(dtype)
+    w13, w2 = codes(generator, E, 2 * HIDDEN, D), codes(generator, E, D, HIDDEN)
+    scale_w13, scale_w2 = scales(generator, kind)
+    of_input = torch.tensor(0.01) if inputs == "static" else None
+    of_hidden = torch.tensor([0.05]) if inputs == "static" else None
+    everyone = 2 * E if mapped else E
+    # This rank's are every second one.
+    expert_map = torch.tensor([e // 2 if e % 2 else -1 for e in range(everyone)], dtype=torch.int32) if mapped else None
+    chosen = torch.stack([torch.randperm(everyone, generator=generator)[:TOP] for _ in range(rows)]).to(torch.int32)
+    weights = torch.rand(rows, TOP, generator=generator)
+
+    expected = torch.zeros(rows, D, dtype=torch.float64)
+    wide13, wide2 = wide(w13, scale_w13, kind), wide(w2, scale_w2, kind)
+    q = quantised(x, inputs, of_input)
+    for row, slot in torch.cartesian_prod(torch.arange(rows), torch.arange(TOP)).tolist():
+        expert = chosen[row, slot] if expert_map is None else expert_map[chosen[row, slot]]
+        if expert < 0:
+            continue
+        gate, up = (wide13[expert] @ q[row]).to(dtype).double().chunk(2)
+        hidden = (gate / (1 + torch.exp(-gate))).to(dtype) * up.to(dtype)
+        expected[row] += weights[row, slot].double() * (wide2[expert] @ quantised(hidden, inputs, of_hidden))
+
+    out = torch.empty_like(x)
+    arguments = (out, x, w13, w2, weights, chosen, scale_w13, scale_w2, inputs, of_input, of_hidden, expert_map, None)
+    torch.ops.rocm_fp8_vllm.experts(*arguments)
+    # Few codes of the hidden values differ, by the order of sums: 2^-7 of the norm, as of the operator itself.
+    assert (out.double() - expected).norm() <= 2.0**-7 * expected.norm()
+    # Through FusedMoeExperts, as vLLM calls it.
+    config = SimpleNamespace(gemm1_clamp_limit=None)
+    made = SimpleNamespace(
+        w1_scale=scale_w13, w2_scale=scale_w2, a1_scale=of_input, a2_scale=of_hidden, quant_config=config
+    )
+    made.block_shape = [128, 128] if kind == "block" else None
+    for on_input in (False, True):
+        again = torch.empty_like(x)
+        nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
+        call = dict(output=again, hidden_states=x, w1=w13, w2=w2, topk_weights=weights, topk_ids=chosen)
+        call |= nothing | dict(activation=MoEActivation.SILU, global_num_experts=everyone, expert_map=expert_map)
+        experts.FusedMoeExperts.apply(made, **call, apply_router_weight_on_input=on_input)
+        if on_input:
+            torch.ops.rocm_fp8_vllm.experts(*arguments[:4], torch.ones_like(weights), *arguments[5:])
+        assert torch.equal(again, out)
+
+
+def test_it_compiles_for_any_number_of_rows(generator):
+    w13, w2 = codes(generator, E, 2 * HIDDEN, D), codes(generator, E, D, HIDDEN)
+    of_weights = scales(generator, "block")
+
+    def mixture(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        weights, chosen = kernel.moe_route(logits, TOP)
+        out = torch.empty_like(x)
+        torch.ops.rocm_fp8_vllm.experts(
+            out, x * 2, w13, w2, weights, chosen, *of_weights, "group", None, None, None, None
+        )
+        return out + 1
+
+    compiled = torch.compile(mixture, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (2, 3, 40):
+        x = torch.randn(rows, D, generator=generator).bfloat16()
+        logits = torch.randn(rows, E, generator=generator)
+        assert torch.equal(compiled(x, logits), mixture(x, logits))
+
+
+# --- which experts are taken ---
+
+BLOCKS = dict(weight_key=quant_utils.kFp8Static128BlockSym, activation_key=quant_utils.kFp8Dynamic128Sym)
+
+
+def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
+    alone = dict(dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
+    default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
+    default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
+    default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
+    return SimpleNamespace(**(default | changes), moe_parallel_config=SimpleNamespace(**alone))
+
+
+def select(theirs=None, **changes):
+    """What is chosen where vLLM would choose `theirs`."""
+    keys = {name: changes.pop(name, key) for name, key in BLOCKS.items()}
+    ours = experts._ours_first(lambda *_: (choice.Fp8MoeBackend.NONE, theirs))
+    return ours(config(**changes), **keys)
+
+
+def test_ours_come_first():
+    assert select() == (choice.Fp8MoeBackend.TRITON, experts.FusedMoeExperts)
+    for weights, inputs in experts._SCHEMES.items():
+        for each in inputs:
+            assert select(weight_key=weights, activation_key=each)[1] is experts.FusedMoeExperts
+    experts.install()
+    first = choice.select_fp8_moe_backend
+    experts.install()
+    assert choice.select_fp8_moe_backend is first and hasattr(first, "rocm_fp8_first")
+    assert fp8_utils.process_fp8_weight_tensor_strategy_moe is experts.keep_scales
+
+
+BLOCKS_OF_64 = quant_utils.create_fp8_quant_key(static=True, group_shape=quant_utils.GroupShape(64, 64))
+OTHERS = {
+    "kernel does not support quantization scheme": dict(activation_key=quant_utils.kFp8DynamicTokenSym),
+    "kernel does not support LoRA": dict(is_lora_enabled=True),
+    "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
+    "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
+    "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
+    "fused_moe has no torch.float32": dict(in_dtype=torch.float32),
+    "fused_moe has no bias": dict(has_bias=True),
+    "fused_moe has no swiglu_alpha": dict(swiglu_alpha=1.7),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_others_are_vllms_or_one_line(reason):
+    theirs = object()
+    assert select(theirs, **OTHERS[reason])[1] is theirs
+    with pytest.raises(NotImplementedError, match=f"FP8 experts: vLLM has none for this platform, and ours: {reason}"):
+        select(**OTHERS[reason])
+
+
+def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
+    theirs = object()
+    assert select(theirs, moe_backend="triton")[1] is theirs
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "FusedMoeExperts")
+    assert envs.VLLM_DISABLED_KERNELS == ["FusedMoeExperts"] and select(theirs)[1] is theirs
+
+
+def test_gates_and_ups_keep_their_scales(generator):
+    weight = codes(generator, 2, 6, 4)
+    kept, scale = experts.keep_scales(weight, torch.tensor([[0.5, 0.25], [2.0, 2.0]]), 3, 2)
+    assert kept is weight and scale.tolist() == [[[0.5]] * 3 + [[0.25]] * 3, [[2.0]] * 6]
+    for same in (torch.tensor([[0.5, 0.5], [2.0, 2.0]]), torch.tensor([[0.5], [2.0]])):
+        kept, scale = experts.keep_scales(weight, same, 3, 2, is_act_and_mul=same.shape[1] == 2)
+        assert kept is weight and scale.tolist() == [0.5, 2.0]
+
+
+# --- the router ---
+
+ROUTERS = {
+    "softmax": dict(renormalize=False),
+    "softmax, renormalised": dict(renormalize=True),
+    "groups": dict(use_grouped_topk=True, num_expert_group=4, topk_group=2, renormalize=False),
+    "DeepSeek-V3": dict(
+        use_grouped_topk=True,
+        num_expert_group=4,
+        topk_group=2,
+        renormalize=True,
+        scoring_func="sigmoid",
+        routed_scaling_factor=2.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_router_chooses_as_vllms_does(name, dtype, generator):
+    count, top = 16, 4
+    made = ROUTERS[name] | dict(top_k=top, global_num_experts=count)
+    if name == "DeepSeek-V3":
+        made["e_score_correction_bias"] = 0.1 * torch.randn(count, generator=generator)
+    # No two are equal, in bfloat16 either.
+    logits = torch.stack([torch.randperm(count, generator=generator) for _ in range(50)]).to(dtype) / 8
+    theirs, ours = CPURouter(**made), CPURouter(**made)
+    assert routing._can_route(ours)
+    ours.__class__ = routing.MoeRouteRouter
+    (weights, chosen), (got_weights, got) = (each._compute_routing(logits, logits, None) for each in (theirs, ours))
+    assert got.dtype == torch.int32 and got_weights.dtype == torch.float32
+    order, got_order = chosen.argsort(1), got.argsort(1)
+    assert torch.equal(chosen.gather(1, order), got.gather(1, got_order).to(chosen.dtype))
+    # vLLM's softmax of bfloat16 logits is rounded to that.
+    near = 2.0**-7 if dtype == torch.bfloat16 else 2.0**-20
+    torch.testing.assert_close(got_weights.gather(1, got_order), weights.gather(1, order), rtol=near, atol=0)
+
+
+def test_other_routers_stay():
+    kept = [
+        dict(custom_routing_function=lambda **_: None),
+        dict(scoring_func="sqrtsoftplus", e_score_correction_bias=torch.zeros(16)),
+        dict(top_k=33),
+        dict(global_num_experts=1025),
+    ]
+    for changes in kept:
+        assert not routing._can_route(CPURouter(**(dict(top_k=4, global_num_experts=16) | changes)))
+    assert not routing._can_route(routing.MoeRouteRouter(top_k=4, global_num_experts=16))  # is one already
+
+
+# --- latent attention ---
+
+
+def attention(heads: int) -> tuple[CPUMLAImpl, CPUMLAImpl]:
+    """vLLM's, and ours in its place."""
+    sizes = dict(q_lora_rank=128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192)
+    plain = dict.fromkeys(
+        ("alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name", "kv_b_proj")
+    )
+    with set_current_vllm_config(VllmConfig()):
+        both = [
+            CPUMLAImpl(
+                heads, 576, 192**-0.5, 1, kv_cache_dtype="auto", attn_type="decoder", v_head_dim=128, **sizes, **plain
+            )
+            for _ in range(2)
+        ]
+    both[1].__class__ = latent.LatentDecode
+    return tuple(both)
+
+
+def test_latent_attention_computes_what_vllms_does(generator):
+    """Three sequences write their tokens, then one more each, which is decoded; pages are in no order."""
+    theirs, ours = attention(heads := 5)
+    lengths = torch.tensor([1, 17, 40], dtype=torch.int32)
+    table = torch.randperm(12, generator=generator)[:9].view(3, 3).to(torch.int32)
+    kv = torch.randn(int(lengths.sum()) + 2, 512, generator=generator).bfloat16()
+    k_pe = torch.randn(len(kv), 1, 64, generator=generator).bfloat16()
+    slots = [int(table[b, n // 16]) * 16 + n % 16 for b in range(3) for n in range(int(lengths[b]))]
+    slots = torch.tensor([-1, *slots, -1])  # what is computed for nothing is not written
+    caches = []
+    for each in (theirs, ours):
+        cache = torch.zeros(12, 16, 576).bfloat16()
+        each.do_kv_cache_update(kv, k_pe, cache, slots, "auto", torch.ones(()))
+        caches.append(cache)
+    assert torch.equal(*caches) and caches[0].any()
+
+    q = torch.randn(3, heads, 576, generator=generator).bfloat16()
+    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths))
+    outs = []
+    for given in (q, q.split([512, 64], dim=-1)):
+        out, nothing = ours.forward_mqa(given, caches[1], metadata, None)
+        assert nothing is None and out.shape == (3, heads, 512)
+        outs.append(out)
+    assert torch.equal(*outs)
+    for b in range(3):
+        seen = caches[0][table[b].long()].flatten(0, 1)[: int(lengths[b])].double()
+        share = torch.softmax(q[b].double() @ seen.t() * 192**-0.5, -1)
+        # One rounding to bfloat16, of the result and of nothing else that is as large.
+        torch.testing.assert_close(outs[0][b].double(), share @ seen[:, :512], rtol=2.0**-7, atol=2.0**-7)
+
+
+def test_other_sizes_of_latent_attention_stay():
+    theirs, ours = attention(4)
+    linear = SimpleNamespace(params_dtype=torch.bfloat16)
+    assert latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=linear))
+    assert not latent._can_decode(SimpleNamespace(impl=ours, kv_b_proj=linear))
+    assert not latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=SimpleNamespace(params_dtype=torch.float32)))
+    for name, value in (("kv_lora_rank", 256), ("qk_rope_head_dim", 32), ("kv_cache_dtype", "fp8"), ("num_heads", 129)):
+        theirs, _ = attention(4)
+        setattr(theirs, name, value)
+        assert not latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=linear))
