@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Times of a Llama in vLLM with and without this package's plugin, by `vllm bench latency`, as markdown.
+"""Times of a model in vLLM with and without this package's plugin, by `vllm bench latency`, as markdown.
 
     python -m benchmarks.vllm_latency                                             # a Llama of 1.1 B parameters
+    python -m benchmarks.vllm_latency --experts                                   # a Qwen3-MoE, 1.1 B of 3.2 B active
     python -m benchmarks.vllm_latency --model DIR --batch 1 2 4 8 16 32 --prompt 1 --new 128 --iterations 30
     python -m benchmarks.vllm_latency --int8-linears                              # the plugin's beside vLLM's, on a CPU
 
@@ -52,6 +53,33 @@ TINY_LLAMA = dict(
 )
 
 
+# 16 experts, of which a token takes 4.
+MIXTURE = dict(
+    architectures=["Qwen3MoeForCausalLM"],
+    model_type="qwen3_moe",
+    hidden_size=2048,
+    intermediate_size=6144,
+    moe_intermediate_size=1536,
+    num_experts=16,
+    num_experts_per_tok=4,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+    num_hidden_layers=20,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=32000,
+    max_position_embeddings=2048,
+    rms_norm_eps=1e-6,
+    hidden_act="silu",
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    torch_dtype="bfloat16",
+)
+
+
 def compressed(kind: str, static: bool) -> dict:
     """A quantization_config of compressed-tensors: 8 bits, one scale a tensor (static), or a channel and a row."""
     code = dict(num_bits=8, type=kind, symmetric=True)
@@ -79,6 +107,9 @@ MODES = {
     "FP8, ours, dynamic": (compressed("float", False), True),
     "FP8, ours, static": (compressed("float", True), True),
 }
+# Of experts. On a CPU without AMX vLLM has none in FP8.
+BLOCKS = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
+OF_EXPERTS = {"bfloat16": (None, False), "FP8 blocks, ours": (BLOCKS, True)}
 # Of a checkpoint.
 GIVEN = {"vLLM's": (None, False), "ours": (None, True)}
 
@@ -107,15 +138,18 @@ def median(model: Path, plugin: bool, batch: int, prompt: int, new: int, args: a
         return statistics.median(json.load(result)["latencies"])
 
 
-def models(folder: Path, given: Path | None, only: list[str]) -> Iterator[tuple[str, Path, bool]]:
+def models(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, Path, bool]]:
     """(mode, model's folder, whether the plugin is on)"""
-    for mode, (quantization, plugin) in (MODES if given is None else GIVEN).items():
-        if only and mode not in only:
+    given = args.model
+    for mode, (quantization, plugin) in (GIVEN if given else OF_EXPERTS if args.experts else MODES).items():
+        if args.only and mode not in args.only:
             continue
         if given is None:
             path = folder / mode.replace(" ", "-")
             path.mkdir()
-            config = TINY_LLAMA | ({} if quantization is None else dict(quantization_config=quantization))
+            config = (MIXTURE if args.experts else TINY_LLAMA) | (
+                {} if quantization is None else dict(quantization_config=quantization)
+            )
             (path / "config.json").write_text(json.dumps(config))
         yield mode, given or path, plugin
 
@@ -123,7 +157,8 @@ def models(folder: Path, given: Path | None, only: list[str]) -> Iterator[tuple[
 def report(args: argparse.Namespace) -> None:
     print(f"- machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
     print(f"- commit: {commit()}\n- date: {datetime.date.today()}")
-    print(f"- model: {args.model or 'TinyLlama 1.1B by shape, dummy weights'}")
+    shape = "a Qwen3-MoE, 16 experts of which 4" if args.experts else "TinyLlama 1.1B by shape"
+    print(f"- model: {args.model or f'{shape}, dummy weights'}")
     print(f"- median of {args.iterations} after {args.warmups}\n")
     cases = [(batch, args.prompt, args.new) for batch in args.batch]
     cases += [(1, args.prefill, 1)] if args.prefill else []
@@ -132,7 +167,7 @@ def report(args: argparse.Namespace) -> None:
     print("| --- " * (len(names) + 1) + "|")
     first: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        for mode, model, plugin in models(Path(folder), args.model, args.only):
+        for mode, model, plugin in models(Path(folder), args):
             times = []
             for case in cases:
                 try:
@@ -201,14 +236,16 @@ def int8_linears() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="an FP8 checkpoint's folder (default: TinyLlama by shape)")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--model", type=Path, help="an FP8 checkpoint's folder (default: TinyLlama by shape)")
+    kinds.add_argument("--experts", action="store_true", help="a mixture of experts by shape")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
     parser.add_argument("--prompt", type=int, default=1, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded")
     parser.add_argument("--prefill", type=int, default=512, help="also one prompt of this length; 0: none")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--warmups", type=int, default=1)
-    parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES))
+    parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES | OF_EXPERTS))
     parser.add_argument("--int8-linears", action="store_true", help="no model: INT8 linears alone")
     parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="last: options for vllm bench latency")
     sections.add_options(parser)
