@@ -123,15 +123,15 @@ def test_a_gpu_decodes_with_graphs_and_stops_at_the_end(generator, monkeypatch):
 
     asked = []
 
-    def static_tokens(model, prompt, count):
-        asked.append((prompt, count))
+    def static_tokens(model, prompt, count, caches):
+        asked.append((prompt, count, caches))
         yield from range(10, 10 + count)
 
     monkeypatch.setattr(decoding, "static_tokens", static_tokens)
     loaded = text.LoadedModel("toy", llama(generator), None)
     loaded.model.generation_config.eos_token_id = 13
     result = decoding.continue_text(loaded, OnGpu(), [1, 2], 8, lambda _: None)
-    assert asked == [([1, 2], 8)] and result.ids == [10, 11, 12, 13] and result.tokens_per_second > 0
+    assert asked == [([1, 2], 8, None)] and result.ids == [10, 11, 12, 13] and result.tokens_per_second > 0
 
 
 @every_activation
