@@ -45,10 +45,19 @@ FIRST_JUMP, GROWTH, LONGEST_JUMP, TOO_LONG = 1 << 20, 16, 60 * 10**8, 8 * 3600 *
 
 
 class Devices:
-    """`seed`, `resident`: as Simulator's, for all launches; `resident` None: what a device holds."""
+    """`seed`, `resident`: as Simulator's, for all launches; `resident` None: what a device holds. `rounds`: how often
+    all waves may wait, none of which looks at the clock, before that is a deadlock."""
 
-    def __init__(self, count: int, *, memory: Memory | None = None, seed: int = 0, resident: int | None = None):
-        self.count, self.memory, self.resident = count, memory or Memory(), resident
+    def __init__(
+        self,
+        count: int,
+        *,
+        memory: Memory | None = None,
+        seed: int = 0,
+        resident: int | None = None,
+        rounds: int = ROUNDS,
+    ):
+        self.count, self.memory, self.resident, self.rounds = count, memory or Memory(), resident, rounds
         self.random = random.Random(seed)
         self.traffic = Traffic(seed)
         self.clock = Clock([self.random.getrandbits(40) for _ in range(count)])
@@ -194,7 +203,7 @@ class Devices:
             self.clock.ticks += self._next_jump
             self._jumped += self._next_jump
             self._next_jump = min(self._next_jump * GROWTH, LONGEST_JUMP)
-        if self._jumped > TOO_LONG or self._rounds > ROUNDS:
+        if self._jumped > TOO_LONG or self._rounds > self.rounds:
             positions = [launch.positions() for launch in self._running if launch]
             raise DeadlockFault("no progress: " + "\n".join(positions))
         self._since.clear()

@@ -271,7 +271,7 @@ def test_a_wait_with_a_limit_ends(library, arch):
 
 
 def test_a_deadlock_names_every_wave(library, arch):
-    devices = Devices(2, seed=SEED)
+    devices = Devices(2, seed=SEED, rounds=30)
     simulator = Simulator(library, arch, memory=devices.memory)
     flag = np.zeros(1, np.uint32)
     devices.share(flag)
