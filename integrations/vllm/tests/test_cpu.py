@@ -28,8 +28,11 @@ def joined_to_one_scale(model: torch.nn.Module) -> torch.nn.Module:
         return forward
 
     for layer in model.model.layers:
+        modules = dict(layer.named_modules())
         for group in checkpoints.JOINED:
-            parts = [layer.get_submodule(name) for name in group]
+            if group[0] not in modules:
+                continue
+            parts = [modules[name] for name in group]
             scale = torch.stack([part.weight.abs().amax() for part in parts]).max().float() / checkpoints.FP8_MAX
             for part in parts:
                 part.forward = by_definition(part.weight, scale)
