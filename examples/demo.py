@@ -164,10 +164,8 @@ def run(args: argparse.Namespace) -> None:
         steps = {}
         for name, model in models.items():
             with torch.no_grad(), bar(1, f"a step, {name}"):
-                step = decoding.StaticStep(model, ids, args.tokens, caches[name])
-                steps[name] = step_times.measure(
-                    step, kernel._ops.add_op_namespace_prefix("").rstrip(":"), min(20, args.tokens - 1)
-                )
+                step = decoding.StaticStep(model, ids, step_times.STEPS + 1, caches[name])
+                steps[name] = step_times.measure(step, kernel._ops.add_op_namespace_prefix("").rstrip(":"))
         print("Where a decoding step's time goes, as torch's profiler sees it (what it costs is in it):")
         print(step_times.table(steps) + "\n")
         path = args.output / "deepseek.png"

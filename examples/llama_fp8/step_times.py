@@ -13,6 +13,7 @@ from benchmarks.harness import bars
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "_scaled_mm", "mkldnn_linear")
 _ATTENTION = ("scaled_dot_product", "_flash_attention", "softmax")
 _SHOWN = 6
+STEPS = 20  # that are measured, after one that is not
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,18 @@ def _label(name: str, namespace: str) -> str:
     return "torch: all else"
 
 
-def measure(step: Callable[[], object], namespace: str, steps: int = 20) -> list[Share]:
+def measure(step: Callable[[], object], namespace: str) -> list[Share]:
     """Shares of one step, the largest first. namespace: of this package's operators."""
     step()
     with _silent(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for _ in range(steps):
+        for _ in range(STEPS):
             step()
     found: dict[str, tuple[int, float]] = {}
     for event in profile.key_averages():
         label = _label(event.key, namespace)
         calls, time = found.get(label, (0, 0.0))
         found[label] = calls + event.count, time + event.self_cpu_time_total
-    shares = [Share(label, calls / steps, time / steps) for label, (calls, time) in found.items()]
+    shares = [Share(label, calls / STEPS, time / STEPS) for label, (calls, time) in found.items()]
     return sorted(shares, key=lambda share: -share.microseconds)
 
 

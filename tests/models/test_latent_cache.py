@@ -21,9 +21,10 @@ YARN = dict(
     original_max_position_embeddings=64,
 )  # fmt: skip
 # How far logits may be apart that come by absorbed weights and by keys and values of each head. Queries, probabilities
-# and sums are rounded to bfloat16 at other places, so all inputs of O differ by up to 2^-8 of their size, and 2^-5 to
-# 2^-4 of its FP8 codes are the next ones: 2^-6 of a result's norm, as tiny_llama.ANOTHER_DTYPE has it. Eight linears,
-# one after the other: 2^-4.5. Twice that for spread. A wrong angle, length or order moves a result by its whole size.
+# and sums are rounded to bfloat16 at other places. So all inputs of O differ by up to 2^-8 of their size, and 2^-5 to
+# 2^-4 of its FP8 codes are the next ones. That is 2^-6 of a result's norm, as tiny_llama.ANOTHER_DTYPE has it. Eight
+# linears, one after the other: 2^-4.5. Twice that for spread. A wrong angle, length or order moves a result by its
+# whole size.
 ABSORBED = 2.0**-3.5
 
 KINDS = {

@@ -9,7 +9,7 @@ import inspect
 
 import torch
 
-__all__ = ["CACHE", "cached", "drop_cache", "named", "parameters", "the_cache"]
+__all__ = ["CACHE", "cached", "named", "parameters", "pop_cache"]
 
 CACHE = "cache"
 _CACHES = (CACHE, "past_key_values")
@@ -73,11 +73,9 @@ def cached(arguments: dict, key: torch.Tensor, value: torch.Tensor, layer: int) 
     return key, value
 
 
-def the_cache(arguments: dict):
-    """The cache among `arguments`, or None."""
-    return next((arguments[name] for name in _CACHES if arguments.get(name) is not None), None)
-
-
-def drop_cache(arguments: dict) -> None:
+def pop_cache(arguments: dict, kind: type):
+    """The cache among `arguments`, taken out of there, if it is of this kind; else None."""
     for name in _CACHES:
-        arguments.pop(name, None)
+        if isinstance(arguments.get(name), kind):
+            return arguments.pop(name)
+    return None

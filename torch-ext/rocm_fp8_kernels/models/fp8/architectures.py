@@ -8,7 +8,6 @@ Imported when a model is quantised: nothing else of the package needs transforme
 """
 
 import importlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -81,14 +80,16 @@ class Classes(NamedTuple):
     halves: dict[str, tuple[tuple[type[torch.nn.Module], type[FusedHalf]], ...]]
     router: tuple[type[torch.nn.Module], type[MoeRouter]] | None
 
-    def halves_of(self, layer: torch.nn.Module) -> Iterator[tuple[str, type[torch.nn.Module], type[FusedHalf]]]:
-        """(place, own, fused) of each half that this layer has; `own` may not be its class."""
+    def halves_of(self, layer: torch.nn.Module) -> dict[str, tuple[type[torch.nn.Module], type[FusedHalf]]]:
+        """Place -> (own, fused) of each half that this layer has; `own` may not be its class."""
+        found = {}
         for place, kinds in self.halves.items():
             try:
                 module = layer.get_submodule(place)
             except AttributeError:  # shared experts of a layer without a mixture
                 continue
-            yield place, *next((each for each in kinds if isinstance(module, each[0])), kinds[0])
+            found[place] = next((each for each in kinds if isinstance(module, each[0])), kinds[0])
+        return found
 
 
 def _made(row: Architecture) -> Classes:

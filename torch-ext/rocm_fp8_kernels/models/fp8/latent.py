@@ -16,7 +16,7 @@ from ... import reference
 from ...layers.decoder import normalised_for
 from ...layers.mla import LATENT, ROPE, LatentAttention
 from ...layers.watching import is_watched
-from ..signatures import cached, drop_cache, named, the_cache
+from ..signatures import cached, named, pop_cache
 from .halves import AttentionHalf
 from .latent_cache import QUERIES, LatentCache, is_valid
 from .linear import Fp8Linear
@@ -74,11 +74,10 @@ class FusedLatentAttention(AttentionHalf):
         if self.q_lora_rank is not None:
             q = self._of_low_rank(q, ops)
         q, latent = q.unflatten(-1, (-1, self.qk_head_dim)), self.kv_a_layernorm(latent)
-        cache = the_cache(arguments)
-        if not isinstance(cache, LatentCache):
+        cache = pop_cache(arguments, LatentCache)
+        if cache is None:
             output, weights = self._expanded(q, latent, rope, angles, mask, arguments, ops)
         else:
-            drop_cache(arguments)
             output, weights = self._with_latent_cache(cache, q, latent, rope, angles, mask, arguments, ops)
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1), ops=ops), weights
 

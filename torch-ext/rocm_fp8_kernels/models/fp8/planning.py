@@ -140,7 +140,7 @@ def _joined(name: str, layer: torch.nn.Module) -> dict[str, dict[str, list[str]]
     """Half -> name of the joined linear -> qualified names of the linears, of this decoder layer."""
     return {
         half: {to: [f"{name}.{half}.{part}" for part in parts] for to, parts in joined.items()}
-        for half, own, fused in CLASSES[type(layer)].halves_of(layer)
+        for half, (_, fused) in CLASSES[type(layer)].halves_of(layer).items()
         # Of a module of another class the linears may be any.
         if (joined := fused.joined_of(layer.get_submodule(half)))
     }
@@ -172,7 +172,7 @@ def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
 
 def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping[str, Hashable]) -> str | None:
     module = layer.get_submodule(half)
-    own = next(own for place, own, _ in CLASSES[type(layer)].halves_of(layer) if place == half)
+    own, _ = CLASSES[type(layer)].halves_of(layer)[half]
     if type(module) is not own:
         return f"it is a {type(module).__name__}"
     if (why := _why_not_norm(layer, half)) is not None:
@@ -210,7 +210,7 @@ def replace_linears(
     for (name, half), joined in planned.fused.items():
         layer = model.get_submodule(name)
         classes = classes_of(layer)
-        fused_class = next(fused for place, _, fused in classes.halves_of(layer) if place == half)
+        _, fused_class = classes.halves_of(layer)[half]
         parent = layer.get_submodule(half)
         for fused, parts in joined.items():
             linear = join(Fp8Linear, parts)
@@ -244,7 +244,7 @@ def finish(model: torch.nn.Module) -> None:
     their numbers."""
     for layer in model.modules():
         classes = classes_of(layer)
-        for half, own, fused in classes.halves_of(layer) if classes else ():
+        for half, (own, fused) in classes.halves_of(layer).items() if classes else ():
             module = layer.get_submodule(half)
             if not issubclass(fused, FusedMoe) or type(module) is not own:
                 continue
