@@ -7,6 +7,7 @@
 #include "../grouped_gemm/hip/config.h"
 #include "../int8_gemm/cuda/forms.h"
 #include "../int8_gemm/hip/config.h"
+#include "../mla_decode/cuda/config.h"
 #include "../mla_decode/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
@@ -168,6 +169,15 @@ void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int 
     using namespace mla_decode::hip;
     out[0] = pick_form(rows);
     out[1] = pick_splits(Arch(arch), kForms[out[0]], {batch, rows, most, token_bytes});
+}
+// format: of mla_decode::Format. Rows and tokens of a tile, and splits.
+void cuda_mla_config(int hopper, int format, int64_t batch, int64_t rows, int64_t most, int multiprocessors,
+                     int64_t out[3]) {
+    using namespace mla_decode;
+    const cuda::Cut cut = cuda::pick(hopper, Format(format), {batch, rows, most, multiprocessors});
+    out[0] = cut.form.rows;
+    out[1] = cut.form.tokens;
+    out[2] = cut.splits;
 }
 // The place of the picked form in the table of gated tiles, or -1.
 int grouped_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {

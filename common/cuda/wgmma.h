@@ -139,6 +139,22 @@ ROCM_FP8_BOTH_TYPES(18, "144", "%72", "%73", "%74")
 ROCM_FP8_BOTH_TYPES(24, "192", "%96", "%97", "%98")
 ROCM_FP8_BOTH_TYPES(32, "256", "%128", "%129", "%130")
 
+// d += a [64, 16] * b [n, 16]^T, b K-major. a in registers, as below.
+#define ROCM_FP8_BY_ROWS(name, type, groups, n, a0, a1, a2, a3, b_, add_)                                         \
+    __device__ inline void name(float (&d)[groups][4], const uint32_t (&a)[4], uint32_t b, bool add) {            \
+        ROCM_FP8_WGMMA("{\n .reg .pred p;\n setp.ne.b32 p, " add_ ", 0;\n"                                       \
+                       " wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" ROCM_FP8_NAMES##groups \
+                       "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_ ", p, 1, 1, 0;\n}"                              \
+                       : ROCM_FP8_SUMS##groups("+f")                                                              \
+                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(int(add)));    \
+    }
+#define ROCM_FP8_BOTH_BY_ROWS(...)                                     \
+    ROCM_FP8_BY_ROWS(multiply_f16_async, "f16", __VA_ARGS__)           \
+    ROCM_FP8_BY_ROWS(multiply_bf16_async, "bf16", __VA_ARGS__)
+ROCM_FP8_BOTH_BY_ROWS(2, "16", "%8", "%9", "%10", "%11", "%12", "%13")
+ROCM_FP8_BOTH_BY_ROWS(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
+ROCM_FP8_BOTH_BY_ROWS(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+
 // d[32][4] += a [64, 16] * b [16, 256], b as swizzled_columns has it. a: in registers, in pairs of neighbours in k: rows
 // 16 w + g and 16 w + g + 8 of k 2 t, then both of k 2 t + 8; or in shared memory, K-major.
 #define ROCM_FP8_BY_COLUMNS(name, type)                                                                           \

@@ -2,19 +2,12 @@
 #pragma once
 
 #include "feed.h"
+#include "online.h"
 
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
 constexpr int kScoresMeet = 1, kProbabilitiesMeet = 2, kQueriesMeet = 3;  // barriers of both multiplying warpgroups
-constexpr int kMultiplyingThreads = kBuffers * kWarpgroup;
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f, kNoScore = -__builtin_inff();
-
-__device__ inline float exp2_of(float v) {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
-    return e;
-}
 
 using Scores = float[8][4];   // 64 rows by 64 tokens, as wgmma.h says
 using Values = float[32][4];  // 64 rows by 256 columns
@@ -69,7 +62,6 @@ __device__ inline void multiply_values(Values& sums, const P& p, const Memory& s
 // Of one of the thread's two rows.
 struct RowState {
     float largest = kNoScore, sum = 0;  // in units of log2
-    __device__ float base(float lift) const { return largest == kNoScore ? 0.0f : largest - lift; }
 };
 
 __device__ inline float max_of_row(float v) {
@@ -79,11 +71,10 @@ __device__ inline float max_of_row(float v) {
 
 // A tile of tokens is a warpgroup's: it makes that tile's scores and p of all 64 rows. Both then add p times values of
 // both tiles to their half of the columns.
-template <Format format, DType type, int own>
+template <DType type, int own>
 class Attend {
-    static constexpr DType kMath = cuda::kMath<format, type>;
     // Exponentials of float16 are lifted by so many powers of two: it has few below 1.
-    static constexpr float kLift = kMath == DType::f16 ? 15 : 0;
+    static constexpr float kLift = type == DType::f16 ? 15 : 0;
 
   public:
     __device__ Attend(Memory& shared, const Launch& l, const Work& w)
@@ -92,11 +83,7 @@ class Attend {
         for (int i = 0; i < 2; ++i) seen[i] = seen_by_row(l, w, w.row + row + 8 * i);
         // All rows of the tile see what its last row sees or less; rows behind the last are not written.
         least_seen = l.args.causal ? max(0, w.length - l.args.queries + 1) : w.length;
-        float of_all = l.args.softmax_scale * kLog2E;
-        if constexpr (format == Format::fp8) of_all *= load_float(l.args.cache.scale);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            factor[i] = kLiftsQueries<format, type> ? of_all * shared.lifted[row + 8 * i] : of_all;
+        factor = l.args.softmax_scale * kLog2E;
 #pragma unroll
         for (auto& group : sums)
             for (float& v : group) v = 0;
@@ -109,7 +96,7 @@ class Attend {
         Scores scores;
         float largest[2] = {kNoScore, kNoScore};
         if (has) {
-            multiply_keys<kMath, own>(scores, shared, parity);
+            multiply_keys<type, own>(scores, shared, parity);
             wait_for_multiplications<0>();
             scale_and_mask(scores, mine, largest);
         }
@@ -124,10 +111,7 @@ class Attend {
         float kept[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float before = rows[i].largest;
-            const float all = fmaxf(largest[i], shared.largest[1 - own][row + 8 * i]);
-            rows[i].largest = fmaxf(rows[i].largest, all);
-            kept[i] = before == kNoScore ? 1.0f : exp2_of(before - rows[i].largest);  // of nothing all is kept
+            kept[i] = raise(rows[i].largest, fmaxf(largest[i], shared.largest[1 - own][row + 8 * i]));
             rows[i].sum *= kept[i];
         }
         uint32_t p[4][4];
@@ -141,11 +125,11 @@ class Attend {
         }
         publish_to_multiplications();
         if (both) {
-            multiply_values<kMath>(sums, p, shared, own, own);
+            multiply_values<type>(sums, p, shared, own, own);
             // Closes: the other warpgroup's p is there, and the largest scores have been read.
             warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
             wait_for(&shared.full[1 - own][own], parity);
-            multiply_values<kMath>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
+            multiply_values<type>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
             // Closes: this half of the own tile has been read; then that of the other.
             wait_for_multiplications<1>();
             release(own);
@@ -155,10 +139,10 @@ class Attend {
             // Closes: the same. There is the first warpgroup's tile alone, and none after it.
             warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
             if constexpr (own == 0) {
-                multiply_values<kMath>(sums, p, shared, 0, own);
+                multiply_values<type>(sums, p, shared, 0, own);
             } else {
                 wait_for(&shared.full[0][own], parity);
-                multiply_values<kMath>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
+                multiply_values<type>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
             }
             wait_for_multiplications<0>();
         }
@@ -177,13 +161,12 @@ class Attend {
         }
         // Closes: the other warpgroup's sums are there.
         warpgroups_meet(kScoresMeet, kMultiplyingThreads);
-        const float scale = format == Format::fp8 ? load_float(a.cache.scale) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int of_sequence = w.row + row + 8 * i;
             if (of_sequence >= a.rows()) continue;
             const float all = shared.largest[0][row + 8 * i] + shared.largest[1][row + 8 * i];
-            const float by = all == 0 ? 0.0f : scale / all;
+            const float by = all == 0 ? 0.0f : 1.0f / all;
             const float lse = all == 0 ? kNoScore : (rows[i].largest - kLift) * kLn2 + __logf(all);
             const bool split = l.partial.splits > 1;
             const int64_t at =
@@ -209,7 +192,7 @@ class Attend {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& s = scores[n][e];
-                s *= factor[e / 2];
+                s *= factor;
                 if (masks && column + 8 * n + e % 2 >= seen[e / 2]) s = kNoScore;
                 largest[e / 2] = fmaxf(largest[e / 2], s);
             }
@@ -221,10 +204,10 @@ class Attend {
         for (int n = 0; n < 8; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float2 e = {exp2_of(scores[n][2 * i] - rows[i].base(kLift)),
-                                  exp2_of(scores[n][2 * i + 1] - rows[i].base(kLift))};
+                const float2 e = {exp2_of(scores[n][2 * i] - base_of(rows[i].largest, kLift)),
+                                  exp2_of(scores[n][2 * i + 1] - base_of(rows[i].largest, kLift))};
                 rows[i].sum += e.x + e.y;
-                p[n / 2][n % 2 * 2 + i] = Pairs<kMath>::round(e);
+                p[n / 2][n % 2 * 2 + i] = Pairs<type>::round(e);
             }
         }
     }
@@ -246,7 +229,7 @@ class Attend {
     Memory& shared;
     const int row;  // the thread's rows of the tile: row and row + 8
     int seen[2], least_seen;
-    float factor[2];
+    float factor;
     RowState rows[2];
     Values sums;
 };
@@ -260,11 +243,10 @@ __device__ inline void attend_to(Memory& shared, const Launch& l, const Work& w)
     attend.finish(l, w);
 }
 
-template <Format format, DType type>
-__global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l,
-                                                                              const __grid_constant__ CUtensorMap map) {
+template <DType type>
+__global__ __launch_bounds__(kTilesThreads, 1) void mla_decode_tiles(const __grid_constant__ Launch l,
+                                                                     const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using C = Crew<format>;
     auto& shared = dynamic_shared<Memory>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < kBuffers * kHalves; ++i) {
@@ -281,16 +263,16 @@ __global__ __launch_bounds__(Crew<format>::kThreads, 1) void mla_decode_tiles(co
     // Closes: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
     // The warpgroups that load are the first.
-    if (threadIdx.x < C::kFeeders) {
-        leave_registers<C::kFewRegisters>();
-        feed<format, type>(shared, l, &map, w);
+    if (threadIdx.x < kFeeders) {
+        leave_registers<kFewRegisters>();
+        feed(shared, l, &map, w);
     } else {
-        take_registers<C::kManyRegisters>();
-        feed_queries<kMultiplyingThreads, kLiftsQueries<format, type>>(shared, l, w, threadIdx.x - C::kFeeders);
+        take_registers<kManyRegisters>();
+        feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - kFeeders);
         // Closes: the queries are there.
         warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
-        if (threadIdx.x < C::kFeeders + kWarpgroup) attend_to<Attend<format, type, 0>>(shared, l, w);
-        else attend_to<Attend<format, type, 1>>(shared, l, w);
+        if (threadIdx.x < kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
+        else attend_to<Attend<type, 1>>(shared, l, w);
     }
 #endif
 }

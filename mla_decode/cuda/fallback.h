@@ -12,6 +12,7 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
+constexpr int kFallbackRows = kFallbackForm.rows, kFallbackTokens = kFallbackForm.tokens;
 constexpr int kFallbackThreads = 256, kFallbackWarps = kFallbackThreads / kWarp;
 constexpr int kPadded = kWidth + 8, kPaddedTokens = kFallbackTokens + 8;  // rows of other banks than their neighbours'
 constexpr int kEights = kWidth / 8;

@@ -1,26 +1,32 @@
 // MLA decode on NVIDIA GPUs: the launcher.
 //
-// Bytes: the cache's tokens once for each 64 rows (queries * heads) of a sequence; 1152 a token of 16 bits. Work: 2 *
-// (576 + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that the tensor cores.
+// Bytes: the cache's tokens once for each tile of rows (queries * heads) of a sequence; 1152 a token of 16 bits, 576 or
+// 656 of codes. Work: 2 * (576 + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that
+// the tensor cores.
 //
-//     lengths --> each CTA: a sequence's share of tokens, for 64 of its rows
-//     HBM, L2 --> TMA (cp.async, or loads and decoding) --> two tiles of 64 tokens by 576 in shared memory
+// 16 bits (attend.h), 64 rows of a sequence a CTA:
+//
+//     HBM, L2 --> TMA (cp.async) --> two tiles of 64 tokens by 576 in shared memory
 //     warpgroup 1: scores of the first tile      warpgroup 2: scores of the second
 //             --> largest scores met --> p = exp2(...), rounded --> registers, and shared memory for the other one
 //     warpgroup 1: p values of both tiles, columns 0 to 255      warpgroup 2: columns 256 to 511
 //             --> result, or a split's part --> merge (../gpu/merge.h)
 //
 // Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the
-// scores and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone.
+// scores and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone. A
+// warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free then,
+// and is filled while the other tile's values are multiplied (shape.h).
 //
-// A warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free
-// then, and is filled while the other tile's values are multiplied (shape.h).
+// Codes (fp8_attend.h), 16, 32 or 64 rows a CTA: tiles of codes stay codes in shared memory; warpgroups with tiles of
+// their own decode them in registers, once for the scores and once for the values.
 //
-// Files: mla_decode.cu (launcher), config.h (splits), shape.h, feed.h (fills shared memory), codes.h (FP8), attend.h
-//        (multiplication), fallback.h (chips without wgmma, unaligned operands), ../gpu (splits, merge, append)
+// Files: mla_decode.cu (launcher), config.h (forms, splits), shape.h, feed.h, attend.h (16 bits), fp8_shape.h,
+//        fp8_feed.h, fp8_rows.h, fp8_attend.h, online.h (softmax), codes.h, fallback.h (chips without wgmma, unaligned
+//        operands), ../gpu
 //
-// Limit today (H200): 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches take
-// longer than bfloat16 ones: filling and multiplying take turns. docs/journal/mla_decode-cuda.md.
+// Limit today (H200): 16 bits 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches
+// 3.6 TB/s at 16 heads, 1.9 times the speed of 16 bits; at 128 heads .88 of it, as each tile of 64 rows decodes anew.
+// docs/journal/mla_decode-cuda.md.
 #include <type_traits>
 
 #include "../../common/cuda/device.h"
@@ -30,6 +36,7 @@
 #include "../gpu/merge.h"
 #include "attend.h"
 #include "fallback.h"
+#include "fp8_attend.h"
 
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
@@ -44,24 +51,38 @@ struct Choice {
     AllowedDevices* allowed;
 };
 
-template <Format format, DType type, bool hopper, bool vectors>
-Choice choice() {
+template <DType type>
+Choice wide_choice() {
     static AllowedDevices allowed;
-    if constexpr (hopper)
-        return {mla_decode_tiles<format, type>, Crew<format>::kThreads, int(sizeof(Memory)), &allowed};
-    else return {mla_decode_fallback<format, type, vectors>, kFallbackThreads, int(sizeof(FallbackMemory)), &allowed};
+    return {mla_decode_tiles<type>, kTilesThreads, int(sizeof(Memory)), &allowed};
 }
+template <Format format, DType type, int kRows>
+Choice fp8_choice() {
+    static AllowedDevices allowed;
+    return {mla_decode_fp8<format, type, kRows>, Fp8Crew<format, kRows>::kThreads,
+            int(sizeof(Fp8Memory<format, kRows>)), &allowed};
+}
+template <Format format, DType type, bool vectors>
+Choice fallback_choice() {
+    static AllowedDevices allowed;
+    return {mla_decode_fallback<format, type, vectors>, kFallbackThreads, int(sizeof(FallbackMemory)), &allowed};
+}
+
+// rows: of the form.
 template <Format format, DType type>
-Choice choice(bool hopper, bool vectors) {
-    return hopper    ? choice<format, type, true, true>()
-           : vectors ? choice<format, type, false, true>()
-                     : choice<format, type, false, false>();
+Choice choice(bool hopper, bool vectors, int rows) {
+    if (!hopper) return vectors ? fallback_choice<format, type, true>() : fallback_choice<format, type, false>();
+    if constexpr (format == Format::wide) return wide_choice<type>();
+    else
+        return rows == 16   ? fp8_choice<format, type, 16>()
+               : rows == 32 ? fp8_choice<format, type, 32>()
+                            : fp8_choice<format, type, 64>();
 }
 template <DType type>
-Choice choice(Format format, bool hopper, bool vectors) {
-    return format == Format::wide  ? choice<Format::wide, type>(hopper, vectors)
-           : format == Format::fp8 ? choice<Format::fp8, type>(hopper, vectors)
-                                   : choice<Format::mixed, type>(hopper, vectors);
+Choice choice(Format format, bool hopper, bool vectors, int rows) {
+    return format == Format::wide  ? choice<Format::wide, type>(hopper, vectors, rows)
+           : format == Format::fp8 ? choice<Format::fp8, type>(hopper, vectors, rows)
+                                   : choice<Format::mixed, type>(hopper, vectors, rows);
 }
 
 // Whether all tokens and queries begin at multiples of 16 bytes.
@@ -77,11 +98,12 @@ bool aligned(const Args& a) {
 int describe_cache(CUtensorMap* map, const Args& a) {
     constexpr int kLeastBox = 8;
     const Cache& c = a.cache;
+    const int bytes = c.format == Format::wide ? kWidth * 2 : c.format == Format::fp8 ? kWidth : kMixedBytes;
     int box = kTileTokens;
     while (a.table && c.page_size % box != 0) box /= 2;
-    if (c.format != Format::wide || box < kLeastBox || c.page_size < 1 || c.pages > INT32_MAX) return 0;
+    if (box < kLeastBox || c.page_size < 1 || c.pages > INT32_MAX) return 0;
     const bool takes = describe(
-        map, {c.data, c.page_size, kWidth * 2, c.row_stride, kPanelRow, box, c.pages, c.pages > 1 ? c.page_stride : 0});
+        map, {c.data, c.page_size, bytes, c.row_stride, kPanelRow, box, c.pages, c.pages > 1 ? c.page_stride : 0});
     return takes ? box : 0;
 }
 
@@ -97,25 +119,23 @@ Status launch(const Args& args, const Executor& on) {
     if (!status.ok()) return status;
     if (args.cache.dtype == DType::e4m3fnuz) return {kOtherFormat};
     const bool vectors = aligned(args), hopper = chip.capability == 90 && vectors;
-    const int tile_rows = hopper ? kTileRows : kFallbackRows, tokens = hopper ? kTileTokens : kFallbackTokens;
-    const int64_t row_tiles = ceil_div(args.rows(), tile_rows);
-    const int slots = chip.multiprocessors * (hopper ? 1 : 3);
-    const int splits = pick_splits({args.batch, row_tiles, args.rows(), args.most, tokens, slots});
-    const int64_t ctas = args.batch * row_tiles * splits;
+    const auto [form, splits] =
+        pick(hopper, args.cache.format, {args.batch, args.rows(), args.most, chip.multiprocessors});
+    const int64_t tiles_of_rows = ceil_div(args.rows(), form.rows), ctas = args.batch * tiles_of_rows * splits;
     if (ctas > kMaxCtas) return {"q: more sequences and rows than one launch takes"};
     Launch launch{args,
                   divider_by(uint32_t(args.cache.page_size > 0 ? args.cache.page_size : 1)),
                   divider_by(uint32_t(args.heads)),
-                  int(row_tiles),
+                  int(tiles_of_rows),
                   0,
-                  Partial{nullptr, nullptr, 1, tokens}};
+                  Partial{nullptr, nullptr, 1, form.tokens}};
     if (splits > 1) {
         void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, args.rows()));
         if (!scratch) return {"no memory for the splits' sums"};
-        launch.partial = Partial::at(scratch, args.batch, args.rows(), splits, tokens);
+        launch.partial = Partial::at(scratch, args.batch, args.rows(), splits, form.tokens);
     }
-    const Choice c = args.dtype == DType::bf16 ? choice<DType::bf16>(args.cache.format, hopper, vectors)
-                                               : choice<DType::f16>(args.cache.format, hopper, vectors);
+    const Choice c = args.dtype == DType::bf16 ? choice<DType::bf16>(args.cache.format, hopper, vectors, form.rows)
+                                               : choice<DType::f16>(args.cache.format, hopper, vectors, form.rows);
     CUtensorMap map{};
     if (hopper) launch.box_rows = describe_cache(&map, args);
     if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;

@@ -26,37 +26,22 @@ __device__ constexpr int last_half(int buffer) { return 1 - buffer; }
 
 constexpr int kWarpsOfWarpgroup = kWarpgroup / kWarp;
 
+constexpr int kTileRows = kWideForm.rows;
+
 struct Memory {
     alignas(1024) Tile q;
     Tile keys[kBuffers];
     float largest[kBuffers][kTileRows];  // of scores; at the end the sums of p
-    float lifted[kTileRows];             // with kLiftsQueries: what undoes it
     Barrier full[kBuffers][kHalves], empty[kBuffers][kHalves];
 };
 static_assert(sizeof(Memory) <= 232448);
 
-// What is multiplied. FP8 numbers are float16 after one instruction a pair, bfloat16 after four. Queries of bfloat16
-// become float16 as well then, each row times a power of two that brings its largest number below 2^15.
-template <Format format, DType type>
-constexpr DType kMath = format == Format::fp8 ? DType::f16 : type;
-template <Format format, DType type>
-constexpr bool kLiftsQueries = kMath<format, type> != type;
-
 // A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot
 // be: the largest multiplication needs 158 registers before any are taken.
-template <Format format>
-struct Crew {
-    static constexpr bool kCopies = format == Format::wide;
-    static constexpr int kFeeders = kBuffers * kHalves * kWarp, kThreads = kFeeders + kBuffers * kWarpgroup;
-    static constexpr int kFewRegisters = kCopies                 ? 40
-                                         : format == Format::fp8 ? 88
-                                                                 : 72,
-                         kManyRegisters = kCopies                 ? 232
-                                          : format == Format::fp8 ? 208
-                                                                  : 216;
-    // More than the threads begin with would never be granted.
-    static_assert(kFeeders * kFewRegisters + kBuffers * kWarpgroup * kManyRegisters <= kThreads * 168);
-};
+constexpr int kFeeders = kBuffers * kHalves * kWarp, kMultiplyingThreads = kBuffers * kWarpgroup;
+constexpr int kTilesThreads = kFeeders + kMultiplyingThreads, kFewRegisters = 40, kManyRegisters = 232;
+// More than the threads begin with would never be granted.
+static_assert(kFeeders * kFewRegisters + kMultiplyingThreads * kManyRegisters <= kTilesThreads * 168);
 
 struct Launch {
     Args args;

@@ -25,6 +25,7 @@ HOPPER_TILES = {
     "grouped_gemm_tiles": range(1),
     "grouped_gemm_gated": NONE,
     "mla_decode_tiles": NONE,
+    "mla_decode_fp8": NONE,
     "int8_gemm_forms": range(3, 99),
 }
 
@@ -137,8 +138,9 @@ def test_every_form_is_there(kernels):
         **{f"moe_sort_{kernel}": 2 for kernel in ("tile", "count", "place")},
         "moe_sort_prefix": 1,
         "moe_combine": 3 * 3 * 2,
-        # 3 formats of a cache, 2 types of queries; the fallback with vectors or numbers one by one.
-        "mla_decode_tiles": 3 * 2,
+        # 2 types of queries; 2 formats of codes, 3 tiles of rows; the fallback for 3 formats, with vectors or without.
+        "mla_decode_tiles": 2,
+        "mla_decode_fp8": 2 * 2 * 3,
         "mla_decode_fallback": 3 * 2 * 2,
         "mla_merge": 2 * 2,
         "mla_append": 2 * 2,
@@ -237,7 +239,7 @@ def test_nobody_waits_for_what_it_has_written(kernels):
     arch, found = kernels
     for kernel in found:
         # What its threads write to shared memory is published to wgmma: p, and codes that were decoded.
-        most = {"mla_decode_tiles": 6}.get(kernel.name, 0) if arch == "sm_90a" else 0
+        most = {"mla_decode_tiles": 6, "mla_decode_fp8": 2}.get(kernel.name, 0) if arch == "sm_90a" else 0
         assert kernel.count("MEMBAR") <= most and kernel.count(r"MEMBAR\S*\.(GPU|SYS)") == 0, kernel
         if kernel.name == "rms_norm_fast":
             clusters = kernel.template[4] == ROW_OF_A_CLUSTER

@@ -228,7 +228,10 @@ def check_mla(kernel) -> None:
     for dtype, form, page, layout in itertools.product(
         HALF, ("wide", "fp8", "mixed"), (0, 7, 16, 64), ("dense", "padded")
     ):
-        problem = mla.Mla(2, 2, 20, page, 700, dtype, form, True, layout)
+        heads = {0: 6, 7: 12, 16: 20, 64: 40}[page]  # codes: tiles of 16 and of 32 rows
+        problem = mla.Mla(2, 2, heads, page, 700, dtype, form, True, layout)
+        if form != "wide" and (page, layout) == (64, "dense"):
+            problem = mla.Mla(132, 1, 40, page, 128, dtype, form, False, layout)  # of 64 rows
         o = mla.draw(problem, drawn, torch.float8_e4m3fn)
         args, options = o.call("cuda")
         cache = args[1]
@@ -238,7 +241,7 @@ def check_mla(kernel) -> None:
             wide = wide.repeat_interleave(cache.itemsize, -1).view(cache.dtype)
             wide.view(torch.uint8)[..., : problem.width * cache.itemsize] = cache.view(torch.uint8)
             args = (args[0], wide[..., : problem.width], *args[2:])
-        lse = torch.empty(2, 2, 20, device="cuda")
+        lse = torch.empty(problem.batch, problem.queries, heads, device="cuda")
         out = kernel.mla_decode(*args, lse_out=lse, **options)
         mla.assert_attended(problem, o, out.cpu(), lse.cpu(), problem.id)
         kv = torch.randn(9, 512, generator=drawn).to(dtype)

@@ -378,6 +378,20 @@ def test_int8_gemm_is_cut_into_what_its_forms_take(library, multiprocessors):
     assert len({i for i in reached if not forms[i]["swapped"]}) >= 3
 
 
+@pytest.mark.parametrize("format", [0, 1, 2], ids=["wide", "fp8", "mixed"])
+@pytest.mark.parametrize("multiprocessors", [H200, 78])
+def test_mla_decode_reaches_every_tile_of_rows(library, multiprocessors, format):
+    reached = set()
+    for batch, rows, most in itertools.product((1, 8, 128, 1000), (1, 16, 17, 32, 40, 128, 1024), (1, 64, 4096, 2**20)):
+        tile_rows, tokens, splits = library.cuda_mla_config(1, format, batch, rows, most, multiprocessors)
+        reached.add(tile_rows)
+        assert 1 <= splits <= max(1, -(-most // tokens))
+    assert reached == ({16, 32, 64} if format else {64})
+    # Batches that fill the chip twice by 32 rows: codes are decoded once for 64.
+    assert not format or library.cuda_mla_config(1, format, 132, 40, 128, H200) == (64, 64, 1)
+    assert library.cuda_mla_config(0, format, 128, 128, 4096, H200)[:2] == (16, 32)
+
+
 @pytest.mark.parametrize("config", ["cuda_int8_config", "cuda_block_scaled_config"])
 def test_few_rows_share_the_weights_evenly(library, config):
     """320 tiles of 64 columns would fill 264 slots one and a half times."""

@@ -34,6 +34,15 @@ def test_decode(kernel, device, generator, problem):
     assert same_bytes(again[0], out) and same_bytes(again[1], lse)
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("form", ["fp8", "mixed"])
+def test_codes_of_many_sequences_and_rows(kernel, device, generator, form, dtype):
+    """On an H200 the tile of 64 rows: batches that fill the chip more than once by 32."""
+    problem = Mla(132, 1, 40, 64, 128, dtype, form, False, "dense")
+    o = draw(problem, generator, kernel.fp8_dtype(device))
+    assert_attended(problem, o, *run(kernel, device, problem, o), problem.id)
+
+
 def test_every_fp8_format(kernel, device, generator, formats):
     """Both on a CPU, a GPU's own; every code that is a number, NaN in the rows that see it alone."""
     for fp8 in formats:
