@@ -23,6 +23,7 @@ SECTIONS = {
     "gpu_decode": "cuda-decode-step",
     "gpu_gemms": "cuda-gemms",
     "gpu_mla": "cuda-mla",
+    "gpu_model_layers": "cuda-model-layers",
     "gpu_moe": "cuda-moe",
     "gpu_layer": "cuda-decoder-layer",
     "gpu_scales": "cuda-scales",

@@ -109,8 +109,8 @@ class Fp8Rows {
         }
     }
 
-    // A lane has the largest scores of the rows of one group; lane 4 n + pair has those of group n. Returns whether sums
-    // of values are to be multiplied by `by`. count: the team's tiles.
+    // A lane has the largest scores of the rows of one group; lane 4 n + pair has those of group n. Returns whether
+    // sums of values are to be multiplied by `by`. count: the team's tiles.
     __device__ bool take_largest(int count, float (&by)[kGroups][2]) {
         const int row = row_of(token % kGroups, 0);
         float kept[2], all[2] = {kNoScore, kNoScore};

@@ -6,8 +6,8 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-// 64 tokens of 128 codes, with TMA's 128-byte swizzle. The last panel has the 64 rotated numbers: as codes, with nothing
-// behind them, or (mixed) as 16-bit ones.
+// 64 tokens of 128 codes, with TMA's 128-byte swizzle. The last panel has the 64 rotated numbers: as codes, with
+// nothing behind them, or (mixed) as 16-bit ones.
 constexpr int kCodePanels = 5, kRopeCodes = kCodePanels - 1, kCodePanelColumns = kPanelRow;
 constexpr int kScaleGroups = kLatent / kScaleGroup;
 using CodeTile = uint8_t[kCodePanels][kPanelBytes];

@@ -85,6 +85,30 @@ def test_steps(kernel, device, generator, made, kind, fast, most):
     assert same_bytes(got[:, :11], logits(model, ids[:, :11]))
 
 
+@pytest.mark.parametrize("most", [None, 70])
+@pytest.mark.parametrize("fast", [True, False], ids=["kernels", "reference"])
+def test_steps_of_a_cache_in_fp8(kernel, device, generator, made, fast, most):
+    """As a cache of 16 bits whose latent numbers were rounded to FP8 first. No prompt that reads other numbers."""
+    model, ids = made(fast=fast), tokens(generator, 2, 45, device)
+    lengths = (5, 1, 3, 8, 27, 1)
+    cache = kernel.layers.latent_cache(model.config, most, fp8=True)
+    got = steps_of(model, ids, lengths, cache)
+    assert all(layer.rows.dtype == torch.uint8 and layer.rows.shape[2] == 656 for layer in cache.layers)
+    rounded = copy.deepcopy(model)
+    for layer in rounded.model.layers:
+        norm = layer.self_attn.kv_a_layernorm
+        norm.register_forward_hook(lambda module, _, latent: in_groups(kernel, latent))
+    wanted = steps_of(rounded, ids, lengths, kernel.layers.latent_cache(model.config, most))
+    assert distance(got, wanted) <= ABSORBED
+
+
+def in_groups(kernel, latent: torch.Tensor) -> torch.Tensor:
+    """Rounded to FP8 with a scale for each 128 numbers."""
+    codes, scale = kernel.reference.quantize_fp8(latent.reshape(-1, 512), scaling="group", group_size=128, out_dtype=FP8[0])
+    wide = codes.float().unflatten(-1, (-1, 128)) * scale.float()[..., None]
+    return wide.flatten(-2).to(latent.dtype).view(latent.shape)
+
+
 @pytest.mark.parametrize("prompt", [1, 5, 8])
 def test_a_short_prompt(kernel, device, generator, made, prompt):
     model, ids = made(), tokens(generator, 2, 12, device)
@@ -257,6 +281,8 @@ def test_what_it_refuses(kernel, device, generator, made):
     for wrong in (0, -1, 1.5, "8"):
         with pytest.raises(ValueError, match="max_length: .*; needs a positive integer, or None"):
             kernel.layers.latent_cache(model.config, wrong)
+    with pytest.raises(ValueError, match="fp8"):
+        kernel.layers.latent_cache(model.config, fp8=1)
     cache = kernel.layers.latent_cache(model.config)
     model(ids, past_key_values=cache)
     with pytest.raises(ValueError, match="a LatentCache of 2 sequences; 1 were given"):

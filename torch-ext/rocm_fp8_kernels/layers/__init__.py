@@ -112,12 +112,12 @@ class MoeRouter(torch.nn.Module):
         return _route(self, _ops, hidden_states)
 
 
-def latent_cache(config, max_length: int | None = None):
+def latent_cache(config, max_length: int | None = None, *, fp8: bool = False):
     """A cache of DeepSeek-V3's latent vectors: with it a model of `quantization` decodes by mla_decode.
 
         model.generate(**inputs, past_key_values=kernel.layers.latent_cache(model.config))
 
-    It holds 576 numbers a token and layer, in the model's dtype. Prompts of unlike lengths may be padded on either
+    It holds 576 numbers a token and layer, in the model's dtype or, with `fp8`, most of them in FP8. Prompts of unlike lengths may be padded on either
     side. A prompt goes through transformers' attention; tokens behind it through mla_decode, any number at once.
 
     Args:
@@ -125,13 +125,15 @@ def latent_cache(config, max_length: int | None = None):
         max_length: how many tokens a sequence has at most, padding included: then memory is allocated once, nothing
             is read on the host, and decode steps can be compiled or recorded in a graph; tokens beyond are dropped.
             None: it grows.
+        fp8: 656 bytes a token and layer for 1152: 512 e4m3fn codes with four scales, as DeepSeek lays them out. Steps
+            read it faster, and are less exact (docs/numerics.md).
 
     Returns: a transformers Cache. Its attention_mask is two-dimensional, or what transformers makes of it.
     Raises: ValueError that names the argument.
     """
     from ..models.fp8.latent_cache import LatentCache
 
-    return LatentCache(config, max_length)
+    return LatentCache(config, max_length, fp8)
 
 
 def register_experts(name: str = "rocm-fp8-kernels") -> str:

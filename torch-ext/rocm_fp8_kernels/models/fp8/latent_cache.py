@@ -16,6 +16,7 @@ __all__ = ["QUERIES", "LatentCache", "is_valid"]
 
 QUERIES = 8  # of one sequence, that mla_decode takes
 _PAGE = 64
+_CODED = 656  # bytes of a token in DeepSeek's layout
 _GROWS_BY = 256
 
 
@@ -44,7 +45,7 @@ def is_valid(mask: torch.Tensor | None, batch: int, queries: int) -> torch.Tenso
 class Place(NamedTuple):
     """Where a layer's new tokens go.
 
-    rows: [B, L, 576], L a multiple of 64; slots: int64 [B * S], -1 for none; before, lengths: int32 [B], tokens of each
+    rows: [B, L, 576], or uint8 [B, L, 656] in DeepSeek's layout, L a multiple of 64; slots: int64 [B * S], -1 for none; before, lengths: int32 [B], tokens of each
     sequence before the new ones, and with them.
     """
 
@@ -74,8 +75,8 @@ class Place(NamedTuple):
 class _Tokens:
     """How many tokens all layers hold."""
 
-    def __init__(self, max_length: int | None):
-        self.max_length = max_length
+    def __init__(self, max_length: int | None, fp8: bool):
+        self.max_length, self.fp8 = max_length, fp8
         self.lengths: torch.Tensor | None = None  # int32 [B]
         self.seen: int | torch.Tensor = 0  # of each sequence, padding included; int64 on the device, where L is fixed
         self.room = 0
@@ -147,7 +148,8 @@ class _Layer(CacheLayerMixin):
         if self.first:
             tokens.start(batch, queries, valid, like.device)
         if self.rows is None or self.rows.shape[1] < tokens.room:
-            rows = torch.zeros(batch, tokens.room, LATENT + ROPE, dtype=like.dtype, device=like.device)
+            width, dtype = (_CODED, torch.uint8) if tokens.fp8 else (LATENT + ROPE, like.dtype)
+            rows = torch.zeros(batch, tokens.room, width, dtype=dtype, device=like.device)
             if self.rows is not None:
                 rows[:, : self.rows.shape[1]] = self.rows
             elif tokens.max_length is not None:
@@ -208,14 +210,16 @@ class _Layer(CacheLayerMixin):
 class LatentCache(Cache):
     """See layers.latent_cache."""
 
-    def __init__(self, config, max_length: int | None = None):
+    def __init__(self, config, max_length: int | None = None, fp8: bool = False):
         config = config.get_text_config(decoder=True)
         sizes = tuple(getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
         if sizes != (LATENT, ROPE):
             raise ValueError(f"kv_lora_rank and qk_rope_head_dim: {sizes}; mla_decode takes {LATENT} and {ROPE}")
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise ValueError(f"max_length: {max_length!r}; needs a positive integer, or None")
-        tokens = _Tokens(max_length)
+        if not isinstance(fp8, bool):
+            raise ValueError(f"fp8: {fp8!r}; needs True or False")
+        tokens = _Tokens(max_length, fp8)
         super().__init__(layers=[_Layer(tokens, first=i == 0) for i in range(config.num_hidden_layers)])
 
     def standing(self) -> list[torch.Tensor]:
@@ -225,7 +229,7 @@ class LatentCache(Cache):
         return [tokens.lengths, tokens.seen]
 
     def place(self, layer_idx: int, like: torch.Tensor, valid: torch.Tensor | None) -> Place:
-        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' dtype and device."""
+        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype where they have 16 bits."""
         return self.layers[layer_idx].place(like, valid)
 
 

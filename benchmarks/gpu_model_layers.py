@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""A decode step of DeepSeek-V3's and Qwen3-235B's layers on this GPU, as markdown.
+
+    python -m benchmarks.gpu_model_layers
+    python -m benchmarks.gpu_model_layers --only qwen3-235b --rows 1
+
+Two layers of the model's own shapes, random weights; of DeepSeek-V3 one GPU's share of eight: 16 heads, an eighth of
+each expert. The step is one new token of each sequence behind 1024: the model without its head, compiled by
+torch.compile and replayed as a graph; times are of one layer. "ours" has FP8 blocks, DeepSeek's attention a latent
+cache. "DeepGEMM" has the same blocks in DeepGEMM's GEMMs (where it can be imported), all else by torch.compile and
+SDPA; "bfloat16" is the model before it was quantised, by torch.compile, SDPA and torch's grouped GEMM. All of a table
+row are timed in turn.
+"""
+
+import copy
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers.cache_utils import StaticLayer
+
+from benchmarks.gpu_decode import Standing
+from benchmarks.harness import gpu_report, gpu_timing
+from benchmarks.harness.gpu_cases import Wrong
+from benchmarks.harness.gpu_environment import Gpu, find_gpu
+from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.layer_peers import PeerExperts, PeerLinear, in_blocks
+from benchmarks.one_layer import VOCABULARY, settings
+from examples.llama_fp8.decoding import with_cache
+
+LAYERS, CONTEXT = 2, 1024
+MODELS = {
+    "deepseek-v3": dict(num_attention_heads=16, num_key_value_heads=16, moe_intermediate_size=256),
+    "qwen3-235b": {},
+}
+ROWS = (1, 8, 32, 128)
+# Of the hidden values' norm: experts are chosen by numbers that FP8 moves, so that some tokens get others.
+TOLERANCE = 0.2
+# A latent cache goes on with each replay.
+EFFORT = gpu_timing.Effort(warm_up=20, iterations=200)
+
+
+class Step:
+    """A model's step for `rows` sequences. reader: what computes the prompt, into a cache of the same kind."""
+
+    def __init__(self, model: torch.nn.Module, reader: torch.nn.Module, caches, rows: int, seed: int):
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def ids(length: int) -> torch.Tensor:
+            return torch.randint(VOCABULARY, (rows, length), generator=generator, device="cuda")
+
+        self.model, self.cache = model.model, caches(model.config)
+        self.given = with_cache(self.model, self.cache)
+        reader.model(input_ids=ids(CONTEXT), **self.given, use_cache=True)
+        for layer in self.cache.layers:
+            if isinstance(layer, StaticLayer):
+                layer.__class__ = Standing
+        self.ids, self.position = ids(1), torch.full((rows, 1), CONTEXT, device="cuda")
+
+    def __call__(self, model=None) -> torch.Tensor:
+        inputs = dict(input_ids=self.ids, position_ids=self.position, **self.given, use_cache=True)
+        return (model or self.model)(**inputs).last_hidden_state
+
+    def record(self) -> gpu_timing.Recorded:
+        torch._dynamo.reset()
+        compiled = torch.compile(self.model, dynamic=False)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self(compiled)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self.hidden = self(compiled)
+        graph.replay()
+        return gpu_timing.Recorded([graph], 1)
+
+
+def static_cache(config) -> StaticCache:
+    return StaticCache(config=config, max_cache_len=CONTEXT + 64)
+
+
+def model_of(name: str, seed: int) -> torch.nn.Module:
+    changed = settings(name, **MODELS[name]) | dict(num_hidden_layers=LAYERS)
+    del changed["quantization_config"]
+    config = AutoConfig.for_model(changed.pop("model_type"), **changed)
+    torch.manual_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+    model.set_experts_implementation("grouped_mm")
+    return model
+
+
+def on_deep_gemm(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose linears and experts are DeepGEMM's."""
+    model = copy.deepcopy(model)
+    for name, module in list(model.model.layers.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            peer = PeerLinear(in_blocks(module.weight))
+        elif getattr(module, "gate_up_proj", None) is not None:
+            peer = PeerExperts(in_blocks(module.gate_up_proj), in_blocks(module.down_proj))
+        else:
+            continue
+        parent, _, own = name.rpartition(".")
+        setattr(model.model.layers.get_submodule(parent), own, peer)
+    return model
+
+
+def ours_of(gpu: Gpu, model: torch.nn.Module) -> torch.nn.Module:
+    import kernels
+
+    model = copy.deepcopy(model)
+    gpu.kernel.quantization.quantize(model, granularity="block", activations="dynamic")
+    with kernels.use_kernel_mapping(gpu.kernel.layers.mapping()):
+        kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
+    return model
+
+
+def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int) -> dict[str, gpu_timing.Times | None]:
+    def latent_cache(config):
+        return gpu.kernel.layers.latent_cache(config, max_length=CONTEXT + 512)
+
+    latent = hasattr(models["ours"].config, "kv_lora_rank")
+    steps, recorded = {}, {}
+    for name, model in models.items():
+        caches = latent_cache if latent and name == "ours" else static_cache
+        # DeepGEMM's form of experts has room for all tokens at each: too much for a prompt.
+        reader = models["bfloat16" if name == "DeepGEMM" else name]
+        steps[name] = Step(model, reader, caches, rows, seed)  # the same text for all
+        recorded[name] = attempt(f"{name}, {rows} rows", steps[name].record)
+    right = steps["bfloat16"]().float()
+    for name in [name for name, one in recorded.items() if one and name != "bfloat16"]:
+        away = ((steps[name].hidden.float() - right).norm() / right.norm()).item()
+        note(f"{rows} rows: {name} {away:.2%} away from bfloat16")
+        if not away <= TOLERANCE:
+            raise Wrong(f"{name}, {rows} rows: {away:.2%} away from bfloat16")
+    measured = gpu_timing.measure({name: one for name, one in recorded.items() if one}, EFFORT)
+    return {name: measured.get(name) for name in models}
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def run(gpu: Gpu, args) -> dict:
+    generator, figures = gpu_report.begin(gpu, args)
+    results = []
+    print(f"\n### A decode step of one layer behind {CONTEXT} tokens: microseconds\n")
+    names = ["DeepGEMM", "bfloat16"]
+    print(table_header(["layer", "sequences", "ours", "±", *names, *(f"{name} by ours" for name in names)]))
+    for name in args.only or MODELS:
+        original = model_of(name, generator.initial_seed() % 2**31)
+        models = {"ours": ours_of(gpu, original), "DeepGEMM": attempt("DeepGEMM", lambda m=original: on_deep_gemm(m))}
+        models = {key: model for key, model in models.items() if model} | {"bfloat16": original}
+        for rows in args.rows or ROWS:
+            times = row(gpu, models, rows, generator.initial_seed() % 2**31 + rows)
+            us = {key: one and one.median_us / LAYERS for key, one in times.items()}
+            cells = [cell(us["ours"], 1), cell(times["ours"].spread_us / LAYERS if us["ours"] else None, 1)]
+            cells += [cell(us.get(key), 1) for key in names]
+            cells += [cell(us[key] / us["ours"] if us.get(key) and us["ours"] else None) for key in names]
+            print(table_row([name, str(rows), *cells]), flush=True)
+            results.append({"model": name, "rows": rows, "times": gpu_report.raw(times)})
+        del models, original
+        torch.cuda.empty_cache()
+    return figures | {"results": results}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = gpu_report.parser(__doc__, MODELS, metavar="MODEL")
+    gpu_report.add_rows(parser)
+    args = parser.parse_args(argv)
+    return 0 if gpu_report.figures_of("gpu_model_layers", lambda: run(find_gpu(), args), args) is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
