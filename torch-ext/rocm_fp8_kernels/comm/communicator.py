@@ -9,7 +9,7 @@ from ..ops import comm as operators
 from ..ops.arguments import refuse
 from ..ops.calls import ops
 from ..ops.device import backend
-from ..ops.gemm import block_scaled_gemm, skinny_gemm
+from ..ops.gemm import block_scaled_gemm
 from .memory import SharedMemory, SymmetricMemory
 
 MOST_RANKS = 8
@@ -222,9 +222,13 @@ class Communicator:
         out_dtype: torch.dtype | None = None,
         constant_b: bool = False,
     ) -> torch.Tensor:
-        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts."""
-        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b)
-        return self.all_reduce(partial, out=partial)
+        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts.
+
+        On a GPU the products leave for the other ranks while the GEMM works, where rows are multiples of 16 bytes and
+        the message is one that goes one way; else the two follow one another. The bytes are the same.
+        """
+        operands = a, b, scale_a, scale_b, bias
+        return operators.skinny_gemm_all_reduce(operands, out, out_dtype, constant_b, self._handle())
 
     def skinny_gemm_all_reduce_add_rms_norm_fp8(
         self,
@@ -242,9 +246,11 @@ class Communicator:
         out_dtype: torch.dtype | None = None,
         constant_b: bool = False,
     ) -> torch.Tensor:
-        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are."""
-        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out_dtype=residual.dtype, constant_b=constant_b)
-        return self.all_reduce_add_rms_norm_fp8(partial, residual, weight, scale, epsilon, out=out, out_dtype=out_dtype)
+        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are. As above."""
+        operands, norm = (a, b, scale_a, scale_b, bias), (weight, scale, epsilon)
+        return operators.skinny_gemm_all_reduce_add_rms_norm_fp8(
+            operands, residual, norm, out, out_dtype, constant_b, self._handle()
+        )
 
     def block_scaled_gemm_reduce_scatter(
         self,
