@@ -191,6 +191,7 @@ void skinny_gemm_all_reduce_add_rms_norm_fp8(const Tensor& out, const Tensor& pr
         rms_norm_args(op, out, product, weight, epsilon, {.residual = &residual, .scale = &scale, .x_name = of_gemm});
     const Arg written_product(op, of_gemm, product);
     written_product.check_apart_from(Arg(op, "scale", scale));
+    written_product.check_apart_from(Arg(op, "weight", weight));
     // The GEMM's operands are read before the norm writes; refused all the same, as where one launch does both.
     for (const auto& [name, t] : {std::pair{"out", &out}, std::pair{"residual", &residual}}) {
         const Arg written(op, name, *t);

@@ -10,6 +10,7 @@ from ..ops.arguments import refuse
 from ..ops.calls import ops
 from ..ops.device import backend
 from ..ops.gemm import block_scaled_gemm
+from . import overlap
 from .memory import SharedMemory, SymmetricMemory
 
 MOST_RANKS = 8
@@ -90,6 +91,24 @@ class Communicator:
             self.timeout,
             self._memory.locks,
         )
+
+    # --- chunks ---
+
+    _side = None
+
+    def _chunks(self, a, b, *, of, others, least: int) -> list[tuple[int, int]]:
+        """Of the rows of `of`, for calls on two streams. By sizes alone; none where one stream does as well."""
+        if self.device.type == "cpu" or self.ranks < 2 or torch.compiler.is_compiling():
+            return []
+        if not all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in (a, b)):
+            return []  # refused by what follows
+        chunks = overlap.cut(len(of), len(others))
+        return chunks if len(chunks) >= least else []
+
+    def _fork(self) -> overlap.Side:
+        if self._side is None:
+            self._side = torch.cuda.Stream(self.device, priority=-1)  # sums take the places that a GEMM leaves
+        return overlap.Side(self._side)
 
     # --- life ---
 
@@ -266,9 +285,19 @@ class Communicator:
     ) -> torch.Tensor:
         """reduce_scatter of block_scaled_gemm, whose arguments these are: a and b hold this rank's K.
 
+        On a GPU the sums of a chunk overlap with the GEMM of the next one, where there are enough of them.
+
         Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
         """
         dtype = out.dtype if out is not None and out_dtype is None else out_dtype
+        if chunks := self._chunks(a, b, of=b, others=a, least=2):
+            operator = "block_scaled_gemm_reduce_scatter"
+            if len(a) % self.ranks:
+                refuse(operator, "a", f"{len(a)} rows; needs a multiple of the communicator's {self.ranks} ranks")
+            out = overlap.result_of(operator, (len(a) // self.ranks, len(b)), a, out, dtype)
+            operands = a, b, scale_a, scale_b, bias
+            overlap.gemm_reduce_scatter(self, self._fork(), operands, out, constant_b, chunks)
+            return out
         partial = block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant_b)
         return self.reduce_scatter(partial, out=out)
 
@@ -291,8 +320,17 @@ class Communicator:
                 the same on all ranks.
             The others: as in block_scaled_gemm.
 
+        On a GPU this rank's own rows are multiplied while the others' come, where there are enough of them.
+
         Returns: [rows * ranks, N / ranks].
         """
+        if chunks := self._chunks(a, b, of=a, others=b, least=1):
+            shape = len(a) * self.ranks, len(b)
+            out = overlap.result_of("all_gather_block_scaled_gemm", shape, a, out, out_dtype)
+            scales = scale_a if scale_a.numel() == 1 else _float_scales(scale_a)
+            operands = overlap.dense(a), b, scales, scale_b, bias
+            overlap.all_gather_gemm(self, self._fork(), operands, out, constant_b, chunks)
+            return out
         if scale_a.numel() > 1:
             scale_a = self.all_gather(_float_scales(scale_a))
         return block_scaled_gemm(
