@@ -10,9 +10,10 @@ from tests.problems.gemm import Problem, bias_of, no_bias
 from tests.problems.ranks import Ranks, sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-# One GPU has place for the kernels of all ranks together where messages are few workgroups.
-LEAST = 1 << 16
-SIZES = ((256, 1024, 1024), (512, 776, 2064), (640, 512, 4096))
+# One GPU has place for the kernels of all ranks together where launches that wait have few workgroups: a GEMM's take a
+# multiprocessor each.
+LEAST, MAX_BYTES = 1 << 16, 1 << 17
+SIZES = ((1024, 1024, 512), (1024, 776, 2064), (2048, 512, 1024))
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def together(kernel, device, request, environment, monkeypatch):
         pytest.skip("this variant is not the GPU's")
     environment("ROCM_FP8_KERNELS_PDL", "0")
     monkeypatch.setattr(kernel.comm.communicator.overlap, "LEAST", LEAST)
-    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=1 << 20)
+    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=MAX_BYTES)
     yield made
     made.assert_clean()
 
@@ -31,9 +32,7 @@ every_count = pytest.mark.parametrize("together", (2, 4), ids=lambda n: f"{n}-ra
 
 def drawn(kernel, device, count: int, sizes, generator, bias=no_bias) -> list[tuple]:
     found = [gemm.draw(Problem(*sizes, kernel.fp8_dtype(device)), generator, bias=bias) for _ in range(count)]
-    return [
-        tuple(None if t is None else t.to(device) for t in (x.a, x.b, x.scale_a, x.scale_b, x.bias)) for x in found
-    ]
+    return [tuple(None if t is None else t.to(device) for t in (x.a, x.b, x.scale_a, x.scale_b, x.bias)) for x in found]
 
 
 def scattered(kernel, given, dtype) -> tuple[torch.Tensor, ...]:
@@ -71,8 +70,8 @@ def test_equal_to_one_after_the_other(kernel, together, device, generator, dtype
 def test_in_graphs_beside_other_collectives(kernel, together, device, generator):
     """Forked and joined inside the capture; replayed from cold, then with other operands."""
     count = len(together.all)
-    given = drawn(kernel, device, count, (512, 768, 1024), generator)
-    rows = [(each[0][: 512 // count], each[1], each[2][: 512 // count], *each[3:]) for each in given]
+    given = drawn(kernel, device, count, (1024, 768, 1024), generator)
+    rows = [(each[0][: 1024 // count], each[1], each[2][: 1024 // count], *each[3:]) for each in given]
 
     def call(rank, c):
         first = c.block_scaled_gemm_reduce_scatter(*given[rank])
@@ -106,9 +105,9 @@ def test_in_graphs_beside_other_collectives(kernel, together, device, generator)
 @every_count
 def test_a_wrong_result_is_refused(kernel, together, device, generator):
     count = len(together.all)
-    given = drawn(kernel, device, count, (512, 768, 256), generator)[0]
+    given = drawn(kernel, device, count, (1024, 768, 256), generator)[0]
     c = together.all[0]
     with pytest.raises(RuntimeError, match="^block_scaled_gemm_reduce_scatter: out: shape"):
-        c.block_scaled_gemm_reduce_scatter(*given, out=torch.empty(512 // count, 800, device=device))
+        c.block_scaled_gemm_reduce_scatter(*given, out=torch.empty(1024 // count, 800, device=device))
     with pytest.raises(RuntimeError, match="^all_gather_block_scaled_gemm: out: shape"):
-        c.all_gather_block_scaled_gemm(*given, out=torch.empty(512, 768, device=device))
+        c.all_gather_block_scaled_gemm(*given, out=torch.empty(1024, 768, device=device))

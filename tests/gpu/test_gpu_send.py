@@ -28,7 +28,7 @@ def together(kernel, device, request, environment):
     if device.type != "cuda":
         pytest.skip("this variant is not the GPU's")
     environment("ROCM_FP8_KERNELS_PDL", "0")
-    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=1 << 20)
+    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=1 << 18)
     yield made
     if not any(int(one._report[0]) for one in made.all):
         made.assert_clean()

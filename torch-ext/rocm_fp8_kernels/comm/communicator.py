@@ -81,6 +81,7 @@ class Communicator:
         # What torch's compiler keeps the launches in order by.
         self._order = torch.zeros(1, dtype=torch.int32, device=self.device)
         if self.device.type != "cpu":
+            self._side = torch.cuda.Stream(self.device, priority=-1)  # sums take the places that a GEMM leaves
             torch.cuda.synchronize(self.device)
         self._number = ops.comm_open(
             self.rank,
@@ -94,8 +95,6 @@ class Communicator:
 
     # --- chunks ---
 
-    _side = None
-
     def _chunks(self, a, b, *, of, others, least: int) -> list[tuple[int, int]]:
         """Of the rows of `of`, for calls on two streams. By sizes alone; none where one stream does as well."""
         if self.device.type == "cpu" or self.ranks < 2 or torch.compiler.is_compiling():
@@ -106,8 +105,6 @@ class Communicator:
         return chunks if len(chunks) >= least else []
 
     def _fork(self) -> overlap.Side:
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device, priority=-1)  # sums take the places that a GEMM leaves
         return overlap.Side(self._side)
 
     # --- life ---
