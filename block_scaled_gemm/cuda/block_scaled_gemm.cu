@@ -107,7 +107,7 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, int s
 
 namespace rocm_fp8::block_scaled_gemm {
 
-Status launch(const Args& args, const Executor& on, const Part& part) {
+Status launch(const Args& args, const Executor& on, const Portion& part) {
     using namespace cuda;
     if (args.m == 0 || args.n == 0) return {};
     const auto [chip, status] = current_chip();

@@ -95,7 +95,7 @@ Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* c
 
 namespace rocm_fp8::block_scaled_gemm {
 
-Status launch(const Args& args, const Executor& on, const Part& part) {
+Status launch(const Args& args, const Executor& on, const Portion& part) {
     using namespace hip;
     if (args.m == 0 || args.n == 0) return {};
     if (args.k > gemm::kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
