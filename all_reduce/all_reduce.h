@@ -10,6 +10,7 @@
 
 #include "../common/comm/peers.h"
 #include "../rmsnorm_fp8/rmsnorm_fp8.h"
+#include "../skinny_gemm/skinny_gemm.h"
 
 namespace rocm_fp8::all_reduce {
 
@@ -33,7 +34,23 @@ Status launch_all_gather(const Args& args, const comm::Peers& peers, const Execu
 // rms_norm of the sum, with a residual, to FP8: x is this rank's, all else as in ../rmsnorm_fp8/rmsnorm_fp8.h.
 Status launch(const rms_norm::Args& args, const comm::Peers& peers, const Executor& on);
 
+// gemm.epilogue.out = sum of the GEMMs' results, each rounded to its dtype. On GPUs products are sent as they are
+// finished.
+Status launch(const skinny_gemm::Args& gemm, const comm::Peers& peers, const Executor& on);
+
+// The same, and rms_norm of that sum: norm.x is gemm.epilogue.out, this rank's product.
+Status launch(const skinny_gemm::Args& gemm, const rms_norm::Args& norm, const comm::Peers& peers, const Executor& on);
+
 // --- for launchers ---
+
+// Of x, a whole message that skinny_gemm's launch_and_send has just sent with `what`. GPUs.
+Status launch_received(const Args& args, const comm::Peers& peers, uint32_t what, const Executor& on);
+
+// A GEMM's result and its sum, in the same memory.
+inline Args sum_in_place(const skinny_gemm::Args& g) {
+    const gemm::Output& out = g.epilogue.out;
+    return {out.data, out.data, g.m, g.n, out.row_stride, out.row_stride, out.dtype};
+}
 
 // Rows [first, first + count) of the arguments.
 inline rms_norm::Args rows_of(const rms_norm::Args& a, int64_t first, int64_t count) {

@@ -6,6 +6,7 @@
 //     two_shot   32 vectors by turns belong to each rank. They are sent to their owner, which sums them and sends the
 //                sum to all: 2 (ranks - 1) / ranks messages out, two ways. In a half: places of what comes to the
 //                owner, then sums as they stand in the message
+//     sent       one_shot, of which a GEMM before this launch has done the sending, its header too (gemm.h)
 #pragma once
 
 #include "../common/comm/gpu/exchange.h"
@@ -21,7 +22,7 @@ using comm::Operation;
 using comm::Peers;
 using comm::VectorSum;
 
-enum class Way : int { one_shot, two_shot };
+enum class Way : int { one_shot, two_shot, sent };
 
 constexpr uint32_t kTurn = 32;  // vectors that belong to a rank before the next one's
 
@@ -40,7 +41,7 @@ struct Message {
         // This rank's own, too, as the others get them: so all have the same NaNs.
 #pragma unroll
         for (int i = 0; i < kMany; ++i) v[i] = comm::to_send(v[i]);
-        if (kMost == 2 || way == Way::one_shot) sum_here<type>(v, at, wanted);
+        if (kMost == 2 || way != Way::two_shot) sum_here<type>(v, at, wanted);
         else sum_by_owners<type>(v, at, wanted);
     }
 
@@ -53,7 +54,7 @@ struct Message {
         const int64_t place = exchange.peers.place();
 #pragma unroll
         for (int i = 0; i < kMany; ++i) {
-            if (wanted(i)) exchange.send_to_others(rank() * place + int64_t(at(i)) * 16, v[i]);
+            if (wanted(i) && way != Way::sent) exchange.send_to_others(rank() * place + int64_t(at(i)) * 16, v[i]);
         }
         if constexpr (kMost == 2) {
             // One other rank: all of the thread's vectors at once.
@@ -206,7 +207,7 @@ template <DType type, bool by_vector, int kMost, Operation operation>
 __device__ inline void exchange_rows(const FlatArgs& f) {
     wait_for_previous_kernel();
     Exchange<kMost> exchange(f.peers);
-    exchange.begin(f.what);
+    exchange.begin(f.what, f.way == Way::sent);
     // Closes: nobody counts the epoch before all of the workgroup have read it.
     __syncthreads();
     const uint32_t n = blockIdx.x * kFlatThreads + threadIdx.x;
@@ -315,15 +316,17 @@ inline int64_t message_at_once(const Peers& peers) {
     return peers.half / 2 / peers.ranks / (kTurn * 16) * (kTurn * 16) * peers.ranks;
 }
 
-// pick(by_vector) is the operation's kernel. Messages are cut by sizes alone: a rank's strides do not matter.
+// pick(by_vector) is the operation's kernel. Messages are cut by sizes alone: a rank's strides do not matter. sent: the
+// signature of a message that a GEMM has sent; or nullptr.
 template <class Vendor, class Pick>
-Status launch_flat(const Args& a, const Peers& peers, const Vendor& vendor, Operation operation, const Pick& pick) {
+Status launch_flat(const Args& a, const Peers& peers, const Vendor& vendor, Operation operation, const uint32_t* sent,
+                   const Pick& pick) {
     const int bytes = bytes_of(a.dtype);
     const bool reduces = operation == Operation::all_reduce, gathers = operation == Operation::all_gather;
     const int64_t rows = operation == Operation::reduce_scatter ? a.rows / peers.ranks : a.rows;
     if (rows == 0 || a.d == 0) return {};
-    const int64_t sent = gathers && a.dtype == DType::i8 ? 32 : 16;  // bytes for a vector
-    const int64_t vectors = (reduces ? message_at_once(peers) : peers.place()) / sent;
+    const int64_t on_link = gathers && a.dtype == DType::i8 ? 32 : 16;  // bytes for a vector
+    const int64_t vectors = (reduces ? message_at_once(peers) : peers.place()) / on_link;
     const auto launch_part = [&](int64_t row, int64_t part_rows, int64_t column, int64_t columns) -> Status {
         Args part = a;
         part.x = static_cast<const char*>(a.x) + (row * a.x_stride + column) * bytes;
@@ -334,8 +337,8 @@ Status launch_flat(const Args& a, const Peers& peers, const Vendor& vendor, Oper
                          peers,
                          divider_by(uint32_t(row_vectors)),
                          uint32_t(count),
-                         way_of(peers, count * 16),
-                         comm::signature(operation, a.dtype, part_rows, columns),
+                         sent ? Way::sent : way_of(peers, count * 16),
+                         sent ? *sent : comm::signature(operation, a.dtype, part_rows, columns),
                          rows};
         return vendor.launch(pick(by_vectors(part, bytes)), ceil_div(count, kFlatThreads), kFlatThreads, 1, f);
     };

@@ -4,10 +4,13 @@
     torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce
     torchrun --nproc-per-node 8 -m benchmarks.gpu_all_reduce --only gemm
     python -m benchmarks.gpu_all_reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
+    python -m benchmarks.gpu_all_reduce --one-gpu 2 --only gemm
 
 Microseconds of a launch in a graph, the slowest rank's, median of rounds that take the competitors in turn. norm:
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
-add_rms_norm_fp8. All results are held to the sum before they are timed. --one-gpu has no PDL, and no competitors.
+add_rms_norm_fp8. flashinfer: its fused kernel, where it is installed. With GEMMs "one by one" are our operators one
+after the other, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before they are
+timed, GEMMs to the operators one by one. --one-gpu has no PDL, and no competitors.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import sections
+from benchmarks.harness.fused_comm import flashinfer_case, torch_cases
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import note, table_header, table_row
 
@@ -113,6 +117,7 @@ def norm_cases(kernel, c, rank: Rank, hidden: int, tokens: int) -> dict[str, Cas
             "one_shot": lambda: norm(torch.ops.symm_mem.one_shot_all_reduce(t, "sum", name)),
             "two_shot": lambda: (torch.ops.symm_mem.two_shot_all_reduce_(t, "sum", name), norm(t)),
         }
+        cases |= flashinfer_case(rank, x, residual, weight, scale, q, first=(tokens, hidden) == (TOKENS[0], HIDDEN[0]))
     return cases
 
 
@@ -157,12 +162,30 @@ def gemm_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Ca
     def ours() -> None:
         c.skinny_gemm_all_reduce_add_rms_norm_fp8(*operands(), None, residual, weight, scale, out=q, constant_b=True)
 
+    def one_by_one() -> None:
+        c.all_reduce_add_rms_norm_fp8(product(), residual, weight, scale, out=q)
+
     def nccl() -> None:
         y = product()
         dist.all_reduce(y)
         kernel.add_rms_norm_fp8(y, residual, weight, scale, out=q)
 
-    return {"ours": ours, "the GEMM alone": product} | ({"nccl": nccl} if rank.ranks > 1 else {})
+    def both(first: Case, second: Case) -> list[torch.Tensor]:
+        found = []
+        for each in (first, second):
+            kept = residual.clone()
+            each()
+            found += [q.view(torch.uint8).clone(), residual.clone()]
+            residual.copy_(kept)
+        return found
+
+    weights[1:] = weights[:1] * 3  # the same for both
+    results = both(ours, one_by_one)
+    if not torch.equal(results[0], results[2]) or not torch.equal(results[1], results[3]):
+        raise SystemExit(f"wrong: {rows} x {n} x {k} on rank {rank.rank}")
+    weights[1:] = [fp8(n, k) for _ in range(3)]
+    cases = {"ours": ours, "one by one": one_by_one, "the GEMM alone": product}
+    return cases | ({"nccl": nccl} if rank.ranks > 1 else {})
 
 
 def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Case]:
@@ -180,9 +203,16 @@ def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Cas
     s_few, s_wide = scales(few), torch.rand(n // rank.ranks // 128, k // 128, device="cuda")
     cases = {
         "reduce_scatter": lambda: c.block_scaled_gemm_reduce_scatter(a, b, sa, sb, constant_b=True),
+        "one by one": lambda: c.reduce_scatter(kernel.block_scaled_gemm(a, b, sa, sb, constant_b=True)),
         "the GEMM alone": lambda: kernel.block_scaled_gemm(a, b, sa, sb, constant_b=True),
         "all_gather": lambda: c.all_gather_block_scaled_gemm(few, wide, s_few, s_wide, constant_b=True),
+        "one by one, all_gather": lambda: kernel.block_scaled_gemm(
+            c.all_gather(few), wide, c.all_gather(s_few), s_wide, constant_b=True
+        ),
     }
+    for first, second in (("reduce_scatter", "one by one"), ("all_gather", "one by one, all_gather")):
+        if not torch.equal(cases[first](), cases[second]()):
+            raise SystemExit(f"wrong: {first} of {rows} x {n} x {k} on rank {rank.rank}")
     if rank.ranks > 1:
         out = torch.empty(rows // rank.ranks, n, device="cuda", dtype=torch.bfloat16)
         whole = torch.empty(rows, k, device="cuda", dtype=torch.uint8)
@@ -197,6 +227,7 @@ def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Cas
             kernel.block_scaled_gemm(whole.view(torch.float8_e4m3fn), wide, s_whole, s_wide, constant_b=True)
 
         cases |= {"nccl reduce_scatter": scatter, "nccl all_gather": gather}
+        cases |= torch_cases(rank, a, b, few, wide)
     return cases
 
 
@@ -235,6 +266,34 @@ def one_gpu(kernel, count: int) -> None:
                 lambda c, r: kernel.add_rms_norm_fp8(xs[r], residuals[r], weight, scale),
             )
             row = [f"{hidden} x {tokens}", *(f"{streams_us(together, case):.2f}" for case in cases)]
+            print(table_row(row), flush=True)
+
+
+def one_gpu_gemms(kernel, count: int) -> None:
+    """skinny_gemm and the norm of the sum: products sent as they are finished, beside one operator after the other."""
+    from tests.problems.ranks import Ranks
+
+    os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
+    kernel.reread_environment()
+    together = Ranks(kernel, torch.device("cuda"), count, max_bytes=1 << 20, timeout=5.0)
+    print(table_header([f"{count} ranks on one GPU, N x K x rows", "ours", "one by one", "the GEMM alone"]))
+    for n, k in LLAMA_70B.values():
+        k = k // count
+        for rows in (rows for rows in (1, 4, 8, 16) if rows * n * count * count <= 1 << 20):
+            of_ranks = [(torch.randn(rows, k, device="cuda"), torch.randn(n, k, device="cuda")) for _ in range(count)]
+            of_ranks = [tuple(t.to(torch.float8_e4m3fn) for t in each) for each in of_ranks]
+            one, scale = torch.full((1,), 0.02, device="cuda"), torch.tensor([0.05], device="cuda")
+            residuals = [torch.zeros(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+            weight = torch.rand(n, device="cuda").bfloat16()
+
+            def fused(c, r):
+                c.skinny_gemm_all_reduce_add_rms_norm_fp8(*of_ranks[r], one, one, None, residuals[r], weight, scale)
+
+            def apart(c, r):
+                c.all_reduce_add_rms_norm_fp8(kernel.skinny_gemm(*of_ranks[r], one, one), residuals[r], weight, scale)
+
+            cases = fused, apart, lambda c, r: kernel.skinny_gemm(*of_ranks[r], one, one)
+            row = [f"{n} x {k} x {rows}", *(f"{streams_us(together, case):.2f}" for case in cases)]
             print(table_row(row), flush=True)
 
 
@@ -279,7 +338,10 @@ def main() -> None:
         if rank.rank == 0:
             print(f"- {rank.ranks} x {', '.join(gpu.environment.values())}\n")
         if args.one_gpu:
-            one_gpu(gpu.kernel, args.one_gpu)
+            if args.only in (None, "norm"):
+                one_gpu(gpu.kernel, args.one_gpu)
+            if args.only in (None, "gemm"):
+                one_gpu_gemms(gpu.kernel, args.one_gpu)
             return
         if rank.ranks == 1:
             note("one rank: nothing is sent; torchrun --nproc-per-node N, or --one-gpu N")

@@ -36,7 +36,13 @@ ROCM_FP8_HD constexpr int64_t row_class(int64_t m) {
     return m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : blocks_of(m) * kBlock;
 }
 
+// Of a launch that is a part of a larger GEMM, and runs beside other kernels.
+struct Portion {
+    int64_t m = 0, n = 0;  // the whole's: bits are those of its launch. 0: this launch is all
+    int spare_units = 0;   // compute units (multiprocessors) that its persistent workgroups leave to others
+};
+
 // The arguments must be valid as above; out overlaps nothing.
-Status launch(const Args& args, const Executor& on);
+Status launch(const Args& args, const Executor& on, const Portion& part = {});
 
 }  // namespace rocm_fp8::block_scaled_gemm

@@ -169,7 +169,7 @@ ENUMERATIONS = {
     "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
     "Output": ["values", "fp8", "computed"],
     "Format": ["wide", "fp8", "mixed"],
-    "Operation": ["", "all_reduce", "norm", "reduce_scatter", "all_gather"],
+    "Operation": ["", "all_reduce", "norm", "reduce_scatter", "all_gather", "gemm", "gemm_norm"],
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from exchange_gate import exchange
+from exchange_gate import exchange, sending, within_the_device
 from host_configs import configs
 from split_k_gate import parts_of_a_tile, split_k
 
@@ -135,10 +135,12 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
     if family == "grouped_gemm_stream":
         shape = configs().tables["grouped_streams"][int(values[0])]
         return grouped_stream(arch, kernel, figures, shape, values[1], values[2] == "true")
-    if family == "skinny_gemm_stream":
-        return stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
-    if family == "skinny_gemm_fallback":
-        return stream(arch, kernel, figures, skinny_fallback_shapes()[int(values[0])], "none", careful=True)
+    if family in ("skinny_gemm_stream", "skinny_gemm_send"):
+        rules = stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
+        return rules + (sending(kernel) if family == "skinny_gemm_send" else [])
+    if family in ("skinny_gemm_fallback", "skinny_gemm_send_any"):
+        rules = stream(arch, kernel, figures, skinny_fallback_shapes()[int(values[0])], "none", careful=True)
+        return rules + (sending(kernel) if family == "skinny_gemm_send_any" else [])
     return []
 
 
@@ -146,6 +148,8 @@ def of_split_k(name: str, kernel) -> list[tuple[str, bool]]:
     family, _, parameters = name.partition("<")
     if family in ("skinny_gemm_stream", "skinny_gemm_fallback", "block_scaled_gemm_stream"):  # batches of 4 or 8 parts
         return split_k(kernel, 1, 4 + 8)
+    if family in ("skinny_gemm_send", "skinny_gemm_send_any"):
+        return split_k(within_the_device(kernel), 1, 4 + 8)
     shapes = {
         "block_scaled_gemm_tiles": tile_shapes,
         "block_scaled_gemm_direct": direct_shapes,

@@ -1,9 +1,9 @@
 // A test double of libamdhip64.so.7: what HIP-clang's host code and launchers call, on host memory.
 //
-// "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100; then come eight gfx942 and eight gfx950,
-// which can run together. A launch goes to the callback that the tests set, with what the real library would send to the
-// GPU. Streams run at once; captures only are said to be active. While launches are deferred, nothing else can be put
-// into a stream, and nothing waits for one: such calls fail.
+// "Device" memory is host memory. Device 0 is a gfx942, 1 a gfx950, 2 a gfx1100; then come eight gfx942 and eight
+// gfx950, which can run together. A launch goes to the callback that the tests set, with what the real library would
+// send to the GPU. Streams run at once; captures only are said to be active. While launches are deferred, nothing else
+// can be put into a stream, and nothing waits for one: such calls fail.
 #include <hip/hip_runtime.h>
 
 #include <cstdio>
@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 namespace {
@@ -64,6 +65,13 @@ hipError_t remember(hipError_t code) {
 
 // Of calls whose work would come before launches that are deferred.
 hipError_t in_order() { return remember(deferred ? hipErrorNotSupported : hipSuccess); }
+// What no launch can have touched: the newest allocation, as long as nothing has been launched behind it, and streams
+// without a launch.
+thread_local const void* untouched = nullptr;
+std::set<hipStream_t>& idle_streams() {
+    static auto* const all = new std::set<hipStream_t>;
+    return *all;
+}
 
 // The wrapper that clang emits for each bundle.
 struct FatBinaryWrapper {
@@ -137,10 +145,12 @@ hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* dynamic_ld
 }
 
 hipError_t hipLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t dynamic_lds,
-                           hipStream_t) {
+                           hipStream_t stream) {
     Function found;
+    untouched = nullptr;
     {
         const std::lock_guard<std::mutex> lock(mutex);
+        idle_streams().erase(stream);
         const auto it = functions().find(function);
         if (it == functions().end()) return remember(hipErrorInvalidDeviceFunction);
         found = it->second;
@@ -234,6 +244,7 @@ hipError_t hipMalloc(void** pointer, size_t size) {
     *pointer = size ? std::aligned_alloc(kAlignment, rounded) : nullptr;
     if (size && !*pointer) return remember(hipErrorOutOfMemory);
     if (size && on_memory) on_memory(*pointer, size, current_device);
+    untouched = *pointer;
     return hipSuccess;
 }
 hipError_t hipFree(void* pointer) {
@@ -242,7 +253,7 @@ hipError_t hipFree(void* pointer) {
     return hipSuccess;
 }
 hipError_t hipMemset(void* pointer, int value, size_t size) {
-    if (in_order() != hipSuccess) return hipErrorNotSupported;
+    if (pointer != untouched && in_order() != hipSuccess) return hipErrorNotSupported;
     std::memset(pointer, value, size);
     return hipSuccess;
 }
@@ -262,14 +273,24 @@ hipError_t hipMemcpyAsync(void* to, const void* from, size_t size, hipMemcpyKind
 
 hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned) {
     *stream = reinterpret_cast<hipStream_t>(new char);
+    const std::lock_guard<std::mutex> lock(mutex);
+    idle_streams().insert(*stream);
     return hipSuccess;
 }
 hipError_t hipStreamCreate(hipStream_t* stream) { return hipStreamCreateWithFlags(stream, 0); }
 hipError_t hipStreamDestroy(hipStream_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    idle_streams().erase(stream);
     delete reinterpret_cast<char*>(stream);
     return hipSuccess;
 }
-hipError_t hipStreamSynchronize(hipStream_t) { return in_order(); }
+hipError_t hipStreamSynchronize(hipStream_t stream) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (idle_streams().contains(stream)) return hipSuccess;
+    }
+    return in_order();
+}
 hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
 hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
 // Of any other handle than those of hipStreamCreate: the handle itself, plus what simulator_set_stream_epoch says.

@@ -6,6 +6,7 @@
 #include "binding.h"
 #include "operators.h"
 #include "rms_norm_args.h"
+#include "skinny_gemm_args.h"
 
 namespace rocm_fp8::binding {
 namespace {
@@ -165,6 +166,44 @@ void all_reduce_add_rms_norm_dynamic_fp8(const Tensor& out, const Tensor& scale,
          communicator);
 }
 
+// --- with the GEMM before them ---
+
+void skinny_gemm_all_reduce(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale_a,
+                            const Tensor& scale_b, const std::optional<Tensor>& bias, bool constant_b, const Tensor&,
+                            int64_t communicator) {
+    constexpr const char* op = "skinny_gemm_all_reduce";
+    const auto gemm = skinny_gemm_args(op, out, {a, b, scale_a, scale_b, bias, constant_b});
+    const Peers peers = peers_of(op, communicator);
+    run(op, peers, a, [&](const Executor& on) { return all_reduce::launch(gemm, peers, on); });
+}
+
+// `product`: this rank's, which the norm reads.
+void skinny_gemm_all_reduce_add_rms_norm_fp8(const Tensor& out, const Tensor& product, const Tensor& residual,
+                                             const Tensor& weight, const Tensor& scale, double epsilon, const Tensor& a,
+                                             const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                                             const std::optional<Tensor>& bias, bool constant_b, const Tensor&,
+                                             int64_t communicator) {
+    constexpr const char* op = "skinny_gemm_all_reduce_add_rms_norm_fp8";
+    constexpr const char* of_gemm = "product";
+    const auto gemm =
+        skinny_gemm_args(op, product, {a, b, scale_a, scale_b, bias, constant_b}, of_gemm, {DType::f16, DType::bf16});
+    const auto norm =
+        rms_norm_args(op, out, product, weight, epsilon, {.residual = &residual, .scale = &scale, .x_name = of_gemm});
+    const Arg written_product(op, of_gemm, product);
+    written_product.check_apart_from(Arg(op, "scale", scale));
+    written_product.check_apart_from(Arg(op, "weight", weight));
+    // The GEMM's operands are read before the norm writes; refused all the same, as where one launch does both.
+    for (const auto& [name, t] : {std::pair{"out", &out}, std::pair{"residual", &residual}}) {
+        const Arg written(op, name, *t);
+        for (const auto& [other, operand] :
+             {std::pair{"a", &a}, std::pair{"b", &b}, std::pair{"scale_a", &scale_a}, std::pair{"scale_b", &scale_b}})
+            written.check_apart_from(Arg(op, other, *operand));
+        if (bias) written.check_apart_from(Arg(op, "bias", *bias));
+    }
+    const Peers peers = peers_of(op, communicator);
+    run(op, peers, a, [&](const Executor& on) { return all_reduce::launch(gemm, norm, peers, on); });
+}
+
 }  // namespace
 
 ROCM_FP8_OPERATORS(ops) {
@@ -178,6 +217,13 @@ ROCM_FP8_OPERATORS(ops) {
         "all_reduce_add_rms_norm_dynamic_fp8(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, Tensor(c!) residual, "
         "Tensor weight, float epsilon, Tensor(d!)? normalized_out, Tensor? scale_ub, int group, float fp8_max, bool "
         "power_of_two, Tensor(e!) order, int communicator) -> ()");
+    ops.add<&skinny_gemm_all_reduce>(
+        "skinny_gemm_all_reduce(Tensor(a!) out, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, bool "
+        "constant_b, Tensor(b!) order, int communicator) -> ()");
+    ops.add<&skinny_gemm_all_reduce_add_rms_norm_fp8>(
+        "skinny_gemm_all_reduce_add_rms_norm_fp8(Tensor(a!) out, Tensor(b!) product, Tensor(c!) residual, Tensor "
+        "weight, Tensor scale, float epsilon, Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias, bool "
+        "constant_b, Tensor(d!) order, int communicator) -> ()");
 }
 
 }  // namespace rocm_fp8::binding

@@ -12,7 +12,8 @@ namespace {
 
 // Whose scales they are: of A's rows or of B's, the result's columns.
 enum class Side { a, b };
-// Whether blocks of 128 k may have scales of their own. before_rows: a [1, N] that could be either is one row of blocks.
+// Whether blocks of 128 k may have scales of their own. before_rows: a [1, N] that could be either is one row of
+// blocks.
 enum class Blocks { none, after_rows, before_rows };
 
 // The tensors of one call, checked one after the other: sizes and operands by the constructor, the result before the
@@ -21,8 +22,8 @@ class GemmCall {
   public:
     // dims: 2 ([M, K] and [N, K]) or 3 ([B, M, K] and [B, N, K]); 0: a says which.
     GemmCall(const char* name, const Tensor& out_t, const Tensor& a_t, const Tensor& b_t,
-             std::initializer_list<DType> formats, int64_t dims)
-        : name(name), out(name, "out", out_t), a(name, "a", a_t), b(name, "b", b_t), format(a.dtype(formats)) {
+             std::initializer_list<DType> formats, int64_t dims, const char* out_name = "out")
+        : name(name), out(name, out_name, out_t), a(name, "a", a_t), b(name, "b", b_t), format(a.dtype(formats)) {
         b.dtype({format});
         if (dims) a.check_dim(dims);
         else if (a.dim() != 2 && a.dim() != 3) a.refuse(a.dim(), " dimensions (shape ", a.shape(), "); needs 2 or 3");

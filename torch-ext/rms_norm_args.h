@@ -13,11 +13,12 @@ struct RmsNormOptions {
     const Tensor* scale = nullptr;
     const ScaleArgs* computed = nullptr;  // with neither of the two the result has x's own type
     const Tensor* normalized = nullptr;
+    const char* x_name = "x";
 };
 
 rms_norm::Args rms_norm_args(const char* op, const Tensor& out_t, const Tensor& x_t, const Tensor& weight_t,
                              double epsilon, const RmsNormOptions& options) {
-    const Arg out(op, "out", out_t), x(op, "x", x_t), weight(op, "weight", weight_t);
+    const Arg out(op, "out", out_t), x(op, options.x_name, x_t), weight(op, "weight", weight_t);
     rms_norm::Args args{};
     args.dtype = x.dtype({DType::f16, DType::bf16});
     if (x.dim() < 1) x.refuse("0 dimensions (shape []); needs [..., d]");

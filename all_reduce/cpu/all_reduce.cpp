@@ -164,4 +164,14 @@ Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on
     return rms_norm::launch(summed, on);
 }
 
+Status launch(const skinny_gemm::Args& gemm, const Peers& peers, const Executor& on) {
+    const Status status = skinny_gemm::launch(gemm, on);
+    return status.ok() ? launch(sum_in_place(gemm), peers, on) : status;
+}
+
+Status launch(const skinny_gemm::Args& gemm, const rms_norm::Args& norm, const Peers& peers, const Executor& on) {
+    const Status status = skinny_gemm::launch(gemm, on);
+    return status.ok() ? launch(norm, peers, on) : status;
+}
+
 }  // namespace rocm_fp8::all_reduce

@@ -12,7 +12,7 @@
 // Files: all_reduce.cu (values alone), norm.cu (with residual, RMSNorm and FP8), ../gpu.h (the kernels' bodies).
 //
 // Limit today: measured on one GPU that stands for two ranks; not on several. docs/journal/all_reduce.md.
-#include "../gpu.h"
+#include "../gemm.h"
 #include "../../common/rows/cuda/vendor.h"
 
 namespace rocm_fp8::all_reduce {
@@ -36,10 +36,10 @@ Kernel kernel_of(const Peers& peers, bool by_vector) {
 }
 
 template <Operation operation>
-Status launch_operation(const Args& args, const Peers& peers, const Executor& on) {
+Status launch_operation(const Args& args, const Peers& peers, const Executor& on, const uint32_t* sent = nullptr) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    return launch_flat(args, peers, Vendor(chip, on), operation, [&](bool by_vector) {
+    return launch_flat(args, peers, Vendor(chip, on), operation, sent, [&](bool by_vector) {
         if constexpr (operation == Operation::all_gather) {
             if (args.dtype == DType::i8) return kernel_of<operation, DType::i8>(peers, by_vector);
         }
@@ -53,6 +53,15 @@ Status launch_operation(const Args& args, const Peers& peers, const Executor& on
 
 Status launch(const Args& args, const Peers& peers, const Executor& on) {
     return launch_operation<Operation::all_reduce>(args, peers, on);
+}
+Status launch_received(const Args& args, const Peers& peers, uint32_t what, const Executor& on) {
+    return launch_operation<Operation::all_reduce>(args, peers, on, &what);
+}
+Status launch(const skinny_gemm::Args& gemm, const Peers& peers, const Executor& on) {
+    const Args sum = sum_in_place(gemm);
+    return launch_gemm(
+        gemm, peers, Operation::gemm, on, [&](uint32_t what) { return launch_received(sum, peers, what, on); },
+        [&] { return launch(sum, peers, on); });
 }
 Status launch_reduce_scatter(const Args& args, const Peers& peers, const Executor& on) {
     return launch_operation<Operation::reduce_scatter>(args, peers, on);

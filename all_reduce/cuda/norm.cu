@@ -14,7 +14,7 @@
 #include "../../common/rows/cuda/vendor.h"
 #include "../../rmsnorm_fp8/cuda/config.h"
 #include "../../rmsnorm_fp8/gpu.h"
-#include "../gpu.h"
+#include "../gemm.h"
 
 namespace rocm_fp8::all_reduce {
 namespace {
@@ -35,7 +35,7 @@ __launch_bounds__(most_threads_of({holder, kHeld}, kMost),
     by.expect(output == Output::computed);
     wait_for_previous_kernel();
     Exchange<kMost> exchange(peers);
-    exchange.begin(what);
+    exchange.begin(what, way == Way::sent);
     // A workgroup of several rows has some behind the last one. They take part in its barriers.
     const uint32_t vectors = uint32_t(a.d) / kEight;
     if (by.row < a.rows) {
@@ -74,9 +74,8 @@ Kernel kernel_of(const RowForm& form, bool computed, int ranks) {
                       : kernel_of_output<in, comm::kMostRanks>(form, computed);
 }
 
-}  // namespace
-
-Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on) {
+// sent: the signature of x, one message that a GEMM has sent; or nullptr.
+Status launch_norm(const rms_norm::Args& args, const Peers& peers, const Executor& on, const uint32_t* sent) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     const Vendor vendor(chip, on);
@@ -93,16 +92,30 @@ Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on
     if (args.rows == 0 || args.d == 0) return {};
     if (peers.ranks == 1) return rms_norm::launch(args, on);
     if (config_of(args.rows).is_fallback())
-        return launch_apart(args, on, [&](const Args& sum) { return launch(sum, peers, on); });
+        return launch_apart(args, on, [&](const Args& sum) {
+            return sent ? launch_received(sum, peers, *sent, on) : launch(sum, peers, on);
+        });
     return each_epoch(args.rows, at_once, [&](int64_t first, int64_t count) {
         const rms_norm::Args part = rows_of(args, first, count);
         const auto config = config_of(count);
-        const uint32_t what = comm::signature(Operation::norm, args.dtype, count, args.d);
+        const uint32_t what = sent ? *sent : comm::signature(Operation::norm, args.dtype, count, args.d);
+        const Way way = sent ? Way::sent : way_of(peers, count * row_bytes);
         const Kernel kernel = args.dtype == DType::f16 ? kernel_of<DType::f16>(config, args.is_dynamic(), peers.ranks)
                                                        : kernel_of<DType::bf16>(config, args.is_dynamic(), peers.ranks);
         return vendor.launch(kernel, ceil_div(count, config.rows) * config.cluster, config.threads, config.cluster,
-                             part, peers, way_of(peers, count * row_bytes), what);
+                             part, peers, way, what);
     });
+}
+
+}  // namespace
+
+Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on) {
+    return launch_norm(args, peers, on, nullptr);
+}
+Status launch(const skinny_gemm::Args& gemm, const rms_norm::Args& norm, const Peers& peers, const Executor& on) {
+    return launch_gemm(
+        gemm, peers, Operation::gemm_norm, on, [&](uint32_t what) { return launch_norm(norm, peers, on, &what); },
+        [&] { return launch(norm, peers, on); });
 }
 
 }  // namespace rocm_fp8::all_reduce

@@ -1,8 +1,8 @@
 // All-reduce, reduce-scatter and all-gather between MI300X (gfx942) or MI350 (gfx950) of one host.
 //
 // Bytes over a GPU's links, out: (ranks - 1) messages on one way, 2 (ranks - 1) / ranks on two (../gpu.h). Each two of
-// eight MI300X have a link of their own, of 64 GB/s each way: on one way a message takes as long over each of them, 16 us
-// a MiB, on two ways a quarter of that. Few bytes: the launch, one way over the link and a read of memory.
+// eight MI300X have a link of their own, of 64 GB/s each way: on one way a message takes as long over each of them, 16
+// us a MiB, on two ways a quarter of that. Few bytes: the launch, one way over the link and a read of memory.
 //
 //     rank 0   x in registers -> store over the link -> rank 1's memory, place 0 -> registers of rank 1, + x -> out
 //     rank 1   x in registers -> store over the link -> rank 0's memory, place 1 -> registers of rank 0, + x -> out
@@ -16,7 +16,7 @@
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. docs/journal/all_reduce.md.
 #include "../../common/rows/hip/vendor.h"
-#include "../gpu.h"
+#include "../gemm.h"
 
 namespace rocm_fp8::all_reduce {
 namespace {
@@ -38,10 +38,10 @@ Kernel kernel_of(const Peers& peers, bool by_vector) {
 }
 
 template <Operation operation>
-Status launch_operation(const Args& args, const Peers& peers, const Executor& on) {
+Status launch_operation(const Args& args, const Peers& peers, const Executor& on, const uint32_t* sent = nullptr) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
-    return launch_flat(args, peers, Vendor(chip.arch, on), operation, [&](bool by_vector) {
+    return launch_flat(args, peers, Vendor(chip.arch, on), operation, sent, [&](bool by_vector) {
         if constexpr (operation == Operation::all_gather) {
             if (args.dtype == DType::i8) return kernel_of<operation, DType::i8>(peers, by_vector);
         }
@@ -55,6 +55,15 @@ Status launch_operation(const Args& args, const Peers& peers, const Executor& on
 
 Status launch(const Args& args, const Peers& peers, const Executor& on) {
     return launch_operation<Operation::all_reduce>(args, peers, on);
+}
+Status launch_received(const Args& args, const Peers& peers, uint32_t what, const Executor& on) {
+    return launch_operation<Operation::all_reduce>(args, peers, on, &what);
+}
+Status launch(const skinny_gemm::Args& gemm, const Peers& peers, const Executor& on) {
+    const Args sum = sum_in_place(gemm);
+    return launch_gemm(
+        gemm, peers, Operation::gemm, on, [&](uint32_t what) { return launch_received(sum, peers, what, on); },
+        [&] { return launch(sum, peers, on); });
 }
 Status launch_reduce_scatter(const Args& args, const Peers& peers, const Executor& on) {
     return launch_operation<Operation::reduce_scatter>(args, peers, on);

@@ -9,13 +9,13 @@
 //   4 to 6       residual, RMSNorm, FP8: ../../rmsnorm_fp8/gpu.h, of which this is a source of rows
 //
 // Files: norm.hip (kernels, launcher), config.h (who holds a row), all_reduce.hip, ../gpu.h. What these kernels do not
-// take (weights of float32 beside 16-bit rows, odd widths, a scale of the tensor, the other chip's FP8) is a sum in memory
-// and rms_norm.
+// take (weights of float32 beside 16-bit rows, odd widths, a scale of the tensor, the other chip's FP8) is a sum in
+// memory and rms_norm.
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. Journal: docs/journal/all_reduce.md.
 #include "../../common/rows/hip/vendor.h"
 #include "../../rmsnorm_fp8/gpu.h"
-#include "../gpu.h"
+#include "../gemm.h"
 #include "config.h"
 
 namespace rocm_fp8::all_reduce {
@@ -29,7 +29,7 @@ __global__ __launch_bounds__(most_threads(holder)) void norm_of_sum(int threads,
                                                                     uint32_t what) {
     const RowHolder<holder, kHeld> by(threads);
     Exchange<kMost> exchange(peers);
-    exchange.begin(what);
+    exchange.begin(what, way == Way::sent);
     // A workgroup of several rows has some behind the last one. They take part in its barriers.
     const uint32_t vectors = uint32_t(a.d) / kEight;
     if (by.row < a.rows) {
@@ -62,9 +62,8 @@ Kernel kernel_of(const RowForm& form, bool computed, int ranks) {
                       : kernel_of_output<in, comm::kMostRanks>(form, computed);
 }
 
-}  // namespace
-
-Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on) {
+// sent: the signature of x, one message that a GEMM has sent; or nullptr.
+Status launch_norm(const rms_norm::Args& args, const Peers& peers, const Executor& on, const uint32_t* sent) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
     const Vendor vendor(chip.arch, on);
@@ -73,16 +72,30 @@ Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on
     if (args.rows == 0 || args.d == 0) return {};
     if (peers.ranks == 1) return rms_norm::launch(args, on);
     if (hip::norm_config(args.rows, args.d, chip.arch, fits).is_fallback())
-        return launch_apart(args, on, [&](const Args& sum) { return launch(sum, peers, on); });
+        return launch_apart(args, on, [&](const Args& sum) {
+            return sent ? launch_received(sum, peers, *sent, on) : launch(sum, peers, on);
+        });
     return each_epoch(args.rows, at_once, [&](int64_t first, int64_t count) {
         const rms_norm::Args part = rows_of(args, first, count);
         const hip::Config config = hip::norm_config(count, args.d, chip.arch, true);
-        const uint32_t what = comm::signature(Operation::norm, args.dtype, count, args.d);
+        const uint32_t what = sent ? *sent : comm::signature(Operation::norm, args.dtype, count, args.d);
+        const Way way = sent ? Way::sent : way_of(peers, count * row_bytes);
         const Kernel kernel = args.dtype == DType::f16 ? kernel_of<DType::f16>(config, args.is_dynamic(), peers.ranks)
                                                        : kernel_of<DType::bf16>(config, args.is_dynamic(), peers.ranks);
-        return vendor.launch(kernel, ceil_div(count, config.rows), config.threads, 1, config.threads, part, peers,
-                             way_of(peers, count * row_bytes), what);
+        return vendor.launch(kernel, ceil_div(count, config.rows), config.threads, 1, config.threads, part, peers, way,
+                             what);
     });
+}
+
+}  // namespace
+
+Status launch(const rms_norm::Args& args, const Peers& peers, const Executor& on) {
+    return launch_norm(args, peers, on, nullptr);
+}
+Status launch(const skinny_gemm::Args& gemm, const rms_norm::Args& norm, const Peers& peers, const Executor& on) {
+    return launch_gemm(
+        gemm, peers, Operation::gemm_norm, on, [&](uint32_t what) { return launch_norm(norm, peers, on, &what); },
+        [&] { return launch(norm, peers, on); });
 }
 
 }  // namespace rocm_fp8::all_reduce

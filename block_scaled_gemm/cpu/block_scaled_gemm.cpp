@@ -18,7 +18,7 @@ int64_t rows_of_chunks(int64_t m, int64_t row_bytes) {
 
 }  // namespace
 
-Status launch(const Args& args, const Executor& on) {
+Status launch(const Args& args, const Executor& on, const Portion&) {
     if (args.m == 0 || args.n == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};

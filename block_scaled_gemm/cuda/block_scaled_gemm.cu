@@ -76,7 +76,7 @@ Status launch_fallback(const Args& a, const Chip& chip, const Executor& on) {
                          chip, {ctas, kFallbackThreads}, on, a);
 }
 
-Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
+Status launch_tiles(const Args& a, const Chip& chip, const Config& config, int spare_units, const Executor& on) {
     const Form& form = kForms[config.form];
     const Choice choice = choice_of(config.form);
     const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
@@ -93,7 +93,8 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
     if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok()) {
         return s;
     }
-    const int64_t ctas = ctas_of(cut, int64_t(chip.multiprocessors) * form.slots);
+    const int left = chip.multiprocessors - spare_units;
+    const int64_t ctas = ctas_of(cut, int64_t(left > 1 ? left : 1) * form.slots);
     if (int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {
         return {"a and b have more rows than one launch takes"};
     }
@@ -106,7 +107,7 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, const
 
 namespace rocm_fp8::block_scaled_gemm {
 
-Status launch(const Args& args, const Executor& on) {
+Status launch(const Args& args, const Executor& on, const Portion& part) {
     using namespace cuda;
     if (args.m == 0 || args.n == 0) return {};
     const auto [chip, status] = current_chip();
@@ -116,8 +117,13 @@ Status launch(const Args& args, const Executor& on) {
     const bool general_b = b.rows == 1 && b.row_stride != 0 && b.block_stride != 0;
     Config config;
     if (chip.capability == 90) {
-        config =
-            pick_config(args.m, args.n, args.k, chip.multiprocessors, tiles::hopper_of(chip.memory_bits), general_b);
+        // The whole's choice says how K is split. Pieces are those of the rows and columns that are here.
+        config = pick_config(part.m ? part.m : args.m, part.n ? part.n : args.n, args.k, chip.multiprocessors,
+                             tiles::hopper_of(chip.memory_bits), general_b);
+        if (part.m && config.form != tiles::kFallback) {
+            const tiles::Size here{args.m, args.n, args.k, chip.multiprocessors};
+            config.pieces = int(tiles::fewest_pieces(kForms[config.form], here));
+        }
         const auto suits = [&](const Form& f) { return f.swapped || !general_b; };
         const Status forced = tiles::force_config("block_scaled_gemm", kForms,
                                                   {args.m, args.n, args.k, chip.multiprocessors}, suits, &config);
@@ -139,7 +145,7 @@ Status launch(const Args& args, const Executor& on) {
             a.constant_b = false;
         }
     }
-    return launch_tiles(a, chip, config, on);
+    return launch_tiles(a, chip, config, part.spare_units, on);
 }
 
 }  // namespace rocm_fp8::block_scaled_gemm

@@ -95,7 +95,7 @@ Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* c
 
 namespace rocm_fp8::block_scaled_gemm {
 
-Status launch(const Args& args, const Executor& on) {
+Status launch(const Args& args, const Executor& on, const Portion& part) {
     using namespace hip;
     if (args.m == 0 || args.n == 0) return {};
     if (args.k > gemm::kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
@@ -107,12 +107,12 @@ Status launch(const Args& args, const Executor& on) {
                 ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
                 : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
     }
+    const int64_t of_m = part.m ? part.m : args.m, of_n = part.n ? part.n : args.n;
     const bool channels = args.scale_b.rows == 1 && args.scale_b.row_stride != 0 && args.scale_b.block_stride == 0;
     const bool columns = args.scale_b.rows == 1 && args.scale_b.row_stride != 0 && !channels;
     const bool wide_a = fits(args.a, args.k, args.m), wide_b = fits(args.b, args.k, args.n);
     const bool wide_scales = fits(args.scale_a, args.k) && fits(args.scale_b, args.k);
-    const bool transposed = args.m > kMostStreamRows && !columns &&
-                            (wide_a || fits_transposed(args.a, args.k, args.m)) &&
+    const bool transposed = of_m > kMostStreamRows && !columns && (wide_a || fits_transposed(args.a, args.k, args.m)) &&
                             (wide_b || fits_transposed(args.b, args.k, args.n));
     const bool wide = args.k % kChunk == 0 && wide_a && wide_b;
     Access access = wide_scales && wide && !columns ? Access::fast
@@ -120,7 +120,7 @@ Status launch(const Args& args, const Executor& on) {
                     : wide_scales && transposed     ? Access::transposed
                                                     : Access::strided;
     const bool direct = fits_direct(chip.arch, access, args);
-    Config config = pick_config(args.m, args.n, args.k, int(chip.arch));
+    Config config = pick_config(of_m, of_n, args.k, int(chip.arch));
     if (const Status forced = forced_config(access, direct, args.m, args.k, &config); !forced.ok()) return forced;
     if (is_stream(config.shape)) {
         const bool f32 = args.scale_a.dtype == DType::f32 && args.scale_b.dtype == DType::f32;
@@ -130,7 +130,7 @@ Status launch(const Args& args, const Executor& on) {
     if (!direct) config.shape = indirect_shape(config.shape);
     if (access > Access::transposed) config.shape = kFallbackTile;
     return launch_tiles(kernel_of(config.shape, access, args), tile_shape(config.shape), config.parts, channels, args,
-                        1, chip.arch, on);
+                        1, chip.arch, on, part.spare_units);
 }
 
 }  // namespace rocm_fp8::block_scaled_gemm

@@ -54,11 +54,14 @@ struct Peers {
 };
 
 // Of a call: what all ranks have to agree on.
-enum class Operation : uint32_t { all_reduce = 1, norm, reduce_scatter, all_gather };
+enum class Operation : uint32_t { all_reduce = 1, norm, reduce_scatter, all_gather, gemm, gemm_norm };
 ROCM_FP8_HD constexpr uint32_t signature(Operation operation, DType type, int64_t rows, int64_t d) {
     uint64_t mixed = uint64_t(operation) << 8 | uint64_t(type);
     for (const int64_t size : {rows, d}) mixed = (mixed ^ uint64_t(size)) * 0x9E3779B97F4A7C15u ^ mixed >> 29;
     return uint32_t(mixed >> 32) ^ uint32_t(mixed);
 }
+
+// What Control's headers hold, from an epoch and a signature.
+ROCM_FP8_HD constexpr uint64_t header_of(uint32_t epoch, uint32_t what) { return uint64_t(epoch + 1) << 32 | what; }
 
 }  // namespace rocm_fp8::comm

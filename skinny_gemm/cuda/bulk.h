@@ -18,7 +18,9 @@
 #include "../../common/cuda/pdl.h"
 #include "overlap.h"
 #include "../../common/gemm/epilogue.h"
+#include "end.h"
 #include "fours.h"
+#include "reduce.h"
 #include "../../common/cuda/mma.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
@@ -28,11 +30,11 @@ constexpr int kRowBytes = 128;  // of a row in a stage: all banks once; also the
 constexpr int kWarpK = 32;      // k of a warp in one turn
 
 // The compile-time shape of the kernel. A CTA makes up to kColumns columns of the result for up to 8 * kRowTiles rows
-// of A. The ring has kStages stages, and kConsumers warps multiply.
-template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters>
+// of A. The ring has kStages stages, and kConsumers warps multiply. A thread finishes kApiece neighbouring columns.
+template <int kColumns_, int kRowTiles, int kSlots_, int kConsumers_, bool kClusters, int kApiece_ = 1>
 struct Bulk {
     static constexpr int kColumns = kColumns_, kStages = kSlots_, kConsumers = kConsumers_,
-                         kRows = kRowTiles * kMmaNarrow;
+                         kRows = kRowTiles * kMmaNarrow, kApiece = kApiece_;
     static constexpr BulkShape kShape{.name = "",
                                       .columns = kColumns,
                                       .stages8 = kStages,
@@ -59,17 +61,23 @@ struct Bulk {
     static constexpr int kThreads = (kConsumers + kProducer) * kWarp, kMostThreads = kThreads + kProducer * kWarp;
     static constexpr int kPacer = kProducer ? kConsumers + 1 : 0;
 
-    // How many columns each CTA of a cluster finishes; the last CTAs may have fewer.
+    // How many columns each CTA of a cluster finishes, a multiple of kAtOnce; the last CTAs may have fewer.
+    static constexpr int kAtOnce = kByFours ? 4 : kApiece;
     ROCM_FP8_HD static constexpr int share(int splits) {
         const int even = (kColumns + splits - 1) / splits;
-        return kByFours ? (even + 3) / 4 * 4 : even;
+        return (even + kAtOnce - 1) / kAtOnce * kAtOnce;
     }
     ROCM_FP8_HD static constexpr int columns_of(int part, int splits) {
         const int left = kColumns - part * share(splits);
         return left < 0 ? 0 : left < share(splits) ? left : share(splits);
     }
-    // Upper bound of splits * share(splits).
-    static constexpr int kSharedColumns = kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits;
+    // Upper bound of splits * share(splits). With pairs it is the least: some forms have no memory for more.
+    static constexpr int most_shared(int splits = kMaxClusterSplits) {
+        const int fewer = splits > 1 ? most_shared(splits - 1) : 0, here = splits * share(splits);
+        return fewer > here ? fewer : here;
+    }
+    static constexpr int kSharedColumns =
+        kApiece > 1 ? most_shared() : kColumns + (kByFours ? 2 : 1) * kMaxClusterSplits;
     static constexpr bool shares_fit(int splits = kMaxClusterSplits) {
         return splits == 0 || (splits * share(splits) <= kSharedColumns && shares_fit(splits - 1));
     }
@@ -94,16 +102,11 @@ struct Bulk {
         // The sums of this CTA's share of the columns, sent by each CTA of the cluster: [CTA][row][column].
         alignas(16) float sums[kSplits ? kRows * kSharedColumns : 1];
         Barrier sums_full;
-        float scale_a[kRows];
+        float scale_a[kRows + (kApiece > 1)];  // and, of a sender, the epoch
         Barrier full[kStages], empty[kStages];
         Barrier first[kStages];  // weights of a paced first round; `full` then covers its rows alone
     };
 };
-
-// TMA's swizzle puts bytes 16 c ... 16 c + 15 of row r at 16 (c ^ r % 8). Lane 4 g + t reads 8 bytes, half of chunk 2 w
-// + t / 2. The lane's row is g with its three bits reversed, for two reasons. Sixteen lanes with four values of g then
-// read eight different chunks. And store_sums writes the sums of lanes t = 0 ... 3 to different banks.
-__device__ inline int row_of(int g) { return (g & 1) << 2 | (g & 2) | g >> 2; }
 
 // A barrier of the consumer warps alone.
 template <class B>
@@ -274,90 +277,25 @@ __device__ inline void produce(const Feeder<B>& feeder) {
     }
 }
 
-// Reduction, first half: stores a warp's sums in shared memory, with all columns moved up by `shift`.
-template <class B>
-__device__ inline void store_sums(typename B::Shared& shared, const Sums (&sums)[B::kWide][B::kNarrow], int warp,
-                                  int lane, int shift) {
-    const int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int w = 0; w < B::kWide; ++w) {
-#pragma unroll
-        for (int n = 0; n < B::kNarrow; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int of_wide = w * kMmaWide + row_of(g) + i / 2 * 8;
-                const int of_narrow = n * kMmaNarrow + row_of(2 * t + i % 2);
-                const int column = B::group_column(warp) + (B::kRowsWide ? of_narrow : of_wide);
-                shared.parts[warp % B::kGroupWarps][B::kRowsWide ? of_wide : of_narrow][column + shift] = sums[w][n][i];
-            }
-        }
-    }
-}
-
-// Reduction, second half: the CTA's sum of one element over the warps that share K.
-template <class B>
-__device__ inline float sum_of_one(const typename B::Shared& shared, int m, int column) {
-    float c = shared.parts[0][m][column];
-#pragma unroll
-    for (int p = 1; p < B::kGroupWarps; ++p) c += shared.parts[p][m][column];
-    return c;
-}
-
-// Split-K: sends the CTA's sums to the CTAs of the cluster, each of which finishes `share` columns.
-template <class B>
-__device__ inline void send_sums(const Args& a, typename B::Shared& shared, int part, int share) {
-    if constexpr (B::kByFours) {
-        send_by_fours<B>(a, shared, part, share);
-    } else {
-        const int column = threadIdx.x % B::kColumns, owner = column / share;
-        const uint32_t to = address_in_cta(shared.sums, owner) + (part * B::kRows * share + column - owner * share) * 4;
-        const uint32_t barrier = address_in_cta(&shared.sums_full, owner);
-        constexpr int kRowsAtOnce = B::kConsumers * kWarp / B::kColumns;
-        for (int m = threadIdx.x / B::kColumns; m < int(a.m) && threadIdx.x < kRowsAtOnce * B::kColumns;
-             m += kRowsAtOnce) {
-            send_in_cluster(to + m * share * 4, sum_of_one<B>(shared, m, column), barrier);
-        }
-    }
-}
-
-// Split-K: the sum of one element over the cluster, in the order of the parts.
-template <class B>
-__device__ inline float sum_over_cluster(const typename B::Shared& shared, int m, int own, int share, int splits) {
-    const float* from = shared.sums + m * share + own;
-    const auto of_part = [&](int p) { return from[p * B::kRows * share]; };
-    float c = of_part(0);
-    if (B::kByFours && splits == 4) {
-        // All loads before the first addition, so that they cost one latency.
-        const float others[] = {of_part(1), of_part(2), of_part(3)};
-        for (float other : others) c += other;
-    } else {
-        for (int p = 1; p < splits; ++p) c += of_part(p);
-    }
-    return c;
-}
-
 // A CTA, or with split-K a cluster of CTAs, computes one piece of the columns. For columns beyond the piece it computes
-// sums from undefined contents of the ring and drops them.
-template <int kColumns, int kRowTiles, int kStages, int kConsumers, bool kClusters>
-__global__ __launch_bounds__(Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kMostThreads,
-                             Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>::kShape.slots()) void
-skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows,
-                 Pieces pieces, Overlap overlap) {
-#if __CUDA_ARCH__ >= 900
-    using B = Bulk<kColumns, kRowTiles, kStages, kConsumers, kClusters>;
+// sums from undefined contents of the ring and drops them. pieces: in units of kApiece columns. to: a sender (end.h).
+template <class B, class To>
+__device__ inline void multiply_bulk(const Args& a, const CUtensorMap& weights, const CUtensorMap& rows,
+                                     const Pieces& pieces, const Overlap& overlap, To to) {
     using Shared = typename B::Shared;
+    constexpr int kConsumers = B::kConsumers, kColumns = B::kColumns, kApiece = B::kApiece;
     extern __shared__ __align__(1024) uint8_t memory[];  // TMA's swizzle needs this alignment
     static_assert(alignof(Shared) == 1024);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
 
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int splits = B::kSplits ? ctas_in_cluster() : 1, part = B::kSplits ? rank_in_cluster() : 0;
-    const int piece = blockIdx.x / splits, first_column = pieces.first_column(piece);
+    const int piece = blockIdx.x / splits, first_column = kApiece * pieces.first_column(piece);
     const int first_step = first_bulk_step(B::kStep, a.k, part, splits);
     const int count = first_bulk_step(B::kStep, a.k, part + 1, splits) - first_step;
     const bool early = overlap.before_next == kAtOnce;
     const int tail = early ? -1 : count - (overlap.before_next < count ? overlap.before_next : count);
-    const Feeder<B> feeder{shared,     &weights, &rows, first_column,   pieces.most_columns(),
+    const Feeder<B> feeder{shared,     &weights, &rows, first_column,   kApiece * pieces.most_columns(),
                            first_step, count,    tail,  overlap.window, overlap.ahead};
 
     const bool feeds = warp == B::kThreads / kWarp - 1;
@@ -394,23 +332,29 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
         return;
     }
 
-    // This CTA finishes `share` columns (all of them without split-K); each thread has one of these for all its rows.
-    const int share = B::share(splits);
-    const int own = threadIdx.x % share, first_row = threadIdx.x / share, rows_apart = kConsumers * kWarp / share;
+    // This CTA finishes `share` columns (all of them without split-K); each thread has kApiece of these for all its
+    // rows.
+    const int share = B::share(splits), across = share / kApiece;
+    const int own = threadIdx.x % across * kApiece, first_row = threadIdx.x / across;
+    const int rows_apart = kConsumers * kWarp / across, end_column = kApiece * pieces.first_column(piece + 1);
     const int64_t n = int64_t(first_column) + part * share + own;
-    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < pieces.first_column(piece + 1);
+    const bool finishes = first_row < rows_apart && part * share + own < kColumns && n < end_column;
     // The epilogue's scales and bias are loaded before the main loop, which hides their latency. With four columns a
     // thread they go through shared memory: thread i loads those of the CTA's column i.
     const bool by_fours = B::kByFours && splits == 1;
-    const int width = pieces.first_column(piece + 1) - first_column, shift = by_fours ? first_column % 4 : 0;
+    const int width = end_column - first_column, shift = by_fours ? first_column % 4 : 0;
     const bool brings = by_fours && int(threadIdx.x) < width;
-    const gemm::Column result(a.epilogue, brings ? first_column + int(threadIdx.x) : !by_fours && finishes ? n : 0);
-    const float scale_a = threadIdx.x < a.m ? gemm::scale_at(a.epilogue.scale_a, threadIdx.x) : 0;
+    const bool one_by_one = !by_fours && finishes;
+    const gemm::Column result(a.epilogue, brings ? first_column + int(threadIdx.x) : one_by_one ? n : 0);
+    // The epoch is in the register that other threads have for scales.
+    const bool has_epoch = To::kSends && threadIdx.x == B::kRows;
+    float scale_a = threadIdx.x < a.m ? gemm::scale_at(a.epilogue.scale_a, threadIdx.x) : 0;
+    if (has_epoch) scale_a = bits_float(to.load_epoch());
 
     Sums sums[B::kWide][B::kNarrow] = {};
     consume(feeder, sums, warp, lane);
 
-    if (threadIdx.x < a.m) shared.scale_a[threadIdx.x] = scale_a;
+    if (threadIdx.x < a.m || has_epoch) shared.scale_a[threadIdx.x] = scale_a;
     // Closes: the sums overwrite the ring, which other warps may still be reading.
     consumers_meet<B>();
     if (brings) {
@@ -418,15 +362,20 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
         shared.bias[threadIdx.x + shift] = result.bias;
     }
     store_sums<B>(shared, sums, warp, lane, shift);
+    // Of a thread's second column. In the main loop it would take registers that two forms do not have; the loads hit
+    // the lines of the first one. With one column a thread it is unused, so not loaded.
+    const gemm::Column next(a.epilogue, kApiece > 1 && one_by_one ? n + 1 : 0);
     // Closes: other threads read the sums of all warps, and the scales, below.
     consumers_meet<B>();
 
+    if constexpr (To::kSends) to.begin(float_bits(shared.scale_a[B::kRows]));
     if (splits == 1) {
         if constexpr (B::kByFours) {
-            finish_by_fours<B>(a, shared, first_column, width, shift);
+            finish_by_fours<B>(a, to, shared, first_column, width, shift);
         } else if (finishes) {
             for (int m = first_row; m < int(a.m); m += rows_apart) {
-                gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], sum_of_one<B>(shared, m, own));
+                finish<kApiece>(a, to, m, n, result, next, shared.scale_a[m],
+                                [&](int i) { return sum_of_one<B>(shared, m, own + i); });
             }
         }
         return;
@@ -437,9 +386,9 @@ skinny_gemm_bulk(Args a, const __grid_constant__ CUtensorMap weights, const __gr
     wait_for(&shared.sums_full, 0);
     if (!finishes) return;
     for (int m = first_row; m < int(a.m); m += rows_apart) {
-        gemm::finish(a.epilogue, m, n, result, shared.scale_a[m], sum_over_cluster<B>(shared, m, own, share, splits));
+        finish<kApiece>(a, to, m, n, result, next, shared.scale_a[m],
+                        [&](int i) { return sum_over_cluster<B>(shared, m, own + i, share, splits); });
     }
-#endif
 }
 
 }  // namespace

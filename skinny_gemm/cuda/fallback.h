@@ -10,8 +10,7 @@
 
 #include "../../common/cuda/mma.h"
 #include "../../common/cuda/pdl.h"
-#include "../../common/gemm/epilogue.h"
-#include "../skinny_gemm.h"
+#include "end.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 namespace {
@@ -65,13 +64,14 @@ __device__ inline void multiply_fallback(const Args& a, int64_t first_column, in
     }
 }
 
-template <int kRowTiles, bool aligned>
-__global__ __launch_bounds__(kFallbackWarps* kWarp) void skinny_gemm_fallback(Args a) {
+template <int kRowTiles, bool aligned, class To>
+__device__ inline void multiply_and_finish(const Args& a, To to) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int64_t first_column = int64_t(blockIdx.x) * kMmaWide;
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
 
+    const uint32_t epoch = to.load_epoch();
     Sums sums[1][kRowTiles] = {};
     multiply_fallback<kRowTiles, aligned>(a, first_column, warp, lane, sums);
 
@@ -83,12 +83,20 @@ __global__ __launch_bounds__(kFallbackWarps* kWarp) void skinny_gemm_fallback(Ar
     }
     // Closes: other warps read the sums below.
     __syncthreads();
-    for (int e = threadIdx.x; e < int(a.m) * kMmaWide; e += kFallbackWarps * kWarp) {
-        const int m = e / kMmaWide, j = e % kMmaWide;
-        float c = parts[0][m][j];
-        for (int w = 1; w < kFallbackWarps; ++w) c += parts[w][m][j];
+    to.begin(epoch);
+    constexpr int kApiece = kApieceOf<To>, kAcross = kMmaWide / kApiece;
+    for (int e = threadIdx.x; e < int(a.m) * kAcross; e += kFallbackWarps * kWarp) {
+        const int m = e / kAcross, j = e % kAcross * kApiece;
+        float c[kApiece];
+#pragma unroll
+        for (int i = 0; i < kApiece; ++i) {
+            c[i] = parts[0][m][j + i];
+            for (int w = 1; w < kFallbackWarps; ++w) c[i] += parts[w][m][j + i];
+        }
         if (const int64_t n = first_column + j; n < a.n) {
-            gemm::finish(a.epilogue, m, n, gemm::Column(a.epilogue, n), gemm::scale_at(a.epilogue.scale_a, m), c);
+            const gemm::Column column(a.epilogue, n), next(a.epilogue, n + kApiece - 1);
+            finish<kApiece>(a, to, m, n, column, next, gemm::scale_at(a.epilogue.scale_a, m),
+                            [&](int i) { return c[i]; });
         }
     }
 }

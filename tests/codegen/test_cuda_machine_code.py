@@ -111,6 +111,8 @@ def test_every_form_is_there(kernels):
         # 16, 32; three of sixteen warps and one for clusters.
         "skinny_gemm_bulk": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
         "skinny_gemm_fallback": 2 * len(BULK_ROW_TILES),
+        "skinny_gemm_send": (6 - 3 + 3) + (6 + 2) + (6 + 3 + 3 + 1),
+        "skinny_gemm_send_any": 2 * len(BULK_ROW_TILES),
         "block_scaled_gemm_tiles": 17,
         "block_scaled_gemm_fallback": 2,
         "block_scaled_gemm_pack": 2,
@@ -247,7 +249,7 @@ def test_nobody_waits_for_what_it_has_written(kernels):
             clusters = kernel.template[1] == ROW_OF_A_CLUSTER
         elif kernel.name == "norm_of_sum":
             clusters = kernel.template[2] == ROW_OF_A_CLUSTER
-        elif kernel.name == "skinny_gemm_bulk":
+        elif kernel.name in ("skinny_gemm_bulk", "skinny_gemm_send"):
             columns, rows, *_, for_clusters = kernel.template
             clusters = rows < 4 or columns <= 48 or for_clusters
         elif kernel.name in HOPPER_TILES:  # elsewhere they are empty
@@ -276,7 +278,7 @@ def test_the_gemm_feeds_its_matrix_instructions(kernels):
     arch, found = kernels
     if arch == "sm_89":
         return
-    for kernel in named(found, "skinny_gemm_bulk"):
+    for kernel in [*named(found, "skinny_gemm_bulk"), *named(found, "skinny_gemm_send")]:
         columns, rows, slots, warps, clusters = kernel.template
         assert clusters == ((columns, rows, slots) == (80, 4, 7)), kernel
         assert warps == 8 or (warps == 16 and rows == 4 and columns > 64), kernel

@@ -52,7 +52,7 @@ def test_both_architectures_have_every_kernel(kernels):
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
         *("rms_norm_fast", "rms_norm_fallback", "swiglu_fast", "swiglu_fallback"),
-        *("skinny_gemm_stream", "skinny_gemm_fallback"),
+        *("skinny_gemm_stream", "skinny_gemm_fallback", "skinny_gemm_send", "skinny_gemm_send_any"),
         *("quantize_flat", "quantize_rows", "quantize_fallback", "quantize_largest"),
         *("swiglu_groups", "swiglu_rows", "swiglu_fallback_computed", "swiglu_largest"),
         *("block_scaled_gemm_tiles", "block_scaled_gemm_stream"),
@@ -68,7 +68,8 @@ def test_both_architectures_have_every_kernel(kernels):
         *("rows_of_ranks", "norm_of_sum"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
     }
-    assert sum(name.startswith("skinny_gemm_stream") for name in kernels["gfx942"]) == len(skinny_shapes())
+    for family in ("skinny_gemm_stream<", "skinny_gemm_send<"):
+        assert sum(name.startswith(family) for name in kernels["gfx942"]) == len(skinny_shapes())
 
 
 # Part of a kernel's name; what an instruction's name begins with, and what it is replaced by; the gate that must notice
@@ -119,6 +120,7 @@ SABOTAGE = [
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
     ("skinny_gemm_fallback<1>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
+    ("skinny_gemm_send<2>", "global_store_dword", "global_store_short", "less than whole words"),
     ("moe_route<bf16, 4>", "global_load_ushort", "s_waitcnt", "at once"),
     ("moe_combine<f16, bf16, true>", "global_load_dwordx4", "global_load_dwordx2", "less than 128 bits"),
     ("moe_combine<f32, f32, true>", "global_store_dwordx4", "global_store_dwordx2", "stores of less"),

@@ -12,6 +12,8 @@ pytestmark = needs_rocm_toolchain
 FAMILIES = (
     "skinny_gemm_stream",
     "skinny_gemm_fallback",
+    "skinny_gemm_send",
+    "skinny_gemm_send_any",
     "block_scaled_gemm_stream",
     "block_scaled_gemm_tiles",
     "block_scaled_gemm_direct",

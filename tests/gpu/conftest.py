@@ -3,6 +3,7 @@
 Simulated cases are minutes of arithmetic: without --full a run takes half of them, another half with each seed.
 """
 
+import contextlib
 import zlib
 
 import pytest
@@ -65,3 +66,19 @@ def arch(request) -> str:
 def fp8(arch) -> torch.dtype:
     """The chip's own format."""
     return FORMATS[arch]
+
+
+@pytest.fixture
+def ranks(simulated_rocm, arch):
+    """with ranks(count, ...) as together: at its end nothing of what was sent may be left."""
+    from tests.gpu.simulated_ranks import OnDevices
+
+    @contextlib.contextmanager
+    def make(count: int, seed=SEED, **options):
+        with simulated_rocm.devices(arch, count, seed=seed) as devices:
+            together = OnDevices(devices, count, **options)
+            yield together
+            if not any(int(one._report[0]) for one in together.all):
+                together.assert_clean()
+
+    return make

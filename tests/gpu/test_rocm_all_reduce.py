@@ -1,7 +1,6 @@
 """The ROCm variant's operators between ranks, on devices of the simulator: every kernel on both chips; schedules
 that favour, delay and stop ranks; messages that arrive late and torn; ranks that disagree or never come."""
 
-import contextlib
 import itertools
 import struct
 
@@ -11,10 +10,11 @@ import torch
 from benchmarks.harness.simulated_rocm import FORMATS
 from simulator.devices import Devices
 from tests.gpu.simulated_kernels import row_launch, row_width
+from tests.gpu.simulated_ranks import SMALL, assert_equal_on_all, assert_sum, parts_of
 from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, HALF, normal, positive, short, weights
 from tests.problems.quantize import assert_as_defined, special_values
-from tests.problems.ranks import CONTROL_BYTES, Ranks, sum_of
+from tests.problems.ranks import CONTROL_BYTES, sum_of
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -35,69 +35,9 @@ every_kernel = pytest.mark.parametrize(
     ],
     ids=lambda v: f"{v}-ranks" if isinstance(v, int) else short(v),
 )
-# Of a communicator that takes 4 KiB at once: rows and columns of one way, of two ways with more than two ranks, of
+# Of a communicator that takes SMALL at once: rows and columns of one way, of two ways with more than two ranks, of
 # several launches; whole vectors, and not.
-SMALL = 4096
 SHAPES = ((1, 8), (3, 77), (2, 2304), (1, 9001))
-
-
-class OnDevices(Ranks):
-    """A rank a device; what a body calls runs when all have called it."""
-
-    def __init__(self, together, count: int, **options):
-        super().__init__(together.kernel, torch.device("cpu"), count, **options)
-        self.together = together
-        for rank, one in enumerate(self.all):
-            together.share(self.memory[rank], f"memory of rank {rank}")
-            together.share(one._report, f"report of rank {rank}")
-            together.own(rank, one._state)
-
-    def queue(self, body, ranks=None) -> list:
-        """Calls body of each rank, or of those named; errors are results. The launches wait for the next run."""
-        results: list = [None] * len(self.all)
-        for rank in range(len(self.all)) if ranks is None else ranks:
-            with self.together.on(rank):
-                try:
-                    results[rank] = body(rank, self.all[rank])
-                except RuntimeError as error:
-                    results[rank] = error
-        return results
-
-    def run(self, body, ranks=None) -> list:
-        results = self.queue(body, ranks)
-        self.together.run()
-        return results
-
-
-@pytest.fixture
-def ranks(simulated_rocm, arch):
-    """with ranks(count, ...) as together: at its end nothing of what was sent may be left."""
-
-    @contextlib.contextmanager
-    def make(count: int, seed=SEED, **options):
-        with simulated_rocm.devices(arch, count, seed=seed) as devices:
-            together = OnDevices(devices, count, **options)
-            yield together
-            if not any(int(one._report[0]) for one in together.all):
-                together.assert_clean()
-
-    return make
-
-
-def parts_of(shape, count: int, dtype: torch.dtype, generator) -> list[torch.Tensor]:
-    return [normal(shape, dtype, generator, 2.0) for _ in range(count)]
-
-
-def assert_sum(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    nan = wanted.isnan()
-    assert torch.equal(got.isnan(), nan), f"{what}: NaN"
-    assert same_bytes(got[~nan], wanted[~nan]), f"{what}: {int((got != wanted).sum())} of {got.numel()} differ"
-
-
-def assert_equal_on_all(got: list[torch.Tensor], wanted: torch.Tensor, what: str) -> None:
-    for rank, each in enumerate(got):
-        assert_sum(each, wanted, f"{what}, rank {rank}")
-        assert same_bytes(each, got[0]), f"{what}: rank {rank} differs from rank 0"
 
 
 # --- values alone ---

@@ -7,18 +7,23 @@ import torch
 from tests.operators.bad_calls import Bad, assert_refused, guarded_call, replace, share_last_element, to_dtype
 from tests.operators.compiled import BACKEND, assert_meta_as, both_ways
 from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, positive, weights
+from tests.problems.inputs import normal, positive, random_fp8, weights
 from tests.problems.operators import comm_operators, operators, tensors
 
 VALUES = ("all_reduce", "reduce_scatter", "all_gather")
 NORMS = ("all_reduce_add_rms_norm_fp8", "all_reduce_add_rms_norm_dynamic_fp8")
+GEMMS = ("skinny_gemm_all_reduce", "skinny_gemm_all_reduce_add_rms_norm_fp8")
+OPERANDS = ("a", "b", "scale_a", "scale_b", "bias")
 TENSORS = {name: ("out", "x", "order") for name in VALUES}
+TENSORS[GEMMS[0]] = ("out", *OPERANDS, "order")
+TENSORS[GEMMS[1]] = ("out", "product", "residual", "weight", "scale", *OPERANDS, "order")
 TENSORS[NORMS[0]] = ("out", "x", "residual", "weight", "scale", "order")
 TENSORS[NORMS[1]] = ("out", "scale_out", "x", "residual", "weight", "normalized_out", "scale_ub", "order")
-WRITTEN = {name: ("out",) for name in VALUES}
+WRITTEN = {name: ("out",) for name in (*VALUES, GEMMS[0])}
+WRITTEN[GEMMS[1]] = ("out", "product", "residual")
 WRITTEN[NORMS[0]] = ("out", "residual")
 WRITTEN[NORMS[1]] = ("out", "scale_out", "residual", "normalized_out")
-ROWS, D = 4, 40
+ROWS, D, K = 4, 40, 48
 
 every_operator = pytest.mark.parametrize("operator", TENSORS)
 
@@ -44,11 +49,18 @@ def valid_arguments(kernel, alone, operator: str, device, generator, rows: int =
         return normal(shape, torch.bfloat16, generator).to(device)
 
     order, communicator = alone._handle()
+    fp8 = kernel.fp8_dtype(device)
     given = dict(out=half(rows, D), x=half(rows, D))
-    if operator in NORMS:
-        given["out"] = given["out"].to(kernel.fp8_dtype(device))
+    if operator in GEMMS:
+        given = dict(out=half(rows, D), a=random_fp8((rows, K), fp8, generator), b=random_fp8((D, K), fp8, generator))
+        given |= dict(scale_a=positive((rows, 1), generator), scale_b=positive((1, D), generator), bias=half(D))
+        given = {name: t.to(device) for name, t in given.items()} | dict(constant_b=False)
+    if operator == GEMMS[1]:
+        given["product"] = half(rows, D)
+    if operator in (*NORMS, GEMMS[1]):
+        given["out"] = given["out"].to(fp8)
         given |= dict(residual=half(rows, D), weight=weights((D,), torch.bfloat16, generator).to(device), epsilon=1e-6)
-    if operator == NORMS[0]:
+    if operator in (NORMS[0], GEMMS[1]):
         given["scale"] = positive((1,), generator).to(device)
     if operator == NORMS[1]:
         given |= dict(scale_out=torch.zeros(rows, 1, device=device), normalized_out=half(rows, D))
@@ -82,11 +94,14 @@ def common(operator: str) -> list[Bad]:
         if name in ("scale", "scale_ub"):
             add(name, "two-elements", replace(name, lambda t: t.repeat(2)))
             continue
-        add(name, "zero-dim", replace(name, lambda t: t.flatten()[0]), rf"({name}|out|weight): ")
+        if name in ("scale_a", "scale_b", "bias"):
+            add(name, "three-elements", replace(name, lambda t: t.flatten()[:3]))
+            continue
+        add(name, "zero-dim", replace(name, lambda t: t.flatten()[0]), rf"({name}|out|product|weight): ")
         if name not in ("weight", "scale_out"):
-            add(name, "strided", replace(name, lambda t: t.new_zeros((*t.shape, 2))[..., 0]), rf"{name}: last dim")
-            add(name, "row-missing", replace(name, lambda t: t[:-1]), rf"({name}|out): shape")
-            add(name, "narrow", replace(name, lambda t: t[:, :-1]), rf"({name}|out|weight): ")
+            add(name, "strided", replace(name, lambda t: t.new_zeros((*t.shape, 2))[..., 0]), rf"{name}: (last )?dim")
+            add(name, "row-missing", replace(name, lambda t: t[:-1]), rf"({name}|out|product): shape")
+            add(name, "narrow", replace(name, lambda t: t[:, :-1]), rf"({name}|b|out|weight): ")
     written = WRITTEN[operator]
     for i, target in enumerate(written):
         for source in TENSORS[operator]:
@@ -151,7 +166,7 @@ def test_what_python_refuses(alone, device, call):
 
 def samples(kernel, alone, operator: str, device, generator):
     names = [argument.name for argument in registered(kernel, operator)._schema.arguments]
-    for left_out, rows in (((), ROWS), (("normalized_out", "scale_ub"), ROWS), ((), 0)):
+    for left_out, rows in (((), ROWS), (("normalized_out", "scale_ub", "bias"), ROWS), ((), 0)):
         given = valid_arguments(kernel, alone, operator, device, generator, rows)
         yield tuple(None if name in left_out else given[name] for name in names)
 

@@ -38,7 +38,7 @@ def mla_operators(kernel: ModuleType) -> set[str]:
 
 def comm_operators(kernel: ModuleType) -> set[str]:
     """Between ranks."""
-    return {name for name in operators(kernel) if name.startswith(("all_", "reduce_"))}
+    return {name for name, schema in operators(kernel).items() if "order" in tensors(schema)}
 
 
 def fp8_operators(kernel: ModuleType) -> set[str]:

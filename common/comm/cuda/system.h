@@ -14,6 +14,9 @@ __device__ inline void store_system(void* p, Vector128 v) {
 __device__ inline void store_system(void* p, uint64_t v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+__device__ inline void store_system(void* p, uint32_t v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 __device__ inline Vector128 load_system(const void* p) {
     Vector128 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -24,8 +27,8 @@ __device__ inline Vector128 load_system(const void* p) {
 }
 __device__ inline void* in_all_lanes(void* p) { return p; }
 
-// Of a memory that begins at `base`, the same in all lanes. At kNoPlace there are zeros, and stores are dropped, without
-// an access.
+// Of a memory that begins at `base`, the same in all lanes. At kNoPlace there are zeros, and stores are dropped,
+// without an access.
 constexpr uint32_t kNoPlace = 0xFFFFFFF0u;
 __device__ inline Vector128 load_system(const void* base, uint32_t byte) {
     Vector128 v{};
@@ -50,6 +53,9 @@ __device__ inline uint32_t load_now(const uint32_t* p) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+
+// Of what earlier launches have written and this one does not.
+__device__ inline uint32_t load_before(const uint32_t* p) { return load_now(p); }
 
 __device__ inline uint64_t nanoseconds() {
     uint64_t v;

@@ -13,6 +13,8 @@
 // A workgroup waits only for those of its own number on other ranks, and sends before it waits. Workgroups begin in the
 // order of their numbers, so the lowest that waits anywhere has its partners running.
 //
+// A GEMM may have sent a launch's vectors before it, and the header with them: send.h.
+//
 // A wait ends with the communicator's time-out, too: its kernel says whom it waited for, and ends. Its results are then
 // undefined.
 #pragma once
@@ -45,9 +47,10 @@ __device__ inline bool has_come(const Vector128& v) {
     for (int i = 0; i < 4; ++i) come &= word(v, i) != kAbsent;
     return come;
 }
+__device__ inline uint32_t to_send(uint32_t word) { return word == kAbsent ? kAbsent - 1 : word; }
 __device__ inline Vector128 to_send(Vector128 v) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) set_word(v, i, word(v, i) == kAbsent ? kAbsent - 1 : word(v, i));
+    for (int i = 0; i < 4; ++i) set_word(v, i, to_send(word(v, i)));
     return v;
 }
 
@@ -59,10 +62,10 @@ struct Exchange {
 
     __device__ explicit Exchange(const Peers& p) : peers(p) {}
 
-    // After wait_for_previous_kernel.
-    __device__ void begin(uint32_t what) {
+    // After wait_for_previous_kernel. announced: a launch before this one has sent the header.
+    __device__ void begin(uint32_t what, bool announced = false) {
         epoch = load_now(&peers.state->epoch);
-        if (blockIdx.x == 0 && is_other(threadIdx.x))
+        if (blockIdx.x == 0 && is_other(threadIdx.x) && !announced)
             store_system(&peers.control(threadIdx.x)->headers[epoch & 1][peers.rank], header(what));
     }
 
@@ -138,7 +141,7 @@ struct Exchange {
     __device__ bool is_other(int rank) const { return rank < peers.ranks && rank != peers.rank; }
 
   private:
-    __device__ uint64_t header(uint32_t what) const { return uint64_t(epoch + 1) << 32 | what; }
+    __device__ uint64_t header(uint32_t what) const { return header_of(epoch, what); }
     __device__ uint64_t header_from(int rank) const {
         return load_system_64(&peers.control(peers.rank)->headers[epoch & 1][rank]);
     }

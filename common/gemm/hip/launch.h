@@ -30,10 +30,11 @@ inline SplitResult split_for(int parts, int64_t tiles, int64_t bytes, const Exec
     return {split, {}};
 }
 
-// kernel: takes a TileLaunch<Args>. As many workgroups as the chip holds, or as there are items.
+// kernel: takes a TileLaunch<Args>. As many workgroups as the chip holds without spare_units compute units, or as there
+// are items.
 template <class Args>
 Status launch_tiles(const void* kernel, const TileShape& shape, int parts, int mode, const Args& args, int64_t groups,
-                    Arch arch, const Executor& on) {
+                    Arch arch, const Executor& on, int spare_units = 0) {
     const int64_t tiles_m = (args.m + shape.rows - 1) / shape.rows;
     const int64_t tiles_n = (args.n + shape.columns - 1) / shape.columns;
     const int64_t tiles = groups * tiles_m * tiles_n, items = tiles * parts;
@@ -43,7 +44,8 @@ Status launch_tiles(const void* kernel, const TileShape& shape, int parts, int m
         split_for(parts, tiles, int64_t(shape.rows) * shape.columns * shape.waves_k * int64_t(sizeof(float)), on);
     if (!status.ok()) return status;
     const int per_chiplet = int((items + kChiplets - 1) / kChiplets);
-    const int room = compute_units(arch) / kChiplets * shape.per_unit;
+    const int left = compute_units(arch) - spare_units;
+    const int room = (left > kChiplets ? left / kChiplets : 1) * shape.per_unit;
     const Work work{int(tiles_m), int(tiles_n), int(tiles), int(items), per_chiplet};
     const int workgroups = kChiplets * (per_chiplet < room ? per_chiplet : room);
     TileLaunch<Args> launch{args, work, split, mode};

@@ -3,11 +3,13 @@
 // are there.
 //
 // Factors say what a sum is multiplied by: row(m), column(n); kRows, kColumns: whether it is; kSplits: whether launches
-// may split K; kEarly: whether factors and the bias are asked for by the constructor. Their registers then are pending in
-// the main loop, whose packed instructions may touch one of them as the unused half of a pair, and would wait. tile, part:
-// the workgroup's. least_threads: of one.
+// may split K; kEarly: whether factors and the bias are asked for by the constructor. Their registers then are pending
+// in the main loop, whose packed instructions may touch one of them as the unused half of a pair, and would wait. tile,
+// part: the workgroup's. least_threads: of one. To: a sender (../../comm/gpu/send.h), which gets the result densely; n
+// is then a multiple of four, of 16 bits of eight.
 #pragma once
 
+#include "../../comm/gpu/send.h"
 #include "../epilogue.h"
 #include "split_k.h"
 #include "stream.h"
@@ -15,7 +17,7 @@
 namespace rocm_fp8::gemm::hip {
 namespace {
 
-template <class S, class Factors, int least_threads = S::threads>
+template <class S, class Factors, int least_threads = S::threads, class To = comm::NoSender>
 class StreamEnd {
     static constexpr int kApiece = S::sums > 2 * least_threads ? 4 : 2, kAcross = S::columns / kApiece;
     static constexpr uint32_t kPartBytes = S::sums * 4;
@@ -35,11 +37,13 @@ class StreamEnd {
     float of_row;
     Numbers of_column;
     Bits added;  // as they lie in memory: to convert them is to wait for them
+    To to;
+    uint32_t epoch;
 
   public:
     __device__ StreamEnd(const Factors& factors, const Bias& bias, const Output& to, const SplitK& parts, int m, int n,
-                         int column, int tile, int part)
-        : out(to), split(parts), bias(bias), factors(factors), m(m), n(n), column(column), part(part) {
+                         int column, int tile, int part, const To& others = {})
+        : out(to), split(parts), bias(bias), factors(factors), m(m), n(n), column(column), part(part), to(others) {
         have_now(out.data), have_now(out.row_stride), have_now(out.dtype), have_now(this->bias.data);
         if constexpr (Factors::kSplits) {
             have_now(split.parts);
@@ -51,16 +55,20 @@ class StreamEnd {
         }
         row = int(threadIdx.x) / kAcross, own = int(threadIdx.x) % kAcross * kApiece;
         if constexpr (Factors::kEarly) ask();
+        epoch = this->to.load_epoch();
+        if constexpr (To::kSends) have_now(epoch);
         left = int(threadIdx.x) * kApiece < S::sums && row < m ? n - column - own : 0;
         apart = ((int(out.row_stride) | n) & (kApiece - 1)) | int(reinterpret_cast<uintptr_t>(out.data) & 15);
         at = row * out.row_stride + column + own;
-        have_now(apart), have_computed(left), have_computed(at);
+        have_now(apart), have_computed(left);
+        if constexpr (!To::kSends) have_computed(at);  // its registers are a sender's: one form has no more
     }
 
     // regions: the waves' sums, kRegion floats apart.
     template <int kRegion>
     __device__ void finish(const float* regions, int waves) {
         if constexpr (!Factors::kEarly) ask();
+        to.begin(epoch);
         Numbers v(0);
         if (left > 0) {
             const float* from = regions + S::place(row, own);
@@ -138,8 +146,21 @@ class StreamEnd {
         return v;
     }
 
+    // words: of the thread's numbers, as they lie in memory.
+    template <class Words>
+    __device__ void send(const Words& words, int element_bytes) const {
+        if constexpr (To::kSends) {
+            constexpr int kWords = sizeof(Words) / 4;
+            uint32_t each[kWords];
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) each[w] = words[w];
+            to.send((int64_t(row) * n + column + own) * element_bytes, each);
+        }
+    }
+
     __device__ void store(Numbers v) const {
         if (out.dtype == DType::f32) {
+            send(__builtin_bit_cast(Bits, v), 4);
             if (!apart) {
                 *global<Numbers>(offset(out.data, at * 4)) = v;
                 return;
@@ -154,6 +175,7 @@ class StreamEnd {
         Pairs bits;
 #pragma unroll
         for (int c = 0; c < kApiece; c += 2) bits[c / 2] = rounded_pair(out.dtype, f32x2{v[c], v[c + 1]});
+        send(bits, 2);
         if (!apart) {
             *global<Pairs>(offset(out.data, at * 2)) = bits;
             return;

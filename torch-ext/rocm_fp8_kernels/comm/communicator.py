@@ -9,7 +9,8 @@ from ..ops import comm as operators
 from ..ops.arguments import refuse
 from ..ops.calls import ops
 from ..ops.device import backend
-from ..ops.gemm import block_scaled_gemm, skinny_gemm
+from ..ops.gemm import block_scaled_gemm
+from . import overlap
 from .memory import SharedMemory, SymmetricMemory
 
 MOST_RANKS = 8
@@ -80,6 +81,7 @@ class Communicator:
         # What torch's compiler keeps the launches in order by.
         self._order = torch.zeros(1, dtype=torch.int32, device=self.device)
         if self.device.type != "cpu":
+            self._side = torch.cuda.Stream(self.device, priority=-1)  # sums take the places that a GEMM leaves
             torch.cuda.synchronize(self.device)
         self._number = ops.comm_open(
             self.rank,
@@ -90,6 +92,20 @@ class Communicator:
             self.timeout,
             self._memory.locks,
         )
+
+    # --- chunks ---
+
+    def _chunks(self, a, b, *, of, others, least: int) -> list[tuple[int, int]]:
+        """Of the rows of `of`, for calls on two streams. By sizes alone; none where one stream does as well."""
+        if self.device.type == "cpu" or self.ranks < 2 or torch.compiler.is_compiling():
+            return []
+        if not all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in (a, b)):
+            return []  # refused by what follows
+        chunks = overlap.cut(len(of), len(others))
+        return chunks if len(chunks) >= least else []
+
+    def _fork(self) -> overlap.Side:
+        return overlap.Side(self._side)
 
     # --- life ---
 
@@ -222,9 +238,13 @@ class Communicator:
         out_dtype: torch.dtype | None = None,
         constant_b: bool = False,
     ) -> torch.Tensor:
-        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts."""
-        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b)
-        return self.all_reduce(partial, out=partial)
+        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts.
+
+        On a GPU the products leave for the other ranks while the GEMM works, where rows are multiples of 16 bytes and
+        the message is one that goes one way; else the two follow one another. The bytes are the same.
+        """
+        operands = a, b, scale_a, scale_b, bias
+        return operators.skinny_gemm_all_reduce(operands, out, out_dtype, constant_b, self._handle())
 
     def skinny_gemm_all_reduce_add_rms_norm_fp8(
         self,
@@ -242,9 +262,11 @@ class Communicator:
         out_dtype: torch.dtype | None = None,
         constant_b: bool = False,
     ) -> torch.Tensor:
-        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are."""
-        partial = skinny_gemm(a, b, scale_a, scale_b, bias, out_dtype=residual.dtype, constant_b=constant_b)
-        return self.all_reduce_add_rms_norm_fp8(partial, residual, weight, scale, epsilon, out=out, out_dtype=out_dtype)
+        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are. As above."""
+        operands, norm = (a, b, scale_a, scale_b, bias), (weight, scale, epsilon)
+        return operators.skinny_gemm_all_reduce_add_rms_norm_fp8(
+            operands, residual, norm, out, out_dtype, constant_b, self._handle()
+        )
 
     def block_scaled_gemm_reduce_scatter(
         self,
@@ -260,9 +282,19 @@ class Communicator:
     ) -> torch.Tensor:
         """reduce_scatter of block_scaled_gemm, whose arguments these are: a and b hold this rank's K.
 
+        On a GPU the sums of a chunk overlap with the GEMM of the next one, where there are enough of them.
+
         Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
         """
         dtype = out.dtype if out is not None and out_dtype is None else out_dtype
+        if chunks := self._chunks(a, b, of=b, others=a, least=2):
+            operator = "block_scaled_gemm_reduce_scatter"
+            if len(a) % self.ranks:
+                refuse(operator, "a", f"{len(a)} rows; needs a multiple of the communicator's {self.ranks} ranks")
+            out = overlap.result_of(operator, (len(a) // self.ranks, len(b)), a, out, dtype)
+            operands = a, b, scale_a, scale_b, bias
+            overlap.gemm_reduce_scatter(self, self._fork(), operands, out, constant_b, chunks)
+            return out
         partial = block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant_b)
         return self.reduce_scatter(partial, out=out)
 
@@ -285,8 +317,17 @@ class Communicator:
                 the same on all ranks.
             The others: as in block_scaled_gemm.
 
+        On a GPU this rank's own rows are multiplied while the others' come, where there are enough of them.
+
         Returns: [rows * ranks, N / ranks].
         """
+        if chunks := self._chunks(a, b, of=a, others=b, least=1):
+            shape = len(a) * self.ranks, len(b)
+            out = overlap.result_of("all_gather_block_scaled_gemm", shape, a, out, out_dtype)
+            scales = scale_a if scale_a.numel() == 1 else _float_scales(scale_a)
+            operands = overlap.dense(a), b, scales, scale_b, bias
+            overlap.all_gather_gemm(self, self._fork(), operands, out, constant_b, chunks)
+            return out
         if scale_a.numel() > 1:
             scale_a = self.all_gather(_float_scales(scale_a))
         return block_scaled_gemm(

@@ -4,6 +4,7 @@ import torch
 
 from .arguments import check_dims, check_tensors, result, rows
 from .calls import ops
+from .gemm import gemm_result
 from .norms import add_and_quantize
 from .scales import with_computed_scales
 
@@ -69,3 +70,32 @@ def all_reduce_add_rms_norm_dynamic_fp8(
     return with_computed_scales(
         operator, x, x.shape[-1], operands, scales, *results, normalized_out, residual, last=handle
     )
+
+
+def skinny_gemm_all_reduce(
+    operands: tuple,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    constant_b: bool,
+    handle: Handle,
+) -> torch.Tensor:
+    """operands: skinny_gemm's a, b, scale_a, scale_b, bias."""
+    out = gemm_result("skinny_gemm_all_reduce", *operands, out, out_dtype)
+    ops.skinny_gemm_all_reduce(out, *operands, constant_b, *handle)
+    return out
+
+
+def skinny_gemm_all_reduce_add_rms_norm_fp8(
+    operands: tuple,
+    residual: torch.Tensor,
+    norm: tuple,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    constant_b: bool,
+    handle: Handle,
+) -> torch.Tensor:
+    """operands: as above; norm: weight, scale, epsilon."""
+    operator = "skinny_gemm_all_reduce_add_rms_norm_fp8"
+    check_tensors(operator, residual=residual)
+    product = gemm_result(operator, *operands, None, residual.dtype)
+    return add_and_quantize(operator, product, residual, (*norm, *operands, constant_b, *handle), out, out_dtype)

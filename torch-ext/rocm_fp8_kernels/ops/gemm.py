@@ -40,7 +40,7 @@ def skinny_gemm(
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
-    out = _result("skinny_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
+    out = gemm_result("skinny_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
     ops.skinny_gemm(out, a, b, scale_a, scale_b, bias, constant_b)
     return out
 
@@ -82,7 +82,7 @@ def block_scaled_gemm(
 
     Source: the scales of DeepSeek-V3 (1x128 of activations, 128x128 of weights), and the AMD FP8 GEMM challenge.
     """
-    out = _result("block_scaled_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
+    out = gemm_result("block_scaled_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
     scales = (
         bytes_of_e8m0("block_scaled_gemm", "scale_a", scale_a),
         bytes_of_e8m0("block_scaled_gemm", "scale_b", scale_b),
@@ -91,7 +91,7 @@ def block_scaled_gemm(
     return out
 
 
-def _result(
+def gemm_result(
     operator: str,
     a: torch.Tensor,
     b: torch.Tensor,
