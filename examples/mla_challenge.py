@@ -6,8 +6,8 @@
 The whole layer in bfloat16: down-projections, the cache, queries and attention of 128 heads, the output projection.
 The cache that is handed in and out, [batch, 8192, 576], holds the last 64 numbers of a token unrotated; angles are
 computed in bfloat16. `Step` keeps a rotated cache of its own beside it. A token's angle depends on its position alone,
-so rotating it once would do; `anew` rotates all tokens in each step, as the problem is stated. Either way a step is one
-graph on a GPU.
+so rotating it once would do; `anew` rotates all tokens in each step, as the problem is stated: it rewrites their last
+64 numbers, and leaves the 512 before them. Either way a step is one graph on a GPU.
 """
 
 import argparse
@@ -81,27 +81,37 @@ class Step:
         self.rotated = torch.zeros(batch, MOST, LATENT + ROPE, dtype=torch.bfloat16, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.places = torch.arange(batch * MOST, device=device).view(batch, MOST)
-        self.cos, self.sin = (t.repeat(batch, 1) for t in angles(MOST, device))  # of every place of the cache
+        self.cos, self.sin = angles(MOST, device)
+
+    def fill(self, cache: torch.Tensor, count: int) -> None:
+        """Takes the tokens that are there before the first step, `count` of each sequence."""
+        self.lengths.fill_(count)
+        self.append(cache[:, :count].flatten(0, 1), self.places[:, :count].flatten())
+
+    def append(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """rows [T, 576], unrotated."""
+        latent, rope = rows.split((LATENT, ROPE), dim=-1)
+        at = slots % MOST
+        self.kernel.mla_append(latent, rope, self.rotated, slots, cos=self.cos[at], sin=self.sin[at])
 
     def __call__(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         """x [batch, 1, dim], cache [batch, 8192, 576]: written at the lengths' places, which move on by one."""
         linear, w, kernel = torch.nn.functional.linear, self.w, self.kernel
-        batch = len(x)
-        new = self.places.gather(1, self.lengths[:, None].long())[:, 0]
+        batch, at = len(x), self.lengths.long()
+        new = self.places.gather(1, at[:, None])[:, 0]
         of_new = linear(x[:, 0], w.kv_down)
-        cache.view(-1, LATENT + ROPE).index_copy_(0, new, of_new)
+        rows = cache.view(-1, LATENT + ROPE)
+        rows.index_copy_(0, new, of_new)
         self.lengths += 1
-        cos, sin = self.cos[new][:, None], self.sin[new][:, None]
-        rows, slots = (cache.view(-1, LATENT + ROPE), self.places.view(-1)) if self.anew else (of_new, new)
-        turns = (self.cos, self.sin) if self.anew else (cos[:, 0], sin[:, 0])
+        self.append(of_new, new)
         if self.anew:
             live = torch.arange(MOST, device=x.device) < self.lengths[:, None]
             slots = torch.where(live, self.places, -1).view(-1)
-        latent, rope = rows[:, :LATENT], rows[:, LATENT:]
-        kernel.mla_append(latent, rope, self.rotated, slots, cos=turns[0], sin=turns[1])
+            kernel.mla_append(None, rows[:, LATENT:], self.rotated, slots, cos=self.cos, sin=self.sin)
         q = linear(linear(x, w.q_down), w.q_up).view(batch, 1, HEADS, NOPE + ROPE)
         attention = self.attention
-        out = kernel.mla_decode(attention.absorb(q, cos, sin), self.rotated, self.lengths, attention.softmax_scale)
+        absorbed = attention.absorb(q, self.cos[at][:, None], self.sin[at][:, None])
+        out = kernel.mla_decode(absorbed, self.rotated, self.lengths, attention.softmax_scale)
         return linear(attention.values(out), w.out)
 
 
@@ -117,9 +127,9 @@ def main() -> None:
     cache = torch.zeros(args.batch, MOST, LATENT + ROPE, dtype=torch.bfloat16)
     cache[:, : args.prefill] = torch.randn(args.batch, args.prefill, LATENT + ROPE, generator=drawn).bfloat16()
     step = Step(kernel, w, args.batch, device)
-    step.lengths.fill_(args.prefill)
     mine, plain = cache.to(device), cache.to(device)
     with torch.no_grad():
+        step.fill(mine, args.prefill)
         begun = time.perf_counter()
         got = step(x, mine).float().cpu()
         took = time.perf_counter() - begun

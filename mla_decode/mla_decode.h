@@ -84,11 +84,14 @@ struct Args {
 //     wide  = latent, r
 //     fp8   = fp8(latent / scale), fp8(r / scale)
 //     mixed = codes by scales of 128 as quantize_fp8 computes them, these scales, r
+//
+// Without `latent` r alone is written: what the cache has of the latent part, scales of `mixed` too, stays.
 struct AppendArgs {
-    const void *latent, *rope;           // dtype [tokens, 512] and [tokens, 64]
+    const void *latent, *rope;           // dtype [tokens, 512] or nullptr, and [tokens, 64]
     int64_t latent_stride, rope_stride;  // elements
     DType dtype;                         // f16 or bf16; of `wide` the cache's
-    const void *cos, *sin;               // angle_dtype [tokens, 64] or nullptr, last dimension contiguous
+    const void *cos, *sin;               // angle_dtype [angles, 64] or nullptr, last dimension contiguous
+    int64_t angles;                      // token t has row t % angles. Fewer than tokens: these are below 2^31
     int64_t cos_stride, sin_stride;      // elements
     DType angle_dtype;                   // dtype or f32
     const int64_t* slots;                // [tokens]: page * page_size + row. Outside of the cache: not written

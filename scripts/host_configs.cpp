@@ -86,7 +86,8 @@ const char* tables() {
         };
         const auto int8_form = [&](const tiles::Form& f) { return with_stages(f, int8_gemm::cuda::stages(f)); };
         const auto mla_form = [&](const mla_decode::hip::Form& f) {
-            return object(f.name.text, {{"waves", f.waves},
+            return object(f.name.text, {{"matrix", f.matrix},
+                                        {"waves", f.waves},
                                         {"groups", f.groups},
                                         {"buffers", f.buffers},
                                         {"per_unit", f.per_unit},

@@ -437,18 +437,29 @@ def moe_sort(arch: str, kernel, f) -> list[tuple[str, bool]]:
 
 
 def mla_decode(arch: str, kernel, f, shape, dtype: str, format: str) -> list[tuple[str, bool]]:
-    """A tile of 16 tokens and 16 rows of a wave: 36 instructions of keys, 32 of values."""
+    """A tile of 16 tokens and 16 rows of a wave: 36 instructions of keys, 32 of values. Of 32 and 32: 72 and 64, and
+    one that clears each of the 16 sums. On gfx950 half as many of keys, of twice the k."""
     found = [i.name.removesuffix("_1k") for i in kernel.code if "mfma" in i.name]
     names = {i.name for i in kernel.code}
     tokens = 16 // shape["waves"]
     latent = named(kernel, "global_load_dwordx4" if format == "wide" else "global_load_dwordx2")
     per_simd = -(-shape["waves"] * shape["groups"] * shape["per_unit"] // SIMDS)
+    size, gfx950 = shape["matrix"], arch == "gfx950"
+    k, of_values = 256 // size, 2 * size
+    of_keys = (18 if gfx950 else 36) * size // 16
+    shortest = {f"v_mfma_f32_{size}x{size}x{k}_{dtype}"}
+    longest = {f"v_mfma_f32_{size}x{size}x{2 * k}_{dtype}"} if gfx950 else shortest
+    clearing = 16 if size == 32 else 0
+    clears = {"v_mfma_f32_32x32x8_f16"} if clearing else set()
     return [
-        ("other matrix instructions", set(found) == {f"v_mfma_f32_16x16x16_{dtype}"}),
-        ("matrix instructions of a tile", len(found) == 36 + 32),
-        ("keys read by less than 128 bits", named(kernel, "ds_read_b128") >= 18),
-        ("values read by less than 64 bits", named(kernel, "ds_read_b64") + 2 * named(kernel, "ds_read2_b64") >= 32),
-        ("values not transposed by v_perm", named(kernel, "v_perm_b32") >= 64),
+        ("other matrix instructions", set(found) == shortest | longest | clears),
+        ("matrix instructions of a tile", len(found) == of_keys + of_values + clearing),
+        ("keys read by less than 128 bits", named(kernel, "ds_read_b128") >= 18 * size // 16),
+        (
+            "values read by less than 64 bits",
+            named(kernel, "ds_read_b64") + 2 * named(kernel, "ds_read2_b64") >= of_values,
+        ),
+        ("values not transposed by v_perm", named(kernel, "v_perm_b32") >= 2 * of_values),
         # Before the loop and in it, a tile ahead.
         ("tokens are not asked for a tile ahead", latent >= 2 * tokens),
         ("codes one by one", format == "wide" or any(i.name.startswith("v_cvt_pk_f32_fp8") for i in kernel.code)),

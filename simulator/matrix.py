@@ -27,7 +27,10 @@ SUPPORTED = {
     "mfma_16x16x32_i8", "mfma_32x32x16_i8", "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
 }  # fmt: skip
 # f8f6f4: e4m3, without scales.
-OF_GFX950 = {"mfma_16x16x128_f8f6f4", "mfma_32x32x64_f8f6f4", "mfma_16x16x64_i8", "mfma_32x32x32_i8"}
+OF_GFX950 = {
+    "mfma_16x16x128_f8f6f4", "mfma_32x32x64_f8f6f4", "mfma_16x16x64_i8", "mfma_32x32x32_i8",
+    "mfma_16x16x32_bf16", "mfma_32x32x16_bf16", "mfma_16x16x32_f16", "mfma_32x32x16_f16",
+}  # fmt: skip
 BITS = {"fp8": 8, "f8f6f4": 8, "i8": 8, "bf16": 16, "f16": 16}
 LANE = np.arange(LANES)
 

@@ -36,9 +36,10 @@ void rotate(const AppendArgs& a, int64_t t, uint16_t* to) {
         return;
     }
     const bool wide = a.angle_dtype == DType::f32;
+    const int64_t row = t % a.angles;
     const auto angle = [&](const void* of, int64_t stride, int i) {
-        if (wide) return static_cast<const float*>(of)[t * stride + i];
-        return number<dtype>(at<dtype>(of, t * stride), i);
+        if (wide) return static_cast<const float*>(of)[row * stride + i];
+        return number<dtype>(at<dtype>(of, row * stride), i);
     };
     const auto round = [&](float v) { return wide ? v : number<dtype>(std::array{rounded<dtype>(v)}.data(), 0); };
     constexpr int kHalf = kRope / 2;
@@ -63,18 +64,18 @@ void append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
         const int64_t slot = a.slots[t], page = slot / c.page_size;
         if (slot < 0 || page >= c.pages) continue;
         uint8_t* const to = c.data + page * c.page_stride + slot % c.page_size * c.row_stride;
-        const void* const latent = at<dtype>(a.latent, t * a.latent_stride);
+        const void* const latent = a.latent ? at<dtype>(a.latent, t * a.latent_stride) : nullptr;
         uint16_t rope[kRope];
         rotate<dtype>(a, t, rope);
         if (c.format == Format::wide) {
-            std::memcpy(to, latent, kLatent * 2);
+            if (latent) std::memcpy(to, latent, kLatent * 2);
             std::memcpy(to + kLatent * 2, rope, sizeof(rope));
         } else if (c.format == Format::fp8) {
             const Scale scale(*c.scale, kMax);
-            L::template quantize<format, dtype>(latent, to, kLatent, scale);
+            if (latent) L::template quantize<format, dtype>(latent, to, kLatent, scale);
             L::template quantize<format, dtype>(rope, to + kLatent, kRope, scale);
         } else {
-            for (int g = 0; g < kLatent / kScaleGroup; ++g) {
+            for (int g = 0; latent && g < kLatent / kScaleGroup; ++g) {
                 const void* const values = at<dtype>(latent, g * kScaleGroup);
                 using Count = std::integral_constant<int, kScaleGroup>;
                 const uint16_t largest = largest_of<dtype, true>(values, Count());

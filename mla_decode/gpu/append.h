@@ -4,32 +4,19 @@
 // a decode step a launch's latency.
 //
 //     latent   a lane has eight numbers (CUDA: twice); sixteen lanes of them have a scale in common, with `mixed`
-//     rope     lane i < 32 has the pair i and i + 32, or 2 i and 2 i + 1
+//     rope     append_rope.h: sixteen lanes have two pairs each
 //
-// aligned: rows of latent and of the cache begin at multiples of 16 bytes (of codes: 8). Else all goes number by
-// number.
+// aligned: rows of all operands and of the cache begin at multiples of 16 bytes (of codes: 8). Else all goes number by
+// number. Without latent values the kernel of append_rope.h runs.
 //
 // Limit today: docs/journal/mla_decode-hip.md. Nothing has been measured.
 #pragma once
 
-#include "../../common/gpu/overlap.h"
 #include "../../common/rows/dynamic_scale.h"
-#include "../../common/rows/gpu/eight.h"
-#include "../mla_decode.h"
+#include "append_rope.h"
 
 namespace rocm_fp8::mla_decode {
 namespace {
-
-constexpr int kAppendThreads = 256;
-
-// Bytes to any address.
-template <class T>
-__device__ inline void store_bytewise(void* to, int64_t at, const T& v) {
-    uint8_t bytes[sizeof(T)];
-    __builtin_memcpy(bytes, &v, sizeof(T));
-#pragma unroll
-    for (int i = 0; i < int(sizeof(T)); ++i) global<uint8_t>(to)[at + i] = bytes[i];
-}
 
 // Eight codes of a cache: by the chip's instructions in its own format, else one by one.
 template <DType type>
@@ -89,80 +76,38 @@ __device__ inline void append_latent(const AppendArgs& a, const DynamicScale& ru
     }
 }
 
-// Of a 16-bit number.
-template <DType type>
-__device__ inline uint16_t rounded(float v) {
-    return uint16_t(Pairs<type>::round_any_nan(both(v)));
-}
-template <DType type>
-__device__ inline float widened(uint16_t bits) {
-    return Pairs<type>::widen(bits).x;
-}
-
-// Number i of the rotated ones, which stands at `place`; y: that of its pair, with the sign that it has there.
-template <DType type>
-__device__ inline uint16_t rotated(const AppendArgs& a, int64_t token, int i, float x, float y) {
-    const int64_t cos_at = token * a.cos_stride + i, sin_at = token * a.sin_stride + i;
-    if (a.angle_dtype == DType::f32)
-        return rounded<type>(x * global<float>(a.cos)[cos_at] + y * global<float>(a.sin)[sin_at]);
-    const float first = widened<type>(rounded<type>(x * element_at<type>(a.cos, cos_at)));
-    const float second = widened<type>(rounded<type>(y * element_at<type>(a.sin, sin_at)));
-    return rounded<type>(first + second);
-}
-
 template <DType type, bool aligned>
-__device__ inline void append_rope(const AppendArgs& a, int64_t token, void* to) {
-    constexpr int kHalf = kRope / 2;
-    const int i = threadIdx.x % kLanes;
-    if (i >= kHalf) return;
-    const int places[] = {a.interleaved ? 2 * i : i, a.interleaved ? 2 * i + 1 : i + kHalf};
-    const auto* const from = global<uint16_t>(offset(a.rope, token * a.rope_stride * 2));
-    uint16_t bits[] = {from[places[0]], from[places[1]]};
-    if (a.cos) {
-        const float x = widened<type>(bits[0]), y = widened<type>(bits[1]);
-        bits[0] = rotated<type>(a, token, i, x, -y), bits[1] = rotated<type>(a, token, i + kHalf, y, x);
-    }
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-        if (a.cache.format == Format::fp8) {
-            const float scale = load_scalar(a.cache.scale);
-            const bool fnuz = a.cache.dtype == DType::e4m3fnuz;
-            global<uint8_t>(to)[kLatent + places[n]] = quantize_one(widened<type>(bits[n]), scale, fnuz);
-            continue;
-        }
-        const bool mixed = a.cache.format == Format::mixed;
-        // Of float16 a number of `mixed` is rounded once more.
-        if (mixed && type == DType::f16) bits[n] = rounded<DType::bf16>(widened<type>(bits[n]));
-        const int64_t at = (mixed ? kRopeAt : kLatent * 2) + places[n] * 2;
-        if constexpr (aligned) *global<uint16_t>(offset(to, at)) = bits[n];
-        else store_bytewise(to, at, bits[n]);
-    }
-}
-
-template <DType type, bool aligned>
-__global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, DynamicScale rule) {
+__global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, DynamicScale rule, Divider angles) {
     const int64_t token = int64_t(blockIdx.x) * (kAppendThreads / kLanes) + uniform(threadIdx.x / kLanes);
     wait_for_previous_kernel();
     let_next_kernel_start();
     if (token >= a.tokens) return;
-    const int64_t slot = global<int64_t>(a.slots)[token];
-    if (slot < 0) return;
-    const int64_t page = slot / a.cache.page_size, row = slot - page * a.cache.page_size;
-    if (page >= a.cache.pages) return;
-    void* const to = a.cache.data + page * a.cache.page_stride + row * a.cache.row_stride;
+    void* const to = place_of(a, token);
+    if (!to) return;
     append_latent<type, aligned>(a, rule, offset(a.latent, token * a.latent_stride * 2), to);
-    append_rope<type, aligned>(a, token, to);
+    RopePart<type, 1, aligned> rope;
+    const int lane = threadIdx.x % kLanes;
+    if (lane >= rope.kSharing) return;
+    rope.load(a, angles, token, lane);
+    rope.store(a, lane, to);
 }
 
 template <DType type, class Vendor>
 Status launch_append_as(const AppendArgs& a, const Vendor& vendor) {
-    const int bytes = a.cache.format == Format::wide ? 16 : 8;
-    const bool aligned = rows_aligned(a.latent, a.latent_stride * 2) &&
+    const int bytes = a.cache.format == Format::wide ? 16 : 8, of_angle = a.angle_dtype == DType::f32 ? 4 : 2;
+    const bool aligned = rows_aligned(a.latent, a.latent_stride * 2) && rows_aligned(a.rope, a.rope_stride * 2) &&
+                         rows_aligned(a.cos, a.cos_stride * of_angle) && rows_aligned(a.sin, a.sin_stride * of_angle) &&
                          rows_aligned(a.cache.data, a.cache.row_stride, bytes) && a.cache.page_stride % bytes == 0;
+    const Divider angles = divider_by(a.cos && a.angles < a.tokens ? uint32_t(a.angles) : 1);
+    if (!a.latent) {
+        const auto kernel = aligned ? mla_append_rope<type, true> : mla_append_rope<type, false>;
+        const int64_t tokens = aligned ? kRopeTokens<true> : kRopeTokens<false>;
+        return vendor.launch(kernel, ceil_div(a.tokens, tokens), kAppendThreads, 1, a, angles);
+    }
     DynamicScale rule{};
     rule.fp8_max = Fp8Format<DType::e4m3fn>::max, rule.reciprocal_max = exact_reciprocal(rule.fp8_max);
     const auto kernel = aligned ? mla_append<type, true> : mla_append<type, false>;
-    return vendor.launch(kernel, ceil_div(a.tokens, kAppendThreads / kLanes), kAppendThreads, 1, a, rule);
+    return vendor.launch(kernel, ceil_div(a.tokens, kAppendThreads / kLanes), kAppendThreads, 1, a, rule, angles);
 }
 
 template <class Vendor>

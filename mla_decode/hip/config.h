@@ -8,32 +8,34 @@
 
 namespace rocm_fp8::mla_decode::hip {
 
-constexpr int kTile = 16;  // tokens that are multiplied as one, and rows of a wave
+constexpr int kTile = 16;  // tokens that are loaded as one
 constexpr int kTileBytes = kTile * kWidth * 2;
 
 // A workgroup has groups * waves waves. Those of a group share a tile of tokens, and each has rows of its own; groups
 // take tiles in turn, and their sums are added at the end.
 struct Form {
     gemm::FormName name;
+    int matrix;  // of its instructions: rows of a wave, and tokens that it multiplies as one
     int waves, groups;
-    int buffers;                   // tiles of a group in LDS: 1, or 3 with half of the waves behind the others
+    int buffers;                   // of kTile tokens of a group in LDS: 1, or 3 of which a tile of 32 takes two
     int per_unit;                  // workgroups that a compute unit holds at once (LDS, registers)
     double tile_cycles;            // of a group's tile, all waves of the workgroup at work: by the simulator's clock
     int keys_ahead, values_ahead;  // reads of LDS ahead of the multiplications: where one wave a SIMD has the registers
-    constexpr int rows() const { return waves * kTile; }
+    constexpr int rows() const { return waves * matrix; }
+    constexpr int tile() const { return matrix; }
     constexpr int threads() const { return waves * groups * 64; }
 };
 
 // In the order of their rows.
 // clang-format off
 constexpr Form kForms[] = {
-    {.name = "r16", .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1, .tile_cycles = 4300,
+    {.name = "r16", .matrix = 16, .waves = 1, .groups = 3, .buffers = 1, .per_unit = 1, .tile_cycles = 4300,
      .keys_ahead = 6, .values_ahead = 3},
-    {.name = "r32", .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 4600,
+    {.name = "r32", .matrix = 16, .waves = 2, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 4600,
      .keys_ahead = 6, .values_ahead = 3},
-    {.name = "r64", .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 5500,
+    {.name = "r64", .matrix = 16, .waves = 4, .groups = 2, .buffers = 1, .per_unit = 1, .tile_cycles = 5500,
      .keys_ahead = 2, .values_ahead = 1},
-    {.name = "r128", .waves = 8, .groups = 1, .buffers = 3, .per_unit = 1, .tile_cycles = 4600,
+    {.name = "r128", .matrix = 32, .waves = 4, .groups = 1, .buffers = 3, .per_unit = 1, .tile_cycles = 7600,
      .keys_ahead = 3, .values_ahead = 1},
 };
 // clang-format on
@@ -59,7 +61,7 @@ constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits
     const ChipModel& chip = kChipModels[int(arch)];
     constexpr double kStartCycles = 8000, kMergeUs = 3;
     const double row_tiles = double(ceil_div(s.rows, form.rows())), workgroups = double(s.batch) * row_tiles * splits;
-    const double tiles = double(ceil_div(ceil_div(s.most, kTile), splits));
+    const double tiles = double(ceil_div(ceil_div(s.most, form.tile()), splits));
     const int64_t room = int64_t(chip.compute_units) * form.per_unit;
     const double rounds = double(ceil_div(int64_t(workgroups), room));
     const double of_a_workgroup = kStartCycles + double(ceil_div(int64_t(tiles), form.groups)) * form.tile_cycles;
@@ -73,7 +75,7 @@ constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits
 }
 
 constexpr int pick_splits(Arch arch, const Form& form, const Sizes& s) {
-    const int64_t tiles = ceil_div(s.most, kTile);
+    const int64_t tiles = ceil_div(s.most, form.tile());
     int best = 1;
     double least = time_of(arch, form, s, 1);
     for (int splits = 2; splits <= kMostSplits && splits <= tiles; ++splits) {

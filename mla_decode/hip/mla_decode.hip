@@ -7,13 +7,14 @@
 //                                                                   --> values x exponentials --> sums, in registers
 //     splits of a sequence's tokens --> float32 sums and their lse --> a second launch: ../gpu/merge.h
 //
-// On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries (72 registers) and sums (128) stay with their waves, 16
-// rows each: waves never exchange anything but the tile, and the sums of groups at the end.
+// On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries and sums stay with their waves: of 16 rows in 72 and 128
+// registers, of 32 in 144 and 256. Waves never exchange anything but the tile, and the sums of groups at the end.
 //
-// Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), decode.h (the kernel); ../gpu/:
-// append, splits, merge; common/attention.
+// Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
+// rows, of 32), finish.h (the end), decode.h (the kernel); ../gpu/: append, splits, merge; common/attention.
 //
-// Limit today, by the simulator's clock: see docs/journal/mla_decode-hip.md. Nothing has been measured on an AMD GPU.
+// Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
+// time. docs/journal/mla_decode-hip.md has what is left. Nothing has been measured on an AMD GPU.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"
@@ -66,8 +67,8 @@ Status launch(const Args& args, const Executor& on) {
                                           : "cache: dtype float8_e4m3fnuz; this GPU (gfx950) converts float8_e4m3fn"};
     }
     constexpr int64_t kMostTokens =
-        (int64_t(1) << 31) - 64;  // tokens are counted in 32 bits, tiles behind the last, too
-    if (args.most > kMostTokens) return {"cache: a sequence has more than 2147483584 tokens"};
+        (int64_t(1) << 31) - 256;  // tokens are counted in 32 bits, tiles behind the last, too
+    if (args.most > kMostTokens) return {"cache: a sequence has more than 2147483392 tokens"};
 
     int form = pick_form(rows), splits = 0;
     const Status read = read_forced(&form, &splits);
@@ -79,11 +80,11 @@ Status launch(const Args& args, const Executor& on) {
     const int64_t per_chiplet = ceil_div(items, kChiplets), threads = kForms[form].threads();
     if (items > kMostItems || per_chiplet * kChiplets * threads > kMaxThreads)
         return {"q has more rows than one launch takes"};
-    Partial partial{nullptr, nullptr, 1, kTile};
+    Partial partial{nullptr, nullptr, 1, kForms[form].tile()};
     if (splits > 1) {
         void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, rows));
         if (!scratch) return {"no memory for the sums of splits"};
-        partial = Partial::at(scratch, args.batch, rows, splits, kTile);
+        partial = Partial::at(scratch, args.batch, rows, splits, kForms[form].tile());
     }
     const Launch launch{args,
                         partial,

@@ -68,6 +68,7 @@ class TileLoader {
     int32_t end;     // the tokens before it are loaded
     uint32_t first;  // of the wave's tokens, in a tile
     int32_t entries[kEights];
+    const uint8_t *own, *token;  // that are being requested: each lane's, and all lanes'
     Packed<format> latent[kTokens];
     Rope rope[kEights];
     float scales[kMixed ? kTokens : 1];
@@ -88,52 +89,70 @@ class TileLoader {
 #pragma unroll
         for (int e = 0; e < kEights; ++e) entries[e] = rows.entry_of(own_token(tile, e));
     }
-    __device__ void request(int32_t tile) {
+    __device__ void request_all(int32_t tile) {
+#pragma unroll
+        for (int piece = 0; piece < kRequests; ++piece) prepare(tile, piece), request(piece);
+    }
+    // The same in kRequests pieces, one after the other; of each first what `prepare` does.
+    static constexpr int kRequests = kEights * (kOfAnEight + 1);
+    __device__ void prepare(int32_t tile, int piece) {
+        const int e = piece / (kOfAnEight + 1), t = piece % (kOfAnEight + 1) - 1;
+        if (t < 0) {
+            own = rows.row_of(own_token(tile, e), entries[e]);
+            return;
+        }
+        const uint64_t address = reinterpret_cast<uint64_t>(own);
+        const uint64_t low = uint32_t(__builtin_amdgcn_readlane(int(address), t * int(kLanes)));
+        const uint64_t high = uint32_t(__builtin_amdgcn_readlane(int(address >> 32), t * int(kLanes)));
+        token = reinterpret_cast<const uint8_t*>(high << 32 | low);
+    }
+    __device__ void request(int piece) {
         const uint32_t lane = fresh_lane();
-#pragma unroll
-        for (int e = 0; e < kEights; ++e) {
-            const uint8_t* const own = rows.row_of(own_token(tile, e), entries[e]);
-            const uint64_t address = reinterpret_cast<uint64_t>(own);
-#pragma unroll
-            for (int t = 0; t < kOfAnEight; ++t) {
-                const uint64_t low = uint32_t(__builtin_amdgcn_readlane(int(address), t * int(kLanes)));
-                const uint64_t high = uint32_t(__builtin_amdgcn_readlane(int(address >> 32), t * int(kLanes)));
-                const auto* const token = reinterpret_cast<const uint8_t*>(high << 32 | low);
-                latent[e * 8 + t] = load_packed<Packed<format>>(token, lane * kLatentBytes);
-                if constexpr (kMixed) {
-                    const uint32_t group = lane * kNumbers / kScaleGroup;
-                    scales[e * 8 + t] = load_packed<float>(token, kScalesAt + group * 4);
-                }
-            }
+        const int e = piece / (kOfAnEight + 1), t = piece % (kOfAnEight + 1) - 1;
+        if (t < 0) {
             constexpr uint32_t kRopeFrom = kMixed ? kRopeAt : kLatent / kNumbers * kLatentBytes;
             rope[e] = load_packed<Rope>(own, kRopeFrom + rope_lane(lane) * uint32_t(sizeof(Rope)));
+            return;
+        }
+        latent[e * 8 + t] = load_packed<Packed<format>>(token, lane * kLatentBytes);
+        if constexpr (kMixed) {
+            const uint32_t group = lane * kNumbers / kScaleGroup;
+            scales[e * 8 + t] = load_packed<float>(token, kScalesAt + group * 4);
         }
     }
     // What has been requested, to a tile in LDS. Tokens behind the last one are zeros: NaN there would reach results.
     __device__ void store(char* lds, int32_t tile) {
+#pragma unroll
+        for (int piece = 0; piece < kStores; ++piece) store(lds, tile, piece);
+    }
+    // The same in kStores pieces, one after the other.
+    static constexpr int kStores = kTokens + kEights;
+    __device__ void store(char* lds, int32_t tile, int piece) {
         const uint32_t lane = fresh_lane();
-        const int32_t left = uniform(end - tile * kTile - int32_t(first));  // of the wave's tokens
-        if (left < kTokens) [[unlikely]] {
-            keep_branch();
-            clear_from(left, lane);
+        if (piece == 0) {
+            const int32_t left = uniform(end - tile * kTile - int32_t(first));  // of the wave's tokens
+            if (left < kTokens) [[unlikely]] {
+                keep_branch();
+                clear_from(left, lane);
+            }
         }
         const auto put = [&](uint32_t token, uint32_t chunk, u32x4 v) {
             *reinterpret_cast<u32x4*>(lds + place(first + token, chunk)) = v;
         };
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) put(t, lane, numbers(latent[t], scales[kMixed ? t : 0]));
-#pragma unroll
-        for (int e = 0; e < kEights; ++e) {
-            const uint32_t token = e * 8 + lane / kLanes;
-            if constexpr (kFp8) {
-                if (lane % kLanes < kRopeChunks) put(token, kLatentChunks + lane % kLanes, numbers(rope[e], 1));
-            } else {
-                Rope v = rope[e];
-                if constexpr (kMixed && type == DType::f16) v = halves_of(v);
-                const uint32_t byte = lane % kLanes * uint32_t(sizeof(Rope));
-                char* const to = lds + place(first + token, kLatentChunks + byte / kChunk) + byte % kChunk;
-                *reinterpret_cast<Rope*>(to) = v;
-            }
+        if (piece < kTokens) {
+            put(piece, lane, numbers(latent[piece], scales[kMixed ? piece : 0]));
+            return;
+        }
+        const int e = piece - kTokens;
+        const uint32_t token = e * 8 + lane / kLanes;
+        if constexpr (kFp8) {
+            if (lane % kLanes < kRopeChunks) put(token, kLatentChunks + lane % kLanes, numbers(rope[e], 1));
+        } else {
+            Rope v = rope[e];
+            if constexpr (kMixed && type == DType::f16) v = halves_of(v);
+            const uint32_t byte = lane % kLanes * uint32_t(sizeof(Rope));
+            char* const to = lds + place(first + token, kLatentChunks + byte / kChunk) + byte % kChunk;
+            *reinterpret_cast<Rope*>(to) = v;
         }
     }
 

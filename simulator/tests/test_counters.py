@@ -65,6 +65,7 @@ def test_names_of_classes():
     cycles = {
         "v_mfma_f32_16x16x32_fp8_fp8": 16, "v_mfma_f32_32x32x16_fp8_fp8": 32, "v_smfmac_f32_16x16x64_fp8_fp8": 16,
         "v_mfma_f32_16x16x128_f8f6f4": 32, "v_mfma_f32_32x32x64_f8f6f4": 64, "v_mfma_f32_32x32x8_bf16_1k": 32,
+        "v_mfma_f32_16x16x32_bf16": 16, "v_mfma_f32_32x32x16_f16": 32,
         "v_add_f32_e32": 0,
     }  # fmt: skip
     assert {name: matrix_cycles(name) for name in cycles} == cycles

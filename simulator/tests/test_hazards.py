@@ -76,6 +76,10 @@ OF_GFX950 = {
     "result of 16x16x128 read": (
         "v_mfma_f32_16x16x128_f8f6f4 v[20:23], v[40:47], v[48:55], v[20:23]", "v_mov_b32 v30, v23", 12,
     ),
+    "result of 16x16x32 read": (
+        "v_mfma_f32_16x16x32_bf16 v[20:23], v[10:13], v[14:17], v[20:23]", "v_mov_b32 v30, v23", 8,
+    ),
+    "result of 32x32x16 read": ("v_mfma_f32_32x32x16_f16 v[0:15], v[40:43], v[44:47], 0", "v_mov_b32 v30, v15", 12),
     "result of 32x32x32 read": ("v_mfma_i32_32x32x32_i8 v[0:15], v[40:43], v[44:47], 0", "v_mov_b32 v30, v15", 12),
     "result of 32x32x64 read": (
         "v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[40:47], v[48:55], 0", "v_mov_b32 v30, v15", 20,

@@ -28,6 +28,10 @@ OF_GFX950 = {
     "v_mfma_f32_32x32x64_f8f6f4": (32, 64, "fp8"),
     "v_mfma_i32_16x16x64_i8": (16, 64, "i8"),
     "v_mfma_i32_32x32x32_i8": (32, 32, "i8"),
+    "v_mfma_f32_16x16x32_bf16": (16, 32, "bf16"),
+    "v_mfma_f32_32x32x16_bf16": (32, 16, "bf16"),
+    "v_mfma_f32_16x16x32_f16": (16, 32, "f16"),
+    "v_mfma_f32_32x32x16_f16": (32, 16, "f16"),
 }
 # Which half of the index register holds the places: CBSZ other than 0 says the first.
 INDEX_SETS = {"": 0, " abid:1": 1, " cbsz:7": 0, " cbsz:1 abid:3": 0}

@@ -146,6 +146,7 @@ def test_every_form_is_there(kernels):
         "mla_decode_fallback": 3 * 2 * 2,
         "mla_merge": 2 * 2,
         "mla_append": 2 * 2,
+        "mla_append_rope": 2 * 2,
     }
 
 

@@ -64,7 +64,7 @@ def test_both_architectures_have_every_kernel(kernels):
         "int8_gemm_tiles",
         *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
-        *("mla_decode", "mla_merge", "mla_append"),
+        *("mla_decode", "mla_merge", "mla_append", "mla_append_rope"),
         *("rows_of_ranks", "norm_of_sum"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
     }
@@ -127,6 +127,7 @@ SABOTAGE = [
     ("moe_sort_place<true>", "ds_write_b16", "ds_add_u32", "atomics"),
     ("mla_decode<0, bf16, wide>", "v_mfma_f32_16x16x", "v_nop", "matrix instructions"),
     ("mla_decode<3, bf16, wide>", "global_load_dwordx4", "global_load_dwordx2", "a tile ahead"),
+    ("mla_decode<3, bf16, wide>", "v_mfma_f32_32x32x", "v_nop", "matrix instructions"),
     ("mla_decode<3, f16, fp8>", "v_cvt_pk_f32_fp8", "v_nop", "codes one by one"),
     ("mla_decode<2, bf16, mixed>", "v_perm_b32", "v_nop", "not transposed"),
     ("mla_merge<bf16, 512>", "global_load_dwordx4", "global_load_dwordx2", "less than 128 bits"),

@@ -248,9 +248,11 @@ def check_mla(kernel) -> None:
         got, wanted = cache.clone(), cache.cpu().clone()
         slots = torch.tensor([0, 5, -1, 30, 2**40, 3, 1, 2, 6])
         scale = {} if o.scale is None else dict(cache_scale=o.scale)
-        kernel.mla_append(kv.cuda(), kv[:, :64].cuda(), got, slots.cuda(), **{n: t.cuda() for n, t in scale.items()})
-        kernel.reference.mla_append(kv, kv[:, :64], wanted, slots, **scale)
-        assert torch.equal(got.cpu().view(torch.uint8), wanted.view(torch.uint8)), f"mla_append {problem.id}"
+        for latent, rope in ((kv, kv[:, :64]), (None, kv[:, 64:128])):
+            read = [None if t is None else t.cuda() for t in (latent, rope)]
+            kernel.mla_append(*read, got, slots.cuda(), **{n: t.cuda() for n, t in scale.items()})
+            kernel.reference.mla_append(latent, rope, wanted, slots, **scale)
+            assert torch.equal(got.cpu().view(torch.uint8), wanted.view(torch.uint8)), f"mla_append {problem.id}"
 
 
 def main() -> int:

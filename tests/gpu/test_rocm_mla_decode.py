@@ -18,6 +18,7 @@ pytestmark = needs_rocm_toolchain
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {form["name"]: form for form in configs().tables["mla_forms"]}
 KINDS = ("wide", "fp8", "mixed")
+APPENDS = ("mla_append", "mla_append_rope")  # all of a token, its rotated numbers alone
 # (queries, heads) that leave a form's last wave rows without work.
 ROWS = {"r16": (1, 11), "r32": (3, 9), "r64": (2, 25), "r128": (1, 100)}
 
@@ -60,8 +61,8 @@ def test_every_kernel(kernel, launched, arch, environment, generator, form, kind
 def test_every_kernel_is_tried(kernels, arch):
     tried = {f"mla_decode<{i}, {short(dtype)}, {kind}>" for i in range(len(FORMS)) for dtype in HALF for kind in KINDS}
     merges = {f"mla_merge<{short(dtype)}, {columns}>" for dtype in HALF for columns in (512, 64)}
-    appends = {f"mla_append<{short(dtype)}, {aligned}>" for dtype in HALF for aligned in ("true", "false")}
-    assert kernels.names(arch, "mla_decode", "mla_merge", "mla_append") == tried | merges | appends
+    appends = {f"{name}<{short(d)}, {aligned}>" for name in APPENDS for d in HALF for aligned in ("true", "false")}
+    assert kernels.names(arch, "mla_decode", "mla_merge", *APPENDS) == tried | merges | appends
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
@@ -164,25 +165,31 @@ def test_a_cache_beyond_4_gib(kernel, arch, generator):
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [False, True], ids=("aligned", "odd"))
-def test_append(kernel, launched, arch, generator, dtype, kind, padded):
-    """To the byte, as the reference; some slots outside of the cache."""
-    width = 656 if kind == "mixed" else WIDTH
+@pytest.mark.parametrize("name", APPENDS)
+def test_append(kernel, launched, arch, generator, dtype, kind, padded, name):
+    """To the byte, as the reference; some slots outside of the cache; angles of all, a third, one or none."""
+    width, count = 656 if kind == "mixed" else WIDTH, 9 if name == "mla_append" else 69 if padded else 270
     stored = {"wide": dtype, "fp8": FORMATS[arch], "mixed": torch.uint8}[kind]
     layout = dict(pad=3) if padded else {}
-    kv, rope = normal((9, LATENT), dtype, generator, 3.0), normal((9, ROPE), dtype, generator, 3.0)
-    slots = torch.randperm(40, generator=generator)[:9]
-    slots[4] = -1
-    turn = normal((9, ROPE // 2), torch.float32, generator, 2.0).repeat(1, 2)
+    kv, rope = normal((count, LATENT), dtype, generator, 3.0), normal((count, ROPE), dtype, generator, 3.0)
+    slots = torch.randperm(304, generator=generator)[:count]
+    slots[4:5], slots[60:] = -1, slots[60:].where(slots[60:] % 2 == 0, 2**40)
     scale = dict(cache_scale=positive((1,), generator)) if kind == "fp8" else {}
-    for angle, interleaved in ((torch.float32, False), (dtype, True)):
-        options = dict(cos=turn.cos().to(angle), sin=turn.sin().to(angle), interleaved=interleaved, **scale)
-        before = torch.full((5, 8, width * stored.itemsize), 0x55, dtype=torch.uint8).view(stored)
+    for angle, interleaved, share in ((torch.float32, False, 1), (dtype, True, count), (dtype, False, 3), (None, 0, 0)):
+        options = dict(scale)
+        if angle:
+            turn = normal((count // share, ROPE // 2), torch.float32, generator, 2.0)
+            turn = turn.repeat(1, 2)
+            options |= dict(cos=turn.cos().to(angle), sin=turn.sin().to(angle), interleaved=interleaved)
+        before = torch.full((19, 16, width * stored.itemsize), 0x55, dtype=torch.uint8).view(stored)
         written, wanted = guarded(before, "cpu", **layout), before.clone()
-        kernel.mla_append(guarded(kv, "cpu", **layout).t, rope, written.t, slots, **options)
-        kernel.reference.mla_append(kv, rope, wanted, slots, **options)
+        latent = kv if name == "mla_append" else None
+        padded_rope = guarded(rope, "cpu", **layout).t
+        kernel.mla_append(latent, padded_rope, written.t, slots, **options)
+        kernel.reference.mla_append(latent, rope, wanted, slots, **options)
         written.assert_guards_intact()
         assert same_bytes(written.t, wanted)
-    assert set(launched.names()) == {f"mla_append<{short(dtype)}, {str(not padded).lower()}>"}
+    assert set(launched.names()) == {f"{name}<{short(dtype)}, {str(not padded).lower()}>"}
 
 
 def test_what_is_refused(kernel, environment, arch):

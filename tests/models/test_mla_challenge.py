@@ -21,12 +21,8 @@ def test_steps(kernel, device, generator, anew, batch, prefill):
     cache[:, :prefill] = torch.randn(batch, prefill, LATENT + ROPE, generator=generator).bfloat16()
     mine, plain = cache.to(device), cache.to(device)
     step = Step(kernel, w, batch, device, anew=anew)
-    if not anew:
-        rows = torch.arange(batch)[:, None] * MOST + torch.arange(prefill)
-        latent, rope = (part.flatten(0, 1).to(device) for part in cache[:, :prefill].split((LATENT, ROPE), dim=-1))
-        rotated = dict(cos=step.cos[rows.flatten()], sin=step.sin[rows.flatten()])
-        kernel.mla_append(latent, rope, step.rotated, rows.flatten().to(device), **rotated)
-    step.lengths.fill_(prefill)
+    with torch.no_grad():
+        step.fill(mine, prefill)
     x = torch.empty(batch, 1, 512, dtype=torch.bfloat16, device=device)
     run = None
     for i in range(3):

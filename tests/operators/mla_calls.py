@@ -10,7 +10,7 @@ TENSORS = {
     "mla_append": ("cache", "kv", "k_rope", "slots", "cos", "sin", "cache_scale"),
 }
 WRITTEN = {"mla_decode": ("out", "lse_out"), "mla_append": ("cache",)}
-OPTIONAL = ("lse_out", "block_table", "cos", "sin")
+OPTIONAL = ("lse_out", "block_table", "kv", "cos", "sin")
 
 BATCH, QUERIES, HEADS, PAGE, TOKENS = 2, 2, 3, 4, 5
 

@@ -25,9 +25,10 @@ def check(kernel, device, kv, rope, cache, slots, layout="dense", **options) -> 
     """Byte for byte the reference's; nothing else is written."""
     of_cache = {} if layout == "dense" else dict(pad=16)
     written = guarded(cache, device, **of_cache)
-    read = [guarded(t, device, **LAYOUTS[layout]) for t in (kv, rope)]
+    read = [guarded(t, device, **LAYOUTS[layout]) for t in (rope, kv) if t is not None]
     on = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in options.items()}
-    assert kernel.mla_append(read[0].t, read[1].t, written.t, slots.to(device), **on) is None
+    latent = None if kv is None else read[1].t
+    assert kernel.mla_append(latent, read[0].t, written.t, slots.to(device), **on) is None
     wanted = cache.clone()
     kernel.reference.mla_append(kv, rope, wanted, slots, **options)
     written.assert_guards_intact()
@@ -52,6 +53,39 @@ def test_append(kernel, device, generator, formats, format, dtype, layout):
                     cache = empty_cache(format, dtype, fp8)
                     options = dict(interleaved=interleaved, **turned, **scale)
                     check(kernel, device, kv, rope, cache, slots, layout, **options)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotated_numbers_alone(kernel, device, generator, formats, format, dtype, layout):
+    """The latent part of the cache, its scales too, stays; rows of angles repeat."""
+    rotated = {"wide": 2 * ROPE, "fp8": ROPE, "mixed": 2 * ROPE}[format]
+    for fp8 in formats if format == "fp8" else formats[:1]:
+        for count, rows in ((0, 0), (1, 1), (18, 18), (39, 13), (33, 1)):
+            rope, slots = normal((count, ROPE), dtype, generator, 3.0), torch.randperm(40, generator=generator)[:count]
+            slots[2:3] = -1
+            scale = dict(cache_scale=positive((1,), generator)) if format == "fp8" else {}
+            for angle in (None, dtype, torch.float32):
+                for interleaved in (False, True) if angle else (False,):
+                    turned = dict(zip(("cos", "sin"), angles(rows, angle, generator))) if angle else {}
+                    cache = empty_cache(format, dtype, fp8)
+                    options = dict(interleaved=interleaved, **turned, **scale)
+                    written = check(kernel, device, None, rope, cache, slots, layout, **options).view(torch.uint8)
+                    assert (written[..., :-rotated] == 0x55).all()
+                    assert count < 3 or (written[..., -rotated:] != 0x55).any(-1).sum() == count - 1
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rows_of_angles_repeat(kernel, device, generator, rows):
+    """With the latent part: as angles of all tokens."""
+    kv, rope = normal((21, LATENT), torch.bfloat16, generator), normal((21, ROPE), torch.bfloat16, generator)
+    turned = dict(zip(("cos", "sin"), angles(rows, torch.bfloat16, generator)))
+    cache = empty_cache("wide", torch.bfloat16, kernel.fp8_dtype(device))
+    slots = torch.randperm(40, generator=generator)[:21]
+    repeated = check(kernel, device, kv, rope, cache, slots, **turned)
+    whole = {name: t.repeat(21 // rows, 1) for name, t in turned.items()}
+    assert same_bytes(check(kernel, device, kv, rope, cache, slots, **whole), repeated)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -45,8 +45,8 @@ def common(operator: str) -> list[Bad]:
         else:
             add(name, "two-elements", replace(name, lambda t: t.repeat(2)))
             add(name, "none", given(cache_scale=None))
-        if name not in ("cache", "cache_scale", "kv"):
-            others = r"(lengths|block_table|out)" if name == "q" else name
+        if name not in ("cache", "cache_scale"):
+            others = {"q": r"(lengths|block_table|out)", "k_rope": r"(kv|slots)"}.get(name, name)
             add(name, "one-missing", replace(name, lambda t: t[:-1]), rf"{others}: shape")
         if name in ("q", "cache", "kv", "k_rope", "cos", "sin", "out"):
             add(name, "narrow", replace(name, lambda t: t[..., :-1]))

@@ -37,8 +37,9 @@ def _register_fake(name: str) -> None:
     bring a call here, where it would quietly do nothing.
     """
     arguments = getattr(_raw, name).default._schema.arguments
-    # The kernels compare devices with that of the first input.
-    first = next(i for i, argument in enumerate(arguments) if not argument.is_write)
+    # The kernels compare devices with that of the first input that every call has.
+    inputs = (i for i, argument in enumerate(arguments) if not argument.is_write)
+    first = next(i for i in inputs if not isinstance(arguments[i].type, torch.OptionalType))
     operator = name.replace("_static", "")  # of the Python function
 
     def fake(*args) -> None:

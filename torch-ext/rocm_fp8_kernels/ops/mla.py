@@ -63,7 +63,7 @@ def mla_decode(
 
 
 def mla_append(
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     k_rope: torch.Tensor,
     cache: torch.Tensor,
     slots: torch.Tensor,
@@ -81,14 +81,17 @@ def mla_append(
     of FP8 gets fp8(value / cache_scale); DeepSeek's layout float8_e4m3fn by scales of 128 values, as quantize_fp8
     computes them, and bfloat16.
 
+    Without kv the rotated numbers alone are written, to a cache of any kind: no scale depends on them. The cache keeps
+    its tokens' latent part, in DeepSeek's layout their scales, too.
+
     Args:
-        kv: float16 or bfloat16 [T, 512], the normalised latent values; rows strided freely.
-        k_rope: kv's dtype [T, 64]; rows strided freely.
+        kv: k_rope's dtype [T, 512], the normalised latent values; rows strided freely. None: those of the cache stay.
+        k_rope: float16 or bfloat16 [T, 64]; rows strided freely.
         cache: as in mla_decode; written in place. A dense one is [B, L, ...].
         slots: int64 [T]: page * page size + row of each token, of a dense cache b * L + n. Outside of the cache
             (-1, say) nothing is written. No two tokens may have the same slot.
-        cos, sin: kv's dtype or float32 [T, 64], as transformers' rotary embeddings have them: the second half repeats
-            the first. None: k_rope is rotated already.
+        cos, sin: k_rope's dtype or float32 [T, 64], as transformers' rotary embeddings have them: the second half
+            repeats the first. Or [R, 64], where R divides T: token t has row t % R. None: k_rope is rotated already.
         interleaved: numbers 2i and 2i + 1 are a pair (and stay where they are), not i and i + 32. Queries need be
             rotated alike: see layers.rotate.
         cache_scale: float32, one element, with a cache of FP8.
@@ -96,7 +99,7 @@ def mla_append(
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
     operator = "mla_append"
-    check_tensors(operator, kv=kv, k_rope=k_rope, cache=cache, slots=slots)
-    optional = {"cos": cos, "sin": sin, "cache_scale": cache_scale}
+    check_tensors(operator, k_rope=k_rope, cache=cache, slots=slots)
+    optional = {"kv": kv, "cos": cos, "sin": sin, "cache_scale": cache_scale}
     check_tensors(operator, **{name: t for name, t in optional.items() if t is not None})
     ops.mla_append(cache, kv, k_rope, slots, cos, sin, cache_scale, bool(interleaved))

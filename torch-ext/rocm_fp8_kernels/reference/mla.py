@@ -69,14 +69,18 @@ def rotate(x, cos, sin, interleaved=False):
 
 
 def mla_append(kv, k_rope, cache, slots, *, cos=None, sin=None, interleaved=False, cache_scale=None):
+    if cos is not None:
+        cos, sin = (t.repeat(len(k_rope) // max(len(t), 1), 1) for t in (cos, sin))
     rope = k_rope if cos is None else rotate(k_rope, cos, sin, interleaved)
-    values = torch.cat([kv, rope], dim=-1)
-    if cache.dtype == torch.uint8:
+    mixed = cache.dtype == torch.uint8
+    parts = [] if kv is None else [kv]
+    if mixed and kv is not None:
         codes, scales = quantize_fp8(kv, scaling="group", out_dtype=torch.float8_e4m3fn)
-        parts = codes, scales.contiguous(), rope.to(torch.bfloat16).contiguous()
-        values = torch.cat([t.view(torch.uint8) for t in parts], dim=-1)
-    elif cache_scale is not None:
-        values = quantize_fp8(values, cache_scale, out_dtype=cache.dtype)[0]
+        parts = [codes, scales.contiguous()]
+    parts.append(rope.to(torch.bfloat16) if mixed else rope)
+    if cache_scale is not None:
+        parts = [quantize_fp8(part, cache_scale, out_dtype=cache.dtype)[0] for part in parts]
+    values = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
     live = (slots >= 0) & (slots < cache.shape[0] * cache.shape[1])
     page, row = slots[live] // max(cache.shape[1], 1), slots[live] % max(cache.shape[1], 1)
-    cache.view(torch.uint8)[page, row] = values.contiguous().view(torch.uint8)[live]
+    cache.view(torch.uint8)[page, row, -values.shape[-1] :] = values[live]
