@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from simulator.library import Runtime
-from simulator.tests.harness import compile_hip, hip_toolchain
+from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain
 from tests.problems.ranks import CONTROL_BYTES
-from tests.settings import ROOT
+from tests.settings import ROOT, SEED
 
 FOLDERS = ("all_reduce", "common", "rmsnorm_fp8", "quantize_fp8", "skinny_gemm")
 EXCHANGE, SEND = "common/comm/gpu/exchange.h", "common/comm/gpu/send.h"
@@ -45,6 +45,20 @@ def compiled(source: str, fault: Fault | None, folder: Path) -> ctypes.CDLL:
         assert text in before
         (folder / file).write_text(before.replace(text, instead))
     return runtime().open(compile_hip(PEERS_OF + source, folder, f"-I{folder}", "-ffp-contract=off"))
+
+
+def library(source: str, fault: Fault | None, folder: Path, pointers: int, sizes: int) -> ctypes.CDLL:
+    """Whose run() takes so many pointers and sizes, then what peers_of does."""
+    found = compiled(source, fault, folder)
+    found.run.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_long] * sizes + [ctypes.c_void_p] * 3
+    found.run.argtypes += [ctypes.c_long] + [ctypes.c_int] * 2
+    return found
+
+
+def each_schedule(exchange, changed: ctypes.CDLL, count: int, generator) -> None:
+    """On both chips by turns."""
+    for number in range(count):
+        exchange(changed, ARCHS[number % 2], SEED + number, generator)
 
 
 class PlainRanks:

@@ -1,17 +1,14 @@
 """The exchange between devices with one step of it changed, simulated: each change is found."""
 
-import ctypes
-
 import pytest
 import torch
 
 from simulator import CoherenceFault
-from simulator.tests.harness import ARCHS
-from tests.gpu.changed_sources import EXCHANGE, PEERS, SYSTEM, PlainRanks, compiled, runtime
+from tests.gpu.changed_sources import EXCHANGE, PEERS, SYSTEM, PlainRanks, each_schedule, library, runtime
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal
 from tests.problems.ranks import sum_of
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 RANKS, HALF = 3, 1 << 16
@@ -49,20 +46,7 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def changed(tmp_path):
-    """changed(name) -> the library with that change; None: with none."""
-
-    def library(name: str | None) -> ctypes.CDLL:
-        found = compiled(SOURCE, FAULTS[name] if name else None, tmp_path)
-        found.run.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 2 + [ctypes.c_void_p] * 3
-        found.run.argtypes += [ctypes.c_long] + [ctypes.c_int] * 2
-        return found
-
-    return library
-
-
-def exchange(library, arch: str, seed: int, generator) -> None:
+def exchange(changed, arch: str, seed: int, generator) -> None:
     """Four calls in a row, of one way and of two, with words of ones; all ranks have the same right bytes."""
     calls = []
     for d in (4096, 512, 2048, 4096):
@@ -81,7 +65,7 @@ def exchange(library, arch: str, seed: int, generator) -> None:
             for rank in range(RANKS):
                 operands = parts[rank].data_ptr(), outs[rank].data_ptr(), 1, parts[rank].shape[1]
                 with runtime().on(arch, rank):
-                    assert runtime().call(library.run, *operands, *together.arguments(rank)) == 0
+                    assert runtime().call(changed.run, *operands, *together.arguments(rank)) == 0
         devices.run()
     together.assert_as_before()
     for parts, outs in calls:
@@ -91,15 +75,12 @@ def exchange(library, arch: str, seed: int, generator) -> None:
             assert same_bytes(out[~nan], wanted[~nan]) and out[nan].isnan().all() and same_bytes(out, outs[0])
 
 
-def test_as_it_stands(changed, generator):
-    library = changed(None)
-    for number in range(6):
-        exchange(library, ARCHS[number % 2], SEED + number, generator)
+def test_as_it_stands(tmp_path, generator):
+    each_schedule(exchange, library(SOURCE, None, tmp_path, 2, 2), 6, generator)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_change_is_found(changed, generator, name):
-    library = changed(name)
+def test_a_change_is_found(tmp_path, generator, name):
+    changed = library(SOURCE, FAULTS[name], tmp_path, 2, 2)
     with pytest.raises((AssertionError, CoherenceFault)):
-        for number in range(30):
-            exchange(library, ARCHS[number % 2], SEED + number, generator)
+        each_schedule(exchange, changed, 30, generator)

@@ -1,17 +1,14 @@
 """A GEMM that sends and the launch that receives, with one step of either changed, simulated: each change is found."""
 
-import ctypes
-
 import pytest
 import torch
 
 from simulator import CoherenceFault
-from simulator.tests.harness import ARCHS
-from tests.gpu.changed_sources import EXCHANGE, OF_RANKS, SEND, SYSTEM, PlainRanks, compiled, runtime
+from tests.gpu.changed_sources import EXCHANGE, OF_RANKS, SEND, SYSTEM, PlainRanks, each_schedule, library, runtime
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal
 from tests.problems.ranks import sum_of
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 RANKS, HALF, COLUMNS, K = 3, 1 << 15, 16, 80  # short GEMMs, which a rank may end twice while another stands still
@@ -85,20 +82,7 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def changed(tmp_path):
-    """changed(name) -> the library with that change; None: with none."""
-
-    def library(name: str | None) -> ctypes.CDLL:
-        found = compiled(SOURCE, FAULTS[name] if name else None, tmp_path)
-        found.run.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_long] * 3 + [ctypes.c_void_p] * 3
-        found.run.argtypes += [ctypes.c_long] + [ctypes.c_int] * 2
-        return found
-
-    return library
-
-
-def exchange(library, arch: str, seed: int, generator) -> None:
+def exchange(changed, arch: str, seed: int, generator) -> None:
     """Four calls in a row, with words of ones among the products: zeros and a bias. All ranks have the right bytes."""
     one, calls = torch.ones(1), []
     a, b = torch.zeros(8, K, dtype=torch.uint8), torch.zeros(COLUMNS, K, dtype=torch.uint8)
@@ -119,7 +103,7 @@ def exchange(library, arch: str, seed: int, generator) -> None:
                 pointers = (each.data_ptr() for each in (*operands[rank], biases[rank], outs[rank]))
                 with runtime().on(arch, rank):
                     given = *pointers, rows, COLUMNS, K, *together.arguments(rank)
-                    assert runtime().call(library.run, *given) == 0
+                    assert runtime().call(changed.run, *given) == 0
         devices.run()
     together.assert_as_before()
     for rows, biases, outs in calls:
@@ -129,15 +113,12 @@ def exchange(library, arch: str, seed: int, generator) -> None:
             assert same_bytes(out[~nan], wanted[~nan]) and out[nan].isnan().all() and same_bytes(out, outs[0])
 
 
-def test_as_it_stands(changed, generator):
-    library = changed(None)
-    for number in range(6):
-        exchange(library, ARCHS[number % 2], SEED + number, generator)
+def test_as_it_stands(tmp_path, generator):
+    each_schedule(exchange, library(SOURCE, None, tmp_path, 5, 3), 6, generator)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_change_is_found(changed, generator, name):
-    library = changed(name)
+def test_a_change_is_found(tmp_path, generator, name):
+    changed = library(SOURCE, FAULTS[name], tmp_path, 5, 3)
     with pytest.raises((AssertionError, CoherenceFault)):
-        for number in range(30):
-            exchange(library, ARCHS[number % 2], SEED + number, generator)
+        each_schedule(exchange, changed, 30, generator)
