@@ -3,13 +3,13 @@
 
     python -m benchmarks.gpu_model_layers
     python -m benchmarks.gpu_model_layers --only qwen3-235b --rows 1
+    python -m benchmarks.gpu_model_layers --deep-gemm       with an installed DeepGEMM, too
 
 Two layers of the model's own shapes, random weights; of DeepSeek-V3 one GPU's share of eight: 16 heads, an eighth of
 each expert. The step is one new token of each sequence behind 1024: the model without its head, compiled by
 torch.compile and replayed as a graph; times are of one layer. "ours" has FP8 blocks, DeepSeek's attention a latent
-cache. "DeepGEMM" has the same blocks in DeepGEMM's GEMMs (where it can be imported), all else by torch.compile and
-SDPA; "bfloat16" is the model before it was quantised, by torch.compile, SDPA and torch's grouped GEMM. All of a table
-row are timed in turn.
+cache. "DeepGEMM" has the same blocks in DeepGEMM's GEMMs, all else by torch.compile and SDPA; "bfloat16" is the model
+before it was quantised, by torch.compile, SDPA and torch's grouped GEMM. All of a table row are timed in turn.
 """
 
 import copy
@@ -59,7 +59,7 @@ class Step:
 
     def __call__(self, model=None) -> torch.Tensor:
         inputs = dict(input_ids=self.ids, position_ids=self.position, **self.given, use_cache=True)
-        return (model or self.model)(**inputs).last_hidden_state
+        return (self.model if model is None else model)(**inputs).last_hidden_state
 
     def record(self) -> gpu_timing.Recorded:
         torch._dynamo.reset()
@@ -150,12 +150,14 @@ def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
     results = []
     print(f"\n### A decode step of one layer behind {CONTEXT} tokens: microseconds\n")
-    names = ["DeepGEMM", "bfloat16"]
+    names = ["DeepGEMM", "bfloat16"] if args.deep_gemm else ["bfloat16"]
     print(table_header(["layer", "sequences", "ours", "±", *names, *(f"{name} by ours" for name in names)]))
     for name in args.only or MODELS:
         original = model_of(name, generator.initial_seed() % 2**31)
-        models = {"ours": ours_of(gpu, original), "DeepGEMM": attempt("DeepGEMM", lambda m=original: on_deep_gemm(m))}
-        models = {key: model for key, model in models.items() if model} | {"bfloat16": original}
+        models = {"ours": ours_of(gpu, original)}
+        if args.deep_gemm:
+            models["DeepGEMM"] = on_deep_gemm(original)
+        models["bfloat16"] = original
         for rows in args.rows or ROWS:
             times = row(gpu, models, rows, generator.initial_seed() % 2**31 + rows)
             us = {key: one and one.median_us / LAYERS for key, one in times.items()}
@@ -172,6 +174,7 @@ def run(gpu: Gpu, args) -> dict:
 def main(argv: list[str] | None = None) -> int:
     parser = gpu_report.parser(__doc__, MODELS, metavar="MODEL")
     gpu_report.add_rows(parser)
+    parser.add_argument("--deep-gemm", action="store_true", help="beside DeepGEMM's GEMMs; needs the package")
     args = parser.parse_args(argv)
     return 0 if gpu_report.figures_of("gpu_model_layers", lambda: run(find_gpu(), args), args) is not None else 1
 

@@ -104,7 +104,9 @@ def test_steps_of_a_cache_in_fp8(kernel, device, generator, made, fast, most):
 
 def in_groups(kernel, latent: torch.Tensor) -> torch.Tensor:
     """Rounded to FP8 with a scale for each 128 numbers."""
-    codes, scale = kernel.reference.quantize_fp8(latent.reshape(-1, 512), scaling="group", group_size=128, out_dtype=FP8[0])
+    codes, scale = kernel.reference.quantize_fp8(
+        latent.reshape(-1, 512), scaling="group", group_size=128, out_dtype=FP8[0]
+    )
     wide = codes.float().unflatten(-1, (-1, 128)) * scale.float()[..., None]
     return wide.flatten(-2).to(latent.dtype).view(latent.shape)
 

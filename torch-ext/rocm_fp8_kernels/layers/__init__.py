@@ -117,8 +117,9 @@ def latent_cache(config, max_length: int | None = None, *, fp8: bool = False):
 
         model.generate(**inputs, past_key_values=kernel.layers.latent_cache(model.config))
 
-    It holds 576 numbers a token and layer, in the model's dtype or, with `fp8`, most of them in FP8. Prompts of unlike lengths may be padded on either
-    side. A prompt goes through transformers' attention; tokens behind it through mla_decode, any number at once.
+    It holds 576 numbers a token and layer, in the model's dtype or, with `fp8`, most of them in FP8. Prompts of unlike
+    lengths may be padded on either side. A prompt goes through transformers' attention; tokens behind it through
+    mla_decode, any number at once.
 
     Args:
         config: the model's, with kv_lora_rank 512 and qk_rope_head_dim 64.

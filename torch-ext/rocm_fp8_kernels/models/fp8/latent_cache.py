@@ -45,8 +45,8 @@ def is_valid(mask: torch.Tensor | None, batch: int, queries: int) -> torch.Tenso
 class Place(NamedTuple):
     """Where a layer's new tokens go.
 
-    rows: [B, L, 576], or uint8 [B, L, 656] in DeepSeek's layout, L a multiple of 64; slots: int64 [B * S], -1 for none; before, lengths: int32 [B], tokens of each
-    sequence before the new ones, and with them.
+    rows: [B, L, 576], or uint8 [B, L, 656] in DeepSeek's layout, L a multiple of 64; slots: int64 [B * S], -1 for none;
+    before, lengths: int32 [B], tokens of each sequence before the new ones, and with them.
     """
 
     rows: torch.Tensor
@@ -229,7 +229,7 @@ class LatentCache(Cache):
         return [tokens.lengths, tokens.seen]
 
     def place(self, layer_idx: int, like: torch.Tensor, valid: torch.Tensor | None) -> Place:
-        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype where they have 16 bits."""
+        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype if they have 16 bits."""
         return self.layers[layer_idx].place(like, valid)
 
 
