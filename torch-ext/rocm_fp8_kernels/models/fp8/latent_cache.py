@@ -229,7 +229,7 @@ class LatentCache(Cache):
         return [tokens.lengths, tokens.seen]
 
     def place(self, layer_idx: int, like: torch.Tensor, valid: torch.Tensor | None) -> Place:
-        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype if they have 16 bits."""
+        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype unless in FP8."""
         return self.layers[layer_idx].place(like, valid)
 
 
