@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""One FP8 Llama on several ranks of one host: each has a share of every decoder layer.
+"""One FP8 model on several ranks of one host: each has a share of every decoder layer.
 
     torchrun --nproc-per-node 2 -m examples.tensor_parallel                    # the byte-level Llama of this repository
-    torchrun --nproc-per-node 2 -m examples.tensor_parallel --model PATH_OR_ID    # any Llama, Mistral, Qwen2 or Qwen3
+    torchrun --nproc-per-node 2 -m examples.tensor_parallel --deepseek         # its DeepSeek V3, with a latent cache
+    torchrun --nproc-per-node 2 -m examples.tensor_parallel --model PATH_OR_ID    # any model whose layers are fused
 
 quantises the model, keeps each rank's share (kernel.quantization.parallelize), puts the kernels in, and continues the
 prompt. The same model whole, on rank 0 alone, says whether it gives the same tokens. On a GPU rank r takes device r.
@@ -20,7 +21,9 @@ import torch.distributed as dist
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a checkpoint: a folder or a Hub id (default: the byte-level Llama)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", help="a checkpoint: a folder or a Hub id (default: the byte-level Llama)")
+    which.add_argument("--deepseek", action="store_true", help="the byte-level DeepSeek V3 of this repository")
     parser.add_argument("--prompt", help="text to continue (default: part of a held-out module)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to decode (default: %(default)s)")
     parser.add_argument("--activations", choices=["static", "dynamic"], default="static")
@@ -45,7 +48,7 @@ def main() -> None:
         )
     logging.getLogger("kernels").setLevel(logging.ERROR)
     kernel = load_kernel(backend)
-    loaded = text.load(args.model, device)
+    loaded = text.load(text.DEEPSEEK if args.deepseek else args.model, device)
     static = args.activations == "static"
     windows = text.calibration_windows(loaded.tokenizer, min(512, loaded.context), 8).split(1) if static else None
     kernel.quantization.quantize(loaded.model, windows, activations=args.activations)
@@ -58,7 +61,8 @@ def main() -> None:
         begun = time.perf_counter()
         with torch.inference_mode(), kernels.use_kernel_mapping(kernel.layers.mapping()):
             kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
-            found = model.generate(ids, max_new_tokens=args.tokens, do_sample=False)
+            latent = dict(past_key_values=kernel.layers.latent_cache(model.config)) if args.deepseek else {}
+            found = model.generate(ids, max_new_tokens=args.tokens, do_sample=False, **latent)
         return found[0, ids.shape[1] :], time.perf_counter() - begun
 
     with kernel.comm.Communicator() as communicator:

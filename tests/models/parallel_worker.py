@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tests.problems.buffers import same_bytes
 from tests.problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits
+from tests.problems.tiny_moe import moe
 
 
 def qwen3(heads: int, kv_heads: int, head_dim: int = 16, inner: int = 128, hidden: int = 64) -> torch.nn.Module:
@@ -72,6 +73,52 @@ def split(kernel, rank: int, ranks: int) -> None:
                 assert kept < all_of_it / ranks * 1.35, (name, kept / all_of_it)
 
 
+def mostly_near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """As near, token by token: a rounded sum sends some tokens to other experts."""
+    away = (got - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)
+    return (away < 0.2).float().mean().item() > 0.75
+
+
+def split_experts(kernel, rank: int, ranks: int) -> None:
+    """Mixtures: each architecture, kinds of scales; DeepSeek's attention, with both kinds of queries and caches."""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    inner = dict(intermediate_size=256 * ranks)
+    parts = dict(moe_intermediate_size=128 * ranks)
+    heads = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=128)
+    latent = dict(
+        num_attention_heads=8, num_key_value_heads=8, kv_lora_rank=512, qk_nope_head_dim=64, qk_rope_head_dim=64,
+        v_head_dim=64,
+    )  # fmt: skip
+    cases = [
+        ("mixtral", heads | inner, "block"),
+        ("qwen3_moe", heads | inner | parts, "block"),
+        ("qwen3_moe", heads | inner | parts, "channel"),
+        ("deepseek_v3", latent | inner | parts, "block"),
+        ("deepseek_v3", latent | inner | parts | dict(q_lora_rank=None), "channel"),
+    ]
+    for name, sizes, granularity in cases:
+        whole = kernel.quantization.quantize(
+            moe(name, generator, **sizes), activations="dynamic", granularity=granularity
+        )
+        share, ids = copy.deepcopy(whole), torch.randint(0, 128, (2, 12))
+        with kernel.comm.Communicator(timeout=60) as c:
+            before = logits(whole, ids)
+            kernel.quantization.parallelize(share, c)
+            reference = logits(share, ids)
+            assert mostly_near(reference, before) and same_on_all_ranks(reference), (name, granularity)
+            got = logits(kernelized(kernel, share), ids)
+            assert mostly_near(got, before) and same_on_all_ranks(got), (name, granularity)
+            states = share(ids, output_hidden_states=True).hidden_states
+            assert all(same_on_all_ranks(state) for state in states)
+            of_experts = [sum(b.nbytes for n, b in m.named_buffers() if "experts" in n) for m in (share, whole)]
+            assert of_experts[0] <= of_experts[1] / ranks * 1.05, (name, of_experts)
+            if name == "deepseek_v3":
+                cache = kernel.layers.latent_cache(share.config)
+                steps = [share(part, past_key_values=cache).logits for part in ids.split((9, 1, 2), dim=1)]
+                stepped = torch.cat(steps, dim=1)
+                assert mostly_near(stepped, before) and same_on_all_ranks(stepped), granularity
+
+
 def decode(kernel, rank: int, ranks: int) -> None:
     """The byte-level Llama gives the tokens of one rank, where one token leads; from sum to FP8 is one operator."""
     model = AutoModelForCausalLM.from_pretrained("examples/byte_llama/checkpoint", dtype=torch.bfloat16).eval()
@@ -98,6 +145,27 @@ def decode(kernel, rank: int, ranks: int) -> None:
     assert counted == {"all_reduce": 2, "all_reduce_add_rms_norm_fp8": 2 * layers - 2}
 
 
+def decode_experts(kernel, rank: int, ranks: int) -> None:
+    """The byte-level DeepSeek V3, whole windows and through a latent cache, in 16 bits and in FP8."""
+    model = AutoModelForCausalLM.from_pretrained("examples/byte_deepseek/checkpoint", dtype=torch.bfloat16).eval()
+    with open("tests/processes.py", "rb") as text:  # of the kind that it has learned
+        ids = torch.tensor([list(text.read(240))])
+    kernel.quantization.quantize(model, activations="dynamic")
+    wanted = logits(kernelized(kernel, copy.deepcopy(model)), ids)
+    leads = decided(wanted, 0.5)
+    with kernel.comm.Communicator(timeout=60) as c:
+        share = kernelized(kernel, kernel.quantization.parallelize(model, c))
+        found = [logits(share, ids)]
+        for fp8 in (False, True):
+            cache = kernel.layers.latent_cache(model.config, fp8=fp8)
+            parts = [share(part, past_key_values=cache).logits for part in ids.split((100, 1, 8, 131), dim=1)]
+            found.append(torch.cat(parts, dim=1))
+    for got in found:
+        same = got.argmax(-1) == wanted.argmax(-1)
+        assert same_on_all_ranks(got) and leads.float().mean() > 0.2
+        assert same[leads].float().mean() > 0.97 and same.float().mean() > 0.9
+
+
 def refused(kernel, rank: int, ranks: int) -> None:
     def words(function, kind=ValueError) -> str:
         try:
@@ -119,6 +187,14 @@ def refused(kernel, rank: int, ranks: int) -> None:
             qwen3(8, 4, head_dim=32, inner=512), activations="dynamic", granularity="block"
         )
         assert "hold no whole blocks of 128" in words(lambda: parallelize(blocks, c))
+        generator = torch.Generator().manual_seed(0)
+        experts = kernel.quantization.quantize(
+            moe("qwen3_moe", generator, head_dim=128), activations="dynamic", granularity="block"
+        )
+        assert "experts: 128 inner values; 2 ranks need a multiple of 256" in words(lambda: parallelize(experts, c))
+        latent = dict(num_attention_heads=3, num_key_value_heads=3)
+        odd_heads = kernel.quantization.quantize(moe("deepseek_v3", generator, **latent), activations="dynamic")
+        assert "3 heads; 2 ranks do not split them" in words(lambda: parallelize(odd_heads, c))
         share = kernel.quantization.quantize(qwen3(8, 4), activations="dynamic")
         parallelize(share, c)
         assert "one rank's share already" in words(lambda: parallelize(share, c))

@@ -88,16 +88,20 @@ def _of_ranks(
     if residual is None:
         q, scale = _normalised(ops, norm, attention, hidden)
     else:
-        q, scale = _normalised_sum(ops, ranks, norm, attention, hidden, residual)
+        q, scale = _normalised_sum(ops, norm, attention, hidden, residual, ranks)
         hidden = residual
     part, _ = attention(q, ops=ops, input_scale=scale, **arguments)
     norm = layer.post_attention_layernorm
+    to_add = ranks if residual is not None else None
     if residual is None:  # the layer's own input is not to be written
-        residual = ranks.all_reduce(part)
-        q, scale = _normalised(ops, norm, mlp, hidden, residual)
+        residual, part = ranks.all_reduce(part), hidden
+    if mlp.READS_BOTH:
+        x, quantized = _normalised_both(ops, norm, mlp, part, residual, to_add)
+        part = mlp(x, ops=ops, quantized=quantized)
     else:
-        q, scale = _normalised_sum(ops, ranks, norm, mlp, part, residual)
-    part = mlp(q, ops=ops, input_scale=scale)
+        given = ops, norm, mlp, part, residual
+        q, scale = _normalised(*given) if to_add is None else _normalised_sum(*given, to_add)
+        part = mlp(q, ops=ops, input_scale=scale)
     if residual_stream is not None and residual_stream.leave(part, residual, of_ranks=True):
         return part
     return ranks.all_reduce(part).add_(residual)
@@ -105,11 +109,11 @@ def _of_ranks(
 
 def _normalised_sum(
     ops: ModuleType,
-    ranks: Communicator,
     norm: torch.nn.Module,
     half: torch.nn.Module,
     part: torch.Tensor,
     residual: torch.Tensor,
+    ranks: Communicator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """_normalised of the sum of all ranks' parts and the residual."""
     linear = half.first
@@ -146,15 +150,24 @@ def normalised_for(
 
 
 def _normalised_both(
-    ops: ModuleType, norm: torch.nn.Module, half: torch.nn.Module, x: torch.Tensor, residual: torch.Tensor
+    ops: ModuleType,
+    norm: torch.nn.Module,
+    half: torch.nn.Module,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    ranks: Communicator | None = None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """(y, (q, scales)): the norm of the residual that x is added to, in x's dtype and as half.first takes it; None
-    where that has a stored scale, or where somebody watches."""
+    where that has a stored scale, or where somebody watches. With ranks x is this rank's part."""
     experts = half.first
-    if experts.input_scale is not None or any(map(is_watched, (norm, experts))):
+    in_16_bits = experts.input_scale is not None or any(map(is_watched, (norm, experts)))
+    if ranks is not None and (in_16_bits or ops is reference):
+        x, ranks = ranks.all_reduce(x), None
+    if in_16_bits:
         return norm(residual.add_(x).clone()), None
+    operator = ops.add_rms_norm_dynamic_fp8 if ranks is None else ranks.all_reduce_add_rms_norm_dynamic_fp8
     y, kind = torch.empty_like(x, memory_format=torch.contiguous_format), experts.weight.dtype
-    q, scales = ops.add_rms_norm_dynamic_fp8(
+    q, scales = operator(
         x,
         residual,
         norm.weight,

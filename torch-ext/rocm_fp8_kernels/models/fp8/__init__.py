@@ -153,7 +153,8 @@ def parallelize(model: torch.nn.Module, communicator: Communicator) -> torch.nn.
     get the same logits, bit for bit. They differ from one rank's: partial products are rounded before they are added.
 
     Args:
-        model: of Llama, Mistral, Qwen2 or Qwen3, all of whose decoder layers are fused. It is changed in place.
+        model: all of whose decoder layers are fused. Of a mixture each rank keeps a part of every expert, of DeepSeek's
+            attention heads; its latent cache is whole on each. It is changed in place.
         communicator: of the ranks. It must outlive the model's calls.
 
     Returns: model.

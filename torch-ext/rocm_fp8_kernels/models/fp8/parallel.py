@@ -4,16 +4,22 @@
                   o_proj        the columns that these heads give: a partial sum
                   gate_up_proj  the same share of Gate's rows and of Up's
                   down_proj     the columns that they give: a partial sum
+    experts       of each one the same: rows of Gate and Up, columns of Down. So do shared experts, in the same sum
+    q_b_proj, kv_b_proj    DeepSeek's attention: the rows of a share of the heads; o_proj as above
 
 Partial sums are added by the communicator, in the norm behind them where possible (../../layers/decoder.py).
-Embeddings, norms and the head are whole on each rank.
+Embeddings, norms, routers, DeepSeek's q_a and kv_a, and the head are whole on each rank: so all choose the same experts
+and hold the same latent cache.
 """
 
 import torch
 
 from ...comm import Communicator
-from .halves import FusedAttention, FusedMLP
+from .experts import Fp8Experts
+from .halves import AttentionHalf, FusedAttention, FusedMLP
+from .latent import FusedLatentAttention
 from .linear import BLOCK, Fp8Linear
+from .moe import FusedMoe
 
 __all__ = ["parallelize"]
 
@@ -38,38 +44,91 @@ def _layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     found, split = [], set()
     for name, module in model.named_modules():
         attention, mlp = getattr(module, "self_attn", None), getattr(module, "mlp", None)
-        if isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP):
+        if isinstance(attention, AttentionHalf) and isinstance(mlp, FusedMLP | FusedMoe):
             found.append((name, module))
-            split.update(id(linear) for half in (attention, mlp) for linear in half.modules())
+            split.update(id(part) for half in (attention, mlp) for part in half.modules())
     for name, module in model.named_modules():
-        if isinstance(module, Fp8Linear) and id(module) not in split:
+        if isinstance(module, Fp8Linear | Fp8Experts) and id(module) not in split:
             raise ValueError(f"{name} is in no decoder layer that is fused as a whole; only those are split")
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused decoder layer; quantize or load it first")
     return found
 
 
+# --- what cannot be split ---
+
+
 def _check(name: str, layer: torch.nn.Module, ranks: int) -> None:
-    config = layer.self_attn.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if isinstance(layer.self_attn, FusedLatentAttention):
+        _check_latent_attention(name, layer.self_attn, ranks)
+    else:
+        _check_attention(name, layer.self_attn, ranks)
+    mlp = layer.mlp
+    if not isinstance(mlp, FusedMoe):
+        _check_inner(name, mlp.down_proj.in_features, mlp.down_proj.weights == "block", ranks)
+        return
+    _check_inner(f"{name}: experts", mlp.experts.down_proj.shape[2], mlp.experts.inputs == "group", ranks)
+    shared = getattr(mlp, "shared_experts", None)
+    if shared is None:
+        return
+    if not isinstance(shared, FusedMLP):
+        raise ValueError(f"{name}: shared_experts are not fused; only what is fused as a whole is split")
+    _check_inner(f"{name}: shared_experts", shared.down_proj.in_features, shared.down_proj.weights == "block", ranks)
+
+
+def _check_inner(name: str, inner: int, blocks: bool, ranks: int) -> None:
+    needed = ranks * (BLOCK if blocks else 1)
+    if inner % needed:
+        raise ValueError(f"{name}: {inner} inner values; {ranks} ranks need a multiple of {needed}")
+
+
+def _check_blocks(name: str, linear: str, module: Fp8Linear, size: int, *, rows: bool) -> None:
+    """size: of a rank's share. Joined rows whose blocks meet have scales of their own, and are cut anywhere."""
+    of_rows = rows and module.weight_scale.shape[0] == module.out_features
+    if module.weights == "block" and size % BLOCK and not of_rows:
+        raise ValueError(f"{name}: {linear}: a rank's {size} values hold no whole blocks of {BLOCK}")
+
+
+def _check_attention(name: str, attention: FusedAttention, ranks: int) -> None:
+    heads, kv_heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         raise ValueError(
             f"{name}: {heads} heads of queries, {kv_heads} of keys and values; {ranks} ranks split neither"
         )
-    inner = layer.mlp.down_proj.in_features
-    unit = BLOCK if layer.mlp.down_proj.weights == "block" else 1
-    if inner % (ranks * unit):
-        raise ValueError(f"{name}: {inner} inner values; {ranks} ranks need a multiple of {ranks * unit}")
-    for linear, part in (("o_proj", heads * layer.self_attn.head_dim), ("qkv_proj", layer.self_attn.head_dim)):
-        module = getattr(layer.self_attn, linear)
-        of_rows = module.weights == "block" and module.weight_scale.shape[0] == module.out_features
-        size = part // ranks if linear == "o_proj" else part * min(heads // ranks, max(kv_heads // ranks, 1))
-        if module.weights == "block" and size % BLOCK and not (of_rows and linear == "qkv_proj"):
-            raise ValueError(f"{name}: {linear}: a rank's {size} values hold no whole blocks of {BLOCK}")
+    d, own = attention.head_dim, heads // ranks
+    _check_blocks(name, "o_proj", attention.o_proj, own * d, rows=False)
+    _check_blocks(name, "qkv_proj", attention.qkv_proj, d * min(own, max(kv_heads // ranks, 1)), rows=True)
+
+
+def _check_latent_attention(name: str, attention: FusedLatentAttention, ranks: int) -> None:
+    heads = attention.num_heads
+    if heads % ranks:
+        raise ValueError(f"{name}: {heads} heads; {ranks} ranks do not split them")
+    own = heads // ranks
+    _check_blocks(name, "o_proj", attention.o_proj, own * attention.v_head_dim, rows=False)
+    queries = "q_kv_a_proj" if attention.q_lora_rank is None else "q_b_proj"
+    _check_blocks(name, queries, getattr(attention, queries), own * attention.qk_head_dim, rows=True)
+    of_head = attention.qk_nope_head_dim + attention.v_head_dim
+    _check_blocks(name, "kv_b_proj", attention.kv_b_proj, own * of_head, rows=True)
+
+
+# --- a rank's share ---
 
 
 def _keep_share(layer: torch.nn.Module, rank: int, ranks: int) -> None:
-    attention, mlp = layer.self_attn, layer.mlp
+    if isinstance(layer.self_attn, FusedLatentAttention):
+        _keep_latent_heads(layer.self_attn, rank, ranks)
+    else:
+        _keep_heads(layer.self_attn, rank, ranks)
+    mlp = layer.mlp
+    if isinstance(mlp, FusedMoe):
+        _keep_inner_of_experts(mlp.experts, rank, ranks)
+        mlp = getattr(mlp, "shared_experts", None)
+    if mlp is not None:
+        _keep_inner(mlp, rank, ranks)
+
+
+def _keep_heads(attention: FusedAttention, rank: int, ranks: int) -> None:
     d, heads, kv_heads = attention.head_dim, attention.heads, attention.kv_heads
     own, own_kv = heads // ranks, max(kv_heads // ranks, 1)
     # Fewer heads of keys than ranks: neighbours have the same one.
@@ -80,10 +139,48 @@ def _keep_share(layer: torch.nn.Module, rank: int, ranks: int) -> None:
     _keep_columns(attention.o_proj, rank * own * d, (rank + 1) * own * d, bias=rank == 0)
     attention.heads, attention.kv_heads, attention.num_key_value_groups = own, own_kv, own // own_kv
 
+
+def _keep_latent_heads(attention: FusedLatentAttention, rank: int, ranks: int) -> None:
+    heads = attention.num_heads
+    own = heads // ranks
+
+    def of_heads(size: int) -> tuple[int, int]:
+        return rank * own * size, (rank + 1) * own * size
+
+    queries = of_heads(attention.qk_head_dim)
+    if attention.q_lora_rank is None:
+        joined = attention.q_kv_a_proj
+        _keep_rows(joined, [queries, (heads * attention.qk_head_dim, joined.out_features)])
+    else:
+        _keep_rows(attention.q_b_proj, [queries])
+    _keep_rows(attention.kv_b_proj, [of_heads(attention.qk_nope_head_dim + attention.v_head_dim)])
+    _keep_columns(attention.o_proj, *of_heads(attention.v_head_dim), bias=rank == 0)
+    attention.num_heads = own
+    attention.absorb()
+
+
+def _keep_inner(mlp: FusedMLP, rank: int, ranks: int) -> None:
     inner = mlp.down_proj.in_features
     first, last = rank * inner // ranks, (rank + 1) * inner // ranks
     _keep_rows(mlp.gate_up_proj, [(first, last), (inner + first, inner + last)])
     _keep_columns(mlp.down_proj, first, last, bias=rank == 0)
+
+
+def _keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
+    inner, dtype = experts.down_proj.shape[2], experts.weight.dtype
+    first, last = rank * inner // ranks, (rank + 1) * inner // ranks
+
+    def of_gate_up(t: torch.Tensor, unit: int) -> torch.Tensor:
+        return torch.cat([t[:, (at + first) // unit : (at + last) // unit] for at in (0, inner)], dim=1)
+
+    kinds = experts.weights()
+    experts.gate_up_proj = of_gate_up(experts.gate_up_proj.view(torch.uint8), 1).view(dtype)
+    if kinds["gate_up_proj"] != "tensor":
+        unit = BLOCK if kinds["gate_up_proj"] == "block" else 1
+        experts.gate_up_scale = of_gate_up(experts.gate_up_scale, unit)
+    experts.down_proj = experts.down_proj.view(torch.uint8)[:, :, first:last].contiguous().view(dtype)
+    if kinds["down_proj"] == "block":
+        experts.down_scale = experts.down_scale[:, :, first // BLOCK : last // BLOCK].contiguous()
 
 
 def _keep_rows(linear: Fp8Linear, parts: list[tuple[int, int]]) -> None:
