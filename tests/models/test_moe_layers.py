@@ -126,16 +126,3 @@ def test_the_classes_survive_copies(kernel, generator, name):
     x = model.model.embed_tokens(ids)
     assert same_bytes(torch.load(file, weights_only=False)(x), layer.mlp(x))
     assert same_bytes(logits(copy.deepcopy(copy.deepcopy(model)), ids), logits(model, ids))
-
-
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
-def test_a_rank_keeps_no_share_of_experts(kernel, generator, name):
-    """parallelize knows no experts yet, and says so before the model is changed."""
-    model = moe(name, generator)
-    kernel.quantization.quantize(model, activations="dynamic")
-
-    class TwoRanks:
-        rank, ranks = 0, 2
-
-    with pytest.raises(ValueError, match="is in no decoder layer that is fused as a whole"):
-        kernel.quantization.parallelize(model, TwoRanks())
