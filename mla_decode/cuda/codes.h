@@ -7,29 +7,18 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-// Two e4m3fn numbers times `scale`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no
+// Two e4m3fn numbers times `scales`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no
 // rounding where the scale is 1.
 template <DType type>
-__device__ inline uint32_t scaled_pair(uint32_t pair_of_f16, float scale) {
+__device__ inline uint32_t scaled_pair(uint32_t pair_of_f16, float2 scales) {
     const float2 v = __half22float2(pair<__half2>(pair_of_f16));
-    return Pairs<type>::round({v.x * scale, v.y * scale});
+    return Pairs<type>::round({v.x * scales.x, v.y * scales.y});
 }
 template <DType type, bool scales>
 __device__ inline uint2 decoded(uint32_t four, float scale) {
     const Four w = widen(four);
     if constexpr (type == DType::f16 && !scales) return {w.low, w.high};
-    else return {scaled_pair<type>(w.low, scale), scaled_pair<type>(w.high, scale)};
-}
-
-// Sixteen codes as two vectors of eight numbers.
-struct Sixteen {
-    uint4 first, second;
-};
-template <DType type, bool scales>
-__device__ inline Sixteen decoded(const uint4& codes, float scale) {
-    const uint2 a = decoded<type, scales>(codes.x, scale), b = decoded<type, scales>(codes.y, scale);
-    const uint2 c = decoded<type, scales>(codes.z, scale), d = decoded<type, scales>(codes.w, scale);
-    return {{a.x, a.y, b.x, b.y}, {c.x, c.y, d.x, d.y}};
+    else return {scaled_pair<type>(w.low, {scale, scale}), scaled_pair<type>(w.high, {scale, scale})};
 }
 
 // Eight bfloat16 as eight numbers of `type`.

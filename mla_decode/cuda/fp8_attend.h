@@ -201,15 +201,6 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
         wait_for_multiplications<0>();
     }
 
-    // Of two tokens each.
-    __device__ static Four scaled(const Four& v, float2 scales) {
-        const auto one = [&](uint32_t pair_of_f16) {
-            const float2 wide = Pairs<DType::f16>::widen(pair_of_f16);
-            return Pairs<kMath>::round({wide.x * scales.x, wide.y * scales.y});
-        };
-        return {one(v.low), one(v.high)};
-    }
-
     // 64 tokens' codes of 16 columns a warp, block after block.
     __device__ void multiply_values(int tile, const uint8_t* p) {
         const int lane = threadIdx.x % kWarp;
@@ -237,7 +228,8 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
                     Four both = widen(__byte_perm(held[s / 2][s % 2 * 2 + i], 0, 0x3120));
                     if constexpr (kMixed) {
                         const float* const scale = scales + (s * 16 + i * 8) * kScaleGroups + panel_of(block);
-                        both = scaled(both, {scale[0], scale[kScaleGroups]});
+                        const float2 of_tokens = {scale[0], scale[kScaleGroups]};
+                        both = {scaled_pair<kMath>(both.low, of_tokens), scaled_pair<kMath>(both.high, of_tokens)};
                     }
                     now[s][2 * i] = both.low, now[s][2 * i + 1] = both.high;
                 }

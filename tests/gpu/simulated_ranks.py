@@ -1,5 +1,6 @@
 """Ranks as devices of the simulator, and what their results are held to."""
 
+import pytest
 import torch
 
 from tests.problems.buffers import same_bytes
@@ -51,3 +52,13 @@ def assert_equal_on_all(got: list[torch.Tensor], wanted: torch.Tensor, what: str
     for rank, each in enumerate(got):
         assert_sum(each, wanted, f"{what}, rank {rank}")
         assert same_bytes(each, got[0]), f"{what}: rank {rank} differs from rank 0"
+
+
+def assert_another_call(together: Ranks) -> None:
+    """Every rank has failed, and at least one says that the other called something else."""
+    errors = []
+    for one in together.all:
+        with pytest.raises(RuntimeError) as found:
+            one.check()
+        errors.append(str(found.value))
+    assert any("calls another operator, or one with other sizes" in each for each in errors), errors

@@ -4,6 +4,7 @@ GPU has, any cut; special values; graphs replayed from cold beside eager calls; 
 import pytest
 import torch
 
+from tests.gpu.simulated_ranks import assert_sum
 from tests.problems import skinny_gemm as gemm
 from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.gemm import bias_of
@@ -43,12 +44,6 @@ def drawn(kernel, device, count: int, sizes, generator, bias=torch.float32) -> l
     fp8 = kernel.fp8_dtype(device)
     found = [gemm.draw(gemm.Problem(*sizes, fp8), generator, bias=bias_of(bias)) for _ in range(count)]
     return [tuple(t.to(device) for t in (x.a, x.b, x.scale_a, x.scale_b, x.bias)) for x in found]
-
-
-def assert_sum(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    nan = wanted.isnan()
-    assert torch.equal(got.isnan(), nan), f"{what}: NaN"
-    assert same_bytes(got[~nan], wanted[~nan]), f"{what}: {int((got != wanted).sum())} of {got.numel()} differ"
 
 
 def check(kernel, together, given, dtype, what: str, constant_b=False, pad=0) -> None:
