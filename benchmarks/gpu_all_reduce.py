@@ -3,6 +3,7 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce
     torchrun --nproc-per-node 8 -m benchmarks.gpu_all_reduce --only gemm
+    torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce --only step    # eight layers of Llama 70B
     python -m benchmarks.gpu_all_reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
     python -m benchmarks.gpu_all_reduce --one-gpu 2 --only gemm
 
@@ -10,7 +11,8 @@ Microseconds of a launch in a graph, the slowest rank's, median of rounds that t
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
 add_rms_norm_fp8. flashinfer: its fused kernel, where it is installed. With GEMMs "one by one" are our operators one
 after the other, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before they are
-timed, GEMMs to the operators one by one. --one-gpu has no PDL, and no competitors.
+timed, GEMMs to the operators one by one. step: a decode step's kernels without attention
+(benchmarks/harness/parallel_step.py). --one-gpu has no PDL, and no competitors.
 """
 
 import argparse
@@ -26,9 +28,10 @@ from benchmarks.harness import sections
 from benchmarks.harness.fused_comm import flashinfer_case, torch_cases
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import note, table_header, table_row
+from benchmarks.harness.parallel_step import LLAMA_70B, Step, layers_of
 
 HIDDEN, TOKENS = (4096, 8192, 16384), (1, 4, 8, 16, 32, 64, 128, 512)
-LLAMA_70B = {"o_proj": (8192, 8192), "down_proj": (8192, 28672)}  # N, K of one rank alone
+LINEARS = {"o_proj": (8192, 8192), "down_proj": (8192, 28672)}  # of Llama 70B: N, K of one rank alone
 LAUNCHES, ROUNDS = 30, 11
 
 Case = Callable[[], object]
@@ -55,23 +58,23 @@ class Rank:
         return times.item()
 
 
-def graph_of(case: Case, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def graph_of(case: Case, stream: torch.cuda.Stream, launches: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.stream(stream):
         case()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(LAUNCHES):
+        for _ in range(launches):
             case()
     return graph
 
 
-def times(cases: dict[str, Case], rank: Rank) -> dict[str, float]:
+def times(cases: dict[str, Case], rank: Rank, launches: int = LAUNCHES) -> dict[str, float]:
     stream, samples = torch.cuda.Stream(), {name: [] for name in cases}
     graphs = {}
     for name, case in cases.items():
         rank.wait()
-        graphs[name] = graph_of(case, stream)
+        graphs[name] = graph_of(case, stream, launches)
     for _ in range(ROUNDS):
         for name, graph in graphs.items():
             rank.wait()
@@ -82,7 +85,7 @@ def times(cases: dict[str, Case], rank: Rank) -> dict[str, float]:
                 graph.replay()
                 end.record()
             end.synchronize()
-            samples[name].append(rank.slowest(begin.elapsed_time(end) * 1e3 / LAUNCHES))
+            samples[name].append(rank.slowest(begin.elapsed_time(end) * 1e3 / launches))
     return {name: statistics.median(found) for name, found in samples.items()}
 
 
@@ -231,10 +234,12 @@ def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Cas
     return cases
 
 
-def table(rank: Rank, what: str, sizes: list[tuple], make: Callable[..., dict[str, Case]]) -> None:
+def table(
+    rank: Rank, what: str, sizes: list[tuple], make: Callable[..., dict[str, Case]], launches: int = LAUNCHES
+) -> None:
     header = None
     for size in sizes:
-        found = times(make(*size), rank)
+        found = times(make(*size), rank, launches)
         if rank.rank:
             continue
         if header is None:
@@ -277,7 +282,7 @@ def one_gpu_gemms(kernel, count: int) -> None:
     kernel.reread_environment()
     together = Ranks(kernel, torch.device("cuda"), count, max_bytes=1 << 20, timeout=5.0)
     print(table_header([f"{count} ranks on one GPU, N x K x rows", "ours", "one by one", "the GEMM alone"]))
-    for n, k in LLAMA_70B.values():
+    for n, k in LINEARS.values():
         k = k // count
         for rows in (rows for rows in (1, 4, 8, 16) if rows * n * count * count <= 1 << 20):
             of_ranks = [(torch.randn(rows, k, device="cuda"), torch.randn(n, k, device="cuda")) for _ in range(count)]
@@ -324,7 +329,7 @@ def streams_us(together, case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["norm", "gemm", "rows"], help="one of the tables")
+    parser.add_argument("--only", choices=["norm", "gemm", "rows", "step"], help="one of the tables")
     parser.add_argument("--one-gpu", type=int, choices=range(2, 9), metavar="RANKS", help="ranks as streams of a GPU")
     sections.add_options(parser)
     args = parser.parse_args()
@@ -350,15 +355,20 @@ def main() -> None:
                 sizes = [(hidden, tokens) for hidden in HIDDEN for tokens in TOKENS]
                 table(rank, "norm: hidden x tokens", sizes, lambda *size: norm_cases(gpu.kernel, c, rank, *size))
             if args.only in (None, "gemm"):
-                sizes = [(*nk, rows) for nk in LLAMA_70B.values() for rows in (1, 4, 16, 32)]
+                sizes = [(*nk, rows) for nk in LINEARS.values() for rows in (1, 4, 16, 32)]
                 table(
                     rank, "skinny_gemm, norm: N x K x rows", sizes, lambda *size: gemm_cases(gpu.kernel, c, rank, *size)
                 )
             if args.only in (None, "rows"):
-                sizes = [(*nk, rows) for nk in LLAMA_70B.values() for rows in (2048, 8192)]
+                sizes = [(*nk, rows) for nk in LINEARS.values() for rows in (2048, 8192)]
                 table(
                     rank, "block_scaled_gemm: N x K x rows", sizes, lambda *size: row_cases(gpu.kernel, c, rank, *size)
                 )
+            if args.only in (None, "step") and rank.ranks > 1:
+                layers = layers_of(LLAMA_70B, rank.ranks)
+                sizes = [(rows,) for rows in (1, 4, 8, 16, 32)]
+                step = lambda rows: Step(gpu.kernel, c, LLAMA_70B, layers, rows).cases()
+                table(rank, f"{LLAMA_70B.layers} layers of Llama 70B: rows", sizes, step, launches=1)
     if rank.ranks > 1:
         dist.destroy_process_group()
 
