@@ -7,7 +7,13 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-constexpr int kScoresMeet = 1, kProbabilitiesMeet = 2, kQueriesMeet = 3;  // barriers of both multiplying warpgroups
+// Barriers of both multiplying warpgroups: p of a pair's first tile is there, of its second; others.
+constexpr int kOfFirst = 1, kOfSecond = 2, kQueriesMeet = 3, kTotalsMeet = 4;
+
+// Of the same barrier: this warpgroup does not wait. `threads`: of all, also of those that wait.
+__device__ inline void warpgroup_arrives(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 using Scores = float[8][4];   // 64 rows by 64 tokens, as wgmma.h says
 using Values = float[32][4];  // 64 rows by 256 columns
@@ -61,7 +67,7 @@ __device__ inline void multiply_values(Values& sums, const P& p, const Memory& s
 
 // Of one of the thread's two rows.
 struct RowState {
-    float largest = kNoScore, sum = 0;  // in units of log2
+    float reference = kNoScore, sum = 0;  // in units of log2
 };
 
 __device__ inline float max_of_row(float v) {
@@ -69,12 +75,32 @@ __device__ inline float max_of_row(float v) {
     return fmaxf(v, __shfl_xor_sync(kWholeWarp, v, 2));
 }
 
-// A tile of tokens is a warpgroup's: it makes that tile's scores and p of all 64 rows. Both then add p times values of
-// both tiles to their half of the columns.
+// Four lanes that are neighbours have four words each of four vectors: lane i gets the i-th vector. All lanes call it.
+__device__ inline uint4 transposed_in_quad(const uint32_t (&words)[4], int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+    const uint32_t a = __shfl_xor_sync(kWholeWarp, odd ? words[0] : words[1], 1);
+    const uint32_t b = __shfl_xor_sync(kWholeWarp, odd ? words[2] : words[3], 1);
+    const uint2 first = odd ? make_uint2(a, words[1]) : make_uint2(words[0], a);
+    const uint2 last = odd ? make_uint2(b, words[3]) : make_uint2(words[2], b);
+    const uint32_t c = __shfl_xor_sync(kWholeWarp, high ? first.x : last.x, 2);
+    const uint32_t d = __shfl_xor_sync(kWholeWarp, high ? first.y : last.y, 2);
+    return high ? make_uint4(c, d, last.x, last.y) : make_uint4(first.x, first.y, c, d);
+}
+
+// Tiles of tokens belong to the warpgroups by turns. A tile's owner makes its scores and p of all 64 rows; both then add
+// p times its values to their half of the columns. So one's softmax runs beside the other's multiplications:
+//
+//     warpgroup 0   | keys 0 | p 0 | values 0      | values 1 | keys 2 | p 2 | values 2 ...
+//     warpgroup 1         | keys 1 | values 0, p 1 | values 1      | keys 3 | values 2, p 3 ...
+//
+// What exponentials refer to goes from tile to tile: the largest score so far, or up to 2^kSlack less. Both warpgroups
+// see all references in the tiles' order, so their sums are always of the same one.
 template <DType type, int own>
 class Attend {
+    static constexpr int kOther = 1 - own;
+    static constexpr float kSlack = 8;
     // Exponentials of float16 are lifted by so many powers of two: it has few below 1.
-    static constexpr float kLift = type == DType::f16 ? 15 : 0;
+    static constexpr float kLift = type == DType::f16 ? 15 - kSlack : 0;
 
   public:
     __device__ Attend(Memory& shared, const Launch& l, const Work& w)
@@ -89,63 +115,50 @@ class Attend {
             for (float& v : group) v = 0;
     }
 
-    // Tiles first / kTileTokens and the next one.
-    __device__ void pair(int first, int end, uint32_t parity) {
-        const int mine = first + own * kTileTokens;
-        const bool both = first + kTileTokens < end, has = mine < end;
-        Scores scores;
-        float largest[2] = {kNoScore, kNoScore};
-        if (has) {
-            multiply_keys<type, own>(scores, shared, parity);
+    // Tiles first / kTileTokens and the next one. parities: bit b of buffer b's next wait.
+    __device__ void pair(int first, int end, uint32_t& parities) {
+        const bool both = first + kTileTokens < end, last = first + kBuffers * kTileTokens >= end;
+        if constexpr (own == 0) {
+            Scores scores;
+            multiply_keys<type, own>(scores, shared, parities >> own & 1);
             wait_for_multiplications<0>();
-            scale_and_mask(scores, mine, largest);
-        }
-        const int lane = threadIdx.x % 4;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            largest[i] = max_of_row(largest[i]);
-            if (lane == 0) shared.largest[own][row + 8 * i] = largest[i];
-        }
-        // Closes: the other warpgroup's largest scores are there.
-        warpgroups_meet(kScoresMeet, kMultiplyingThreads);
-        float kept[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            kept[i] = raise(rows[i].largest, fmaxf(largest[i], shared.largest[1 - own][row + 8 * i]));
-            rows[i].sum *= kept[i];
-        }
-        uint32_t p[4][4];
-        if (has) {
-            take_exponentials(scores, p);
-            put(p);
-        }
-        if (kept[0] != 1.0f || kept[1] != 1.0f) {
-#pragma unroll
-            for (auto& group : sums) group[0] *= kept[0], group[1] *= kept[0], group[2] *= kept[1], group[3] *= kept[1];
-        }
-        publish_to_multiplications();
-        if (both) {
-            multiply_values<type>(sums, p, shared, own, own);
-            // Closes: the other warpgroup's p is there, and the largest scores have been read.
-            warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
-            wait_for(&shared.full[1 - own][own], parity);
-            multiply_values<type>(sums, swizzled_rows(shared.keys[1 - own][kRopePanel]), shared, 1 - own, own);
-            // Closes: this half of the own tile has been read; then that of the other.
-            wait_for_multiplications<1>();
-            release(own);
-            wait_for_multiplications<0>();
-            release(1 - own);
-        } else {
-            // Closes: the same. There is the first warpgroup's tile alone, and none after it.
-            warpgroups_meet(kProbabilitiesMeet, kMultiplyingThreads);
-            if constexpr (own == 0) {
-                multiply_values<type>(sums, p, shared, 0, own);
-            } else {
-                wait_for(&shared.full[0][own], parity);
-                multiply_values<type>(sums, swizzled_rows(shared.keys[0][kRopePanel]), shared, 0, own);
+            release_queries(last);
+            float largest[2];
+            scale_and_mask(scores, first, largest);
+            uint32_t p[4][4];
+            rescale(take_exponentials(scores, largest, p));
+            multiply_own_values(p);
+            if (both) {
+                // Closes: the other warpgroup's p is there.
+                warpgroups_meet(kOfSecond, kMultiplyingThreads);
+                release(own);
+                multiply_others_values(parities >> kOther & 1);
             }
-            wait_for_multiplications<0>();
+            release(both ? kOther : own);
+        } else {
+            Scores scores;
+            float largest[2];
+            if (both) {
+                multiply_keys<type, own>(scores, shared, parities >> own & 1);
+                wait_for_multiplications<0>();
+                // Before the next multiplication: while one is at work these registers are only read.
+                scale_and_mask(scores, first + kTileTokens, largest);
+            }
+            release_queries(last);
+            // Closes: the other warpgroup's p is there.
+            warpgroups_meet(kOfFirst, kMultiplyingThreads);
+            multiply_others_values(parities >> kOther & 1);
+            uint32_t p[4][4];
+            Kept kept;
+            if (both) kept = take_exponentials(scores, largest, p);
+            release(kOther);
+            if (both) {
+                rescale(kept);
+                multiply_own_values(p);
+                release(own);
+            }
         }
+        parities ^= both ? 3 : 1;
     }
 
     // Both warpgroups' sums of p, then the result or its part.
@@ -157,36 +170,114 @@ class Attend {
         for (int i = 0; i < 2; ++i) {
             total[i] = rows[i].sum + __shfl_xor_sync(kWholeWarp, rows[i].sum, 1);
             total[i] += __shfl_xor_sync(kWholeWarp, total[i], 2);
-            if (lane == 0) shared.largest[own][row + 8 * i] = total[i];
+            if (lane == 0) shared.totals[own][row + 8 * i] = total[i];
         }
         // Closes: the other warpgroup's sums are there.
-        warpgroups_meet(kScoresMeet, kMultiplyingThreads);
+        warpgroups_meet(kTotalsMeet, kMultiplyingThreads);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int of_sequence = w.row + row + 8 * i;
-            if (of_sequence >= a.rows()) continue;
-            const float all = shared.largest[0][row + 8 * i] + shared.largest[1][row + 8 * i];
+            const float all = shared.totals[0][row + 8 * i] + shared.totals[1][row + 8 * i];
             const float by = all == 0 ? 0.0f : 1.0f / all;
-            const float lse = all == 0 ? kNoScore : (rows[i].largest - kLift) * kLn2 + __logf(all);
-            const bool split = l.partial.splits > 1;
+            const float lse = all == 0 ? kNoScore : (rows[i].reference - kLift) * kLn2 + __logf(all);
+            const bool split = l.partial.splits > 1, inside = of_sequence < a.rows();
             const int64_t at =
                 split ? l.partial.row(w.b, w.split, a.rows(), of_sequence) : w.b * a.rows() + of_sequence;
             float* const of_lse = split ? l.partial.lse : a.lse;
-            if (own == 0 && lane == 0 && of_lse) of_lse[at] = lse;
-            const int64_t column = at * kLatent + own * kLatent / 2 + 2 * lane;
+            if (inside && own == 0 && lane == 0 && of_lse) of_lse[at] = lse;
+            const int64_t column = at * kLatent + own * kLatent / 2;
+            if (split) {
 #pragma unroll
-            for (int n = 0; n < 32; ++n) {
-                const float2 v = {sums[n][2 * i] * by, sums[n][2 * i + 1] * by};
-                if (split) *reinterpret_cast<float2*>(l.partial.out + column + 8 * n) = v;
-                else static_cast<uint32_t*>(a.out)[(column + 8 * n) / 2] = Pairs<type>::round(v);
+                for (int n = 0; n < 32; ++n) {
+                    const float2 v = {sums[n][2 * i] * by, sums[n][2 * i + 1] * by};
+                    if (inside) *reinterpret_cast<float2*>(l.partial.out + column + 2 * lane + 8 * n) = v;
+                }
+            } else {
+#pragma unroll
+                for (int n = 0; n < 32; n += 4) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        words[j] = Pairs<type>::round(float2{sums[n + j][2 * i] * by, sums[n + j][2 * i + 1] * by});
+                    const uint4 v = transposed_in_quad(words, lane);
+                    if (inside)
+                        *reinterpret_cast<uint4*>(static_cast<char*>(a.out) + (column + 8 * (n + lane)) * 2) = v;
+                }
             }
         }
     }
 
   private:
+    // What sums are multiplied by, of each of the thread's rows.
+    struct Kept {
+        float of[2];
+    };
+
+    // Scores of the own tile become p: in registers, and in shared memory for the other warpgroup, with the reference.
+    // largest: of the thread's rows.
+    __device__ Kept take_exponentials(const Scores& scores, const float (&largest)[2], uint32_t (&p)[4][4]) {
+        Kept kept;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float before = rows[i].reference;
+            kept.of[i] = raise(rows[i].reference, largest[i] > before + kSlack ? largest[i] : before);
+            rows[i].sum *= kept.of[i];
+            if (threadIdx.x % 4 == 0) shared.reference[own][row + 8 * i] = rows[i].reference;
+        }
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float base = base_of(rows[i].reference, kLift);
+                const float2 e = {exp2_of(scores[n][2 * i] - base), exp2_of(scores[n][2 * i + 1] - base)};
+                rows[i].sum += e.x + e.y;
+                p[n / 2][n % 2 * 2 + i] = Pairs<type>::round(e);
+            }
+        }
+        put(p);
+        publish_to_multiplications();
+        warpgroup_arrives(own == 0 ? kOfFirst : kOfSecond, kMultiplyingThreads);
+        return kept;
+    }
+
+    // All multiplications of sums have ended.
+    __device__ void rescale(const Kept& kept) {
+        if (kept.of[0] == 1.0f && kept.of[1] == 1.0f) return;
+#pragma unroll
+        for (auto& group : sums) {
+            group[0] *= kept.of[0], group[1] *= kept.of[0];
+            group[2] *= kept.of[1], group[3] *= kept.of[1];
+        }
+    }
+
+    __device__ void multiply_own_values(const uint32_t (&p)[4][4]) { multiply_values<type>(sums, p, shared, own, own); }
+    // All multiplications of sums have ended.
+    __device__ void multiply_others_values(uint32_t parity) {
+        Kept kept;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            kept.of[i] = raise(rows[i].reference, shared.reference[kOther][row + 8 * i]);
+            rows[i].sum *= kept.of[i];
+        }
+        rescale(kept);
+        wait_for(&shared.full[kOther][own], parity);
+        multiply_values<type>(sums, swizzled_rows(shared.keys[kOther][kRopePanel]), shared, kOther, own);
+    }
+
+    // Closes: the queries have been multiplied for the last time.
+    __device__ void release_queries(bool last) { arrive_if(last && threadIdx.x % kWarp == 0, &shared.q_empty); }
+
+    // The own half of a buffer, whose values the last multiplication read.
+    __device__ void release(int buffer) {
+        wait_for_multiplications<0>();
+        arrive_if(threadIdx.x % kWarp == 0, &shared.empty[buffer][own]);
+    }
+
+    // Of the own tile, which begins at token `first`; and the largest of each of the thread's rows.
     __device__ void scale_and_mask(Scores& scores, int first, float (&largest)[2]) {
         const int column = first + 2 * (threadIdx.x % 4);
         const bool masks = first + kTileTokens > least_seen;
+        largest[0] = largest[1] = kNoScore;
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
 #pragma unroll
@@ -197,19 +288,8 @@ class Attend {
                 largest[e / 2] = fmaxf(largest[e / 2], s);
             }
         }
-    }
-
-    __device__ void take_exponentials(Scores& scores, uint32_t (&p)[4][4]) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float2 e = {exp2_of(scores[n][2 * i] - base_of(rows[i].largest, kLift)),
-                                  exp2_of(scores[n][2 * i + 1] - base_of(rows[i].largest, kLift))};
-                rows[i].sum += e.x + e.y;
-                p[n / 2][n % 2 * 2 + i] = Pairs<type>::round(e);
-            }
-        }
+        for (float& v : largest) v = max_of_row(v);
     }
 
     // p for the other warpgroup, in the place of the tile's rotated numbers: these are keys alone, and read.
@@ -224,8 +304,6 @@ class Attend {
         }
     }
 
-    __device__ void release(int buffer) { arrive_if(threadIdx.x % kWarp == 0, &shared.empty[buffer][own]); }
-
     Memory& shared;
     const int row;  // the thread's rows of the tile: row and row + 8
     int seen[2], least_seen;
@@ -234,13 +312,29 @@ class Attend {
     Values sums;
 };
 
+// All the CTA's work. As feed.h has it: splits without tokens are left out, and are known as such by the merge.
 template <class A>
-__device__ inline void attend_to(Memory& shared, const Launch& l, const Work& w) {
-    A attend(shared, l, w);
-    uint32_t parity = 0;
-    for (int first = w.begin; first < w.end; first += kBuffers * kTileTokens, parity ^= 1)
-        attend.pair(first, w.end, parity);
-    attend.finish(l, w);
+__device__ inline void attend_to_all(Memory& shared, const Launch& l) {
+    // Parities of the next waits, in one register: of the buffers, and of the queries, which the first time come otherwise.
+    constexpr uint32_t kQueries = 4, kFirst = 8;
+    uint32_t parities = kFirst;
+    for (uint32_t item = blockIdx.x; item < l.items; item += gridDim.x) {
+        const Work w = work_of<kTileTokens>(l, kTileRows, item);
+        const bool empty = w.begin >= w.end;
+        if (empty && l.partial.splits > 1) continue;
+        if (!empty && parities & kFirst) {
+            parities ^= kFirst;
+            feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - kFeeders);
+            // Closes: the queries are there.
+            warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
+        } else if (!empty) {
+            wait_for(&shared.q_full, parities / kQueries & 1);
+            parities ^= kQueries;
+        }
+        A attend(shared, l, w);
+        for (int first = w.begin; first < w.end; first += kBuffers * kTileTokens) attend.pair(first, w.end, parities);
+        attend.finish(l, w);
+    }
 }
 
 template <DType type>
@@ -253,26 +347,22 @@ __global__ __launch_bounds__(kTilesThreads, 1) void mla_decode_tiles(const __gri
             make_barrier(&shared.full[0][0] + i, kWarp);
             make_barrier(&shared.empty[0][0] + i, kWarpsOfWarpgroup);
         }
+        make_barrier(&shared.q_full, kFeeders);
+        make_barrier(&shared.q_empty, kBuffers * kWarpsOfWarpgroup);
         publish_barriers();
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const Work w = work_of<kTileTokens>(l, kTileRows);
-    // The merge knows that this one has left nothing.
-    if (l.partial.splits > 1 && w.begin >= w.end) return;
     // Closes: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
     // The warpgroups that load are the first.
     if (threadIdx.x < kFeeders) {
         leave_registers<kFewRegisters>();
-        feed(shared, l, &map, w);
+        feed(shared, l, &map);
     } else {
         take_registers<kManyRegisters>();
-        feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - kFeeders);
-        // Closes: the queries are there.
-        warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
-        if (threadIdx.x < kFeeders + kWarpgroup) attend_to<Attend<type, 0>>(shared, l, w);
-        else attend_to<Attend<type, 1>>(shared, l, w);
+        if (threadIdx.x < kFeeders + kWarpgroup) attend_to_all<Attend<type, 0>>(shared, l);
+        else attend_to_all<Attend<type, 1>>(shared, l);
     }
 #endif
 }

@@ -107,7 +107,7 @@ __global__ __launch_bounds__(kFallbackThreads) void mla_decode_fallback(const __
     const Args& a = l.args;
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const Work w = work_of<kFallbackTokens>(l, kFallbackRows);
+    const Work w = work_of<kFallbackTokens>(l, kFallbackRows, blockIdx.x);
     if (l.partial.splits > 1 && w.begin >= w.end) return;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const attention::PagedRows tokens = rows_of(l, w.b);

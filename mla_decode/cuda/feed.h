@@ -1,4 +1,5 @@
-// What fills shared memory: the queries' rows, then halves of tiles of tokens, which have warps of their own.
+// What fills shared memory: the queries' rows, then halves of tiles of tokens, which have warps of their own. They run
+// ahead of the multiplications, into the CTA's next piece of work.
 //
 // Tokens of 16 bits pass through no register: whole tiles come by TMA, boxes of up to 64 rows of a page; else rows one
 // by one (cp.async). Rows behind the end become zeros: p is 0 there, and 0 times what lies behind a sequence's tokens
@@ -109,13 +110,15 @@ __device__ inline void feed_boxes(Tile& to, const attention::PagedRows& rows, co
     }
 }
 
-// Each feeds a half of every second tile of the CTA's.
+// A half of every second tile of a piece of work. `parity`: of the next wait for the half's place.
 __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtensorMap* map, const Work& w,
-                                   const Hand& mine, int first) {
+                                   const Hand& mine, uint32_t& parity) {
+    int first = w.begin + mine.buffer * kTileTokens;
+    if (first >= w.end) return;
     const attention::PagedRows rows = rows_of(l, w.b);
     Entries entries(rows, first, w.end);
     Tile& to = shared.keys[mine.buffer];
-    for (uint32_t parity = 1; first < w.end; first += kBuffers * kTileTokens, parity ^= 1) {
+    for (; first < w.end; first += kBuffers * kTileTokens, parity ^= 1) {
         // Closes: the tile before has been read there. The first time it is empty.
         wait_for(&shared.empty[mine.buffer][mine.half], parity);
         Barrier* const full = &shared.full[mine.buffer][mine.half];
@@ -134,10 +137,24 @@ __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtens
     }
 }
 
-__device__ inline void feed(Memory& shared, const Launch& l, const CUtensorMap* map, const Work& w) {
+// Queries and tiles of all the CTA's work. The first queries the multiplying warpgroups load: they have nothing to do.
+__device__ inline void feed(Memory& shared, const Launch& l, const CUtensorMap* map) {
     const Hand mine;
-    const int first = w.begin + mine.buffer * kTileTokens;
-    if (first < w.end) feed_copies(shared, l, map, w, mine, first);
+    uint32_t parity = 1, q_parity = 0;
+    bool loads_queries = false;
+    for (uint32_t item = blockIdx.x; item < l.items; item += gridDim.x) {
+        const Work w = work_of<kTileTokens>(l, kTileRows, item);
+        if (w.begin >= w.end) continue;
+        if (loads_queries) {
+            // Closes: the queries before have been multiplied for the last time.
+            wait_for(&shared.q_empty, q_parity);
+            q_parity ^= 1;
+            feed_queries<kFeeders>(shared, l, w, threadIdx.x);
+            arrive(&shared.q_full);
+        }
+        loads_queries = true;
+        feed_copies(shared, l, map, w, mine, parity);
+    }
 }
 
 }  // namespace

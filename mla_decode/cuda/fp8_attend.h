@@ -294,7 +294,7 @@ __global__ __launch_bounds__(Fp8Crew<format, kRows>::kThreads, 1) void mla_decod
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const Work w = work_of<kTileTokens>(l, kRows);
+    const Work w = work_of<kTileTokens>(l, kRows, blockIdx.x);
     // The merge knows that this one has left nothing.
     if (l.partial.splits > 1 && w.begin >= w.end) return;
     // Closes: mbarriers are used below by threads that did not initialise them.

@@ -27,6 +27,7 @@
 // Limit today (H200): 16 bits 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches
 // 3.6 TB/s at 16 heads, 1.9 times the speed of 16 bits; at 128 heads .88 of it, as each tile of 64 rows decodes anew.
 // docs/journal/mla_decode-cuda.md.
+#include <algorithm>
 #include <type_traits>
 
 #include "../../common/cuda/device.h"
@@ -127,6 +128,7 @@ Status launch(const Args& args, const Executor& on) {
                   divider_by(uint32_t(args.cache.page_size > 0 ? args.cache.page_size : 1)),
                   divider_by(uint32_t(args.heads)),
                   int(tiles_of_rows),
+                  ctas,
                   0,
                   Partial{nullptr, nullptr, 1, form.tokens}};
     if (splits > 1) {
@@ -139,7 +141,9 @@ Status launch(const Args& args, const Executor& on) {
     CUtensorMap map{};
     if (hopper) launch.box_rows = describe_cache(&map, args);
     if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;
-    if (const Status s = launch_kernel(c.kernel, chip, {ctas, c.threads, 1, c.shared_bytes}, on, launch, map); !s.ok())
+    const bool persistent = hopper && args.cache.format == Format::wide;
+    const int64_t grid = persistent ? std::min<int64_t>(ctas, chip.multiprocessors) : ctas;
+    if (const Status s = launch_kernel(c.kernel, chip, {grid, c.threads, 1, c.shared_bytes}, on, launch, map); !s.ok())
         return s;
     if (splits == 1) return {};
     const MergeArgs merge{launch.partial, args.lengths, args.most, args.rows(), args.batch, args.out, args.lse};

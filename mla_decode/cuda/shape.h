@@ -31,8 +31,10 @@ constexpr int kTileRows = kWideForm.rows;
 struct Memory {
     alignas(1024) Tile q;
     Tile keys[kBuffers];
-    float largest[kBuffers][kTileRows];  // of scores; at the end the sums of p
+    float reference[kBuffers][kTileRows];  // of the exponentials of each buffer's tile
+    float totals[kBuffers][kTileRows];     // of the exponentials that each warpgroup took
     Barrier full[kBuffers][kHalves], empty[kBuffers][kHalves];
+    Barrier q_full, q_empty;
 };
 static_assert(sizeof(Memory) <= 232448);
 
@@ -47,11 +49,12 @@ struct Launch {
     Args args;
     Divider page_size, heads;
     int row_tiles;
+    int64_t items;    // pieces of work, of which a persistent CTA takes every gridDim.x-th
     int box_rows;     // of a TMA copy; 0: none
     Partial partial;  // where splits are more than one
 };
 
-// A CTA's work: rows [row, row + kTileRows) of sequence b, tokens [begin, end) of it.
+// A piece of work, a CTA's or one of several of a persistent one: rows [row, row + kTileRows) of sequence b, tokens [begin, end) of it.
 struct Work {
     int64_t b;
     int row, split;
@@ -60,8 +63,8 @@ struct Work {
 };
 
 template <int kTokens>
-__device__ inline Work work_of(const Launch& l, int rows_of_tile) {
-    const uint32_t item = blockIdx.x, tile = item % l.row_tiles, rest = item / l.row_tiles;
+__device__ inline Work work_of(const Launch& l, int rows_of_tile, uint32_t item) {
+    const uint32_t tile = item % l.row_tiles, rest = item / l.row_tiles;
     Work w;
     w.b = rest / l.partial.splits, w.split = int(rest % l.partial.splits);
     w.row = int(tile) * rows_of_tile;
