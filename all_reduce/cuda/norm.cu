@@ -26,6 +26,21 @@ constexpr int most_threads_of(const RowForm& form, int most_ranks) {
     return (most_ranks > 2 || form.held > 1) && most_threads(form.holder) > 512 ? 512 : most_threads(form.holder);
 }
 
+// A sum waits for a link, which few multiprocessors do not fill: rows that a CTA each would take go to clusters while
+// two CTAs a multiprocessor are enough for all. For the norm alone these are no faster (rmsnorm_fp8/cuda/config.h).
+constexpr rms_norm::cuda::Config spread(const rms_norm::cuda::Config& config, int64_t rows, int64_t d,
+                                        const Vendor& on) {
+    constexpr int kMostThreads = 512, kWarpLanes = 32;
+    if (config.holder != Holder::workgroup || config.is_fallback() || !on.clusters) return config;
+    const int64_t vectors = d / kEight;
+    for (int cluster = 4; cluster > 1; cluster /= 2) {
+        const int64_t threads = ceil_div(vectors, int64_t(cluster) * kWarpLanes) * kWarpLanes;
+        if (rows * cluster <= 2 * on.units && threads <= kMostThreads)
+            return {{Holder::cluster, 1}, int(threads), 1, cluster};
+    }
+    return config;
+}
+
 template <DType in, Output output, Holder holder, int kHeld, int kMost>
 __global__
 __launch_bounds__(most_threads_of({holder, kHeld}, kMost),
@@ -83,6 +98,7 @@ Status launch_norm(const rms_norm::Args& args, const Peers& peers, const Executo
     const bool fits = at_once > 0 && fused(args, DType::e4m3fn) && rms_norm::rows_fit(args, kEight, kEight);
     const auto config_of = [&](int64_t rows) {
         auto config = rms_norm::cuda::pick_config(rows, args.d, vendor.units, vendor.clusters, fits);
+        config = spread(config, rows, args.d, vendor);
         const auto most = [&] { return most_threads_of(config, peers.ranks); };
         if (config.threads > most() && config.held == 2)
             config.held = 4, config.threads = (config.threads / 2 + 31) / 32 * 32;

@@ -1,5 +1,5 @@
-"""GEMMs in chunks beside their collectives, ranks as streams of one GPU: byte for byte the two one after the other; in
-graphs, too."""
+"""GEMMs beside their collectives, and large gathers, ranks as streams of one GPU: byte for byte one operator after the
+other; in graphs, too."""
 
 import pytest
 import torch
@@ -10,9 +10,8 @@ from tests.problems.gemm import Problem, bias_of, no_bias
 from tests.problems.ranks import Ranks, sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-# One GPU has place for the kernels of all ranks together where launches that wait have few workgroups: a GEMM's take a
-# multiprocessor each.
-LEAST, MAX_BYTES = 1 << 16, 1 << 17
+# So small that products take several chunks.
+SMALL, MAX_BYTES = dict(LEAST=1 << 16, LEAST_GATHER=1 << 16, TILE=128), 1 << 19
 SIZES = ((1024, 1024, 512), (1024, 776, 2064), (2048, 512, 1024))
 
 
@@ -21,7 +20,8 @@ def together(kernel, device, request, environment, monkeypatch):
     if device.type != "cuda":
         pytest.skip("this variant is not the GPU's")
     environment("ROCM_FP8_KERNELS_PDL", "0")
-    monkeypatch.setattr(kernel.comm.communicator.overlap, "LEAST", LEAST)
+    for name, value in SMALL.items():
+        monkeypatch.setattr(kernel.comm.communicator.overlap, name, value)
     made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=MAX_BYTES)
     yield made
     made.assert_clean()
@@ -51,19 +51,37 @@ def gathered(kernel, given, dtype) -> list[torch.Tensor]:
 def test_equal_to_one_after_the_other(kernel, together, device, generator, dtype, m, n, k):
     count = len(together.all)
     overlap = kernel.comm.communicator.overlap
-    assert len(overlap.cut(n, m)) >= 2 and overlap.cut(m // count, n)
     given = drawn(kernel, device, count, (m, n, k), generator, bias_of(torch.float32))
+    several = n == 1024 and dtype == torch.float32
+    assert len(overlap.chunks_of_columns(together.all[0], *given[0][:2], dtype)) > several
     outs = [Guarded((m // count, n), dtype, device, pad=8) for _ in range(count)]
     together.results(lambda r, c: c.block_scaled_gemm_reduce_scatter(*given[r], out=outs[r].t, constant_b=True))
     for rank, wanted in enumerate(scattered(kernel, given, dtype)):
         assert same_bytes(outs[rank].t, wanted), f"rank {rank}"
         outs[rank].assert_guards_intact(f"rank {rank}")
     rows = [(each[0][: m // count], each[1], each[2][: m // count], *each[3:]) for each in given]
+    least = {2: 3, 4: 0}[count] if k == 2064 else 1  # none: two chunks do not fit into staging
+    assert len(overlap.chunks_of_product(together.all[0], *rows[0][:3])) >= least
     outs = [Guarded((m, n), dtype, device, pad=8) for _ in range(count)]
     together.results(lambda r, c: c.all_gather_block_scaled_gemm(*rows[r], out=outs[r].t))
     for rank, wanted in enumerate(gathered(kernel, rows, dtype)):
         assert same_bytes(outs[rank].t, wanted), f"rank {rank}"
         outs[rank].assert_guards_intact(f"rank {rank}")
+
+
+@every_count
+def test_large_gathers(kernel, together, device, generator):
+    """Bytes as they are, of rows with any stride; one chunk and several."""
+    count, overlap = len(together.all), kernel.comm.communicator.overlap
+    for rows, d in ((256, 1024), (1000, 4096), (2048, 1000)):
+        drawn_bytes = torch.randint(0, 256, (count, rows, d + 24), generator=generator).to(torch.uint8)
+        x = list(drawn_bytes.to(device))
+        for given in (x, [each[:, 8 : d + 8] for each in x]):
+            given = [each.view(kernel.fp8_dtype(device)) for each in given]
+            assert overlap.chunks_of_rows(together.all[0], given[0])
+            wanted = torch.cat([each.contiguous().view(torch.uint8) for each in given])
+            for found in together.results(lambda rank, c: c.all_gather(given[rank])):
+                assert torch.equal(found.view(torch.uint8), wanted)
 
 
 @every_count

@@ -19,12 +19,12 @@ class PlainMemory:
 
     locks = -1
 
-    def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = tensors
+    def __init__(self, tensors: list[torch.Tensor], staging: list[torch.Tensor]):
+        self.tensors, self.staging = tensors, staging
         self.addresses = [tensor.data_ptr() for tensor in tensors]
 
     def free(self) -> None:
-        self.tensors = []
+        self.tensors, self.staging = [], []
 
 
 class Ranks:
@@ -37,12 +37,15 @@ class Ranks:
         self.device, self.half = device, module.half_of(max_bytes, count)
         size = CONTROL_BYTES + 2 * self.half
         self.memory = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for _ in range(count)]
+        self.staging = [
+            torch.empty(module.staging_of(max_bytes), dtype=torch.uint8, device=device) for _ in range(count)
+        ]
         self.streams = [torch.cuda.Stream(device) for _ in range(count)] if device.type == "cuda" else [None] * count
         self.all = []
         for rank, memory in enumerate(self.memory):
             memory[:CONTROL_BYTES] = 0
             one = module.Communicator.__new__(module.Communicator)
-            one._open(PlainMemory(self.memory), rank, count, self.half, timeout, device)
+            one._open(PlainMemory(self.memory, self.staging), rank, count, self.half, timeout, device)
             self.all.append(one)
 
     def run(self, body: Callable, ranks=None) -> list:

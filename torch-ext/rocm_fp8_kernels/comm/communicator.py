@@ -1,6 +1,7 @@
 """Communicator: the operators between ranks, over torch.distributed."""
 
 import socket
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Communicator:
     Args:
         group: a process group of 1 to 8 ranks on one host; torch.distributed's own if None. Without torch.distributed a
             communicator of one rank.
-        max_bytes: of a message that one launch takes; larger ones take several. Memory: about 4 times that a rank.
+        max_bytes: of a message that one launch takes; larger ones take several. Memory: about 6 times that a rank.
         timeout: seconds that a rank waits for another.
         device: of the tensors; on a GPU the current one if None.
 
@@ -68,7 +69,7 @@ class Communicator:
         if device.type == "cpu":
             memory = SharedMemory(group, rank, ranks, half)
         else:
-            memory = SymmetricMemory(group, device, ranks, half)
+            memory = SymmetricMemory(group, device, ranks, half, staging_of(max_bytes))
         self._open(memory, rank, ranks, half, float(timeout), device, dist.barrier if ranks > 1 else None, group)
         self._meet()
 
@@ -81,7 +82,8 @@ class Communicator:
         # What torch's compiler keeps the launches in order by.
         self._order = torch.zeros(1, dtype=torch.int32, device=self.device)
         if self.device.type != "cpu":
-            self._side = torch.cuda.Stream(self.device, priority=-1)  # sums take the places that a GEMM leaves
+            self._side = torch.cuda.Stream(self.device, priority=-1)  # barriers take the place that a GEMM leaves
+            self._meeting = torch.zeros(16, 512, dtype=torch.bfloat16, device=self.device)
             torch.cuda.synchronize(self.device)
         self._number = ops.comm_open(
             self.rank,
@@ -93,19 +95,27 @@ class Communicator:
             self._memory.locks,
         )
 
-    # --- chunks ---
+    # --- large messages: overlap.py ---
 
-    def _chunks(self, a, b, *, of, others, least: int) -> list[tuple[int, int]]:
-        """Of the rows of `of`, for calls on two streams. By sizes alone; none where one stream does as well."""
-        if self.device.type == "cpu" or self.ranks < 2 or torch.compiler.is_compiling():
-            return []
-        if not all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in (a, b)):
-            return []  # refused by what follows
-        chunks = overlap.cut(len(of), len(others))
-        return chunks if len(chunks) >= least else []
+    def _copies(self, *operands) -> bool:
+        """Whether copy engines may take what is large: between GPUs, outside of torch.compile, which knows no second
+        stream. What is no matrix the operators refuse."""
+        matrices = all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in operands)
+        return self.ranks > 1 and self.device.type != "cpu" and matrices and not torch.compiler.is_compiling()
+
+    @property
+    def _staging(self) -> list[torch.Tensor]:
+        """Each rank's, as this rank sees it: uint8, the same number of bytes."""
+        return self._memory.staging
 
     def _fork(self) -> overlap.Side:
         return overlap.Side(self._side)
+
+    def _meet_on_device(self, *sizes: int) -> None:
+        """A barrier in the current stream. Ranks that come with other sizes are found as those of any call are, but for
+        one in a thousand."""
+        mixed = zlib.crc32(repr(sizes).encode())
+        operators.all_reduce(self._meeting[: 1 + mixed % 16, : 8 * (1 + mixed // 16 % 64)], self._handle(), None)
 
     # --- life ---
 
@@ -176,7 +186,12 @@ class Communicator:
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x of rank 0, then of rank 1, ...: [rows * ranks, d]. x [rows, d]: what all_reduce takes, FP8 or int8."""
-        return operators.all_gather(x, self._handle(), self.ranks, out)
+        handle = self._handle()
+        if out is None and self._copies(x) and (chunks := overlap.chunks_of_rows(self, x)):
+            out = x.new_empty(len(x) * self.ranks, x.shape[1])
+            overlap.all_gather(self, x, out, chunks)
+            return out
+        return operators.all_gather(x, handle, self.ranks, out)
 
     # --- sums, and the norm behind them ---
 
@@ -287,13 +302,11 @@ class Communicator:
         Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
         """
         dtype = out.dtype if out is not None and out_dtype is None else out_dtype
-        if chunks := self._chunks(a, b, of=b, others=a, least=2):
-            operator = "block_scaled_gemm_reduce_scatter"
-            if len(a) % self.ranks:
-                refuse(operator, "a", f"{len(a)} rows; needs a multiple of the communicator's {self.ranks} ranks")
-            out = overlap.result_of(operator, (len(a) // self.ranks, len(b)), a, out, dtype)
-            operands = a, b, scale_a, scale_b, bias
-            overlap.gemm_reduce_scatter(self, self._fork(), operands, out, constant_b, chunks)
+        self._handle()  # closed?
+        if self._copies(a, b) and (chunks := overlap.chunks_of_columns(self, a, b, dtype)):
+            shape = len(a) // self.ranks, len(b)
+            out = overlap.result_of("block_scaled_gemm_reduce_scatter", shape, a, out, dtype)
+            overlap.gemm_reduce_scatter(self, (a, b, scale_a, scale_b, bias), out, constant_b, chunks)
             return out
         partial = block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant_b)
         return self.reduce_scatter(partial, out=out)
@@ -321,18 +334,25 @@ class Communicator:
 
         Returns: [rows * ranks, N / ranks].
         """
-        if chunks := self._chunks(a, b, of=a, others=b, least=1):
+        self._handle()  # closed?
+        of_rows = [scale_a] if scale_a.numel() > 1 else []
+        if self._copies(a, b, *of_rows) and (chunks := overlap.chunks_of_product(self, a, b, *of_rows)):
             shape = len(a) * self.ranks, len(b)
             out = overlap.result_of("all_gather_block_scaled_gemm", shape, a, out, out_dtype)
-            scales = scale_a if scale_a.numel() == 1 else _float_scales(scale_a)
+            scales = _float_scales(scale_a) if of_rows else scale_a
             operands = overlap.dense(a), b, scales, scale_b, bias
-            overlap.all_gather_gemm(self, self._fork(), operands, out, constant_b, chunks)
+            overlap.all_gather_gemm(self, operands, out, constant_b, chunks)
             return out
-        if scale_a.numel() > 1:
+        if of_rows:
             scale_a = self.all_gather(_float_scales(scale_a))
         return block_scaled_gemm(
             self.all_gather(a), b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b
         )
+
+
+def staging_of(max_bytes: int) -> int:
+    """Bytes of a rank's memory from which copy engines send."""
+    return -(-2 * max_bytes // 4096) * 4096
 
 
 def half_of(max_bytes: int, ranks: int) -> int:

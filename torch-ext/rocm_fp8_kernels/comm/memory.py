@@ -1,7 +1,8 @@
 """The memory through which ranks compute together: shared between processes on a CPU, symmetric between GPUs.
 
 A rank's memory is a page of words, then two halves (common/comm/peers.h). Both classes have the same attributes:
-addresses, of each rank's memory as this rank sees it; locks; free().
+addresses, of each rank's memory as this rank sees it; locks; staging, from which copy engines send (overlap.py);
+free().
 """
 
 import fcntl
@@ -16,7 +17,9 @@ _ABSENT = 0xFF  # on a GPU halves begin with ones: nothing has come
 
 
 class SharedMemory:
-    """Of processes on a CPU. A file without a name: it goes with the last process, however that ends."""
+    """Of processes on a CPU. A file without a name: it goes with the last process, however that ends. No staging."""
+
+    staging: list[torch.Tensor] = []
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, ranks: int, half: int):
         each = CONTROL_BYTES + 2 * half
@@ -48,17 +51,19 @@ class SymmetricMemory:
 
     locks = -1
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, ranks: int, half: int):
-        size = CONTROL_BYTES + 2 * half
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, ranks: int, half: int, staging: int):
+        begin = CONTROL_BYTES + 2 * half
+        size = begin + staging
         if ranks == 1:
             self._memory, self._handle = torch.empty(size, dtype=torch.uint8, device=device), None
-            self.addresses = [self._memory.data_ptr()]
+            self.addresses, self.staging = [self._memory.data_ptr()], [self._memory[begin:]]
         else:
             import torch.distributed._symmetric_memory as symmetric
 
             self._memory = symmetric.empty(size, dtype=torch.uint8, device=device)
             self._handle = symmetric.rendezvous(self._memory, group or dist.group.WORLD)
             self.addresses = list(self._handle.buffer_ptrs)
+            self.staging = [self._handle.get_buffer(rank, (staging,), torch.uint8, begin) for rank in range(ranks)]
         self._memory[:CONTROL_BYTES].zero_()
         self._memory[CONTROL_BYTES:].fill_(_ABSENT)
         torch.cuda.synchronize(device)
@@ -67,3 +72,4 @@ class SymmetricMemory:
 
     def free(self) -> None:
         self._memory = self._handle = None
+        self.staging = []
