@@ -10,7 +10,7 @@
 Microseconds of a launch in a graph, the slowest rank's, median of rounds that take the competitors in turn. norm:
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
 add_rms_norm_fp8. flashinfer: its fused kernel, where it is installed. With GEMMs "one by one" are our operators one
-after the other, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before they are
+after the other, flashinfer its kernel behind our GEMM, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before they are
 timed, GEMMs to the operators one by one. step: a decode step's kernels without attention
 (benchmarks/harness/parallel_step.py). --one-gpu has no PDL, and no competitors.
 """
@@ -188,7 +188,16 @@ def gemm_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Ca
         raise SystemExit(f"wrong: {rows} x {n} x {k} on rank {rank.rank}")
     weights[1:] = [fp8(n, k) for _ in range(3)]
     cases = {"ours": ours, "one by one": one_by_one, "the GEMM alone": product}
-    return cases | ({"nccl": nccl} if rank.ranks > 1 else {})
+    if rank.ranks == 1:
+        return cases
+    x = product()
+    behind = flashinfer_case(rank, x, residual, weight, scale, q, first=False)
+
+    def flashinfer() -> None:
+        kernel.skinny_gemm(*operands(), constant_b=True, out=x)
+        behind["flashinfer"]()
+
+    return cases | {"nccl": nccl} | ({"flashinfer": flashinfer} if behind else {})
 
 
 def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Case]:
