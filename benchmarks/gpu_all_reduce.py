@@ -9,9 +9,9 @@
 
 Microseconds of a launch in a graph, the slowest rank's, median of rounds that take the competitors in turn. norm:
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
-add_rms_norm_fp8. flashinfer: its fused kernel, where it is installed. With GEMMs "one by one" are our operators one
-after the other, flashinfer its kernel behind our GEMM, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before they are
-timed, GEMMs to the operators one by one. step: a decode step's kernels without attention
+add_rms_norm_fp8. flashinfer: its fused kernel, where it is installed; with GEMMs behind ours. "one by one" are our
+operators one after the other, "torch, bf16" torch's fused ones (symm_mem) in bfloat16. Norms are held to the sum before
+they are timed, GEMMs to the operators one by one. step: a decode step's kernels without attention
 (benchmarks/harness/parallel_step.py). --one-gpu has no PDL, and no competitors.
 """
 
