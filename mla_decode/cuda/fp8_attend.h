@@ -97,7 +97,9 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
 
   private:
     __device__ static int stage_of(int tile) { return tile % Crew::kStages; }
-    __device__ void wait_for_tile(int tile) const { wait_for(&shared.full[stage_of(tile)], tile / Crew::kStages & 1); }
+    __device__ void wait_for_tile(int tile) const {
+        wait_for(&shared.full[tile % Crew::kArrivals], tile / Crew::kArrivals & 1);
+    }
 
     // Tiles `first` and, with two warpgroups, the next one.
     __device__ void team_tiles(int first, int tiles) {
@@ -286,10 +288,8 @@ __global__ __launch_bounds__(Fp8Crew<format, kRows>::kThreads, 1) void mla_decod
     using Crew = Fp8Crew<format, kRows>;
     auto& shared = dynamic_shared<Fp8Memory<format, kRows>>();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Crew::kStages; ++i) {
-            make_barrier(&shared.full[i], arrivals<format>(l));
-            make_barrier(&shared.empty[i], Crew::kTeam * kWarpsOfWarpgroup);
-        }
+        for (Barrier& full : shared.full) make_barrier(&full, arrivals<format>(l));
+        for (Barrier& empty : shared.empty) make_barrier(&empty, Crew::kTeam * kWarpsOfWarpgroup);
         publish_barriers();
     }
     wait_for_previous_kernel();

@@ -1,6 +1,8 @@
 // What a CTA of the kernel for FP8 caches has in shared memory, and what it is launched with.
 #pragma once
 
+#include <numeric>
+
 #include "shape.h"
 
 namespace rocm_fp8::mla_decode::cuda {
@@ -30,6 +32,9 @@ struct Fp8Crew {
     static constexpr int kManyRegisters = kTeams == 3 ? 160 : 240;
     static_assert(kFewRegisters + kWarpgroups * kManyRegisters <= (kWarpgroups + 1) * kFirstRegisters);
     static constexpr int kStages = kRows == 64 ? 3 : kRows == 32 || format == Format::mixed ? 4 : 5;
+    // Mbarriers of tiles that are there: of the tiles of one of them all belong to the same team. A stage's tiles do
+    // not. A team that has seen none of a stage's last phase could take the phase before it for the one it waits for.
+    static constexpr int kArrivals = std::lcm(kStages, kTeams);
 };
 
 template <Format format, int kRows>
@@ -42,7 +47,7 @@ struct Fp8Memory {
     float met[Crew::kWarpgroups][kWarpsOfWarpgroup][kRows];  // largest scores; at the end the sums of p
     float team_largest[Crew::kTeams][kRows];
     float lifted[kRows];  // what undoes the queries' lift
-    Barrier full[Crew::kStages], empty[Crew::kStages];
+    Barrier full[Crew::kArrivals], empty[Crew::kStages];
 };
 
 }  // namespace
