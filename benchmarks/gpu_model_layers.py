@@ -131,7 +131,7 @@ def step_of(gpu: Gpu, models: dict[str, torch.nn.Module], name: str, rows: int, 
     def latent_cache(config):
         return gpu.kernel.layers.latent_cache(config, max_length=CONTEXT + 512)
 
-    # DeepGEMM's form of experts has room for all tokens at each, and the reference operators take long: not for a prompt.
+    # DeepGEMM has room for all tokens at each expert, and the reference operators take long: not for a prompt.
     reader = {"DeepGEMM": models["bfloat16"], "reference": models.get("ours")}.get(name, models[name])
     return Step(models[name], reader, latent_cache if latent else static_cache, rows, seed)
 
