@@ -13,7 +13,8 @@ before it was quantised, by torch.compile, SDPA and torch's grouped GEMM. All of
 
 Before, the hidden values of ours are held to those of the same quantised model on the reference operators, the median
 over sequences. Random routers have many experts of near scores, which change places by each rounding: that one step has
-other routers. With a latent cache the distance is larger: the reference quantises the latent vectors once more.
+other routers. Layers of random weights make much of a last bit that moves an FP8 code, hence the tolerances; without a
+latent cache the latent vectors are quantised once more.
 """
 
 import copy
@@ -32,13 +33,13 @@ from benchmarks.harness.layer_peers import PeerExperts, PeerLinear, in_blocks
 from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
-LAYERS, CONTEXT = 2, 1024
+LAYERS, CONTEXT, AT_ONCE = 2, 1024, 1 << 14  # AT_ONCE: tokens of a prompt
 MODELS = {
     "deepseek-v3": dict(num_attention_heads=16, num_key_value_heads=16, moe_intermediate_size=256),
     "qwen3-235b": {},
 }
 ROWS = (1, 8, 32, 128)
-TOLERANCES, VERIFIED_ROWS = {"ours": 0.02, "latent cache": 0.1}, 8  # of the hidden values' norm; sequences
+TOLERANCES, VERIFIED_ROWS = {"ours": 0.15, "latent cache": 0.2}, 8  # of the hidden values' norm; sequences
 # A latent cache goes on with each replay.
 EFFORT = gpu_timing.Effort(warm_up=20, iterations=200)
 
@@ -54,7 +55,8 @@ class Step:
 
         self.model, self.cache = model.model, caches(model.config)
         self.given = with_cache(self.model, self.cache)
-        reader.model(input_ids=ids(CONTEXT), **self.given, use_cache=True)
+        for part in ids(CONTEXT).split(max(1, AT_ONCE // rows), dim=1):
+            reader.model(input_ids=part, **self.given, use_cache=True)
         for layer in self.cache.layers:
             if isinstance(layer, StaticLayer):
                 layer.__class__ = Standing
@@ -182,10 +184,10 @@ def verify(gpu: Gpu, models: dict[str, torch.nn.Module], seed: int) -> None:
 
 
 def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int) -> dict[str, gpu_timing.Times | None]:
-    recorded = {}
+    steps, recorded = {}, {}  # a graph reads its step's tensors
     for name in models:
-        step = step_of(gpu, models, name, rows, seed, name == "ours" and has_latent_cache(models))
-        recorded[name] = attempt(f"{name}, {rows} rows", step.record)
+        steps[name] = step_of(gpu, models, name, rows, seed, name == "ours" and has_latent_cache(models))
+        recorded[name] = attempt(f"{name}, {rows} rows", steps[name].record)
     measured = gpu_timing.measure({name: one for name, one in recorded.items() if one}, EFFORT)
     return {name: measured.get(name) for name in models}
 
