@@ -76,6 +76,11 @@ __device__ inline void warpgroups_meet(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Of the same barrier: this warpgroup does not wait. `threads`: of all, also of those that wait.
+__device__ inline void warpgroup_arrives(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Registers of so many groups of 8 columns in the instruction's text, and as its operands. `type` is "+f" or "+r".
 // clang-format off
 #define ROCM_FP8_NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"

@@ -10,11 +10,6 @@ namespace {
 // Barriers of both multiplying warpgroups: p of a pair's first tile is there, of its second; others.
 constexpr int kOfFirst = 1, kOfSecond = 2, kQueriesMeet = 3, kTotalsMeet = 4;
 
-// Of the same barrier: this warpgroup does not wait. `threads`: of all, also of those that wait.
-__device__ inline void warpgroup_arrives(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 using Scores = float[8][4];   // 64 rows by 64 tokens, as wgmma.h says
 using Values = float[32][4];  // 64 rows by 256 columns
 

@@ -4,18 +4,17 @@
 // 656 of codes. Work: 2 * (576 + 512) operations a row and token. Up to about 64 rows memory is the bound, beyond that
 // the tensor cores.
 //
-// 16 bits (attend.h), 64 rows of a sequence a CTA:
+// 16 bits (attend.h), 64 rows of a sequence at a time, by persistent CTAs:
 //
 //     HBM, L2 --> TMA (cp.async) --> two tiles of 64 tokens by 576 in shared memory
-//     warpgroup 1: scores of the first tile      warpgroup 2: scores of the second
-//             --> largest scores met --> p = exp2(...), rounded --> registers, and shared memory for the other one
-//     warpgroup 1: p values of both tiles, columns 0 to 255      warpgroup 2: columns 256 to 511
+//     a tile's warpgroup: scores --> p = exp2(...), rounded --> registers, and shared memory for the other one
+//     warpgroup 0: p values of every tile, columns 0 to 255      warpgroup 1: columns 256 to 511
 //             --> result, or a split's part --> merge (../gpu/merge.h)
 //
 // Shared memory: queries 72 KiB, tiles 72 KiB each. The value tile is the key tile: wgmma reads it by rows for the
-// scores and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone. A
-// warpgroup multiplies its own tile's values first, before the other's p is there. That half of the tile is free then,
-// and is filled while the other tile's values are multiplied (shape.h).
+// scores and by columns for the values. p lies in the place of a tile's rotated numbers, which are keys alone. Tiles
+// belong to the warpgroups by turns, so one's softmax runs beside the other's multiplications. Halves of a tile are
+// freed apart (shape.h). The loading warps run ahead into the CTA's next piece of work.
 //
 // Codes (fp8_attend.h), 16, 32 or 64 rows a CTA: tiles of codes stay codes in shared memory; warpgroups with tiles of
 // their own decode them in registers, once for the scores and once for the values.
@@ -24,8 +23,8 @@
 //        fp8_feed.h, fp8_rows.h, fp8_attend.h, online.h (softmax), codes.h, fallback.h (chips without wgmma, unaligned
 //        operands), ../gpu
 //
-// Limit today (H200): 16 bits 540 TFLOP/s at 128 heads and 3.9 TB/s at 16, .84 and .94 of FlashMLA's speed. FP8 caches
-// 3.6 TB/s at 16 heads, 1.9 times the speed of 16 bits; at 128 heads .88 of it, as each tile of 64 rows decodes anew.
+// Limit today (H100): 16 bits 585 TFLOP/s at 128 heads and 2.9 TB/s at 16, .88 to 1.67 of FlashMLA's speed. FP8 caches 2.6
+// TB/s at 16 heads; at 128 heads .86 of the speed of 16 bits, as each tile of 64 rows decodes anew.
 // docs/journal/mla_decode-cuda.md.
 #include <algorithm>
 #include <type_traits>

@@ -19,8 +19,8 @@ constexpr int kValuePanels = kLatent / kPanelColumns, kRopePanel = kValuePanels;
 using Tile = uint8_t[kPanels][kPanelBytes];
 
 // A buffer is a multiplying warpgroup's: it makes scores of all of it. Warpgroup h reads half h of both buffers as
-// values. So halves are filled and emptied apart: warpgroup b is done with half b of its own buffer before it takes the
-// other's. The rotated numbers' panel, in whose place p lies later, goes with the half that is read last.
+// values. So halves are filled and emptied apart. The rotated numbers' panel, in whose place p lies later for the other
+// warpgroup, goes with the half that this one reads: of buffer b the last half.
 constexpr int kBuffers = 2, kHalves = 2, kHalfPanels = kValuePanels / kHalves;
 __device__ constexpr int last_half(int buffer) { return 1 - buffer; }
 
