@@ -102,6 +102,7 @@ const char* tables() {
                ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
+               ", \"mla_direct\": " + list(mla_decode::hip::kDirectForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +

@@ -69,6 +69,7 @@ __device__ inline void settle() {
 // keys_ahead: reads of LDS that are ahead of the multiplications.
 template <DType type, int keys_ahead>
 class WideRows {
+  protected:
     static constexpr int kSteps = kWidth / 16, kBlocks = kLatent / 128, kKeysAhead = keys_ahead;
     using Softmax = attention::OnlineSoftmax<type, 32>;
     u32x4 q[kSteps];
@@ -176,7 +177,7 @@ class WideRows {
         }
     }
 
-  private:
+  protected:
     // Of scores, which become logarithms to base 2, to the exponentials of the first four.
     __device__ f32x4 first_exponentials(f32x16& scores, int32_t tile) {
         float by = scale;

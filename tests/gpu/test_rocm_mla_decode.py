@@ -17,10 +17,12 @@ from tests.settings import SEED, needs_rocm_toolchain
 pytestmark = needs_rocm_toolchain
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {form["name"]: form for form in configs().tables["mla_forms"]}
+DIRECT = {form["name"]: form for form in configs().tables["mla_direct"]}  # of gfx950
 KINDS = ("wide", "fp8", "mixed")
 APPENDS = ("mla_append", "mla_append_rope")  # all of a token, its rotated numbers alone
 # (queries, heads) that leave a form's last wave rows without work.
 ROWS = {"r16": (1, 11), "r32": (3, 9), "r64": (2, 25), "r128": (1, 100)}
+ROWS |= {name.replace("r", "d"): rows for name, rows in ROWS.items()}
 
 
 @pytest.fixture
@@ -58,11 +60,30 @@ def test_every_kernel(kernel, launched, arch, environment, generator, form, kind
     assert names[2:] == [f"mla_merge<{short(dtype)}, 512>"]
 
 
+@pytest.mark.parametrize("arch", ["gfx950"], indirect=True)
+@pytest.mark.parametrize("form", DIRECT)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_every_direct_kernel(kernel, launched, environment, generator, form, dtype):
+    """Fewer tiles than a ring has, and more; groups without a tile; without a table, too."""
+    queries, heads = ROWS[form]
+    cases = ((1, 7, [53, 0], {}), (3, 16, [290, 17], dict(pad=8)), (1, 64, [389, 31], {}))
+    for splits, page, lengths, layout in cases:
+        environment(CONFIG, f"mla_decode:{form},split={splits}")
+        problem = Mla(2, queries, heads, page, max(lengths), dtype, "wide", True, "dense")
+        o = draw(problem, generator, FORMATS["gfx950"], lengths)
+        out, lse = attend(kernel, problem, o, **layout)
+        assert_attended(problem, o, out, lse, f"{form}, {splits} splits")
+    index = list(DIRECT).index(form)
+    assert [name for name in launched.names() if "direct" in name] == [f"mla_decode_direct<{index}, {short(dtype)}>"] * 3
+
+
 def test_every_kernel_is_tried(kernels, arch):
     tried = {f"mla_decode<{i}, {short(dtype)}, {kind}>" for i in range(len(FORMS)) for dtype in HALF for kind in KINDS}
+    if arch == "gfx950":
+        tried |= {f"mla_decode_direct<{i}, {short(dtype)}>" for i in range(len(DIRECT)) for dtype in HALF}
     merges = {f"mla_merge<{short(dtype)}, {columns}>" for dtype in HALF for columns in (512, 64)}
     appends = {f"{name}<{short(d)}, {aligned}>" for name in APPENDS for d in HALF for aligned in ("true", "false")}
-    assert kernels.names(arch, "mla_decode", "mla_merge", *APPENDS) == tried | merges | appends
+    assert kernels.names(arch, "mla_decode", "mla_decode_direct", "mla_merge", *APPENDS) == tried | merges | appends
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
