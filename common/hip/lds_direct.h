@@ -17,6 +17,9 @@ __device__ inline void to_lds(uint32_t to) { asm volatile("s_mov_b32 m0, %0" ::"
 // there. The compiler does not see loads in assembly.
 __device__ inline void settle_scalars() { asm volatile("s_nop 4" ::: "memory"); }
 
+// Where nothing else stands between to_lds and a load.
+__device__ inline void settle_m0() { asm volatile("s_nop 0" ::: "memory"); }
+
 // 4 or 16 bytes of each lane, from first + offset on.
 template <int bytes>
 __device__ inline void load_to_lds(const uint8_t* first, uint32_t offset) {

@@ -17,12 +17,18 @@ namespace {
 
 #if defined(__gfx950__)
 
+struct Nothing {
+    __device__ void keys(int) const {}
+    __device__ void between() const {}
+    __device__ void values(int) const {}
+};
+
 template <class Rows, class Loader>
 __device__ inline void attend_own(Rows& rows, Loader& loader, uint32_t place, int32_t begin, int32_t end, int apart) {
     for (int32_t tile = begin; tile < end; tile += apart) {
         // The tile, and the pages of the next one.
         wait_for_loads<0>();
-        rows.attend(place, tile, [](int) {});
+        rows.attend(place, tile, Nothing());
         if (tile + apart >= end) break;
         // All that has been read of the tile has arrived.
         lds_done();
@@ -31,31 +37,55 @@ __device__ inline void attend_own(Rows& rows, Loader& loader, uint32_t place, in
     }
 }
 
-// `ring` tiles of LDS. Behind the last tile that again is asked for, of tokens of which no exponential counts.
+// A ring of tiles in LDS. In a turn, while tile t is multiplied, are
+//
+//     asked for   tile t + kAhead, between keys; then the pages of tile t + kAhead + 4
+//     found       tile t + kAhead + 1, between values
+//
+// tiles counted by `apart`. So at a turn's head tile t has to be there, and the pages of t + kAhead + 1. Behind the last
+// tile that again is asked for, of tokens of which no exponential counts.
 template <int ring, int apart, class Rows, class Loader>
-__device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places, int32_t begin, int32_t turns) {
-    // In a turn the pages of the tile behind the next one are asked for, then a tile. At a turn's head this tile has to be
-    // there, and the pages of the one that is asked for.
-    constexpr int kAhead = ring - 1, kFlying = kAhead == 1 ? 0 : (kAhead - 1) * Loader::kLoads + kAhead - 2;
-    constexpr int kPieces = 12;
-    static_assert(Loader::kEights * kPieces <= Rows::kKeySteps);
+struct SharedTurn {
+    static constexpr int kAhead = ring - 1, kPages = 4;
+    static constexpr int kFlying = kAhead == 1 ? 0 : (kAhead - 1) * (Loader::kLoads + 1);
+    static_assert(kAhead == 1 || kAhead == 3);
+    static constexpr int kFirst = 8;  // step of values: those before have exponentials
+    static_assert(Loader::kLoads + 2 <= Rows::kKeySteps);
+    static_assert(kFirst + Loader::kEights * Loader::kPieces <= Rows::kValueSteps);
+    Loader& loader;
+    int32_t next;
+    uint32_t to;  // its place
+
+    __device__ void keys(int step) const {
+        if (step < Loader::kLoads) loader.request(to, step / 9, step % 9);
+        else if (step < Loader::kLoads + 2) loader.find(next + 4 * apart, step - Loader::kLoads);
+    }
+    // The second group is half a turn behind, so that loads come evenly.
+    __device__ void between() const {
+        if constexpr (apart == 2) lds_barrier();
+    }
+    __device__ void values(int step) const {
+        const int piece = step - kFirst, eight = piece / Loader::kPieces;
+        if (piece >= 0 && eight < Loader::kEights) loader.prepare(next + apart, eight, piece % Loader::kPieces);
+    }
+};
+template <int ring, int apart, class Rows, class Loader>
+__device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places, int32_t begin, int32_t turns,
+                                     int group) {
+    using Turn = SharedTurn<ring, apart, Rows, Loader>;
+    constexpr int kAhead = Turn::kAhead;
+    if (apart == 2 && group == 1) lds_barrier();
     uint32_t at = 0;
     for (int32_t turn = 0; turn < turns; ++turn) {
-        const int32_t tile = begin + turn * apart, next = tile + kAhead * apart;
-        wait_for_loads<kFlying>();
+        const int32_t tile = begin + turn * apart;
+        wait_for_loads<Turn::kFlying>();
         // Closes: all waves' loads of the tile are there, and the tile before it has been read.
         lds_done(), lds_barrier();
         const uint32_t to = places + (at == 0 ? kAhead : at - 1) * kDirectBytes;
-        loader.find(next + 2 * apart);
-        rows.attend(places + at * kDirectBytes, tile, [&](int step) {
-            const int eight = step / kPieces, piece = step % kPieces;
-            if (eight >= Loader::kEights) return;
-            if (piece == 0) loader.look(next, eight);
-            else if (piece == 2) loader.prepare(next, eight);
-            else if (piece > 2) loader.request(to, eight, piece - 3);
-        });
+        rows.attend(places + at * kDirectBytes, tile, Turn{loader, tile + kAhead * apart, to});
         at = at == kAhead ? 0 : at + 1;
     }
+    if (apart == 2 && group == 0) lds_barrier();
 }
 
 template <int index>
@@ -85,37 +115,40 @@ __device__ inline void decode_direct(char* lds) {
     DirectLoader<form.waves, form.groups, kPages> loader;
     const uint32_t whole = lds_address(lds), places = whole + uint32_t(group) * kTiles * kDirectBytes;
     const int32_t begin = share.begin + group;
-    const bool loads = kShared<index> ? share.begin < share.end : begin < share.end;
-    constexpr int kAtFirst = kShared<index> ? kTiles - 1 : 1;
+    // A ring is filled with what is there even for no token: addresses behind a branch would be in vector registers.
+    const bool loads = kShared<index> || begin < share.end;
     const auto nth = [&](int i) { return begin + i * form.groups; };
     if (loads) {
         const Cache& cache = a.cache;
         loader.start({cache.data, cache.page_stride, cache.row_stride, cache.pages,
                       a.table ? a.table + item.b * a.table_stride : nullptr, item.b, launch.page_size},
-                     end, wave, whole + kDirectLds<index> + uint32_t(all) * kPages * kWave * 4);
+                     end > 0 ? end : 1, wave, whole + kDirectLds<index> + uint32_t(all) * kPages * kWave * 4);
 #pragma unroll
-        for (int i = 0; i < kAtFirst + (kTiles == 2); ++i) loader.find(nth(i));
-    }
-    // As in a turn of attend_shared: of a ring two tiles' pages ahead.
-    const auto request = [&](int i) {
-        if (kShared<index> && i + 2 >= kAtFirst) loader.find(nth(i + 2));
-        loader.request_all(places + i * kDirectBytes, nth(i));
-    };
-    if (loads) {
+        for (int i = 0; i < kPages; ++i) loader.find(nth(i));
         wait_for_loads<0>();
-        request(0);
-        if (!kShared<index>) loader.find(nth(1));
+        loader.request_all(places, nth(0));
+        loader.find(nth(kPages));
     }
     OwnRows rows;
     rows.start(launch, item, first_row, length, end, a.softmax_scale * attention::kLog2E);
     rows.ready();
-    if (loads) {
+    rows.find_places();
+    if constexpr (kShared<index>) {
+        // As in turns.
 #pragma unroll
-        for (int i = 1; i < kAtFirst; ++i) request(i);
+        for (int i = 1; i < kTiles - 1; ++i) {
+            loader.request_all(places + i * kDirectBytes, nth(i));
+            loader.find(nth(kPages + i));
+        }
+#pragma unroll
+        for (int e = 0; e < loader.kEights; ++e) {
+#pragma unroll
+            for (int piece = 0; piece < loader.kPieces; ++piece) loader.prepare(nth(kTiles - 1), e, piece);
+        }
     }
     if constexpr (kShared<index>) {
         const int32_t turns = (share.end - share.begin + form.groups - 1) / form.groups;
-        attend_shared<kTiles, form.groups>(rows, loader, places, begin, turns);
+        attend_shared<kTiles, form.groups>(rows, loader, places, begin, turns, group);
         // Before others use their places.
         wait_for_loads<0>();
     } else {

@@ -27,19 +27,30 @@ template <DType type, int keys_ahead, int values_ahead>
 class DirectRows : public Rows<type, keys_ahead, values_ahead> {
     using Base = Rows<type, keys_ahead, values_ahead>;
     using Base::q, Base::sums, Base::seen, Base::scale;
+    uint32_t latent_at, rope_at, value_at;  // in a tile: of a lane's first chunks of keys, and of values
     static constexpr int kHalf = 16, kLatentSteps = kLatent / 32, kColumns = kLatent / 16;
 
   public:
     using Base::rescale, Base::softmax;
 
-    // lds: the tile's address. during(i): behind the reads of step i of kSteps of keys.
+    __device__ void find_places() {
+        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16, token = 4 * g + j / 4;
+        latent_at = j * kLatentBytes + (g ^ turn_of(j)) * kChunk;
+        rope_at = kRopeInTile + j * kRopeBytes + (g ^ turn_of_rope(j)) * kChunk;
+        value_at = token * kLatentBytes + (j % 4 / 2 ^ turn_of(token)) * kChunk + j % 2 * 8;
+        have_computed(latent_at), have_computed(rope_at), have_computed(value_at);
+    }
+    // lds: the tile's address. While the wave's matrix unit is busy, a little of all else:
+    //
+    //     during.keys(i), i < kKeySteps       behind an instruction; of 16 rows two a step
+    //     during.between()                    in the middle, ahead of the exponentials
+    //     during.values(i), i < kValueSteps
+    static constexpr int kKeySteps = Base::kSteps, kValueSteps = kColumns;
     template <class During>
     __device__ void attend(uint32_t lds, int32_t tile, const During& during) {
-        const uint32_t lane = fresh_lane(), j = lane % 16, g = lane / 16;
         f32x4 scores[2];
-        keys_by_queries(scores, lds, j, g, during);
-        const uint32_t s = j / 4, token = 4 * g + s;
-        const uint32_t first = lds + token * kLatentBytes + (j % 4 / 2 ^ turn_of(token)) * kChunk + j % 2 * 8;
+        keys_by_queries(scores, lds, during);
+        const uint32_t first = lds + value_at;
         // Step i: columns 16 m of i = 4 x + y, m = x + 8 y, so that one exclusive or serves four.
         const auto read = [&](int i) {
             const uint32_t at = (first ^ i / 4 * 2 * kChunk) + i % 4 * 256;
@@ -48,7 +59,7 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
         u32x4 values[values_ahead];
 #pragma unroll
         for (int i = 0; i < values_ahead; ++i) values[i] = read(i);
-        const u32x4 exponentials = exponentials_of(scores, tile, g);
+        const u32x4 exponentials = exponentials_of(scores, tile, during);
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
             const int m = i / 4 + i % 4 * 8;
@@ -57,6 +68,7 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
             sum = gemm::hip::multiply_chunks<16, type>(now, exponentials, sum);
             if (i + values_ahead < kColumns) now = read(i + values_ahead);
             made_first(sum);
+            during.values(i);
             __builtin_amdgcn_sched_barrier(0);
         }
     }
@@ -72,9 +84,8 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
 
   private:
     template <class During>
-    __device__ void keys_by_queries(f32x4 (&scores)[2], uint32_t lds, uint32_t j, uint32_t g, const During& during) {
-        const uint32_t latent = lds + j * kLatentBytes + (g ^ turn_of(j)) * kChunk;
-        const uint32_t rope = lds + kRopeInTile + j * kRopeBytes + (g ^ turn_of_rope(j)) * kChunk;
+    __device__ void keys_by_queries(f32x4 (&scores)[2], uint32_t lds, const During& during) {
+        const uint32_t latent = lds + latent_at, rope = lds + rope_at;
         // Step i: chunks 4 c + g, c = x + 4 y of i = 4 x + y; the last two are of the rotated numbers.
         const auto chunk_of = [](int i) { return i < kLatentSteps ? i / 4 + i % 4 * 4 : i; };
         const auto read = [&](int i, int half) {
@@ -96,13 +107,14 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
                 made_first(scores[half]);
                 __builtin_amdgcn_sched_barrier(0);
             }
-            during(i);
+            during.keys(i);
         }
     }
-    __device__ u32x4 exponentials_of(f32x4 (&scores)[2], int32_t tile, uint32_t g) {
+    template <class During>
+    __device__ u32x4 exponentials_of(f32x4 (&scores)[2], int32_t tile, const During& during) {
         float by = scale, largest = -__builtin_inff();
         have_computed(by);
-        const int32_t left = seen - tile * kDirectTile - int32_t(4 * g);  // of this lane's tokens
+        const int32_t left = seen - tile * kDirectTile - int32_t(fresh_lane() / 16 * 4);  // of this lane's tokens
         const bool some = any_lane(left < kHalf + 4);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -116,6 +128,7 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
             for (int i = 0; i < 4; ++i) largest = __builtin_fmaxf(largest, four[i]);
         }
         softmax.refer_to(largest, [&](float factor) { rescale(factor); });
+        during.between();
         u32x2 rounded[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -128,34 +141,60 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
     }
 };
 
-// Of a sum in accumulation registers, as multiply_wide.
+// As multiply_wide and multiply_chunk, of twice the k. No wait state is in here: what comes of vector instructions is
+// ahead of settle_operand(). What stands in the memory's order stays so, as with made_first.
+#define ROCM_FP8_WIDE "v_mfma_f32_32x32x16_"
 template <DType type>
-__device__ inline void multiply_wide_chunks(f32x16& sums, u32x4 left, u32x4 right) {
+__device__ inline void multiply_values(f32x16& sums, u32x4 left, u32x4 right) {
+    if constexpr (type == DType::f16)
+        asm volatile(ROCM_FP8_WIDE "f16 %0, %1, %2, %0" : "+a"(sums) : "v"(left), "v"(right) : "memory");
+    else asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, %0" : "+a"(sums) : "v"(left), "v"(right) : "memory");
+}
+template <DType type>
+__device__ inline void multiply_keys(f32x16& scores, u32x4 keys, u32x4 queries, bool first) {
     if constexpr (type == DType::f16) {
-        asm("s_nop 1\n\tv_mfma_f32_32x32x16_f16 %0, %1, %2, %0" : "+a"(sums) : "v"(left), "v"(right));
+        if (first) asm volatile(ROCM_FP8_WIDE "f16 %0, %1, %2, 0" : "=&v"(scores) : "v"(keys), "v"(queries) : "memory");
+        else asm volatile(ROCM_FP8_WIDE "f16 %0, %1, %2, %0" : "+v"(scores) : "v"(keys), "v"(queries) : "memory");
     } else {
-        asm("s_nop 1\n\tv_mfma_f32_32x32x16_bf16 %0, %1, %2, %0" : "+a"(sums) : "v"(left), "v"(right));
+        if (first) asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, 0" : "=&v"(scores) : "v"(keys), "v"(queries) : "memory");
+        else asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, %0" : "+v"(scores) : "v"(keys), "v"(queries) : "memory");
     }
 }
+#undef ROCM_FP8_WIDE
+// Behind the last one of keys and eight other instructions scores may be read.
+__device__ inline void settle_scores() {
+    __builtin_amdgcn_sched_barrier(0);
+    asm volatile("s_nop 3" ::: "memory");
+    __builtin_amdgcn_sched_barrier(0);
+}
+// Of vector instructions to a matrix instruction.
+__device__ inline void settle_operand(u32x4& v) { asm volatile("s_nop 1" : "+v"(v)::"memory"); }
 
 template <DType type, int keys_ahead, int values_ahead>
 class DirectWideRows : public WideRows<type, keys_ahead> {
     using Base = WideRows<type, keys_ahead>;
     using Base::q, Base::sums;
+    uint32_t latent_at, rope_at, value_at;  // as of 16 rows
     static constexpr int kLatentSteps = kLatent / 16, kColumns = kLatent / 32, kSteps = 2 * kColumns;
 
   public:
     using Base::softmax;
 
+    __device__ void find_places() {
+        const uint32_t lane = fresh_lane(), j = lane % 32, h = lane / 32, s = lane % 16, token = 4 * h + s / 4;
+        latent_at = j * kLatentBytes + (h ^ turn_of(j)) * kChunk;
+        rope_at = kRopeInTile + j * kRopeBytes + (h ^ turn_of_rope(j)) * kChunk;
+        // Of values: token 4 h + s / 4 of eight, columns 16 (j / 16) + 4 (s % 4) of 32.
+        value_at = token * kLatentBytes + (j / 16 * 2 + s % 4 / 2 ^ turn_of(token)) * kChunk + s % 2 * 8;
+        have_computed(latent_at), have_computed(rope_at), have_computed(value_at);
+    }
     // As of 16 rows.
+    using Base::kKeySteps;
+    static constexpr int kValueSteps = kSteps;
     template <class During>
     __device__ void attend(uint32_t lds, int32_t tile, const During& during) {
-        const uint32_t lane = fresh_lane(), j = lane % 32, h = lane / 32, s = lane % 16;
-        f32x16 scores = keys_by_queries(lds, j, h, during);
-        // Of values: token 4 h + s / 4 of eight, columns 16 (j / 16) + 4 (s % 4) of 32.
-        const uint32_t token = 4 * h + s / 4;
-        const uint32_t first =
-            lds + token * kLatentBytes + (j / 16 * 2 + s % 4 / 2 ^ turn_of(token)) * kChunk + s % 2 * 8;
+        f32x16 scores = keys_by_queries(lds, during);
+        const uint32_t first = lds + value_at;
         // Step i of 16 tokens: columns 32 m of i = 4 x + y, m = x + 4 y. Eight tokens further turn by 3 more.
         const auto read = [&](int step) {
             const int i = step % kColumns;
@@ -166,25 +205,32 @@ class DirectWideRows : public WideRows<type, keys_ahead> {
         u32x4 values[values_ahead];
 #pragma unroll
         for (int i = 0; i < values_ahead; ++i) values[i] = read(i);
-        settle();
+        settle_scores();
         f32x4 p[2];
-        p[0] = this->first_exponentials(scores, tile);
+        this->refer(scores, tile);
+        during.between();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[0][i] = softmax.exponential(scores[i]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) p[1][i] = softmax.exponential(scores[4 + i]);
         u32x4 exponentials = joined(softmax.rounded(p[0]), softmax.rounded(p[1]));
+        settle_operand(exponentials);
         __builtin_amdgcn_sched_barrier(0);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             const int i = step % kColumns, m = i / 4 + i % 4 * 4;
             f32x16& sum = sums[m / 4][m % 4];
             u32x4& now = values[step % values_ahead];
-            multiply_wide_chunks<type>(sum, now, exponentials);
-            made_first(sum);
+            multiply_values<type>(sum, now, exponentials);
             __builtin_amdgcn_sched_barrier(0);
             if (step + values_ahead < kSteps) now = read(step + values_ahead);
             // The next 16 tokens' exponentials, while these are multiplied.
             if (step < 8) p[step / 4][step % 4] = softmax.exponential(scores[8 + step]);
-            if (step + 1 == kColumns) exponentials = joined(softmax.rounded(p[0]), softmax.rounded(p[1]));
+            during.values(step);
+            if (step + 1 == kColumns) {
+                exponentials = joined(softmax.rounded(p[0]), softmax.rounded(p[1]));
+                settle_operand(exponentials);
+            }
             __builtin_amdgcn_sched_barrier(0);
         }
     }
@@ -203,9 +249,8 @@ class DirectWideRows : public WideRows<type, keys_ahead> {
 
   private:
     template <class During>
-    __device__ f32x16 keys_by_queries(uint32_t lds, uint32_t j, uint32_t h, const During& during) const {
-        const uint32_t latent = lds + j * kLatentBytes + (h ^ turn_of(j)) * kChunk;
-        const uint32_t rope = lds + kRopeInTile + j * kRopeBytes + (h ^ turn_of_rope(j)) * kChunk;
+    __device__ f32x16 keys_by_queries(uint32_t lds, const During& during) const {
+        const uint32_t latent = lds + latent_at, rope = lds + rope_at;
         // Step i: chunks 2 c + h, c = x + 8 y of i = 4 x + y; the last four are of the rotated numbers.
         const auto chunk_of = [](int i) { return i < kLatentSteps ? i / 4 + i % 4 * 8 : i; };
         const auto read = [&](int i) {
@@ -219,10 +264,10 @@ class DirectWideRows : public WideRows<type, keys_ahead> {
 #pragma unroll
         for (int i = 0; i < Base::kKeySteps; ++i) {
             u32x4& now = keys[i % keys_ahead];
-            multiply_chunk<type>(scores, now, q[chunk_of(i)], 0, i == 0);
+            multiply_keys<type>(scores, now, q[chunk_of(i)], i == 0);
             __builtin_amdgcn_sched_barrier(0);
             if (i + keys_ahead < Base::kKeySteps) now = read(i + keys_ahead);
-            during(i);
+            during.keys(i);
             __builtin_amdgcn_sched_barrier(0);
         }
         return scores;

@@ -44,14 +44,14 @@ int token_bytes(Format format) {
     return format == Format::wide ? 2 * kWidth : format == Format::fp8 ? kWidth : kMixedBytes;
 }
 
-// Of the forms in direct.hip: 32-bit offsets in the table, too.
+// Of the forms in direct.hip, which count pages and bytes of a table in 32 bits, and may load a sequence's first token.
 bool takes_direct(Arch arch, const Args& args) {
     const Cache& cache = args.cache;
     constexpr uintptr_t kAligned = 16;
-    constexpr int64_t kMostEntries = int64_t(1) << 29;
+    constexpr int64_t kMostEntries = int64_t(1) << 29, kMostPages = int64_t(1) << 31;
     return arch == Arch::gfx950 && cache.format == Format::wide && reinterpret_cast<uintptr_t>(cache.data) % kAligned == 0 &&
            cache.page_stride % kAligned == 0 && cache.row_stride % kAligned == 0 &&
-           (!args.table || args.most / cache.page_size < kMostEntries);
+           cache.pages > 0 && cache.pages < kMostPages && args.most > 0 && (!args.table || args.most / cache.page_size < kMostEntries);
 }
 
 struct Choice {
