@@ -62,7 +62,11 @@ struct SharedTurn {
     }
     // The second group is half a turn behind, so that loads come evenly.
     __device__ void between() const {
-        if constexpr (apart == 2) lds_barrier();
+        if constexpr (apart == 2) {
+            __builtin_amdgcn_sched_barrier(0);
+            lds_barrier();
+            __builtin_amdgcn_sched_barrier(0);
+        }
     }
     __device__ void values(int step) const {
         const int piece = step - kFirst, eight = piece / Loader::kPieces;
