@@ -156,7 +156,8 @@ __device__ inline void multiply_keys(f32x16& scores, u32x4 keys, u32x4 queries, 
         if (first) asm volatile(ROCM_FP8_WIDE "f16 %0, %1, %2, 0" : "=&v"(scores) : "v"(keys), "v"(queries) : "memory");
         else asm volatile(ROCM_FP8_WIDE "f16 %0, %1, %2, %0" : "+v"(scores) : "v"(keys), "v"(queries) : "memory");
     } else {
-        if (first) asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, 0" : "=&v"(scores) : "v"(keys), "v"(queries) : "memory");
+        if (first)
+            asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, 0" : "=&v"(scores) : "v"(keys), "v"(queries) : "memory");
         else asm volatile(ROCM_FP8_WIDE "bf16 %0, %1, %2, %0" : "+v"(scores) : "v"(keys), "v"(queries) : "memory");
     }
 }

@@ -25,7 +25,9 @@ constexpr int kLatentBytes = kLatent * 2, kRopeBytes = kRope * 2, kRopeInTile = 
 static_assert(kDirectBytes == 2 * kTileBytes && kLatentBytes == kWave * kChunk);
 
 // Both by token % 16. Bits 0 and 1 part tokens that differ in bits 2 and 3, those above the neighbours.
-__device__ constexpr uint32_t low_turn(uint32_t token) { return ((token >> 2 ^ token >> 3) & 1) * 2 + (token >> 3 & 1); }
+__device__ constexpr uint32_t low_turn(uint32_t token) {
+    return ((token >> 2 ^ token >> 3) & 1) * 2 + (token >> 3 & 1);
+}
 __device__ constexpr uint32_t turn_of(uint32_t token) { return token % 4 * 4 + low_turn(token); }
 __device__ constexpr uint32_t turn_of_rope(uint32_t token) { return (token >> 1 & 1) * 4 + low_turn(token); }
 
@@ -43,11 +45,11 @@ class DirectLoader {
     const uint8_t *data, *table;  // table: without one anything
     uint64_t page_stride, row_stride;
     Divider page_size;
-    int32_t first_page, last_page;  // without a table the sequence's, both
+    int32_t first_page, last_page;          // without a table the sequence's, both
     uint32_t apart_in_row, apart_in_table;  // from a page to the next one: rows, bytes; without a table 0
-    int32_t end;      // the tokens before it are loaded
-    uint32_t first;   // of the wave's tokens, in a tile
-    uint32_t places;  // of the entries: [pages][lane], an address in LDS
+    int32_t end;                            // the tokens before it are loaded
+    uint32_t first;                         // of the wave's tokens, in a tile
+    uint32_t places;                        // of the entries: [pages][lane], an address in LDS
     uint32_t chunk, rope;  // what the lane loads of its first token: of a latent part, and of a token's other numbers
     int32_t entry;
     uint32_t row, entry_at;

@@ -49,9 +49,10 @@ bool takes_direct(Arch arch, const Args& args) {
     const Cache& cache = args.cache;
     constexpr uintptr_t kAligned = 16;
     constexpr int64_t kMostEntries = int64_t(1) << 29, kMostPages = int64_t(1) << 31;
-    return arch == Arch::gfx950 && cache.format == Format::wide && reinterpret_cast<uintptr_t>(cache.data) % kAligned == 0 &&
-           cache.page_stride % kAligned == 0 && cache.row_stride % kAligned == 0 &&
-           cache.pages > 0 && cache.pages < kMostPages && args.most > 0 && (!args.table || args.most / cache.page_size < kMostEntries);
+    return arch == Arch::gfx950 && cache.format == Format::wide &&
+           reinterpret_cast<uintptr_t>(cache.data) % kAligned == 0 && cache.page_stride % kAligned == 0 &&
+           cache.row_stride % kAligned == 0 && cache.pages > 0 && cache.pages < kMostPages && args.most > 0 &&
+           (!args.table || args.most / cache.page_size < kMostEntries);
 }
 
 struct Choice {
