@@ -73,7 +73,7 @@ struct Sizes {
 // What a launch takes, in us, to rank numbers of splits by. No measurement.
 constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits) {
     const ChipModel& chip = kChipModels[int(arch)];
-    constexpr double kStartCycles = 8000, kMergeUs = 3;
+    constexpr double kStartCycles = 8000, kMergeUs[] = {3, 2.2};
     const double row_tiles = double(ceil_div(s.rows, form.rows())), workgroups = double(s.batch) * row_tiles * splits;
     const double tiles = double(ceil_div(ceil_div(s.most, form.tile()), splits));
     const int64_t room = int64_t(chip.compute_units) * form.per_unit;
@@ -87,8 +87,8 @@ constexpr double time_of(Arch arch, const Form& form, const Sizes& s, int splits
     const double bytes = double(s.batch) * double(s.most) * s.token_bytes / chip.memory_bytes_per_us;
     // Partial sums are written, and read again.
     const double partial = splits == 1 ? 0
-                                       : kMergeUs + 2.0 * double(s.batch) * double(s.rows) * splits * kLatent * 4 /
-                                                        chip.memory_bytes_per_us;
+                                       : kMergeUs[int(arch)] + 2.0 * double(s.batch) * double(s.rows) * splits *
+                                                                   kLatent * 4 / chip.memory_bytes_per_us;
     return (busy > bytes ? busy : bytes) + power + partial;
 }
 

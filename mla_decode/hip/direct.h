@@ -4,7 +4,12 @@
 //     a wave has a tile for itself (d16, d32)   loads it, waits, multiplies it, loads the next one: four waves take
 //                                               turns, and there is no barrier
 //     waves share tiles (d64, d128)             a ring of two or four: one is multiplied, the others are on their way;
-//                                               a barrier a tile
+//                                               a barrier a tile, of two groups two
+//
+// With 64 rows of a sequence's 128, d64 needs no splits for 128 sequences: the other 64 rows' workgroup is its neighbour
+// on a chiplet, whose L2 gives them the tokens a second time.
+//
+// Waits and wait states of what is assembly here are held by the simulator's checks of hazards and of waits.
 #pragma once
 
 #include <type_traits>
@@ -108,7 +113,7 @@ __device__ inline void decode_direct(char* lds) {
     Item item;
     if (!item_of(launch, form.rows(), &item)) return;
     const int32_t length = int32_t(a.length_of(item.b)), tiles = (length + kDirectTile - 1) / kDirectTile;
-    const Share share = share_of(tiles, launch.partial.splits, item.split);
+    const Share share = short_share_of(tiles, launch.partial.splits, item.split);
     if (share.begin == share.end && launch.partial.splits > 1) return;
 
     const int all = uniform(threadIdx.x / kWave), group = all / form.waves, wave = all % form.waves;

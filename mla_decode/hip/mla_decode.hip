@@ -10,11 +10,14 @@
 // On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries and sums stay with their waves: of 16 rows in 72 and 128
 // registers, of 32 in 144 and 256. Waves never exchange anything but the tile, and the sums of groups at the end.
 //
+// On gfx950 16-bit caches go from memory to LDS directly, tiles of 32 tokens, 147 KB of them at once: direct.h.
+//
 // Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
-// rows, of 32), finish.h (the end), decode.h (the kernel); ../gpu/: append, splits, merge; common/attention.
+// rows, of 32), finish.h (the end), decode.h (the kernel); direct*: those of gfx950; ../gpu/: append, splits, merge;
+// common/attention.
 //
 // Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
-// time. docs/journal/mla_decode-hip.md has what is left. Nothing has been measured on an AMD GPU.
+// time. gfx950: 1.7 and 1.2 of its own bytes' time. docs/journal/mla_decode-hip.md has what is left. Nothing has been measured on an AMD GPU.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"

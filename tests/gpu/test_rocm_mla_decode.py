@@ -152,7 +152,7 @@ def test_launches_depend_on_shapes_alone(kernel, launched, simulated_rocm, arch,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_at_any_byte(kernel, launched, arch, environment, generator, kind):
-    """Tokens that begin at odd places, of codes at odd bytes. There no direct form is taken, nor can one be asked for."""
+    """Tokens that begin at odd places, of codes at odd bytes. No direct form takes them, nor where it is forced."""
     problem = Mla(1, 1, 5, 16, 40, torch.bfloat16, kind, True, "dense")
     o = draw(problem, generator, FORMATS[arch], [37])
     environment(CONFIG, "mla_decode:r16")
