@@ -102,6 +102,7 @@ const char* tables() {
                ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
+               ", \"mla_direct\": " + list(mla_decode::hip::kDirectForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
                ", \"bulk\": " + list(cuda::kBulkShapes, bulk) +
                ", \"forms\": " + list(block_scaled_gemm::cuda::kForms, form) +
@@ -170,6 +171,12 @@ void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int 
     using namespace mla_decode::hip;
     out[0] = pick_form(rows);
     out[1] = pick_splits(Arch(arch), kForms[out[0]], {batch, rows, most, token_bytes});
+}
+// Of gfx950's direct forms.
+void mla_direct_config(int64_t batch, int64_t rows, int64_t most, int64_t out[2]) {
+    using namespace mla_decode::hip;
+    const Cut cut = pick_direct(Arch::gfx950, {batch, rows, most, 2 * mla_decode::kWidth});
+    out[0] = cut.form, out[1] = cut.splits;
 }
 // format: of mla_decode::Format. Rows and tokens of a tile, and splits.
 void cuda_mla_config(int hopper, int format, int64_t batch, int64_t rows, int64_t most, int multiprocessors,

@@ -37,6 +37,7 @@ FUNCTIONS = {
     "grouped_config": (None, (LONG, LONG, LONG, LONG, INT, LONG), 2),
     "cuda_mla_config": (None, (INT, INT, LONG, LONG, LONG, INT), 3),
     "mla_config": (None, (LONG, LONG, LONG, INT, INT), 2),
+    "mla_direct_config": (None, (LONG, LONG, LONG), 2),
     "grouped_gated": (INT, (LONG, LONG, LONG, INT), 0),
     "block_scaled_row_class": (LONG, (LONG,), 0),
     "block_scaled_fallback_shape": (INT, (INT,), 0),

@@ -50,6 +50,11 @@ def mla_forms() -> list[dict[str, int]]:
     return configs().tables["mla_forms"]
 
 
+def mla_direct_forms() -> list[dict[str, int]]:
+    """kDirectForms of mla_decode/hip/config.h."""
+    return configs().tables["mla_direct"]
+
+
 def missed_gates(kernels: dict, table: dict) -> list[str]:
     """One line for each gate that a kernel misses."""
     missed = []
@@ -74,7 +79,7 @@ def matrix_instruction(arch: str, matrix: int, kind: str) -> tuple[str, int]:
 def always(name: str, kernel, figures) -> list[tuple[str, bool]]:
     meta = kernel.metadata
     # One wave a SIMD: more than 256 registers are accumulation registers or none.
-    alone = name.startswith("mla_decode<") and figures["waves_per_simd"] == 1
+    alone = name.startswith(("mla_decode<", "mla_decode_direct<")) and figures["waves_per_simd"] == 1
     names = {i.name for i in kernel.code}
     return [
         ("scratch memory", meta["private_segment_fixed_size"] == 0),
@@ -119,6 +124,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return moe_sort(arch, kernel, figures)
     if family == "mla_decode":
         return mla_decode(arch, kernel, figures, mla_forms()[int(values[0])], *values[1:])
+    if family == "mla_decode_direct":
+        return mla_direct(arch, kernel, figures, mla_direct_forms()[int(values[0])], values[1])
     if family in ("rows_of_ranks", "norm_of_sum"):
         norm = family == "norm_of_sum"
         return exchange(kernel, figures, int(values[4] if norm else values[2]), int(values[3]) if norm else 1)
@@ -466,6 +473,28 @@ def mla_decode(arch: str, kernel, f, shape, dtype: str, format: str) -> list[tup
         ("sums leave the registers", not any("accvgpr" in n for n in names) or per_simd == 1),
         ("per_unit workgroups do not fit by registers", per_simd <= f["waves_per_simd"]),
         ("per_unit workgroups do not fit by LDS", f["lds"] * shape["per_unit"] <= LDS_OF_A_UNIT[arch]),
+    ]
+
+
+def mla_direct(arch: str, kernel, f, shape, dtype: str) -> list[tuple[str, bool]]:
+    """A tile of 32 tokens and a wave's 16 or 32 rows: 36 instructions of keys, 32 of values, all of twice the k. Of 32
+    rows one more clears each of the 16 sums."""
+    found = [i.name for i in kernel.code if "mfma" in i.name]
+    size, tokens, of_keys, of_values = shape["matrix"], 32 // shape["waves"], 36, 32
+    clearing = 16 if size == 32 else 0
+    clears = {"v_mfma_f32_32x32x8_f16"} if clearing else set()
+    queries = 18 * size // 16
+    return [
+        ("other matrix instructions", set(found) == {f"v_mfma_f32_{size}x{size}x{512 // size}_{dtype}"} | clears),
+        ("matrix instructions of a tile", len(found) == of_keys + of_values + clearing),
+        ("keys read by less than 128 bits", named(kernel, "ds_read_b128") >= of_keys),
+        ("values not read turned", named(kernel, "ds_read_b64_tr_b16") == 2 * of_values),
+        ("values turned by v_perm", named(kernel, "v_perm_b32") == 0),
+        # Before the loop and in it.
+        ("tokens do not go to LDS directly", named(kernel, "global_load_lds_dwordx4") >= 2 * (tokens + tokens // 8)),
+        ("tokens in registers", named(kernel, "global_load_dwordx4") == queries),
+        ("one wave a SIMD does not fit", f["waves_per_simd"] >= 1),
+        ("a workgroup does not fit by LDS", f["lds"] <= LDS_OF_A_UNIT[arch]),
     ]
 
 

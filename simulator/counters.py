@@ -73,7 +73,8 @@ READ_B128_GFX942 = [
 ]  # fmt: skip
 READ_B128_GFX950 = [_ranges((0, 3), (12, 15), (20, 27)), _ranges((4, 11), (16, 19), (28, 31))]
 # (architecture, write, bytes a lane): (banks, lanes that are served together). Not measured by anybody, and chosen:
-# gfx942's write_b32 as its reads; gfx950's read_b32 in two halves, its write_b32 and write_b128 as gfx942's.
+# gfx942's write_b32 as its reads; gfx950's read_b32 in two halves, its write_b32 and write_b128 as gfx942's, its
+# read_b64_tr_b16 as read_b64.
 PHASES = {
     ("gfx942", False, 4): (32, _consecutive(32)),
     ("gfx942", False, 8): (32, _consecutive(16)),

@@ -134,6 +134,32 @@ def _write(ins: Instruction, move: Move, offsets: list[int]):
     return run
 
 
+def _read_turned(ins: Instruction):
+    """ds_read_b64_tr_b16: each lane reads 8 bytes. Of its 16 lanes, lane i then has number i % 4 of what lanes i / 4,
+    i / 4 + 4, + 8 and + 12 read (CDNA4's manual, 11.4: a column of a 4 x 16 matrix, four lanes a row)."""
+    if ins.arch != "gfx950":
+        raise UnsupportedError(f"{ins.mnemonic} on {ins.arch}")
+    destination, move, offset = ins.operands[0], Move(8), ins.number("offset")
+    ins.note(destination, move.registers, read=False)
+    address = LdsAddress(ins, 1)
+    row, bits = destination.row, ins.writes
+
+    def run(wave):
+        if not wave.full:
+            raise UnsupportedError(f"{ins.mnemonic} with inactive lanes")
+        lds = wave.workgroup.lds
+        addresses = address.at(wave, None, offset)
+        lds.check_range(addresses, move.size, LANE)
+        wave.workgroup.launch.counters.lds_access(addresses, move.size, LANE, write=False)
+        found = np.ascontiguousarray(lds.read(addresses, move, LANE, wave)).view(np.uint16)
+        # [16 lanes][row][lane of a row][number] to [16 lanes][lane of a row][number][row]
+        turned = np.ascontiguousarray(found.reshape(4, 4, 4, 4).transpose(0, 2, 3, 1))
+        store_words(wave, row, move, turned.view(np.uint64).reshape(LANES), None)
+        issue(wave, bits)
+
+    return run
+
+
 def _permute(ins: Instruction, name: str):
     """ds_bpermute_b32 (each lane says where it reads) and ds_permute_b32 (where it writes); no memory involved."""
     offset = ins.number("offset")
@@ -201,6 +227,8 @@ def build(ins: Instruction, mnemonic: str):
     name = mnemonic[3:]
     if name in ACROSS_LANES:
         return ACROSS_LANES[name](ins, name)
+    if name == "read_b64_tr_b16":
+        return _read_turned(ins)
     for verb, moves, handler in (("read", DS_READS, _read), ("write", DS_WRITES, _write)):
         for prefix, pairs, stride in ((f"{verb}2st64_", True, 64), (f"{verb}2_", True, 1), (f"{verb}_", False, 1)):
             form = name.removeprefix(prefix)

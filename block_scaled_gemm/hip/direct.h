@@ -15,6 +15,7 @@
 // waited for by an asm.
 #pragma once
 
+#include "../../common/hip/lds_direct.h"
 #include "epilogue.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
@@ -30,26 +31,6 @@ struct DirectShape : TileSizes<kDirectShapes[index], kChunksAFragment> {
     static_assert(Sizes::stage == kBlock && Sizes::sub_m == 2 && Sizes::sub_n >= 2 && Sizes::sub_n % 2 == 0);
     static_assert(Sizes::columns % kBlock == 0 && kBlock % Sizes::wave_columns == 0);
 };
-
-// 4 or 16 bytes of each lane, from first + offset on, to LDS, lane after lane, from where to_lds says on. Between the two
-// a vector instruction has to be computed anew: the hardware wants another one there. M0 has the place in its bits 17 to
-// 2 (CDNA4's manual, 10.3), so all of LDS is in reach.
-__device__ inline void to_lds(uint32_t to) { asm volatile("s_mov_b32 m0, %0" ::"s"(to) : "memory"); }
-template <int bytes>
-__device__ inline void load_to_lds(const uint8_t* first, uint32_t offset) {
-    if constexpr (bytes == 16) {
-        asm volatile("global_load_lds_dwordx4 %0, %1" ::"v"(offset), "s"(first) : "memory");
-    } else {
-        asm volatile("global_load_lds_dword %0, %1" ::"v"(offset), "s"(first) : "memory");
-    }
-}
-template <int in_flight>
-__device__ inline void wait_for_loads() {
-    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(in_flight) : "memory");
-}
-__device__ inline uint32_t lds_address(const void* p) {
-    return uint32_t(reinterpret_cast<uintptr_t>((const __attribute__((address_space(3))) char*)p));
-}
 
 // One operand's rows in a tile. A load of a wave covers eight rows of a block, a row's chunks permuted as they lie in
 // LDS. Rows beyond the last are the last once more.

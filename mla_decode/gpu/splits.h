@@ -22,6 +22,15 @@ ROCM_FP8_HD inline Share share_of(int32_t tiles, int32_t splits, int32_t i) {
     return {int32_t(int64_t(tiles) * i / used), int32_t(int64_t(tiles) * (i + 1) / used)};
 }
 
+// The same, but that the first shares are the longer ones: without divisions of 64 bits, which take a kernel's start.
+ROCM_FP8_HD inline Share short_share_of(int32_t tiles, int32_t splits, int32_t i) {
+    const int32_t used = used_splits(tiles, splits);
+    if (i >= used) return {0, 0};
+    const int32_t each = int32_t(uint32_t(tiles) / uint32_t(used)), more = tiles - each * used;
+    const int32_t begin = i * each + (i < more ? i : more);
+    return {begin, begin + each + (i < more)};
+}
+
 // Where splits leave their sums: [batch][splits][rows], of `out` 512 float32 each. Those of splits that are not used
 // are not written; nor is `out` where lse is -infinity.
 struct Partial {

@@ -10,11 +10,14 @@
 // On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries and sums stay with their waves: of 16 rows in 72 and 128
 // registers, of 32 in 144 and 256. Waves never exchange anything but the tile, and the sums of groups at the end.
 //
+// On gfx950 16-bit caches go from memory to LDS directly, tiles of 32 tokens, 147 KB of them at once: direct.h.
+//
 // Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
-// rows, of 32), finish.h (the end), decode.h (the kernel); ../gpu/: append, splits, merge; common/attention.
+// rows, of 32), finish.h (the end), decode.h (the kernel); direct*: those of gfx950; ../gpu/: append, splits, merge;
+// common/attention.
 //
 // Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
-// time. docs/journal/mla_decode-hip.md has what is left. Nothing has been measured on an AMD GPU.
+// time. gfx950: 1.7 and 1.2 of its own bytes' time. docs/journal/mla_decode-hip.md has what is left. Nothing has been measured on an AMD GPU.
 #include "../../common/gemm/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"
@@ -25,30 +28,60 @@
 namespace rocm_fp8::mla_decode::hip {
 namespace {
 
-using Kernel = void (*)(Launch);
-
 template <DType type>
-Kernel kernel_of(Format format, int form) {
-    return kernel_at<kFormCount>(form, [=]<int i>() -> Kernel {
+const void* kernel_of_type(Format format, int form) {
+    using Kernel = void (*)(Launch);
+    const Kernel kernel = kernel_at<kFormCount>(form, [=]<int i>() -> Kernel {
         return format == Format::wide  ? mla_decode<i, type, Format::wide>
                : format == Format::fp8 ? mla_decode<i, type, Format::fp8>
                                        : mla_decode<i, type, Format::mixed>;
     });
+    return reinterpret_cast<const void*>(kernel);
+}
+const void* kernel_of(const Args& args, int form) {
+    return args.dtype == DType::f16 ? kernel_of_type<DType::f16>(args.cache.format, form)
+                                    : kernel_of_type<DType::bf16>(args.cache.format, form);
 }
 
 int token_bytes(Format format) {
     return format == Format::wide ? 2 * kWidth : format == Format::fp8 ? kWidth : kMixedBytes;
 }
 
-// The form and splits that ROCM_FP8_KERNELS_CONFIG names, where it does.
-Status read_forced(int* form, int* splits) {
+// Of the forms in direct.hip, which count pages and bytes of a table in 32 bits, and may load a sequence's first token.
+bool takes_direct(Arch arch, const Args& args) {
+    const Cache& cache = args.cache;
+    constexpr uintptr_t kAligned = 16;
+    constexpr int64_t kMostEntries = int64_t(1) << 29, kMostPages = int64_t(1) << 31;
+    return arch == Arch::gfx950 && cache.format == Format::wide &&
+           reinterpret_cast<uintptr_t>(cache.data) % kAligned == 0 && cache.page_stride % kAligned == 0 &&
+           cache.row_stride % kAligned == 0 && cache.pages > 0 && cache.pages < kMostPages && args.most > 0 &&
+           (!args.table || args.most / cache.page_size < kMostEntries);
+}
+
+struct Choice {
+    bool direct;  // of kDirectForms
+    int form, splits;
+    const Form& shape() const { return direct ? kDirectForms[form] : kForms[form]; }
+};
+Choice choose(Arch arch, const Args& args) {
+    const Sizes sizes{args.batch, args.rows(), args.most, token_bytes(args.cache.format)};
+    if (takes_direct(arch, args)) {
+        const Cut cut = pick_direct(arch, sizes);
+        return {true, cut.form, cut.splits};
+    }
+    const int form = pick_form(sizes.rows);
+    return {false, form, pick_splits(arch, kForms[form], sizes)};
+}
+// What ROCM_FP8_KERNELS_CONFIG names, where it does.
+Status read_forced(bool direct, Choice* choice) {
     ForcedConfig forced;
     std::string_view name;
     if (!named_config(environment().config, "mla_decode", &forced, &name))
         return {"ROCM_FP8_KERNELS_CONFIG is malformed"};
     if (!forced.set) return {};
-    *form = gemm::place_of(kForms, name), *splits = forced.splits;
-    return {*form < 0 || *splits > kMostSplits ? kUnfit : nullptr};
+    const int of_direct = direct ? gemm::place_of(kDirectForms, name) : -1;
+    *choice = {of_direct >= 0, of_direct >= 0 ? of_direct : gemm::place_of(kForms, name), forced.splits};
+    return {choice->form < 0 || choice->splits > kMostSplits ? kUnfit : nullptr};
 }
 
 }  // namespace
@@ -70,33 +103,34 @@ Status launch(const Args& args, const Executor& on) {
         (int64_t(1) << 31) - 256;  // tokens are counted in 32 bits, tiles behind the last, too
     if (args.most > kMostTokens) return {"cache: a sequence has more than 2147483392 tokens"};
 
-    int form = pick_form(rows), splits = 0;
-    const Status read = read_forced(&form, &splits);
+    Choice choice = choose(chip.arch, args);
+    const Status read = read_forced(takes_direct(chip.arch, args), &choice);
     if (!read.ok()) return read;
-    if (!splits)
-        splits = pick_splits(chip.arch, kForms[form], {args.batch, rows, args.most, token_bytes(args.cache.format)});
-    const int64_t row_tiles = ceil_div(rows, kForms[form].rows()), items = args.batch * row_tiles * splits;
+    const Form& form = choice.shape();
+    const int splits = choice.splits;
+    const int64_t row_tiles = ceil_div(rows, form.rows()), items = args.batch * row_tiles * splits;
     constexpr int64_t kMostItems = int64_t(1) << 30, kChiplets = 8;
-    const int64_t per_chiplet = ceil_div(items, kChiplets), threads = kForms[form].threads();
+    const int64_t per_chiplet = ceil_div(items, kChiplets), threads = form.threads();
     if (items > kMostItems || per_chiplet * kChiplets * threads > kMaxThreads)
         return {"q has more rows than one launch takes"};
-    Partial partial{nullptr, nullptr, 1, kForms[form].tile()};
+    Partial partial{nullptr, nullptr, 1, form.tile()};
     if (splits > 1) {
         void* const scratch = on.scratch(on.context, Partial::bytes(args.batch, splits, rows));
         if (!scratch) return {"no memory for the sums of splits"};
-        partial = Partial::at(scratch, args.batch, rows, splits, kForms[form].tile());
+        partial = Partial::at(scratch, args.batch, rows, splits, form.tile());
     }
-    const Launch launch{args,
-                        partial,
-                        divider_by(args.table ? uint32_t(args.cache.page_size) : 1),
-                        divider_by(uint32_t(args.heads)),
-                        divider_by(uint32_t(row_tiles)),
-                        divider_by(uint32_t(splits)),
-                        uint32_t(items),
-                        uint32_t(per_chiplet)};
-    const Kernel kernel = args.dtype == DType::f16 ? kernel_of<DType::f16>(args.cache.format, form)
-                                                   : kernel_of<DType::bf16>(args.cache.format, form);
-    const Status status = launch_kernel(kernel, per_chiplet * kChiplets, int(threads), on, launch);
+    Launch launch{args,
+                  partial,
+                  divider_by(args.table ? uint32_t(args.cache.page_size) : 1),
+                  divider_by(uint32_t(args.heads)),
+                  divider_by(uint32_t(row_tiles)),
+                  divider_by(uint32_t(splits)),
+                  uint32_t(items),
+                  uint32_t(per_chiplet)};
+    const void* const kernel = choice.direct ? direct_kernel(choice.form, args.dtype) : kernel_of(args, choice.form);
+    void* arguments[] = {&launch};
+    const Status status =
+        launch_any(kernel, dim3(uint32_t(per_chiplet * kChiplets)), dim3(uint32_t(threads)), on.stream, arguments);
     if (splits == 1 || !status.ok()) return status;
     const MergeArgs merge{partial, args.lengths, args.most, rows, args.batch, args.out, args.lse};
     const Vendor vendor(chip.arch, on);

@@ -11,10 +11,15 @@
 #include "../../common/attention/hip/online_softmax.h"
 #include "../../common/gemm/hip/half_matrix.h"
 #include "../../common/gpu/lanes.h"
+#include "../../common/hip/lds_direct.h"
 #include "../gpu/splits.h"
 #include "tile.h"
 
 namespace rocm_fp8::mla_decode::hip {
+
+// A kernel of kDirectForms, which takes a Launch: direct.hip.
+const void* direct_kernel(int form, DType type);
+
 namespace {
 
 using gemm::hip::lds_barrier, gemm::hip::lds_done, gemm::hip::load_unaligned, gemm::hip::multiply_chunks,
@@ -41,15 +46,6 @@ __device__ inline bool item_of(const Launch& launch, int rows, Item* item) {
     *item = {int32_t(b), int32_t(of_rows - b * launch.splits.divisor),
              int32_t(at - of_rows * launch.row_tiles.divisor) * rows};
     return true;
-}
-
-// LDS by numbers: of a pointer the compiler does not see that an exclusive or leaves the constant part of an address.
-__device__ inline uint32_t lds_address(const char* p) {
-    return uint32_t(reinterpret_cast<uintptr_t>((__attribute__((address_space(3))) const char*)(p)));
-}
-template <class T>
-__device__ inline T of_lds(uint32_t address) {
-    return *(__attribute__((address_space(3))) const T*)(uintptr_t(address));
 }
 
 // A wave's row of a launch: its query, and how many tokens it sees before `end`.
@@ -80,6 +76,7 @@ __device__ inline uint32_t halves_of(uint32_t first, uint32_t second) {
 // keys, values: reads of LDS that are ahead of the multiplications.
 template <DType type, int keys_ahead, int values_ahead>
 class Rows {
+  protected:
     static constexpr int kSteps = kWidth / 32, kBlocks = kLatent / 64;
     static constexpr int kKeysAhead = keys_ahead, kValuesAhead = values_ahead;
     using Softmax = attention::OnlineSoftmax<type>;

@@ -69,6 +69,7 @@ __device__ inline void settle() {
 // keys_ahead: reads of LDS that are ahead of the multiplications.
 template <DType type, int keys_ahead>
 class WideRows {
+  protected:
     static constexpr int kSteps = kWidth / 16, kBlocks = kLatent / 128, kKeysAhead = keys_ahead;
     using Softmax = attention::OnlineSoftmax<type, 32>;
     u32x4 q[kSteps];
@@ -121,7 +122,10 @@ class WideRows {
 #pragma unroll
         for (int r = 0; r < 4; ++r) read(token, 0, r);
         settle();
-        f32x4 p = first_exponentials(scores, tile);
+        refer(scores, tile);
+        f32x4 p;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[i] = softmax.exponential(scores[i]);
 #pragma unroll
         for (int n = 0; n < 4; ++n) turned[0][n] = column_of(token, n);
 #pragma unroll
@@ -176,9 +180,9 @@ class WideRows {
         }
     }
 
-  private:
-    // Of scores, which become logarithms to base 2, to the exponentials of the first four.
-    __device__ f32x4 first_exponentials(f32x16& scores, int32_t tile) {
+  protected:
+    // Makes scores logarithms to base 2, by which the reference may be taken anew.
+    __device__ void refer(f32x16& scores, int32_t tile) {
         float by = scale;
         have_computed(by);
         scores *= by;
@@ -192,10 +196,6 @@ class WideRows {
 #pragma unroll
         for (int r = 1; r < 16; ++r) largest = __builtin_fmaxf(largest, scores[r]);
         softmax.refer_to(largest, [&](float factor) { rescale(factor); });
-        f32x4 p;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = softmax.exponential(scores[i]);
-        return p;
     }
     // tile: the address of the place that has token j.
     template <class During>

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from simulator import Checks, MemoryFault, Simulator, WaitFault
+from simulator.faults import UnsupportedError
 from simulator.tests.harness import ARCHS, LANES, Snippets, assemble, needs_clang
 
 pytestmark = needs_clang
@@ -230,6 +231,26 @@ def test_flat_access_reaches_global_memory_only(arch):
         bench.run("one", data)
     with pytest.raises(MemoryFault):
         bench.run("null", data)
+
+
+def test_turned_reads():
+    """Four numbers of four rows each: of 16 lanes, lane i reads row i / 4 and gets column i."""
+    body = """
+      ds_write_b64 v21, v[10:11]
+      s_waitcnt lgkmcnt(0)
+      ds_read_b64_tr_b16 v[30:31], v22 offset:8
+      s_waitcnt lgkmcnt(0)"""
+    prologue = "v_lshlrev_b32 v21, 1, v0\n v_subrev_u32 v22, 8, v21\n"  # v0: lane * 4
+    bench = Snippets({"turned": prologue + body}, "gfx950", lds=1024)
+    data = np.random.default_rng(6).integers(0, 1 << 32, (2, LANES), np.uint32)
+    got = bench.run("turned", data)
+    # [16 lanes][row][column]
+    rows = np.ascontiguousarray(data[:2].T).view(np.uint16).reshape(4, 4, 16)
+    turned = np.ascontiguousarray(got[:2].T).view(np.uint16).reshape(4, 16, 4)
+    assert (turned == rows.transpose(0, 2, 1)).all()
+    refused = Snippets({"part": "s_mov_b64 exec, 3\n ds_read_b64_tr_b16 v[30:31], v0"}, "gfx950", lds=1024)
+    with pytest.raises(UnsupportedError):
+        refused.run("part", data)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

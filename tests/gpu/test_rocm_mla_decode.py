@@ -17,10 +17,12 @@ from tests.settings import SEED, needs_rocm_toolchain
 pytestmark = needs_rocm_toolchain
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {form["name"]: form for form in configs().tables["mla_forms"]}
+DIRECT = {form["name"]: form for form in configs().tables["mla_direct"]}  # of gfx950
 KINDS = ("wide", "fp8", "mixed")
 APPENDS = ("mla_append", "mla_append_rope")  # all of a token, its rotated numbers alone
 # (queries, heads) that leave a form's last wave rows without work.
 ROWS = {"r16": (1, 11), "r32": (3, 9), "r64": (2, 25), "r128": (1, 100)}
+ROWS |= {name.replace("r", "d"): rows for name, rows in ROWS.items()}
 
 
 @pytest.fixture
@@ -58,11 +60,32 @@ def test_every_kernel(kernel, launched, arch, environment, generator, form, kind
     assert names[2:] == [f"mla_merge<{short(dtype)}, 512>"]
 
 
+@pytest.mark.parametrize("arch", ["gfx950"], indirect=True)
+@pytest.mark.parametrize("form", DIRECT)
+@pytest.mark.parametrize("dtype", HALF, ids=short)
+def test_every_direct_kernel(kernel, launched, environment, generator, form, dtype):
+    """Fewer tiles than a ring has, and more; groups without a tile; without a table, too."""
+    queries, heads = ROWS[form]
+    cases = ((1, 7, [53, 0], {}), (3, 16, [290, 17], dict(pad=8)), (1, 64, [389, 31], {}))
+    for splits, page, lengths, layout in cases:
+        environment(CONFIG, f"mla_decode:{form},split={splits}")
+        problem = Mla(2, queries, heads, page, max(lengths), dtype, "wide", True, "dense")
+        o = draw(problem, generator, FORMATS["gfx950"], lengths)
+        out, lse = attend(kernel, problem, o, **layout)
+        assert_attended(problem, o, out, lse, f"{form}, {splits} splits")
+    index = list(DIRECT).index(form)
+    assert [name for name in launched.names() if "direct" in name] == [
+        f"mla_decode_direct<{index}, {short(dtype)}>"
+    ] * 3
+
+
 def test_every_kernel_is_tried(kernels, arch):
     tried = {f"mla_decode<{i}, {short(dtype)}, {kind}>" for i in range(len(FORMS)) for dtype in HALF for kind in KINDS}
+    if arch == "gfx950":
+        tried |= {f"mla_decode_direct<{i}, {short(dtype)}>" for i in range(len(DIRECT)) for dtype in HALF}
     merges = {f"mla_merge<{short(dtype)}, {columns}>" for dtype in HALF for columns in (512, 64)}
     appends = {f"{name}<{short(d)}, {aligned}>" for name in APPENDS for d in HALF for aligned in ("true", "false")}
-    assert kernels.names(arch, "mla_decode", "mla_merge", *APPENDS) == tried | merges | appends
+    assert kernels.names(arch, "mla_decode", "mla_decode_direct", "mla_merge", *APPENDS) == tried | merges | appends
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=short)
@@ -77,16 +100,18 @@ def test_merged_splits(kernel, environment, arch, generator, dtype, splits):
 
 def test_all_forms_and_row_tiles(kernel, environment, arch, generator):
     """More rows than a form's take several tiles of rows."""
+    direct = ("d32", "d64") if arch == "gfx950" else ()
     problem = Mla(1, 4, 35, 64, 70, torch.bfloat16, "wide", True, "dense")
     o = draw(problem, generator, FORMATS[arch], [67])
-    for form in ("r64", "r128"):
+    for form in ("r64", "r128", *direct):
         environment(CONFIG, f"mla_decode:{form},split=2")
         assert_attended(problem, o, *attend(kernel, problem, o), form)
 
 
 def test_the_largest_scores_come_last(kernel, environment, arch, generator):
     """Each tile's are larger than all before: sums are scaled again and again. And they fall: they never are."""
-    for form, dtype in (("r16", torch.float16), ("r128", torch.bfloat16)):
+    direct = [("d16", torch.bfloat16), ("d64", torch.float16)] if arch == "gfx950" else []
+    for form, dtype in (("r16", torch.float16), ("r128", torch.bfloat16), *direct):
         environment(CONFIG, f"mla_decode:{form},split=1")
         problem = Mla(2, 1, 16, 16, 144, dtype, "wide", True, "dense")
         o = draw(problem, generator, FORMATS[arch], [144, 144])
@@ -99,8 +124,11 @@ def test_the_largest_scores_come_last(kernel, environment, arch, generator):
         assert_attended(problem, o, *attend(kernel, problem, o), form)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_schedule_does_not_change_bytes(simulated_rocm, arch, generator, form):
+@pytest.mark.parametrize("form", [*FORMS, *DIRECT])
+def test_the_schedule_does_not_change_bytes(simulated_rocm, arch, environment, generator, form):
+    if form in DIRECT and arch != "gfx950":
+        pytest.skip("of gfx950")
+    environment(CONFIG, f"mla_decode:{form},split=1")
     queries, heads = ROWS[form]
     problem = Mla(2, queries, heads, 16, 100, torch.bfloat16, "wide", True, "dense")
     o = draw(problem, generator, FORMATS[arch], [100, 35])
@@ -123,11 +151,13 @@ def test_launches_depend_on_shapes_alone(kernel, launched, simulated_rocm, arch,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_at_any_byte(kernel, arch, generator, kind):
-    """Tokens that begin at odd places, of codes at odd bytes."""
+def test_rows_at_any_byte(kernel, launched, arch, environment, generator, kind):
+    """Tokens that begin at odd places, of codes at odd bytes. No direct form takes them, nor where it is forced."""
     problem = Mla(1, 1, 5, 16, 40, torch.bfloat16, kind, True, "dense")
     o = draw(problem, generator, FORMATS[arch], [37])
+    environment(CONFIG, "mla_decode:r16")
     wanted = attend(kernel, problem, o)
+    environment(CONFIG, "")
     wide = torch.zeros(*o.cache.shape[:2], o.cache.shape[2] + 5, dtype=o.cache.dtype)
     wide.view(torch.uint8)[...] = 0xFF
     shifted = wide[..., 3:-2]
@@ -137,6 +167,10 @@ def test_rows_at_any_byte(kernel, arch, generator, kind):
     o.cache = shifted
     args, options = o.call()
     assert same_bytes(kernel.mla_decode(*args, **options), wanted[0])
+    assert set(launched.names()) == {f"mla_decode<0, bf16, {kind}>"}
+    environment(CONFIG, "mla_decode:d16")
+    with pytest.raises(RuntimeError, match="ROCM_FP8_KERNELS_CONFIG"):
+        kernel.mla_decode(*args, **options)
 
 
 def test_a_cache_beyond_4_gib(kernel, arch, generator):
@@ -199,14 +233,15 @@ def test_what_is_refused(kernel, environment, arch):
     cache = torch.zeros(1, 16, WIDTH, dtype=torch.uint8).view(other)
     with pytest.raises(RuntimeError, match=r"^mla_decode: cache: dtype float8"):
         kernel.mla_decode(q, cache, torch.ones(1, dtype=torch.int32), SCALE, cache_scale=torch.ones(1))
-    environment(CONFIG, "mla_decode:r17")
+    environment(CONFIG, "mla_decode:r17" if arch == "gfx950" else "mla_decode:d16")
     with pytest.raises(RuntimeError, match="ROCM_FP8_KERNELS_CONFIG"):
         kernel.mla_decode(q, torch.ones(1, 16, WIDTH).bfloat16(), torch.ones(1, dtype=torch.int32), SCALE)
 
 
 @pytest.mark.parametrize("arch", FORMATS, indirect=True)
 def test_choices(library, arch):
-    """Forms hold all rows, or the most; splits are at most the tiles; few sequences are split, many are not far."""
+    """Forms hold all rows, or the most; splits are at most the tiles; few sequences are split, many are not far. Direct
+    forms may have several tiles of rows instead of splits."""
     which = list(FORMATS).index(arch)
     for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, 1024):
         for batch, most in ((1, 16), (1, 100), (1, 32768), (7, 4096), (128, 4096), (4096, 512)):
@@ -214,5 +249,8 @@ def test_choices(library, arch):
             shape = list(FORMS.values())[form]
             assert shape["rows"] >= rows or shape["rows"] == 128
             assert 1 <= splits <= max(1, -(-most // 16))
+            if arch == "gfx950":
+                form, splits = library.mla_direct_config(batch, rows, most)
+                assert 0 <= form < len(DIRECT) and 1 <= splits <= max(1, -(-most // 32))
     assert library.mla_config(1, 16, 32768, 1152, which)[1] > 100
     assert library.mla_config(4096, 16, 512, 1152, which)[1] == 1
