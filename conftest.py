@@ -7,11 +7,12 @@ import zlib
 import pytest
 import torch
 
+from tests.drawn import split
 from tests.settings import SEED, SEED_VARIABLE
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--full", action="store_true", help="also what is large by nature, and all simulated cases")
+    parser.addoption("--full", action="store_true", help="also what is large by nature, and all cases of what is drawn")
     parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
 
 
@@ -26,6 +27,9 @@ def pytest_configure(config) -> None:
 
 
 def pytest_collection_modifyitems(config, items) -> None:
+    if not config.getoption("--full"):
+        items[:], left = split(items, SEED)
+        config.hook.pytest_deselected(items=left)
     for name, why in (("full", "large by nature"), ("slow", "takes a minute or more")):
         skipped = pytest.mark.skip(reason=f"{why}; --{name} runs it")
         for item in items if not config.getoption(f"--{name}") else ():

@@ -249,28 +249,33 @@ def reference(checkpoint):
 
 @pytest.fixture(scope="module")
 def engine(checkpoint):
-    """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first.
+    """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first, but
+    where the same one is asked for again.
 
     With one worker all of it is in this process, which saves half a minute each; the server's tests have processes.
     """
+    import rocm_fp8_vllm
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    started = []
+    started = {}
 
     def end() -> None:
-        for each in started:
+        for each in started.values():
             each.llm_engine.engine_core.shutdown()
         started.clear()
         cleanup_dist_env_and_memory()
 
     def start(name: str, **arguments) -> LLM:
+        asked = repr((name, sorted(arguments.items()), os.environ.get(rocm_fp8_vllm.SUMS, "1")))
+        if asked in started:
+            return started[asked]
         end()
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
         default = dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
         default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
         llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
-        started.append(llm)
+        started[asked] = llm
         return llm
 
     yield start

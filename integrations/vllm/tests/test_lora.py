@@ -22,6 +22,8 @@ SOME = ("o_proj", "gate_proj", "up_proj")
 # deviation), as in test_engine.py.
 BYTE = 0.15
 IDS = text(6, 400)
+# Of each pair of neighbours a run starts one.
+pytestmark = pytest.mark.drawn(2, of="served")
 
 
 @dataclass(frozen=True)
