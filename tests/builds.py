@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.settings import ROOT
@@ -12,9 +13,9 @@ from tests.settings import ROOT
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
 
 
-def built(backend: str) -> Path:
-    """The folder of the variant, built or found up to date. A build puts a new folder in the place of the old one, so
-    that workers may not each make one."""
+def built(backend: str, archs: Sequence[str] = ()) -> Path:
+    """The folder of the variant, built or found up to date; with `archs` for these alone. A build puts a new folder in
+    the place of the old one, so that workers may not each make one."""
     folder = ROOT / "build" / ".work"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{backend}.of-a-test-run", "a+") as record:
@@ -23,6 +24,7 @@ def built(backend: str) -> Path:
         run, _, variant = record.read().partition("\n")
         if run != RUN or not Path(variant).is_dir():
             command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--backend", backend]
+            command += ["--archs", *archs] if archs else []
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             variant = done.stdout.strip()

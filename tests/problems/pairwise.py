@@ -10,8 +10,7 @@ def pairwise(*axes: Sequence[Any], seed: int) -> list[tuple]:
     """Tuples with one value of each axis, such that every pair of values of two axes is in one of them.
 
     Greedy: a case begins with a pair that no case has yet; each further axis gets the value that adds most new pairs,
-    one of the best by `seed`. About as many cases as the two longest axes have pairs, in the order of the first axis,
-    so that a part of neighbours (tests/drawn.py) shares its value.
+    one of the best by `seed`. About as many cases as the two longest axes have pairs.
     """
     drawn = random.Random(seed)
     missing = {
@@ -34,5 +33,10 @@ def pairwise(*axes: Sequence[Any], seed: int) -> list[tuple]:
             gains = [sum(pair(i, a, j, b) in missing for j, b in case.items()) for a in range(len(axes[i]))]
             case[i] = drawn.choice([a for a, gain in enumerate(gains) if gain == max(gains)])
         missing -= {pair(i, case[i], j, case[j]) for i, j in itertools.combinations(range(len(axes)), 2)}
-        cases.append(tuple(case[i] for i in range(len(axes))))
-    return [tuple(axis[i] for axis, i in zip(axes, case)) for case in sorted(cases)]
+        cases.append(tuple(axis[case[i]] for i, axis in enumerate(axes)))
+    return cases
+
+
+def by_form(cases: list[tuple], values: int = 2) -> list[tuple]:
+    """In the order of their first values, which name a form: a part of neighbours (tests/drawn.py) shares it."""
+    return sorted(cases, key=lambda case: case[:values])
