@@ -27,6 +27,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
+from .block_linear import powers_of_two
 from .kernel import kernel
 from .patching import replace
 
@@ -44,6 +45,8 @@ _SCHEMES = {
 class FusedMoeExperts(mk.FusedMoEExpertsModular):
     """FP8 weights with a scale a tensor, an output channel or a block of 128x128. Inputs with a scale a tensor
     (static), a row or 128 numbers of a row."""
+
+    power_of_two = False  # whether scales of 128 numbers are
 
     @property
     def expects_unquantized_inputs(self) -> bool:
@@ -144,7 +147,14 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             self.a2_scale,
             expert_map,
             self.quant_config.gemm1_clamp_limit,
+            self.power_of_two,
         )
+
+
+class PowersOfTwoExperts(FusedMoeExperts):
+    """vLLM makes the experts of a class, and has the checkpoint's settings when it asks for that."""
+
+    power_of_two = True
 
 
 def runs_on(module: torch.nn.Module) -> bool:
@@ -157,12 +167,26 @@ def runs_on(module: torch.nn.Module) -> bool:
 _library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
 _library.define(
     "experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor scale_w13,"
-    " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit) -> ()"
+    " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit,"
+    " bool power_of_two) -> ()"
 )
 
 
 def _experts(
-    out, x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_scale, hidden_scale, expert_map, limit
+    out,
+    x,
+    w13,
+    w2,
+    weights,
+    experts,
+    scale_w13,
+    scale_w2,
+    inputs,
+    input_scale,
+    hidden_scale,
+    expert_map,
+    limit,
+    power_of_two,
 ):
     """As fused_moe's, but for scales: those of weights may be float32 [E], too; static ones have any shape."""
     kernel.fused_moe(
@@ -179,6 +203,7 @@ def _experts(
         expert_map=expert_map,
         limit=limit,
         out=out,
+        power_of_two=power_of_two,
     )
 
 
@@ -214,7 +239,7 @@ def _ours_first(theirs):
             FusedMoeExperts, config, weight_key, activation_key, standard
         )
         if supported:
-            return _choice.Fp8MoeBackend.TRITON, FusedMoeExperts
+            return _choice.Fp8MoeBackend.TRITON, PowersOfTwoExperts if powers_of_two() else FusedMoeExperts
         chosen = theirs(config, weight_key, activation_key, allow_vllm_cutlass)
         if chosen[1] is None:  # vLLM would go on, to an assertion that says nothing
             raise NotImplementedError(f"FP8 experts: vLLM has none for this platform, and ours: {reason}")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.drawn(2, of="served")
         *(("static", True), ("Qwen3 static", False)),
         *(("dynamic", False), ("Qwen3 dynamic", True)),
         *(("blocks", True), ("Qwen3 blocks", False)),
+        *(("blocks, ue8m0", True), ("Qwen3 blocks, e8m0", False)),
         *(("int8", True), ("int8", False)),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",

@@ -37,6 +37,7 @@ def lines():
         *(("Qwen3-MoE channels", False), ("Mixtral dynamic", True)),
         *(("Qwen3-MoE blocks", True), ("Mixtral quark", True)),
         *(("DeepSeek-V3 blocks", True), ("DeepSeek-V3 blocks", False)),
+        *(("DeepSeek-V3 ue8m0", True), ("Qwen3-MoE e8m0", False)),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )
