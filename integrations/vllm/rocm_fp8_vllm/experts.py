@@ -11,6 +11,7 @@ import functools
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
 from vllm.model_executor.layers.fused_moe.oracle import fp8 as _choice
@@ -72,11 +73,21 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             return False, "fused_moe has no bias"
         if moe_config.swiglu_alpha is not None or moe_config.swiglu_beta is not None:
             return False, "fused_moe has no swiglu_alpha and no swiglu_beta"
+        if moe_config.is_lora_enabled and not cls.supports_lora():
+            return False, "fused_moe has no LoRA: let --lora-target-modules name other modules than the experts"
         block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
         if min(block) > 1 and weight_key != kFp8Static128BlockSym:  # vLLM cuts blocks that workers would share
             share = moe_config.intermediate_size_per_partition
             return False, f"fused_moe has blocks of 128x128; each worker has {share} numbers of an expert's middle"
         return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+
+    @staticmethod
+    def supports_lora() -> bool:
+        """Of adapters that leave the experts as they are."""
+        config = get_current_vllm_config_or_none()
+        lora = None if config is None else config.lora_config
+        targets = None if lora is None else lora.target_modules
+        return targets is not None and not any("experts" in each.split(".") for each in targets)
 
     @staticmethod
     def _supports_current_device() -> bool:

@@ -172,7 +172,7 @@ def test_ours_come_first():
 BLOCKS_OF_64 = quant_utils.create_fp8_quant_key(static=True, group_shape=quant_utils.GroupShape(64, 64))
 OTHERS = {
     "kernel does not support quantization scheme": dict(activation_key=quant_utils.kFp8DynamicTokenSym),
-    "kernel does not support LoRA": dict(is_lora_enabled=True),
+    "fused_moe has no LoRA: let --lora-target-modules name other modules": dict(is_lora_enabled=True),
     "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
     "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
     "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
@@ -188,6 +188,18 @@ def test_others_are_vllms_or_one_line(reason):
     assert select(theirs, **OTHERS[reason])[1] is theirs
     with pytest.raises(NotImplementedError, match=f"FP8 experts: vLLM has none for this platform, and ours: {reason}"):
         select(**OTHERS[reason])
+
+
+@pytest.mark.parametrize(
+    "targets, taken",
+    [(["qkv_proj", "o_proj"], True), (None, False), (["o_proj", "experts"], False), (["mlp.experts.0.up_proj"], False)],
+    ids=str,
+)
+def test_adapters_of_other_modules_are_taken(targets, taken, monkeypatch):
+    given = SimpleNamespace(lora_config=SimpleNamespace(target_modules=targets), model_config=None)
+    monkeypatch.setattr(experts, "get_current_vllm_config_or_none", lambda: given)
+    theirs = object()
+    assert select(theirs, is_lora_enabled=True)[1] is (experts.FusedMoeExperts if taken else theirs)
 
 
 def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
