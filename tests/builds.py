@@ -1,16 +1,39 @@
-"""Builds of this repository that tests ask for: one a run, whichever worker comes first."""
+"""Builds of this repository that tests ask for, and what they read out of them: once a run, whichever worker comes
+first."""
 
 import fcntl
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tests.settings import ROOT
 
 # The same in all workers of a run.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+
+
+Read = TypeVar("Read")
+
+
+def read_once(what: str, library: Path, read: Callable[[], Read]) -> Read:
+    """What `read` makes of a library, which takes long and is small."""
+    state = library.stat()
+    key = RUN, str(library), state.st_mtime_ns, state.st_size
+    with open(ROOT / "build" / ".work" / f"{what}.of-a-test-run", "a+b") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.seek(0)
+        if os.fstat(record.fileno()).st_size:
+            known, result = pickle.load(record)
+            if known == key:
+                return result
+        result = read()
+        record.truncate(0)
+        pickle.dump((key, result), record)
+    return result
 
 
 def built(backend: str, archs: Sequence[str] = ()) -> Path:

@@ -11,15 +11,18 @@ import random
 from collections.abc import Hashable, Sequence
 
 
-def drawn(units: Sequence[Hashable], count: int, seed: str) -> set:
-    """One of each part; there are as few parts as can be, of nearly equal length."""
+def drawn(units: Sequence[Hashable], count: int, seed: str, turn: int = 0) -> set:
+    """One of each part; there are as few parts as can be, of nearly equal length. The next `turn` takes the next one of
+    each."""
     chance = random.Random(seed)
     parts = -(-len(units) // count)
     ends = [len(units) * part // parts for part in range(parts + 1)]
-    return {units[chance.randrange(begin, end)] for begin, end in itertools.pairwise(ends)}
+    return {
+        units[begin + (chance.randrange(end - begin) + turn) % (end - begin)] for begin, end in itertools.pairwise(ends)
+    }
 
 
-def split(items: list, seed: int) -> tuple[list, list]:
+def split(items: list, seed: int, turn: int) -> tuple[list, list]:
     """Of the tests that pytest has collected (those that a run takes, those that it leaves)."""
     cases: dict[tuple[str, int], dict[Hashable, list]] = {}
     for item in items:
@@ -28,7 +31,7 @@ def split(items: list, seed: int) -> tuple[list, list]:
             cases.setdefault((of, count), {}).setdefault(unit, []).append(item)
     left = set()
     for (of, count), units in cases.items():
-        kept = drawn(list(units), count, f"{seed} {of}")
+        kept = drawn(list(units), count, f"{seed} {of}", turn)
         left.update(item.nodeid for unit, its_items in units.items() if unit not in kept for item in its_items)
     return [item for item in items if item.nodeid not in left], [item for item in items if item.nodeid in left]
 

@@ -11,7 +11,6 @@ def rocm_kernels(rocm_library) -> dict[str, dict[str, machine_code.Kernel]]:
     return machine_code.all_kernels(rocm_library)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items) -> None:
     """Two of CUDA's three chips, so that a build from nothing takes two thirds of the time."""
     if config.getoption("--drawn-chips"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builds import built
+from tests.builds import built, read_once
 from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 
 pytestmark = needs_cuda_toolchain
@@ -82,7 +82,7 @@ def library(request) -> Path:
 
 @pytest.fixture(scope="module", params=ARCHS)
 def kernels(request, library) -> tuple[str, list[Kernel]]:
-    return request.param, kernels_of(library, request.param)
+    return request.param, read_once(f"cuda-{request.param}", library, lambda: kernels_of(library, request.param))
 
 
 def named(kernels: list[Kernel], name: str) -> list[Kernel]:

@@ -16,10 +16,10 @@ from tests.settings import SEED
 SIMULATED = 4  # one in so many cases runs without --full
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
-        if item.path.parent.name == "gpu" and {"simulated_rocm", "kernels"} & set(item.fixturenames):
+        simulated = {"simulated_rocm", "kernels"} & set(item.fixturenames)
+        if item.path.parent.name == "gpu" and simulated and not item.get_closest_marker("drawn"):
             item.add_marker(pytest.mark.drawn(SIMULATED))
 
 

@@ -11,7 +11,6 @@ from tests.problems.inputs import FP8, short
 OF_TORCH = re.compile(r"test_\w*(compile|autograd|bad_input|calls)")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items) -> None:
     """Graphs take seconds to compile: half of them are. With another torch the kernels are the same: one case in eight
     of what they compute."""

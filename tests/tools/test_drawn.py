@@ -47,6 +47,13 @@ def test_one_of_each_part(units, count):
     assert drawn(range(units), count, "1") == drawn(range(units), count, "1")
 
 
+def test_the_turns_take_all():
+    """Of pairs two turns do, and a unit that is alone is taken in each."""
+    for seed in map(str, range(20)):
+        first, second = (drawn(range(13), 2, seed, turn) for turn in range(2))
+        assert first | second == set(range(13)) and len(first & second) == 1
+
+
 def test_a_run_takes_some_and_full_takes_all(pytester, monkeypatch):
     """By this repository's own hook."""
     pytester.makepyfile(test_suite=SUITE)
