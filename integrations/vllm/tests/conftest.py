@@ -290,7 +290,9 @@ def engine(checkpoint):
             return started[asked]
         end()
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
-        default = dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
+        # With AMX vLLM's own latent attention comes first, but where ours is asked for.
+        default = dict(attention_backend="CPU_MLA") if name.startswith("DeepSeek") else {}
+        default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
         default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
         llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
         started[asked] = llm
