@@ -4,6 +4,7 @@
 #   VENV    where the environment is, or is made
 #   LATEST  the environment with the newest torch and transformers, which test-latest makes
 #   WORKERS processes that run the tests; each takes about 1.5 GB of memory
+#   ARGS    more options of pytest for test, test-latest and test-vllm: --full takes all cases
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,8 +17,8 @@ LATEST := .venv-latest
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
-	@echo "make test    set everything up, then run the tests; make test-full adds those that are large by nature,"
-	@echo "             and takes all of the simulated ones, not half of them"
+	@echo "make test    set everything up, then run the tests, of what has many cases a part that is drawn; make test-full"
+	@echo "             takes all cases, and those that are large by nature"
 	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
 	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
 	@echo "             models, operators, Hub and README in it; make latest raises the pins first"
@@ -65,8 +66,8 @@ lint: $(READY)
 PYTEST = $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test: build
-	@$(PYTEST)
-	@if [ "$(BACKEND)" = cuda ]; then $(PYTEST) --backend cpu; fi
+	@$(PYTEST) $(ARGS)
+	@if [ "$(BACKEND)" = cuda ]; then $(PYTEST) --backend cpu $(ARGS); fi
 
 test-full: PYTEST += --full
 test-full: test
@@ -83,8 +84,8 @@ latest:
 	@touch $(LATEST)/.requirements-installed
 
 test-latest: build $(LATEST)/.requirements-installed
-	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --full tests/models tests/operators tests/hub \
-		tests/package/test_documents.py tests/test_kernels_ci.py
+	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --latest $(ARGS) tests/models tests/operators \
+		tests/hub tests/package/test_documents.py tests/test_kernels_ci.py
 
 # vLLM without a GPU, and the plugin, in the same environment. On a GPU: integrations/vllm/README.md.
 VLLM := $(VENV)/.vllm-installed
@@ -96,7 +97,7 @@ $(VLLM): $(READY) integrations/vllm/install_cpu.py
 vllm: $(VLLM)
 
 test-vllm: build $(VLLM)
-	@$(RUN) -m pytest -n 2 --dist loadfile integrations/vllm/tests
+	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS) integrations/vllm/tests
 
 demo: build
 	@$(RUN) -m examples.demo $(ARGS)

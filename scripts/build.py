@@ -29,11 +29,14 @@ def main() -> int:
         default=Path(__file__).resolve().parents[1],
         help="folder that holds build.toml (default: this repository)",
     )
+    parser.add_argument(
+        "--archs", nargs="+", default=(), help="of the backend's architectures these alone, for checks (default: all)"
+    )
     parser.add_argument("--jobs", type=int, default=None, help="compilers at once (default: ninja's choice)")
     parser.add_argument("--verbose", action="store_true", help="print every command")
     args = parser.parse_args()
     try:
-        config = read_config(args.source)
+        config = read_config(args.source, args.archs)
         variant = build(config, args.backend, jobs=args.jobs, verbose=args.verbose)
     except BuildError as error:
         print(f"build.py: {error}", file=sys.stderr)

@@ -15,7 +15,9 @@ LINE = re.compile(r"^\t(?P<text>.*?)\s*// (?P<address>[0-9A-F]{12}): (?P<words>[
 # A modifier stands after the operands: a word, or word:value. Operands are separated by commas, modifiers are not.
 MODIFIER = re.compile(r"^(?P<name>[a-z_0-9]+)(?::(?P<value>.+))?$")
 
-_cache: dict[str, dict[int, "Text"]] = {}
+ADDRESS = re.compile(r"// ([0-9A-F]{12}): ")
+
+_cache: dict[str, "Listing"] = {}
 
 
 @dataclass
@@ -66,10 +68,10 @@ def split_operands(text: str) -> tuple[list[str], dict[str, str | bool]]:
     return operands, modifiers
 
 
-def parse_line(line: str) -> Text | None:
+def parse_line(line: str) -> Text:
     match = LINE.match(line)
     if match is None:
-        return None
+        raise UnsupportedError(f"line {line!r} of llvm-objdump")
     words = [int(word, 16) for word in match["words"].split()]
     mnemonic, _, rest = match["text"].strip().partition(" ")
     # The counters of s_waitcnt are read from its encoding: its text has no commas.
@@ -77,13 +79,30 @@ def parse_line(line: str) -> Text | None:
     return Text(int(match["address"], 16), 4 * len(words), mnemonic, operands, modifiers, words, match["text"].strip())
 
 
-def disassemble(code: CodeObject) -> dict[int, Text]:
-    """{address: instruction} of the whole object, computed once for each content."""
+class Listing:
+    """{address: instruction} of an object. A line is parsed when it is asked for: of an object's kernels few run."""
+
+    def __init__(self, lines: list[str]):
+        self._lines, self._parsed = {}, {}
+        for line in lines:
+            if line.startswith("\t") and (match := ADDRESS.search(line)):
+                self._lines[int(match[1], 16)] = line
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._lines
+
+    def __getitem__(self, address: int) -> Text:
+        if address not in self._parsed:
+            self._parsed[address] = parse_line(self._lines[address])
+        return self._parsed[address]
+
+
+def disassemble(code: CodeObject) -> Listing:
+    """Computed once for each content."""
     if code.digest not in _cache:
         with tempfile.NamedTemporaryFile(suffix=".co") as file:
             file.write(code.data)
             file.flush()
             text = subprocess.run([objdump(), "-d", file.name], capture_output=True, text=True, check=True).stdout
-        found = (parse_line(line) for line in text.splitlines() if line.startswith("\t"))
-        _cache[code.digest] = {text.address: text for text in found if text}
+        _cache[code.digest] = Listing(text.splitlines())
     return _cache[code.digest]

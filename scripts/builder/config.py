@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ class KernelSection:
 class BuildConfig:
     root: Path
     table: dict
+    only: tuple[str, ...] = ()  # of the sections' architectures those that are built; none named: all
 
     @property
     def name(self) -> str:
@@ -63,15 +65,23 @@ class BuildConfig:
                 backend=backend,
                 src=section["src"],
                 flags={key: value for key, value in section.items() if key.endswith("-flags")},
-                archs=section.get("rocm-archs", section.get("cuda-capabilities", [])),
+                archs=[
+                    arch
+                    for arch in section.get("rocm-archs", section.get("cuda-capabilities", []))
+                    if not self.only or arch in self.only
+                ],
             )
             for name, section in self.table.get("kernel", {}).items()
             if section["backend"] == backend
         ]
 
     @property
+    def all_sections(self) -> list[KernelSection]:
+        return [section for backend in self.backends for section in self.sections(backend)]
+
+    @property
     def all_sources(self) -> list[str]:
-        return [*self.torch_sources, *(s for b in self.backends for k in self.sections(b) for s in k.src)]
+        return [*self.torch_sources, *(source for section in self.all_sections for source in section.src)]
 
     @cached_property
     def unique_id(self) -> str:
@@ -98,8 +108,8 @@ class BuildConfig:
         return f"_{self.python_name}_{backend}_{self.unique_id}"
 
 
-def read_config(root: Path) -> BuildConfig:
-    """build.toml of `root`, validated by kernels' own parser."""
+def read_config(root: Path, only: Sequence[str] = ()) -> BuildConfig:
+    """build.toml of `root`, validated by kernels' own parser. `only`: the architectures to build, of those it names."""
     root = root.resolve()
     path = root / "build.toml"
     if not path.is_file():
@@ -113,7 +123,10 @@ def read_config(root: Path) -> BuildConfig:
         table = tomllib.loads(path.read_text())
     except Exception as error:
         raise BuildError(f"{path}: {error}") from None
-    config = BuildConfig(root, table)
+    known = {arch for each in BuildConfig(root, table).all_sections for arch in each.archs}
+    if unknown := sorted(set(only) - known):
+        raise BuildError(f"{path}: names no architecture {', '.join(unknown)} (there are: {', '.join(sorted(known))})")
+    config = BuildConfig(root, table, tuple(only))
     missing = [name for name in config.all_sources if not (root / name).is_file()]
     if missing:
         raise BuildError(f"{path}: names files that do not exist: {', '.join(missing)}")

@@ -1,10 +1,9 @@
 """The host's functions and argument layouts of the GPU sources, compiled once a session; the chips of the simulator.
 
-Simulated cases are minutes of arithmetic: without --full a run takes half of them, another half with each seed.
+Simulated cases are minutes of arithmetic: without --full a run takes some of them, others with each seed.
 """
 
 import contextlib
-import zlib
 
 import pytest
 import torch
@@ -14,18 +13,14 @@ from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 from tests.settings import SEED
 
+SIMULATED = 4  # one in so many cases runs without --full
 
-def pytest_collection_modifyitems(config, items) -> None:
-    """Of the simulator's parametrised tests half of the cases, drawn by the seed."""
 
-    def taken(item) -> bool:
-        simulated = item.path.name.startswith("test_rocm_") and item.path.parent.name == "gpu"
-        return not simulated or "[" not in item.name or zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 2 == 0
-
-    if not config.getoption("--full"):
-        left = [item for item in items if not taken(item)]
-        items[:] = [item for item in items if taken(item)]
-        config.hook.pytest_deselected(items=left)
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        simulated = {"simulated_rocm", "kernels"} & set(item.fixturenames)
+        if item.path.parent.name == "gpu" and simulated and not item.get_closest_marker("drawn"):
+            item.add_marker(pytest.mark.drawn(SIMULATED))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from tests.problems.gemm import (
     powers_of_two,
 )
 from tests.problems.inputs import FLOATS, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import pairwise
+from tests.problems.pairwise import by_form, pairwise
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -62,14 +62,16 @@ def config(environment):
 
 SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
 # Every form on both chips. The fast kernels take scale_b of blocks, of all, of channels.
-FORMS = [
-    (arch, shape, *rest)
-    for (arch, shape), *rest in pairwise(
-        *(tuple((arch, shape) for arch in ARCHS for shape in shapes_of(arch)), (1, 2, 3), ("few", "many"), FLOATS),
-        *(("one", "flat", "vector", "square"), VALUES, VALUES, (0, 64), (random_fp8, random_codes)),
-        seed=SEED,
-    )
-]
+FORMS = by_form(
+    [
+        (arch, shape, *rest)
+        for (arch, shape), *rest in pairwise(
+            *(tuple((arch, shape) for arch in ARCHS for shape in shapes_of(arch)), (1, 2, 3), ("few", "many"), FLOATS),
+            *(("one", "flat", "vector", "square"), VALUES, VALUES, (0, 64), (random_fp8, random_codes)),
+            seed=SEED,
+        )
+    ]
+)
 
 
 @pytest.mark.parametrize(
@@ -105,26 +107,26 @@ def test_every_configuration(
 
 GENERAL = sorted({configs().block_scaled_fallback_shape(shape) for shape in range(len(FORMS_OF))})
 TURNED = (("columns", "columns-apart"), ("dense", "columns"), ("columns-apart", "dense"))
-TURNED_FORMS = pairwise(
-    *(ARCHS, [shape for shape in range(len(TILES)) if shape not in GENERAL], (1, 2), TURNED, ("few", "many"), FLOATS),
-    seed=SEED,
-)
+TURNED_SHAPES = [shape for shape in range(len(TILES)) if shape not in GENERAL]
+TURNED_FORMS = by_form(pairwise(ARCHS, TURNED_SHAPES, (1, 2), TURNED, ("few", "many"), FLOATS, seed=SEED))
 # One with fewer waves than the general form has room for.
 FEW_WAVES = len(TILES) + next(i for i, stream in enumerate(STREAMS) if stream["rows"] == 32 and stream["waves"] == 4)
 LAYOUTS = ("dense", "padded", "columns", "columns-padded")
-GENERAL_FORMS = pairwise(
-    *(
-        ARCHS,
-        (*GENERAL, FEW_WAVES),
-        (1, 2),
-        ((1, 1), (7, 17), (20, 70)),
-        (1, 17, 130, 300),
-        FLOATS,
-        tuple(SHAPES),
-        tuple(SHAPES),
-    ),
-    *(VALUES, SCALE_LAYOUTS, LAYOUTS, LAYOUTS, ("dense", "padded"), (no_bias, bias_of(torch.float16))),
-    seed=SEED,
+GENERAL_FORMS = by_form(
+    pairwise(
+        *(
+            ARCHS,
+            (*GENERAL, FEW_WAVES),
+            (1, 2),
+            ((1, 1), (7, 17), (20, 70)),
+            (1, 17, 130, 300),
+            FLOATS,
+            tuple(SHAPES),
+            tuple(SHAPES),
+        ),
+        *(VALUES, SCALE_LAYOUTS, LAYOUTS, LAYOUTS, ("dense", "padded"), (no_bias, bias_of(torch.float16))),
+        seed=SEED,
+    )
 )
 
 

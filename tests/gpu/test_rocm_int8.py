@@ -13,7 +13,7 @@ from tests.problems import gemm
 from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, normal, short
 from tests.problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, run
-from tests.problems.pairwise import pairwise
+from tests.problems.pairwise import by_form, pairwise
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -49,22 +49,26 @@ def sized(shape: int, sizes: str, layout: str, kinds: tuple) -> Case:
     return Case(m, n, k, *kinds[:-1], layout, layout, kinds[-1])
 
 
-FORMS = [
-    (arch, shape, parts, sized(shape, sizes, layout, kinds))
-    for (arch, shape), parts, sizes, layout, *kinds in pairwise(
-        *(tuple(itertools.product(ARCHS, range(len(TILES)))), (1, 2, 3), ("few", "many"), ("dense", "apart")),
-        *EPILOGUE,
-        seed=SEED,
-    )
-]
-GENERAL_FORMS = [
-    (arch, shape, parts, Case(*size, k, *kinds[:-1], a, b, kinds[-1]))
-    for (arch, shape), parts, size, k, a, b, *kinds in pairwise(
-        *(tuple(itertools.product(ARCHS, GENERAL)), (1, 2), ((1, 1), (7, 17), (20, 70)), (1, 17, 130, 301)),
-        *(LAYOUTS, LAYOUTS, *EPILOGUE),
-        seed=SEED,
-    )
-]
+FORMS = by_form(
+    [
+        (arch, shape, parts, sized(shape, sizes, layout, kinds))
+        for (arch, shape), parts, sizes, layout, *kinds in pairwise(
+            *(tuple(itertools.product(ARCHS, range(len(TILES)))), (1, 2, 3), ("few", "many"), ("dense", "apart")),
+            *EPILOGUE,
+            seed=SEED,
+        )
+    ]
+)
+GENERAL_FORMS = by_form(
+    [
+        (arch, shape, parts, Case(*size, k, *kinds[:-1], a, b, kinds[-1]))
+        for (arch, shape), parts, size, k, a, b, *kinds in pairwise(
+            *(tuple(itertools.product(ARCHS, GENERAL)), (1, 2), ((1, 1), (7, 17), (20, 70)), (1, 17, 130, 301)),
+            *(LAYOUTS, LAYOUTS, *EPILOGUE),
+            seed=SEED,
+        )
+    ]
+)
 
 
 @pytest.mark.parametrize(

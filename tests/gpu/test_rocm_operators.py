@@ -21,7 +21,7 @@ from tests.problems.buffers import Guarded, guarded, same_bytes
 from tests.problems.comparisons import assert_between, assert_rounded_alike
 from tests.problems.gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
 from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import pairwise
+from tests.problems.pairwise import by_form, pairwise
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -229,14 +229,16 @@ def tiles_of(shape: int) -> int:
 
 
 # Every form on both chips with every split, at either size, with either layout of the rows.
-GEMM_FORMS = [
-    (arch, shape, *rest)
-    for (arch, shape), *rest in pairwise(
-        *(tuple(itertools.product(ARCHS, SHAPES)), (1, 2, 4), ("few", "many"), FLOATS),
-        *((random_fp8, random_codes), (0, 16)),
-        seed=SEED,
-    )
-]
+GEMM_FORMS = by_form(
+    [
+        (arch, shape, *rest)
+        for (arch, shape), *rest in pairwise(
+            *(tuple(itertools.product(ARCHS, SHAPES)), (1, 2, 4), ("few", "many"), FLOATS),
+            *((random_fp8, random_codes), (0, 16)),
+            seed=SEED,
+        )
+    ]
+)
 
 
 @pytest.mark.parametrize(

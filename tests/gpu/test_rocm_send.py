@@ -10,7 +10,7 @@ from tests.problems import skinny_gemm as gemm
 from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.gemm import bias_of
 from tests.problems.inputs import FLOATS, HALF, normal, positive, short, weights
-from tests.problems.pairwise import pairwise
+from tests.problems.pairwise import by_form, pairwise
 from tests.problems.quantize import assert_as_defined, special_values
 from tests.problems.ranks import sum_of
 from tests.settings import SEED, needs_rocm_toolchain
@@ -18,7 +18,8 @@ from tests.settings import SEED, needs_rocm_toolchain
 pytestmark = needs_rocm_toolchain
 CONFIG = "ROCM_FP8_KERNELS_GEMM"
 # Forms, parts of K, dtypes, ranks, widths (whole vectors of 16 bytes, tiles with columns beyond the last), row strides.
-CASES = pairwise(range(-1, len(skinny_shapes())), (1, 2, 4), FLOATS, (2, 3, 4), (8, 40, 72), (0, 3), seed=SEED)
+FORMS = range(-1, len(skinny_shapes()))
+CASES = by_form(pairwise(FORMS, (1, 2, 4), FLOATS, (2, 3, 4), (8, 40, 72), (0, 3), seed=SEED), 1)
 SENDS = [f"skinny_gemm_send<{i}>" for i in range(len(skinny_shapes()))] + [
     f"skinny_gemm_send_any<{i}>" for i in range(3)
 ]
@@ -122,6 +123,7 @@ def test_special_values_of_any_rank(ranks, simulated_rocm, arch, fp8, generator,
         assert_equal_on_all(got, wanted, "special values")
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("count", (1, 2, 3))
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("weight_dtype", ("own", "f32"))

@@ -44,10 +44,12 @@ def write_package(sources: dict[str, str], folder: Path) -> Path:
     return folder
 
 
-def build_package(package: Path, backend: str, without: str, **environment: str) -> subprocess.CompletedProcess:
+def build_package(
+    package: Path, backend: str, without: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess:
     """`without`: the variable that names an installed toolchain; the fetched one is to be used."""
     kept = {name: value for name, value in os.environ.items() if name != without}
     # Nothing above the temporary folder is taken for the package's repository.
     environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
-    command = [sys.executable, str(BUILD), "--backend", backend, "--source", str(package)]
+    command = [sys.executable, str(BUILD), "--backend", backend, "--source", str(package), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -264,6 +264,10 @@ def test_a_compiler_that_is_too_old_is_named(package):
     assert str(old) in done.stderr and "C++20" in done.stderr and "unrecognized option" in done.stderr
 
 
+def test_an_unknown_architecture_is_one_line(package):
+    assert_one_line(package.build("--archs", "10.0"), "names no architecture 10.0")
+
+
 @pytest.mark.parametrize("backend", ["rocm", "cuda", "vulkan", ""])
 def test_an_unknown_backend_is_one_line(package, backend):
     assert_one_line(package.build("--backend", backend), repr(backend), "cpu")

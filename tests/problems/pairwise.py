@@ -35,3 +35,8 @@ def pairwise(*axes: Sequence[Any], seed: int) -> list[tuple]:
         missing -= {pair(i, case[i], j, case[j]) for i, j in itertools.combinations(range(len(axes)), 2)}
         cases.append(tuple(axis[case[i]] for i, axis in enumerate(axes)))
     return cases
+
+
+def by_form(cases: list[tuple], values: int = 2) -> list[tuple]:
+    """In the order of their first values, which name a form: a part of neighbours (tests/drawn.py) shares it."""
+    return sorted(cases, key=lambda case: case[:values])

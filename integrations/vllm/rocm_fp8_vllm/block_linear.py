@@ -1,6 +1,7 @@
 """vLLM's FP8 linears with weight scales of 128x128 blocks (DeepSeek, Qwen3-FP8) on block_scaled_gemm: all rows."""
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels import linear as _choice
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearLayerConfig
@@ -11,15 +12,26 @@ from vllm.platforms import current_platform
 from .activation import Activation
 from .kernel import kernel
 
-__all__ = ["BLOCK", "BlockScaledFp8Linear", "blocks_of", "install"]
+__all__ = ["BLOCK", "BlockScaledFp8Linear", "blocks_of", "install", "powers_of_two"]
 
 BLOCK = 128
-_SCALING = dict(scaling="group", group_size=BLOCK)
 
 
 def blocks_of(parts: list[int]) -> list[int]:
     """Rows of scales that each part of a joined linear has, of the part's rows."""
     return [-(-rows // BLOCK) for rows in parts]
+
+
+def powers_of_two() -> bool:
+    """Whether the checkpoint of the model that is being made asks for computed scales that are powers of two, as
+    DeepSeek-V3.1 does. vLLM reads this for DeepGEMM alone."""
+    config = get_current_vllm_config_or_none()
+    model = None if config is None else config.model_config
+    settings = None if model is None else getattr(model.hf_config, "quantization_config", None)
+    kind = (settings or {}).get("scale_fmt")
+    if kind not in (None, "float", "ue8m0"):
+        raise ValueError(f"FP8 blocks: scale_fmt {kind!r}; known: float, ue8m0")
+    return kind == "ue8m0"
 
 
 class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
@@ -43,6 +55,10 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
                 return False, f"has no {dtype}"
         return True, None
 
+    def __init__(self, config: FP8ScaledMMLinearLayerConfig):
+        super().__init__(config)
+        self._scaling = dict(scaling="group", group_size=BLOCK, power_of_two=powers_of_two())
+
     def input_quant_key(self) -> QuantKey:
         return self.config.activation_quant_key
 
@@ -51,7 +67,7 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
         layer.rocm_fp8_linear = self  # tells `fusion` that this linear takes FP8
 
     def input_scaling(self, layer: torch.nn.Module) -> tuple[None, dict]:
-        return None, _SCALING
+        return None, self._scaling
 
     def activation(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> QuantizedActivation:
         return Activation(q, scale, dtype, q.shape, self.input_quant_key())
@@ -65,7 +81,7 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
     ) -> torch.Tensor:
         given = as_quantized_activation(x, self.input_quant_key())
         if given is None:
-            given = self.activation(*kernel.quantize_fp8(x, **_SCALING, out_dtype=self.fp8_dtype), x.dtype)
+            given = self.activation(*kernel.quantize_fp8(x, **self._scaling, out_dtype=self.fp8_dtype), x.dtype)
         params = self._get_layer_params(layer)
         rows = given.data.view(-1, given.data.shape[-1])
         scale = given.scale.reshape(rows.shape[0], -1)

@@ -11,6 +11,7 @@ import functools
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
 from vllm.model_executor.layers.fused_moe.oracle import fp8 as _choice
@@ -27,6 +28,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
+from .block_linear import powers_of_two
 from .kernel import kernel
 from .patching import replace
 
@@ -44,6 +46,8 @@ _SCHEMES = {
 class FusedMoeExperts(mk.FusedMoEExpertsModular):
     """FP8 weights with a scale a tensor, an output channel or a block of 128x128. Inputs with a scale a tensor
     (static), a row or 128 numbers of a row."""
+
+    power_of_two = False  # whether scales of 128 numbers are
 
     @property
     def expects_unquantized_inputs(self) -> bool:
@@ -69,11 +73,21 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             return False, "fused_moe has no bias"
         if moe_config.swiglu_alpha is not None or moe_config.swiglu_beta is not None:
             return False, "fused_moe has no swiglu_alpha and no swiglu_beta"
+        if moe_config.is_lora_enabled and not cls.supports_lora():
+            return False, "fused_moe has no LoRA: let --lora-target-modules name other modules than the experts"
         block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
         if min(block) > 1 and weight_key != kFp8Static128BlockSym:  # vLLM cuts blocks that workers would share
             share = moe_config.intermediate_size_per_partition
             return False, f"fused_moe has blocks of 128x128; each worker has {share} numbers of an expert's middle"
         return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+
+    @staticmethod
+    def supports_lora() -> bool:
+        """Of adapters that leave the experts as they are."""
+        config = get_current_vllm_config_or_none()
+        lora = None if config is None else config.lora_config
+        targets = None if lora is None else lora.target_modules
+        return targets is not None and not any("experts" in each.split(".") for each in targets)
 
     @staticmethod
     def _supports_current_device() -> bool:
@@ -144,7 +158,14 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             self.a2_scale,
             expert_map,
             self.quant_config.gemm1_clamp_limit,
+            self.power_of_two,
         )
+
+
+class PowersOfTwoExperts(FusedMoeExperts):
+    """vLLM makes the experts of a class, and has the checkpoint's settings when it asks for that."""
+
+    power_of_two = True
 
 
 def runs_on(module: torch.nn.Module) -> bool:
@@ -157,12 +178,26 @@ def runs_on(module: torch.nn.Module) -> bool:
 _library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
 _library.define(
     "experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor scale_w13,"
-    " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit) -> ()"
+    " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit,"
+    " bool power_of_two) -> ()"
 )
 
 
 def _experts(
-    out, x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_scale, hidden_scale, expert_map, limit
+    out,
+    x,
+    w13,
+    w2,
+    weights,
+    experts,
+    scale_w13,
+    scale_w2,
+    inputs,
+    input_scale,
+    hidden_scale,
+    expert_map,
+    limit,
+    power_of_two,
 ):
     """As fused_moe's, but for scales: those of weights may be float32 [E], too; static ones have any shape."""
     kernel.fused_moe(
@@ -179,6 +214,7 @@ def _experts(
         expert_map=expert_map,
         limit=limit,
         out=out,
+        power_of_two=power_of_two,
     )
 
 
@@ -214,7 +250,7 @@ def _ours_first(theirs):
             FusedMoeExperts, config, weight_key, activation_key, standard
         )
         if supported:
-            return _choice.Fp8MoeBackend.TRITON, FusedMoeExperts
+            return _choice.Fp8MoeBackend.TRITON, PowersOfTwoExperts if powers_of_two() else FusedMoeExperts
         chosen = theirs(config, weight_key, activation_key, allow_vllm_cutlass)
         if chosen[1] is None:  # vLLM would go on, to an assertion that says nothing
             raise NotImplementedError(f"FP8 experts: vLLM has none for this platform, and ours: {reason}")

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scripts.load import load_kernel, use_local_build
+from tests.problems import checkpoints
+from tests.problems.tiny_moe import edit
 from tests.settings import SEED
 
 from . import mixtures
@@ -50,6 +53,7 @@ class Case:
     format: str
     ignored: tuple[str, ...] = ("lm_head",)  # linears that are not quantised
     experts: bool = False  # whether it is a mixture
+    e8m0: bool = False  # whether scales of weights are stored in that type
 
     @property
     def int8(self) -> bool:
@@ -146,6 +150,7 @@ CASES = {
     "dynamic": Case(byte_llama, "compressed-tensors, channel, dynamic"),
     "blocks": Case(byte_llama, "fp8, blocks"),
     "blocks, 4 heads": Case(four_heads, "fp8, blocks"),
+    "blocks, ue8m0": Case(byte_llama, "fp8, blocks, ue8m0"),
     "an MLP not quantised": Case(
         byte_llama, "fp8, static", ("lm_head", *(f"model.layers.3.mlp.{n}_proj" for n in ("gate", "up", "down")))
     ),
@@ -163,6 +168,7 @@ CASES = {
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
     "Qwen3 dynamic": Case(byte_qwen3, "compressed-tensors, channel, dynamic"),
     "Qwen3 blocks": Case(byte_qwen3, "compressed-tensors, blocks"),
+    "Qwen3 blocks, e8m0": Case(byte_qwen3, "fp8, blocks, ue8m0", e8m0=True),
     "Qwen3-MoE blocks": Case(qwen3_moe, "fp8, blocks", experts=True),
     "Qwen3-MoE channels": Case(qwen3_moe, "compressed-tensors, channel, dynamic", experts=True),
     "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
@@ -173,7 +179,19 @@ CASES = {
     "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
     "Mixtral quark": Case(mixtral, "quark", experts=True),
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
+    "DeepSeek-V3 ue8m0": Case(mixtures.deepseek, "fp8, blocks, ue8m0", experts=True),
+    "Qwen3-MoE e8m0": Case(qwen3_moe, "fp8, blocks, ue8m0", experts=True, e8m0=True),
 }
+
+
+def in_e8m0(tensors: dict[str, torch.Tensor]) -> None:
+    """Scales of weights as the least powers of two that are not smaller, in their own type; the weights follow."""
+    for name in [each for each in tensors if each.endswith(".weight_scale_inv")]:
+        scale, weight = tensors[name], tensors[name.removesuffix("_scale_inv")]
+        rounded = torch.exp2(torch.ceil(torch.log2(scale)))
+        wide = weight.float() * checkpoints.of_each(scale / rounded, weight)
+        tensors[name] = rounded.to(torch.float8_e8m0fnu)
+        tensors[name.removesuffix("_scale_inv")] = checkpoints.to_fp8(wide)
 
 
 def text(count: int, length: int) -> torch.Tensor:
@@ -208,8 +226,6 @@ def surroundings(tmp_path_factory) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """checkpoint(name) -> the folder of a case's checkpoint."""
-    from tests.problems import checkpoints
-
     written = {}
 
     def write(name: str) -> Path:
@@ -227,6 +243,8 @@ def checkpoint(tmp_path_factory):
             else:
                 with torch.no_grad():
                     checkpoints.write(case.format, case.model(), text(8, 256), folder, case.ignored)
+            if case.e8m0:
+                edit(folder, in_e8m0)
             written[name] = folder
         return written[name]
 
@@ -249,32 +267,48 @@ def reference(checkpoint):
 
 @pytest.fixture(scope="module")
 def engine(checkpoint):
-    """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first.
+    """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first, but
+    where the same one is asked for again.
 
     With one worker all of it is in this process, which saves half a minute each; the server's tests have processes.
     """
+    import rocm_fp8_vllm
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    started = []
+    started = {}
 
     def end() -> None:
-        for each in started:
+        for each in started.values():
             each.llm_engine.engine_core.shutdown()
         started.clear()
         cleanup_dist_env_and_memory()
 
     def start(name: str, **arguments) -> LLM:
+        asked = repr((name, sorted(arguments.items()), os.environ.get(rocm_fp8_vllm.SUMS, "1")))
+        if asked in started:
+            return started[asked]
         end()
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
-        default = dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
+        # With AMX vLLM's own latent attention comes first, but where ours is asked for.
+        default = dict(attention_backend="CPU_MLA") if name.startswith("DeepSeek") else {}
+        default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
         default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
         llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
-        started.append(llm)
+        started[asked] = llm
         return llm
 
     yield start
     end()
+
+
+def asks_for(scale_fmt: str | None, monkeypatch) -> None:
+    """What is made from here on is of a checkpoint with this setting."""
+    from rocm_fp8_vllm import block_linear
+
+    checkpoint = SimpleNamespace(quantization_config=dict(scale_fmt=scale_fmt))
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=checkpoint))
+    monkeypatch.setattr(block_linear, "get_current_vllm_config_or_none", lambda: config)
 
 
 def counts(llm) -> dict[str, int]:

@@ -19,6 +19,7 @@ from .conftest import BYTE_LLAMA, CASES, by_reference, cut_llama, teacher_forced
 BYTE = 0.3
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["cut blocks", "cut blocks, compressed-tensors"])
 def test_a_text_has_the_likelihood_of_the_definition(name, engine, checkpoint):
     from tests.problems import checkpoints

@@ -44,12 +44,13 @@ OF_DEEPSEEK = mixtures(2) | {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "eager", "expert_parallel", "step"),
     [
+        ("DeepSeek-V3 blocks", True, True, OF_DEEPSEEK),
         ("Qwen3-MoE channels", True, False, OF_QWEN),
         ("Qwen3-MoE channels", False, True, OF_QWEN),
-        ("DeepSeek-V3 blocks", True, True, OF_DEEPSEEK),
     ],
 )
 def test_two_workers_give_a_text_its_likelihood(name, eager, expert_parallel, step, engine, reference):

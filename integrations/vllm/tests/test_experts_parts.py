@@ -15,6 +15,8 @@ from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
+from .conftest import asks_for
+
 E, D, HIDDEN, TOP = 6, 256, 128, 2
 FP8_MAX = 448.0
 
@@ -41,20 +43,27 @@ def wide(weight: torch.Tensor, scale: torch.Tensor, kind: str) -> torch.Tensor:
     return weight.double() * (scale.view(-1, 1, 1) if kind == "tensor" else scale).double()
 
 
-def quantised(x: torch.Tensor, inputs: str, given: torch.Tensor | None) -> torch.Tensor:
+def quantised(x: torch.Tensor, inputs: str, given: torch.Tensor | None, power_of_two: bool) -> torch.Tensor:
     """What FP8 makes of x [..., n], as float64."""
     parts = x.float().unflatten(-1, (-1, 128)) if inputs == "group" else x.float().unsqueeze(-2)
     scale = given if inputs == "static" else parts.abs().amax(-1, keepdim=True) / FP8_MAX
+    if power_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
     q = (parts / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return (q.double() * scale.double()).flatten(-2)
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["all experts", "experts of a rank"])
 @pytest.mark.parametrize(
-    "kind, inputs", [("tensor", "static"), ("tensor", "row"), ("channel", "row"), ("block", "group")]
+    "kind, inputs, made_by",
+    [
+        *((*each, experts.FusedMoeExperts) for each in (("tensor", "static"), ("tensor", "row"), ("channel", "row"))),
+        *(("block", "group", each) for each in (experts.FusedMoeExperts, experts.PowersOfTwoExperts)),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_experts_are_their_definition(kind, inputs, mapped, dtype, generator):
+def test_experts_are_their_definition(kind, inputs, made_by, mapped, dtype, generator):
+    power_of_two = made_by.power_of_two
     rows = 9
     x = torch.randn(rows, D, generator=generator).to(dtype)
     w13, w2 = codes(generator, E, 2 * HIDDEN, D), codes(generator, E, D, HIDDEN)
@@ -69,17 +78,20 @@ def test_experts_are_their_definition(kind, inputs, mapped, dtype, generator):
 
     expected = torch.zeros(rows, D, dtype=torch.float64)
     wide13, wide2 = wide(w13, scale_w13, kind), wide(w2, scale_w2, kind)
-    q = quantised(x, inputs, of_input)
+    q = quantised(x, inputs, of_input, power_of_two)
     for row, slot in torch.cartesian_prod(torch.arange(rows), torch.arange(TOP)).tolist():
         expert = chosen[row, slot] if expert_map is None else expert_map[chosen[row, slot]]
         if expert < 0:
             continue
         gate, up = (wide13[expert] @ q[row]).to(dtype).double().chunk(2)
         hidden = (gate / (1 + torch.exp(-gate))).to(dtype) * up.to(dtype)
-        expected[row] += weights[row, slot].double() * (wide2[expert] @ quantised(hidden, inputs, of_hidden))
+        expected[row] += weights[row, slot].double() * (
+            wide2[expert] @ quantised(hidden, inputs, of_hidden, power_of_two)
+        )
 
     out = torch.empty_like(x)
-    arguments = (out, x, w13, w2, weights, chosen, scale_w13, scale_w2, inputs, of_input, of_hidden, expert_map, None)
+    of_weights, of_inputs = (scale_w13, scale_w2), (inputs, of_input, of_hidden)
+    arguments = (out, x, w13, w2, weights, chosen, *of_weights, *of_inputs, expert_map, None, power_of_two)
     torch.ops.rocm_fp8_vllm.experts(*arguments)
     # Few codes of the hidden values differ, by the order of sums: 2^-7 of the norm, as of the operator itself.
     assert (out.double() - expected).norm() <= 2.0**-7 * expected.norm()
@@ -88,7 +100,7 @@ def test_experts_are_their_definition(kind, inputs, mapped, dtype, generator):
     made = SimpleNamespace(
         w1_scale=scale_w13, w2_scale=scale_w2, a1_scale=of_input, a2_scale=of_hidden, quant_config=config
     )
-    made.block_shape = [128, 128] if kind == "block" else None
+    made.block_shape, made.power_of_two = [128, 128] if kind == "block" else None, power_of_two
     for on_input in (False, True):
         again = torch.empty_like(x)
         nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
@@ -108,7 +120,7 @@ def test_it_compiles_for_any_number_of_rows(generator):
         weights, chosen = kernel.moe_route(logits, TOP)
         out = torch.empty_like(x)
         torch.ops.rocm_fp8_vllm.experts(
-            out, x * 2, w13, w2, weights, chosen, *of_weights, "group", None, None, None, None
+            out, x * 2, w13, w2, weights, chosen, *of_weights, "group", None, None, None, None, False
         )
         return out + 1
 
@@ -139,6 +151,12 @@ def select(theirs=None, **changes):
     return ours(config(**changes), **keys)
 
 
+@pytest.mark.parametrize("scale_fmt, made_by", [("float", "FusedMoeExperts"), ("ue8m0", "PowersOfTwoExperts")])
+def test_the_checkpoint_says_how_scales_are_computed(scale_fmt, made_by, monkeypatch):
+    asks_for(scale_fmt, monkeypatch)
+    assert select() == (choice.Fp8MoeBackend.TRITON, getattr(experts, made_by))
+
+
 def test_ours_come_first():
     assert select() == (choice.Fp8MoeBackend.TRITON, experts.FusedMoeExperts)
     for weights, inputs in experts._SCHEMES.items():
@@ -154,7 +172,7 @@ def test_ours_come_first():
 BLOCKS_OF_64 = quant_utils.create_fp8_quant_key(static=True, group_shape=quant_utils.GroupShape(64, 64))
 OTHERS = {
     "kernel does not support quantization scheme": dict(activation_key=quant_utils.kFp8DynamicTokenSym),
-    "kernel does not support LoRA": dict(is_lora_enabled=True),
+    "fused_moe has no LoRA: let --lora-target-modules name other modules": dict(is_lora_enabled=True),
     "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
     "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
     "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
@@ -170,6 +188,18 @@ def test_others_are_vllms_or_one_line(reason):
     assert select(theirs, **OTHERS[reason])[1] is theirs
     with pytest.raises(NotImplementedError, match=f"FP8 experts: vLLM has none for this platform, and ours: {reason}"):
         select(**OTHERS[reason])
+
+
+@pytest.mark.parametrize(
+    "targets, taken",
+    [(["qkv_proj", "o_proj"], True), (None, False), (["o_proj", "experts"], False), (["mlp.experts.0.up_proj"], False)],
+    ids=str,
+)
+def test_adapters_of_other_modules_are_taken(targets, taken, monkeypatch):
+    given = SimpleNamespace(lora_config=SimpleNamespace(target_modules=targets), model_config=None)
+    monkeypatch.setattr(experts, "get_current_vllm_config_or_none", lambda: given)
+    theirs = object()
+    assert select(theirs, is_lora_enabled=True)[1] is (experts.FusedMoeExperts if taken else theirs)
 
 
 def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):

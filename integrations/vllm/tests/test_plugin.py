@@ -17,6 +17,8 @@ from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
 from vllm.platforms import PlatformEnum, current_platform
 
+from .conftest import asks_for
+
 LINEARS = choice._POSSIBLE_FP8_KERNELS[PlatformEnum.CPU]
 
 
@@ -164,18 +166,22 @@ def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
 @pytest.mark.parametrize("given", ["bfloat16", "quantised"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 33, 100])
-def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, generator):
+@pytest.mark.parametrize("scale_fmt", [None, "ue8m0"])
+def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, scale_fmt, generator, monkeypatch):
     n, k = 200, 300
     layer = torch.nn.Module()
     layer.weight = torch.nn.Parameter(torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn), False)
     layer.weight_scale_inv = torch.nn.Parameter(torch.rand(2, 3, generator=generator) + 0.5, False)
     with set_current_vllm_config(VllmConfig()):
+        asks_for(scale_fmt, monkeypatch)
         ours = block_linear.BlockScaledFp8Linear(config(dtype=dtype, **BLOCKS))
     assert ours.can_implement(config(dtype=dtype, **BLOCKS))[0]
     ours.process_weights_after_loading(layer)
     x = torch.randn(rows, k, generator=generator).to(dtype)
     bias = torch.randn(n, generator=generator).to(dtype)
     scale = torch.stack([part.float().abs().amax(1) for part in x.split(128, 1)], 1) / 448
+    if scale_fmt:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
     each = scale.repeat_interleave(128, 1)[:, :k]
     q = (x.float() / each).clamp(-448, 448).to(torch.float8_e4m3fn)
     of_weight = layer.weight_scale_inv.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
@@ -189,6 +195,13 @@ def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, generator):
     # One rounding to dtype, and sums of 300 products in float32.
     bound = expected.abs() * torch.finfo(dtype).eps + 300 * 2**-23 * (wide.abs() @ weight.abs().t())
     assert ((got.double() - expected).abs() <= bound).all()
+
+
+def test_an_unknown_format_of_scales_is_one_line(monkeypatch):
+    with set_current_vllm_config(VllmConfig()):
+        asks_for("ue5m3", monkeypatch)
+        with pytest.raises(ValueError, match="FP8 blocks: scale_fmt 'ue5m3'; known: float, ue8m0"):
+            block_linear.BlockScaledFp8Linear(config(**BLOCKS))
 
 
 def test_what_it_cannot_do_is_left_to_vllm():

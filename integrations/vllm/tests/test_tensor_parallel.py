@@ -33,6 +33,7 @@ def rms(different: torch.Tensor) -> float:
     return different.square().mean().sqrt().item()
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", ["static", "dynamic", "blocks, 4 heads"])
 def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, checkpoint):
     """Teacher-forced, so that near ties between tokens decide nothing.
@@ -80,6 +81,7 @@ def a_step(llm) -> dict[str, int]:
     return {each: (many[each] - few[each]) / 10 for each in many if many[each] and ("norm" in each or "all" in each)}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("name", "eager", "kind"),
     [
@@ -143,6 +145,14 @@ def test_a_sum_is_formed_where_something_else_computes_with_it(engine):
         assert step["add_rms_norm_fp8"] == formed
 
 
+def test_workers_that_disagree_raise_the_communicators_error(engine):
+    """The engine of the test before, whose hooks do not matter here."""
+    llm = engine("static", enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
+    assert llm.collective_rpc("sum_of_rows", args=(3, 0)) == [2.0, 2.0]
+    with pytest.raises(Exception, match="all_reduce: rank . of 2"):
+        llm.collective_rpc("sum_of_rows", args=(3, 1))
+
+
 def test_norms_that_are_not_fused_are_given_the_sum(engine, checkpoint, monkeypatch):
     """The MLP of one layer is not quantised: its norm is vLLM's, and its Down's sum too."""
     name, results = "an MLP not quantised", []
@@ -166,15 +176,9 @@ def test_linears_with_adapters_form_their_own_sums(engine):
     assert rms(bits - without) <= 0.3
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_a_model_of_which_nothing_is_fused_has_no_communicator(name, engine):
     llm = engine(name, enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
     teacher_forced(llm, text(1, 50))
     assert not any("all" in each for each in counts(llm))
-
-
-def test_workers_that_disagree_raise_the_communicators_error(engine):
-    llm = engine("static", enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
-    assert llm.collective_rpc("sum_of_rows", args=(3, 0)) == [2.0, 2.0]
-    with pytest.raises(Exception, match="all_reduce: rank . of 2"):
-        llm.collective_rpc("sum_of_rows", args=(3, 1))
