@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import FLOATS, normal, positive, random_fp8, weights
-from tests.problems.ranks import sum_of
+from tests.problems.ranks import raised, sum_of
 
 TIMEOUT, SHORT = 30.0, 2.0
 FP8 = torch.float8_e4m3fn
@@ -177,14 +177,6 @@ def many(kernel, inputs: Inputs) -> None:
                 c.check()
         c.check()
         assert wrong.item() == 0, f"{wrong.item()} wrong results; sizes {sizes}"
-
-
-def raised(function) -> str:
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
 
 
 def death(kernel, inputs: Inputs) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
-from tests.problems.ranks import sum_of
+from tests.problems.ranks import raised, sum_of
 
 TIMEOUT = 20.0
 
@@ -51,14 +51,6 @@ def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
         wanted = layer(a, b, eager)
         got = torch.compile(layer, fullgraph=True, backend="aot_eager")(a, b, compiled)
         assert all(same_bytes(x, y) for x, y in zip((*got, compiled), (*wanted, eager)))
-
-
-def raised(function) -> str:
-    try:
-        function()
-    except RuntimeError as error:
-        return str(error)
-    raise AssertionError("nothing was raised")
 
 
 def death(kernel, rank: int, ranks: int, g: torch.Generator) -> None:

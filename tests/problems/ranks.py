@@ -96,3 +96,12 @@ def sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
     for part in parts[1:]:
         total = total + part.float()
     return total.to(parts[0].dtype)
+
+
+def raised(function: Callable[[], object]) -> str:
+    """The RuntimeError that it raises."""
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
