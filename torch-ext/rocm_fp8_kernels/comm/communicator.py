@@ -297,7 +297,8 @@ class Communicator:
     ) -> torch.Tensor:
         """reduce_scatter of block_scaled_gemm, whose arguments these are: a and b hold this rank's K.
 
-        On a GPU the sums of a chunk overlap with the GEMM of the next one, where there are enough of them.
+        On a GPU the other ranks' rows come first, and are on their way while the GEMM works at its own, where there are
+        enough of them and they fit into 2 max_bytes, by parts of 256 columns.
 
         Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
         """
@@ -330,7 +331,8 @@ class Communicator:
                 the same on all ranks.
             The others: as in block_scaled_gemm.
 
-        On a GPU this rank's own rows are multiplied while the others' come, where there are enough of them.
+        On a GPU this rank's own rows are multiplied while the others' come, where there are enough of them and they fit
+        into 2 max_bytes, by parts of 256 rows.
 
         Returns: [rows * ranks, N / ranks].
         """
