@@ -80,6 +80,31 @@ class _OfConfig:
         return self if module is None else getattr(module.config, self._name)
 
 
+def _shares_keys(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, arguments: dict) -> bool:
+    """Whether transformers would repeat keys and values for the heads that share them, and need not: one new token of
+    each sequence, a mask of it that all heads share. Without a mask it repeats none."""
+    takes_more = any(arguments.get(name) is not None for name in ("position_bias", "cache"))
+    return (
+        mask is not None
+        and query.shape[2] == 1
+        and query.shape[1] > key.shape[1]
+        and mask.dim() == 4
+        and mask.shape[1:3] == (1, 1)
+        and mask.shape[3] == key.shape[2]
+        and not (takes_more or arguments.get("output_attentions"))
+    )
+
+
+def attend_in_groups(query, key, value, mask, scaling: float) -> torch.Tensor:
+    """SDPA of one token a sequence. The heads of a group are queries of the keys and values that they share, which are
+    read once. query [B, heads, 1, d], key and value [B, groups, length, d]. Returns [B, 1, heads, d]."""
+    batch, heads, _, d = query.shape
+    groups = key.shape[1]
+    queries = query.reshape(batch, groups, heads // groups, d)
+    output = torch.nn.functional.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(batch, 1, heads, value.shape[3])
+
+
 class AttentionHalf(FusedHalf):
     """What every attention has. `modeling` is the architecture's module, PARAMETERS those of its own forward after the
     first."""
@@ -95,6 +120,8 @@ class AttentionHalf(FusedHalf):
 
     def attend(self, query, key, value, mask, arguments: dict) -> tuple[torch.Tensor, torch.Tensor | None]:
         """transformers' attention, whichever it has been told to take. query, key, value: [B, heads, length, d]."""
+        if self.config._attn_implementation == "sdpa" and _shares_keys(query, key, mask, arguments):
+            return attend_in_groups(query, key, value, mask, self.scaling), None
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, self.modeling.eager_attention_forward
         )
