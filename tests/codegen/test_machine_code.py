@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import machine_code
-from scripts.machine_code_gates import missed_gates, skinny_shapes
+from scripts.machine_code_gates import missed_gates, mla_direct_forms, skinny_shapes
 from tests.settings import ROCM_HEADERS, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -47,7 +47,8 @@ def test_the_figures_are_those_of_the_table(table):
 def test_both_architectures_have_every_kernel(kernels):
     assert list(kernels) == ARCHS
     # gfx950 alone has loads of 16 bytes to LDS.
-    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"}
+    direct = {f"mla_decode_direct<{i}, {dtype}>" for i in range(len(mla_direct_forms())) for dtype in ("f16", "bf16")}
+    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {

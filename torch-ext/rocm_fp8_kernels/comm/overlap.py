@@ -139,11 +139,13 @@ class Staged:
         return self._staging[rank][begin:end].view(dtype).view(shape)
 
 
-def part_of_gemm(out, a, b, scale_a, scale_b, bias, constant_b: bool, whole: tuple[int, int]) -> None:
+def part_of_gemm(
+    out, a, b, scale_a, scale_b, bias, constant_b: bool, whole: tuple[int, int], spare: int = SPARE_UNITS
+) -> None:
     """block_scaled_gemm of some rows or columns of a larger one, bits as that has them."""
     scale_a = bytes_of_e8m0("block_scaled_gemm", "scale_a", scale_a)
     scale_b = bytes_of_e8m0("block_scaled_gemm", "scale_b", scale_b)
-    ops.block_scaled_gemm(out, a, b, scale_a, scale_b, bias, constant_b, *whole, SPARE_UNITS)
+    ops.block_scaled_gemm(out, a, b, scale_a, scale_b, bias, constant_b, *whole, spare)
 
 
 def columns_of(scale_b: torch.Tensor, n: int, begin: int, end: int) -> torch.Tensor:
