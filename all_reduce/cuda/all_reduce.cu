@@ -11,7 +11,8 @@
 //
 // Files: all_reduce.cu (values alone), norm.cu (with residual, RMSNorm and FP8), ../gpu.h (the kernels' bodies).
 //
-// Limit today, two H100: 4 us with the norm behind it, a MiB 7.5, of which the link takes 2.3. docs/journal/all_reduce.md.
+// Limit today, two H100: 4 us with the norm behind it, a MiB 7.5, of which the link takes 2.3.
+// docs/journal/all_reduce.md.
 #include "../gemm.h"
 #include "../../common/rows/cuda/vendor.h"
 

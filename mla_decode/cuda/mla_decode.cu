@@ -23,8 +23,8 @@
 //        fp8_feed.h, fp8_rows.h, fp8_attend.h, online.h (softmax), codes.h, fallback.h (chips without wgmma, unaligned
 //        operands), ../gpu
 //
-// Limit today (H100): 16 bits 585 TFLOP/s at 128 heads and 2.9 TB/s at 16, .88 to 1.67 of FlashMLA's speed. FP8 caches 2.6
-// TB/s at 16 heads; at 128 heads .86 of the speed of 16 bits, as each tile of 64 rows decodes anew.
+// Limit today (H100): 16 bits 585 TFLOP/s at 128 heads and 2.9 TB/s at 16, .88 to 1.67 of FlashMLA's speed. FP8 caches
+// 2.6 TB/s at 16 heads; at 128 heads .86 of the speed of 16 bits, as each tile of 64 rows decodes anew.
 // docs/journal/mla_decode-cuda.md.
 #include <algorithm>
 #include <type_traits>

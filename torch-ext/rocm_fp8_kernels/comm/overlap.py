@@ -2,8 +2,8 @@
 
 What goes over the links here is copied by the copy engines from or to `staging`, memory of each rank that all map. No
 multiprocessor works at it, so a GEMM takes all but one of them. (Copies within a GPU take multiprocessors: there are
-none here while GEMMs run.) A collective of a few numbers (c._meet_on_device) is a
-barrier: behind it all ranks have ended what was ahead of it in their streams.
+none here while GEMMs run.) A collective of a few numbers (c._meet_on_device) is a barrier: behind it all ranks have
+ended what was ahead of it in their streams.
 
     reduce-scatter, a rank of three
     caller's stream   | rows of rank + 1 -> staging | rows of rank + 2 -> staging | own rows   | sum of the parts
@@ -190,10 +190,10 @@ def gemm_reduce_scatter(c, operands: Operands, out: torch.Tensor, constant_b: bo
         part_of_gemm(into, a[of], columns[0], scales, *columns[1:], constant_b, whole)
 
     try:
-        with side.behind_caller():
-            c._meet_on_device(*sizes)
-            side.caller_waits(side.event())
         for number, (begin, end) in enumerate(chunks):
+            with side.behind_caller():
+                c._meet_on_device(*sizes, number)  # all have read what lay in staging
+                side.caller_waits(side.event())
             shift = None if bias is None else bias[begin:end]
             columns = b[begin:end], columns_of(scale_b, len(b), begin, end), shift
             shape = rows, end - begin
@@ -210,10 +210,6 @@ def gemm_reduce_scatter(c, operands: Operands, out: torch.Tensor, constant_b: bo
             multiply(c.rank, columns, parts[c.rank])
             side.caller_waits(come)
             summed(parts, out[:, begin:end])
-            if number + 1 < len(chunks):
-                with side.behind_caller():
-                    c._meet_on_device(number)
-                    side.caller_waits(side.event())
     finally:
         side.join()
 
