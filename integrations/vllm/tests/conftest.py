@@ -151,6 +151,7 @@ CASES = {
     "blocks": Case(byte_llama, "fp8, blocks"),
     "blocks, 4 heads": Case(four_heads, "fp8, blocks"),
     "blocks, ue8m0": Case(byte_llama, "fp8, blocks, ue8m0"),
+    "blocks, ue8m0, 4 heads": Case(four_heads, "fp8, blocks, ue8m0"),
     "an MLP not quantised": Case(
         byte_llama, "fp8, static", ("lm_head", *(f"model.layers.3.mlp.{n}_proj" for n in ("gate", "up", "down")))
     ),

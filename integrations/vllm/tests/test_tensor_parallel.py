@@ -88,6 +88,7 @@ def a_step(llm) -> dict[str, int]:
         ("static", True, ""),
         ("dynamic", False, "_dynamic"),
         ("blocks, 4 heads", True, "_dynamic"),
+        ("blocks, ue8m0, 4 heads", False, "_dynamic"),
         ("Qwen3 static", False, ""),
     ],
 )
