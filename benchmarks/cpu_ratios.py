@@ -7,7 +7,7 @@
 A floor is the bytes that must be moved at the highest rate that anything in the same round reached (timing.floor):
 reading memory, or copying it beside the row operators, the operator itself and its competitors.
 
-Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 picks the instruction set.
+Run it on an idle machine. ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 | amx picks the instruction set.
 """
 
 import argparse

@@ -9,11 +9,11 @@ namespace {
 // Decoded rows of A that the last cache keeps while all of B goes by.
 constexpr int64_t kChunkBytes = 4 << 20;
 
-int64_t rows_of_chunks(int64_t m, int64_t row_bytes) {
-    constexpr int64_t kLeast = 32, kTile = 4;
-    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / kTile * kTile, kLeast, kMaxChunk);
+int64_t rows_of_chunks(int64_t m, int64_t row_bytes, int64_t tile) {
+    constexpr int64_t kLeast = 32;
+    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / tile * tile, kLeast, kMaxChunk);
     const int64_t chunks = (m + most - 1) / most;
-    return (((m + chunks - 1) / chunks) + kTile - 1) / kTile * kTile;
+    return (((m + chunks - 1) / chunks) + tile - 1) / tile * tile;
 }
 
 }  // namespace
@@ -22,19 +22,21 @@ Status launch(const Args& args, const Executor& on, const Portion&) {
     if (args.m == 0 || args.n == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                    : kernel_portable(args);
+    const Kernel kernel = choice.isa == Isa::amx      ? kernel_amx(args)
+                          : choice.isa == Isa::avx512 ? kernel_avx512(args)
+                          : choice.isa == Isa::avx2   ? kernel_avx2(args)
+                                                      : kernel_portable(args);
 
     const int64_t row_bytes = kernel.operand_bytes(args.k), blocks = blocks_of(args.k);
-    const int64_t rows = std::min(args.m, rows_of_chunks(args.m, row_bytes));
+    constexpr int64_t kTile = 4;  // rows of a tile in registers
+    const int64_t tile = std::max(kTile, kernel.rows_at_once), rows = rows_of_chunks(args.m, row_bytes, tile);
     static thread_local KeptMemory operands, scales, flags;
     struct Context {
         const Args& args;
         const Kernel& kernel;
         Chunk a;
         int64_t unit;  // columns
-    } context{args, kernel, {}, args.b.k_contiguous() ? kColumns : kStrip};
+    } context{args, kernel, {}, args.b.k_contiguous() ? kernel.columns_at_once : kernel.strip};
     context.a.operands = operands.at_least(rows * row_bytes);
     context.a.scales = reinterpret_cast<float*>(scales.at_least(rows * blocks * sizeof(float)));
     context.a.has_nan = reinterpret_cast<bool*>(flags.at_least(rows));
@@ -43,12 +45,14 @@ Status launch(const Args& args, const Executor& on, const Portion&) {
         context.a.first = first;
         context.a.count = std::min(rows, args.m - first);
         // Parts of 128 KiB of codes at least; of weights with as many multiplications as 256 KiB of a few rows' have.
-        const int64_t decoded = std::max<int64_t>(131072 / args.k, 1);
+        const int64_t at_once = kernel.rows_at_once, decoded = std::max<int64_t>(131072 / args.k / at_once, 1);
         on.parallel_for(
-            0, context.a.count, decoded,
+            0, (context.a.count + at_once - 1) / at_once, decoded,
             [](void* c, int64_t begin, int64_t end) {
                 const auto* context = static_cast<Context*>(c);
-                context->kernel.decode_rows(context->args, context->a, begin, end);
+                const int64_t unit = context->kernel.rows_at_once;
+                context->kernel.decode_rows(context->args, context->a, begin * unit,
+                                            std::min(end * unit, context->a.count));
             },
             &context);
         const int64_t work = args.k * context.unit * ((context.a.count + 3) / 4);

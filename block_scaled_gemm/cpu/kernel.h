@@ -17,7 +17,8 @@
 // scale_a * scale_b and added to the lane's sum over blocks. Last, the lanes are added in a tree. So a row's bits do not
 // depend on the batch.
 //
-// Files: kernel.h (this kernel), scales.h, transpose.h, one .cpp an instruction set, block_scaled_gemm.cpp (the launcher).
+// Files: kernel.h (this kernel), scales.h, transpose.h, one .cpp an instruction set, amx.cpp (another kernel),
+// block_scaled_gemm.cpp (the launcher).
 //
 // Steps and figures: docs/journal/block_scaled_gemm-cpu.md.
 #pragma once
@@ -39,7 +40,7 @@ namespace rocm_fp8::block_scaled_gemm {
 struct Chunk {
     int64_t first, count;
     char* operands;  // 64-byte aligned, Kernel::operand_bytes(k) a row
-    float* scales;   // [count, blocks_of(k)]
+    float* scales;   // [count, blocks_of(k)]; of tiles [blocks][count]
     bool* has_nan;   // [count]
 };
 
@@ -51,9 +52,11 @@ struct Kernel {
     void (*decode_rows)(const Args& args, const Chunk& a, int64_t begin, int64_t end);
     // Computes columns [begin, end) of the chunk's rows of the result.
     void (*columns)(const Args& args, const Chunk& a, int64_t begin, int64_t end);
+    // The launcher cuts at multiples of these: rows to decode, columns, columns of a column-major B.
+    int64_t rows_at_once, columns_at_once, strip;
 };
 
-// The launcher cuts the columns at multiples of these.
+// Columns at once of all but AMX.
 constexpr int kColumns = 12, kStrip = 48;
 // The most rows of a chunk: their sums in lanes stay in the second cache.
 constexpr int kMaxChunk = 256;
@@ -75,22 +78,6 @@ class BlockScaledGemm {
     static constexpr int kShortChunk = 64;
     static_assert(kBlock % kStep == 0 && kColumns % R::tile_n == 0 && kColumns % 4 == 0 && kColumns <= L::block);
 
-    // Rows of codes, K-contiguous.
-    struct Codes {
-        const uint8_t* data;
-        int64_t stride;
-    };
-
-    // `count` rows of a column-major operand, made K-contiguous.
-    static Codes transposed(const block_scaled_gemm::Operand& x, int64_t first, int64_t count, int64_t k) {
-        static thread_local KeptMemory memory;
-        // Off powers of two: rows fall into different sets of the cache.
-        const int64_t stride = (k + 127) / 128 * 128 + 64;
-        auto* out = reinterpret_cast<uint8_t*>(memory.at_least(count * stride));
-        transpose(x.data + first * x.row_stride, x.k_stride, count, k, out, stride);
-        return {out, stride};
-    }
-
     // --- A ---
 
     static int64_t operand_bytes(int64_t k) { return blocks_of(k) * kBlockBytes; }
@@ -99,8 +86,7 @@ class BlockScaledGemm {
         constexpr int64_t kRows = 16;
         for (; begin < end; begin += kRows) {
             const int64_t count = std::min(kRows, end - begin), first = a.first + begin;
-            const Codes codes = p.a.k_contiguous() ? Codes{p.a.data + first * p.a.row_stride, p.a.row_stride}
-                                                   : transposed(p.a, first, count, p.k);
+            const Codes codes = rows_of(p.a, first, count, p.k);
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t row = begin + i;
                 NanMask nan;
@@ -356,8 +342,7 @@ class BlockScaledGemm {
         const int64_t strip = p.b.k_contiguous() ? end - begin : kStrip;
         for (; begin < end; begin += strip) {
             const int64_t stop = std::min(begin + strip, end);
-            const Codes codes = p.b.k_contiguous() ? Codes{p.b.data + begin * p.b.row_stride, p.b.row_stride}
-                                                   : transposed(p.b, begin, stop - begin, p.k);
+            const Codes codes = rows_of(p.b, begin, stop - begin, p.k);
             for (int64_t n = begin; n < stop; n += kColumns)
                 columns_of_codes(p, a, {codes.data + (n - begin) * codes.stride, codes.stride}, n,
                                  int(std::min<int64_t>(kColumns, stop - n)));
@@ -365,7 +350,7 @@ class BlockScaledGemm {
     }
 
   public:
-    static Kernel kernel() { return {operand_bytes, decode_rows, columns}; }
+    static Kernel kernel() { return {operand_bytes, decode_rows, columns, 1, kColumns, kStrip}; }
 };
 
 template <class R, DType format>
@@ -386,5 +371,6 @@ Kernel pick_block_scaled_gemm(const Args& args) {
 Kernel kernel_portable(const Args& args);
 Kernel kernel_avx2(const Args& args);
 Kernel kernel_avx512(const Args& args);
+Kernel kernel_amx(const Args& args);
 
 }  // namespace rocm_fp8::block_scaled_gemm

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "../../common/gemm/cpu/gemm.h"
+#include "../block_scaled_gemm.h"
+
 namespace rocm_fp8::block_scaled_gemm {
 namespace {
 
@@ -34,6 +37,24 @@ inline void transpose(const uint8_t* in, int64_t in_stride, int64_t rows, int64_
             transpose_16(in + i * in_stride + r, in_stride, out + r * out_stride + i, out_stride);
     for (int64_t i = 0; i < k; ++i)
         for (int64_t r = i < whole_k ? whole_rows : 0; r < rows; ++r) out[r * out_stride + i] = in[i * in_stride + r];
+}
+
+// Rows of codes, K-contiguous.
+struct Codes {
+    const uint8_t* data;
+    int64_t stride;
+};
+
+// `count` rows of an operand; of a column-major one in this thread's memory, until the next call.
+template <class Operand>
+Codes rows_of(const Operand& x, int64_t first, int64_t count, int64_t k) {
+    if (x.k_contiguous()) return {x.data + first * x.row_stride, x.row_stride};
+    static thread_local KeptMemory memory;
+    // Off powers of two: rows fall into different sets of the cache.
+    const int64_t stride = (k + 127) / 128 * 128 + 64;
+    auto* out = reinterpret_cast<uint8_t*>(memory.at_least(count * stride));
+    transpose(x.data + first * x.row_stride, x.k_stride, count, k, out, stride);
+    return {out, stride};
 }
 
 }  // namespace

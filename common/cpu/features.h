@@ -3,13 +3,18 @@
 
 namespace rocm_fp8 {
 
-enum class Isa { portable, avx2, avx512 };
+// Each has what those before it have.
+enum class Isa { portable, avx2, avx512, amx };
 
 // The best set that the processor (and the operating system) supports, found once a process. The
-// environment variable ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 asks for another one: a set that
+// environment variable ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 | amx asks for another one: a set that
 // the machine lacks, or a name that is none of these, is an error rather than a silent substitute.
+//
+// GEMMs by AMX have to be asked for: a row's bits must not depend on the number of rows, and one row alone is slower by
+// AMX. What gains for every size takes it where it is allowed: `tiles`.
 struct IsaChoice {
     Isa isa;
+    bool tiles;
     const char* error;  // nullptr, or one line
 };
 IsaChoice cpu_isa();

@@ -100,7 +100,7 @@ Status multiply_fp8(const Args& a, const Part& part, void* out, const Executor& 
 Status multiply_half(const Args& a, const Part& part, void* out, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const HalfKernel kernel = choice.isa == Isa::avx512 ? half_avx512(a)
+    const HalfKernel kernel = choice.isa >= Isa::avx512 ? half_avx512(a)
                               : choice.isa == Isa::avx2 ? half_avx2(a)
                                                         : half_portable(a);
     static thread_local KeptMemory memory;

@@ -9,17 +9,18 @@ namespace {
 // Decoded rows of A that the last cache keeps while all of B goes by.
 constexpr int64_t kChunkBytes = 4 << 20;
 
-int64_t rows_of_chunks(int64_t m, int64_t row_bytes) {
-    constexpr int64_t kLeast = 32, kTile = 4;
-    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / kTile * kTile, kLeast, kMaxChunk);
+int64_t rows_of_chunks(int64_t m, int64_t row_bytes, int64_t tile) {
+    constexpr int64_t kLeast = 32;
+    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / tile * tile, kLeast, kMaxChunk);
     const int64_t chunks = (m + most - 1) / most;
-    return (((m + chunks - 1) / chunks) + kTile - 1) / kTile * kTile;
+    return (((m + chunks - 1) / chunks) + tile - 1) / tile * tile;
 }
 
 // One batch, on the threads of `on`.
 void multiply(const Args& args, const Kernel& kernel, int64_t batch, const Executor& on) {
     const int64_t row_bytes = kernel.operand_bytes(args.k);
-    const int64_t rows = std::min(args.m, rows_of_chunks(args.m, row_bytes));
+    constexpr int64_t kTile = 4;  // rows of a tile in registers
+    const int64_t tile = std::max(kTile, kernel.rows_at_once), rows = rows_of_chunks(args.m, row_bytes, tile);
     static thread_local KeptMemory operands, surplus;
     struct Context {
         const Args& args;
@@ -34,20 +35,23 @@ void multiply(const Args& args, const Kernel& kernel, int64_t batch, const Execu
         context.a.first = first;
         context.a.count = std::min(rows, args.m - first);
         // Parts of 128 KiB at least; of B with as many multiplications as 256 KiB of a few rows' have.
+        const int64_t at_once = kernel.rows_at_once, unit = kernel.columns_at_once;
         on.parallel_for(
-            0, context.a.count, std::max<int64_t>(131072 / args.k, 1),
+            0, (context.a.count + at_once - 1) / at_once, std::max<int64_t>(131072 / args.k / at_once, 1),
             [](void* c, int64_t begin, int64_t end) {
                 const auto* context = static_cast<Context*>(c);
-                context->kernel.decode_rows(context->args, context->a, begin, end);
+                const int64_t rows = context->kernel.rows_at_once;
+                context->kernel.decode_rows(context->args, context->a, begin * rows,
+                                            std::min(end * rows, context->a.count));
             },
             &context);
-        const int64_t work = args.k * kColumns * ((context.a.count + 3) / 4);
+        const int64_t work = args.k * unit * ((context.a.count + 3) / 4);
         on.parallel_for(
-            0, (args.n + kColumns - 1) / kColumns, std::max<int64_t>(262144 / work, 1),
+            0, (args.n + unit - 1) / unit, std::max<int64_t>(262144 / work, 1),
             [](void* c, int64_t begin, int64_t end) {
                 const auto* context = static_cast<Context*>(c);
-                context->kernel.columns(context->args, context->a, begin * kColumns,
-                                        std::min(end * kColumns, context->args.n));
+                const int64_t unit = context->kernel.columns_at_once;
+                context->kernel.columns(context->args, context->a, begin * unit, std::min(end * unit, context->args.n));
             },
             &context);
     }
@@ -59,9 +63,10 @@ Status launch(const Args& args, const Executor& on) {
     if (args.batch == 0 || args.m == 0 || args.n == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                    : kernel_portable(args);
+    const Kernel kernel = choice.isa == Isa::amx      ? kernel_amx(args)
+                          : choice.isa == Isa::avx512 ? kernel_avx512(args)
+                          : choice.isa == Isa::avx2   ? kernel_avx2(args)
+                                                      : kernel_portable(args);
     // Few batches take turns on all threads; of many a thread has some of its own.
     constexpr int64_t kFew = 8;
     if (args.batch < kFew) {

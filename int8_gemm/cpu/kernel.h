@@ -15,7 +15,8 @@
 // Decoded A is stored block after block, with the rows of a block next to each other: rows K elements apart would fall
 // into the same few sets of a cache.
 //
-// Files: kernel.h (this kernel), store.h (the epilogue), one .cpp an instruction set, int8_gemm.cpp (the launcher).
+// Files: kernel.h (this kernel), store.h (the epilogue), one .cpp an instruction set, amx.cpp (another kernel),
+// int8_gemm.cpp (the launcher).
 //
 // Steps and figures: docs/journal/int8_gemm-cpu.md.
 #pragma once
@@ -42,6 +43,8 @@ struct Kernel {
     void (*decode_rows)(const Args& args, const Chunk& a, int64_t begin, int64_t end);
     // Computes columns [begin, end) of the chunk's rows of the result.
     void (*columns)(const Args& args, const Chunk& a, int64_t begin, int64_t end);
+    // The launcher cuts at multiples of these: rows to decode, columns.
+    int64_t rows_at_once, columns_at_once;
 };
 
 // The most rows of a chunk: their sums stay in the second cache.
@@ -286,7 +289,7 @@ class Int8Gemm {
     }
 
   public:
-    static Kernel kernel() { return {operand_bytes, decode_rows, columns}; }
+    static Kernel kernel() { return {operand_bytes, decode_rows, columns, 1, kColumns}; }
 };
 
 template <class R>
@@ -304,5 +307,6 @@ Kernel pick_int8_gemm(const Args& args) {
 Kernel kernel_portable(const Args& args);
 Kernel kernel_avx2(const Args& args);
 Kernel kernel_avx512(const Args& args);
+Kernel kernel_amx(const Args& args);
 
 }  // namespace rocm_fp8::int8_gemm

@@ -1,4 +1,4 @@
-// The epilogue on the CPU: rows of kColumns sums, by the functions of ../epilogue.h, which the compiler makes vectors of.
+// The epilogue on the CPU: rows of 12 or 32 sums, by the functions of ../epilogue.h, which the compiler makes vectors of.
 #pragma once
 
 #include <cstring>
@@ -8,19 +8,20 @@
 
 namespace rocm_fp8::int8_gemm {
 
-// The launcher cuts the columns at multiples of this.
+// Columns at once of all but AMX.
 constexpr int kColumns = 12;
 
 namespace {
 
 // What the epilogue needs of at most kColumns columns from n0; those beyond `count` may be anything.
-struct Columns {
+template <int kColumns>
+struct ColumnsOf {
     int64_t n0;
     int count, done = 0;  // done: of those whose sums are known
     float scale[kColumns] = {}, addend[kColumns] = {}, beta, scale_out;
     int32_t sum[kColumns] = {};
 
-    Columns(const Epilogue& e, int64_t batch, int64_t n0, int count)
+    ColumnsOf(const Epilogue& e, int64_t batch, int64_t n0, int count)
         : n0(n0), count(count), beta(scale_at(e.addend.beta, 0, 0)), scale_out(scale_at(e.scale_out, 0, 0)) {
         for (int j = 0; j < count; ++j) {
             const Column column(e, batch, n0 + j);
@@ -40,8 +41,10 @@ struct Columns {
     }
 };
 
-// `values` has as many elements as a block of Lanes<F>.
-template <class F, DType out_type>
+using Columns = ColumnsOf<kColumns>;
+
+// Of kColumns columns. `values` has as many elements as a block of Lanes<F>.
+template <class F, DType out_type, int kColumns>
 void store_results(void* to, const float* values, int count) {
     using L = Lanes<F>;
     static_assert(kColumns <= L::block);
@@ -59,11 +62,11 @@ void store_results(void* to, const float* values, int count) {
 }
 
 // Stores the columns of rows [first, first + count). totals: [count][kColumns].
-template <class F, DType out_type>
-void store_rows(const Args& p, int64_t batch, int64_t first, int64_t count, const Columns& columns,
+template <class F, DType out_type, int kColumns>
+void store_rows(const Args& p, int64_t batch, int64_t first, int64_t count, const ColumnsOf<kColumns>& columns,
                 const int32_t* totals) {
     const Epilogue& e = p.epilogue;
-    const Columns c = columns;  // no store changes a copy
+    const ColumnsOf<kColumns> c = columns;  // no store changes a copy
     alignas(64) float v[Lanes<F>::block] = {};
     float d[kColumns];
     std::memcpy(d, c.addend, sizeof d);
@@ -86,7 +89,7 @@ void store_rows(const Args& p, int64_t batch, int64_t first, int64_t count, cons
         if (e.divides)
             for (int j = 0; j < kColumns; ++j) v[j] /= c.scale_out;
         const int64_t to = batch * e.out.group_stride + m * e.out.row_stride + c.n0;
-        store_results<F, out_type>(at<out_type>(e.out.data, to), v, c.count);
+        store_results<F, out_type, kColumns>(at<out_type>(e.out.data, to), v, c.count);
     }
 }
 

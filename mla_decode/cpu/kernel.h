@@ -1,11 +1,11 @@
-// Decode attention on the CPU, over any of common/cpu/simd_*.h.
+// Decode attention on the CPU, over any of common/cpu/simd_*.h. amx.cpp has an `attend` of its own, for bfloat16.
 //
-// Bytes: those of the tokens, once for each kTileRows rows; work: 2 * (576 + 512) operations a row and token.
+// Bytes: those of the tokens, once for each kMostRows rows; work: 2 * (576 + 512) operations a row and token.
 //
 //     kBlock tokens --> float32 in the nearest cache (the same for every format) --> scores of 4 rows by 2 or 4 tokens
 //                   --> online softmax --> sums of 4 rows by 4 registers of values
 //
-// A part is a range of a sequence's tokens for up to kTileRows of its rows. Its sums are not divided yet:
+// A part is a range of a sequence's tokens for up to kMostRows of its rows. Its sums are not divided yet:
 // mla_decode.cpp has the parts made on all threads, then `finish` adds those of a row in their order, divides and
 // rounds.
 //
@@ -22,7 +22,8 @@
 
 namespace rocm_fp8::mla_decode {
 
-constexpr int kTileRows = 64, kBlock = 16;
+// A part's rows at most, a sequence's parts at most; tokens that are taken together, of which parts are multiples.
+constexpr int kMostRows = 64, kMostParts = 64, kBlock = 16;
 
 // Tokens [begin, end) of rows [row, row + count) of sequence b, and where their sums go.
 struct Part {
@@ -48,6 +49,35 @@ struct Kernels {
 
 namespace {
 
+// Where token n of sequence b begins.
+inline const uint8_t* token(const Args& a, int64_t b, int64_t n) {
+    const Cache& c = a.cache;
+    int64_t page = b;
+    if (a.table) {
+        page = a.table[b * a.table_stride + n / c.page_size];
+        page = page < 0 ? 0 : page < c.pages ? page : c.pages - 1;
+        n %= c.page_size;
+    }
+    return c.data + page * c.page_stride + n * c.row_stride;
+}
+
+constexpr int bytes_of(Format format) {
+    return format == Format::wide ? kWidth * 2 : format == Format::fp8 ? kWidth : kMixedBytes;
+}
+
+inline void prefetch_token(const Cache& c, const uint8_t* from) {
+    constexpr int kLine = 64;
+    for (int i = 0; i < bytes_of(c.format); i += kLine) prefetch(from + i);
+}
+
+// The query of a row of sequence b: an offset in elements.
+inline int64_t query_at(const Args& a, int64_t b, int64_t row) {
+    return b * a.q_batch_stride + row / a.heads * a.q_query_stride + row % a.heads * a.q_head_stride;
+}
+
+// What scores are multiplied with, and sums of values at the end.
+inline float cache_scale(const Args& a) { return a.cache.format == Format::fp8 ? *a.cache.scale : 1.0f; }
+
 template <class R, DType dtype>
 class Attention {
     using L = Lanes<R>;
@@ -58,21 +88,20 @@ class Attention {
   public:
     static void attend(const Args& a, const Part& part) {
         static thread_local KeptMemory memory;
-        constexpr int64_t kQueries = int64_t(kTileRows) * kWidth, kKeys = int64_t(kBlock) * kWidth;
-        auto* const q = reinterpret_cast<float*>(memory.at_least((kQueries + kKeys + kTileRows * kBlock) * 4));
+        constexpr int64_t kQueries = int64_t(kMostRows) * kWidth, kKeys = int64_t(kBlock) * kWidth;
+        auto* const q = reinterpret_cast<float*>(memory.at_least((kQueries + kKeys + kMostRows * kBlock) * 4));
         float *const keys = q + kQueries, *const scores = keys + kKeys;
         const int64_t length = a.length_of(part.b);
-        int64_t seen[kTileRows], most = 0;
+        int64_t seen[kMostRows], most = 0;
         for (int i = 0; i < part.count; ++i) {
-            const int64_t row = part.row + i, query = row / a.heads, head = row % a.heads;
-            seen[i] = a.seen_by(query, length);
+            const int64_t row = part.row + i;
+            seen[i] = a.seen_by(row / a.heads, length);
             most = std::max(most, seen[i]);
-            const int64_t at_row = part.b * a.q_batch_stride + query * a.q_query_stride + head * a.q_head_stride;
-            widen(at<dtype>(a.q, at_row), kWidth, q + i * kWidth);
+            widen(at<dtype>(a.q, query_at(a, part.b, row)), kWidth, q + i * kWidth);
             part.softmax[i] = {};
         }
         std::fill_n(part.values, int64_t(part.count) * kLatent, 0.0f);
-        const float factor = a.softmax_scale * (a.cache.format == Format::fp8 ? *a.cache.scale : 1.0f);
+        const float factor = a.softmax_scale * cache_scale(a);
         const int64_t end = std::min(part.end, most);
         for (int64_t first = part.begin; first < end; first += kBlock) {
             const int tokens = int(std::min<int64_t>(kBlock, end - first));
@@ -106,16 +135,18 @@ class Attention {
 
     static void finish(const Finish& job, int64_t begin, int64_t end) {
         const Args& a = job.args;
-        const float scale = a.cache.format == Format::fp8 ? *a.cache.scale : 1.0f;
+        const float scale = cache_scale(a);
         for (int64_t row = begin; row < end; ++row) {
             Softmax all;
             for (int64_t p = 0; p < job.parts; ++p) {
                 const float largest = job.softmax[row + p * job.part_stride].largest;
                 all.largest = largest > all.largest ? largest : all.largest;
             }
+            float shares[kMostParts];
             for (int64_t p = 0; p < job.parts; ++p) {
                 const Softmax& part = job.softmax[row + p * job.part_stride];
-                all.sum += part.sum * share_of(part, all.largest);
+                shares[p] = share_of(part, all.largest);
+                all.sum += part.sum * shares[p];
             }
             const float factor = all.sum == 0 ? 0.0f : scale / all.sum;
             void* const out = at<dtype>(a.out, row * kLatent);
@@ -124,7 +155,7 @@ class Attention {
                 for (int64_t p = 0; p < job.parts; ++p) {
                     const int64_t from = row + p * job.part_stride;
                     const auto values = L::template load<DType::f32, dtype>(job.values + from * kLatent + d, Whole());
-                    sum = L::add(sum, L::mul(L::set1(share_of(job.softmax[from], all.largest)), values));
+                    sum = L::add(sum, L::mul(L::set1(shares[p]), values));
                 }
                 sum = L::template round_to<dtype>(L::tame_nan(L::mul(sum, L::set1(factor))));
                 L::template store<dtype, dtype>(at<dtype>(out, d), sum, Whole());
@@ -134,17 +165,6 @@ class Attention {
     }
 
   private:
-    static const uint8_t* token(const Args& a, int64_t b, int64_t n) {
-        const Cache& c = a.cache;
-        int64_t page = b;
-        if (a.table) {
-            page = a.table[b * a.table_stride + n / c.page_size];
-            page = page < 0 ? 0 : page < c.pages ? page : c.pages - 1;
-            n %= c.page_size;
-        }
-        return c.data + page * c.page_stride + n * c.row_stride;
-    }
-
     static void widen(const void* from, int count, float* to) {
         for (int i = 0; i < count; i += L::block) {
             const auto x = L::template load<dtype, dtype>(at<dtype>(from, i), Whole());
@@ -178,10 +198,7 @@ class Attention {
     }
 
     static void load_token(const Cache& c, const uint8_t* from, const uint8_t* next, float* to) {
-        constexpr int kLine = 64;
-        const int bytes = c.format == Format::wide ? kWidth * 2 : c.format == Format::fp8 ? kWidth : kMixedBytes;
-        if (next)
-            for (int i = 0; i < bytes; i += kLine) prefetch(next + i);
+        if (next) prefetch_token(c, next);
         if (c.format == Format::wide) return widen(from, kWidth, to);
         if (c.format == Format::fp8) {
             if (c.dtype == DType::e4m3fn) widen_codes<DType::e4m3fn>(from, kWidth, 1.0f, to);
@@ -260,5 +277,6 @@ Kernels pick(const Args& args) {
 Kernels kernels_portable(const Args& args);
 Kernels kernels_avx2(const Args& args);
 Kernels kernels_avx512(const Args& args);
+Kernels kernels_amx(const Args& args);
 
 }  // namespace rocm_fp8::mla_decode

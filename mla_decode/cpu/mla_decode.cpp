@@ -1,5 +1,5 @@
 // MLA decode on the CPU: the launchers. A sequence's tokens are cut into parts, so that all threads have work; a part
-// is attended to for up to kTileRows rows (kernel.h).
+// is attended to for up to kMostRows rows (kernel.h).
 #include <memory>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace rocm_fp8::mla_decode {
 namespace {
 
 // Parts of a sequence: a function of sizes. Sums of a part take 2 KiB a row.
-constexpr int64_t kWantedItems = 64, kLeastTokens = 256;
+constexpr int64_t kWantedItems = kMostParts, kLeastTokens = 256;
 
 constexpr int64_t parts_of(int64_t batch, int64_t row_tiles, int64_t most) {
     const int64_t wanted = ceil_div(kWantedItems, batch * row_tiles), room = ceil_div(most, kLeastTokens);
@@ -26,7 +26,7 @@ constexpr int64_t part_begin(int64_t length, int64_t p, int64_t parts) {
 
 template <class Kernel>
 Kernel of_isa(Isa isa, Kernel portable, Kernel avx2, Kernel avx512) {
-    return isa == Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : portable;
+    return isa >= Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : portable;
 }
 
 // One for each launch at a time: numbers of this size are not zeroed.
@@ -43,8 +43,9 @@ Status launch(const Args& args, const Executor& on) {
     if (args.batch == 0 || args.rows() == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernels kernels = of_isa(choice.isa, kernels_portable, kernels_avx2, kernels_avx512)(args);
-    const int64_t tiles = ceil_div(args.rows(), kTileRows), parts = parts_of(args.batch, tiles, args.most);
+    const Kernels kernels =
+        choice.tiles ? kernels_amx(args) : of_isa(choice.isa, kernels_portable, kernels_avx2, kernels_avx512)(args);
+    const int64_t tiles = ceil_div(args.rows(), kMostRows), parts = parts_of(args.batch, tiles, args.most);
     const int64_t rows = args.batch * args.rows();
     Sums sums(rows, parts);
     struct Context {
@@ -59,13 +60,13 @@ Status launch(const Args& args, const Executor& on) {
             const auto& [a, kernels, sums, tiles, parts, rows] = *static_cast<Context*>(c);
             for (int64_t item = begin; item < end; ++item) {
                 const int64_t p = item % parts, tile = item / parts % tiles, b = item / parts / tiles;
-                const int64_t length = a.length_of(b), row = tile * kTileRows;
+                const int64_t length = a.length_of(b), row = tile * kMostRows;
                 const int64_t at = p * rows + b * a.rows() + row;
                 const Part part{b,
                                 part_begin(length, p, parts),
                                 part_begin(length, p + 1, parts),
                                 int32_t(row),
-                                int32_t(std::min<int64_t>(kTileRows, a.rows() - row)),
+                                int32_t(std::min<int64_t>(kMostRows, a.rows() - row)),
                                 sums.values.get() + at * kLatent,
                                 sums.softmax.data() + at};
                 kernels.attend(a, part);

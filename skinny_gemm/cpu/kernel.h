@@ -17,7 +17,7 @@
 //
 // Decoding, NaN codes and the tree: common/gemm/cpu/gemm.h.
 //
-// Files: kernel.h (this kernel), one .cpp an instruction set, skinny_gemm.cpp (the launcher).
+// Files: kernel.h (this kernel), one .cpp an instruction set, amx.cpp (another kernel), skinny_gemm.cpp (the launcher).
 //
 // Limit today, on two cores of a Zen 4: m = 1 reaches 0.62 to 0.97 of the read rate (AVX2: 0.44 to 0.92), by how busy
 // the machine's memory is; more rows are bound by multiplications.
@@ -25,6 +25,7 @@
 // Steps and figures: docs/journal/skinny_gemm-cpu.md.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -41,9 +42,11 @@ struct Kernel {
     int64_t operand_bytes;
     // Computes columns [begin, end) of the result.
     void (*columns)(const Args& args, const char* operands, const bool* has_nan, int64_t begin, int64_t end);
+    // The launcher cuts the columns into multiples of this.
+    int64_t part_columns;
 };
 
-// The launcher cuts the columns into multiples of this.
+// Of all but AMX.
 constexpr int kPartColumns = 12;
 
 namespace {
@@ -240,7 +243,8 @@ class Gemm {
         return {decode_rows, slices(p) * p.m * (slice_of(p.m) / kStep * kStepBytes),
                 p.epilogue.out.dtype == DType::f32   ? pick_columns<DType::f32>(p.m)
                 : p.epilogue.out.dtype == DType::f16 ? pick_columns<DType::f16>(p.m)
-                                                     : pick_columns<DType::bf16>(p.m)};
+                                                     : pick_columns<DType::bf16>(p.m),
+                kPartColumns};
     }
 };
 
@@ -254,5 +258,6 @@ Kernel pick_skinny_gemm(const Args& args) {
 Kernel kernel_portable(const Args& args);
 Kernel kernel_avx2(const Args& args);
 Kernel kernel_avx512(const Args& args);
+Kernel kernel_amx(const Args& args);
 
 }  // namespace rocm_fp8::skinny_gemm

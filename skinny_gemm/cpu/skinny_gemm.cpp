@@ -9,9 +9,10 @@ Status launch(const Args& args, const Executor& on) {
     if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = choice.isa == Isa::avx512 ? kernel_avx512(args)
-                          : choice.isa == Isa::avx2 ? kernel_avx2(args)
-                                                    : kernel_portable(args);
+    const Kernel kernel = choice.isa == Isa::amx      ? kernel_amx(args)
+                          : choice.isa == Isa::avx512 ? kernel_avx512(args)
+                          : choice.isa == Isa::avx2   ? kernel_avx2(args)
+                                                      : kernel_portable(args);
 
     static thread_local KeptMemory memory;
     char* operands = memory.at_least(kernel.operand_bytes);
@@ -25,9 +26,9 @@ Status launch(const Args& args, const Executor& on) {
         const bool* has_nan;
     } context{args, kernel, operands, has_nan};
     // Parts of about 256 KiB of weights, in whole tiles.
-    const int64_t tiles = 262144 / args.k / kPartColumns;
+    const int64_t tiles = 262144 / args.k / kernel.part_columns;
     on.parallel_for(
-        0, args.n, (tiles > 1 ? tiles : 1) * kPartColumns,
+        0, args.n, (tiles > 1 ? tiles : 1) * kernel.part_columns,
         [](void* c, int64_t begin, int64_t end) {
             const auto* context = static_cast<Context*>(c);
             context->kernel.columns(context->args, context->operands, context->has_nan, begin, end);

@@ -25,6 +25,7 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_bf16", "avx512_vnni"},
 }
+NEEDS["amx"] = NEEDS["avx512"] | {"amx_tile", "amx_bf16", "amx_int8"}
 PATHS = list(NEEDS)
 
 ONE_CALL = """
@@ -63,6 +64,31 @@ for operator in (kernel.skinny_gemm, kernel.block_scaled_gemm):
         open("/proc/self/clear_refs", "w").write("5")
         out = operator(a[:m], b, one, one)
         print(status("VmHWM") - before)
+"""
+
+
+# torch's own products of bfloat16 use tiles of other shapes, on the same threads.
+NEIGHBOURS = """
+import torch
+from scripts.load import load_kernel
+kernel = load_kernel("cpu")
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(int(__import__("sys").argv[1]))
+draw = lambda *shape: torch.randn(*shape, generator=generator)
+one, fp8, int8 = torch.ones(1), torch.float8_e4m3fn, torch.int8
+x, w = draw(70, 520).bfloat16(), draw(330, 520).bfloat16()
+a, b = draw(33, 520).to(fp8), draw(70, 520).to(fp8)
+ours = (
+    lambda: kernel.skinny_gemm(a[:3], b, one, one),
+    lambda: kernel.block_scaled_gemm(a, b, one, one),
+    lambda: kernel.int8_gemm(a.view(int8), b.view(int8), one, one, out_dtype=torch.float32),
+)
+linear = torch.nn.functional.linear
+theirs, wanted = linear(x, w), [each() for each in ours]
+for _ in range(3):
+    for each, result in zip(ours, wanted):
+        assert torch.equal(linear(x, w), theirs)
+        assert torch.equal(each(), result)
 """
 
 
@@ -198,6 +224,13 @@ def test_a_path_that_does_not_exist_is_an_error(answers, path):
     said = answers[path]
     assert VARIABLE in said and "\n" not in said
     assert all(name in said for name in PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_torchs_products_and_ours_take_turns(on_path, path):
+    if lacking(path):
+        pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
+    on_path(path, NEIGHBOURS, os.environ["ROCM_FP8_TEST_SEED"])
 
 
 @pytest.mark.parametrize("path", PATHS)

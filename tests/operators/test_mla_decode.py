@@ -114,6 +114,16 @@ def test_large_scores(kernel, device, generator, dtype):
     assert lse.amax() > 1000
 
 
+@pytest.mark.parametrize("page", [0, 1, 16, 64, 100])
+def test_tiles_that_are_not_full(kernel, device, generator, page):
+    """Lengths and rows beside multiples of 16 and 64: tiles over two pages, NaN in a tile behind its last token."""
+    lengths = [1, 15, 17, 31, 33, 63, 65, 100, 129]
+    for queries, heads in ((1, 15), (1, 17), (3, 11), (7, 9), (5, 13)):
+        p = Mla(len(lengths), queries, heads, page, 130, torch.bfloat16, "wide", True, "padded")
+        o = draw(p, generator, kernel.fp8_dtype(device), lengths)
+        assert_attended(p, o, *run(kernel, device, p, o), p.id)
+
+
 def test_shared_pages(kernel, device, generator):
     """Sequences with one prefix: the same pages in both tables."""
     p = Mla(2, 1, 8, 16, 96, torch.bfloat16, "wide", True, "dense")
