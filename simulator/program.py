@@ -10,7 +10,9 @@ from .operands import Instruction
 from .polling import mark_looks
 from .wave import ACCUMULATION, VECTOR_BIT
 
+# The programs that were asked for last, oldest first, of so many instructions: all of a library's would take gigabytes.
 _programs: dict[tuple[str, str], list[Instruction]] = {}
+MOST_INSTRUCTIONS = 200_000
 # Kernels are much alike: seven of ten instructions stand somewhere else too, with the same words.
 _decoded: dict[tuple, Instruction] = {}
 OF_THEIR_ADDRESS = ("s_branch", "s_cbranch_", "s_getpc_")
@@ -108,8 +110,12 @@ def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
     # With kernarg preload the first 256 bytes load what the hardware has put into registers already.
     entry = kernel.entry + (256 if kernel.preload_dwords[1] else 0)
     key = code.digest, kernel.name
-    if key not in _programs:
-        _programs[key] = reachable(code, kernel, entry)
-        mark_looks(_programs[key])
-    instructions = _programs[key]
+    instructions = _programs.pop(key, None)
+    if instructions is None:
+        instructions = reachable(code, kernel, entry)
+        mark_looks(instructions)
+        room = MOST_INSTRUCTIONS - len(instructions)
+        while _programs and sum(map(len, _programs.values())) > room:
+            del _programs[next(iter(_programs))]
+    _programs[key] = instructions
     return instructions, next(i for i, ins in enumerate(instructions) if ins.address == entry)
