@@ -19,7 +19,7 @@ class TileGemm {
     using G = GemmLanes<Avx512, format>;
     // A chunk's rows come from the last cache once for so many columns.
     static constexpr int kWide = 128, kFewTiles = 2;
-    static constexpr int kPrefetch = 1024;  // bytes ahead in a row of weights
+    static constexpr int kPrefetch = 1024;  // bytes ahead in a row of weights, of more rows
     static_assert(kTileK == kBlock);
 
     // Of a row among 16; of fewer the last one has room for PackedRows::kBehind.
@@ -62,11 +62,11 @@ class TileGemm {
         }
     }
 
-    // The four accumulators are those of M tiles of rows by 4 / M tiles of columns, or blocks.
     static void take_parts(float (*parts)[kTileRows][kTileRows]) {
         each_constant<4>([&](auto i) { store_tile<i()>(parts[i], kTileRowBytes); });
     }
 
+    // The four accumulators: M tiles of rows by 4 / M tiles of columns, or blocks.
     static void zero_parts() {
         each_constant<4>([](auto i) { zero_tile<i()>(); });
     }
@@ -93,12 +93,8 @@ class TileGemm {
             for (int j = begin; j < std::min(end, count); ++j)
                 for (int n = 0; n < live(from); ++n) {
                     const uint8_t* const codes = b.data + j * b.stride + (from + n) * kBlock;
-                    for (int i = 0; i < kBlock; i += 64) {
-                        __builtin_prefetch(codes + kPrefetch + i);
-                        // The next columns' into the second cache, early enough for page-table walks.
-                        __builtin_prefetch(codes + kTileRows * b.stride + i, 0, 2);
-                    }
-                    decode_block<format>(codes, length_of(p, from + n), to + n * kApart + j * kDecodedRow);
+                    stream_block<format>(codes, kTileRows * b.stride, length_of(p, from + n),
+                                         to + n * kApart + j * kDecodedRow);
                 }
         };
         const auto add_parts = [&](int64_t from) {
@@ -128,19 +124,24 @@ class TileGemm {
 
     // --- more rows ---
 
-    // A block of M tiles of rows by 4 / M of columns.
+    // A block of M tiles of rows by `count` columns, 4 / M tiles of them at a time.
     template <int M>
-    static void wide_block(const char* weights, const char* rows, const float* scale_a, const float* scale_b,
-                           float* sums, bool first) {
+    static void wide_rows(const char* weights, const char* rows, const float* scale_a, const float* scale_b, int count,
+                          float* sums, bool first) {
         constexpr int N = 4 / M;
         alignas(64) float parts[4][kTileRows][kTileRows];
-        zero_parts();
-        multiply_block<M, N>(weights, kTileRows * kDecodedRow, PackedRows(kTileRows), rows, 0, N, [](int) {});
-        take_parts(parts);
-        for (int m = 0; m < M; ++m)
-            for (int n = 0; n < N; ++n)
-                add(parts[m * N + n], scale_a + m * kTileRows, scale_b + n * kTileRows,
-                    sums + (m * kWide + n * kTileRows) * kTileRows, first);
+        for (int n0 = 0; n0 < count; n0 += N * kTileRows) {
+            zero_parts();
+            multiply_block<M, N>(weights + n0 * kDecodedRow, kTileRows * kDecodedRow, PackedRows(kTileRows), rows, 0, N,
+                                 [](int) {});
+            take_parts(parts);
+            for (int m = 0; m < M; ++m)
+                for (int i = 0; i < N; ++i) {
+                    const int n = n0 + i * kTileRows;
+                    add(parts[m * N + i], scale_a + m * kTileRows, scale_b + n, sums + (m * kWide + n) * kTileRows,
+                        first);
+                }
+        }
     }
 
     // At most kWide columns from n0; b: their codes. Columns beyond the last use stale codes and are dropped at the end.
@@ -155,20 +156,15 @@ class TileGemm {
         for (int64_t block = 0; block < blocks; ++block) {
             for (int n = 0; n < count; ++n) {
                 const uint8_t* const codes = b.data + n * b.stride + block * kBlock;
-                for (int i = 0; i < kBlock; i += 64) __builtin_prefetch(codes + kPrefetch + i, 0, 2);
+                for (int i = 0; i < kBlock; i += 64) prefetch(codes + kPrefetch + i);
                 decode_block<format>(codes, length_of(p, block), weights + n * kDecodedRow);
                 scale_b[n] = scales[n][block];
             }
             for (int64_t m = 0; m < tiles; m += 2) {
                 const char* const rows = a.operands + (block * tiles + m) * PackedRows(kTileRows).block_bytes();
                 const float* const scale_a = a.scales + (block * tiles + m) * kTileRows;
-                const bool pair = m + 1 < tiles;
-                for (int n = 0; n < count; n += pair ? 32 : 64) {
-                    const char* const columns = weights + n * kDecodedRow;
-                    float* const to = sums + (m * kWide + n) * kTileRows;
-                    if (pair) wide_block<2>(columns, rows, scale_a, scale_b + n, to, block == 0);
-                    else wide_block<1>(columns, rows, scale_a, scale_b + n, to, block == 0);
-                }
+                const auto multiply = m + 1 < tiles ? wide_rows<2> : wide_rows<1>;
+                multiply(weights, rows, scale_a, scale_b, count, sums + m * kWide * kTileRows, block == 0);
             }
         }
     }
@@ -202,11 +198,10 @@ class TileGemm {
             const int count = int(std::min<int64_t>(kWide, end - begin));
             const Codes codes = rows_of(p.b, begin, count, p.k);
             if (tiles <= kFewTiles) {
-                for (int n = 0; n < count; n += kTileRows) {
-                    const auto narrow = tiles == 1 ? narrow_columns<1> : narrow_columns<2>;
+                const auto narrow = tiles == 1 ? narrow_columns<1> : narrow_columns<2>;
+                for (int n = 0; n < count; n += kTileRows)
                     narrow(p, a, {codes.data + n * codes.stride, codes.stride}, begin + n,
                            std::min(kTileRows, count - n), sums + n * kTileRows);
-                }
             } else {
                 wide_columns(p, a, codes, begin, count, sums);
             }

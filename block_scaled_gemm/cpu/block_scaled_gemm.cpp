@@ -4,32 +4,16 @@
 #include "kernel.h"
 
 namespace rocm_fp8::block_scaled_gemm {
-namespace {
-
-// Decoded rows of A that the last cache keeps while all of B goes by.
-constexpr int64_t kChunkBytes = 4 << 20;
-
-int64_t rows_of_chunks(int64_t m, int64_t row_bytes, int64_t tile) {
-    constexpr int64_t kLeast = 32;
-    const int64_t most = std::clamp<int64_t>(kChunkBytes / row_bytes / tile * tile, kLeast, kMaxChunk);
-    const int64_t chunks = (m + most - 1) / most;
-    return (((m + chunks - 1) / chunks) + tile - 1) / tile * tile;
-}
-
-}  // namespace
-
 Status launch(const Args& args, const Executor& on, const Portion&) {
     if (args.m == 0 || args.n == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = choice.isa == Isa::amx      ? kernel_amx(args)
-                          : choice.isa == Isa::avx512 ? kernel_avx512(args)
-                          : choice.isa == Isa::avx2   ? kernel_avx2(args)
-                                                      : kernel_portable(args);
+    const Kernel kernel = of_isa(choice.isa, kernel_portable, kernel_avx2, kernel_avx512, kernel_amx)(args);
 
     const int64_t row_bytes = kernel.operand_bytes(args.k), blocks = blocks_of(args.k);
     constexpr int64_t kTile = 4;  // rows of a tile in registers
-    const int64_t tile = std::max(kTile, kernel.rows_at_once), rows = rows_of_chunks(args.m, row_bytes, tile);
+    const int64_t tile = std::max(kTile, kernel.rows_at_once);
+    const int64_t rows = rows_of_chunks(args.m, row_bytes, tile, kMaxChunk);
     static thread_local KeptMemory operands, scales, flags;
     struct Context {
         const Args& args;

@@ -20,4 +20,14 @@ struct IsaChoice {
 IsaChoice cpu_isa();
 const char* isa_name(Isa isa);
 
+// What an instruction set takes of these; AMX without any of its own AVX-512's.
+template <class T>
+T of_isa(Isa isa, T portable, T avx2, T avx512, T amx) {
+    return isa == Isa::amx ? amx : isa == Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : portable;
+}
+template <class T>
+T of_isa(Isa isa, T portable, T avx2, T avx512) {
+    return of_isa(isa, portable, avx2, avx512, avx512);
+}
+
 }  // namespace rocm_fp8

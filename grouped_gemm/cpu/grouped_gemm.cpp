@@ -100,9 +100,7 @@ Status multiply_fp8(const Args& a, const Part& part, void* out, const Executor& 
 Status multiply_half(const Args& a, const Part& part, void* out, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const HalfKernel kernel = choice.isa >= Isa::avx512 ? half_avx512(a)
-                              : choice.isa == Isa::avx2 ? half_avx2(a)
-                                                        : half_portable(a);
+    const HalfKernel kernel = of_isa(choice.isa, half_portable, half_avx2, half_avx512)(a);
     static thread_local KeptMemory memory;
     const int64_t width = half_row(a.k);
     auto* wide = reinterpret_cast<float*>(memory.at_least(std::min<int64_t>(kMostRows, part.rows()) * width * 4));

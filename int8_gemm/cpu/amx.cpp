@@ -69,8 +69,8 @@ class TileGemm {
                 const int8_t* const codes = b + n * kTileRows * p.b.row_stride + t * kTileK;
                 for (int i = 0; i < columns && i < kTileRows; ++i) {
                     __builtin_prefetch(codes + i * p.b.row_stride + kPrefetch);
-                    // The next columns' into the second cache, early enough for page-table walks.
-                    __builtin_prefetch(codes + (i + kTileColumns) * p.b.row_stride, 0, 2);
+                    // The next columns', early enough for page-table walks.
+                    prefetch(codes + (i + kTileColumns) * p.b.row_stride);
                 }
                 if (columns >= kTileRows && p.k - t * kTileK >= kTileK) {
                     load_tile<6 + n()>(codes, p.b.row_stride);
@@ -125,8 +125,8 @@ class TileGemm {
                 for (int n = 0; n < count; n += kTileColumns) {
                     const char* const columns = weights + n / kTileRows * kTilesOfBlock * kTileBytes;
                     int32_t* const to = sums + (m * kWide + n) * kTileRows;
-                    if (m + 1 < tiles) wide_block<2>(columns, packed(p, a, m, t), along, to, t == 0);
-                    else wide_block<1>(columns, packed(p, a, m, t), along, to, t == 0);
+                    const auto multiply = m + 1 < tiles ? wide_block<2> : wide_block<1>;
+                    multiply(columns, packed(p, a, m, t), along, to, t == 0);
                 }
         }
     }

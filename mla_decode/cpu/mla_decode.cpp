@@ -24,11 +24,6 @@ constexpr int64_t part_begin(int64_t length, int64_t p, int64_t parts) {
     return begin < length ? begin : length;
 }
 
-template <class Kernel>
-Kernel of_isa(Isa isa, Kernel portable, Kernel avx2, Kernel avx512) {
-    return isa >= Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : portable;
-}
-
 // One for each launch at a time: numbers of this size are not zeroed.
 class Sums {
   public:

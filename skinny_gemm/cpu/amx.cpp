@@ -12,7 +12,7 @@ namespace {
 
 template <DType format>
 class TileGemm {
-    static constexpr int kBlocksAtOnce = 2, kPrefetch = 1024;  // bytes ahead in a row of weights
+    static constexpr int kBlocksAtOnce = 2;
     static constexpr int64_t kBlockBytes = kTileColumns * kDecodedRow, kPieceBytes = kBlocksAtOnce * kBlockBytes;
 
     static int64_t blocks_of(const Args& p) { return (p.k + kTileK - 1) / kTileK; }
@@ -35,12 +35,8 @@ class TileGemm {
         for (int j = 0; j < count; ++j)
             for (int64_t at = block; at < end; ++at) {
                 const uint8_t* const codes = p.b.data + (n0 + j) * p.b.row_stride + at * kTileK;
-                for (int i = 0; i < kTileK; i += 64) {
-                    __builtin_prefetch(codes + kPrefetch + i);
-                    // The next columns' into the second cache, early enough for page-table walks.
-                    __builtin_prefetch(codes + kTileColumns * p.b.row_stride + i, 0, 2);
-                }
-                decode_block<format>(codes, length_of(p, at), to + (at - block) * kBlockBytes + j * kDecodedRow);
+                stream_block<format>(codes, kTileColumns * p.b.row_stride, length_of(p, at),
+                                     to + (at - block) * kBlockBytes + j * kDecodedRow);
             }
     }
 

@@ -9,10 +9,7 @@ Status launch(const Args& args, const Executor& on) {
     if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = choice.isa == Isa::amx      ? kernel_amx(args)
-                          : choice.isa == Isa::avx512 ? kernel_avx512(args)
-                          : choice.isa == Isa::avx2   ? kernel_avx2(args)
-                                                      : kernel_portable(args);
+    const Kernel kernel = of_isa(choice.isa, kernel_portable, kernel_avx2, kernel_avx512, kernel_amx)(args);
 
     static thread_local KeptMemory memory;
     char* operands = memory.at_least(kernel.operand_bytes);

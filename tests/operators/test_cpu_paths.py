@@ -69,11 +69,11 @@ for operator in (kernel.skinny_gemm, kernel.block_scaled_gemm):
 
 # torch's own products of bfloat16 use tiles of other shapes, on the same threads.
 NEIGHBOURS = """
-import torch
+import sys, torch
 from scripts.load import load_kernel
 kernel = load_kernel("cpu")
 torch.set_num_threads(1)
-generator = torch.Generator().manual_seed(int(__import__("sys").argv[1]))
+generator = torch.Generator().manual_seed(int(sys.argv[1]))
 draw = lambda *shape: torch.randn(*shape, generator=generator)
 one, fp8, int8 = torch.ones(1), torch.float8_e4m3fn, torch.int8
 x, w = draw(70, 520).bfloat16(), draw(330, 520).bfloat16()

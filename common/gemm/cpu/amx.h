@@ -16,9 +16,9 @@ constexpr int kTileK = 128, kTilesOfBlock = kTileK / 32, kTileColumns = 2 * kTil
 // Bytes of a block of a row that was decoded.
 constexpr int64_t kDecodedRow = kTilesOfBlock * kTileRowBytes;
 
-// Rows of A, packed in tiles of 16. Of a tile alone, a call's only one, no more than its rows are kept: they would take
-// the nearest cache from the weights. The tile registers then read bytes of other k in their place: columns that nobody
-// takes, and kBehind bytes behind the last block.
+// Rows of A, packed in tiles of 16. Of fewer rows than 16 only those are kept: zeros for the others would take the nearest
+// cache from the weights. A tile register then reads bytes of other k for the others, whose products nobody takes. At the
+// end it reads up to kBehind bytes behind the last block.
 struct PackedRows {
     int64_t row_bytes;  // of a tile's row: a dword for each row of A
     explicit PackedRows(int64_t rows) : row_bytes(rows < kTileRows ? rows * 4 : kTileRowBytes) {}
@@ -27,7 +27,7 @@ struct PackedRows {
     static constexpr int64_t kBehind = kTileRowBytes;
 };
 
-// `length` <= 128 codes of a row; zeros fill the block. Inlined, so that a whole block is eight loads and four stores.
+// `length` <= 128 codes of a row; zeros fill the block. Inlined: the decoder's tables stay in registers.
 template <DType format>
 [[gnu::always_inline]] inline void decode_block(const uint8_t* codes, int64_t length, char* out) {
     const auto decode = [&](const uint8_t* from) {
@@ -43,7 +43,18 @@ template <DType format>
     decode(filled);
 }
 
-// The same of 16 rows of A, of which the first `count` exist; the others are 0.
+// decode_block of weights that memory sends. `below`: bytes to the same codes of the columns that come next.
+template <DType format>
+[[gnu::always_inline]] inline void stream_block(const uint8_t* codes, int64_t below, int64_t length, char* out) {
+    constexpr int kAhead = 1024, kLine = 64;  // bytes ahead in the row; of a cache line
+    for (int i = 0; i < kTileK; i += kLine) {
+        __builtin_prefetch(codes + kAhead + i);
+        prefetch(codes + below + i);  // early enough for page-table walks
+    }
+    decode_block<format>(codes, length, out);
+}
+
+// decode_block of 16 rows of A, of which the first `count` exist; the others are 0.
 template <DType format>
 void pack_block(const uint8_t* codes, int64_t stride, int64_t length, int count, const PackedRows& packed,
                 char* tiles) {

@@ -10,6 +10,7 @@
 
 #include <xmmintrin.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "../../cpu/lanes.h"
@@ -95,6 +96,15 @@ struct GemmLanes {
         else return x;
     }
 };
+
+// Rows of the chunks that m rows are cut into: of equal sizes but for the last, at most `most`, whole tiles. The last cache
+// keeps a chunk's decoded rows while all of B goes by.
+inline int64_t rows_of_chunks(int64_t m, int64_t row_bytes, int64_t tile, int64_t most) {
+    constexpr int64_t kChunkBytes = 4 << 20, kLeast = 32;
+    most = std::clamp<int64_t>(kChunkBytes / row_bytes / tile * tile, kLeast, most);
+    const int64_t chunks = (m + most - 1) / most;
+    return ((m + chunks - 1) / chunks + tile - 1) / tile * tile;
+}
 
 // Memory that a thread keeps between calls: fresh pages would cost more than the work on them. At a multiple of 64.
 class KeptMemory {

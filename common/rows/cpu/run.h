@@ -44,10 +44,7 @@ Status launch_rows(const Args& args, const RowsKernels<Args>& kernels, const Exe
     if (args.rows == 0 || args.d == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const auto kernel = choice.isa >= Isa::avx512 ? kernels.avx512
-                        : choice.isa == Isa::avx2 ? kernels.avx2
-                                                  : kernels.portable;
-    run_rows(args, args.d, kernel(args), on);
+    run_rows(args, args.d, of_isa(choice.isa, kernels.portable, kernels.avx2, kernels.avx512)(args), on);
     return {};
 }
 
