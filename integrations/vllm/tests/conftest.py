@@ -26,6 +26,9 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # All prompts of a call are there before an engine's first step. A core of its own takes those that have come by
+    # then, and a token's bits depend on its batch: outside of this package's operators.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
@@ -271,7 +274,7 @@ def engine(checkpoint):
     """engine(name, **arguments) -> a vLLM engine on a case's checkpoint. One at a time: the last one ends first, but
     where the same one is asked for again.
 
-    With one worker all of it is in this process, which saves half a minute each; the server's tests have processes.
+    Its core is in this process, several workers are processes; the server's tests have all of them.
     """
     import rocm_fp8_vllm
     from vllm import LLM
@@ -290,7 +293,6 @@ def engine(checkpoint):
         if asked in started:
             return started[asked]
         end()
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(arguments.get("tensor_parallel_size", 1) > 1))
         # With AMX vLLM's own latent attention comes first, but where ours is asked for.
         default = dict(attention_backend="CPU_MLA") if name.startswith("DeepSeek") else {}
         default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)

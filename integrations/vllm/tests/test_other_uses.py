@@ -63,7 +63,7 @@ def test_plugin_and_no_plugin_share_a_cache_of_compiled_graphs(checkpoint, tmp_p
     """On, off, on, with one folder: each run has its own graphs, and the third the first one's bits."""
     results = []
     for switch in ("1", "0", "1"):
-        changes = dict(ROCM_FP8_KERNELS_VLLM=switch, VLLM_CACHE_ROOT=str(tmp_path), VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        changes = dict(ROCM_FP8_KERNELS_VLLM=switch, VLLM_CACHE_ROOT=str(tmp_path))
         changes["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-c", PROGRAM, str(checkpoint("one layer")), json.dumps(ENGINE)]
         run = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=300)
