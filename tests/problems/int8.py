@@ -165,3 +165,11 @@ def special_rows(dtype: torch.dtype, d: int, generator) -> torch.Tensor:
     x[8] = torch.tensor([torch.finfo(dtype).max, -torch.finfo(dtype).max]).repeat(d)[:d]
     x[9, 0] = -0.0
     return x.to(dtype)
+
+
+def with_scale(made: torch.nn.Module, scale: float = 0.0125, zero: int = -37) -> torch.nn.Module:
+    """An Int8Linear with a scale and a zero point of its own."""
+    device = made.weight.device
+    made.static, made.input_scale = True, torch.tensor([scale], device=device)
+    made.input_zero_point = None if made.symmetric else torch.tensor([zero], dtype=torch.int32, device=device)
+    return made
