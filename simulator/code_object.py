@@ -3,6 +3,7 @@
 Layouts are those of LLVM's "User Guide for AMDGPU Backend" (code object V5/V6).
 """
 
+import functools
 import hashlib
 import struct
 import subprocess
@@ -77,12 +78,12 @@ class Kernel:
     def bits(self, register: str, low: int, count: int = 1) -> int:
         return getattr(self, register) >> low & (1 << count) - 1
 
-    @property
+    @functools.cached_property
     def vgprs(self) -> int:
         """Registers a lane has in all, architectural and accumulation ones (granule 8)."""
         return (self.bits("rsrc1", 0, 6) + 1) * 8
 
-    @property
+    @functools.cached_property
     def accum_offset(self) -> int:
         """The number of architectural VGPRs; what lies above are the accumulation registers."""
         return (self.bits("rsrc3", 0, 6) + 1) * 4
@@ -110,7 +111,7 @@ class CodeObject:
     image: bytearray
     kernels: dict[str, Kernel]
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from .code_object import CodeObject
 from .faults import UnsupportedError
 
-LINE = re.compile(r"^\t(?P<text>.*?)\s*// (?P<address>[0-9A-F]{12}): (?P<words>[0-9A-F ]+?)(?: <(?P<target>.*)>)?$")
+# Two parts of a line: what stands before the address, and behind it.
+LINE = re.compile(r"^\t(?P<text>.*?)\s*// (?P<words>[0-9A-F ]+?)(?: <(?P<target>.*)>)?$")
 # A modifier stands after the operands: a word, or word:value. Operands are separated by commas, modifiers are not.
 MODIFIER = re.compile(r"^(?P<name>[a-z_0-9]+)(?::(?P<value>.+))?$")
 
-ADDRESS = re.compile(r"// ([0-9A-F]{12}): ")
+ADDRESS = re.compile(r"(?<=// )([0-9A-F]{12}): ")
 
 _cache: dict[str, "Listing"] = {}
 
 
 @dataclass
 class Text:
-    """One instruction as LLVM prints it."""
+    """An instruction as LLVM prints it, wherever it stands."""
 
-    address: int
     size: int
     mnemonic: str
     operands: list[str]
@@ -69,6 +69,7 @@ def split_operands(text: str) -> tuple[list[str], dict[str, str | bool]]:
 
 
 def parse_line(line: str) -> Text:
+    """A line of a Listing."""
     match = LINE.match(line)
     if match is None:
         raise UnsupportedError(f"line {line!r} of llvm-objdump")
@@ -76,25 +77,17 @@ def parse_line(line: str) -> Text:
     mnemonic, _, rest = match["text"].strip().partition(" ")
     # The counters of s_waitcnt are read from its encoding: its text has no commas.
     operands, modifiers = split_operands(rest.strip()) if mnemonic != "s_waitcnt" else ([], {})
-    return Text(int(match["address"], 16), 4 * len(words), mnemonic, operands, modifiers, words, match["text"].strip())
+    return Text(4 * len(words), mnemonic, operands, modifiers, words, match["text"].strip())
 
 
-class Listing:
-    """{address: instruction} of an object. A line is parsed when it is asked for: of an object's kernels few run."""
+class Listing(dict[int, str]):
+    """{address: line} of an object. The lines are without their addresses, so those of equal instructions are equal."""
 
     def __init__(self, lines: list[str]):
-        self._lines, self._parsed = {}, {}
+        super().__init__()
         for line in lines:
             if line.startswith("\t") and (match := ADDRESS.search(line)):
-                self._lines[int(match[1], 16)] = line
-
-    def __contains__(self, address: int) -> bool:
-        return address in self._lines
-
-    def __getitem__(self, address: int) -> Text:
-        if address not in self._parsed:
-            self._parsed[address] = parse_line(self._lines[address])
-        return self._parsed[address]
+                self[int(match[1], 16)] = line[: match.start()] + line[match.end() :]
 
 
 def disassemble(code: CodeObject) -> Listing:

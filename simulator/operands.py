@@ -83,10 +83,10 @@ class Instruction:
     """One decoded instruction. `run(wave)` executes it and returns the next instruction's index, or None for the
     following one; `kind` is its class for the counters."""
 
-    def __init__(self, text: Text, arch: str):
+    def __init__(self, text: Text, address: int, arch: str):
         self.text = text
         self.arch = arch
-        self.address = text.address
+        self.address = address
         self.mnemonic = text.mnemonic
         self.operands = [Operand(each) for each in text.operands]
         self.modifiers = dict(text.modifiers)
@@ -98,6 +98,13 @@ class Instruction:
         self.sdwa = crosslane.take_sdwa(self.modifiers) if text.mnemonic.endswith("_sdwa") else None
         self.op_sel = self.bits("op_sel")
         self.op_sel_hi = self.bits("op_sel_hi")
+
+    def at(self, address: int) -> "Instruction":
+        """The same one at another place."""
+        other = object.__new__(Instruction)
+        other.__dict__.update(self.__dict__)
+        other.address = address
+        return other
 
     def bits(self, name: str) -> list[int] | None:
         value = self.modifiers.pop(name, None)

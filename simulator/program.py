@@ -1,10 +1,11 @@
 """A kernel's instructions, decoded once: the closures that the engine runs."""
 
-import copy
+import contextlib
+import gc
 
 from . import atomics, lds, matrix, packed, scalar, vector, vmem, waits
 from .code_object import CodeObject, Kernel
-from .disassembly import disassemble
+from .disassembly import Text, disassemble, parse_line
 from .faults import UnsupportedError
 from .operands import Instruction
 from .polling import mark_looks
@@ -14,7 +15,7 @@ from .wave import ACCUMULATION, VECTOR_BIT
 _programs: dict[tuple[str, str], list[Instruction]] = {}
 MOST_INSTRUCTIONS = 200_000
 # Kernels are much alike: seven of ten instructions stand somewhere else too, with the same words.
-_decoded: dict[tuple, Instruction] = {}
+_decoded: dict[tuple[str, str], Instruction] = {}
 OF_THEIR_ADDRESS = ("s_branch", "s_cbranch_", "s_getpc_")
 
 
@@ -30,20 +31,19 @@ def _builders(mnemonic: str):
     return matrix.build, packed.build, vector.build
 
 
-def decode(text, arch: str) -> Instruction:
+def decode(line: str, address: int, arch: str) -> Instruction:
     """One instruction's closure; anything not understood is an UnsupportedError."""
-    if text.mnemonic.startswith(OF_THEIR_ADDRESS):
-        return _decode(text, arch)
-    key = arch, text.line, *text.words
-    if key not in _decoded:
-        _decoded[key] = _decode(text, arch)
-    ins = copy.copy(_decoded[key])
-    ins.text, ins.address = text, text.address
-    return ins
+    decoded = _decoded.get((arch, line))
+    if decoded is None:
+        decoded = _decode(parse_line(line), address, arch)
+        if decoded.mnemonic.startswith(OF_THEIR_ADDRESS):
+            return decoded
+        _decoded[arch, line] = decoded
+    return decoded.at(address)
 
 
-def _decode(text, arch: str) -> Instruction:
-    ins = Instruction(text, arch)
+def _decode(text: Text, address: int, arch: str) -> Instruction:
+    ins = Instruction(text, address, arch)
     try:
         for build in _builders(text.mnemonic):
             ins.run = build(ins, text.mnemonic)
@@ -58,29 +58,31 @@ def _decode(text, arch: str) -> Instruction:
         raise UnsupportedError(f"{error.args[0]}: `{text.line}`") from None
     except (KeyError, IndexError, ValueError) as error:
         raise UnsupportedError(f"operands of `{text.line}` ({error!r})") from error
+    ins.touched = ins.reads | ins.writes
+    vectors = ins.touched >> VECTOR_BIT
+    ins.vector_registers = (vectors & ((1 << ACCUMULATION) - 1)).bit_length(), (vectors >> ACCUMULATION).bit_length()
     return ins
 
 
 def _check_registers(ins: Instruction, kernel: Kernel) -> None:
     """Vector registers beyond the kernel's allocation would belong to another wave."""
-    touched = (ins.reads | ins.writes) >> VECTOR_BIT
-    arch, accumulation = touched & ((1 << ACCUMULATION) - 1), touched >> ACCUMULATION
-    if arch.bit_length() > kernel.accum_offset or accumulation.bit_length() > kernel.vgprs - kernel.accum_offset:
+    ordinary, accumulation = ins.vector_registers
+    if ordinary > kernel.accum_offset or accumulation > kernel.vgprs - kernel.accum_offset:
         raise UnsupportedError(f"`{ins.text.line}` uses a vector register beyond the kernel's {kernel.vgprs}")
 
 
 def reachable(code: CodeObject, kernel: Kernel, entry: int) -> list[Instruction]:
     """The kernel's instructions from its entry on, in address order, branch targets resolved to positions."""
-    texts = disassemble(code)
+    lines = disassemble(code)
     found: dict[int, Instruction] = {}
     open_addresses = [entry]
     while open_addresses:
         address = open_addresses.pop()
         while address not in found:
-            if address not in texts:
+            if address not in lines:
                 raise UnsupportedError(f"no instruction at {address:#x} in {kernel.name}")
             try:
-                ins = decode(texts[address], code.arch)
+                ins = decode(lines[address], address, code.arch)
                 _check_registers(ins, kernel)
             except UnsupportedError as error:
                 error.where = f" at {address:#x} in {kernel.name}"
@@ -96,13 +98,24 @@ def reachable(code: CodeObject, kernel: Kernel, entry: int) -> list[Instruction]
     position = {address: index for index, address in enumerate(order)}
     for index, address in enumerate(order):
         ins = found[address]
-        ins.touched = ins.reads | ins.writes
         if getattr(ins, "target", None) is not None:
             ins.target_index = position[ins.target]
         follows = index + 1 < len(order) and order[index + 1] == address + ins.text.size
         if not follows and ins.mnemonic not in ("s_endpgm", "s_branch"):
             raise UnsupportedError(f"execution runs past `{ins.text.line}` at {address:#x} in {kernel.name}")
     return [found[address] for address in order]
+
+
+@contextlib.contextmanager
+def _without_collection():
+    """Half of the time to decode is else Python's search for cycles among the instructions, which all stay."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
@@ -112,7 +125,8 @@ def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
     key = code.digest, kernel.name
     instructions = _programs.pop(key, None)
     if instructions is None:
-        instructions = reachable(code, kernel, entry)
+        with _without_collection():
+            instructions = reachable(code, kernel, entry)
         mark_looks(instructions)
         room = MOST_INSTRUCTIONS - len(instructions)
         while _programs and sum(map(len, _programs.values())) > room:
