@@ -13,9 +13,7 @@ from tests.settings import SEED, SEED_VARIABLE
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--full", action="store_true", help="also what is large by nature, and all cases of what is drawn")
-    parser.addoption(
-        "--drawn-chips", action="store_true", help="the CUDA variant for sm_90a and one other chip, drawn by the seed"
-    )
+    parser.addoption("--drawn-chips", action="store_true", help="the CUDA variant for one chip, drawn by the seed")
     parser.addoption(
         "--latest",
         action="store_true",
@@ -39,7 +37,7 @@ def pytest_configure(config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items) -> None:
     if not config.getoption("--full"):
-        # With the newest torch the other half of what is halved.
+        # With the newest torch other cases.
         items[:], left = split(items, SEED, turn=int(config.getoption("--latest")))
         config.hook.pytest_deselected(items=left)
     for name, why in (("full", "large by nature"), ("slow", "takes a minute or more")):

@@ -12,7 +12,7 @@ from tests.builds import built, read_once
 from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 
 pytestmark = needs_cuda_toolchain
-# With --drawn-chips a run takes the first, the only one that has run, and one of the others.
+# With --drawn-chips a run takes one of them. Only the first has run.
 ARCHS = {"sm_90a": "9.0a", "sm_89": "8.9", "sm_100": "10.0"}
 BULK_ROW_TILES = (1, 2, 4)
 F32 = 0  # of rocm_fp8::DType

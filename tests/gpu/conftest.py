@@ -13,7 +13,7 @@ from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 from tests.settings import SEED
 
-SIMULATED = 4  # one in so many cases runs without --full
+SIMULATED = 6  # one in so many cases runs without --full
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -10,8 +10,8 @@ from .conftest import CASES, by_reference, counts, generate, likely, teacher_for
 SAME, BITS = 0.95, 0.005
 # Of tokens that are chosen, those that are likely: few moves exceed four deviations.
 RIGHT = 0.98
-# Of each pair of neighbours a run starts one.
-pytestmark = pytest.mark.drawn(2, of="served")
+# Of each four neighbours a run starts one.
+pytestmark = pytest.mark.drawn(4, of="served")
 
 
 @pytest.fixture(

@@ -44,7 +44,7 @@ OF_DEEPSEEK = mixtures(2) | {
 }
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "eager", "expert_parallel", "step"),
     [

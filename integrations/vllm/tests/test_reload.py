@@ -6,7 +6,7 @@ import torch
 from .conftest import teacher_forced, text
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -81,7 +81,7 @@ def a_step(llm) -> dict[str, int]:
     return {each: (many[each] - few[each]) / 10 for each in many if many[each] and ("norm" in each or "all" in each)}
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "eager", "kind"),
     [
