@@ -148,8 +148,10 @@ class BlockScaledGemm {
 
     // --- few rows: M rows of A times N rows of B, straight from the bytes ---
 
+    // columns, lanes: of kColumns columns, of which these are those from `first` on.
     template <int M, int N>
-    static void stream_tile(const Args& p, const Chunk& a, Codes b, const float* const* scale_b, int64_t n0) {
+    static void stream_tile(const Args& p, const Chunk& a, Codes b, const float* const* scale_b, int first,
+                            Columns& columns, float (*lanes)[kColumns][kLanes]) {
         const int64_t blocks = blocks_of(p.k);
         Sum sum[M][N];
         NanMask any_nan;  // one mask for all columns: registers are scarce here, and NaN codes rare
@@ -200,23 +202,27 @@ class BlockScaledGemm {
                                                 part[i][j]);
         }
 
-        Columns columns(p, n0, N);
         if (R::any_nan(any_nan))
-            for (int j = 0; j < N; ++j) columns.note_nan(j, G::holds_nan(b.data + j * b.stride, p.k));
-        constexpr int kFours = (N + 3) / 4 * 4;
-        alignas(64) float lanes[M][kColumns][kLanes];
+            for (int j = 0; j < N; ++j) columns.note_nan(first + j, G::holds_nan(b.data + j * b.stride, p.k));
         for (int i = 0; i < M; ++i)
-            for (int j = 0; j < kFours; ++j) R::store_sum(lanes[i][j], j < N ? sum[i][j] : R::zero());
-        finish(p, a, 0, M, columns, lanes[0][0]);
+            for (int j = 0; j < N; ++j) R::store_sum(lanes[i][first + j], sum[i][j]);
     }
 
     template <int M>
     static void stream_columns(const Args& p, const Chunk& a, Codes b, const float* const* scale_b, int64_t n0,
                                int count) {
         constexpr int N = R::stream_n(M);
+        Columns columns(p, n0, count);
+        alignas(64) float lanes[M][kColumns][kLanes];
+        auto tile = [&](auto width, int j) {
+            stream_tile<M, width>(p, a, {b.data + j * b.stride, b.stride}, scale_b + j, j, columns, lanes);
+        };
         int j = 0;
-        for (; j + N <= count; j += N) stream_tile<M, N>(p, a, {b.data + j * b.stride, b.stride}, scale_b + j, n0 + j);
-        for (; j < count; ++j) stream_tile<M, 1>(p, a, {b.data + j * b.stride, b.stride}, scale_b + j, n0 + j);
+        for (; j + N <= count; j += N) tile(std::integral_constant<int, N>(), j);
+        for (; j < count; ++j) tile(std::integral_constant<int, 1>(), j);
+        for (; j % 4; ++j)
+            for (auto& row : lanes) R::store_sum(row[j], R::zero());
+        finish(p, a, 0, M, columns, lanes[0][0]);
     }
 
     // --- more rows: through decoded blocks ---
