@@ -78,7 +78,6 @@ def test_every_form(
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", (-1, 0, 5))
 def test_eight_ranks(ranks, simulated_rocm, arch, fp8, generator, environment, shape):
     environment(CONFIG, f"{shape},1")
