@@ -71,6 +71,19 @@ def _check_registers(ins: Instruction, kernel: Kernel) -> None:
         raise UnsupportedError(f"`{ins.text.line}` uses a vector register beyond the kernel's {kernel.vgprs}")
 
 
+@contextlib.contextmanager
+def without_collection():
+    """For what makes instructions by the thousand: else half of its time is Python's search for cycles among them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@without_collection()
 def reachable(code: CodeObject, kernel: Kernel, entry: int) -> list[Instruction]:
     """The kernel's instructions from its entry on, in address order, branch targets resolved to positions."""
     lines = disassemble(code)
@@ -106,18 +119,6 @@ def reachable(code: CodeObject, kernel: Kernel, entry: int) -> list[Instruction]
     return [found[address] for address in order]
 
 
-@contextlib.contextmanager
-def _without_collection():
-    """Half of the time to decode is else Python's search for cycles among the instructions, which all stay."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
     """(instructions, index of the first one)."""
     # With kernarg preload the first 256 bytes load what the hardware has put into registers already.
@@ -125,8 +126,7 @@ def program(code: CodeObject, kernel: Kernel) -> tuple[list[Instruction], int]:
     key = code.digest, kernel.name
     instructions = _programs.pop(key, None)
     if instructions is None:
-        with _without_collection():
-            instructions = reachable(code, kernel, entry)
+        instructions = reachable(code, kernel, entry)
         mark_looks(instructions)
         room = MOST_INSTRUCTIONS - len(instructions)
         while _programs and sum(map(len, _programs.values())) > room:

@@ -4,7 +4,6 @@ simulator knows no more than it must.
 What the operators compute is in test_rocm_operators.py.
 """
 
-import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from simulator import atomics, hazards, lds, matrix, packed, scalar, transfers, vector, vector_tables, vmem
 from simulator.code_object import load_all
 from simulator.disassembly import disassemble
-from simulator.program import program
+from simulator.program import program, without_collection
 from simulator.tests.harness import ARCHS, needs_clang
 from tests.settings import ROOT, needs_rocm_toolchain
 
@@ -23,16 +22,9 @@ SIMULATOR_TESTS = ROOT / "simulator" / "tests"
 MNEMONIC = re.compile(r"\b(?:v|s|ds|global|flat|buffer)_[a-z0-9_]+")
 
 
-@pytest.fixture
-def without_collection():
-    """A library's instructions are millions of objects, none of them garbage."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_kernel_is_understood_and_none_has_a_hazard(rocm_library, arch, without_collection):
+@without_collection()
+def test_every_kernel_is_understood_and_none_has_a_hazard(rocm_library, arch):
     """The compiler leaves no more than the rules demand: for each it uses, some pair has just enough states.
 
     In one test, since what takes its time are the instructions, each of which is decoded and forgotten.
