@@ -158,6 +158,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--rate", type=positive(float), default=2e-3, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--dropout", type=float, help="of each branch's output (default: .2 on a GPU, 0 on a CPU)")
+    parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
     given = parser.parse_args(arguments)
     if given.dense and given.out is None:
         parser.error("--dense: needs --out")
@@ -179,7 +180,7 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]
         peak_rate=given.rate,
         weight_decay=1.0 if dropout else 0.1,
         seed=given.seed,
-        compiled=False,
+        compiled=not given.no_compile,
         eval_every=250,
         eval_windows=512 if on_gpu else 64,
         final_windows=None if on_gpu else 512,

@@ -59,6 +59,9 @@ def sums(kernel, inputs: Inputs) -> None:
                     assert same_bytes(other.all_reduce(given[rank]), wanted), (dtype, shape)
                     assert same_bytes(c.reduce_scatter(given[rank]), wanted.chunk(ranks)[rank]), (dtype, shape)
                     assert same_bytes(other.all_gather(given[rank]), torch.cat(given)), (dtype, shape)
+            given = inputs.parts((1024, 4096))  # large: by copies, where a chunk fits
+            out = torch.empty(ranks * 1024, 4096, dtype=given[0].dtype, device="cuda") if rank else None
+            assert same_bytes(c.all_gather(given[rank], out), torch.cat(given))
             for rows, d in ((1, 4096), (7, 8192), (128, 5120), (3, 16384), (600, 1024), (5, 1000)):
                 if max_bytes < 2 * d:
                     continue

@@ -80,8 +80,14 @@ def test_large_gathers(kernel, together, device, generator):
             given = [each.view(kernel.fp8_dtype(device)) for each in given]
             assert overlap.chunks_of_rows(together.all[0], given[0])
             wanted = torch.cat([each.contiguous().view(torch.uint8) for each in given])
-            for found in together.results(lambda rank, c: c.all_gather(given[rank])):
-                assert torch.equal(found.view(torch.uint8), wanted)
+            # A rank that brings its result goes the way of those that do not.
+            outs = [None, *(Guarded((count * rows, d), given[0].dtype, device, pad=8) for _ in range(count - 1))]
+            for rank, found in enumerate(
+                together.results(lambda rank, c: c.all_gather(given[rank], outs[rank] and outs[rank].t))
+            ):
+                assert torch.equal(found.view(torch.uint8), wanted), f"rank {rank}"
+                if rank:
+                    outs[rank].assert_guards_intact(f"rank {rank}, {rows} x {d}")
 
 
 @every_count
@@ -129,3 +135,17 @@ def test_a_wrong_result_is_refused(kernel, together, device, generator):
         c.block_scaled_gemm_reduce_scatter(*given, out=torch.empty(1024 // count, 800, device=device))
     with pytest.raises(RuntimeError, match="^all_gather_block_scaled_gemm: out: shape"):
         c.all_gather_block_scaled_gemm(*given, out=torch.empty(1024, 768, device=device))
+    x = torch.ones(256, 1024, device=device)
+    refused = (
+        (torch.empty(256 * count, 1000, device=device), "out: shape"),
+        (torch.empty(256 * count, 1024, device=device, dtype=torch.bfloat16), "out: torch.bfloat16"),
+        (torch.empty(256 * count, 1024), "out: torch.float32 on cpu"),
+        (torch.empty(1024, 256 * count, device=device).t(), "out: strides"),
+        (torch.empty(1, 1024, device=device).expand(256 * count, -1), "out: strides"),
+    )
+    for out, message in refused:
+        with pytest.raises(RuntimeError, match=f"^all_gather: {message}"):
+            c.all_gather(x, out)
+    whole = torch.empty(256 * count, 1024, device=device)
+    with pytest.raises(RuntimeError, match="^all_gather: out: overlaps x"):
+        c.all_gather(whole[:256], whole)

@@ -25,7 +25,7 @@ import math
 
 import torch
 
-from ..ops.arguments import WIDE, bytes_of_e8m0, refuse, result
+from ..ops.arguments import WIDE, bytes_of_e8m0, check_apart, refuse, result
 from ..ops.calls import ops
 
 # block_scaled_gemm's.
@@ -81,6 +81,20 @@ def result_of(operator: str, shape: tuple[int, int], a: torch.Tensor, out, dtype
     out = result(operator, out, dtype, WIDE, lambda wanted: a.new_empty(shape, dtype=wanted or torch.bfloat16))
     if tuple(out.shape) != shape:
         refuse(operator, "out", f"shape {list(out.shape)}; needs {list(shape)}")
+    return out
+
+
+def gathered_result(x: torch.Tensor, out: torch.Tensor | None, ranks: int) -> torch.Tensor:
+    """out, or what is allocated for it; refused where the operator all_gather would refuse it."""
+    operator, shape = "all_gather", (len(x) * ranks, x.shape[1])
+    out = result(operator, out, None, (), lambda _: x.new_empty(shape))
+    if out.dtype != x.dtype or out.device != x.device:
+        refuse(operator, "out", f"{out.dtype} on {out.device}; x is {x.dtype} on {x.device}")
+    if tuple(out.shape) != shape:
+        refuse(operator, "out", f"shape {list(out.shape)}; needs {list(shape)}")
+    if out.stride(1) != 1 or out.stride(0) < shape[1]:
+        refuse(operator, "out", f"strides {list(out.stride())}; needs rows apart, and each contiguous")
+    check_apart(operator, "x", x, out=out)
     return out
 
 

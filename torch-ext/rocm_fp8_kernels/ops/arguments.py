@@ -75,12 +75,17 @@ def rows(operator: str, name: str, x: torch.Tensor, **written: torch.Tensor) -> 
     """
     if x.dim() <= 2 or x.is_contiguous() or _is_rows(x):
         return x
-    if not torch.compiler.is_compiling() and not x.is_meta and x.numel():
-        begin, end = _extent(x)
-        for other, tensor in written.items():
-            if tensor.numel() and not tensor.is_meta and _extent(tensor)[0] < end and begin < _extent(tensor)[1]:
-                refuse(operator, other, f"overlaps {name} in memory")
+    check_apart(operator, name, x, **written)
     return x.contiguous()
+
+
+def check_apart(operator: str, name: str, x: torch.Tensor, **written: torch.Tensor) -> None:
+    if torch.compiler.is_compiling() or x.is_meta or not x.numel():
+        return
+    begin, end = _extent(x)
+    for other, tensor in written.items():
+        if tensor.numel() and not tensor.is_meta and _extent(tensor)[0] < end and begin < _extent(tensor)[1]:
+            refuse(operator, other, f"overlaps {name} in memory")
 
 
 def _is_rows(x: torch.Tensor) -> bool:
