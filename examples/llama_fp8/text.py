@@ -24,7 +24,7 @@ class ByteModel:
 
 
 LLAMA = ByteModel("byte_llama", "byte-level Llama, 5.6 M parameters")
-DEEPSEEK = ByteModel("byte_deepseek", "byte-level DeepSeek V3, 4.7 M parameters, 2.9 M of them a token's")
+DEEPSEEK = ByteModel("byte_deepseek", "byte-level DeepSeek V3, 5.6 M parameters, 3.8 M of them a token's")
 
 
 class Tokenizer(Protocol):

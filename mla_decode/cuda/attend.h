@@ -156,23 +156,24 @@ class Attend {
         parities ^= both ? 3 : 1;
     }
 
-    // Both warpgroups' sums of p, then the result or its part.
-    __device__ void finish(const Launch& l, const Work& w) {
+    // Both warpgroups' sums of p, then the result or its part. turn: of the CTA's pieces of work, 0 and 1.
+    __device__ void finish(const Launch& l, const Work& w, uint32_t turn) {
         const Args& a = l.args;
+        float(&totals)[kBuffers][kTileRows] = shared.totals[turn];
         const int lane = threadIdx.x % 4;
         float total[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             total[i] = rows[i].sum + __shfl_xor_sync(kWholeWarp, rows[i].sum, 1);
             total[i] += __shfl_xor_sync(kWholeWarp, total[i], 2);
-            if (lane == 0) shared.totals[own][row + 8 * i] = total[i];
+            if (lane == 0) totals[own][row + 8 * i] = total[i];
         }
         // Closes: the other warpgroup's sums are there.
         warpgroups_meet(kTotalsMeet, kMultiplyingThreads);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int of_sequence = w.row + row + 8 * i;
-            const float all = shared.totals[0][row + 8 * i] + shared.totals[1][row + 8 * i];
+            const float all = totals[0][row + 8 * i] + totals[1][row + 8 * i];
             const float by = all == 0 ? 0.0f : 1.0f / all;
             const float lse = all == 0 ? kNoScore : (rows[i].reference - kLift) * kLn2 + __logf(all);
             const bool split = l.partial.splits > 1, inside = of_sequence < a.rows();
@@ -310,8 +311,9 @@ class Attend {
 // All the CTA's work. As feed.h has it: splits without tokens are left out, and are known as such by the merge.
 template <class A>
 __device__ inline void attend_to_all(Memory& shared, const Launch& l) {
-    // Parities of the next waits, in one register: of the buffers, and of the queries, which the first time come otherwise.
-    constexpr uint32_t kQueries = 4, kFirst = 8;
+    // In one register: parities of the next waits, of the buffers and of the queries, which the first time come otherwise;
+    // and whose turn it is.
+    constexpr uint32_t kQueries = 4, kFirst = 8, kTurn = 16;
     uint32_t parities = kFirst;
     for (uint32_t item = blockIdx.x; item < l.items; item += gridDim.x) {
         const Work w = work_of<kTileTokens>(l, kTileRows, item);
@@ -328,7 +330,8 @@ __device__ inline void attend_to_all(Memory& shared, const Launch& l) {
         }
         A attend(shared, l, w);
         for (int first = w.begin; first < w.end; first += kBuffers * kTileTokens) attend.pair(first, w.end, parities);
-        attend.finish(l, w);
+        attend.finish(l, w, parities / kTurn & 1);
+        parities ^= kTurn;
     }
 }
 

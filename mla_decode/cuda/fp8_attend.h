@@ -139,16 +139,18 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
         for (auto& block : sums) scale_columns(block, by);
     }
 
-    // Columns of tokens behind the end are multiplied by p = 0, and may be NaN.
+    // Columns of tokens behind the end are multiplied by p = 0, and may be NaN. A warp clears the tokens whose scores it
+    // makes; other warps read them as values, behind the team's barrier.
     __device__ void clear_behind(int tile, int tokens) {
-        const int stage = stage_of(tile);
-        for (int i = threadIdx.x % kWarpgroup; i < (kTileTokens - tokens) * kRowLanes; i += kWarpgroup) {
+        const int stage = stage_of(tile), lane = threadIdx.x % kWarp;
+        for (int row = max(tokens, warp * 16) + lane / kRowLanes; row < warp * 16 + 16; row += kWarp / kRowLanes) {
 #pragma unroll
             for (int panel = 0; panel < kRopeCodes; ++panel)
-                reinterpret_cast<uint4*>(shared.codes[stage][panel] + tokens * kPanelRow)[i] = {0, 0, 0, 0};
-            if (kMixed && i < kTileTokens - tokens)
-                *reinterpret_cast<uint4*>(shared.scales[stage][tokens + i]) = {0, 0, 0, 0};
+                reinterpret_cast<uint4*>(shared.codes[stage][panel] + row * kPanelRow)[lane % kRowLanes] = {0, 0, 0, 0};
+            if (kMixed && lane % kRowLanes == 0)
+                *reinterpret_cast<uint4*>(shared.scales[stage][row]) = {0, 0, 0, 0};
         }
+        __syncwarp();
     }
 
     __device__ static void multiply(float (&d)[kGroups][4], const uint32_t (&a)[4], uint32_t b, bool add) {

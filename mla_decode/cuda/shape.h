@@ -32,7 +32,9 @@ struct Memory {
     alignas(1024) Tile q;
     Tile keys[kBuffers];
     float reference[kBuffers][kTileRows];  // of the exponentials of each buffer's tile
-    float totals[kBuffers][kTileRows];     // of the exponentials that each warpgroup took
+    // Of the exponentials that each warpgroup took; by turns, as one may be through a CTA's next piece of work before the
+    // other has read those of the last.
+    float totals[2][kBuffers][kTileRows];
     Barrier full[kBuffers][kHalves], empty[kBuffers][kHalves];
     Barrier q_full, q_empty;
 };

@@ -81,13 +81,13 @@ def test_large_gathers(kernel, together, device, generator):
             assert overlap.chunks_of_rows(together.all[0], given[0])
             wanted = torch.cat([each.contiguous().view(torch.uint8) for each in given])
             # A rank that brings its result goes the way of those that do not.
-            outs = [None, *(Guarded((count * rows, d), given[0].dtype, device, pad=8) for _ in range(count - 1))]
+            outs = [None, *(Guarded(wanted.shape, given[0].dtype, device, pad=8) for _ in range(count - 1))]
             for rank, found in enumerate(
                 together.results(lambda rank, c: c.all_gather(given[rank], outs[rank] and outs[rank].t))
             ):
                 assert torch.equal(found.view(torch.uint8), wanted), f"rank {rank}"
                 if rank:
-                    outs[rank].assert_guards_intact(f"rank {rank}, {rows} x {d}")
+                    outs[rank].assert_guards_intact(f"rank {rank}, {list(wanted.shape)}")
 
 
 @every_count
