@@ -159,7 +159,7 @@ class Attend {
     // Both warpgroups' sums of p, then the result or its part. turn: of the CTA's pieces of work, 0 and 1.
     __device__ void finish(const Launch& l, const Work& w, uint32_t turn) {
         const Args& a = l.args;
-        float(&totals)[kBuffers][kTileRows] = shared.totals[turn];
+        float (&totals)[kBuffers][kTileRows] = shared.totals[turn];
         const int lane = threadIdx.x % 4;
         float total[2];
 #pragma unroll

@@ -147,8 +147,7 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
 #pragma unroll
             for (int panel = 0; panel < kRopeCodes; ++panel)
                 reinterpret_cast<uint4*>(shared.codes[stage][panel] + row * kPanelRow)[lane % kRowLanes] = {0, 0, 0, 0};
-            if (kMixed && lane % kRowLanes == 0)
-                *reinterpret_cast<uint4*>(shared.scales[stage][row]) = {0, 0, 0, 0};
+            if (kMixed && lane % kRowLanes == 0) *reinterpret_cast<uint4*>(shared.scales[stage][row]) = {0, 0, 0, 0};
         }
         __syncwarp();
     }
