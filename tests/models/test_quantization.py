@@ -261,6 +261,19 @@ def test_the_defaults_are_channels_and_the_devices_format(kernel, device, genera
 
 
 @every_granularity
+def test_headroom_is_a_factor_of_input_scales(kernel, device, generator, granularity):
+    text = [tokens(generator, 1, 16, device)]
+    near, far = (llama(torch.Generator().manual_seed(3), device=device) for _ in range(2))
+    kernel.quantization.quantize(near, text, granularity=granularity)
+    kernel.quantization.quantize(far, text, granularity=granularity, headroom=16)
+    scales = 0
+    for (name, ours), theirs in zip(near.state_dict().items(), far.state_dict().values(), strict=True):
+        scales += name.endswith("input_scale")
+        assert same_bytes(16 * ours if name.endswith("input_scale") else ours, theirs), name
+    assert scales
+
+
+@every_granularity
 def test_dynamic_scales_need_no_text(kernel, device, generator, monkeypatch, granularity):
     model, same = (llama(torch.Generator().manual_seed(3), device=device) for _ in range(2))
 
@@ -325,6 +338,13 @@ ERRORS = {
     "no inputs": (llama, dict(inputs=None), "inputs: None; calibration needs text"),
     "inputs for nothing": (llama, dict(activations="dynamic"), "inputs: dynamic scales take none"),
     "activations": (llama, dict(activations="row"), "activations: 'row'; needs 'static' or 'dynamic'"),
+    "no room": (llama, dict(headroom=0.5), "headroom: 0.5; needs a number from 1 to 64"),
+    "room that is no number": (llama, dict(headroom=float("nan")), "headroom: nan; needs"),
+    "room for nothing": (
+        llama,
+        dict(inputs=None, activations="dynamic", headroom=2),
+        "headroom: 2; dynamic scales need none",
+    ),
     "a NaN, without calibration": (broken_weight, dict(inputs=None, activations="dynamic"), "NaN or infinity"),
     "e5m2": (llama, dict(fp8_dtype=torch.float8_e5m2), "fp8_dtype"),
     "bfloat16": (llama, dict(fp8_dtype=torch.bfloat16), "fp8_dtype"),

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _ACTIVATIONS = ("static", "dynamic")
+_MOST_HEADROOM = 64
 
 
 @torch.no_grad()
@@ -91,6 +92,7 @@ def quantize(
     granularity: str = "channel",
     fp8_dtype: torch.dtype | None = None,
     activations: str = "static",
+    headroom: float = 1.0,
 ) -> torch.nn.Module:
     """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
     mixtures of experts with SwiGLU. Routers, and what chooses experts, stay in their type; so do experts with biases or
@@ -107,6 +109,9 @@ def quantize(
             format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
             of a row, has a scale of its own, computed by the operator that quantises it. Experts' inputs are always
             so: few tokens of a calibration reach each of them.
+        headroom: of static scales, 1 to 64: the format's largest number stands for so many times the largest magnitude
+            in `inputs`. Text that is unlike them then saturates later; the smallest numbers are rounded more coarsely,
+            those above 2^-14 of the largest, times headroom, as before.
 
     Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
     Raises: ValueError that says what is wrong, before the model is changed.
@@ -123,6 +128,10 @@ def quantize(
         raise ValueError(f"activations: {activations!r}; granularity 'block' needs 'dynamic'")
     if dynamic != (inputs is None):
         raise ValueError("inputs: dynamic scales take none" if dynamic else "inputs: None; calibration needs text")
+    if not isinstance(headroom, (int, float)) or not 1 <= headroom <= _MOST_HEADROOM:
+        raise ValueError(f"headroom: {headroom!r}; needs a number from 1 to {_MOST_HEADROOM}")
+    if dynamic and headroom != 1:
+        raise ValueError(f"headroom: {headroom}; dynamic scales need none")
     fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)
     if fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
@@ -134,7 +143,7 @@ def quantize(
         linears = [model.get_submodule(part) for part in parts]
         if dynamic:
             return kind.quantized(linears, None, granularity, fp8_dtype)
-        scale = largest[parts[0]] / torch.finfo(fp8_dtype).max or 1.0
+        scale = headroom * largest[parts[0]] / torch.finfo(fp8_dtype).max or 1.0
         return kind.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
     planned = planning.plan(model, dict.fromkeys(names))
