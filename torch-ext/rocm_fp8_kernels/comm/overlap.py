@@ -79,9 +79,13 @@ def chunks_of_rows(c, x: torch.Tensor) -> list[tuple[int, int]]:
 def result_of(operator: str, shape: tuple[int, int], a: torch.Tensor, out, dtype) -> torch.Tensor:
     """out, or what is allocated for it. Its parts would hide a wrong shape."""
     out = result(operator, out, dtype, WIDE, lambda wanted: a.new_empty(shape, dtype=wanted or torch.bfloat16))
+    _check_shape(operator, out, shape)
+    return out
+
+
+def _check_shape(operator: str, out: torch.Tensor, shape: tuple[int, int]) -> None:
     if tuple(out.shape) != shape:
         refuse(operator, "out", f"shape {list(out.shape)}; needs {list(shape)}")
-    return out
 
 
 def gathered_result(x: torch.Tensor, out: torch.Tensor | None, ranks: int) -> torch.Tensor:
@@ -90,8 +94,7 @@ def gathered_result(x: torch.Tensor, out: torch.Tensor | None, ranks: int) -> to
     out = result(operator, out, None, (), lambda _: x.new_empty(shape))
     if out.dtype != x.dtype or out.device != x.device:
         refuse(operator, "out", f"{out.dtype} on {out.device}; x is {x.dtype} on {x.device}")
-    if tuple(out.shape) != shape:
-        refuse(operator, "out", f"shape {list(out.shape)}; needs {list(shape)}")
+    _check_shape(operator, out, shape)
     if out.stride(1) != 1 or out.stride(0) < shape[1]:
         refuse(operator, "out", f"strides {list(out.stride())}; needs rows apart, and each contiguous")
     check_apart(operator, "x", x, out=out)
