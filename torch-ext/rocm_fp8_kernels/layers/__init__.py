@@ -124,12 +124,13 @@ def latent_cache(config, max_length: int | None = None, *, fp8: bool = False):
     Args:
         config: the model's, with kv_lora_rank 512 and qk_rope_head_dim 64.
         max_length: how many tokens a sequence has at most, padding included: then memory is allocated once, nothing
-            is read on the host, and decode steps can be compiled or recorded in a graph; tokens beyond are dropped.
-            None: it grows.
+            is read on the host, and decode steps can be compiled or recorded in a graph. A token beyond is an
+            IndexError, on a GPU and in compiled steps an assertion on the device. None: it grows.
         fp8: 656 bytes a token and layer for 1152: 512 e4m3fn codes with four scales, as DeepSeek lays them out. Steps
             read it faster, and are less exact (docs/numerics.md).
 
-    Returns: a transformers Cache. Its attention_mask is two-dimensional, or what transformers makes of it.
+    Returns: a transformers Cache. Its attention_mask is two-dimensional, or what transformers makes of it: causal, and
+        of tokens that the cache holds what it was. It is copied, and pickled, with what it holds.
     Raises: ValueError that names the argument.
     """
     from ..models.fp8.latent_cache import LatentCache

@@ -22,10 +22,11 @@ import torch
 
 from .. import reference
 from ..comm import Communicator
+from ..models.codes import Codes
 from ..models.fp8.linear import Fp8Linear
 from ..models.signatures import named
 from .residual import ResidualStream
-from .watching import is_watched, to_write
+from .watching import call, is_watched, plain_norm, to_write
 
 
 def decoder_layer(
@@ -52,7 +53,7 @@ def decoder_layer(
         else:
             q, scale = _normalised(ops, layer.input_layernorm, attention, hidden, residual)
             hidden = residual
-        residual, _ = attention(q, ops=ops, input_scale=scale, **arguments)
+        residual, _ = call(attention, q, ops=ops, more=dict(input_scale=scale), **arguments)
     else:
         if residual is not None:
             hidden = residual.add_(hidden)
@@ -63,10 +64,10 @@ def decoder_layer(
         return residual + mlp(layer.post_attention_layernorm(residual))
     if mlp.READS_BOTH:
         x, quantized = _normalised_both(ops, layer.post_attention_layernorm, mlp, hidden, residual)
-        result = mlp(x, ops=ops, quantized=quantized)
+        result = call(mlp, x, ops=ops, more=dict(quantized=quantized))
     else:
         q, scale = _normalised(ops, layer.post_attention_layernorm, mlp, hidden, residual)
-        result = mlp(q, ops=ops, input_scale=scale)
+        result = call(mlp, q, ops=ops, more=dict(input_scale=scale))
     result = to_write(result, mlp, mlp.last)
     if residual_stream is not None and residual_stream.leave(result, residual):
         return result
@@ -90,18 +91,18 @@ def _of_ranks(
     else:
         q, scale = _normalised_sum(ops, norm, attention, hidden, residual, ranks)
         hidden = residual
-    part, _ = attention(q, ops=ops, input_scale=scale, **arguments)
+    part, _ = call(attention, q, ops=ops, more=dict(input_scale=scale), **arguments)
     norm = layer.post_attention_layernorm
     to_add = ranks if residual is not None else None
     if residual is None:  # the layer's own input is not to be written
         residual, part = ranks.all_reduce(part), hidden
     if mlp.READS_BOTH:
         x, quantized = _normalised_both(ops, norm, mlp, part, residual, to_add)
-        part = mlp(x, ops=ops, quantized=quantized)
+        part = call(mlp, x, ops=ops, more=dict(quantized=quantized))
     else:
         given = ops, norm, mlp, part, residual
         q, scale = _normalised(*given) if to_add is None else _normalised_sum(*given, to_add)
-        part = mlp(q, ops=ops, input_scale=scale)
+        part = call(mlp, q, ops=ops, more=dict(input_scale=scale))
     if residual_stream is not None and residual_stream.leave(part, residual, of_ranks=True):
         return part
     return ranks.all_reduce(part).add_(residual)
@@ -117,7 +118,7 @@ def _normalised_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """_normalised of the sum of all ranks' parts and the residual."""
     linear = half.first
-    if ops is reference or any(map(is_watched, (norm, half, linear))):
+    if ops is reference or not _is_plain(norm, half):
         return _normalised(ops, norm, half, ranks.all_reduce(part), residual)
     epsilon, kind = norm.variance_epsilon, linear.weight.dtype
     if linear.input_scale is None:
@@ -132,9 +133,15 @@ def _normalised(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(q, scale): the norm of x, or of the residual that x is added to, as the input of `half`. Not quantised, and
     None, where somebody watches what takes part: then all modules are called, with what transformers gives them."""
-    if any(map(is_watched, (norm, half, half.first))):
+    if not _is_plain(norm, half):
         return norm(residual[0].add_(x).clone() if residual else x), None
     return normalised_for(half.first, ops, norm, x, *residual)
+
+
+def _is_plain(norm: torch.nn.Module, half: torch.nn.Module) -> bool:
+    """Whether nobody watches or has replaced what a norm's result goes through."""
+    first = half.first
+    return plain_norm(norm) and not is_watched(half) and isinstance(first, Codes) and not is_watched(first)
 
 
 def normalised_for(
@@ -160,7 +167,7 @@ def _normalised_both(
     """(y, (q, scales)): the norm of the residual that x is added to, in x's dtype and as half.first takes it; None
     where that has a stored scale, or where somebody watches. With ranks x is this rank's part."""
     experts = half.first
-    in_16_bits = experts.input_scale is not None or any(map(is_watched, (norm, experts)))
+    in_16_bits = not _is_plain(norm, half) or experts.input_scale is not None
     if ranks is not None and (in_16_bits or ops is reference):
         x, ranks = ranks.all_reduce(x), None
     if in_16_bits:

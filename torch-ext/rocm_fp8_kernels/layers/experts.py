@@ -26,8 +26,13 @@ def fp8_experts_forward(
     self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Experts that transformers has loaded from an "fp8" checkpoint (FP8Experts): blocks of 128x128, dynamic inputs."""
-    if list(self.block_size or ()) != _BLOCK or self.activation_scheme != "dynamic" or not self.has_gate:
-        _refuse(self, "needs blocks of 128x128, dynamic activations and a gate")
+    # Its own gate is SwiGLU, clamped by `limit`, unless it has a swiglu_alpha.
+    from transformers.integrations.finegrained_fp8 import FP8Experts
+
+    if (why := why_not(self, gates=(FP8Experts._apply_gate,))) is not None:
+        _refuse(self, why)
+    if list(self.block_size or ()) != _BLOCK or self.activation_scheme != "dynamic":
+        _refuse(self, "needs blocks of 128x128 and dynamic activations")
     if self.gate_up_proj.dtype != fp8_dtype(self.gate_up_proj.device):
         _refuse(self, f"needs {fp8_dtype(self.gate_up_proj.device)} here; quantization.load_quantized converts it")
     if self.swiglu_alpha is not None:

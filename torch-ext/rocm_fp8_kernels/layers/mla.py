@@ -59,7 +59,7 @@ class LatentAttention(torch.nn.Module):
         softmax_scale: see mla_softmax_scale.
         interleaved: see rotate.
 
-    The absorbed weights are copies: kv_b may be dropped.
+    The absorbed weights are copies: kv_b may be dropped. After a change of kv_b, `renew`.
     """
 
     def __init__(self, kv_b: torch.Tensor, heads: int, *, value: int, softmax_scale: float, interleaved: bool = False):
@@ -68,13 +68,26 @@ class LatentAttention(torch.nn.Module):
             raise ValueError(
                 f"kv_b: shape {list(kv_b.shape)}; needs [heads * (nope + value), {LATENT}], heads = {heads}"
             )
-        of_heads = kv_b.detach().view(heads, -1, LATENT)
-        self.nope = of_heads.shape[1] - value
+        of_each = kv_b.shape[0] // heads
+        self.nope = of_each - value
         if self.nope < 1:
-            raise ValueError(f"value: {value}; kv_b has {of_heads.shape[1]} rows a head, for nope and value")
+            raise ValueError(f"value: {value}; kv_b has {of_each} rows a head, for nope and value")
         self.heads, self.softmax_scale, self.interleaved = heads, softmax_scale, interleaved
-        self.register_buffer("w_uk", of_heads[:, : self.nope].clone(), persistent=False)  # [H, nope, 512]
-        self.register_buffer("w_uv", of_heads[:, self.nope :].transpose(1, 2).clone(), persistent=False)  # [H, 512, v]
+        self.register_buffer("w_uk", kv_b.new_empty(heads, self.nope, LATENT), persistent=False)
+        self.register_buffer("w_uv", kv_b.new_empty(heads, LATENT, value), persistent=False)
+        self.renew(kv_b)
+
+    @torch.no_grad()
+    def renew(self, kv_b: torch.Tensor) -> None:
+        """Takes another weight of the same shape, in place: graphs that were captured before read it, too."""
+        of_heads = kv_b.detach().view(self.heads, -1, LATENT)
+        parts = of_heads[:, : self.nope], of_heads[:, self.nope :].transpose(1, 2)
+        for name, values in zip(("w_uk", "w_uv"), parts):
+            own = getattr(self, name)
+            if own.is_inference() and not torch.is_inference_mode_enabled():  # torch writes no such tensor here
+                setattr(self, name, values.clone(memory_format=torch.contiguous_format))
+            else:
+                own.copy_(values)
 
     def absorb(self, q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Queries [B, S, H, nope + 64] as mla_decode takes them, [B, S, H, 576]. cos, sin: [B, S, 64]."""

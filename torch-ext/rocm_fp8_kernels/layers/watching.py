@@ -1,23 +1,29 @@
-"""Whether somebody watches or wraps a module: then what a fused layer skips must be called, as transformers calls it.
+"""Whether somebody watches, wraps or replaces a part of a fused layer: then it is called, as transformers calls it.
 
-Hooks count, and a forward in the module's place that is neither its class's nor one of this package's: accelerate's,
-which brings offloaded tensors, or a user's own.
+Hooks count, and any forward but those whose function the fused layers know: this package's, those of transformers and
+torch. So a wrapper counts (accelerate's, which brings offloaded tensors, or a user's own), and a module of a user's own
+class that was put into the place of a part.
 """
 
+import inspect
 from collections.abc import Callable
-from types import MethodType
+from types import MethodType, ModuleType
 
 import torch
 from torch.nn.modules import module as _modules
 
-__all__ = ["is_watched", "ours", "to_write"]
+from .. import reference
+from .norms import rounds_as_rms_norm
+
+__all__ = ["call", "called_on", "is_watched", "ours", "plain_norm", "plain_silu", "to_write"]
 
 # Functions, not their names: torch.compile before torch 2.15 traces the names of methods wrongly.
 _forwards: set[Callable] = set()
+_operators: list[ModuleType] = []  # of the calls under way whose callee does not take them
 
 
 def ours(forward: Callable) -> Callable:
-    """Of a method that kernelize may put in the place of a forward: it is no wrapper."""
+    """Of a forward of this package, or one that kernelize may put in the place of another: it is no wrapper."""
     _forwards.add(forward)
     return forward
 
@@ -28,11 +34,56 @@ def is_watched(module: torch.nn.Module) -> bool:
     return bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks) or _is_wrapped(module)
 
 
+def plain_norm(norm: torch.nn.Module) -> bool:
+    """Whether nobody watches it, and it computes what the operators do."""
+    return not is_watched(norm) and rounds_as_rms_norm(type(norm))
+
+
+def plain_silu(activation: torch.nn.Module) -> bool:
+    from ..models.fp8.experts import is_silu
+
+    return not is_watched(activation) and is_silu(activation)
+
+
+def call(module: torch.nn.Module, *args, ops: ModuleType, more: dict, **kwargs):
+    """module(*args, **kwargs), with `ops` and `more` as further keywords if its forward takes them. A wrapper that
+    takes what transformers gives, and nothing else, gets that; the forward that it calls finds ops by `called_on`."""
+    if not _is_wrapped(module) or _takes_keywords(module.forward):
+        return module(*args, **kwargs, ops=ops, **more)
+    _operators.append(ops)
+    try:
+        return module(*args, **kwargs)
+    finally:
+        _operators.pop()
+
+
+def called_on(ops: ModuleType | None) -> ModuleType:
+    """The operators that a forward was given, or was to be given; without any the reference."""
+    return ops or (_operators[-1] if _operators else reference)
+
+
+def _takes_keywords(forward: Callable) -> bool:
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # nobody can tell
+        return False
+    return any(each.kind is each.VAR_KEYWORD or each.name == "ops" for each in parameters)
+
+
 def _is_wrapped(module: torch.nn.Module) -> bool:
     forward = module.forward
     if not isinstance(forward, MethodType):
         return True
-    return forward.__func__ is not type(module).forward and forward.__func__ not in _forwards
+    if forward.__func__ in _forwards:
+        return False
+    return forward.__func__ is not type(module).forward or not _is_of_a_library(type(module))
+
+
+@torch.compiler.assume_constant_result
+def _is_of_a_library(kind: type) -> bool:
+    """Whether a class has its forward from transformers or torch. Which of them it is whoever asks knows."""
+    owner = next(each for each in kind.__mro__ if "forward" in vars(each))
+    return owner.__module__.partition(".")[0] in ("transformers", "torch")
 
 
 def _observes(hook: Callable) -> bool:

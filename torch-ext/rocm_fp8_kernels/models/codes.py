@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["CODES", "Codes", "refuse_save_pretrained"]
+__all__ = ["CODES", "Codes", "refuse_adapters", "refuse_save_pretrained"]
 
 CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _METADATA = "rocm_fp8_kernels"
@@ -65,3 +65,13 @@ def refuse_save_pretrained(model: torch.nn.Module, instead: str) -> None:
     for module in model.modules():
         if hasattr(type(module), "save_pretrained"):
             module.save_pretrained = _Refusal(instead)
+
+
+def refuse_adapters(model: torch.nn.Module) -> None:
+    """ValueError where a model has PEFT's adapters. Their linears have names that nothing else reads, and layers of
+    theirs read the dtype of a linear's weight."""
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer"):
+            raise ValueError(f"{name} has an adapter that is not merged; merge_and_unload() gives a model without")
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        raise ValueError(f"a {type(model).__name__} wraps the model; get_base_model() or merge_and_unload() gives it")

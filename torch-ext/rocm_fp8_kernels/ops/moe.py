@@ -5,6 +5,7 @@ import torch
 from .activation import check_limit
 from .arguments import FP8, WIDE, check_dims, check_tensors, refuse, result
 from .calls import ops
+from .exported import exported_moe
 from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
 from .quantize import quantize_fp8
 
@@ -180,6 +181,10 @@ def fused_moe(
     Returns: out.
     Raises: RuntimeError naming the operator and the argument.
     """
+    if torch.compiler.is_exporting():
+        given = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
+        given |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
+        return exported_moe(x, w13, w2, weights, experts, **given, dtype=dtype, out=out, by_reference=False)
     operator = "fused_moe"
     check_tensors(operator, x=x, w13=w13, w2=w2, weights=weights, experts=experts)
     given = x.dtype in FP8

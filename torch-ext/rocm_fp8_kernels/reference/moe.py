@@ -2,6 +2,7 @@
 
 import torch
 
+from ..ops.exported import exported_moe
 from .activation import swiglu, swiglu_dynamic_fp8
 from .gemm import block_scaled_gemm
 from .quantize import encode_fp8, fp8_dtype_of, into, quantize_fp8
@@ -199,6 +200,10 @@ def fused_moe(
     power_of_two=False,
     dtype=None,
 ):
+    if torch.compiler.is_exporting():
+        given = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
+        given |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
+        return exported_moe(x, w13, w2, weights, experts, **given, dtype=dtype, out=out, by_reference=True)
     given = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
     dtype = dtype or (torch.bfloat16 if given else x.dtype)
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)

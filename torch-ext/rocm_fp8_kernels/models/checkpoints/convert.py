@@ -7,8 +7,9 @@ import torch
 from ..codes import refuse_save_pretrained
 from ..fp8.experts import experts_of
 from ..fp8.linear import BLOCK, Fp8Linear
-from .experts import Apart, newer_names
+from .experts import Apart
 from .joined import check_codes, input_kinds, joined, to_format_of
+from .published import Names
 from .schemes import Scheme, schemes_of
 
 __all__ = ["convert"]
@@ -81,10 +82,11 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
 def _schemes(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
     """schemes_of. Raises: ValueError where experts are among what is quantised."""
     own = experts_of(model)
+    names = Names(model, {name: len(module.down_proj) for name, module in own.items()})
     try:
         for name, module in own.items():
             model.set_submodule(name, Apart(module))
-        schemes = schemes_of(model, settings, newer_names(model) if own else str)
+        schemes = schemes_of(model, settings, names.of_rules)
     finally:
         for name, module in own.items():
             model.set_submodule(name, module)

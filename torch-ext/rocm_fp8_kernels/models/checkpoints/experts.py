@@ -1,29 +1,26 @@
-"""The experts of a checkpoint: their names in the files, which schemes they have, and the module that is made of them.
+"""The experts of a checkpoint: which schemes they have, and the module that is made of them.
 
-    mlp.experts.E.{gate,up,down}_proj.weight              DeepSeek-V3, Qwen3-MoE, llm-compressor
-    block_sparse_moe.experts.E.{w1,w3,w2}.weight          the same, as Mixtral calls them
+    mlp.experts.E.{gate,up,down}_proj.weight              one by one, after Names.own: published names are others
     mlp.experts.{gate_up,down}_proj                       stacked, as transformers has them, with .…_scale_inv
 
 transformers' models hold them stacked, so no rule for linears would name them. A stand-in on the device meta has a
 linear for each matrix: what targets, is ignored and is checked is then said of experts as of any linear.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from ..fp8.experts import Fp8Experts, experts_of, why_not
 from ..fp8.linear import BLOCK
 from .joined import check_codes, scale_of
+from .published import DOWN, GATE_UP
 from .schemes import Scheme
 from .tensors import Tensors
 
-__all__ = ["Apart", "StoredExperts", "newer_names", "split_experts", "split_stacks", "take_apart"]
+__all__ = ["Apart", "StoredExperts", "split_experts", "split_stacks", "take_apart"]
 
-GATE_UP, DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 _STACKS = {"gate_up_proj": GATE_UP, "down_proj": DOWN}
-_OLDER = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -43,30 +40,22 @@ class Apart(torch.nn.Module):
                 self.add_module(str(e), expert)
 
 
-def take_apart(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Puts a stand-in in the place of each module of stacked experts. Returns: name -> transformers' module.
+def take_apart(model: torch.nn.Module, tensors: Tensors) -> dict[str, torch.nn.Module]:
+    """Puts a stand-in in the place of each module of stacked experts, but of those that stay as they are: they are
+    stored as the model has them. Returns: name -> transformers' module.
 
-    Raises: ValueError that names experts which Fp8Experts does not take, before the model is changed.
+    Raises: ValueError that names experts which Fp8Experts does not take, and which are stored otherwise, before the
+    model is changed.
     """
-    found = experts_of(model)
-    for name, module in found.items():
-        if (why := why_not(module)) is not None:
+    found = {}
+    for name, module in experts_of(model).items():
+        if (why := why_not(module)) is None:
+            found[name] = module
+        elif not all(f"{name}.{stack}" in tensors for stack, _ in module.named_parameters(recurse=False)):
             raise ValueError(f"{name}: these experts are not supported: {why}")
     for name, module in found.items():
         model.set_submodule(name, Apart(module))
     return found
-
-
-def newer_names(model: torch.nn.Module) -> Callable[[str], str]:
-    """Of a name as Mixtral has it, or a pattern of such names: what transformers' modules are called."""
-    older_block = any(name.endswith("block_sparse_moe") for name, _ in model.named_modules())
-
-    def rename(text: str) -> str:
-        newer = text if older_block else text.replace("block_sparse_moe", "mlp")
-        newer = re.sub(r"\bw(?:\[123\]|\[1-3\]|\\d)", f"(?:{'|'.join(_OLDER.values())})", newer)  # in a pattern
-        return re.sub(r"\bw[123]\b", lambda found: _OLDER[found[0]], newer)
-
-    return rename
 
 
 class StoredExperts:

@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 
 from ..codes import refuse_save_pretrained
+from ..fp8.experts import experts_of
 from ..fp8.linear import BLOCK, Fp8Linear
-from .experts import StoredExperts, newer_names, take_apart
+from ..fp8.source import choosers, readers
+from .experts import StoredExperts, take_apart
 from .joined import input_kinds, joined, to_format_of
 from .names import check_left, check_tied, pop_settings, tied_names
+from .published import Names
 from .schemes import Scheme, schemes_of
 from .tensors import Tensors, read_json
 
@@ -64,20 +67,22 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     if quantization is None:
         raise ValueError(f"{file}: no quantization_config")
     tensors = Tensors(directory, device)
-    config = CONFIG_MAPPING[kind].from_dict(settings)
+    config = CONFIG_MAPPING[kind].from_json_file(file)  # it knows how transformers writes infinity
+    config.__dict__.pop("quantization_config", None)
+    config.__dict__.pop("compression_config", None)
     dtype = config.dtype or tensors.dtype("model.embed_tokens.weight")
     if dtype not in _HALF:
         raise ValueError(f"{file}: dtype {dtype}; needs float16 or bfloat16")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    names = Names(model, {name: len(module.down_proj) for name, module in experts_of(model).items()})
+    tensors.rename({name: names.own(name) for name in tensors.names() if names.own(name) != name})
     try:
-        apart = take_apart(model)
+        apart = take_apart(model, tensors)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from None
-    newer = newer_names(model) if apart else str
-    tensors.rename({name: newer(name) for name in tensors.names() if newer(name) != name})
     try:
-        schemes = schemes_of(model, quantization, newer)
+        schemes = schemes_of(model, quantization, names.of_rules)
     except ValueError as error:
         raise ValueError(f"{file}: quantization_config: {error}") from None
     tied = tied_names(model)
@@ -148,6 +153,9 @@ def _check(
         tensors.check(name, shapes, dtypes)
         left.discard(name)
 
+    # What other code reads, or chooses by, publishers leave in 16 bits without a rule that says so.
+    loose = {name for name, module in model.named_modules() if type(module) is not torch.nn.Linear}
+    loose |= readers(model).keys() | choosers(model).keys()
     stacked = set()
     for each in experts:
         try:
@@ -166,10 +174,13 @@ def _check(
         if linear not in schemes or last != "weight":
             # Of tied tensors one is enough.
             if name in left or tied[name] not in stored:
-                check(name, [tuple(value.shape)], _FLOATS)
+                check(name, [tuple(value.shape)], _FLOATS if value.is_floating_point() else (value.dtype,))
             continue
         if uses[tied[name]] > 1:
             raise ValueError(f"{directory}: {linear} is quantised and tied to {tied[name]}")
+        if linear in loose and tensors.dtype(name) in _FLOATS and not _scales(tensors, linear):
+            check(name, [tuple(value.shape)], _FLOATS)
+            continue
         rows = value.shape[0]
         check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
         scheme, blocks = schemes[linear], tuple(-(-size // BLOCK) for size in value.shape)
@@ -187,6 +198,10 @@ def _check(
     check_left(model, left, tensors, directory, spare=spare, cache=cache)
     check_tied(tensors, tied, directory)
     return found
+
+
+def _scales(tensors: Tensors, linear: str) -> list[str]:
+    return [name for name in (*_WEIGHT_SCALES, *_INPUT_SCALES) if f"{linear}.{name}" in tensors]
 
 
 def _stored(tensors: Tensors, linear: str, names: tuple[str, ...]) -> str:

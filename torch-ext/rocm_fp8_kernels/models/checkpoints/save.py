@@ -1,7 +1,7 @@
 """A quantised model as a compressed-tensors checkpoint."""
 
+import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,25 +9,34 @@ from pathlib import Path
 
 import torch
 
+from ..codes import refuse_adapters
 from ..fp8.experts import Fp8Experts, experts_of, why_not
-from ..fp8.linear import Fp8Linear
+from ..fp8.linear import BLOCK, Fp8Linear
 from .experts import split_experts, split_stacks
+from .published import DOWN, GATE_UP, Names
 
 __all__ = ["save_quantized", "whole"]
 
 
 def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None:
-    """Writes a quantised model as compressed-tensors ("float-quantized"), which transformers and vLLM load.
-    (transformers 5.19 takes no experts with scales of blocks.)
+    """Writes a quantised model as a checkpoint that transformers and load_quantized read, and vLLM where it knows the
+    architecture's linears by transformers' names.
+
+    The format is compressed-tensors ("float-quantized"), with scales of blocks "fp8", as DeepSeek's checkpoints have
+    it. Where blocks are cut off at an edge such that transformers would take those of "fp8" for smaller ones, it is
+    compressed-tensors, which transformers then does not read, and says so.
 
     The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
-    They have the names of transformers' linears: joined ones are split, and experts have a tensor for each matrix.
-    They are written beside `directory` and renamed: it holds a whole checkpoint or is not there.
+    They have the names of the architecture's published checkpoints: joined linears are split, and experts have a tensor
+    for each matrix. They are written beside `directory` and renamed: it holds a whole checkpoint or is not there.
 
-    Raises: ValueError where the model is not quantised, is float8_e4m3fnuz (checkpoints are float8_e4m3fn, which
-        load_quantized turns into the device's format), or bounds its scales by an activation_scale_ub or rounds them to
-        powers of two, for which the format has no place, or where blocks of 128x128 hold rows of an expert's gate_proj
-        and up_proj; FileExistsError; ImportError without compressed-tensors.
+    Raises: ValueError where the model is not quantised, has an adapter (PEFT) that is not merged, is float8_e4m3fnuz
+        (checkpoints are float8_e4m3fn, which load_quantized turns into the device's format), or bounds its scales by an
+        activation_scale_ub, for which the formats have no place; where blocks of 128x128 hold rows of an expert's
+        gate_proj and up_proj; where published checkpoints of the architecture hold experts stacked, for whose scales
+        there is no format, or transformers would not read a tensor; of experts by blocks, and of inputs' scales that
+        are rounded to powers of two, where the format is not "fp8". FileExistsError; ImportError without
+        compressed-tensors.
     """
     try:
         from compressed_tensors.compressors import ModelCompressor
@@ -36,21 +45,18 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     from huggingface_hub import save_torch_state_dict
 
     directory = Path(directory)
+    refuse_adapters(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
     experts = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Experts)}
-    if not linears and not experts:
-        raise ValueError("the model is not quantised")
-    if any(getattr(module, "communicator", None) is not None for module in model.modules()):
-        raise ValueError("the model is one rank's share of it; save it before parallelize")
-    for name, module in (linears | experts).items():
-        codes = module.weight if name in linears else module.down_proj
-        if codes.dtype != torch.float8_e4m3fn:
-            raise ValueError(f"the model's FP8 format is {codes.dtype}; checkpoints hold float8_e4m3fn")
-        if name in linears and module.scale_ub is not None:
-            raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
-        if module.power_of_two:
-            raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors checkpoints cannot say so")
+    _check(model, linears, experts)
     stacks = {name: module for name, module in experts_of(model).items() if why_not(module) is None}
+    names = Names(model, {name: len(module.down_proj) for name, module in (experts | stacks).items()})
+    stacks = {name: module for name, module in stacks.items() if names.has_matrices(name)}
+    for name in experts:
+        if not names.has_matrices(name):
+            kind = type(model).__name__
+            raise ValueError(f"{name}: checkpoints of {kind} hold experts stacked, and have no place for their scales")
+
     split = linears.keys() | experts.keys() | stacks.keys()
     first: dict[int, str] = {}  # of tied tensors one is written
     state = {
@@ -62,24 +68,113 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
             state |= {f"{part}.{key}": value for key, value in values.items()}
-            kinds.setdefault((linear.weights, linear.inputs), []).append(part)
+            kinds.setdefault((linear.weights, linear.inputs), []).extend(names.of_rules(part))
     for name, module in experts.items():
         for part, kind, values in split_experts(name, module):
             state |= {f"{part}.{key}": value for key, value in values.items()}
-            pattern = rf"re:{re.escape(name)}\.\d+\.{part.rpartition('.')[2]}$"
+            pattern = names.pattern(name, part.rpartition(".")[2])
             if pattern not in kinds.setdefault(kind, []):
                 kinds[kind].append(pattern)
-    ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    fp8 = _is_fp8(linears | experts, state)
+    left = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    ignore = [each for name in left for each in names.of_rules(name)]
     for name, module in stacks.items():
         state |= split_stacks(name, module)
-        ignore.append(rf"re:{re.escape(name)}\.\d+\..*")
+        ignore += [names.pattern(name, part) for part in GATE_UP + DOWN] if not fp8 else [names.of_rules(name)[-1]]
+    state = _published(state, names, {name for of_kind in kinds.values() for name in of_kind}, fp8)
 
     with whole(directory) as partial:
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
-        ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
+        if fp8:
+            _write_fp8(partial / "config.json", ignore, any(m.power_of_two for m in (linears | experts).values()))
+        else:
+            ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
         save_torch_state_dict(state, partial)
+
+
+def _is_fp8(quantised: dict[str, Fp8Linear | Fp8Experts], state: dict[str, torch.Tensor]) -> bool:
+    """Whether the format is "fp8". Raises: ValueError that names what only this format holds, where it is not."""
+    by_blocks = {name for name, module in quantised.items() if module.inputs == "group"}
+    rounded = {module.power_of_two for module in quantised.values()}
+    smaller = next((name for name in state if name.endswith(".weight_scale") and _taken_for_smaller(name, state)), None)
+    if len(by_blocks) == len(quantised) and len(rounded) == 1 and smaller is None:
+        return True
+    why = f"transformers would take {smaller} for one of smaller blocks" if smaller else "other linears differ"
+    for name, module in quantised.items():
+        if module.power_of_two:
+            raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors cannot say so, and {why}")
+        if name in by_blocks and isinstance(module, Fp8Experts):
+            raise ValueError(f"{name} has scales of blocks, which compressed-tensors has no place for, and {why}")
+    return False
+
+
+def _taken_for_smaller(name: str, state: dict[str, torch.Tensor]) -> bool:
+    """Whether the sizes of a weight are multiples of the number of its scales, and blocks therefore no 128 long."""
+    sizes = state[name.removesuffix("_scale")].shape, state[name].shape
+    return any(count > 1 and size % count == 0 and size != count * BLOCK for size, count in zip(*sizes))
+
+
+def _check(model, linears: dict[str, Fp8Linear], experts: dict[str, Fp8Experts]) -> None:
+    """Raises: ValueError that names what no file can say."""
+    if not linears and not experts:
+        raise ValueError("the model is not quantised")
+    if any(getattr(module, "communicator", None) is not None for module in model.modules()):
+        raise ValueError("the model is one rank's share of it; save it before parallelize")
+    if any(pattern in "weight_scale" for pattern in getattr(model, "_keep_in_fp32_modules_strict", None) or ()):
+        raise ValueError(f"transformers keeps scales of a {type(model).__name__} in float32, and multiplies by others")
+    replaced = _replaced()
+    for name, module in model.named_modules():
+        if type(module).__name__ in replaced:
+            raise ValueError(f"{name}: transformers puts other modules in its place in a quantised checkpoint")
+    for name, module in (linears | experts).items():
+        codes = module.weight if name in linears else module.down_proj
+        if codes.dtype != torch.float8_e4m3fn:
+            raise ValueError(f"the model's FP8 format is {codes.dtype}; checkpoints hold float8_e4m3fn")
+        if name in linears and module.scale_ub is not None:
+            raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
+
+
+def _replaced() -> set[str]:
+    """Classes that transformers replaces, before it reads a quantised checkpoint, by others with a linear a matrix."""
+    try:
+        from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION as replaced
+    except ImportError:
+        return set()
+    return {name for name, how in replaced.items() if "compressed-tensors" in map(str, _methods(how))}
+
+
+def _methods(how: dict) -> list:
+    return [getattr(each, "value", each) for each in how.get("quantization_methods", ())]
+
+
+def _published(state: dict, names: Names, quantised: set[str], fp8: bool) -> dict[str, torch.Tensor]:
+    """The tensors by the names of files. Raises: ValueError that names what transformers would not read."""
+    for name in state:
+        if not names.is_read(name):
+            raise ValueError(f"{name}: transformers would not read it under the name that it has in checkpoints")
+
+    def called(name: str) -> str:
+        linear, _, last = name.rpartition(".")
+        # Of compressed-tensors' scales transformers rounds those to the model's dtype that it has not renamed; with
+        # others it cannot multiply. So linears that it renames keep its names, which it reads, too.
+        name = name if linear in quantised and not fp8 else names.published(name)
+        return f"{name}_inv" if fp8 and last == "weight_scale" else name
+
+    return {called(name): value for name, value in state.items()}
+
+
+def _write_fp8(file: Path, ignore: list[str], rounded: bool) -> None:
+    settings = json.loads(file.read_text())
+    settings["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": ignore,
+    } | ({"scale_fmt": "ue8m0"} if rounded else {})
+    file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 @contextmanager

@@ -44,18 +44,20 @@ class Scheme(NamedTuple):
         return self.inputs != "tensor"
 
 
-def schemes_of(model: torch.nn.Module, settings: dict, rename: Callable[[str], str] = str) -> dict[str, Scheme]:
+def schemes_of(
+    model: torch.nn.Module, settings: dict, called: Callable[[str], list[str]] = lambda name: [name]
+) -> dict[str, Scheme]:
     """Qualified names of the model's quantised linears -> how.
 
     Args:
         model: not quantised; on any device.
         settings: the quantization_config.
-        rename: of a name or pattern in the settings, that of the model's modules.
+        called: of a module's name, what the settings may call it: its name, and older ones.
 
     Raises: ValueError that names what is unknown; ImportError where compressed-tensors is not installed.
     """
     try:
-        from compressed_tensors.utils import match_named_modules, match_targets
+        from compressed_tensors.utils import is_match, match_targets
     except ImportError as error:  # its own dependencies, too: release 0.17 imports psutil and does not ask for it
         raise ImportError(f"FP8 checkpoints need the Python package compressed-tensors: {error}") from None
 
@@ -69,16 +71,27 @@ def schemes_of(model: torch.nn.Module, settings: dict, rename: Callable[[str], s
         more |= dict(scale_name="weight_scale_inv", power_of_two=_power_of_two(settings))
     by_target = {}
     for group, scheme in config.config_groups.items():
-        by_target |= dict.fromkeys(map(rename, scheme.targets), _of_group(group, scheme)._replace(**more))
+        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
     found = {}
-    for name, module in match_named_modules(model, by_target, [rename(name) for name in config.ignore]):
-        if isinstance(module, torch.nn.Embedding):
+    for name, module in model.named_modules():
+        if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):  # a pattern may match what holds them, too
+            continue
+        aliases = called(name)
+        if any(is_match(alias, module, config.ignore) for alias in aliases):
+            continue
+        targets = [target for alias in aliases for target in match_targets(alias, module, by_target)]
+        if targets and isinstance(module, torch.nn.Embedding):
             raise ValueError(f"{name} is quantised, an Embedding; known: linears")
-        if isinstance(module, torch.nn.Linear):  # a pattern may match the modules that hold them, too
-            found[name] = by_target[match_targets(name, module, by_target)[0]]
+        if targets:
+            found[name] = by_target[min(targets, key=lambda target: _reach(target, aliases))]
     if not found:
         raise ValueError("no linear of the model is quantised")
     return found
+
+
+def _reach(target: str, aliases: list[str]) -> int:
+    """Names go before patterns, and those before classes."""
+    return 0 if target in aliases else 1 if target.startswith("re:") else 2
 
 
 def _parsed(settings: dict):
@@ -153,11 +166,21 @@ def settings_of_groups(groups: dict[str, tuple[list[str], str, str]], ignore: li
 
 def _modules(names: list[str] | None) -> list[str]:
     """Ignore rules for a list of module names: each stands for the modules that it names, or whose names end in it,
-    and for all inside them. The head is never quantised in these formats."""
-    return [
-        name if name.startswith("re:") else rf"re:(?:.*\.)?{re.escape(name)}(?:\..*)?$"
-        for name in (*(names or ()), "lm_head")
-    ]
+    and for all inside them. transformers takes a name for a pattern, too, which begins where the module's name does.
+    The head is never quantised in these formats."""
+    rules = []
+    for name in (*(names or ()), "lm_head"):
+        if name.startswith("re:"):
+            rules.append(name)
+            continue
+        literal = re.escape(name)
+        rules += [rf"re:(?:.*\.)?{literal}(?:\..*)?$", rf"re:.*{literal}$"]
+        try:
+            re.compile(name)
+        except re.error:
+            continue  # no pattern
+        rules.append(rf"re:(?:{name})(?:(?<=\.)|(?=\.|$))")
+    return rules
 
 
 def _compressed_tensors(settings: dict) -> dict:

@@ -12,6 +12,8 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,

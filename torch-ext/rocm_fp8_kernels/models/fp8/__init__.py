@@ -25,7 +25,7 @@ from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8
 from ..calibration import observe
 from ..checkpoints import convert, load_quantized, save_quantized
-from ..codes import refuse_save_pretrained
+from ..codes import refuse_adapters, refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear, gemm_for
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "parallelize",
     "quantize",
     "save_quantized",
+    "weights_changed",
 ]
 
 _ACTIVATIONS = ("static", "dynamic")
@@ -95,8 +96,8 @@ def quantize(
     headroom: float = 1.0,
 ) -> torch.nn.Module:
     """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
-    mixtures of experts with SwiGLU. Routers, and what chooses experts, stay in their type; so do experts with biases or
-    another activation, which the warning names.
+    mixtures of experts with SwiGLU. Whatever chooses experts stays in its type. So do experts with biases or another
+    activation, and linears whose weight other code reads (T5's wo, Mamba's dt_proj): the warning names them.
 
     Args:
         model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
@@ -118,7 +119,8 @@ def quantize(
     """
     from . import experts, planning
 
-    names = planning.quantisable(model)
+    refuse_adapters(model)
+    names, unquantised = planning.quantisable(model), planning.unquantised(model)
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity: {granularity!r}; needs one of {', '.join(GRANULARITIES)}")
     if activations not in _ACTIVATIONS:
@@ -148,11 +150,33 @@ def quantize(
 
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
-    planned.stay = experts.replace_experts(model, granularity, fp8_dtype)
+    planned.stay |= unquantised | experts.replace_experts(model, granularity, fp8_dtype)
     planning.finish(model)
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def weights_changed(model: torch.nn.Module) -> torch.nn.Module:
+    """After a write to weights that torch does not count (through `.data`, or by a collective): computes anew, in
+    place, what is computed from them. That is DeepSeek-V3's absorbed projections, and int8's sums for zero points.
+
+    Without it the absorbed projections follow with the next prompt into an empty cache. Writes that torch counts
+    (copy_, load_state_dict) need no call; in a compiled or captured step they count with the next prompt, too.
+
+    Returns: model.
+    """
+    from ..int8.modules import Int8Linear
+    from .latent import FusedLatentAttention
+
+    for module in model.modules():
+        if isinstance(module, FusedLatentAttention):
+            module.absorb()
+        elif isinstance(module, Int8Linear):
+            module.sum_weights()
+    return model
 
 
 def parallelize(model: torch.nn.Module, communicator: Communicator) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from kernels import use_kernel_forward_from_hub
 from ... import reference
 from ...layers.decoder import decoder_layer, quantizing_linear
 from ...layers.residual import ResidualStream, TakesResidual
+from ...layers.watching import called_on, ours
 from ..signatures import CACHE, parameters
 from .halves import Architecture, FusedAttention, FusedHalf, FusedMLP, Routing
 from .latent import FusedLatentAttention
@@ -48,6 +49,7 @@ ARCHITECTURES = (
 class Fp8DecoderLayer(TakesResidual):
     PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
 
+    @ours
     def forward(
         self, hidden_states: torch.Tensor, *args, residual_stream: ResidualStream | None = None, **kwargs
     ) -> torch.Tensor:
@@ -59,8 +61,9 @@ class Fp8DecoderLayer(TakesResidual):
 class QuantizingFp8Linear(Fp8Linear):
     """In the place of a torch.nn.Linear, where no operator before it quantises its input."""
 
+    @ours
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return quantizing_linear(self, reference, x)
+        return quantizing_linear(self, called_on(None), x)
 
 
 # Of transformers' forwards, as the fused ones know them.

@@ -6,7 +6,7 @@ import torch
 from kernels import use_kernel_forward_from_hub
 from transformers.activations import ACT2FN
 
-from ... import reference
+from ...layers.watching import called_on, ours
 from ..codes import Codes
 from .linear import BLOCK, quantize_weight, to_fnuz
 
@@ -15,9 +15,14 @@ __all__ = ["Fp8Experts", "check_experts", "experts_of", "operands", "replace_exp
 _SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
 
-def why_not(module: torch.nn.Module) -> str | None:
+def is_silu(activation) -> bool:
+    """Whether an activation, a module or a function, is SiLU."""
+    return type(activation) in _SILU or activation is torch.nn.functional.silu
+
+
+def why_not(module: torch.nn.Module, gates: tuple = ()) -> str | None:
     """Why experts stay as they are; None: Fp8Experts takes them. They have gate_up_proj [E, 2 I, D] and down_proj
-    [E, D, I], as transformers stacks them."""
+    [E, D, I], as transformers stacks them. gates: functions that apply a gate, which the caller knows to be SwiGLU."""
     # Set by transformers' decorator for experts. Without it a forward may be anything: Llama 4's takes sorted rows,
     # LongCat's has experts that do nothing.
     if not hasattr(module, "is_concatenated"):
@@ -28,19 +33,21 @@ def why_not(module: torch.nn.Module) -> str | None:
         return "they have biases"
     if getattr(module, "is_transposed", False) or not getattr(module, "is_concatenated", True):
         return "their weights are transposed or interleaved"
-    if type(getattr(module, "act_fn", None)) not in _SILU:
-        return f"their activation is {type(getattr(module, 'act_fn', None)).__name__}, and swiglu needs SiLU"
-    if not _default_gate(module):
+    activation = getattr(module, "act_fn", None)
+    if not is_silu(activation):
+        name = getattr(activation, "__name__", type(activation).__name__)
+        return f"their activation is {name}, and swiglu needs SiLU"
+    if not _default_gate(module, gates):
         return "they have a gate of their own"
     return None
 
 
-def _default_gate(module: torch.nn.Module) -> bool:
+def _default_gate(module: torch.nn.Module, gates: tuple) -> bool:
     """Whether the gate is transformers' own: SiLU(gate) * up."""
     from transformers.integrations import moe
 
     own = getattr(type(module), "_apply_gate", None)
-    return own is None or own is getattr(moe, "_default_apply_gate", None)
+    return own is None or own in (getattr(moe, "_default_apply_gate", None), *gates)
 
 
 def operands(experts: torch.nn.Module, hidden_states, top_k_index, top_k_weights) -> tuple[torch.Tensor, ...]:
@@ -130,6 +137,7 @@ class Fp8Experts(Codes):
             self.input_scale, self.hidden_scale = self.input_scale * 2, self.hidden_scale * 2
         return self
 
+    @ours
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
@@ -142,7 +150,7 @@ class Fp8Experts(Codes):
 
         Returns: hidden_states' dtype [..., D].
         """
-        return self.multiply(reference, hidden_states, top_k_index, top_k_weights)
+        return self.multiply(called_on(None), hidden_states, top_k_index, top_k_weights)
 
     def input_scaling(self) -> dict:
         """What the dynamic operators are told about the input; where it has no stored scale."""
@@ -164,7 +172,7 @@ class Fp8Experts(Codes):
         x, *others = operands(self, hidden_states, top_k_index, top_k_weights)
         input_scale = self.input_scale
         if quantized is not None:
-            x, input_scale = quantized[0].view(x.shape), quantized[1].view(len(x), -1)
+            x, input_scale = quantized[0].view(x.shape), quantized[1].view(x.shape[0], -1)
         return ops.fused_moe(
             x,
             *others,

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ... import reference
-from ...layers.watching import is_watched
+from ...layers.watching import call, called_on, is_watched, ours, plain_silu
 from ..signatures import cached, named
 from .linear import Fp8Linear
 
@@ -132,20 +131,21 @@ class FusedAttention(AttentionHalf):
     JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
     qkv_proj: Fp8Linear
 
+    @ours
     def forward(
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType = reference,
+        ops: ModuleType | None = None,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
         PARAMETERS."""
-        arguments = named(self.PARAMETERS, args, kwargs)
+        ops, arguments = called_on(ops), named(self.PARAMETERS, args, kwargs)
         position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         shape = hidden_states.shape[:-1]
-        qkv = self.qkv_proj(hidden_states, ops=ops, scale=input_scale).view(*shape, -1, self.head_dim)
+        qkv = call(self.qkv_proj, hidden_states, ops=ops, more=dict(scale=input_scale)).view(*shape, -1, self.head_dim)
         query, key, value = qkv.split([rows // self.head_dim for rows in self.rows_of_parts("qkv_proj")], dim=-2)
         if self.architecture.head_norms:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -155,7 +155,7 @@ class FusedAttention(AttentionHalf):
         if self.architecture.window is not None:
             arguments["sliding_window"] = self.architecture.window(self)
         output, weights = self.attend(query, key, value, mask, arguments)
-        return self.o_proj(output.reshape(*shape, -1), ops=ops), weights
+        return call(self.o_proj, output.reshape(*shape, -1), ops=ops, more={}), weights
 
     def rows_of_parts(self, name: str) -> list[int]:
         if name != "qkv_proj":
@@ -184,14 +184,16 @@ class FusedMLP(FusedHalf):
     def last(self) -> Fp8Linear:
         return self.down_proj
 
+    @ours
     def forward(
-        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
+        self, x: torch.Tensor, ops: ModuleType | None = None, input_scale: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x and input_scale: as in Fp8Linear.forward."""
-        gate_up = self.gate_up_proj(x, ops=ops, scale=input_scale)
-        if is_watched(self.down_proj) or is_watched(self.act_fn):
+        ops = called_on(ops)
+        gate_up = call(self.gate_up_proj, x, ops=ops, more=dict(scale=input_scale))
+        if not isinstance(self.down_proj, Fp8Linear) or is_watched(self.down_proj) or not plain_silu(self.act_fn):
             gate, up = gate_up.chunk(2, dim=-1)
-            return self.down_proj(self.act_fn(gate) * up, ops=ops)
+            return call(self.down_proj, self.act_fn(gate) * up, ops=ops, more={})
         scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
         if scale is None:
             quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)

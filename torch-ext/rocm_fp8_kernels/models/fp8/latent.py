@@ -6,20 +6,23 @@
 With a LatentCache (latent_cache.py), c and the rotated r are appended to it, and new tokens read it by mla_decode: no
 key and no value of a head is made. A prompt into an empty cache, and every call with another cache, makes them from c
 by kv_b, and calls transformers' attention.
+
+mla_decode's steps multiply by copies of kv_b's numbers, in 16 bits (`absorbed`), which follow it. A prompt into an
+empty cache renews them, whoever has written the weight, and how. So does an eager step after a write that torch has
+counted. All of it is in place: compiled steps and captured graphs read the new numbers.
 """
 
 from types import ModuleType
 
 import torch
 
-from ... import reference
 from ...layers.decoder import normalised_for
 from ...layers.mla import LATENT, ROPE, LatentAttention
-from ...layers.watching import is_watched
+from ...layers.watching import call, called_on, is_watched, ours, plain_norm
 from ..signatures import cached, named, pop_cache
 from .halves import AttentionHalf
-from .latent_cache import QUERIES, LatentCache, is_valid
-from .linear import Fp8Linear
+from .latent_cache import QUERIES, LatentCache, check_causal, is_valid
+from .linear import Fp8Linear, SeenTensor
 
 
 class FusedLatentAttention(AttentionHalf):
@@ -45,30 +48,48 @@ class FusedLatentAttention(AttentionHalf):
         return self.q_kv_a_proj
 
     def absorb(self) -> None:
-        """Makes what mla_decode needs of kv_b_proj, in 16 bits; of sizes that it does not take, nothing."""
-        self.absorbed = None
-        if (self.kv_lora_rank, self.qk_rope_head_dim) == (LATENT, ROPE):
-            self.absorbed = LatentAttention(
-                self.kv_b_proj.dequantized(),
-                self.num_heads,
-                value=self.v_head_dim,
-                softmax_scale=self.scaling,
-                interleaved=bool(self.config.rope_interleave),
-            )
+        """Makes, or renews, what mla_decode needs of kv_b_proj, in 16 bits; of sizes that it does not take, nothing."""
+        if (self.kv_lora_rank, self.qk_rope_head_dim) != (LATENT, ROPE):
+            self.absorbed = None
+            return
+        weight, absorbed = self.kv_b_proj.dequantized(), getattr(self, "absorbed", None)
+        self._absorbed_of = SeenTensor(), SeenTensor()
+        if absorbed is not None and absorbed.heads == self.num_heads and absorbed.w_uk.dtype == weight.dtype:
+            absorbed.renew(weight)
+            return
+        self.absorbed = LatentAttention(
+            weight,
+            self.num_heads,
+            value=self.v_head_dim,
+            softmax_scale=self.scaling,
+            interleaved=bool(self.config.rope_interleave),
+        )
 
+    def _follow(self, prompt: bool) -> None:
+        """Renews `absorbed` where kv_b_proj may be another than before. A compiled step cannot tell."""
+        linear = self.kv_b_proj
+        changed = False
+        if not torch.compiler.is_compiling():
+            tensors = linear.weight, linear.weight_scale
+            counted = not any(tensor.is_inference() for tensor in tensors)
+            changed = counted and not all([seen.again(each) for seen, each in zip(self._absorbed_of, tensors)])
+        if prompt or changed:
+            self.absorbed.renew(linear.dequantized())
+
+    @ours
     def forward(
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType = reference,
+        ops: ModuleType | None = None,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
         PARAMETERS."""
-        arguments = named(self.PARAMETERS, args, kwargs)
+        ops, arguments = called_on(ops), named(self.PARAMETERS, args, kwargs)
         angles, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
-        low = self.q_kv_a_proj(hidden_states, ops=ops, scale=input_scale)
+        low = call(self.q_kv_a_proj, hidden_states, ops=ops, more=dict(scale=input_scale))
         of_q = low.shape[-1] - self.kv_lora_rank - self.qk_rope_head_dim
         q, latent, rope = low.split([of_q, self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         if self.q_lora_rank is not None:
@@ -79,11 +100,12 @@ class FusedLatentAttention(AttentionHalf):
             output, weights = self._expanded(q, latent, rope, angles, mask, arguments, ops)
         else:
             output, weights = self._with_latent_cache(cache, q, latent, rope, angles, mask, arguments, ops)
-        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1), ops=ops), weights
+        return call(self.o_proj, output.reshape(*hidden_states.shape[:-1], -1), ops=ops, more={}), weights
 
     def _of_low_rank(self, q: torch.Tensor, ops: ModuleType) -> torch.Tensor:
-        if is_watched(self.q_a_layernorm) or is_watched(self.q_b_proj):
-            return self.q_b_proj(self.q_a_layernorm(q), ops=ops)
+        linear = self.q_b_proj
+        if not plain_norm(self.q_a_layernorm) or not isinstance(linear, Fp8Linear) or is_watched(linear):
+            return call(linear, self.q_a_layernorm(q), ops=ops, more={})
         q, scale = normalised_for(self.q_b_proj, ops, self.q_a_layernorm, q)
         return self.q_b_proj(q, ops=ops, scale=scale)
 
@@ -96,7 +118,9 @@ class FusedLatentAttention(AttentionHalf):
         q_rope, rope = rotate(q_rope, rope[:, None], *angles)
         # One head each, as transformers stores them.
         latent, rope = cached(arguments, latent[:, None], rope, self.layer_idx)
-        of_heads = self.kv_b_proj(latent[:, 0], ops=ops).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        of_heads = (
+            call(self.kv_b_proj, latent[:, 0], ops=ops, more={}).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        )
         k_nope, value = of_heads.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         key = torch.cat([k_nope, rope.expand(-1, self.num_heads, -1, -1)], dim=-1)
         return self.attend(torch.cat([q_nope, q_rope], dim=-1), key, value, mask, arguments)
@@ -107,10 +131,18 @@ class FusedLatentAttention(AttentionHalf):
                 f"{type(cache).__name__}: kv_lora_rank {self.kv_lora_rank} and qk_rope_head_dim"
                 f" {self.qk_rope_head_dim}; mla_decode takes {LATENT} and {ROPE}"
             )
+        if not isinstance(self.kv_b_proj, Fp8Linear) or is_watched(self.kv_b_proj):
+            raise ValueError(
+                f"{type(cache).__name__}: kv_b_proj is watched, wrapped or another module, and steps with this cache do"
+                " not call it; other caches' do"
+            )
         batch, queries = q.shape[:2]
         cos, sin = (each.expand(batch, -1, -1) for each in angles)
         valid = is_valid(mask, batch, queries)
+        if self.layer_idx == 0:
+            check_causal(mask, valid, batch, queries)
         place = cache.place(self.layer_idx, latent, valid)
+        self._follow(place.was_empty)
         of_rope = dict(cos=cos.reshape(-1, ROPE), sin=sin.reshape(-1, ROPE), interleaved=self.absorbed.interleaved)
         ops.mla_append(latent.reshape(-1, LATENT), rope.reshape(-1, ROPE), place.rows, place.slots, **of_rope)
         if place.was_empty and queries > QUERIES:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...layers.mla import LATENT, ROPE
 
-__all__ = ["QUERIES", "LatentCache", "is_valid"]
+__all__ = ["QUERIES", "LatentCache", "check_causal", "check_mask", "is_valid"]
 
 QUERIES = 8  # of one sequence, that mla_decode takes
 _PAGE = 64
@@ -40,6 +40,43 @@ def is_valid(mask: torch.Tensor | None, batch: int, queries: int) -> torch.Tenso
     own = mask[:, 0].diagonal(dim1=-2, dim2=-1)  # whether a token sees itself
     own = own if own.dtype == torch.bool else own == 0
     return own.expand(batch, -1)
+
+
+def check_causal(mask: torch.Tensor | None, valid: torch.Tensor | None, batch: int, queries: int) -> None:
+    """Whether a mask of [B, heads, S, S] is that of tokens which see all valid ones up to themselves: a LatentCache has
+    no place for another. Raises: ValueError; on a GPU, and in compiled code, when it is found there."""
+    if mask is None or mask.dim() != 4 or queries == 1:
+        return
+    sees = mask if mask.dtype == torch.bool else mask == 0
+    before = torch.ones(queries, queries, dtype=torch.bool, device=mask.device).tril()
+    wanted = before & valid[:, None, None, :]
+    # What a token of padding sees has no effect.
+    right = ((sees == wanted) | ~valid[:, None, :, None]).all()
+    _demand(right, ValueError, "attention_mask: not that of causal attention; a LatentCache takes [B, tokens]")
+
+
+def check_mask(base: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    """Forward pre-hook, with keyword arguments, of a base model whose attention takes LatentCaches. The attention is
+    given the mask of new tokens alone: whether that of others is what it was, nobody else could see.
+
+    Raises: ValueError; on a GPU, and in compiled code, when it is found there.
+    """
+    cache = next((each for each in (*args, *kwargs.values()) if isinstance(each, LatentCache)), None)
+    mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+    if cache is None or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return
+    given = next(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+    cache.layers[0].tokens.check_mask(mask.bool(), given.shape[1])
+
+
+def _demand(right: torch.Tensor, error: type[Exception], message: str) -> None:
+    """Raises `error` where `right`, one bool, is False. On a GPU the device does it, so that nothing waits for it; and
+    in compiled code, which cannot raise, RuntimeError comes of an operator."""
+    if right.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not bool(right):
+            raise error(message)
+    else:
+        torch._assert_async(right, message)
 
 
 class Place(NamedTuple):
@@ -79,6 +116,7 @@ class _Tokens:
         self.max_length, self.fp8 = max_length, fp8
         self.lengths: torch.Tensor | None = None  # int32 [B]
         self.seen: int | torch.Tensor = 0  # of each sequence, padding included; int64 on the device, where L is fixed
+        self.valid: torch.Tensor | None = None  # bool [B, L]: which of them count; of a growing cache [B, seen]
         self.room = 0
         self.empty = self.was_empty = True
         self.before = self.slots = None
@@ -92,11 +130,19 @@ class _Tokens:
             if fixed:
                 # A page more: parts of 8 queries are filled up.
                 self.room = -(-(self.max_length + QUERIES) // _PAGE) * _PAGE
-                _mark_static(self.lengths, self.seen)
+                self.valid = torch.zeros(batch, self.max_length, dtype=torch.bool, device=device)
+                _mark_static(self.lengths, self.seen, self.valid)
         if len(self.lengths) != batch:
             raise ValueError(f"a LatentCache of {len(self.lengths)} sequences; {batch} were given")
         if not fixed and self.seen + queries + QUERIES > self.room:
             self.room = -(-(self.seen + queries + QUERIES) // _GROWS_BY) * _GROWS_BY
+        if fixed:
+            _demand(
+                self.seen + queries <= self.max_length,
+                IndexError,
+                f"a LatentCache of max_length {self.max_length} is full: {queries} more tokens are too many",
+            )
+        self._note(batch, queries, valid, device)
         self.was_empty, self.empty = self.empty, False
         self.before = self.lengths.clone()
         if valid is None:
@@ -115,16 +161,60 @@ class _Tokens:
         else:
             self.seen += queries
 
+    def _note(self, batch: int, queries: int, valid: torch.Tensor | None, device: torch.device) -> None:
+        """Which of the new tokens count."""
+        if valid is None:
+            valid = torch.ones(batch, queries, dtype=torch.bool, device=device)
+        if self.max_length is not None:
+            at = self.seen + torch.arange(queries, device=device)
+            self.valid.index_copy_(1, at.clamp(max=self.max_length - 1), valid)
+        else:
+            self.valid = valid if self.valid is None else torch.cat([self.valid, valid], dim=1)
+
+    def check_mask(self, mask: torch.Tensor, queries: int) -> None:
+        """mask: bool [B, tokens], of those that the cache holds and `queries` new ones, or of max_length."""
+        if self.lengths is None or self.empty:
+            return
+        total, fixed = self.seen + queries, self.max_length is not None
+        if not fixed and mask.shape[1] != total:
+            raise ValueError(f"attention_mask: {list(mask.shape)}; the LatentCache and the new tokens have {total}")
+        held = self.valid[:, : mask.shape[1]] if fixed else self.valid
+        mask = mask[:, : held.shape[1]]
+        if mask.shape != held.shape:
+            raise ValueError(f"attention_mask: {list(mask.shape)}; a LatentCache of {len(held)} sequences")
+        old = torch.arange(held.shape[1], device=held.device) < self.seen
+        right = ((mask.to(held.device) == held) | ~old).all()
+        if fixed:
+            right = right & (mask.shape[1] >= total)
+        _demand(right, ValueError, "attention_mask: not what it was for tokens that the LatentCache holds")
+
+    def remove(self, count: int) -> None:
+        """The last `count` tokens of each sequence, padding among them."""
+        if self.lengths is None or count == 0:
+            return
+        if self.max_length is not None:
+            last = torch.arange(self.max_length, device=self.seen.device)
+            gone = (last >= self.seen - count) & (last < self.seen)
+            self.lengths.sub_((self.valid & gone).sum(1))
+            self.seen.sub_(count).clamp_(min=0)
+        else:
+            count = min(count, self.seen)
+            self.lengths.sub_(self.valid[:, self.seen - count :].sum(1))
+            self.valid = self.valid[:, : self.seen - count]
+            self.seen -= count
+        self.lengths.clamp_(min=0)
+
     def change(self, function) -> None:
         """Of what has a number for each sequence."""
         if self.lengths is not None:
-            self.lengths = function(self.lengths)
+            self.lengths, self.valid = function(self.lengths), function(self.valid)
 
     def reset(self) -> None:
         self.empty = True
         if self.lengths is not None:
             self.lengths.zero_()
             self.seen = self.seen.zero_() if self.max_length is not None else 0
+            self.valid = self.valid if self.max_length is not None else None
 
 
 class _Layer(CacheLayerMixin):
@@ -179,12 +269,11 @@ class _Layer(CacheLayerMixin):
             self.tokens.reset()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """A negative number: the last ones of each sequence go. They are no padding."""
+        """A negative number: the last ones of each sequence go, padding counted."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop: {tokens_to_remove}; a LatentCache takes minus the number of tokens to remove")
-        if self.first and self.tokens.lengths is not None:
-            self.tokens.lengths.add_(tokens_to_remove).clamp_(min=0)
-            self.tokens.seen += tokens_to_remove
+        if self.first:
+            self.tokens.remove(-tokens_to_remove)
 
     def _change(self, function) -> None:
         if self.first:

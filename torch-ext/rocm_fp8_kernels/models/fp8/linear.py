@@ -8,11 +8,21 @@ from ... import ops as _ops
 from ... import reference
 from ..._ops import add_op_namespace_prefix
 from ..._ops import ops as _raw
+from ...layers.watching import called_on, ours
 from ...ops import SKINNY_GEMM_MAX_ROWS
 from ...ops.arguments import FP8, SCALES, check_tensors, refuse
 from ..codes import Codes
 
-__all__ = ["BLOCK", "GRANULARITIES", "Fp8Linear", "gemm_for", "join_block_scales", "quantize_weight", "to_fnuz"]
+__all__ = [
+    "BLOCK",
+    "GRANULARITIES",
+    "Fp8Linear",
+    "SeenTensor",
+    "gemm_for",
+    "join_block_scales",
+    "quantize_weight",
+    "to_fnuz",
+]
 
 BLOCK = 128  # rows and columns of a weight that share a scale; elements of an input's group
 GRANULARITIES = ("tensor", "channel", "block")
@@ -97,7 +107,7 @@ def to_fnuz(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return converted, scale * 2 if scale.dtype == torch.float32 else (scale.float() * 2).to(scale.dtype)
 
 
-class _SeenTensor:
+class SeenTensor:
     """Which tensor was here last, and how often it had been written. A copy has seen nothing: its tensors are new."""
 
     def __init__(self):
@@ -111,7 +121,7 @@ class _SeenTensor:
         return same
 
     def __reduce__(self):  # of copy.deepcopy and pickle
-        return _SeenTensor, ()
+        return SeenTensor, ()
 
 
 class Fp8Linear(Codes):
@@ -156,7 +166,7 @@ class Fp8Linear(Codes):
         self.weights = "block" if block_scales else "channel" if channel_scales else "tensor"
         self.inputs = "group" if block_scales else "row" if dynamic else "tensor"
         self.power_of_two = power_of_two
-        self._seen = _SeenTensor()
+        self._seen = SeenTensor()
 
         def empty(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=kind, device=device)
@@ -259,8 +269,9 @@ class Fp8Linear(Codes):
             self.input_scale = self.input_scale * 2
         return self
 
+    @ours
     def forward(
-        self, x: torch.Tensor, *, ops: ModuleType = reference, scale: torch.Tensor | None = None
+        self, x: torch.Tensor, *, ops: ModuleType | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Of x quantised by `scale`, or by input_scale.
 
@@ -272,6 +283,7 @@ class Fp8Linear(Codes):
         Returns: `dtype` [..., out_features].
         Raises: ValueError where there is no scale.
         """
+        ops = called_on(ops)
         if x.dtype not in FP8:
             x, scale = ops.quantize_fp8(x, self.input_scale, **self.input_scaling(), out_dtype=self.weight.dtype)
         scale = self.input_scale if scale is None else scale

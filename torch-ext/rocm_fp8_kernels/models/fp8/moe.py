@@ -7,9 +7,10 @@ from kernels import use_kernel_forward_from_hub
 
 from ... import reference
 from ...layers.moe import route
-from ...layers.watching import is_watched
+from ...layers.watching import call, called_on, is_watched, ours
 from .experts import Fp8Experts
 from .halves import FusedHalf, FusedMLP, Routing
+from .linear import Fp8Linear
 
 
 @use_kernel_forward_from_hub("MoeRouter")
@@ -18,6 +19,7 @@ class MoeRouter:
 
     routing: Routing
 
+    @ours
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """hidden_states [..., D]: (logits [T, E], weights [T, k], experts int32 [T, k])."""
         return route(self, reference, hidden_states)
@@ -35,18 +37,20 @@ class FusedMoe(FusedHalf):
     def last(self) -> Fp8Experts:
         return self.experts
 
+    @ours
     def forward(
         self,
         hidden_states: torch.Tensor,
-        ops: ModuleType = reference,
+        ops: ModuleType | None = None,
         quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """hidden_states: float16 or bfloat16 [..., D]; quantized: the same as experts take it, (FP8, scales)."""
+        ops = called_on(ops)
         _, weights, chosen = self.gate(hidden_states)
         shared = getattr(self, "shared_experts", None)
         if shared is not None:
             shared = self._shared(shared, ops, hidden_states, quantized)
-        if is_watched(self.experts):
+        if not isinstance(self.experts, Fp8Experts) or is_watched(self.experts):
             result = self.experts(hidden_states, chosen, weights)
             return result if shared is None else result + shared
         return self.experts.multiply(ops, hidden_states, chosen, weights, quantized=quantized, shared=shared)
@@ -55,8 +59,8 @@ class FusedMoe(FusedHalf):
         if not isinstance(module, FusedMLP):
             return module(x)
         linear = module.gate_up_proj
-        alike = quantized is not None and linear.input_scale is None
-        alike = alike and linear.input_scaling() == self.experts.input_scaling()
-        if alike and not is_watched(module) and not is_watched(linear):
+        plain = isinstance(linear, Fp8Linear) and not is_watched(module) and not is_watched(linear)
+        alike = plain and quantized is not None and linear.input_scale is None
+        if alike and linear.input_scaling() == self.experts.input_scaling():
             return module(quantized[0], ops=ops, input_scale=quantized[1])
-        return module(x, ops=ops)
+        return call(module, x, ops=ops, more={})

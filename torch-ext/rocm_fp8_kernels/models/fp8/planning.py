@@ -19,8 +19,10 @@ from .architectures import CLASSES, QuantizingFp8Linear, classes_of
 from .experts import Fp8Experts
 from .halves import FusedHalf
 from .latent import FusedLatentAttention
+from .latent_cache import check_mask
 from .linear import Fp8Linear
 from .moe import FusedMoe
+from .source import choosers, readers
 
 __all__ = [
     "Plan",
@@ -32,10 +34,9 @@ __all__ = [
     "quantisable",
     "replace_linears",
     "share_left",
+    "unquantised",
 ]
 
-# What chooses experts, or weighs them: a rounded score sends a token elsewhere. gate_proj is none.
-_ROUTER = re.compile(r"(?:.*\.)?(?:router|gate|shared_expert_gate)(?:\..*)?")
 _HALF_PRECISION = (torch.float16, torch.bfloat16)
 _SILU = ("silu", "swish")
 
@@ -46,20 +47,24 @@ class Plan:
 
     fused: (decoder layer's name, its half) -> name of the joined linear -> names of the linears.
     alone: those that will quantise their own input.
+    plain: those that are no FP8 linears, whatever a checkpoint holds: other code reads their weight, or has its own
+        forward.
     why: the reason why a half could not be fused, by its name.
+    stay: experts and linears that are not quantised -> why.
     """
 
     fused: dict[tuple[str, str], dict[str, list[str]]] = field(default_factory=dict)
     alone: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
-    stay: dict[str, str] = field(default_factory=dict)  # experts that are not quantised -> why
+    stay: dict[str, str] = field(default_factory=dict)
     known: bool = True  # whether the model has layers of a known architecture
 
     def inputs(self) -> Iterator[list[str]]:
         """The linears that have one input, in the order of computation within a half."""
         for joined in self.fused.values():
             yield from joined.values()
-        for name in self.alone:
+        for name in (*self.alone, *self.plain):
             yield [name]
 
     def warn(self, model: torch.nn.Module) -> None:
@@ -68,10 +73,12 @@ class Plan:
         what = f"{len(self.alone)} linears are quantised one by one, each with its own input"
         if (left := share_left(model)) > 0:
             what += f"; {left:.0%} of its numbers stay as they are (experts among them)"
-        if self.stay:
-            name, why = next(iter(self.stay.items()))
-            more = f" (and {len(self.stay) - 1} more)" if len(self.stay) > 1 else ""
-            what += f"; {name}{more} is among them, because {why}"
+        kinds: dict[tuple[str, str], list[str]] = {}  # a line for all layers
+        for name, why in self.stay.items():
+            kinds.setdefault((re.sub(r"\.\d+(?=\.)", ".*", name), why), []).append(name)
+        for (_, why), names in kinds.items():
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            what += f"; {names[0]}{more} stays as it is, because {why}"
         if not self.known:
             message = f"{type(model).__name__} has no decoder layer that can be fused: {what}"
         elif self.why:
@@ -99,7 +106,8 @@ def quantisable(model: torch.nn.Module) -> list[str]:
         found = [name for name in linears if name in wanted]
     else:
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        found = [name for name, module in linears.items() if module is not head and not _ROUTER.fullmatch(name)]
+        stay = choosers(model) | readers(model)
+        found = [name for name, module in linears.items() if module is not head and name not in stay]
     if not found:
         raise ValueError(f"{type(model).__name__} holds no linear that can be quantised")
     for name in found:
@@ -112,7 +120,8 @@ def share_left(model: torch.nn.Module) -> float:
     """The share of a quantised model's numbers that is not quantised; 0 where no expert is among them. What chooses
     experts is none."""
     left = {name: value.numel() for name, value in model.named_parameters()}
-    if not any("expert" in name and not _ROUTER.fullmatch(name) for name in left):
+    choose = choosers(model)
+    if not any("expert" in name and name.rpartition(".")[0] not in choose for name in left):
         return 0.0
     codes = sum(
         value.numel()
@@ -166,8 +175,34 @@ def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
                 fused |= set(parts)
             else:
                 result.why[f"{name}.{half}"] = why
-    result.alone = [name for name in wanted if name not in fused]
+    reads = readers(model)
+    for name in wanted:
+        if name in fused:
+            continue
+        if name in reads or type(modules[name]) is not torch.nn.Linear:
+            result.plain.append(name)
+            result.stay[name] = _why_plain(modules[name], reads.get(name))
+        else:
+            result.alone.append(name)
     return result
+
+
+def _why_plain(linear: torch.nn.Module, reader: str | None) -> str:
+    return f"it is a {type(linear).__name__}" if reader is None else f"{reader} reads its weight"
+
+
+def unquantised(model: torch.nn.Module) -> dict[str, str]:
+    """Linears whose weight other code reads, and which `quantize` therefore leaves as they are -> why."""
+    if any(type(module) in CLASSES for module in model.modules()):
+        return {}  # of those it takes the layers' alone
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    reads, choose = readers(model), choosers(model)
+    linears = {name: model.get_submodule(name) for name in reads.keys() - choose.keys()}
+    return {
+        name: _why_plain(module, reads[name])
+        for name, module in sorted(linears.items())
+        if module is not head and type(module) is torch.nn.Linear
+    }
 
 
 def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping[str, Hashable]) -> str | None:
@@ -233,10 +268,24 @@ def replace_linears(
         for parent, last in places.pop(alone.pop(name)):
             setattr(parent, last, linear)
 
+    for name in planned.plain:
+        _keep_numbers(model, name, join(Fp8Linear, [name]))
+
     bases = {classes.model for classes in CLASSES.values()}
     for module in model.modules():
         if type(module) in bases and hand_on_residual not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(hand_on_residual, with_kwargs=True)
+
+
+def _keep_numbers(model: torch.nn.Module, name: str, linear: Fp8Linear) -> None:
+    """Gives the module of that name what the FP8 linear stands for, in its dtype."""
+    module = model.get_submodule(name)
+    if type(module) is torch.nn.Linear:  # without what a quantizer of transformers has added to it
+        module = torch.nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+        model.set_submodule(name, module)
+    module.weight = torch.nn.Parameter(linear.dequantized(), requires_grad=False)
+    if linear.bias is not None:
+        module.bias = torch.nn.Parameter(linear.bias, requires_grad=False)
 
 
 def finish(model: torch.nn.Module) -> None:
@@ -251,10 +300,14 @@ def finish(model: torch.nn.Module) -> None:
             known = type(module.gate) is classes.router[0] and isinstance(module.experts, Fp8Experts)
             if known and _why_not_norm(layer, half) is None:
                 module.__class__, module.gate.__class__, layer.__class__ = fused, classes.router[1], classes.layer
-    for module in model.modules():
-        if isinstance(module, FusedLatentAttention):
-            absorb(module)
-            module.register_load_state_dict_post_hook(absorb)
+    latent = [module for module in model.modules() if isinstance(module, FusedLatentAttention)]
+    for module in latent:
+        absorb(module)
+        module.register_load_state_dict_post_hook(absorb)
+    bases = {classes.model for classes in CLASSES.values()}
+    for module in model.modules() if latent else ():
+        if type(module) in bases and check_mask not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(check_mask, with_kwargs=True)
 
 
 def absorb(attention: FusedLatentAttention, *_) -> None:

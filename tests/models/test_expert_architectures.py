@@ -1,0 +1,98 @@
+"""Every causal language model of transformers with experts: what save_quantized writes, transformers and load_quantized
+read, or it refuses and says why. What chooses experts keeps its type."""
+
+import re
+import warnings
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.problems.buffers import same_bytes
+from tests.problems.checkpoints import stored
+from tests.problems.expert_models import kinds, model
+from tests.problems.tiny_llama import distance, logits, tokens
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
+STACKED = "hold experts stacked"
+REFUSED = {
+    "granitemoe": STACKED,
+    "granitemoe_swa": STACKED,
+    "granitemoehybrid": STACKED,
+    "granitemoeshared": STACKED,
+    "hy_v4": "keeps scales of a HYV4ForCausalLM in float32",
+    "inkling_text": STACKED,
+    "lara_mini": STACKED,
+    "llama4_text": "puts other modules in its place",
+    "zaya": STACKED,
+}
+# A tiny model's sizes, such as kv_b_proj's 192 rows with two scales.
+SMALLER = "for one of smaller blocks"
+# Of a weight of FP8 numbers, whose steps are 2^-3 to 2^-4 of them: a rounding error of 2^-5.3 of its norm at most where
+# scales are those of rows. The scale is rounded to bfloat16, 2^-9.
+ROUNDED = 2.0**-4.5
+
+
+def quantised(kernel, original: torch.nn.Module, granularity: str) -> torch.nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is not fused
+        return kernel.quantization.quantize(original, activations="dynamic", granularity=granularity)
+
+
+def cut_off(tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether the sizes of a weight are no multiples of the number of its scales."""
+    scales = {name: value for name, value in tensors.items() if name.endswith("_scale_inv")}
+    weights = {name: tensors[name.removesuffix("_scale_inv")] for name in scales}
+    return any(size % count for name in scales for size, count in zip(weights[name].shape, scales[name].shape))
+
+
+@pytest.mark.parametrize("granularity", ["channel", "block"])
+@pytest.mark.parametrize("kind", kinds())
+def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity):
+    original, ids = model(kind, generator), tokens(generator, 2, 9)
+    numbers = {name: value.clone() for name, value in original.state_dict().items()}
+    made, folder = quantised(kernel, original, granularity), tmp_path / "fp8"
+    try:
+        kernel.quantization.save_quantized(made, folder)
+    except ValueError as error:
+        refused = REFUSED.get(kind, SMALLER if granularity == "block" else "nothing")
+        assert refused in str(error)
+        return
+    assert kind not in REFUSED
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded, state = kernel.quantization.load_quantized(folder), made.state_dict()
+    assert loaded.state_dict().keys() == state.keys()
+    assert all(same_bytes(value, state[name]) for name, value in loaded.state_dict().items())
+    assert same_bytes(logits(loaded, ids), logits(made, ids))
+
+    if cut_off(stored(folder)):
+        with pytest.raises(RuntimeError, match="CONVERSION"):  # blocks that are cut off: DeepSeek-V3's kv_a, too
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        return
+    theirs, seen = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    assert not seen["missing_keys"] and not seen["unexpected_keys"] and not seen["mismatched_keys"]
+    if granularity == "block" and "compressed-tensors" in (folder / "config.json").read_text():
+        with pytest.raises(RuntimeError):  # blocks that are cut off: loud
+            logits(theirs, ids)
+        return
+    logits(theirs, ids)  # which makes compressed-tensors decompress
+    found = theirs.state_dict()
+    for name, value in numbers.items():
+        assert torch.equal(found[name], value) or distance(found[name], value) <= ROUNDED, name
+
+
+ROUTER = re.compile(r"(?:.*\.)?(?:router|router_gate|gate|shared_expert_gate)(?:\..*)?")
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_chooses_experts_keeps_its_type(kernel, generator, kind):
+    """Whether it is a module of its own, a subclass of Linear or a Linear of any name."""
+    original = model(kind, generator)
+    scores = {name: value.clone() for name, value in original.named_parameters() if ROUTER.fullmatch(name)}
+    made = quantised(kernel, original, "channel")
+    assert scores
+    state = made.state_dict()
+    assert all(same_bytes(state[name], value) for name, value in scores.items())
