@@ -80,18 +80,7 @@ def byte_qwen3() -> torch.nn.Module:
     of_llama = ("model_type", "architectures", "mlp_bias", "pretraining_tp", "transformers_version")
     model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in kept.items() if k not in of_llama})).to(torch.bfloat16)
     model.load_state_dict(llama.state_dict(), strict=False)
-
-    def follow(norm: torch.nn.Module, linear: torch.nn.Module) -> None:
-        def hook(module, inputs, output) -> None:
-            norm.weight.fill_(output.float().square().mean().sqrt())
-
-        linear.register_forward_hook(hook)
-
-    for ours, theirs in zip(model.model.layers, llama.model.layers):
-        follow(ours.self_attn.q_norm, theirs.self_attn.q_proj)
-        follow(ours.self_attn.k_norm, theirs.self_attn.k_proj)
-    llama(input_ids=text(4, 256), use_cache=False)
-    return model.eval()
+    return mixtures.follow_sizes(model, llama, text(4, 256))
 
 
 @torch.no_grad()
@@ -130,6 +119,10 @@ def qwen3_moe() -> torch.nn.Module:
 
 def mixtral() -> torch.nn.Module:
     return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
+
+
+def minimax() -> torch.nn.Module:
+    return mixtures.minimax(byte_llama(), text(4, 256))
 
 
 def one_layer() -> torch.nn.Module:
@@ -177,11 +170,13 @@ CASES = {
     "Qwen3-MoE channels": Case(qwen3_moe, "compressed-tensors, channel, dynamic", experts=True),
     "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
     "Qwen3-MoE compressed blocks": Case(qwen3_moe, "compressed-tensors, blocks", experts=True),
+    "MiniMax-M2 channels": Case(minimax, "compressed-tensors, channel, dynamic", experts=True),
     "Mixtral static": Case(mixtral, "fp8, static", experts=True),
     "Mixtral dynamic, changed": Case(lambda: changed(mixtral()), "fp8, dynamic", experts=True),
     "Mixtral bfloat16": Case(mixtral, BFLOAT16),
     "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
     "Mixtral quark": Case(mixtral, "quark", experts=True),
+    "DeepSeek-V2 blocks": Case(lambda: mixtures.deepseek("deepseek_v2"), "fp8, blocks", experts=True),
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
     "DeepSeek-V3 ue8m0": Case(mixtures.deepseek, "fp8, blocks, ue8m0", experts=True),
     "Qwen3-MoE e8m0": Case(qwen3_moe, "fp8, blocks, ue8m0", experts=True, e8m0=True),
