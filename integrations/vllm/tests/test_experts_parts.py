@@ -135,7 +135,7 @@ BLOCKS = dict(weight_key=quant_utils.kFp8Static128BlockSym, activation_key=quant
 
 
 def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
-    alone = dict(dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
+    alone = dict(tp_size=1, dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
     default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
     default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
     default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
@@ -173,7 +173,15 @@ OTHERS = {
     "fused_moe has no LoRA: let --lora-target-modules name other modules": dict(is_lora_enabled=True),
     "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
     "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
-    "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
+    "fused_moe has blocks of 128x128, not of 64x64. vLLM .* an expert's intermediate size does not .*: it is 192": dict(
+        weight_key=BLOCKS_OF_64
+    ),
+    "fused_moe has .* an expert's intermediate size on each of 2 workers does not divide by 128: it is 192": dict(
+        weight_key=BLOCKS_OF_64, parallel=dict(tp_size=2)
+    ),
+    "fused_moe has blocks of 128x128, not of 64x64$": dict(
+        weight_key=BLOCKS_OF_64, intermediate_size_per_partition=256
+    ),
     "fused_moe has no torch.float32": dict(in_dtype=torch.float32),
     "fused_moe has no bias": dict(has_bias=True),
     "fused_moe has no swiglu_alpha": dict(swiglu_alpha=1.7),
