@@ -1,5 +1,6 @@
 """A quantised model as a compressed-tensors checkpoint."""
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ import torch
 from ..fp8.experts import Fp8Experts, experts_of, why_not
 from ..fp8.linear import Fp8Linear
 from .experts import split_experts, split_stacks
+from .names import complete_settings
+from .tensors import read_json
 
 __all__ = ["save_quantized", "whole"]
 
@@ -69,7 +72,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             pattern = rf"re:{re.escape(name)}\.\d+\.{part.rpartition('.')[2]}$"
             if pattern not in kinds.setdefault(kind, []):
                 kinds[kind].append(pattern)
-    ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    ignore = _left_out(model)
     for name, module in stacks.items():
         state |= split_stacks(name, module)
         ignore.append(rf"re:{re.escape(name)}\.\d+\..*")
@@ -79,6 +82,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
         ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
+        settings = complete_settings(read_json(partial / "config.json"), model)
+        (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_torch_state_dict(state, partial)
 
 
@@ -115,6 +120,15 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
         if linear.bias is not None:
             values["bias"] = linear.bias[of].clone()
         yield part, values
+
+
+def _left_out(model: torch.nn.Module) -> list[str]:
+    """Names of what is a linear in some engine, and not quantised: transformers' routers are none, vLLM's are."""
+    others = (Fp8Linear, Fp8Experts, torch.nn.Embedding)
+    modules = ((name, module) for name, module in model.named_modules() if not isinstance(module, others))
+    return [
+        name for name, module in modules if getattr(module, "weight", None) is not None and module.weight.dim() == 2
+    ]
 
 
 def _config(kinds: dict[tuple[str, str], list[str]], ignore: list[str]):
