@@ -20,12 +20,12 @@ pytestmark = pytest.mark.drawn(3, of="served")
     params=[
         *(("byte DeepSeek", True), ("byte DeepSeek", False), ("byte DeepSeek saved, channel", True)),
         *(
-            ("byte DeepSeek saved, block", False),
+            ("byte DeepSeek saved, channel", False),
             ("byte DeepSeek saved, static", True),
             ("Qwen3-MoE saved, static", True),
         ),
         *(("Qwen3-MoE saved, tensor", True), ("Qwen3-MoE saved, channel", False), ("Qwen3-MoE saved, block", True)),
-        ("DeepSeek-V3 saved, block", True),
+        *(("DeepSeek-V3 saved, block", True), ("DeepSeek-V3 saved, block", False)),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )
