@@ -49,6 +49,8 @@ def model_config(**changes) -> DeepseekV3Config:
         qk_nope_head_dim=64,
         qk_rope_head_dim=64,
         v_head_dim=64,
+        topk_method="noaux_tc",  # vLLM asks for this and the next, which transformers takes for granted
+        scoring_func="sigmoid",
         num_nextn_predict_layers=0,
         tie_word_embeddings=True,
         bos_token_id=corpus.BOS,
@@ -87,6 +89,15 @@ def as_one_mlp(
     gate, up = F.linear(hidden, experts.gate_up_proj.flatten(0, 1)).view(-1, count, both).chunk(2, dim=-1)
     between = experts.act_fn(gate) * up * of_expert[..., None]
     return F.linear(between.flatten(1), experts.down_proj.transpose(0, 1).flatten(1)).to(hidden.dtype)
+
+
+@torch.no_grad()
+def untie(model: PreTrainedModel) -> None:
+    """Makes a DeepSeek's head a tensor of its own, a copy of the embedding, in place. It is trained tied; published
+    ones are not tied, and vLLM ties none of this architecture."""
+    if isinstance(model, DeepseekV3ForCausalLM):
+        model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.clone())
+        model.config.tie_word_embeddings = False
 
 
 def routers(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -157,9 +168,8 @@ def train(settings: Settings, config: DeepseekV3Config | LlamaConfig, streams: S
             branch.register_forward_hook(lambda module, _, added: F.dropout(added, dropout, module.training))
     about = dict(dropout=dropout, active_parameters=active_parameters(model), threads=torch.get_num_threads())
     print(f"seed {settings.seed}; {about}", flush=True)
-    return fit_and_save(
-        model, streams, settings, **about, expert_load=lambda: expert_load(model, streams.held_out, settings.length)
-    )
+    about["expert_load"] = lambda: expert_load(model, streams.held_out, settings.length)
+    return fit_and_save(model, streams, settings, untie, **about)
 
 
 def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]:

@@ -262,9 +262,15 @@ def train(settings: Settings, config: LlamaConfig, streams: Streams) -> dict:
     return fit_and_save(model, streams, settings, dropout=config.attention_dropout)
 
 
-def fit_and_save(model: PreTrainedModel, streams: Streams, settings: Settings, **more) -> dict:
+def fit_and_save(
+    model: PreTrainedModel,
+    streams: Streams,
+    settings: Settings,
+    before_saving: Callable[[PreTrainedModel], None] | None = None,
+    **more,
+) -> dict:
     """Trains and writes the checkpoint; returns what training.json holds: `more` as well, of which functions are called
-    when the weights are those that are saved."""
+    when the weights are those that are saved. before_saving changes the model that was measured, as files ask for."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     best, steps, seconds = fit(model, streams, settings)
     # Rounded, then measured: the figures belong to the file that is written.
@@ -290,7 +296,10 @@ def fit_and_save(model: PreTrainedModel, streams: Streams, settings: Settings, *
         "held_out_bits_per_byte": held_out,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    save(model.to("cpu", torch.bfloat16), report, settings.out)
+    model = model.to("cpu", torch.bfloat16)
+    if before_saving is not None:
+        before_saving(model)
+    save(model, report, settings.out)
     return report
 
 

@@ -7,6 +7,7 @@ import logging
 import kernels
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import DeepseekV3ForCausalLM
 
 from examples.byte_deepseek import train
@@ -35,7 +36,10 @@ def test_a_run_leaves_a_checkpoint_that_loads(tmp_path):
     assert (settings.steps, dense) == (3, False)
     report = train.train(settings, train.model_config(**TINY), streams(), dropout)
     model = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "made")
-    assert sum(p.numel() for p in model.parameters()) == report["parameters"] > report["active_parameters"]
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    trained = sum(p.numel() for p in model.parameters()) - head.numel()
+    assert trained == report["parameters"] > report["active_parameters"]
+    assert head is not embedding and torch.equal(head, embedding)
     stored = json.loads((tmp_path / "made" / "training.json").read_text())
     assert stored == report and len(report["expert_load"]) == 1 and sum(report["expert_load"][0]) == pytest.approx(1)
     # The bias has moved, by one step for each batch.
@@ -101,6 +105,15 @@ def test_the_checkpoint_is_small_and_its_experts_are_used():
     report = json.loads((CHECKPOINT / "training.json").read_text())
     for shares in report["expert_load"]:
         assert len(shares) >= 8 and min(shares) > 0.3 / len(shares) and max(shares) < 2 / len(shares)
+
+
+def test_the_checkpoint_says_what_published_ones_say():
+    """vLLM asks for these, and transformers for none of them: a head of its own, how experts are chosen."""
+    settings = json.loads((CHECKPOINT / "config.json").read_text())
+    assert settings["topk_method"] == "noaux_tc" and settings["scoring_func"] == "sigmoid"
+    assert settings["tie_word_embeddings"] is False
+    with safe_open(CHECKPOINT / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor("lm_head.weight"), file.get_tensor("model.embed_tokens.weight"))
 
 
 @pytest.fixture(scope="module")

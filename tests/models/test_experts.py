@@ -2,6 +2,7 @@
 computes one expert after the other from the stored codes and scales."""
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -148,6 +149,28 @@ def test_transformers_reads_it(kernel, generator, tmp_path, granularity):
         ours = made.get_submodule(name)
         for stack, scale in (("gate_up_proj", ours.gate_up_scale), ("down_proj", ours.down_scale)):
             assert torch.equal(getattr(module, stack), (getattr(ours, stack).float() * scale).bfloat16())
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_vllm_finds_what_it_asks_for(kernel, generator, tmp_path, name, granularity):
+    """The architecture, which a model that was not loaded does not say itself. Routers among what is left out: vLLM's
+    are linears. What transformers takes for granted of DeepSeek-V3. No experts with a scale a tensor beside inputs
+    with one a row."""
+    model = moe(name, generator)
+    assert not model.config.architectures
+    made = quantized(kernel, model, granularity)
+    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    assert config["architectures"] == [type(model).__name__]
+    routers = {name.replace(".experts", ".gate") for name in expert_modules(model)}
+    assert routers and routers | {"lm_head"} == set(config["quantization_config"]["ignore"])
+    if name == "deepseek_v3":
+        assert (config["topk_method"], config["scoring_func"]) == ("noaux_tc", "sigmoid")
+    if granularity != "block":
+        stored = checkpoints.stored(tmp_path / "fp8")
+        scales = {name: value.shape for name, value in stored.items() if ".experts." in name and "scale" in name}
+        assert scales and all(shape == (len(stored[name.replace("_scale", "")]), 1) for name, shape in scales.items())
 
 
 def test_what_blocks_cannot_say(kernel, generator, tmp_path):

@@ -176,7 +176,9 @@ def test_dynamic_round_trip(kernel, device, generator, tmp_path, kind, symmetric
     loaded = kernel.smoothquant.load_quantized(tmp_path / "int8", device)
     same(model, loaded)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
-    config = json.loads((tmp_path / "int8" / "config.json").read_text())["quantization_config"]
+    settings = json.loads((tmp_path / "int8" / "config.json").read_text())
+    assert settings["architectures"] == [type(model).__name__]  # which engines ask for
+    config = settings["quantization_config"]
     assert (config["quant_method"], config["format"], config["ignore"]) == (
         "compressed-tensors",
         "int-quantized",

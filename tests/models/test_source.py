@@ -28,7 +28,10 @@ MODELS = {
     "t5": (T5Config(**T5), {"DenseReluDense.wo"}),
     "t5, gated": (T5Config(**T5, feed_forward_proj="gated-gelu"), {"DenseReluDense.wo"}),
     "mt5": (MT5Config(**T5), {"DenseReluDense.wo"}),
-    "switch": (SwitchTransformersConfig(**SWITCH), {"mlp.wo", "router.classifier", *(f"expert_{e}.wo" for e in range(4))}),
+    "switch": (
+        SwitchTransformersConfig(**SWITCH),
+        {"mlp.wo", "router.classifier", *(f"expert_{e}.wo" for e in range(4))},
+    ),
     # The last two where mamba_ssm's kernels are installed.
     "mamba": (MambaConfig(**MAMBA), {"mixer.dt_proj", "mixer.x_proj", "mixer.out_proj"}),
     "falcon_mamba": (FalconMambaConfig(**MAMBA), {"mixer.dt_proj", "mixer.x_proj", "mixer.out_proj"}),

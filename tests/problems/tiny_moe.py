@@ -47,13 +47,17 @@ MODELS = {
         num_key_value_heads=4,  # its attention has no groups
     ),
 }
+# What other tests ask for by name, which are not quantised with the kernels' layers.
+OTHERS = {
+    "deepseek_v2": MODELS["deepseek_v3"] | dict(n_group=None, topk_group=None),  # its configuration's default
+}
 PARTS = ("gate_proj", "up_proj", "down_proj")
 OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # Mixtral's names
 BIAS = "e_score_correction_bias"
 
 
 def moe(name: str, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16, device="cpu", **changes):
-    model = drawn(CONFIG_MAPPING[name](**(SIZES | MODELS[name] | changes)), generator, dtype, device)
+    model = drawn(CONFIG_MAPPING[name](**(SIZES | (MODELS | OTHERS)[name] | changes)), generator, dtype, device)
     for module in model.modules():
         if hasattr(module, BIAS):  # from_pretrained keeps it in float32
             values = 0.1 * torch.randn(getattr(module, BIAS).shape, generator=generator)

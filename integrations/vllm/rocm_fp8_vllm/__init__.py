@@ -2,8 +2,8 @@
 
 vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
 `block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears,
-`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). No code of
-a model is replaced.
+`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). A model
+whose head no file fills is refused (`heads`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -37,7 +37,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
-    from . import block_linear, block_parts, experts, fusion, int8_linear, linear
+    from . import block_linear, block_parts, experts, fusion, heads, int8_linear, linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -49,6 +49,7 @@ def register() -> None:
     int8_linear.install()
     experts.install()
     fusion.install()
+    heads.install()
 
 
 def is_on(switch: str) -> bool:

@@ -28,7 +28,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
-from .block_linear import powers_of_two
+from .block_linear import BLOCK, powers_of_two
 from .kernel import kernel
 from .patching import replace
 
@@ -76,9 +76,9 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
         if moe_config.is_lora_enabled and not cls.supports_lora():
             return False, "fused_moe has no LoRA: let --lora-target-modules name other modules than the experts"
         block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
-        if min(block) > 1 and weight_key != kFp8Static128BlockSym:  # vLLM cuts blocks that workers would share
-            share = moe_config.intermediate_size_per_partition
-            return False, f"fused_moe has blocks of 128x128; each worker has {share} numbers of an expert's middle"
+        if min(block) > 1 and weight_key != kFp8Static128BlockSym:
+            given = "x".join(map(str, block))
+            return False, f"fused_moe has blocks of 128x128, not of {given}{_why_blocks_are_cut(moe_config)}"
         return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
 
     @staticmethod
@@ -160,6 +160,14 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             self.quant_config.gemm1_clamp_limit,
             self.power_of_two,
         )
+
+
+def _why_blocks_are_cut(config: FusedMoEConfig) -> str:
+    share, workers = config.intermediate_size_per_partition, config.moe_parallel_config.tp_size
+    if share % BLOCK == 0:
+        return ""  # the checkpoint has them
+    size = "intermediate size" if workers == 1 else f"intermediate size on each of {workers} workers"
+    return f". vLLM cuts blocks where an expert's {size} does not divide by {BLOCK}: it is {share}"
 
 
 class PowersOfTwoExperts(FusedMoeExperts):

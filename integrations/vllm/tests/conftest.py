@@ -19,7 +19,7 @@ from tests.settings import SEED
 from . import mixtures
 
 ROOT = Path(__file__).resolve().parents[3]
-BYTE_LLAMA = ROOT / "examples" / "byte_llama" / "checkpoint"
+BYTE_LLAMA, BYTE_DEEPSEEK = (ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek"))
 # Before vLLM is imported, which reads some of them then. Its processes inherit them.
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -46,11 +46,18 @@ INT8_ARGUMENTS = {
     INT8_ZEROS: lambda: dict(alpha=None, symmetric=False),
 }
 BFLOAT16 = "bfloat16"
+STORED = "as it is stored"  # a checkpoint of this repository
+# What kernel.quantization makes and writes.
+SAVED = {
+    f"saved, {granularity}": dict(granularity=granularity, activations="dynamic")
+    for granularity in ("tensor", "channel", "block")
+}
+SAVED |= {"saved, static": dict(granularity="channel")}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint: `format` is of tests/problems/checkpoints.py, of INT8_ARGUMENTS or BFLOAT16."""
+    """A model's checkpoint. format: of tests/problems/checkpoints.py, INT8_ARGUMENTS or SAVED; BFLOAT16 or STORED."""
 
     model: Callable[[], torch.nn.Module]
     format: str
@@ -69,6 +76,12 @@ def byte_llama() -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(BYTE_LLAMA, dtype=torch.bfloat16)
 
 
+def byte_deepseek() -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(BYTE_DEEPSEEK, dtype=torch.bfloat16)
+
+
 @torch.no_grad()
 def byte_qwen3() -> torch.nn.Module:
     """The byte-level Llama's weights as a Qwen3, whose norms of queries and keys give them about the size that they
@@ -80,18 +93,7 @@ def byte_qwen3() -> torch.nn.Module:
     of_llama = ("model_type", "architectures", "mlp_bias", "pretraining_tp", "transformers_version")
     model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in kept.items() if k not in of_llama})).to(torch.bfloat16)
     model.load_state_dict(llama.state_dict(), strict=False)
-
-    def follow(norm: torch.nn.Module, linear: torch.nn.Module) -> None:
-        def hook(module, inputs, output) -> None:
-            norm.weight.fill_(output.float().square().mean().sqrt())
-
-        linear.register_forward_hook(hook)
-
-    for ours, theirs in zip(model.model.layers, llama.model.layers):
-        follow(ours.self_attn.q_norm, theirs.self_attn.q_proj)
-        follow(ours.self_attn.k_norm, theirs.self_attn.k_proj)
-    llama(input_ids=text(4, 256), use_cache=False)
-    return model.eval()
+    return mixtures.follow_sizes(model, llama, text(4, 256))
 
 
 @torch.no_grad()
@@ -124,12 +126,23 @@ def four_heads() -> torch.nn.Module:
     return model.eval()
 
 
+def tied(model: torch.nn.Module) -> torch.nn.Module:
+    """Its head is its embedding, of which files have one tensor."""
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return model
+
+
 def qwen3_moe() -> torch.nn.Module:
     return mixtures.upcycled(byte_qwen3(), "qwen3_moe", num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
 
 
 def mixtral() -> torch.nn.Module:
     return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
+
+
+def minimax() -> torch.nn.Module:
+    return mixtures.minimax(byte_llama(), text(4, 256))
 
 
 def one_layer() -> torch.nn.Module:
@@ -177,13 +190,29 @@ CASES = {
     "Qwen3-MoE channels": Case(qwen3_moe, "compressed-tensors, channel, dynamic", experts=True),
     "Qwen3-MoE static": Case(qwen3_moe, "compressed-tensors, tensor, static", experts=True),
     "Qwen3-MoE compressed blocks": Case(qwen3_moe, "compressed-tensors, blocks", experts=True),
+    "MiniMax-M2 channels": Case(minimax, "compressed-tensors, channel, dynamic", experts=True),
     "Mixtral static": Case(mixtral, "fp8, static", experts=True),
     "Mixtral dynamic, changed": Case(lambda: changed(mixtral()), "fp8, dynamic", experts=True),
     "Mixtral bfloat16": Case(mixtral, BFLOAT16),
     "Mixtral dynamic": Case(mixtral, "fp8, dynamic", experts=True),
     "Mixtral quark": Case(mixtral, "quark", experts=True),
+    "DeepSeek-V2 blocks": Case(lambda: mixtures.deepseek("deepseek_v2"), "fp8, blocks", experts=True),
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
     "DeepSeek-V3 ue8m0": Case(mixtures.deepseek, "fp8, blocks, ue8m0", experts=True),
+    "byte DeepSeek": Case(byte_deepseek, STORED, experts=True),
+    "byte DeepSeek, tied": Case(lambda: tied(byte_deepseek()), BFLOAT16, experts=True),
+    "byte DeepSeek, tied, saved": Case(lambda: tied(byte_deepseek()), "saved, channel", experts=True),
+    "byte DeepSeek saved, channel": Case(byte_deepseek, "saved, channel", experts=True),
+    "byte DeepSeek saved, static": Case(byte_deepseek, "saved, static", experts=True),
+    "Mixtral saved, tensor": Case(mixtral, "saved, tensor", experts=True),
+    "Mixtral saved, channel": Case(mixtral, "saved, channel", experts=True),
+    "Mixtral saved, block": Case(mixtral, "saved, block", experts=True),
+    "Mixtral saved, static": Case(mixtral, "saved, static", experts=True),
+    "Qwen3-MoE saved, tensor": Case(qwen3_moe, "saved, tensor", experts=True),
+    "Qwen3-MoE saved, channel": Case(qwen3_moe, "saved, channel", experts=True),
+    "Qwen3-MoE saved, block": Case(qwen3_moe, "saved, block", experts=True),
+    "Qwen3-MoE saved, static": Case(qwen3_moe, "saved, static", experts=True),
+    "DeepSeek-V3 saved, block": Case(mixtures.deepseek, "saved, block", experts=True),
     "Qwen3-MoE e8m0": Case(qwen3_moe, "fp8, blocks, ue8m0", experts=True, e8m0=True),
 }
 
@@ -239,6 +268,12 @@ def checkpoint(tmp_path_factory):
                 smoothquant, folder = load_kernel("cpu").smoothquant, folder / "int8"  # is made whole
                 how = INT8_ARGUMENTS[case.format]()
                 smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
+            elif case.format in SAVED:
+                quantization, folder = load_kernel("cpu").quantization, folder / "fp8"  # is made whole
+                inputs = [text(8, 256)] if case.format == "saved, static" else None
+                quantization.save_quantized(quantization.quantize(case.model(), inputs, **SAVED[case.format]), folder)
+            elif case.format == STORED:
+                folder = Path(case.model().config.name_or_path)
             elif case.format == BFLOAT16:
                 case.model().save_pretrained(folder)
             elif case.experts:
@@ -261,6 +296,8 @@ def reference(checkpoint):
     kernel, loaded = load_kernel("cpu"), {}
 
     def load(name: str) -> torch.nn.Module:
+        if CASES[name].format == STORED:
+            return CASES[name].model()
         if name not in loaded:
             of = kernel.smoothquant if CASES[name].int8 else kernel.quantization
             loaded[name] = of.load_quantized(checkpoint(name))
@@ -294,7 +331,7 @@ def engine(checkpoint):
             return started[asked]
         end()
         # With AMX vLLM's own latent attention comes first, but where ours is asked for.
-        default = dict(attention_backend="CPU_MLA") if name.startswith("DeepSeek") else {}
+        default = dict(attention_backend="CPU_MLA") if "DeepSeek" in name else {}
         default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
         default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
         llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)

@@ -31,7 +31,7 @@ def upcycled(dense: torch.nn.Module, kind: str, **sizes) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     state = dense.state_dict()
     missing, _ = model.load_state_dict(state, strict=False)
-    assert all(".mlp." in name for name in missing), missing
+    assert all(".mlp." in name or "_norm." in name for name in missing), missing
 
     def of_experts(weight: torch.Tensor) -> torch.Tensor:
         changes = torch.randn((4, *weight.shape), generator=generator)
@@ -55,8 +55,10 @@ def write(form: str, model: torch.nn.Module, ids: torch.Tensor, folder: Path, ig
         checkpoints.configure(folder, settings | dict(ignore=[*settings["ignore"], *routers]))
         edit(folder, _one_input_scale)
     with_names_of_today(folder)
-    if model.config.model_type == "mixtral":
+    if model.config.model_type in ("mixtral", "minimax_m2"):
         with_older_names(folder)
+    if model.config.model_type == "minimax_m2":  # as published; transformers takes it for granted
+        checkpoints.configure(folder, None, scoring_func="sigmoid", use_routing_bias=True)
     if model.config.model_type == "deepseek_v3":  # what vLLM asks for, and transformers takes for granted
         checkpoints.configure(folder, None, topk_method="noaux_tc", scoring_func="sigmoid", moe_layer_freq=1)
 
@@ -68,9 +70,39 @@ def _one_input_scale(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @torch.no_grad()
-def deepseek(**changes) -> torch.nn.Module:
-    """A DeepSeek-V3 with random weights, and with the sizes of its latent attention that kernels are made for. Its
-    positions are beyond those that the frequencies were made for, as YaRN has it."""
+def follow_sizes(model: torch.nn.Module, dense: torch.nn.Module, ids: torch.Tensor) -> torch.nn.Module:
+    """Gives norms of queries and keys weights with which they give about what dense's linears gave."""
+
+    def follow(norm: torch.nn.Module, linear: torch.nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def hook(module, inputs, output) -> None:
+            norm.weight.fill_(output.float().square().mean().sqrt())
+
+        return linear.register_forward_hook(hook)
+
+    handles = []
+    for ours, theirs in zip(model.model.layers, dense.model.layers):
+        handles.append(follow(ours.self_attn.q_norm, theirs.self_attn.q_proj))
+        handles.append(follow(ours.self_attn.k_norm, theirs.self_attn.k_proj))
+    dense(input_ids=ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return model.eval()
+
+
+@torch.no_grad()
+def minimax(dense: torch.nn.Module, ids: torch.Tensor) -> torch.nn.Module:
+    """A MiniMax-M2: a sigmoid without groups, and biases of deviation 1, which decide what is chosen."""
+    generator = torch.Generator().manual_seed(SEED + 1)
+    model = follow_sizes(upcycled(dense, "minimax_m2", num_local_experts=4, rotary_dim=64), dense, ids)
+    for layer in model.model.layers:
+        layer.mlp.e_score_correction_bias = torch.nn.Buffer(torch.randn(4, generator=generator))
+    return model
+
+
+@torch.no_grad()
+def deepseek(name: str = "deepseek_v3", **changes) -> torch.nn.Module:
+    """A DeepSeek-V3, or V2, with random weights, and with the sizes of its latent attention that kernels are made for.
+    Its positions are beyond those that the frequencies were made for, as YaRN has it."""
     generator = torch.Generator().manual_seed(SEED)
     latent = dict(
         moe_intermediate_size=256,
@@ -83,4 +115,4 @@ def deepseek(**changes) -> torch.nn.Module:
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=256)
     latent["rope_parameters"] = yarn | dict(mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
     sizes = dict(vocab_size=256, hidden_size=256, num_hidden_layers=3, max_position_embeddings=1024)
-    return moe("deepseek_v3", generator, **(sizes | latent | changes))
+    return moe(name, generator, **(sizes | latent | changes))

@@ -1,17 +1,15 @@
-"""The parts beside an engine: the operator of experts, which experts are taken, their scales; the router; latent
-attention."""
+"""The parts beside an engine: the operator of experts, which experts are taken, their scales; latent attention."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from rocm_fp8_vllm import experts, latent, routing
+from rocm_fp8_vllm import experts, latent
 from rocm_fp8_vllm.kernel import kernel
 from vllm import envs
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import fp8 as choice
-from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
@@ -137,7 +135,7 @@ BLOCKS = dict(weight_key=quant_utils.kFp8Static128BlockSym, activation_key=quant
 
 
 def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
-    alone = dict(dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
+    alone = dict(tp_size=1, dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
     default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
     default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
     default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
@@ -175,7 +173,15 @@ OTHERS = {
     "fused_moe has no LoRA: let --lora-target-modules name other modules": dict(is_lora_enabled=True),
     "kernel does not support .* activation": dict(activation=MoEActivation.GELU),
     "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
-    "fused_moe has blocks of 128x128; each worker has 192 numbers": dict(weight_key=BLOCKS_OF_64),
+    "fused_moe has blocks of 128x128, not of 64x64. vLLM .* an expert's intermediate size does not .*: it is 192": dict(
+        weight_key=BLOCKS_OF_64
+    ),
+    "fused_moe has .* an expert's intermediate size on each of 2 workers does not divide by 128: it is 192": dict(
+        weight_key=BLOCKS_OF_64, parallel=dict(tp_size=2)
+    ),
+    "fused_moe has blocks of 128x128, not of 64x64$": dict(
+        weight_key=BLOCKS_OF_64, intermediate_size_per_partition=256
+    ),
     "fused_moe has no torch.float32": dict(in_dtype=torch.float32),
     "fused_moe has no bias": dict(has_bias=True),
     "fused_moe has no swiglu_alpha": dict(swiglu_alpha=1.7),
@@ -216,56 +222,6 @@ def test_gates_and_ups_keep_their_scales(generator):
     for same in (torch.tensor([[0.5, 0.5], [2.0, 2.0]]), torch.tensor([[0.5], [2.0]])):
         kept, scale = experts.keep_scales(weight, same, 3, 2, is_act_and_mul=same.shape[1] == 2)
         assert kept is weight and scale.tolist() == [0.5, 2.0]
-
-
-# --- the router ---
-
-ROUTERS = {
-    "softmax": dict(renormalize=False),
-    "softmax, renormalised": dict(renormalize=True),
-    "groups": dict(use_grouped_topk=True, num_expert_group=4, topk_group=2, renormalize=False),
-    "DeepSeek-V3": dict(
-        use_grouped_topk=True,
-        num_expert_group=4,
-        topk_group=2,
-        renormalize=True,
-        scoring_func="sigmoid",
-        routed_scaling_factor=2.5,
-    ),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ROUTERS)
-def test_the_router_chooses_as_vllms_does(name, dtype, generator):
-    count, top = 16, 4
-    made = ROUTERS[name] | dict(top_k=top, global_num_experts=count)
-    if name == "DeepSeek-V3":
-        made["e_score_correction_bias"] = 0.1 * torch.randn(count, generator=generator)
-    # No two are equal, in bfloat16 either.
-    logits = torch.stack([torch.randperm(count, generator=generator) for _ in range(50)]).to(dtype) / 8
-    theirs, ours = CPURouter(**made), CPURouter(**made)
-    assert routing._can_route(ours)
-    ours.__class__ = routing.MoeRouteRouter
-    (weights, chosen), (got_weights, got) = (each._compute_routing(logits, logits, None) for each in (theirs, ours))
-    assert got.dtype == torch.int32 and got_weights.dtype == torch.float32
-    order, got_order = chosen.argsort(1), got.argsort(1)
-    assert torch.equal(chosen.gather(1, order), got.gather(1, got_order).to(chosen.dtype))
-    # vLLM's softmax of bfloat16 logits is rounded to that.
-    near = 2.0**-7 if dtype == torch.bfloat16 else 2.0**-20
-    torch.testing.assert_close(got_weights.gather(1, got_order), weights.gather(1, order), rtol=near, atol=0)
-
-
-def test_other_routers_stay():
-    kept = [
-        dict(custom_routing_function=lambda **_: None),
-        dict(scoring_func="sqrtsoftplus", e_score_correction_bias=torch.zeros(16)),
-        dict(top_k=33),
-        dict(global_num_experts=1025),
-    ]
-    for changes in kept:
-        assert not routing._can_route(CPURouter(**(dict(top_k=4, global_num_experts=16) | changes)))
-    assert not routing._can_route(routing.MoeRouteRouter(top_k=4, global_num_experts=16))  # is one already
 
 
 # --- latent attention ---

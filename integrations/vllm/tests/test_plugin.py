@@ -6,7 +6,7 @@ import pytest
 import rocm_fp8_vllm
 import torch
 import vllm
-from rocm_fp8_vllm import block_linear, block_parts, cpu, experts, fusion, int8_linear, linear
+from rocm_fp8_vllm import block_linear, block_parts, cpu, experts, fusion, heads, int8_linear, linear
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.kernels import linear as choice
@@ -28,17 +28,17 @@ def unregistered(monkeypatch):
     done = []
     for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
         monkeypatch.delenv(name, raising=False)
-    for part in (cpu, linear, block_linear, block_parts, int8_linear, experts, fusion):
+    for part in (cpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
     return done
 
 
 def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     rocm_fp8_vllm.register()
-    assert unregistered == [cpu, linear, block_linear, block_parts, int8_linear, experts, fusion]
+    assert unregistered == [cpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
-    assert len(unregistered) == 7
+    assert len(unregistered) == 8
     for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
         monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "1")
         monkeypatch.setenv(name, "yes")

@@ -168,8 +168,11 @@ class StoredExperts:
         kind = schemes[names[0]].weights
         rows = getattr(self._own, stack).shape[1] // len(parts)
         by_expert = [scales[i : i + len(parts)] for i in range(0, len(scales), len(parts))]
-        if kind == "tensor" and all(bool(scale.reshape(()) == of[0].reshape(())) for of in by_expert for scale in of):
-            return torch.stack([of[0].reshape(1, 1) for of in by_expert])
+        firsts = [of[0].reshape(-1)[:1].reshape(1, 1) for of in by_expert]
+        if kind != "block" and all(
+            bool((scale == first).all()) for of, first in zip(by_expert, firsts) for scale in of
+        ):
+            return torch.stack(firsts)  # of an expert, whatever the format has it for
         if kind != "block":  # different scales of gate and up become those of their channels
             by_expert = [[scale.reshape(-1, 1).expand(rows, 1) for scale in of] for of in by_expert]
         return torch.stack([torch.cat(of) for of in by_expert])
@@ -199,13 +202,16 @@ def split_experts(name: str, experts: Fp8Experts) -> Iterator[tuple[str, tuple[s
     scales = {"gate_up_proj": experts.gate_up_scale, "down_proj": experts.down_scale}
     inputs = {"gate_up_proj": experts.input_scale, "down_proj": experts.hidden_scale}
     for stack, parts in _STACKS.items():
-        kind = weights[stack], experts.inputs
+        # vLLM reads no compressed-tensors experts with a scale a tensor beside inputs with one a row.
+        of_tensor = weights[stack] == "tensor"
+        kind = "channel" if of_tensor and experts.inputs == "row" else weights[stack], experts.inputs
         for e, (codes, scale) in enumerate(zip(getattr(experts, stack), scales[stack])):
             # Clones: safetensors refuses tensors that share memory.
-            of_parts = [scale] * len(parts) if kind[0] == "tensor" else scale.chunk(len(parts))
+            of_parts = [scale] * len(parts) if of_tensor else scale.chunk(len(parts))
             for part, of_part, own in zip(parts, codes.chunk(len(parts)), of_parts):
                 values = {"weight": of_part.clone()}
-                values["weight_scale"] = own.reshape(1).clone() if kind[0] == "tensor" else own.clone()
+                rows = len(of_part) if of_tensor and kind[0] == "channel" else len(own)
+                values["weight_scale"] = own.reshape(1).clone() if kind[0] == "tensor" else own.expand(rows, -1).clone()
                 if inputs[stack] is not None:
                     values["input_scale"] = inputs[stack].clone()
                 yield f"{name}.{e}.{part}", kind, values

@@ -1,5 +1,5 @@
 """What else is in the checkpoints that people publish: tensors that nothing here uses, tied ones that differ, experts,
-and where their quantization_config stands. For FP8 and int8."""
+where their quantization_config stands, and what their config.json says beyond transformers'. For FP8 and int8."""
 
 import re
 import warnings
@@ -9,7 +9,15 @@ import torch
 
 from .tensors import Tensors
 
-__all__ = ["check_left", "check_tied", "no_sparsity", "pop_settings", "refuse_experts", "tied_names"]
+__all__ = [
+    "check_left",
+    "check_tied",
+    "complete_settings",
+    "no_sparsity",
+    "pop_settings",
+    "refuse_experts",
+    "tied_names",
+]
 
 # Scales of the KV cache, of attention's own products and of quantised outputs.
 _SCALES = re.compile(
@@ -18,6 +26,11 @@ _SCALES = re.compile(
 )
 _OF_THE_CACHE = re.compile(r".*\b(?:(?:k|v|kv)_(?:scale|zero_point)|[kv]_proj\.output_scale)")
 _LAYER = re.compile(r".*\blayers\.(\d+)\.")
+# By model_type, what vLLM reads in config.json and transformers takes for granted.
+_READ_BY_ENGINES = {
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "minimax_m2": {"scoring_func": "sigmoid", "use_routing_bias": True},
+}
 
 
 def pop_settings(settings: dict) -> dict | None:
@@ -30,6 +43,12 @@ def pop_settings(settings: dict) -> dict | None:
         found = {"quant_method": "compressed-tensors"} | (old if inner is None else old | inner)
         found.pop("quantization_config", None)
     return found if isinstance(found, dict) else None
+
+
+def complete_settings(settings: dict, model: torch.nn.Module) -> dict:
+    """The config.json of a model with what save_pretrained adds to its configuration, and published ones say."""
+    architectures = settings.get("architectures") or [type(model).__name__]
+    return _READ_BY_ENGINES.get(settings.get("model_type"), {}) | settings | {"architectures": architectures}
 
 
 def no_sparsity(settings: dict) -> None:

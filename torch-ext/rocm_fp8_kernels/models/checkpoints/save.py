@@ -13,7 +13,9 @@ from ..codes import refuse_adapters
 from ..fp8.experts import Fp8Experts, experts_of, why_not
 from ..fp8.linear import BLOCK, Fp8Linear
 from .experts import split_experts, split_stacks
+from .names import complete_settings
 from .published import DOWN, GATE_UP, Names
+from .tensors import read_json
 
 __all__ = ["save_quantized", "whole"]
 
@@ -76,8 +78,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
             if pattern not in kinds.setdefault(kind, []):
                 kinds[kind].append(pattern)
     fp8 = _is_fp8(linears | experts, state)
-    left = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    ignore = [each for name in left for each in names.of_rules(name)]
+    ignore = [each for name in _left_out(model) for each in names.of_rules(name)]
     for name, module in stacks.items():
         state |= split_stacks(name, module)
         ignore += [names.pattern(name, part) for part in GATE_UP + DOWN] if not fp8 else [names.of_rules(name)[-1]]
@@ -87,10 +88,13 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
-        if fp8:
-            _write_fp8(partial / "config.json", ignore, any(m.power_of_two for m in (linears | experts).values()))
-        else:
+        if not fp8:
             ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
+        settings = complete_settings(read_json(partial / "config.json"), model)
+        if fp8:
+            rounded = any(module.power_of_two for module in (linears | experts).values())
+            settings["quantization_config"] = _fp8_settings(ignore, rounded)
+        (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_torch_state_dict(state, partial)
 
 
@@ -165,16 +169,9 @@ def _published(state: dict, names: Names, quantised: set[str], fp8: bool) -> dic
     return {called(name): value for name, value in state.items()}
 
 
-def _write_fp8(file: Path, ignore: list[str], rounded: bool) -> None:
-    settings = json.loads(file.read_text())
-    settings["quantization_config"] = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [BLOCK, BLOCK],
-        "modules_to_not_convert": ignore,
-    } | ({"scale_fmt": "ue8m0"} if rounded else {})
-    file.write_text(json.dumps(settings, indent=2) + "\n")
+def _fp8_settings(ignore: list[str], rounded: bool) -> dict:
+    settings = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[BLOCK, BLOCK])
+    return settings | dict(modules_to_not_convert=ignore) | (dict(scale_fmt="ue8m0") if rounded else {})
 
 
 @contextmanager
@@ -210,6 +207,15 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
         if linear.bias is not None:
             values["bias"] = linear.bias[of].clone()
         yield part, values
+
+
+def _left_out(model: torch.nn.Module) -> list[str]:
+    """Names of what is a linear in some engine, and not quantised: transformers' routers are none, vLLM's are."""
+    others = (Fp8Linear, Fp8Experts, torch.nn.Embedding)
+    modules = ((name, module) for name, module in model.named_modules() if not isinstance(module, others))
+    return [
+        name for name, module in modules if getattr(module, "weight", None) is not None and module.weight.dim() == 2
+    ]
 
 
 def _config(kinds: dict[tuple[str, str], list[str]], ignore: list[str]):

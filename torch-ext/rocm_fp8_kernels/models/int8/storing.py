@@ -8,7 +8,15 @@ from pathlib import Path
 import torch
 
 from ..checkpoints.load import compute_buffers
-from ..checkpoints.names import check_left, check_tied, no_sparsity, pop_settings, refuse_experts, tied_names
+from ..checkpoints.names import (
+    check_left,
+    check_tied,
+    complete_settings,
+    no_sparsity,
+    pop_settings,
+    refuse_experts,
+    tied_names,
+)
 from ..checkpoints.save import whole
 from ..checkpoints.tensors import Tensors, read_json
 from ..codes import refuse_save_pretrained
@@ -59,7 +67,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
-        settings = read_json(partial / "config.json")
+        settings = complete_settings(read_json(partial / "config.json"), model)
         settings["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         if linears:
             ignore = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
