@@ -51,10 +51,9 @@ constexpr int64_t kBufferBytes = kNowhere;
 
 // Whether 128-bit loads with offsets of 32 bits can take an operand.
 bool fits(const Operand& x, int64_t k, int64_t rows) {
-    const int64_t stride = rows == 1 ? 0 : x.row_stride, of_tile = rows < 256 ? rows : 256;
-    // The last: rows that overlap are longer than their stride. kNowhere lies behind all of a tile's.
-    return x.k_contiguous() && rows_aligned(x.data, stride) && stride >= 0 && stride < kBufferBytes / 256 &&
-           k < kBufferBytes / 4 && (of_tile - 1) * stride + k <= kBufferBytes;
+    const int64_t stride = rows == 1 ? 0 : x.row_stride;
+    return x.k_contiguous() && rows_aligned(x.data, stride) && stride >= 0 && stride < kBufferBytes / kMostOfTile &&
+           k < kBufferBytes / 4 && in_reach(std::min<int64_t>(rows, kMostOfTile), stride, k);
 }
 
 // Whether TransposedLoader can take an operand.
@@ -65,7 +64,7 @@ bool fits_transposed(const Operand& x, int64_t k, int64_t rows) {
 
 // Whether offsets of 32 bits can take the scales of a tile.
 bool fits(const Scales& s, int64_t k) {
-    return 4 * (256 * s.row_stride + blocks_of(k) * s.block_stride) < kBufferBytes;
+    return 4 * (kMostOfTile * s.row_stride + blocks_of(k) * s.block_stride) < kBufferBytes;
 }
 
 // Whether direct tiles, which the chip has, can take the arguments.

@@ -2,6 +2,7 @@
 // that it can be tested anywhere.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../../common/gemm/hip/costs.h"
@@ -72,6 +73,10 @@ constexpr bool is_stream(int shape) { return shape >= kTileShapeCount && !is_dir
 constexpr const TileShape& tile_shape(int shape) {
     return is_direct(shape) ? kDirectShapes[shape - kFirstDirect] : kTileShapes[shape];
 }
+// The most rows of an operand, and of its scales, that a form of any table counts from one place.
+constexpr int kMostOfTile =
+    std::max({gemm::tallest(kTileShapes), gemm::widest(kTileShapes), gemm::tallest(kStreamShapes),
+              gemm::widest(kStreamShapes), gemm::tallest(kDirectShapes), gemm::widest(kDirectShapes)});
 // What takes other layouts and scales in a direct shape's place: the same sums.
 constexpr int indirect_shape(int shape) { return is_direct(shape) ? 0 : shape; }
 constexpr int fallback_shape(int shape) {

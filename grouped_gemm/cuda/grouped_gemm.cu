@@ -44,6 +44,8 @@ namespace rocm_fp8::grouped_gemm::cuda {
 namespace {
 
 constexpr Status kTooMany{"a and b have more rows than one launch takes"};
+// The kernels number a band of rows of tiles, and the tile behind a CTA's last one, in 31 bits.
+constexpr int64_t kMostTiles = kMaxCtas / kBand;
 
 template <class... More>
 struct Choice {
@@ -91,7 +93,7 @@ Status launch_fallback(const Args& a, Kind kind, const Chip& chip, const Executo
     constexpr int kCtasOfMultiprocessor = 4;
     const int64_t bytes = a.k * a.element_bytes(), pieces = ceil_div(a.n, kFallbackTile);
     const int64_t most = most_row_tiles(a.m, a.groups, kFallbackTile) * pieces;
-    if (most > kMaxCtas) return kTooMany;
+    if (most > kMostTiles) return kTooMany;
     const bool vectors = bytes % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride) &&
                          rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % 16 == 0;
     const auto as = [&](auto kernel) {
@@ -133,7 +135,7 @@ Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const
     const Launch launch{int(ceil_div(a.n, gating ? 2 * kMostHidden : columns_of(form))), 0,
                         int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form), splits};
     const int64_t most = most_row_tiles(a.m, a.groups, rows_of(form)) * launch.pieces;
-    if (most * splits > kMaxCtas) return kTooMany;
+    if (most > kMostTiles || most * splits > kMaxCtas) return kTooMany;
     CUtensorMap weights, rows;
     if (!describe(&weights,
                   {a.b.data, a.n, bytes, a.b.row_stride, tiles::kStep, gating ? 2 * kEachHalf : columns_of(form),

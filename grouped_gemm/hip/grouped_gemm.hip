@@ -25,9 +25,10 @@
 namespace rocm_fp8::grouped_gemm::hip {
 namespace {
 
-constexpr DType kFp8 = DType::e4m3fnuz;  // stands for the chip's own
-constexpr int64_t kBufferBytes = kNowhere;
-
+constexpr DType kFp8 = DType::e4m3fnuz;              // stands for the chip's own
+constexpr int64_t kMostNumbered = int64_t(1) << 31;  // rows, in 31 bits
+constexpr Status kTooMany{"a and b have more rows than one launch takes"};
+constexpr Status kScalesApart{"scale_a: a tile's scales lie more than 1 GiB apart"};
 template <DType type>
 const void* tile_kernel(int shape, bool any) {
     using Kernel = void (*)(Launch);
@@ -51,28 +52,34 @@ auto of_type(DType format, const Pick& pick) {
                                    : pick.template operator()<kFp8>();
 }
 
-// Whether 128-bit loads with offsets of 32 bits can take the operands. k: bytes.
-bool aligned(const Job& a) {
-    const int64_t tile_rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, 128);
-    return a.k % kChunk == 0 && a.k < kBufferBytes / 4 && rows_aligned(a.a.data, a.a.row_stride) &&
-           rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % kChunk == 0 &&
-           tile_rows * a.a.row_stride + a.k <= kBufferBytes && a.b.row_stride < kBufferBytes / 256 &&
-           a.a.row_stride < kBufferBytes / 256;
+// The rows of A that a form's loads count from one place: a tile's, or all where they are gathered.
+int64_t rows_of_a(const Job& a, int tile_rows) { return a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, tile_rows); }
+
+// Whether 128-bit loads with offsets of 32 bits, of a tile's rows and of so many of B's, can take the operands. k: bytes.
+bool aligned(const Job& a, int tile_rows, int64_t rows_of_b) {
+    return a.k % kChunk == 0 && rows_aligned(a.a.data, a.a.row_stride) && rows_aligned(a.b.data, a.b.row_stride) &&
+           a.b.group_stride % kChunk == 0 && in_reach(rows_of_a(a, tile_rows), a.a.row_stride, a.k) &&
+           in_reach(std::min(a.n, rows_of_b), a.b.row_stride, a.k);
+}
+bool aligned(const Job& a, const FormSize& form) { return aligned(a, form.rows, form.columns); }
+
+// Whether offsets of 32 bits can take scales of so many rows.
+bool scales_in_reach(const gemm::Scales& s, int64_t rows, int64_t k) {
+    const int64_t size = size_of(s.dtype), blocks = gemm::blocks_of(k);
+    return in_reach(rows, s.row_stride * size, ((blocks - 1) * s.block_stride + 1) * size);
+}
+bool reaches_scales(const Job& a, int tile_rows) {
+    return !is_fp8(a.format) || scales_in_reach(a.scale_a, rows_of_a(a, tile_rows), a.k);
 }
 
-// Whether offsets of 32 bits can take the scales.
-bool scales_fit(const Job& a) {
-    const auto fit = [&](const gemm::Scales& s, int64_t rows) {
-        return 4 * (rows * s.row_stride + gemm::blocks_of(a.k) * s.block_stride) < kBufferBytes;
-    };
-    return !is_fp8(a.format) || (fit(a.scale_a, a.rows ? a.a_rows : 128) && fit(a.scale_b, 2));
-}
+// Whether 31 bits number the rows of the result, and those behind the last one in its tile.
+bool numbered(int64_t m, int tile_rows) { return m < kMostNumbered - tile_rows; }
 
 // A launch before its form is chosen.
 struct Call {
     Job job;
     Arch arch;
-    bool any, channels;  // careful loads; scale_b is a scale a channel, and not one of blocks
+    bool channels;  // scale_b is a scale a channel, and not one of blocks
     ForcedConfig forced;
 };
 
@@ -88,12 +95,14 @@ Status read_call(const Args& args, Call* call) {
     call->arch = chip.arch;
     Job& job = call->job;
     job = {args, divider_by(uint32_t(args.slots))};
+    job.a_rows = std::min(args.a_rows, kMostNumbered);
     job.k *= args.element_bytes();
     if (job.k > gemm::kMostK) return {"a: K is more than 4294967168 bytes; at most that is allowed"};
-    if (!scales_fit(job)) return {"scale_a: more than 1 GiB of scales"};
-    call->any = !aligned(job);
     const gemm::Scales& s = args.scale_b;
     call->channels = is_fp8(args.format) && s.rows == 1 && s.row_stride != 0;
+    // Of a tile's columns all forms read one scale a block.
+    if (is_fp8(args.format) && !call->channels && !scales_in_reach(s, 1, job.k))
+        return {"scale_b: blocks of K lie more than 1 GiB apart"};
     return read_forced_config("grouped_gemm", kShapeCount, shape_named, 1, false, &call->forced);
 }
 
@@ -102,7 +111,8 @@ template <class Launch>
 Status launch_grouped_tiles(const void* kernel, const TileShape& tile, int64_t tiles_n, Arch arch, Launch& launch,
                             const Executor& on) {
     const int64_t items = most_row_tiles(launch.args.m, launch.args.groups, tile.rows) * tiles_n;
-    if (items > kMaxItems) return {"a and b have more rows than one launch takes"};
+    if (items > kMaxItems || !numbered(launch.args.m, tile.rows)) return kTooMany;
+    if (tiles_n > kMostTilesAcross) return {"b has more rows than one launch takes"};
     const int per_chiplet = int(ceil_div(items, kChiplets)), room = compute_units(arch) / kChiplets * tile.per_unit;
     launch.work = Work{0, int(tiles_n), 0, 0, 0}, launch.split = SplitK{1, nullptr, nullptr};
     void* arguments[] = {&launch};
@@ -110,15 +120,27 @@ Status launch_grouped_tiles(const void* kernel, const TileShape& tile, int64_t t
                       on.stream, arguments);
 }
 
-// The shape of tiles that gate in their epilogue, or -1.
+// The shape of tiles from `shape` on that the launch takes: that one or a shorter one, whose bits are the same, with
+// careful loads the fallback. -1: none reaches the scales.
+int tile_in_reach(const Job& a, int shape) {
+    for (; shape < kFallbackTile; ++shape) {
+        const FormSize form = form_of(shape);
+        if (aligned(a, form) && reaches_scales(a, form.rows)) return shape;
+    }
+    return reaches_scales(a, form_of(kFallbackTile).rows) ? kFallbackTile : -1;
+}
+
+// The shape of tiles that gate in their epilogue, or -1. Their loads of B count the rows of all of it.
 int gated_shape(const Call& call, const swiglu::Args& gated) {
     const Job& a = call.job;
-    const bool fits = is_fp8(a.format) && !call.any && gated.d % kMostHidden == 0 &&
-                      (gated.scale || gated.dynamic.group > 0) && gated.out_dtype == native_fp8(call.arch) &&
-                      rows_aligned(gated.out, gated.out_stride, kEight) && a.n * a.b.row_stride < kBufferBytes;
-    if (!fits) return -1;
-    if (call.forced.set) return call.forced.shape >= kGatedFrom ? call.forced.shape - kGatedFrom : -1;
-    return pick_gated(a.groups, a.expected, gated.d, int(call.arch));
+    if (!is_fp8(a.format) || gated.d % kMostHidden != 0 || !(gated.scale || gated.dynamic.group > 0) ||
+        gated.out_dtype != native_fp8(call.arch) || !rows_aligned(gated.out, gated.out_stride, kEight))
+        return -1;
+    const int forced = call.forced.shape >= kGatedFrom ? call.forced.shape - kGatedFrom : -1;
+    const int shape = call.forced.set ? forced : pick_gated(a.groups, a.expected, gated.d, int(call.arch));
+    if (shape < 0) return -1;
+    const int rows = kGatedShapes[shape].rows;
+    return aligned(a, rows, a.n) && reaches_scales(a, rows) ? shape : -1;
 }
 
 Status launch_gated(const Call& call, const swiglu::Args& gated, int shape, const Executor& on) {
@@ -142,7 +164,7 @@ Status launch(const Args& args, const Executor& on) {
     if (args.m == 0 || args.n == 0 || args.a_rows == 0) return {};
     Call call;
     if (const Status read = read_call(args, &call); !read.ok()) return read;
-    const auto& [job, arch, any, channels, forced] = call;
+    const auto& [job, arch, channels, forced] = call;
     int shape = pick_shape(args.m, args.groups, args.expected, args.n, job.k, int(arch));
     if (forced.set) {
         if (forced.shape < 0 || forced.shape >= kGatedFrom) return {kUnfit};
@@ -150,10 +172,12 @@ Status launch(const Args& args, const Executor& on) {
     }
     if (is_stream(shape)) {
         const StreamShape& stream = kStreamShapes[shape - kTileShapeCount];
+        if (!reaches_scales(job, stream.rows)) return kScalesApart;
+        const bool any = !aligned(job, form_of(shape));
         const int64_t columns = ceil_div(args.n, int64_t(stream.columns));
         const int64_t items = most_row_tiles(args.m, args.groups, stream.rows) * columns;
-        if (items * stream.waves * kWave > kMaxThreads || items >= kMaxItems)
-            return {"a and b have more rows than one launch takes"};
+        if (items * stream.waves * kWave > kMaxThreads || items >= kMaxItems || !numbered(args.m, stream.rows))
+            return kTooMany;
         const int blocks = int(gemm::blocks_of(job.k));
         const StreamLaunch launch{job, divider_by(uint32_t(columns)), blocks / stream.waves, blocks % stream.waves,
                                   channels};
@@ -161,7 +185,8 @@ Status launch(const Args& args, const Executor& on) {
             of_type(args.format, [&]<DType type>() { return stream_kernel<type>(shape - kTileShapeCount, any); });
         return launch_kernel(kernel, items, stream.waves * kWave, on, launch);
     }
-    if (any || shape == kFallbackTile) shape = kFallbackTile;
+    shape = tile_in_reach(job, shape);
+    if (shape < 0) return kScalesApart;
     const TileShape& tile = kTileShapes[shape];
     const int64_t tiles_n = ceil_div(args.n, int64_t(tile.columns));
     const void* kernel =

@@ -31,7 +31,7 @@ struct Walk {
         return offset < 0 ? 0 : offset < m ? offset : m;
     }
     static __device__ int tiles_of(int first, int end) {
-        return end > first ? int(uint32_t(end - first + tile_rows - 1) / tile_rows) : 0;
+        return end > first ? int((uint32_t(end - first) + tile_rows - 1) / tile_rows) : 0;
     }
 
     __device__ Walk(const Args& a)
@@ -82,11 +82,11 @@ struct Job : Args {
 // The row of A of row i of the result. What is no row of A becomes one.
 __device__ inline int source(const Job& a, int i) {
     const int slot = global<int32_t>(a.rows)[i];
-    const int row = int(divide(uint32_t(slot < 0 ? 0 : slot), a.by_slots)), last = int(a.a_rows) - 1;
+    const int row = int(divide(uint32_t(slot < 0 ? 0 : slot), a.by_slots)), last = int(a.a_rows - 1);
     return row < last ? row : last;
 }
 
-__device__ inline int64_t size_of(DType scales) { return scales == DType::e8m0 ? 1 : 4; }
+ROCM_FP8_HD inline int64_t size_of(DType scales) { return scales == DType::e8m0 ? 1 : 4; }
 
 // Scales, and the bias, of a group's matrix.
 __device__ inline gemm::Scales scales_of(gemm::Scales s, int group) {

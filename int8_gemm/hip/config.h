@@ -2,6 +2,7 @@
 // be tested anywhere. Sums are exact, so no choice changes a bit of the result.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../../common/gemm/hip/costs.h"
@@ -33,6 +34,8 @@ constexpr TileShape kTileShapes[] = {
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 static_assert(gemm::names_differ(kTileShapes));
+// The most rows of an operand that a form counts from one place.
+constexpr int kMostOfTile = std::max(gemm::tallest(kTileShapes), gemm::widest(kTileShapes));
 
 // The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
 constexpr int kFallbacks[] = {gemm::place_of(kTileShapes, "t128x64"), gemm::place_of(kTileShapes, "t32x64"),

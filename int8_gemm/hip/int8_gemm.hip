@@ -116,12 +116,11 @@ Kernel kernel_of(int shape, bool unaligned) {
 
 // Whether 128-bit loads with offsets of 32 bits can take an operand.
 bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
-    constexpr int64_t kBufferBytes = kNowhere;
-    // Rows that overlap are longer than their stride: kNowhere lies behind those of a tile all the same.
-    static_assert(255 * (kBufferBytes / 256 - 1) + kMaxK <= kBufferBytes);
+    constexpr int64_t kBufferBytes = kNowhere, kMostStride = kBufferBytes / kMostOfTile - 1;
+    static_assert(in_reach(kMostOfTile, kMostStride, kMaxK));
     const int64_t stride = rows == 1 ? 0 : x.row_stride;
-    return rows_aligned(x.data, stride) && (batches == 1 || x.group_stride % kChunk == 0) &&
-           stride < kBufferBytes / 256 && k < kBufferBytes / 4;
+    return rows_aligned(x.data, stride) && (batches == 1 || x.group_stride % kChunk == 0) && stride <= kMostStride &&
+           k < kBufferBytes / 4;
 }
 
 // Reads the forced configuration. An error if the arguments do not allow it.

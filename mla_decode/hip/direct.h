@@ -65,10 +65,10 @@ struct SharedTurn {
         if (step < Loader::kLoads) loader.request(to, step / 9, step % 9);
         else if (step < Loader::kLoads + 2) loader.find(next + 4 * apart, step - Loader::kLoads);
     }
-    // The second group is half a turn behind, so that loads come evenly.
     __device__ void between() const {
         if constexpr (apart == 2) {
             __builtin_amdgcn_sched_barrier(0);
+            // Closes nothing: the second group stays half a turn behind, so that loads come evenly.
             lds_barrier();
             __builtin_amdgcn_sched_barrier(0);
         }
@@ -83,6 +83,7 @@ __device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places
                                      int group) {
     using Turn = SharedTurn<ring, apart, Rows, Loader>;
     constexpr int kAhead = Turn::kAhead;
+    // Closes nothing: the second group waits for half of the first one's turn; at the end the first one for the second.
     if (apart == 2 && group == 1) lds_barrier();
     uint32_t at = 0;
     for (int32_t turn = 0; turn < turns; ++turn) {
@@ -94,6 +95,7 @@ __device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places
         rows.attend(places + at * kDirectBytes, tile, Turn{loader, tile + kAhead * apart, to});
         at = at == kAhead ? 0 : at + 1;
     }
+    // Closes nothing: see above.
     if (apart == 2 && group == 0) lds_barrier();
 }
 
@@ -160,6 +162,10 @@ __device__ inline void decode_direct(char* lds) {
         attend_shared<kTiles, form.groups>(rows, loader, places, begin, turns, group);
         // Before others use their places.
         wait_for_loads<0>();
+        if constexpr (form.groups == 1) {
+            // Closes: all waves have read the last tile, in whose place sums are put. Of two groups meet_groups does.
+            lds_done(), lds_barrier();
+        }
     } else {
         attend_own(rows, loader, places, begin, share.end, form.groups);
     }

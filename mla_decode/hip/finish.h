@@ -56,11 +56,11 @@ __device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int 
     };
     const uint32_t lane = fresh_lane();
     const auto stats = [&](int of) { return reinterpret_cast<Stats*>(lds) + (of * form.waves + wave) * kWave + lane; };
-    // Closes: all waves have read the last tiles.
+    // Closes: all waves have read the last tiles, in whose place the softmax is.
     lds_done();
     lds_barrier();
     *stats(group) = {softmax.reference, softmax.sum};
-    // Closes: all groups' are there.
+    // Closes: all groups' softmax is there.
     lds_done();
     lds_barrier();
     Stats found[form.groups];
@@ -76,17 +76,20 @@ __device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int 
     return own;
 }
 
-// A wave's rows, of all groups, by way of LDS (the tiles'), which turns them: lanes have neighbouring columns behind.
+// A wave's rows, of all groups, by way of LDS (the tiles'), which turns them: lanes have neighbouring columns behind. Of
+// one group, all waves have read the last tile before.
 template <const Form& form, DType type, class Rows>
 __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item, int first, bool live, float scale,
                               char* lds, int group, int wave) {
     constexpr int kPieces = Rows::kRows / 4;
     rows.softmax.meet();
     float own = 1;
-    if constexpr (form.groups > 1) own = meet_groups<form>(rows.softmax, lds, group, wave);
-    // Closes: all waves have read the last tiles, or the groups' softmax.
-    lds_done();
-    lds_barrier();
+    if constexpr (form.groups > 1) {
+        own = meet_groups<form>(rows.softmax, lds, group, wave);
+        // Closes: all waves have read the groups' softmax, where sums are put below.
+        lds_done();
+        lds_barrier();
+    }
     const Target<type, Rows::kRows> target(launch, item, first);
     const float sum = rows.softmax.sum;
     if (live && group == 0) target.store_lse(rows.softmax.lse());
@@ -136,9 +139,11 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
 #pragma unroll
                 for (int of = 1; of < form.groups; ++of) pieces[i] += piece_of(region(of, n / kPieces), n % kPieces);
             }
-            // Closes: what lies there has been read; the next columns may come.
-            lds_done();
-            lds_barrier();
+            if (begin + kAtOnce < Rows::kColumnBlocks) {
+                // Closes: what lies there has been read; the next columns may come.
+                lds_done();
+                lds_barrier();
+            }
             if (!live) continue;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i) {

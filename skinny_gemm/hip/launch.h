@@ -43,12 +43,12 @@ Status launch_by(const Args& args, const Executor& on, const More&... more) {
                 : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
     }
 
-    constexpr int64_t kBufferBytes = kNowhere;
-    // Rows that overlap are longer than their stride: kNowhere lies behind all of them all the same.
-    static_assert((kMaxRows - 1) * (kBufferBytes / 64 - 1) + kBufferBytes / 2 <= kBufferBytes);
+    constexpr int64_t kMostOfStream = kNowhere / 2, kMostStride = kNowhere / 64 - 1;
+    static_assert(
+        in_reach(std::max(gemm::tallest(kStreamShapes), gemm::widest(kStreamShapes)), kMostStride, kMostOfStream));
     const bool aligned = rows_fit(args);
-    const bool stream_allowed = aligned && args.n <= kMostColumns && args.k < kBufferBytes / 2 &&
-                                args.b.row_stride < kBufferBytes / 64 && args.a.row_stride < kBufferBytes / 64;
+    const bool stream_allowed = aligned && args.n <= kMostColumns && args.k < kMostOfStream &&
+                                args.b.row_stride <= kMostStride && args.a.row_stride <= kMostStride;
     Config config = pick_config(args.m, args.n, args.k, int(chip.arch), stream_allowed);
     if (const Status forced = forced_config(args, stream_allowed, &config); !forced.ok()) return forced;
 

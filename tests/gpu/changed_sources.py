@@ -1,6 +1,7 @@
 """Kernels compiled from a copy of the sources in which one text is another, on devices of the simulator."""
 
 import ctypes
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -36,15 +37,18 @@ def runtime() -> Runtime:
     return Runtime.shared(hip_toolchain().root / "include")
 
 
-def compiled(source: str, fault: Fault | None, folder: Path) -> ctypes.CDLL:
-    for name in FOLDERS:
+def compiled(source: str, fault: Fault | None, folder: Path, folders: tuple[str, ...] = FOLDERS) -> ctypes.CDLL:
+    for name in folders:
         shutil.copytree(ROOT / name, folder / name)
     if fault:
         file, text, instead = fault
         before = (folder / file).read_text()
         assert text in before
         (folder / file).write_text(before.replace(text, instead))
-    return runtime().open(compile_hip(PEERS_OF + source, folder, f"-I{folder}", "-ffp-contract=off"))
+    # What is compiled is kept by its source: of headers that have changed under the same path, another.
+    headers = (path.read_bytes() for name in folders for path in sorted((folder / name).rglob("*.[hi]*")))
+    source = f"// {hashlib.sha256(b''.join(headers)).hexdigest()}\n{PEERS_OF}{source}"
+    return runtime().open(compile_hip(source, folder, f"-I{folder}", "-ffp-contract=off"))
 
 
 def library(source: str, fault: Fault | None, folder: Path, pointers: int, sizes: int) -> ctypes.CDLL:

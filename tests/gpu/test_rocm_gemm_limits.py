@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from scripts.host_configs import configs
 from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
@@ -72,6 +73,43 @@ def test_more_columns_than_are_numbered(kernel, launched, fp8, operator, m):
         launched.names()
         if refused:
             assert_refused(rf"^{operator}: b has more rows than", call, out)
+            assert launched.names() == []
+        else:
+            call()
+            assert len(launched.names()) == 1
+
+
+def test_more_columns_than_grouped_tiles_number(kernel, launched, fp8):
+    """Eight rows of tiles are numbered in 31 bits, as those of the other GEMMs."""
+    a, offsets = reserved((5, 1), fp8), torch.tensor([0, 5], dtype=torch.int32)
+    for n, refused in ((2**34, True), (2**34 - 64, False)):
+        b, out = reserved((1, n, 1), fp8), reserved((5, n), BF16)
+
+        def call():
+            kernel.grouped_gemm(a, b, ONE, ONE, offsets, out=out, expected_rows=100)
+
+        launched.names()
+        if refused:
+            assert_refused("^grouped_gemm: b has more rows than", call, out)
+            assert launched.names() == []
+        else:
+            call()
+            assert len(launched.names()) == 1
+
+
+def test_more_rows_than_grouped_tiles_number(kernel, launched, fp8):
+    """In 31 bits, those of the last tile behind its last row, too."""
+    tallest = max(form["rows"] for form in configs().tables["grouped_tiles"])
+    b, offsets = reserved((1, 1, 16), fp8), torch.tensor([0, 5], dtype=torch.int32)
+    for m, refused in ((2**31 - 1, True), (2**31 - tallest - 1, False)):
+        a, out = reserved((m, 16), fp8), reserved((m, 1), BF16)
+
+        def call():
+            kernel.grouped_gemm(a, b, ONE, ONE, offsets, out=out)
+
+        launched.names()
+        if refused:
+            assert_refused("^grouped_gemm: a and b have more rows than", call, out[:5])
             assert launched.names() == []
         else:
             call()

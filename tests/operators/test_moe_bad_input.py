@@ -237,3 +237,125 @@ def test_the_python_function_refuses(kernel, device, generator, function, named,
     changes = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in changes.items()}
     with pytest.raises(RuntimeError, match=f"^{function}: {named}: "):
         getattr(kernel, function)(**arguments | changes)
+
+
+# --- fused_moe: what is wrong with its arguments, and not with those of its parts ---
+
+
+def fused_arguments(kernel, base: str, device, generator) -> dict:
+    """Valid calls: of FP8 experts (three ways of quantising), and of bfloat16 ones."""
+    arguments = python_arguments(kernel, "fused_moe", device, generator)
+    one = torch.ones(1, device=device)
+    if base == "static":
+        return arguments | dict(inputs="static", input_scale=one, hidden_scale=one)
+    if base == "quantised":
+        q, scale = kernel.quantize_fp8(arguments["x"], scaling="row")
+        return arguments | dict(x=q, input_scale=scale, inputs="row")
+    if base == "half":
+        experts = {name: normal(arguments[name].shape, torch.bfloat16, generator).to(device) for name in ("w13", "w2")}
+        return arguments | experts | dict(scale_w13=None, scale_w2=None)
+    return arguments
+
+
+def changed(name: str, change: Change):
+    return lambda arguments: {name: change(arguments[name])}
+
+
+def put(**values):
+    return lambda arguments: {
+        name: v.to(arguments["x"].device) if isinstance(v, torch.Tensor) else v for name, v in values.items()
+    }
+
+
+ALL = ("dynamic", "static", "quantised", "half")
+QUANTISING = ALL[:3]
+FULL = torch.zeros(TOKENS, K, dtype=torch.bfloat16)
+# (the argument that is named, what is said of it, of which calls, the change)
+FUSED = {
+    "odd rows": ("w13", r"\[3, 47, 40\].*2 I", ALL, changed("w13", lambda t: t[:, :-1])),
+    "no rows": ("w13", r"2 I", ALL, changed("w13", lambda t: t[:, :0])),
+    "another D": ("w13", "x's D = 40", ALL, changed("w13", lambda t: t[..., :-1])),
+    "two dimensions": ("w13", "E, 2 I, D", ALL, changed("w13", lambda t: t[0])),
+    "no experts": ("w13", "1 to 1024 experts", ALL, changed("w13", lambda t: t[:0])),
+    "1025 experts": ("w13", "1 to 1024 experts", ALL, changed("w13", lambda t: t[:1].expand(1025, -1, -1))),
+    "experts of another half": ("w13", "bfloat16 beside x's torch.float16", ("half",), changed("x", torch.Tensor.half)),
+    "float32 experts": ("w13", "float32 beside x's", ALL, changed("w13", torch.Tensor.float)),
+    "half experts of FP8 rows": ("w13", "beside x's torch.float8", ("quantised",), changed("w13", torch.Tensor.half)),
+    "w13 on its side": ("w13", "stride", ALL, changed("w13", lambda t: t.mT.contiguous().mT)),
+    "w13 elsewhere": ("w13", "on device meta, but x", ALL, changed("w13", lambda t: t.to("meta"))),
+    "w2 of another I": ("w2", r"\[3, 40, 24\]", ALL, changed("w2", lambda t: t[..., :-1])),
+    "w2 of another D": ("w2", r"\[3, 40, 24\]", ALL, changed("w2", lambda t: t[:, :-1])),
+    "w2 of other experts": ("w2", r"\[3, 40, 24\]", ALL, changed("w2", lambda t: t[:-1])),
+    "w2 of two dimensions": ("w2", "E, D, I", ALL, changed("w2", lambda t: t[0])),
+    "w2 of another dtype": ("w2", "needs w13's", ALL, changed("w2", torch.Tensor.float)),
+    "w2 on its side": ("w2", "stride", ALL, changed("w2", lambda t: t.mT.contiguous().mT)),
+    "x of three dimensions": ("x", r"T, D", ALL, changed("x", lambda t: t[None])),
+    "x of one dimension": ("x", r"T, D", ALL, changed("x", lambda t: t[0])),
+    "x on its side": ("x", "stride", ALL, changed("x", lambda t: t.t().contiguous().t())),
+    "x without values": ("x", "T, D", ALL, changed("x", lambda t: t[:, :0])),
+    "weights in half": ("weights", "torch.float32", ALL, changed("weights", torch.Tensor.half)),
+    "weights of other tokens": ("weights", "experts' ", ALL, changed("weights", lambda t: t[:-1])),
+    "weights of one dimension": ("weights", "experts' ", ALL, changed("weights", torch.Tensor.flatten)),
+    "weights on their side": ("weights", "contiguous", ALL, changed("weights", lambda t: t.t().contiguous().t())),
+    "experts in 16 bits": ("experts", "int32, torch.int64", ALL, changed("experts", torch.Tensor.short)),
+    "experts on their side": ("experts", "contiguous", ALL, changed("experts", lambda t: t.t().contiguous().t())),
+    "no choice": (
+        *("experts", "k from 1 to 32", ALL),
+        lambda a: dict(experts=a["experts"][:, :0], weights=a["weights"][:, :0]),
+    ),
+    "33 choices": (
+        *("experts", "k from 1 to 32", ALL),
+        lambda a: dict(experts=a["experts"][:, :1].repeat(1, 33), weights=a["weights"][:, :1].repeat(1, 33)),
+    ),
+    "a map in 64 bits": ("expert_map", "int32", ALL, put(expert_map=torch.zeros(3, dtype=torch.int64))),
+    "a map of two dimensions": ("expert_map", "int32", ALL, put(expert_map=torch.zeros(1, 3, dtype=torch.int32))),
+    "scale_w13 of rows of w2": ("scale_w13", r"\[3, 48, 1\]", QUANTISING, put(scale_w13=torch.ones(3, 40, 1))),
+    "scale_w2 of rows of w13": ("scale_w2", r"\[3, 40, 1\]", QUANTISING, put(scale_w2=torch.ones(3, 48, 1))),
+    "scale_w13 in half": ("scale_w13", "torch.float32", QUANTISING, put(scale_w13=torch.ones(3, 1, 1).half())),
+    "scale_w2 in half": ("scale_w2", "torch.float32", QUANTISING, put(scale_w2=torch.ones(3, 1, 1).half())),
+    "scale_w13 of nothing": ("scale_w13", "None; experts of", QUANTISING, put(scale_w13=None)),
+    "scale_w2 of nothing": ("scale_w2", "None; experts of", QUANTISING, put(scale_w2=None)),
+    "scale_w13 of half experts": ("scale_w13", "have no scales", ("half",), put(scale_w13=torch.ones(3, 1, 1))),
+    "scale_w2 of half experts": ("scale_w2", "have no scales", ("half",), put(scale_w2=torch.ones(3, 1, 1))),
+    "two input scales": ("input_scale", "one element", ("static",), put(input_scale=torch.ones(2))),
+    "an input scale in half": ("input_scale", "torch.float32", ("static",), put(input_scale=torch.ones(1).half())),
+    "scales of other rows": ("input_scale", r"\[4, 1\]", ("quantised",), put(input_scale=torch.ones(3, 1))),
+    "rows without scales": ("input_scale", "None; needs", ("quantised",), put(input_scale=None)),
+    "two hidden scales": ("hidden_scale", "one element", ("static",), put(hidden_scale=torch.ones(2))),
+    "a hidden scale in half": ("hidden_scale", "torch.float32", ("static",), put(hidden_scale=torch.ones(1).half())),
+    "shared of other tokens": ("shared", r"\[4, 40\]", ALL, put(shared=FULL[:-1])),
+    "shared of another D": ("shared", r"\[4, 40\]", ALL, put(shared=FULL[:, :-1])),
+    "shared of integers": ("shared", "allowed", ALL, put(shared=FULL.int())),
+    "shared on its side": ("shared", "stride", ALL, put(shared=FULL.t().contiguous().t())),
+    "out of other tokens": ("out", r"\[4, 40\]", ALL, put(out=FULL[:-1].clone())),
+    "out of another D": ("out", r"\[4, 40\]", ALL, put(out=FULL[:, :-1].clone())),
+    "out of integers": ("out", "allowed", ALL, put(out=FULL.int())),
+    "no tensor for shared": ("shared", "needs a tensor", ALL, put(shared=1.0)),
+    "no tensor for a scale": ("scale_w2", "needs a tensor", QUANTISING, put(scale_w2=1.0)),
+    "a dtype that is not x's": ("dtype", "x's", ("dynamic", "static", "half"), put(dtype=torch.float16)),
+    "dtype float32": ("dtype", "allowed", ALL, put(dtype=torch.float32)),
+    "a limit below zero": ("limit", "positive", ALL, put(limit=-1.0)),
+    "a limit that rounds to zero": ("limit", "positive in torch.bfloat16", QUANTISING, put(limit=1e-45)),
+}
+SPOILT = [(base, what) for what, (_, _, bases, _) in FUSED.items() for base in bases]
+
+
+@pytest.mark.parametrize("base", ALL)
+def test_fused_calls_that_are_spoilt_are_valid(kernel, device, generator, base):
+    arguments = fused_arguments(kernel, base, device, generator)
+    for module in (kernel, kernel.reference):
+        assert module.fused_moe(**arguments, limit=1e-30).shape == (TOKENS, K)
+
+
+@pytest.mark.parametrize("base, what", SPOILT, ids=[f"{base}-{what}" for base, what in SPOILT])
+def test_fused_moe_names_its_own_argument(kernel, device, generator, base, what):
+    """In the operators' words and in the reference's; `out` is as it was."""
+    named, says, _, change = FUSED[what]
+    arguments = fused_arguments(kernel, base, device, generator)
+    arguments |= change(arguments)
+    out = arguments.setdefault("out", torch.full((TOKENS, K), 7.0, device=device))
+    before = out.clone()
+    for module in (kernel, kernel.reference):
+        with pytest.raises(RuntimeError, match=rf"^fused_moe: {named}: .*{says}"):
+            module.fused_moe(**arguments)
+    assert torch.equal(out, before)

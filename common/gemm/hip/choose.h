@@ -29,6 +29,20 @@ constexpr int64_t kLeastBlocks = 4;  // of a tile's part
 constexpr double least(double a, double b) { return a < b ? a : b; }
 constexpr double most(double a, double b) { return a > b ? a : b; }
 
+// The most rows or columns of a table's forms: what offsets have to reach.
+template <class Form, int count>
+constexpr int tallest(const Form (&forms)[count]) {
+    int rows = 0;
+    for (const Form& form : forms) rows = rows < form.rows ? form.rows : rows;
+    return rows;
+}
+template <class Form, int count>
+constexpr int widest(const Form (&forms)[count]) {
+    int columns = 0;
+    for (const Form& form : forms) columns = columns < form.columns ? form.columns : columns;
+    return columns;
+}
+
 template <class Form>
 constexpr int64_t tiles_of(const Form& form, const Sizes& s) {
     return s.groups * ceil_div(s.m, form.rows) * ceil_div(s.n, form.columns);

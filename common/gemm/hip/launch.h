@@ -10,6 +10,12 @@ namespace rocm_fp8::gemm::hip {
 constexpr int64_t kMaxItems = int64_t(1) << 30;
 constexpr int64_t kMostTilesAcross = (int64_t(1) << 28) - 1;  // eight rows of tiles are numbered in 31 bits
 
+// Whether offsets of 32 bits from the first of `rows` rows take all of them: kNowhere lies behind their last byte.
+// row_bytes: of the last one; rows that overlap are longer than their stride.
+constexpr bool in_reach(int64_t rows, int64_t stride, int64_t row_bytes) {
+    return row_bytes <= kNowhere && (rows - 1) * stride <= kNowhere - row_bytes;
+}
+
 struct SplitResult {
     SplitK split;
     Status status;

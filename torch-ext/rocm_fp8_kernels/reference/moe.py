@@ -2,7 +2,9 @@
 
 import torch
 
+from ..ops.arguments import FP8
 from ..ops.exported import exported_moe
+from ..ops.moe import check_fused_moe
 from .activation import swiglu, swiglu_dynamic_fp8
 from .gemm import block_scaled_gemm
 from .quantize import encode_fp8, fp8_dtype_of, into, quantize_fp8
@@ -201,14 +203,19 @@ def fused_moe(
     dtype=None,
 ):
     if torch.compiler.is_exporting():
-        given = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
-        given |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
-        return exported_moe(x, w13, w2, weights, experts, **given, dtype=dtype, out=out, by_reference=True)
-    given = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-    dtype = dtype or (torch.bfloat16 if given else x.dtype)
+        options = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
+        options |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
+        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out, by_reference=True)
+    # Of experts that are not quantised `inputs` says nothing.
+    quantised = isinstance(w13, torch.Tensor) and w13.dtype in FP8
+    dtype = check_fused_moe(
+        *(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs if quantised else "group"),
+        *(input_scale, hidden_scale, shared, expert_map, limit, out, dtype),
+    )
+    given = x.dtype in FP8
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)
     by = dict(rows=rows, slots=experts.shape[1])
-    if w13.dtype == x.dtype and not given:
+    if not quantised:
         hidden = swiglu(grouped_gemm(x, w13, None, None, offsets, **by, out_dtype=dtype), limit)
         y = grouped_gemm(hidden, w2, None, None, offsets, out_dtype=dtype)
     else:
