@@ -35,7 +35,7 @@ class Running:
     process: multiprocessing.Process
     folder: tempfile.TemporaryDirectory  # of its output
 
-    def wait(self, timeout: float = 120) -> Done:
+    def wait(self, timeout: float = 900) -> Done:
         self.process.join(timeout)
         out, err = (Path(self.folder.name, stream).read_text() for stream in ("out", "err"))
         if self.process.is_alive():

@@ -1,4 +1,5 @@
 // Communicators, and the operators that take one by its number.
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -18,6 +19,7 @@ using comm::Peers;
 struct Communicators {
     std::mutex mutex;
     std::vector<std::pair<int64_t, Peers>> open;
+    std::vector<const comm::State*> busy;  // of those in a call
     int64_t next = 1;
 };
 Communicators& communicators() {
@@ -75,9 +77,32 @@ void check_report(const char* op, const Peers& peers) {
     }
 }
 
+// A call under way. One of another thread meanwhile would take the answers of other ranks that this one waits for.
+class Call {
+  public:
+    Call(const char* op, const Peers& peers) : state_(peers.state) {
+        Communicators& all = communicators();
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        if (std::find(all.busy.begin(), all.busy.end(), state_) != all.busy.end())
+            refuse(op, "communicator: another thread is in a call of it; each thread needs its own");
+        all.busy.push_back(state_);
+    }
+    ~Call() {
+        Communicators& all = communicators();
+        const std::lock_guard<std::mutex> lock(all.mutex);
+        std::erase(all.busy, state_);
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+  private:
+    const comm::State* state_;
+};
+
 // launch(executor) of an operator on x.
 template <class Launcher>
 void run(const char* op, const Peers& peers, const Tensor& x, const Launcher& launch) {
+    const Call call(op, peers);
     check_report(op, peers);
     const Status status = launch(Launch(x));
     check_report(op, peers);

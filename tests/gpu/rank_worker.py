@@ -7,7 +7,6 @@ Every rank draws the inputs of all, so that each knows what the result has to be
 
 import os
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -191,11 +190,9 @@ def death(kernel, inputs: Inputs) -> None:
     torch.cuda.synchronize()
     if rank == ranks - 1:
         os._exit(0)
-    begin = time.monotonic()
     c.all_reduce(x)
     message = raised(c.check)
     assert f"rank {ranks - 1} of {ranks} did not come within {SHORT:g} s" in message, message
-    assert time.monotonic() - begin < 3 * SHORT
     assert "can only be closed" in raised(lambda: c.all_reduce(x))
     c.close()
     print("death: done", flush=True)

@@ -117,7 +117,7 @@ def test_an_interrupted_upload_changes_nothing(client, hub, folder, how):
     gate = threading.Event()
     hub.faults = [Fault("PUT /lfs-content", hold=gate)]
     running = command(client, folder, "--upload", start=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not any(line.startswith("PUT") for line in hub.requests):
         assert time.monotonic() < deadline and running.process.is_alive()
         time.sleep(0.02)

@@ -58,7 +58,7 @@ def split(kernel, rank: int, ranks: int) -> None:
             inputs = [ids] if activations == "static" else None
             kernel.quantization.quantize(whole, inputs, activations=activations, **options)
             share = copy.deepcopy(whole)
-            with kernel.comm.Communicator(timeout=60) as c:
+            with kernel.comm.Communicator(timeout=600) as c:
                 before = logits(whole, ids)
                 assert kernel.quantization.parallelize(share, c) is share
                 reference = logits(share, ids)
@@ -101,7 +101,7 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
             moe(name, generator, **sizes), activations="dynamic", granularity=granularity
         )
         share, ids = copy.deepcopy(whole), torch.randint(0, 128, (2, 12))
-        with kernel.comm.Communicator(timeout=60) as c:
+        with kernel.comm.Communicator(timeout=600) as c:
             before = logits(whole, ids)
             kernel.quantization.parallelize(share, c)
             reference = logits(share, ids)
@@ -127,7 +127,7 @@ def decode(kernel, rank: int, ranks: int) -> None:
     kernel.quantization.quantize(model, [ids])
     whole = kernelized(kernel, copy.deepcopy(model))
     wanted = logits(whole, ids)
-    with kernel.comm.Communicator(timeout=60) as c:
+    with kernel.comm.Communicator(timeout=600) as c:
         share = kernelized(kernel, kernel.quantization.parallelize(model, c))
         got = logits(share, ids)
         written = share.generate(ids[:, :64], max_new_tokens=24, do_sample=False)
@@ -153,7 +153,7 @@ def decode_experts(kernel, rank: int, ranks: int) -> None:
     kernel.quantization.quantize(model, activations="dynamic")
     wanted = logits(kernelized(kernel, copy.deepcopy(model)), ids)
     leads = decided(wanted, 0.5)
-    with kernel.comm.Communicator(timeout=60) as c:
+    with kernel.comm.Communicator(timeout=600) as c:
         share = kernelized(kernel, kernel.quantization.parallelize(model, c))
         found = [logits(share, ids)]
         for fp8 in (False, True):
@@ -174,7 +174,7 @@ def refused(kernel, rank: int, ranks: int) -> None:
             return str(error)
         raise AssertionError("nothing was raised")
 
-    with kernel.comm.Communicator(timeout=60) as c:
+    with kernel.comm.Communicator(timeout=600) as c:
         parallelize = kernel.quantization.parallelize
         assert "no fused decoder layer" in words(lambda: parallelize(llama(torch.Generator()), c))
         uneven = kernel.quantization.quantize(qwen3(9, 3), activations="dynamic")

@@ -141,11 +141,11 @@ def test_blocks(kernel, device, made, calls, name, sizes):
     qkv = loaded.model.layers[0].self_attn.qkv_proj
     blocks = qkv.out_features if sizes == "blocks that meet" else qkv.out_features // 128
     assert qkv.weight_scale.shape == (blocks, -(-qkv.in_features // 128))
-    if FORMATS[name].power_of_two:
-        with pytest.raises(ValueError, match="rounds the scales of its inputs"):
+    if FORMATS[name].power_of_two and sizes == "blocks that meet":  # 192 rows with two scales
+        with pytest.raises(ValueError, match="rounds the scales of its inputs.*one of smaller blocks"):
             kernel.quantization.save_quantized(loaded, folder.parent / "saved")
         return
-    # compressed-tensors has the same blocks: what is saved comes back.
+    # What is saved comes back.
     kernel.quantization.save_quantized(loaded, folder.parent / "saved")
     again = kernel.quantization.load_quantized(folder.parent / "saved", device)
     state = again.state_dict()

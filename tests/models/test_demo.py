@@ -41,7 +41,7 @@ def started(*arguments: str, folder: Path, **environment: str) -> subprocess.Pop
 def demo(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     with started(*arguments, folder=folder, **environment) as process:
         try:
-            output, errors = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=900)
         finally:
             process.kill()  # of no effect where it has ended
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from tests.problems.buffers import same_bytes
+from tests.problems.inputs import FP8
 from tests.problems.tiny_llama import kernelized, llama, logits, quantize, tokens
+from tests.problems.tiny_moe import MODELS, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -41,6 +43,24 @@ def test_an_exported_model_takes_any_number_of_rows(kernel, device, generator, k
     sizes = ({1: torch.export.Dim("length", min=2, max=LONGEST)},)
     program = torch.export.export(Logits(model), (ids,), dynamic_shapes=sizes, strict=strict).module()
     for length in (5, 16, 17, 70):  # 10, 32, 34 and 140 rows
+        ids = tokens(generator, 2, length, device)
+        assert same_bytes(program(ids), logits(model, ids)), length
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["kernels", "reference"])
+@pytest.mark.parametrize("granularity", ["channel", pytest.param("block", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_mixture_takes_any_number_of_tokens(kernel, device, formats, generator, name, granularity, fast):
+    if FP8[0] not in formats:
+        pytest.skip("not this device's FP8 format")
+    model = moe(name, generator, device=device)
+    kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
+    if fast:
+        model = kernelized(kernel, model, kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE)
+    sizes = ({1: torch.export.Dim("length", min=2, max=LONGEST)},)
+    ids = tokens(generator, 2, 12, device)
+    program = torch.export.export(Logits(model), (ids,), dynamic_shapes=sizes).module()
+    for length in (5, 17, 70):
         ids = tokens(generator, 2, length, device)
         assert same_bytes(program(ids), logits(model, ids)), length
 

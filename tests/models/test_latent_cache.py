@@ -2,6 +2,7 @@
 batches, generate(), what transformers asks of caches, compiled steps."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -271,6 +272,118 @@ def test_loaded_numbers_are_absorbed(kernel, device, generator, made):
     other.load_state_dict(model.state_dict())
     got, wanted = (steps_of(each, ids, (9, 5), kernel.layers.latent_cache(each.config)) for each in (other, model))
     assert same_bytes(got, wanted)
+
+
+# --- what is refused, and not ignored ---
+
+
+@pytest.mark.parametrize("most", [None, 20])
+def test_a_cache_that_is_full(kernel, device, generator, made, most):
+    """As transformers' StaticCache: an IndexError, before anything is written; one that grows has no end."""
+    model, ids = made(), tokens(generator, 2, 24, device)
+    cache = kernel.layers.latent_cache(model.config, most)
+    wanted = steps_of(model, ids[:, :20], (12, 8), cache)
+    if most is None:
+        model(ids[:, 20:21], past_key_values=cache)
+        return
+    if device.type != "cpu":
+        return  # there an assertion ends the process's context
+    with pytest.raises(IndexError, match="a LatentCache of max_length 20 is full: 1 more tokens are too many"):
+        model(ids[:, 20:21], past_key_values=cache)
+    cache.crop(-8)
+    assert same_bytes(model(ids[:, 12:20], past_key_values=cache).logits, wanted[:, 12:])
+    with pytest.raises(IndexError, match="a LatentCache of max_length 12 is full"):
+        model.generate(
+            ids[:, :10],
+            past_key_values=kernel.layers.latent_cache(model.config, 12),
+            max_new_tokens=10,
+            do_sample=False,
+        )
+
+
+def test_a_cache_that_is_full_in_a_compiled_step(kernel, device, generator, made):
+    if device.type != "cpu":
+        pytest.skip("there an assertion ends the process's context")
+    model, ids = made(), tokens(generator, 1, 16, device)
+    cache = kernel.layers.latent_cache(model.config, 14)
+    model(ids[:, :12], past_key_values=cache)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for n in (12, 13):
+        compiled(ids[:, n : n + 1], past_key_values=cache)
+    with pytest.raises(RuntimeError, match="a LatentCache of max_length 14 is full"):
+        compiled(ids[:, 14:15], past_key_values=cache)
+
+
+@pytest.mark.parametrize("most", [None, 32])
+def test_masks_that_change_what_is_held(kernel, device, generator, made, most):
+    """The attention sees the mask of new tokens alone; a mask that takes others away later would be lost."""
+    model, ids = made(), tokens(generator, 2, 16, device)
+    mask = torch.ones(2, 13, dtype=torch.long, device=device)
+    mask[0, :4] = 0
+    cache = kernel.layers.latent_cache(model.config, most)
+    model(ids[:, :12], past_key_values=cache)
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match="attention_mask: not what it was for tokens that the LatentCache holds"):
+            model(ids[:, 12:13], attention_mask=mask, past_key_values=cache)
+        with pytest.raises(ValueError, match="attention_mask"):  # of the new token alone: the rest would be padding
+            model(ids[:, 12:13], attention_mask=mask[:, -1:], past_key_values=cache)
+    cache.reset()
+    model(ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache)
+    model(ids[:, 12:13], attention_mask=mask, past_key_values=cache)
+
+
+def test_masks_that_are_not_causal(kernel, device, generator, made):
+    """Two texts in one row: a short prompt goes through mla_decode, which would let the second see the first."""
+    if device.type != "cpu":
+        pytest.skip("there an assertion ends the process's context")
+    model = made()
+    for queries in (6, 12):
+        sees = torch.ones(queries, queries, dtype=torch.bool).tril()
+        sees[queries // 2 :, : queries // 2] = False
+        cache = kernel.layers.latent_cache(model.config)
+        with pytest.raises(ValueError, match="attention_mask: not that of causal attention"):
+            model(tokens(generator, 1, queries), attention_mask=sees[None, None], past_key_values=cache)
+
+
+@pytest.mark.parametrize("most", [None, 32])
+def test_padding_that_is_cropped(kernel, device, generator, made, most):
+    """The last tokens of one sequence are padding: fewer of its own go."""
+    model, ids = made(), tokens(generator, 2, 14, device)
+    mask = torch.ones(2, 14, dtype=torch.long, device=device)
+    mask[1, 10:12] = 0
+    cache = kernel.layers.latent_cache(model.config, most)
+    model(ids[:, :10], past_key_values=cache)
+    wanted = model(ids[:, 10:12], attention_mask=mask[:, :12], past_key_values=cache).logits
+    cache.crop(-2)
+    assert cache.layers[0].tokens.lengths.tolist() == [10, 10] and int(cache.get_seq_length()) == 10
+    got = model(ids[:, 10:12], attention_mask=mask[:, :12], past_key_values=cache).logits
+    assert same_bytes(got[:1], wanted[:1])
+
+
+@pytest.mark.parametrize("most", [None, 32])
+def test_copies_of_a_cache(kernel, device, generator, made, most):
+    """A prefix that several texts go on from: each copy has its own tokens; so has one that was pickled."""
+    model, ids = made(), tokens(generator, 2, 16, device)
+    cache = kernel.layers.latent_cache(model.config, most)
+    model(ids[:, :12], past_key_values=cache)
+    copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+    wanted = [model(ids[:, n : n + 1], past_key_values=cache).logits for n in (12, 13)]
+    for each in copies:
+        got = [model(ids[:, n : n + 1], past_key_values=each).logits for n in (12, 13)]
+        assert all(map(same_bytes, got, wanted)) and int(each.get_seq_length()) == 14
+
+
+def test_who_watches_kv_b(kernel, device, generator, made):
+    """Steps with this cache never call it."""
+    model, ids = made(), tokens(generator, 1, 12, device)
+    attention = model.model.layers[1].self_attn
+    handle = attention.kv_b_proj.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="LatentCache: kv_b_proj is watched, wrapped or another module"):
+        model(ids, past_key_values=kernel.layers.latent_cache(model.config))
+    model(ids, past_key_values=DynamicCache(config=model.config))
+    handle.remove()
+    model(ids, past_key_values=kernel.layers.latent_cache(model.config))
 
 
 # --- errors ---

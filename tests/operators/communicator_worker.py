@@ -3,9 +3,11 @@
 python -m tests.operators.communicator_worker CASE RANK RANKS PORT SEED
 """
 
+import copy
 import os
+import pickle
 import sys
-import time
+import threading
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, positive, random_fp8, weights
 from tests.problems.ranks import raised, sum_of
 
-TIMEOUT = 20.0
+TIMEOUT = 600.0  # no rank is waited for so long, however busy the machine; a rank that has ended is named at once
 
 
 def parts(shape, ranks: int, generator) -> list[torch.Tensor]:
@@ -24,7 +26,10 @@ def parts(shape, ranks: int, generator) -> list[torch.Tensor]:
 def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
     """Every collective, several lives of a communicator, two at the same time, a compiled layer."""
     for max_bytes in (1 << 20, 4096):
-        with kernel.comm.Communicator(max_bytes=max_bytes, timeout=TIMEOUT) as c, kernel.comm.Communicator() as other:
+        with (
+            kernel.comm.Communicator(max_bytes=max_bytes, timeout=TIMEOUT) as c,
+            kernel.comm.Communicator(timeout=TIMEOUT) as other,
+        ):
             assert (c.rank, c.ranks) == (rank, ranks)
             for shape in ((ranks, 64), (ranks * 3, 1000), (ranks, 5000)):
                 given = parts(shape, ranks, g)
@@ -60,11 +65,8 @@ def death(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
     c.all_reduce(x)
     if rank == ranks - 1:
         os._exit(0)
-    begin = time.monotonic()
-    first = raised(lambda: c.all_reduce(x))
-    took = time.monotonic() - begin
+    first = raised(lambda: c.all_reduce(x))  # one that is only missed would be named otherwise, after TIMEOUT
     assert first == f"all_reduce: rank {ranks - 1} of {ranks} has ended; this communicator can only be closed", first
-    assert took < TIMEOUT / 2, took
     assert raised(lambda: c.all_gather(x)).startswith(f"all_gather: rank {ranks - 1} of {ranks} has ended")
     c.close()
 
@@ -85,16 +87,69 @@ def leaves_nothing(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
         with open("/proc/self/maps") as maps:
             return len(os.listdir("/proc/self/fd")), sum("rocm_fp8_kernels (deleted)" in line for line in maps)
 
-    kernel.comm.Communicator(max_bytes=4096).close()
+    kernel.comm.Communicator(max_bytes=4096, timeout=TIMEOUT).close()
     before, shared = held(), sorted(os.listdir("/dev/shm"))
     for turn in range(5):
-        c = kernel.comm.Communicator(max_bytes=1 << 20)
+        c = kernel.comm.Communicator(max_bytes=1 << 20, timeout=TIMEOUT)
         assert c.all_reduce(torch.ones(3, 8)).eq(ranks).all()
         c.close() if turn % 2 else c.__exit__(None, None, None)
     del c
     assert held() == before, (held(), before)
     dist.barrier()
     assert sorted(os.listdir("/dev/shm")) == shared
+
+
+def lives(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+    """What copies, other threads, a forked process and an early end of the process group do."""
+    c = kernel.comm.Communicator(timeout=TIMEOUT)
+    assert copy.deepcopy(c) is c and copy.copy([c])[0] is c
+    try:
+        pickle.dumps(c)
+    except TypeError as error:
+        assert str(error).startswith("a Communicator is not pickled")
+    else:
+        raise AssertionError("pickled")
+
+    child = os.fork()
+    if child == 0:
+        message = raised(lambda: c.all_reduce(torch.ones(2, 64)))
+        c.close()
+        c.__del__()
+        os._exit(0 if "opened by the process that this one was forked from" in message else 3)
+    assert os.waitpid(child, 0)[1] == 0
+    assert c.all_reduce(torch.ones(2, 64)).eq(ranks).all()  # the parent's is whole
+
+    dist.barrier()
+    if rank == 0:  # one thread waits for the other ranks: a second one is not let in
+        waiting = threading.Thread(target=lambda: c.all_reduce(torch.ones(2, 64)))
+        waiting.start()
+        message = ""
+        while not message:
+            message = busy(c)
+        assert "another thread is in a call of it" in message, message
+    dist.barrier()
+    if rank:
+        c.all_reduce(torch.ones(2, 64))
+    else:
+        waiting.join()
+
+    dist.barrier()
+    group = dist.new_group(list(range(ranks)))
+    other = kernel.comm.Communicator(group, timeout=TIMEOUT)
+    dist.destroy_process_group(group)
+    assert "close: the process group was destroyed before" in raised(other.close)
+    c.close()
+    c.close()
+    assert "closed" in raised(lambda: c.all_reduce(torch.ones(2, 64)))
+
+
+def busy(c) -> str:
+    """What a call on no rows says: it would not wait for other ranks."""
+    try:
+        c.all_reduce(torch.ones(0, 64))
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def main() -> None:

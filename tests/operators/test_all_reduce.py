@@ -317,7 +317,7 @@ def test_a_rank_that_does_not_come(ranks, device):
 
 @pytest.mark.parametrize("sizes", (((2, 64), (3, 64)), ((2, 64), (2, 128)), ((40, 512), (1, 8))), ids=str)
 def test_ranks_with_other_sizes(ranks, device, sizes):
-    together = ranks(2, timeout=20.0)
+    together = ranks(2, timeout=600.0)
 
     def call(rank, c):
         c.all_reduce(torch.ones(sizes[rank], device=device))
@@ -329,7 +329,7 @@ def test_ranks_with_other_sizes(ranks, device, sizes):
 
 
 def test_ranks_with_other_operators(ranks, device, generator):
-    together = ranks(2, timeout=20.0)
+    together = ranks(2, timeout=600.0)
     x, weight = torch.ones(2, 64, dtype=torch.bfloat16, device=device), torch.ones(64, device=device).bfloat16()
 
     def call(rank, c):

@@ -24,6 +24,10 @@ def test_a_rank_that_ends_is_named(ranks):
     run_ranks(WORKER, "death", ranks, quiet=1)  # the last rank ends before its last word
 
 
+def test_what_its_copies_do():
+    run_ranks(WORKER, "lives", 2)
+
+
 def test_ranks_that_disagree():
     run_ranks(WORKER, "disagreement", 3)
 

@@ -52,4 +52,4 @@ def build_package(
     # Nothing above the temporary folder is taken for the package's repository.
     environment = kept | {"GIT_CEILING_DIRECTORIES": str(package.parent)} | environment
     command = [sys.executable, str(BUILD), "--backend", backend, "--source", str(package), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)

@@ -97,7 +97,7 @@ class Package:
     def build(self, *arguments: str, **env: str) -> subprocess.CompletedProcess:
         self.log.unlink(missing_ok=True)
         process = self.start(*arguments, **env)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=900)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def good_build(self) -> None:
@@ -227,13 +227,13 @@ def test_an_interrupted_build_leaves_the_old_variant_whole(package, how):
     package.write("answer.cpp", SOURCES["answer.cpp"].replace("42", "43"))
     package.wait.touch()
     process = package.start()
-    reached, deadline = Path(f"{package.wait}.reached"), time.monotonic() + 60
+    reached, deadline = Path(f"{package.wait}.reached"), time.monotonic() + 600
     while not reached.exists():
         assert process.poll() is None and time.monotonic() < deadline, "the compiler was not reached"
         time.sleep(0.02)
     # As a terminal does: to all processes of the build.
     os.killpg(process.pid, how)
-    err = process.communicate(timeout=30)[1]
+    err = process.communicate(timeout=900)[1]
     assert process.returncode != 0
     if how == signal.SIGINT:
         assert process.returncode == 130

@@ -82,7 +82,7 @@ def run_in(checkout: Path, tmp_path: Path, script: str) -> subprocess.CompletedP
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
 
 

@@ -33,7 +33,7 @@ def ci_test(tree: Path) -> subprocess.CompletedProcess:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = kept | {"LOCAL_KERNELS": f"{REPO_ID}={ROOT}", "HF_HUB_OFFLINE": "1"}
     command += ["-W", "error::pytest.PytestUnknownMarkWarning", "-v"]
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def test_it_runs_the_marked_tests_alone_and_they_pass(kernel, nix_tree):

@@ -270,7 +270,11 @@ def by_definition(
         codes = tensors.get(f"{name}.weight")
         if codes is None or codes.dtype != torch.float8_e4m3fn:
             continue
-        scale = tensors[f"{name}.{form.scale_name}"].float()
+        # Blocks are written as "fp8", with another name of the scales, unless they are cut off at an edge.
+        scale = next(
+            tensors[each] for last in (form.scale_name, "weight_scale_inv") if (each := f"{name}.{last}") in tensors
+        )
+        scale = scale.float()
         layer, part = ".".join(name.split(".")[:3]), ".".join(name.split(".")[3:])
         shared = [f"{layer}.{other}.input_scale" for other in group_of.get(part, ())] or [f"{name}.input_scale"]
         if of_one_input is not None:

@@ -30,7 +30,7 @@ class PlainMemory:
 class Ranks:
     """A communicator for each of `count` ranks; run() calls a function for all of them at the same time."""
 
-    def __init__(self, kernel: ModuleType, device: torch.device, count: int, *, max_bytes=1 << 16, timeout=60.0):
+    def __init__(self, kernel: ModuleType, device: torch.device, count: int, *, max_bytes=1 << 16, timeout=600.0):
         module = kernel.comm.communicator
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())

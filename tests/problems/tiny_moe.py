@@ -3,6 +3,7 @@ published checkpoints hold, and what they compute by definition."""
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ MODELS = {
         kv_lora_rank=32,
         qk_nope_head_dim=16,
         qk_rope_head_dim=16,
-        v_head_dim=32,
+        v_head_dim=16,  # kv_b and o have whole blocks, or one
         first_k_dense_replace=1,
         num_key_value_heads=4,  # its attention has no groups
     ),
@@ -120,7 +121,11 @@ def of_one_input(name: str) -> list[str]:
 
 
 def by_definition(model: torch.nn.Module, directory: Path, form: checkpoints.Format) -> torch.nn.Module:
-    """What the checkpoint of `model` computes; its files have a tensor for each matrix of an expert."""
+    """What the checkpoint of `model` computes; its files have a tensor for each matrix of an expert, of Mixtral by the
+    names that are published."""
+    if any("block_sparse_moe" in name for name in checkpoints.stored(directory)):
+        directory = Path(shutil.copytree(directory, directory.with_name(f"{directory.name}-newer")))
+        with_newer_names(directory)
     return checkpoints.by_definition(apart(model), directory, form, of_one_input)
 
 
@@ -160,6 +165,21 @@ def with_older_names(directory: Path) -> None:
             tensors[older(name)] = tensors.pop(name)
 
     edit(directory, change, older)
+
+
+def with_newer_names(directory: Path) -> None:
+    """Of Mixtral's published names those that transformers' modules have, and other architectures' experts."""
+
+    def newer(name: str) -> str:
+        for part, older in OLDER.items():
+            name = name.replace(f".{older}.", f".{part}.")
+        return name.replace("block_sparse_moe", "mlp")
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "block_sparse_moe" in name]:
+            tensors[newer(name)] = tensors.pop(name)
+
+    edit(directory, change)
 
 
 def with_stacks(directory: Path) -> None:

@@ -40,7 +40,7 @@ def output(simulate):
 
 def by_itself(arguments: str) -> str:
     command = [sys.executable, "-m", "benchmarks.simulate", *arguments.split()]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

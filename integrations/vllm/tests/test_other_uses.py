@@ -66,7 +66,7 @@ def test_plugin_and_no_plugin_share_a_cache_of_compiled_graphs(checkpoint, tmp_p
         changes = dict(ROCM_FP8_KERNELS_VLLM=switch, VLLM_CACHE_ROOT=str(tmp_path))
         changes["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-c", PROGRAM, str(checkpoint("one layer")), json.dumps(ENGINE)]
-        run = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=300)
+        run = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, timeout=900)
         assert run.returncode == 0, run.stderr[-4000:]
         (line,) = (line for line in run.stdout.splitlines() if line.startswith("RESULT "))
         results.append(json.loads(line.removeprefix("RESULT ")))

@@ -1,6 +1,8 @@
 """Communicator: the operators between ranks, over torch.distributed."""
 
+import os
 import socket
+import weakref
 import zlib
 
 import torch
@@ -28,6 +30,9 @@ class Communicator:
     Creating one, its operators and close() are collective: all ranks call them in the same order, with the same shapes,
     dtypes and keywords, on one stream each. Operators may be captured in graphs (CUDA, HIP). Graphs may be replayed
     from cold, in any order that all ranks share, between eager calls.
+
+    It belongs to its process: copies are itself (a model that is copied has it, too), it is not pickled, and a process
+    that is forked cannot call it. It serves one thread at a time.
 
     A rank that ends, does not come within `timeout`, or calls something else, makes the others fail: RuntimeError names
     it. On a GPU the call that waits ends on the device, and the next call, or check(), raises; results of the failed
@@ -85,6 +90,7 @@ class Communicator:
             self._side = torch.cuda.Stream(self.device, priority=-1)  # barriers take the place that a GEMM leaves
             self._meeting = torch.zeros(16, 512, dtype=torch.bfloat16, device=self.device)
             torch.cuda.synchronize(self.device)
+        _open.add(self)
         self._number = ops.comm_open(
             self.rank,
             self._memory.addresses,
@@ -120,6 +126,7 @@ class Communicator:
     # --- life ---
 
     _number = _memory = None
+    _gone = "closed"  # why there is no number
 
     def _meet(self) -> None:
         if self._barrier is not None:
@@ -132,13 +139,16 @@ class Communicator:
         ops.comm_check(self._handle()[1])
 
     def close(self) -> None:
-        """Frees the memory, once all ranks are here. Collective, but for a communicator that has failed."""
+        """Frees the memory, once all ranks are here. Collective, but for a communicator that has failed. A second call
+        does nothing. Raises: RuntimeError where the process group is gone, through which the ranks would meet."""
         if self._number is None:
             return
         failed = bool(self._report[0])
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
         if not failed:
+            if self._barrier is not None and not _is_there(self._group):
+                refuse("Communicator", "close", "the process group was destroyed before; close() comes first")
             self._meet()
         self._drop()
 
@@ -146,7 +156,7 @@ class Communicator:
         number, self._number = self._number, None
         if number is not None:
             ops.comm_close(number)
-        if self._memory is not None:
+        if self._memory is not None and self._gone == "closed":
             self._memory.free()
             self._memory = None
 
@@ -162,9 +172,18 @@ class Communicator:
     def __del__(self):
         self._drop()
 
+    def __copy__(self) -> "Communicator":
+        return self
+
+    def __deepcopy__(self, memo) -> "Communicator":
+        return self
+
+    def __reduce__(self):
+        raise TypeError("a Communicator is not pickled: it belongs to its process; each makes its own")
+
     def _handle(self) -> operators.Handle:
         if self._number is None:
-            refuse("Communicator", "communicator", "closed")
+            refuse("Communicator", "communicator", self._gone)
         return self._order, self._number
 
     # --- sums ---
@@ -350,6 +369,27 @@ class Communicator:
         return block_scaled_gemm(
             self.all_gather(a), b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b
         )
+
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """The memory is the parent's, and so is its place among the ranks."""
+    for communicator in _open:
+        communicator._number, communicator._gone = None, "opened by the process that this one was forked from"
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _is_there(group: dist.ProcessGroup | None) -> bool:
+    if not dist.is_initialized():
+        return False
+    try:
+        return dist.get_rank(group) >= 0
+    except (ValueError, RuntimeError):
+        return False
 
 
 def staging_of(max_bytes: int) -> int:
