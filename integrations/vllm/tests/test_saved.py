@@ -25,7 +25,8 @@ pytestmark = pytest.mark.drawn(3, of="served")
             ("Qwen3-MoE saved, static", True),
         ),
         *(("Qwen3-MoE saved, tensor", True), ("Qwen3-MoE saved, channel", False), ("Qwen3-MoE saved, block", True)),
-        *(("DeepSeek-V3 saved, block", True), ("DeepSeek-V3 saved, block", False)),
+        *(("DeepSeek-V3 saved, block", True), ("DeepSeek-V3 saved, block", False), ("Mixtral saved, tensor", False)),
+        *(("Mixtral saved, channel", True), ("Mixtral saved, block", True), ("Mixtral saved, static", True)),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )
