@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Llama4TextConfig
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
 
 from tests.problems import checkpoints
 from tests.problems.buffers import same_bytes
@@ -291,3 +292,17 @@ def test_no_warning_of_numbers_that_stay(kernel, generator):
         warnings.simplefilter("always")
         quantized(kernel, moe("deepseek_v3", generator), "channel")
     assert not any("experts" in str(each.message) for each in found)
+
+
+@pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "relu", "relu2"])
+def test_another_activation_is_refused(kernel, generator, activation):
+    """Of 16-bit experts and of transformers' FP8Experts, by name: SwiGLU would be computed."""
+    name = kernel.layers.register_experts()
+    model = moe("qwen3_moe", generator, hidden_act=activation)
+    model.set_experts_implementation(name)
+    with pytest.raises(ValueError, match="Qwen3MoeExperts: their activation is .*, and swiglu needs SiLU"):
+        logits(model, tokens(generator, 1, 5))
+    module = FP8Experts(model.config, block_size=(128, 128))
+    given = routed(generator, "cpu", 4)
+    with pytest.raises(ValueError, match="FP8Experts: their activation is .*, and swiglu needs SiLU"):
+        ALL_FP8_EXPERTS_FUNCTIONS[name](module, *given)

@@ -5,6 +5,7 @@ import shutil
 import kernels
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, KernelConfig
 from transformers.utils.import_utils import is_kernels_available
 
@@ -27,6 +28,7 @@ from tests.problems.tiny_llama import (
     tokens,
 )
 from tests.problems.tiny_models import FUSED, WINDOW, config
+from tests.settings import ROOT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -163,6 +165,19 @@ def test_models_that_are_not_quantised_are_refused(kernel, generator):
 with_kernels = pytest.mark.skipif(
     not is_kernels_available(), reason="this transformers does not take this version of kernels"
 )
+
+
+# transformers -> whether it takes the release of kernels that is pinned beside it. Where it does not, its own
+# integration (use_kernels, KernelConfig) is off, and only kernels.kernelize was tried: README says so.
+TAKES_KERNELS = {"5.16": True, "5.19": True, "5.24": False}
+
+
+def test_which_transformers_take_this_version_of_kernels():
+    installed = ".".join(transformers.__version__.split(".")[:2])
+    assert is_kernels_available() == TAKES_KERNELS[installed]
+    readme = (ROOT / "README.md").read_text()
+    off = [version for version, takes in TAKES_KERNELS.items() if not takes]
+    assert all(f"transformers {version} takes no release of `kernels` below" in readme for version in off)
 
 
 @with_kernels

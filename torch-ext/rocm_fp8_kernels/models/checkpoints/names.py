@@ -98,11 +98,14 @@ def check_left(
     """
     left = {name for name in left if not name.endswith("rotary_emb.inv_freq")}
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    # What transformers leaves of the architecture, too: Qwen3-Next's and 3.5's mtp.*, which predicts more tokens.
+    passed_over = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     unused = set()
     for name in left:
         layer = _LAYER.match(name)
         beyond = layer is not None and layers is not None and int(layer[1]) >= layers
-        if beyond or _SCALES.fullmatch(name) or (name in spare and not name.endswith("zero_point")):
+        known = any(pattern.search(name) for pattern in passed_over)
+        if beyond or known or _SCALES.fullmatch(name) or (name in spare and not name.endswith("zero_point")):
             unused.add(name)
         elif name in spare:
             if bool(tensors.read(name).any()):
