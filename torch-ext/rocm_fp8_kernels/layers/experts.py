@@ -3,7 +3,7 @@
 import torch
 
 from .. import ops as _ops
-from ..models.fp8.experts import operands, why_not
+from ..models.fp8.experts import operands, why_not, why_not_silu
 from ..ops.device import fp8_dtype
 
 _BLOCK = [128, 128]
@@ -26,10 +26,9 @@ def fp8_experts_forward(
     self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Experts that transformers has loaded from an "fp8" checkpoint (FP8Experts): blocks of 128x128, dynamic inputs."""
-    # Its own gate is SwiGLU, clamped by `limit`, unless it has a swiglu_alpha.
-    from transformers.integrations.finegrained_fp8 import FP8Experts
-
-    if (why := why_not(self, gates=(FP8Experts._apply_gate,))) is not None:
+    if not self.has_gate or getattr(self, "gate_up_proj_bias", None) is not None:
+        _refuse(self, "needs a gate, and no biases")
+    if (why := why_not_silu(self.act_fn)) is not None:
         _refuse(self, why)
     if list(self.block_size or ()) != _BLOCK or self.activation_scheme != "dynamic":
         _refuse(self, "needs blocks of 128x128 and dynamic activations")

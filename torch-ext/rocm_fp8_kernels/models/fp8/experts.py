@@ -20,9 +20,16 @@ def is_silu(activation) -> bool:
     return type(activation) in _SILU or activation is torch.nn.functional.silu
 
 
-def why_not(module: torch.nn.Module, gates: tuple = ()) -> str | None:
+def why_not_silu(activation) -> str | None:
+    if is_silu(activation):
+        return None
+    name = getattr(activation, "__name__", type(activation).__name__)
+    return f"their activation is {name}, and swiglu needs SiLU"
+
+
+def why_not(module: torch.nn.Module) -> str | None:
     """Why experts stay as they are; None: Fp8Experts takes them. They have gate_up_proj [E, 2 I, D] and down_proj
-    [E, D, I], as transformers stacks them. gates: functions that apply a gate, which the caller knows to be SwiGLU."""
+    [E, D, I], as transformers stacks them."""
     # Set by transformers' decorator for experts. Without it a forward may be anything: Llama 4's takes sorted rows,
     # LongCat's has experts that do nothing.
     if not hasattr(module, "is_concatenated"):
@@ -33,21 +40,19 @@ def why_not(module: torch.nn.Module, gates: tuple = ()) -> str | None:
         return "they have biases"
     if getattr(module, "is_transposed", False) or not getattr(module, "is_concatenated", True):
         return "their weights are transposed or interleaved"
-    activation = getattr(module, "act_fn", None)
-    if not is_silu(activation):
-        name = getattr(activation, "__name__", type(activation).__name__)
-        return f"their activation is {name}, and swiglu needs SiLU"
-    if not _default_gate(module, gates):
+    if (why := why_not_silu(getattr(module, "act_fn", None))) is not None:
+        return why
+    if not _default_gate(module):
         return "they have a gate of their own"
     return None
 
 
-def _default_gate(module: torch.nn.Module, gates: tuple) -> bool:
+def _default_gate(module: torch.nn.Module) -> bool:
     """Whether the gate is transformers' own: SiLU(gate) * up."""
     from transformers.integrations import moe
 
     own = getattr(type(module), "_apply_gate", None)
-    return own is None or own in (getattr(moe, "_default_apply_gate", None), *gates)
+    return own is None or own is getattr(moe, "_default_apply_gate", None)
 
 
 def operands(experts: torch.nn.Module, hidden_states, top_k_index, top_k_weights) -> tuple[torch.Tensor, ...]:
