@@ -57,9 +57,9 @@ def call(module: torch.nn.Module, *args, ops: ModuleType, more: dict, **kwargs):
         _operators.pop()
 
 
-def called_on(ops: ModuleType | None) -> ModuleType:
-    """The operators that a forward was given, or was to be given; without any the reference."""
-    return ops or (_operators[-1] if _operators else reference)
+def called_on(ops: ModuleType = reference) -> ModuleType:
+    """The operators that a forward was given, or was to be given by a `call` under way; without any the reference."""
+    return _operators[-1] if ops is reference and _operators else ops
 
 
 def _takes_keywords(forward: Callable) -> bool:

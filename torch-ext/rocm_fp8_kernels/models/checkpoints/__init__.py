@@ -7,12 +7,13 @@
     fbgemm_fp8              per channel              dynamic per token, activation_scale_ub as an upper bound
 
     schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
+    published.py what published files call a model's tensors, where transformers calls them otherwise
     tensors.py   the safetensors files: names, shapes, dtypes
     joined.py    stored linears as one Fp8Linear
     experts.py   those of a mixture as Fp8Experts: one tensor for each matrix of an expert, or stacked ones
     load.py      the model;  save.py  compressed-tensors from a model;  convert.py  a model that transformers has loaded
 
-Written is compressed-tensors, which transformers and vLLM load, too.
+Written is compressed-tensors, and with scales of blocks "fp8": transformers and vLLM load them, too.
 """
 
 from .convert import convert

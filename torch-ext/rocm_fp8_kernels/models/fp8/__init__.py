@@ -2,7 +2,7 @@
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     kernel.quantization.quantize(model, [input_ids, ...])  # or (model, activations="dynamic"): without text
-    kernel.quantization.save_quantized(model, "model-fp8")  # compressed-tensors: for transformers and vLLM, too
+    kernel.quantization.save_quantized(model, "model-fp8")  # for transformers and vLLM, too
     ...
     model = kernel.quantization.load_quantized("model-fp8", device="cuda")  # or another's checkpoint: ../checkpoints/
     model = kernel.quantization.convert(AutoModelForCausalLM.from_pretrained("model-fp8"))  # compressed-tensors alone

@@ -155,7 +155,7 @@ class Fp8Experts(Codes):
 
         Returns: hidden_states' dtype [..., D].
         """
-        return self.multiply(called_on(None), hidden_states, top_k_index, top_k_weights)
+        return self.multiply(called_on(), hidden_states, top_k_index, top_k_weights)
 
     def input_scaling(self) -> dict:
         """What the dynamic operators are told about the input; where it has no stored scale."""

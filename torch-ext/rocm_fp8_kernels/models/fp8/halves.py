@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ... import reference
 from ...layers.watching import call, called_on, is_watched, ours, plain_silu
 from ..signatures import cached, named
 from .linear import Fp8Linear
@@ -136,7 +137,7 @@ class FusedAttention(AttentionHalf):
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType | None = None,
+        ops: ModuleType = reference,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -186,7 +187,7 @@ class FusedMLP(FusedHalf):
 
     @ours
     def forward(
-        self, x: torch.Tensor, ops: ModuleType | None = None, input_scale: torch.Tensor | None = None
+        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x and input_scale: as in Fp8Linear.forward."""
         ops = called_on(ops)

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import torch
 
+from ... import reference
 from ...layers.decoder import normalised_for
 from ...layers.mla import LATENT, ROPE, LatentAttention
 from ...layers.watching import call, called_on, is_watched, ours, plain_norm
@@ -81,7 +82,7 @@ class FusedLatentAttention(AttentionHalf):
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType | None = None,
+        ops: ModuleType = reference,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -271,7 +271,7 @@ class Fp8Linear(Codes):
 
     @ours
     def forward(
-        self, x: torch.Tensor, *, ops: ModuleType | None = None, scale: torch.Tensor | None = None
+        self, x: torch.Tensor, *, ops: ModuleType = reference, scale: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Of x quantised by `scale`, or by input_scale.
 

@@ -41,7 +41,7 @@ class FusedMoe(FusedHalf):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        ops: ModuleType | None = None,
+        ops: ModuleType = reference,
         quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """hidden_states: float16 or bfloat16 [..., D]; quantized: the same as experts take it, (FP8, scales)."""
