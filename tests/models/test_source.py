@@ -85,6 +85,17 @@ def test_a_linear_whose_weight_is_read_stays(kernel, generator, name, activation
         assert f"{each} " in said and "stays as it is" in said and "reads its weight" in said
 
 
+def test_an_int8_model_keeps_them_too(kernel, generator):
+    kind, stay = MODELS["mamba"]
+    model, ids = made(kind, generator), tokens(generator, 2, 9)
+    wanted = called(model, ids)
+    with pytest.warns(UserWarning, match=r"mixer\.dt_proj stays as it is, because MambaMixer reads its weight"):
+        kernel.smoothquant.quantize(model, activations="dynamic", alpha=None)
+    assert distance(called(model, ids), wanted) <= FP8_NOISE
+    plain = {of_linear(name) for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    assert plain - {"lm_head"} == stay
+
+
 # --- what the analysis finds, in modules of its own ---
 
 

@@ -114,6 +114,16 @@ def test_what_a_hook_keeps_of_an_int8_opt_is_not_written(kernel, device, generat
     assert len(kept) == 2 and all(same_bytes(*pair) for pair in kept)
 
 
+def test_an_activation_that_an_int8_opt_never_calls(kernel, device, generator):
+    ids = tokens(generator, 2, 9, device)
+    model = kernel.smoothquant.quantize(drawn(OPTConfig(**OPT), generator, torch.float32, device), [ids])
+    handle = model.model.decoder.layers[1].activation_fn.register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="activation_fn is watched"):
+        logits(model, ids)
+    handle.remove()
+    logits(model, ids)
+
+
 @pytest.mark.parametrize("part", ["input_layernorm", "mlp.act_fn", "mlp.down_proj"])
 def test_a_forward_of_the_users_counts(made, part):
     model, ids = made()

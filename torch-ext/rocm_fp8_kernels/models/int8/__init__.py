@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from ..calibration import batches
-from ..codes import refuse_save_pretrained
+from ..codes import refuse_adapters, refuse_save_pretrained
 from .modules import (
     Int8Linear,
     LayerNormQ,
@@ -87,7 +87,7 @@ def quantize(
     if inputs is not None and activations == "dynamic" and alpha is None:
         raise ValueError("inputs: dynamic scales without smoothing take none")
     inputs = None if inputs is None else list(batches(inputs))  # read once to smooth, once for scales
-    names = _linears(model)
+    names, unquantised = _linears(model)
     if activations == "static":
         from . import opt
 
@@ -110,16 +110,19 @@ def quantize(
     refuse_save_pretrained(model, "smoothquant.save_quantized")
     from ..fp8.planning import share_left
 
+    said = [f"{name} stays as it is, because {why}" for name, why in unquantised.items()]
     if (left := share_left(model)) > 0:
-        warnings.warn(
-            f"{type(model).__name__}: {left:.0%} of its numbers stay as they are (experts among them)", stacklevel=4
-        )
+        said.insert(0, f"{left:.0%} of its numbers stay as they are (experts among them)")
+    if said:
+        warnings.warn(f"{type(model).__name__}: {'; '.join(said)}", stacklevel=4)
     return model.requires_grad_(False)
 
 
-def _linears(model: torch.nn.Module) -> list[str]:
+def _linears(model: torch.nn.Module) -> tuple[list[str], dict[str, str]]:
+    """Names of those to be quantised; and those whose weight other code reads -> why they stay."""
     from ..fp8 import planning
 
+    refuse_adapters(model)
     names = planning.quantisable(model)
     for name in names:
         weight = model.get_submodule(name).weight
@@ -129,4 +132,4 @@ def _linears(model: torch.nn.Module) -> list[str]:
             raise ValueError(f"{name}: in_features is {weight.shape[1]}; needs 1 to 131071")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(f"the weight of {name} holds NaN or infinity")
-    return names
+    return names, planning.unquantised(model)

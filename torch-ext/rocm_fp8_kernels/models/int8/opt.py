@@ -17,7 +17,7 @@ import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
 
 from ... import ops
-from ...layers.watching import to_write
+from ...layers.watching import is_watched, to_write
 from ..signatures import CACHE, cached, named, parameters
 from .modules import BMM, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import observed
@@ -65,6 +65,8 @@ class Int8OPTDecoderLayer(OPTDecoderLayer):
         attended, _ = self.self_attn(self.self_attn_layer_norm(hidden_states), **arguments)
         # The residual lives in the linear's result: a layer's input, which may be a recorded state, is not written.
         residual = to_write(attended.to(hidden_states.dtype), self.self_attn, self.self_attn.out_proj)
+        if is_watched(self.activation_fn):  # fc1 computes it, and gives int8
+            raise ValueError("activation_fn is watched, wrapped or another module; an int8 OPT never calls it")
         quantized = self.final_layer_norm(hidden_states, residual=residual)
         return residual.add_(self.fc2(self.fc1(quantized)).to(residual.dtype))
 
