@@ -1,13 +1,17 @@
 """A tiny model of every causal language model of transformers that has experts, of one list of sizes."""
 
 import functools
-import importlib
 import inspect
 import re
+import sys
+from pathlib import Path
 
 import torch
+import transformers
 from packaging import version
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, __version__
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # Each configuration takes those that it knows.
 SIZES = dict(
@@ -47,20 +51,26 @@ CHANGES = {
 }
 # transformers 5.19 and 5.24 make no model of the first two's default configurations. Of the third 5.19 does not compute
 # what it has saved.
-_BROKEN = {"dbrx", "nemotron_h"} | ({"deepseek_v4"} if version.parse(__version__) < version.parse("5.24") else set())
+_BROKEN = {"dbrx", "nemotron_h"} | (
+    {"deepseek_v4"} if version.parse(transformers.__version__) < version.parse("5.24") else set()
+)
 
 
 def _has_experts(kind: str) -> bool:
-    cls = CONFIG_MAPPING[kind]
-    if cls not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(cls, "sub_configs", None) or kind in _BROKEN:
-        return False  # of pictures and text: its text model is a kind of its own
-    source = inspect.getsource(importlib.import_module(MODEL_FOR_CAUSAL_LM_MAPPING[cls].__module__))
-    return re.search(r"class \w*(?:Experts|MoE|Moe|MOE)\w*\(", source) is not None
+    """Told from the source: an import of each takes a worker of the tests many seconds."""
+    folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(kind)
+    sources = [file.read_text() for file in folder.glob("modeling_*.py")]
+    if not sources:  # it has another architecture's
+        cls = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[kind]]
+        sources = [inspect.getsource(sys.modules[cls.__module__])]
+    if kind in _BROKEN or not any(re.search(r"class \w*(?:Experts|MoE|Moe|MOE)\w*\(", each) for each in sources):
+        return False
+    return not getattr(CONFIG_MAPPING[kind], "sub_configs", None)  # of pictures and text: its text model is a kind
 
 
 @functools.cache
 def kinds() -> list[str]:
-    return [kind for kind in CONFIG_MAPPING if _has_experts(kind)]
+    return [kind for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _has_experts(kind)]
 
 
 def config(kind: str, **changes):
