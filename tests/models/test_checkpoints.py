@@ -193,7 +193,8 @@ def test_transformers_reads_it(kernel, generator, tmp_path, granularity, activat
     quantize(kernel, model, [ids], activations, granularity=granularity, fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
     # In float32, since in bfloat16 transformers rounds the scales to it.
-    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32).eval()
+    options = checkpoints.in_16_bits(tmp_path / "fp8")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32, **options).eval()
     assert distance(logits(read, ids), logits(model, ids)) <= ANOTHER_DTYPE
     for ours, theirs in zip(model.model.layers, read.model.layers):  # decompressed by the call above
         for parent, names in JOINED.items():

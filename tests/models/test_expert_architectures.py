@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.problems.buffers import same_bytes
-from tests.problems.checkpoints import stored
+from tests.problems.checkpoints import in_16_bits, stored
 from tests.problems.expert_models import kinds, model
 from tests.problems.tiny_llama import distance, logits, tokens
 
@@ -70,9 +70,10 @@ def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity)
 
     if cut_off(stored(folder)):
         with pytest.raises(RuntimeError, match="CONVERSION"):  # blocks that are cut off: DeepSeek-V3's kv_a, too
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **in_16_bits(folder))
         return
-    theirs, seen = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True)
+    options = dict(dtype=torch.bfloat16, output_loading_info=True)
+    theirs, seen = AutoModelForCausalLM.from_pretrained(folder, **options, **in_16_bits(folder))
     assert not seen["missing_keys"] and not seen["unexpected_keys"] and not seen["mismatched_keys"]
     if granularity == "block" and "compressed-tensors" in (folder / "config.json").read_text():
         with pytest.raises(RuntimeError):  # blocks that are cut off: loud

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from transformers import FineGrainedFP8Config
 
 FP8_MAX, BLOCK = 448.0, 128
 # The linears that share an input, as parts of a decoder layer's names.
@@ -234,6 +235,14 @@ def configure(directory: Path, quantization: dict | None, **changes) -> None:
     if quantization is not None:
         config["quantization_config"] = quantization
     file.write_text(json.dumps(config))
+
+
+def in_16_bits(directory: Path) -> dict:
+    """What from_pretrained is told, so that it reads "fp8" on a machine with a GPU as on one without: there it would
+    take FP8 kernels from the Hub."""
+    settings = json.loads((directory / "config.json").read_text())["quantization_config"]
+    of_gpus = settings["quant_method"] == "fp8" and torch.cuda.is_available()
+    return dict(quantization_config=FineGrainedFP8Config(dequantize=True)) if of_gpus else {}
 
 
 def stored(directory: Path) -> dict[str, torch.Tensor]:
