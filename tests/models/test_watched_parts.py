@@ -101,7 +101,7 @@ def cases():
                 yield pytest.param(name, part, way, id=f"{name}-{part}-{way}")
 
 
-@pytest.mark.parametrize("name, part, way", cases())
+@pytest.mark.parametrize("name, part, way", list(cases()))
 def test_a_part(kernel, device, formats, generator, name, part, way):
     if FP8[0] not in formats:
         pytest.skip("not this device's FP8 format")
