@@ -76,7 +76,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     names = Names(model, {name: len(module.down_proj) for name, module in experts_of(model).items()})
-    tensors.rename({name: names.own(name) for name in tensors.names() if names.own(name) != name})
+    tensors.rename({name: own for name in tensors.names() if (own := names.own(name)) != name})
     try:
         apart = take_apart(model, tensors)
     except ValueError as error:

@@ -120,8 +120,9 @@ def share_left(model: torch.nn.Module) -> float:
     """The share of a quantised model's numbers that is not quantised; 0 where no expert is among them. What chooses
     experts is none."""
     left = {name: value.numel() for name, value in model.named_parameters()}
-    choose = choosers(model)
-    if not any("expert" in name and name.rpartition(".")[0] not in choose for name in left):
+    of_experts = [name for name in left if "expert" in name]
+    choose = choosers(model) if of_experts else {}
+    if all(name.rpartition(".")[0] in choose for name in of_experts):
         return 0.0
     codes = sum(
         value.numel()
@@ -271,10 +272,15 @@ def replace_linears(
     for name in planned.plain:
         _keep_numbers(model, name, join(Fp8Linear, [name]))
 
+    _hook_bases(model, hand_on_residual)
+
+
+def _hook_bases(model: torch.nn.Module, hook: Callable) -> None:
+    """A forward pre-hook, with keyword arguments, of the base models of known architectures; once each."""
     bases = {classes.model for classes in CLASSES.values()}
     for module in model.modules():
-        if type(module) in bases and hand_on_residual not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(hand_on_residual, with_kwargs=True)
+        if type(module) in bases and hook not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _keep_numbers(model: torch.nn.Module, name: str, linear: Fp8Linear) -> None:
@@ -304,10 +310,8 @@ def finish(model: torch.nn.Module) -> None:
     for module in latent:
         absorb(module)
         module.register_load_state_dict_post_hook(absorb)
-    bases = {classes.model for classes in CLASSES.values()}
-    for module in model.modules() if latent else ():
-        if type(module) in bases and check_mask not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(check_mask, with_kwargs=True)
+    if latent:
+        _hook_bases(model, check_mask)
 
 
 def absorb(attention: FusedLatentAttention, *_) -> None:
