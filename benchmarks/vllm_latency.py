@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Times of a model in vLLM with and without this package's plugin, by `vllm bench latency`, as markdown.
+"""Times of a model in vLLM with this package's plugin, with vLLM's own FP8, and in bfloat16, as markdown.
 
-    python -m benchmarks.vllm_latency                                             # a Llama of 1.1 B parameters
-    python -m benchmarks.vllm_latency --experts                                   # a Qwen3-MoE, 1.1 B of 3.2 B active
-    python -m benchmarks.vllm_latency --model DIR --batch 1 2 4 8 16 32 --prompt 1 --new 128 --iterations 30
-    python -m benchmarks.vllm_latency --int8-linears                              # the plugin's beside vLLM's, on a CPU
+    python -m benchmarks.vllm_latency                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
+    python -m benchmarks.vllm_latency --shape llama-70b --layers 16 --scheme dynamic static blocks
+    python -m benchmarks.vllm_latency --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
+    python -m benchmarks.vllm_latency --int8-linears                   # the plugin's beside vLLM's, on a CPU
 
-Each figure is a process of its own: vLLM starts, warms up, and serves a batch `--iterations` times; the median counts.
-Without --model the model is TinyLlama's by shape, with vLLM's dummy weights. They are small numbers, and zeros in FP8:
-on a CPU no kernel's time depends on them. On a GPU, whose power does, name a checkpoint: an FP8 one is served with the
-plugin and without it.
+Each row is a process of its own (harness/vllm_engine.py), one after the other: vLLM starts, and serves each batch.
+Shown are medians: a decode step, the first token after a prompt, how long the engine took to start, and on a GPU the
+most memory that its tensors took, and a captured step's graph alone. Weights are random, but those of --model, a
+checkpoint. --layers cuts a model: with too few of them a step takes the host's time, not the GPU's.
 
 --int8-linears times no model: it calls the plugin's INT8 linear and vLLM's in turn in one process, from bfloat16 inputs
 to bfloat16 results, on random normal numbers. Their errors are against float64, the products of the same int8 numbers.
@@ -34,16 +34,82 @@ from benchmarks.harness.gpu_environment import commit
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
-TINY_LLAMA = dict(
-    architectures=["LlamaForCausalLM"],
-    model_type="llama",
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=22,
-    num_attention_heads=32,
-    num_key_value_heads=4,
+
+
+def llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict:
+    return dict(
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+    )
+
+
+def qwen3_moe(hidden: int, intermediate: int, experts: int, chosen: int, layers: int, heads: int, head: int) -> dict:
+    return dict(
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=hidden,
+        intermediate_size=3 * intermediate,
+        moe_intermediate_size=intermediate,
+        num_experts=experts,
+        num_experts_per_tok=chosen,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=4,
+        head_dim=head,
+    )
+
+
+MIXTRAL = llama(4096, 14336, 32, 32, 8) | dict(
+    architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8, num_experts_per_tok=2
+)
+# With the 16 heads that each of eight workers has.
+DEEPSEEK = dict(
+    architectures=["DeepseekV3ForCausalLM"],
+    model_type="deepseek_v3",
+    hidden_size=7168,
+    intermediate_size=18432,
+    moe_intermediate_size=2048,
+    num_hidden_layers=61,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=1,
+    moe_layer_freq=1,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    num_nextn_predict_layers=0,
+)
+SHAPES = {
+    "tiny-llama": llama(2048, 5632, 22, 32, 4),
+    "tiny-mixture": qwen3_moe(2048, 1536, 16, 4, 20, 32, 64),  # 1.1 B of 3.2 B active
+    "llama-8b": llama(4096, 14336, 32, 32, 8),
+    "llama-70b": llama(8192, 28672, 80, 64, 8),
+    "qwen3-30b-a3b": qwen3_moe(2048, 768, 128, 8, 48, 32, 128),
+    "mixtral-8x7b": MIXTRAL,
+    "deepseek-v3": DEEPSEEK,
+}
+OF_ALL = dict(
     vocab_size=32000,
-    max_position_embeddings=2048,
+    max_position_embeddings=8192,
     rms_norm_eps=1e-5,
     hidden_act="silu",
     tie_word_embeddings=False,
@@ -51,33 +117,7 @@ TINY_LLAMA = dict(
     eos_token_id=2,
     torch_dtype="bfloat16",
 )
-
-
-# 16 experts, of which a token takes 4.
-MIXTURE = dict(
-    architectures=["Qwen3MoeForCausalLM"],
-    model_type="qwen3_moe",
-    hidden_size=2048,
-    intermediate_size=6144,
-    moe_intermediate_size=1536,
-    num_experts=16,
-    num_experts_per_tok=4,
-    norm_topk_prob=True,
-    decoder_sparse_step=1,
-    mlp_only_layers=[],
-    num_hidden_layers=20,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=64,
-    vocab_size=32000,
-    max_position_embeddings=2048,
-    rms_norm_eps=1e-6,
-    hidden_act="silu",
-    tie_word_embeddings=False,
-    bos_token_id=1,
-    eos_token_id=2,
-    torch_dtype="bfloat16",
-)
+ROUTERS = ("mlp.gate", "block_sparse_moe.gate")  # no checkpoint quantises them
 
 
 def compressed(kind: str, static: bool) -> dict:
@@ -93,95 +133,165 @@ def compressed(kind: str, static: bool) -> dict:
         quant_method="compressed-tensors",
         format=f"{kind}-quantized",
         quantization_status="compressed",
-        ignore=["lm_head"],
+        ignore=["lm_head", *(f"re:.*{router}$" for router in ROUTERS)],
         config_groups=dict(group=group),
     )
 
 
-# Mode -> (quantization_config, whether the plugin is on). Static FP8 without the plugin fails on a CPU.
-MODES = {
-    "bfloat16": (None, False),
-    "INT8, vLLM's": (compressed("int", False), False),
-    "INT8, ours": (compressed("int", False), True),
-    "FP8, vLLM's": (compressed("float", False), False),
-    "FP8, ours, dynamic": (compressed("float", False), True),
-    "FP8, ours, static": (compressed("float", True), True),
+def blocks(layers: int) -> dict:
+    left = ["lm_head", *(f"model.layers.{i}.{router}" for i in range(layers) for router in ROUTERS)]
+    how = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
+    return how | dict(modules_to_not_convert=left)
+
+
+SCHEMES = {
+    "dynamic": lambda layers: compressed("float", False),
+    "static": lambda layers: compressed("float", True),
+    "blocks": blocks,
+    "int8": lambda layers: compressed("int", False),
 }
-# Of experts. On a CPU without AMX vLLM has none in FP8.
-BLOCKS = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
-OF_EXPERTS = {"bfloat16": (None, False), "FP8 blocks, ours": (BLOCKS, True)}
-# Of a checkpoint.
-GIVEN = {"vLLM's": (None, False), "ours": (None, True)}
 
 
 class Failed(Exception):
-    """The last lines of a run that failed."""
+    """The last lines of an engine that failed."""
 
 
-def median(model: Path, plugin: bool, batch: int, prompt: int, new: int, args: argparse.Namespace) -> float:
-    """Seconds for a batch."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as result:
-        command = [str(Path(sys.executable).with_name("vllm")), "bench", "latency", "--model", str(model)]
-        command += ["--dtype", "bfloat16", "--input-len", str(prompt), "--output-len", str(new)]
-        command += ["--batch-size", str(batch), "--num-iters", str(args.iterations), "--disable-detokenize"]
-        command += ["--num-iters-warmup", str(args.warmups), "--output-json", result.name]
-        # A start computes this many tokens once, which takes minutes on a CPU.
-        command += ["--max-model-len", str(max(prompt + new, 64)), "--max-num-batched-tokens", str(max(prompt, 64))]
-        command += ["--max-num-seqs", str(batch)]
-        if args.model is None:
-            command += ["--load-format", "dummy", "--skip-tokenizer-init"]
-        command += args.vllm
-        environment = os.environ | {SWITCH: str(int(plugin))}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise Failed("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
-        return statistics.median(json.load(result)["latencies"])
+class Engine:
+    """harness/vllm_engine.py on a checkpoint, or on a model of a configuration. It is starting."""
+
+    def __init__(self, model: dict | Path, plugin: bool, args: argparse.Namespace, folder: Path):
+        folder.mkdir()
+        made = not isinstance(model, Path)
+        if made:
+            (folder / "config.json").write_text(json.dumps(model))
+        asked = dict(model=str(folder if made else model), random=made, batches=args.batch, prompts=args.prompts)
+        asked |= dict(context=args.context, new=args.new, cache=args.cache, arguments=json.loads(args.engine))
+        asked |= dict(repeats=args.repeats)
+        # Nothing compiled is left from other runs.
+        environment = os.environ | {SWITCH: str(int(plugin)), "VLLM_CACHE_ROOT": str(folder)}
+        self._log = folder / "log"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness.vllm_engine", json.dumps(asked)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("w"),
+            text=True,
+        )
+
+    def answer(self, word: str) -> str:
+        """What follows `word` in the next line that begins with it."""
+        lines = []
+        for line in self._process.stdout:
+            lines.append(line)
+            if line.startswith(word):
+                return line.removeprefix(word)
+        raise Failed("".join([*lines, *self._log.read_text().splitlines(keepends=True)][-15:]))
+
+    def figures(self) -> dict:
+        print("go", file=self._process.stdin, flush=True)
+        return json.loads(self.answer("figures:"))
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
 
 
-def models(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, Path, bool]]:
-    """(mode, model's folder, whether the plugin is on)"""
-    given = args.model
-    for mode, (quantization, plugin) in (GIVEN if given else OF_EXPERTS if args.experts else MODES).items():
-        if args.only and mode not in args.only:
-            continue
-        if given is None:
-            path = folder / mode.replace(" ", "-")
-            path.mkdir()
-            config = (MIXTURE if args.experts else TINY_LLAMA) | (
-                {} if quantization is None else dict(quantization_config=quantization)
-            )
-            (path / "config.json").write_text(json.dumps(config))
-        yield mode, given or path, plugin
+def measured(args: argparse.Namespace) -> Iterator[tuple[str, dict | None]]:
+    """(mode, its figures, or None where the engine failed)"""
+    asked = [each for each in modes(args) if not args.only or each[0] in args.only]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, group in enumerate([asked] if args.together else [[each] for each in asked]):
+            engines = {}
+            for mode, model, plugin in group:
+                engines[mode] = Engine(model, plugin, args, Path(folder, f"{number}-{len(engines)}"))
+            # One is timed while the others wait; none ends before all are, since freeing memory disturbs.
+            for mode, engine in list(engines.items()):
+                try:
+                    engine.answer("ready")
+                except Failed as error:
+                    print(f"{mode}: failed\n{error}", file=sys.stderr)
+                    del engines[mode]
+            for mode, *_ in group:
+                yield mode, engines[mode].figures() if mode in engines else None
+            for engine in engines.values():
+                engine.end()
+
+
+def modes(args: argparse.Namespace) -> Iterator[tuple[str, dict | Path, bool]]:
+    """(name, a model's configuration or a checkpoint, whether the plugin is on)"""
+    if args.model:
+        yield "ours", args.model, True
+        yield "vLLM's", args.model, False
+        return
+    config = OF_ALL | SHAPES[args.shape] | ({} if args.layers is None else dict(num_hidden_layers=args.layers))
+    for scheme in args.scheme:
+        quantized = config | dict(quantization_config=SCHEMES[scheme](config["num_hidden_layers"]))
+        yield f"{scheme}, ours", quantized, True
+        yield f"{scheme}, vLLM's", quantized, False
+    yield "bfloat16", config, False
 
 
 def report(args: argparse.Namespace) -> None:
-    print(f"- machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    import torch
+    import vllm
+
+    gpu = torch.cuda.is_available()
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    print(f"- machine: {torch.cuda.get_device_name() if gpu else machine}")
+    print(f"- torch {torch.__version__}, vLLM {vllm.__version__}")
     print(f"- commit: {commit()}\n- date: {datetime.date.today()}")
-    shape = "a Qwen3-MoE, 16 experts of which 4" if args.experts else "TinyLlama 1.1B by shape"
-    print(f"- model: {args.model or f'{shape}, dummy weights'}")
-    print(f"- median of {args.iterations} after {args.warmups}\n")
-    cases = [(batch, args.prompt, args.new) for batch in args.batch]
-    cases += [(1, args.prefill, 1)] if args.prefill else []
-    names = [f"batch {b}: {p} + {n} tokens" for b, p, n in cases]
-    print("| mode | " + " | ".join(f"{name}, ms" for name in names) + " |")
-    print("| --- " * (len(names) + 1) + "|")
-    first: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for mode, model, plugin in models(Path(folder), args):
-            times = []
-            for case in cases:
-                try:
-                    times.append(median(model, plugin, *case, args))
-                except Failed as error:
-                    print(f"{mode}: failed\n{error}", file=sys.stderr)
-                    times.append(None)
-            first = first or times
-            cells = [
-                "failed" if time is None else f"{time * 1e3:.0f} ({base / time:.2f})" if base else f"{time * 1e3:.0f}"
-                for time, base in zip(times, first)
-            ]
-            print(f"| {mode} | " + " | ".join(cells) + " |", flush=True)
-    print("\nIn parentheses: how many times faster than the first row.")
+    layers = args.layers or SHAPES[args.shape]["num_hidden_layers"]
+    print(f"- model: {args.model or f'{args.shape} by shape, {layers} layers, random weights'}")
+    print(f"- milliseconds, medians; decode steps after {args.context} tokens")
+    print("- in parentheses: how many times faster than vLLM's own of that scheme; of bfloat16, than the first row\n")
+    names = [f"batch {batch}" for batch in args.batch] + [f"first token of {prompt}" for prompt in args.prompts]
+    names += [f"graph, batch {batch}" for batch in args.batch if gpu]
+    columns = ["mode", *names, "start, s", *(["memory, GiB"] if gpu else [])]
+    print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+    rows: dict[str, list[float | None]] = {}
+    memory: dict[str, str] = {}
+    for mode, found in measured(args):
+        if found is None:
+            rows[mode], memory[mode] = [None] * len(names), "failed"
+            continue
+        times = [found["step"][str(batch)] for batch in args.batch]
+        times += [found["first"][str(prompt)] for prompt in args.prompts]
+        rows[mode] = times + [found["graph"].get(str(batch)) for batch in args.batch if gpu]
+        memory[mode] = f"{found['start']:.0f} | {found['memory']:.2f}" if gpu else f"{found['start']:.0f}"
+    for mode, times in rows.items():
+        beside = rows.get(mode.replace("ours", "vLLM's")) if "ours" in mode else None
+        beside = next(iter(rows.values())) if mode == "bfloat16" else beside
+        cells = [cell(time, beside and beside[index]) for index, time in enumerate(times)]
+        print(f"| {mode} | " + " | ".join(cells) + f" | {memory[mode]} |", flush=True)
+    if args.plot:
+        plot(args, names, rows)
+
+
+def cell(time: float | None, beside: float | None) -> str:
+    if time is None:
+        return "-"
+    return f"{time:.2f} ({beside / time:.2f})" if beside else f"{time:.2f}"
+
+
+def plot(args: argparse.Namespace, names: list[str], rows: dict[str, list[float | None]]) -> None:
+    """A group of bars a column: each mode's time by that of the first row."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(1.6 * len(names) + 2, 4))
+    first, width = next(iter(rows.values())), 0.8 / len(rows)
+    for index, (mode, times) in enumerate(rows.items()):
+        known = [(place, time / first[place]) for place, time in enumerate(times) if time and first[place]]
+        axes.bar([place + index * width for place, _ in known], [ratio for _, ratio in known], width, label=mode)
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names, rotation=20, ha="right")
+    axes.set_ylabel(f"time, by that of {next(iter(rows))}")
+    axes.set_title(f"vLLM, {args.shape} by shape")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(args.plot)
 
 
 def int8_linears() -> None:
@@ -236,23 +346,36 @@ def int8_linears() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--model", type=Path, help="an FP8 checkpoint's folder (default: TinyLlama by shape)")
-    kinds.add_argument("--experts", action="store_true", help="a mixture of experts by shape")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
-    parser.add_argument("--prompt", type=int, default=1, help="tokens of a prompt")
+    parser.add_argument("--model", type=Path, help="an FP8 checkpoint's folder")
+    parser.add_argument("--shape", choices=SHAPES, help="default: llama-8b on a GPU, tiny-llama on a CPU")
+    parser.add_argument("--layers", type=int, help="of the model's, the first so many")
+    parser.add_argument("--scheme", nargs="+", choices=SCHEMES, default=["dynamic"])
+    parser.add_argument("--batch", type=int, nargs="+", help="requests at once; default: 1 8 32 128, on a CPU 1 8")
+    parser.add_argument("--prompts", type=int, nargs="*", default=None, help="tokens; default: 512 2048, on a CPU 512")
+    parser.add_argument("--context", type=int, default=128, help="tokens before those that are decoded")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded")
-    parser.add_argument("--prefill", type=int, default=512, help="also one prompt of this length; 0: none")
-    parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--warmups", type=int, default=1)
-    parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="of: " + "; ".join(MODES | OF_EXPERTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cache", type=int, default=4096, help="MiB of keys and values, on a GPU")
+    parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="rows, such as 'dynamic, ours' bfloat16")
+    parser.add_argument("--together", action="store_true", help="start all engines at once: a GPU has room for all")
+    parser.add_argument("--engine", default="{}", metavar="JSON", help='more arguments of LLM: {"enforce_eager": true}')
+    parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--int8-linears", action="store_true", help="no model: INT8 linears alone")
-    parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="last: options for vllm bench latency")
     sections.add_options(parser)
     args = parser.parse_args()
     use_local_build()
+    if args.int8_linears:
+        with sections.recorded("vllm_latency", args):
+            int8_linears()
+        return 0
+    import torch
+
+    gpu = torch.cuda.is_available()
+    args.shape = args.shape or ("llama-8b" if gpu else "tiny-llama")
+    args.batch = args.batch or ([1, 8, 32, 128] if gpu else [1, 8])
+    args.prompts = ([512, 2048] if gpu else [512]) if args.prompts is None else args.prompts
     with sections.recorded("vllm_latency", args):
-        int8_linears() if args.int8_linears else report(args)
+        report(args)
     return 0
 
 

@@ -1,13 +1,21 @@
-"""vLLM's FP8 linears with weight scales of 128x128 blocks (DeepSeek, Qwen3-FP8) on block_scaled_gemm: all rows."""
+"""vLLM's FP8 linears with weight scales of 128x128 blocks (DeepSeek, Qwen3-FP8) on block_scaled_gemm.
+
+For prompts DeepGEMM, where vLLM has it, is faster (docs/journal/vllm.md). It is given the checkpoint's own scales; vLLM
+itself rounds them to powers of two for it, and quantises the weights anew.
+"""
+
+import functools
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels import linear as _choice
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import Fp8BlockScaledMMLinearKernel
+from vllm.model_executor.kernels.linear.scaled_mm.deep_gemm import DeepGemmFp8BlockScaledMMKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearLayerConfig
 from vllm.model_executor.layers.fusion.quant_activation import QuantizedActivation, as_quantized_activation
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 from vllm.platforms import current_platform
+from vllm.utils import deep_gemm
 
 from .activation import Activation
 from .kernel import kernel
@@ -15,6 +23,7 @@ from .kernel import kernel
 __all__ = ["BLOCK", "BlockScaledFp8Linear", "blocks_of", "install", "powers_of_two"]
 
 BLOCK = 128
+_OURS_UP_TO = 128  # rows: DeepGEMM, where there is one, takes more
 
 
 def blocks_of(parts: list[int]) -> list[int]:
@@ -65,6 +74,10 @@ class BlockScaledFp8Linear(Fp8BlockScaledMMLinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)  # float8_e4m3fnuz where the chip has that
         layer.rocm_fp8_linear = self  # tells `fusion` that this linear takes FP8
+        params = self._get_layer_params(layer)
+        if _deep_gemm_takes(*params.weight.shape, self.config.out_dtype) and params.block_scale.dtype == torch.float32:
+            # vLLM has DeepGEMM compile its kernels before it serves, for layers that name this class.
+            layer.deep_gemm_warmup_provider = DeepGemmFp8BlockScaledMMKernel(self.config)
 
     def input_scaling(self, layer: torch.nn.Module) -> tuple[None, dict]:
         return None, self._scaling
@@ -107,7 +120,21 @@ _library.define(
 
 def _linear(a, scale_a, weight, scale_b, bias, dtype):
     """a: FP8 [M, K]; weight: FP8 [N, K]; scales as block_scaled_gemm's."""
-    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+    if a.shape[0] > _OURS_UP_TO and scale_b.dtype == torch.float32 and _deep_gemm_takes(*weight.shape, dtype):
+        out = a.new_empty((a.shape[0], weight.shape[0]), dtype=dtype)
+        deep_gemm.fp8_gemm_nt((a, scale_a), (weight, scale_b), out, is_deep_gemm_e8m0_used=False)
+        return out if bias is None else out + bias
+    # The promise holds: what writes weights are kernels without PDL, and each step begins with some of vLLM's.
+    return kernel.block_scaled_gemm(a, weight, scale_a, scale_b, bias, out_dtype=dtype, constant_b=True)
+
+
+@functools.cache
+def _deep_gemm_takes(columns: int, k: int, dtype: torch.dtype) -> bool:
+    return (
+        current_platform.is_cuda()
+        and current_platform.is_device_capability(90)  # Blackwell's takes scales that are powers of two alone
+        and deep_gemm.should_use_deepgemm_for_fp8_linear(dtype, (columns, k))
+    )
 
 
 def _linear_fake(a, scale_a, weight, scale_b, bias, dtype):

@@ -292,7 +292,7 @@ def keep_scales(
 
 def install() -> None:
     """Before vLLM's own experts."""
-    if current_platform.is_cuda() or hasattr(_choice.select_fp8_moe_backend, "rocm_fp8_first"):
+    if hasattr(_choice.select_fp8_moe_backend, "rocm_fp8_first"):
         return
     replace(_choice, "select_fp8_moe_backend", _ours_first(_choice.select_fp8_moe_backend))
     if current_platform.is_cpu():

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 from vllm.model_executor.kernels import linear as _choice
+from vllm.model_executor.kernels.linear.scaled_mm.cutlass import CutlassFP8ScaledMMLinearKernel
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
@@ -36,9 +37,21 @@ _INPUTS = {
     kFp8DynamicTensorSym: kFp8DynamicTokenSym,
 }
 
+# What vLLM's linears do to a loaded weight where the linear takes it as it is. CUTLASS's adds rows and columns up to
+# multiples of 16, which the package's rule asks for anyway.
+_LEAVE_WEIGHTS = (
+    FP8ScaledMMLinearKernel.process_weights_after_loading,
+    CutlassFP8ScaledMMLinearKernel.process_weights_after_loading,
+)
+
 _MANY = 2**20  # more rows than any step has
 
-# vLLM's own linear for many rows, by the number that the operator below is given.
+# On NVIDIA, beside CUTLASS (docs/journal/vllm.md): the most rows at which block_scaled_gemm is as fast, where rows or
+# channels have scales; the most at which torch._scaled_mm is faster, where neither has. On ROCm 0: none was timed.
+_OURS_UP_TO, _TORCH_UP_TO = (256, 512) if current_platform.is_cuda() else (0, 0)
+
+# vLLM's own linears for many rows, one for all that are alike. The operator below is given the place here: the same one
+# in all layers, which so stay one graph that is compiled once.
 _many_rows: list[FP8ScaledMMLinearKernel] = []
 
 
@@ -63,11 +76,9 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
 
     def __init__(self, config: FP8ScaledMMLinearLayerConfig, layer_param_names: Sequence[str]):
         super().__init__(config, layer_param_names)
-        self._many_rows = -1
-        given = replace(config, activation_quant_key=self.input_quant_key())
-        if other := _other(given):
-            self._many_rows = len(_many_rows)
-            _many_rows.append(other(given, layer_param_names))
+        self._many_rows = _place_of_other(
+            replace(config, activation_quant_key=self.input_quant_key()), layer_param_names
+        )
 
     def input_quant_key(self) -> QuantKey:
         return _INPUTS[self.config.activation_quant_key]
@@ -113,19 +124,26 @@ class FewRowsFp8Linear(FP8ScaledMMLinearKernel):
         return out.view(output_shape)
 
 
-def _other(config: FP8ScaledMMLinearLayerConfig) -> type[FP8ScaledMMLinearKernel] | None:
-    """The linear that vLLM would choose, among those that take the weight as it was loaded. None where the package
-    leaves no number of rows to a library, as on a CPU."""
+def _place_of_other(config: FP8ScaledMMLinearLayerConfig, layer_param_names: Sequence[str]) -> int:
+    """The place in _many_rows of the linear that vLLM would choose, among those that take the weight as it was loaded.
+    -1 where the package leaves no number of rows to a library, as on a CPU."""
     device = torch.device(current_platform.device_type)
-    if kernel.quantization.gemm_for(_MANY, 16, 16, own_scales=False, device=device) != "library":
-        return None
+    columns, k = config.weight_shape
+    if kernel.quantization.gemm_for(_MANY, columns, k, own_scales=False, device=device) != "library":
+        return -1
     for each in _choice._POSSIBLE_FP8_KERNELS[current_platform._enum]:
-        as_loaded = each.process_weights_after_loading is FP8ScaledMMLinearKernel.process_weights_after_loading
-        if each is FewRowsFp8Linear or not as_loaded:
+        if each is FewRowsFp8Linear or each.process_weights_after_loading not in _LEAVE_WEIGHTS:
             continue
-        if _choice.is_supported_and_can_implement_kernel(each, config, None)[0]:
-            return each
-    return None
+        if not _choice.is_supported_and_can_implement_kernel(each, config, None)[0]:
+            continue
+        for place, made in enumerate(_many_rows):
+            if type(made) is each and made.config == config:
+                return place
+        made = each(config, layer_param_names)
+        made.logical_output_size = columns  # CUTLASS's asks for it
+        _many_rows.append(made)
+        return len(_many_rows) - 1
+    return -1
 
 
 # One operator, so that no compiled graph depends on the number of rows.
@@ -137,15 +155,18 @@ _library.define(
 
 
 def _linear(a, scale_a, weight, scale_b, bias, dtype, many_rows):
-    """a: FP8 [M, K], weight: FP8 [N, K]; scales as skinny_gemm's; many_rows: index in _many_rows, or -1."""
+    """a: FP8 [M, K], weight: FP8 [N, K]; scales as skinny_gemm's; many_rows: place in _many_rows, or -1."""
     rows, (columns, k) = a.shape[0], weight.shape
     own = scale_a.dim() > 1 or scale_b.dim() > 1
     gemm = kernel.quantization.gemm_for(rows, columns, k, own_scales=own, device=a.device)
-    if gemm == "library" and many_rows >= 0:
+    if gemm == "library" and many_rows >= 0 and not (own and rows <= _OURS_UP_TO):
+        if rows <= _TORCH_UP_TO and not own:
+            return torch._scaled_mm(a, weight.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=dtype)
         wide = dict(A=a, B=weight.t(), As=scale_a, Bs=scale_b.t() if scale_b.dim() > 1 else scale_b)
         return _many_rows[many_rows].apply_scaled_mm(**wide, out_dtype=dtype, bias=bias, output_shape=[rows, columns])
     ours = kernel.skinny_gemm if gemm == "skinny_gemm" else kernel.block_scaled_gemm
-    return ours(a, weight, scale_a, scale_b, bias, out_dtype=dtype)
+    # The promise holds: what writes weights are kernels without PDL, and each step begins with some of vLLM's.
+    return ours(a, weight, scale_a, scale_b, bias, out_dtype=dtype, constant_b=True)
 
 
 def _linear_fake(a, scale_a, weight, scale_b, bias, dtype, many_rows):
