@@ -139,6 +139,7 @@ def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
     default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
     default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
     default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
+    default |= dict(require_decomposed_backend=False)  # vLLM 0.33 reads it
     return SimpleNamespace(**(default | changes), moe_parallel_config=SimpleNamespace(**alone))
 
 
