@@ -183,6 +183,7 @@ CASES = {
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
     "DeepSeek-V3 ue8m0": Case(mixtures.deepseek, "fp8, blocks, ue8m0", experts=True),
     "byte DeepSeek": Case(byte_deepseek, STORED, experts=True),
+    "byte DeepSeek channels": Case(byte_deepseek, "compressed-tensors, channel, dynamic", experts=True),
     "byte DeepSeek, tied": Case(lambda: tied(byte_deepseek()), BFLOAT16, experts=True),
     "byte DeepSeek, tied, saved": Case(lambda: tied(byte_deepseek()), "saved, channel", experts=True),
     "byte DeepSeek saved, channel": Case(byte_deepseek, "saved, channel", experts=True),

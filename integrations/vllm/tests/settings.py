@@ -40,6 +40,8 @@ else:
         # Workers are made where this process has used the GPU already, as references of INT8 do.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
+# The rounding of a GEMM's sums, of the products' magnitudes: float32, and what tensor cores keep of FP8 products.
+SUM = 2.0**-23 if ON_CPU else 2.0**-12
 use_local_build()
 # What an engine of these tests is given, on the command line, too.
 ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)

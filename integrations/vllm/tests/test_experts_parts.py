@@ -14,6 +14,9 @@ from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from .conftest import asks_for
+from .settings import of_cpus_alone
+
+pytestmark = of_cpus_alone
 
 E, D, HIDDEN, TOP = 6, 256, 128, 2
 FP8_MAX = 448.0
