@@ -64,7 +64,8 @@ class Adapter:
 
         def hook(a: torch.Tensor, b: torch.Tensor):
             def add(module, inputs, output):
-                added = inputs[0].float() @ a.float().t() @ b.float().t() * (ALPHA / RANK)
+                x = inputs[0].float()
+                added = x @ a.to(x).t() @ b.to(x).t() * (ALPHA / RANK)
                 return (output.float() + added).to(output.dtype)
 
             return add

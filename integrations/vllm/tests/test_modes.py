@@ -39,8 +39,8 @@ NGRAM = dict(
     speculative_config=dict(method="ngram", num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=2)
 )
 # Keys and values of 768 tokens, for prompts of 900 and what follows them.
-SMALL = dict(block_size=16, num_gpu_blocks_override=48)
-CACHE = dict(enable_prefix_caching=True, block_size=16)
+SMALL = dict(num_gpu_blocks_override=768)  # on the block's size
+CACHE = dict(enable_prefix_caching=True)
 WORKERS = dict(tensor_parallel_size=2, enable_expert_parallel=True)
 MODES = {
     "chunks": Mode(dict(max_num_batched_tokens=32)),
@@ -89,11 +89,18 @@ def holds(llm, model: torch.nn.Module, prompts: list[list[int]]) -> None:
 )
 def test_a_mode_decodes_what_the_definition_does(name, mode, engine, reference):
     mode = MODES[mode]
-    whole = dict(max_num_batched_tokens=ENGINE["max_model_len"]) if name == DEEPSEEK else {}
-    llm = engine(name, enforce_eager=mode.eager, disable_log_stats=False, **whole | mode.arguments)
+    block = 16 if name == DEEPSEEK else 32  # the least that vLLM's attention for CPUs takes
+    arguments = dict(max_num_batched_tokens=ENGINE["max_model_len"]) if name == DEEPSEEK else {}
+    arguments |= dict(enforce_eager=mode.eager, disable_log_stats=False, block_size=block) | mode.arguments
+    if "num_gpu_blocks_override" in arguments:
+        arguments["num_gpu_blocks_override"] //= block
+    llm = engine(name, **arguments)
     code, before = text(1, 2048)[0].tolist(), counters(llm)
     # Of 8 prompts two begin alike, and one is longer than a step where steps are short.
     prompts = [code[:200], code[:150] + code[900:910], *(code[start : start + 90] for start in range(300, 840, 90))]
+    scheduler = llm.llm_engine.vllm_config.scheduler_config
+    if "max_num_batched_tokens" in mode.arguments:
+        assert scheduler.enable_chunked_prefill and scheduler.max_num_batched_tokens < len(prompts[0])
     for _ in range(2 if HITS in mode.counters else 1):
         holds(llm, reference(name), prompts)
     grown = {each: count - before.get(each, 0) for each, count in counters(llm).items()}

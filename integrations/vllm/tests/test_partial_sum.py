@@ -13,8 +13,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from .settings import DEVICE
 
 FP8 = torch.float8_e4m3fn
-ONES = torch.ones(3, 200).bfloat16().to(DEVICE)
 SCALINGS = {"static": None, "row": dict(scaling="row"), "group": dict(scaling="group", group_size=128)}
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(3, 200, dtype=torch.bfloat16, device=DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +43,8 @@ USES = {
     "-x / 3": lambda x: -x / 3,
     "x @ x.t()": lambda x: x @ x.t(),
     "x[1:]": lambda x: x[1:],
-    "a tensor + x": lambda x: ONES + x,
-    "torch.cat": lambda x: torch.cat([ONES[:1], x]),
+    "a tensor + x": lambda x: ones() + x,
+    "torch.cat": lambda x: torch.cat([ones()[:1], x]),
     "torch.add": lambda x: torch.add(input=x, other=x),
     "float": lambda x: x.float(),
     "an operator": lambda x: torch.ops.aten.relu.default(x),
@@ -93,7 +96,7 @@ def same(got, expected) -> None:
 
 @pytest.mark.parametrize("between", [None, "read", "changed"])
 def test_a_norm_takes_the_part_or_what_became_of_the_sum(between, x, norm):
-    residual = ONES
+    residual = ones()
     part, before = PartialSum(x.clone()), dict(kernel.call_counts())
     if between == "read":
         part.float()
@@ -109,7 +112,7 @@ def test_a_norm_takes_the_part_or_what_became_of_the_sum(between, x, norm):
 
 def test_a_norm_that_does_not_quantise_takes_the_sum(x, norm):
     norm.rocm_fp8_feeds.takes = False
-    residual = ONES
+    residual = ones()
     same(norm(PartialSum(x.clone()), residual.clone()), norm(x.clone(), residual.clone()))
 
 
@@ -117,7 +120,7 @@ def test_a_norm_that_does_not_quantise_takes_the_sum(x, norm):
 def test_operators_are_what_compilers_are_told(scaling, x):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operators.all_reduce.default, (x,), test_utils=checks)
-    tensors, keywords = (x, torch.zeros_like(x), ONES[0]), SCALINGS[scaling]
+    tensors, keywords = (x, torch.zeros_like(x), ones()[0]), SCALINGS[scaling]
     if keywords is None:
         operator, arguments, keywords = (
             operators.all_reduce_add_rms_norm_fp8,
