@@ -19,7 +19,8 @@ help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
 	@echo "make test    set everything up, then run the tests, of what has many cases a part that is drawn; make test-full"
 	@echo "             takes all cases, and those that are large by nature"
-	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines"
+	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines. On an NVIDIA GPU"
+	@echo "             they run there, on the vLLM that VENV has: $(VENV)/bin/pip install vllm ./integrations/vllm"
 	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
 	@echo "             models, operators, Hub and README in it; make latest raises the pins first"
 	@echo "make lint    the style of the Python and C++ sources (ruff, clang-format)"
@@ -87,7 +88,8 @@ test-latest: build $(LATEST)/.requirements-installed
 	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --latest $(ARGS) tests/models tests/operators \
 		tests/hub tests/package/test_documents.py tests/test_kernels_ci.py
 
-# vLLM without a GPU, and the plugin, in the same environment. On a GPU: integrations/vllm/README.md.
+# vLLM without a GPU, and the plugin, in the same environment. On a GPU vLLM and the plugin are the user's to install:
+# $(VENV)/bin/pip install vllm ./integrations/vllm
 VLLM := $(VENV)/.vllm-installed
 
 $(VLLM): $(READY) integrations/vllm/install_cpu.py
@@ -96,7 +98,9 @@ $(VLLM): $(READY) integrations/vllm/install_cpu.py
 
 vllm: $(VLLM)
 
-test-vllm: build $(VLLM)
+test-vllm: build
+	@if [ "$(BACKEND)" = cpu ]; then $(MAKE) --no-print-directory vllm; else $(RUN) -c 'import vllm, rocm_fp8_vllm' || \
+		{ echo "on a GPU: $(VENV)/bin/pip install vllm ./integrations/vllm" >&2; exit 1; }; fi
 	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS) integrations/vllm/tests
 
 demo: build

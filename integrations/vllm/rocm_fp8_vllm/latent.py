@@ -52,8 +52,10 @@ class LatentDecode(CPUMLAImpl):
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
-        """kv_c_normed: the cache's dtype [T, 512]; k_pe: [T, 1, 64], rotated; slot_mapping: int64 [T], -1 for none."""
+        """kv_c_normed: the cache's dtype [T, 512]; k_pe: [T, 1, 64], rotated; slot_mapping: int64 [T], -1 for none;
+        k_scale, skip_scale (vLLM 0.33): of FP8 caches, not read."""
         if kv_cache.numel():  # none while vLLM measures its memory
             kernel.mla_append(kv_c_normed, k_pe.squeeze(1), kv_cache, slot_mapping.flatten())
 

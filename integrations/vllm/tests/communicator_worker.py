@@ -10,14 +10,17 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 
-from .conftest import ROOT  # noqa: F401  (its environment)
+from .settings import DEVICE, ON_CPU
 
 
 def begin(rank: int, ranks: int, port: str) -> None:
     """What vLLM's workers do before they load a model."""
     os.environ["VLLM_DIST_IDENT"] = port
+    if not ON_CPU:
+        torch.cuda.set_device(rank)
+    backend = "gloo" if ON_CPU else "nccl"
     with set_current_vllm_config(VllmConfig()):
-        parallel_state.init_distributed_environment(ranks, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
+        parallel_state.init_distributed_environment(ranks, rank, f"tcp://127.0.0.1:{port}", rank, backend)
         parallel_state.initialize_model_parallel(ranks)
 
 
@@ -30,7 +33,7 @@ def end() -> None:
 def total(rank: int) -> float:
     from rocm_fp8_vllm.tensor_parallel import operators
 
-    return operators.all_reduce(torch.full((3, 64), rank + 1.0)).mean().item()
+    return operators.all_reduce(torch.full((3, 64), rank + 1.0, device=DEVICE)).mean().item()
 
 
 def raised(function) -> str:

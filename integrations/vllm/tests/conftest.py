@@ -1,5 +1,5 @@
 """FP8 and INT8 checkpoints of two models, the same models in transformers on the reference operators (INT8: on this
-package's), and vLLM engines."""
+package's), and vLLM engines: on the GPU that torch sees, else on the CPU."""
 
 import math
 import os
@@ -11,32 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts.load import load_kernel, use_local_build
+from scripts.load import load_kernel
 from tests.problems import checkpoints
 from tests.problems.tiny_moe import edit
 from tests.settings import SEED
 
 from . import mixtures
+from .settings import BACKEND, DEVICE, ENGINE, LATENT_BACKEND, ON_CPU, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 BYTE_LLAMA, BYTE_DEEPSEEK = (ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek"))
-# Before vLLM is imported, which reads some of them then. Its processes inherit them.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # All prompts of a call are there before an engine's first step. A core of its own takes those that have come by
-    # then, and a token's bits depend on its batch: outside of this package's operators.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-use_local_build()
-# What an engine of these tests is given, on the command line, too.
-ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
-
-
 # What kernel.smoothquant makes: scales of channels and rows, compressed-tensors. An adapter fits a model that is not
 # smoothed: smoothing changes the linears' inputs.
 INT8, INT8_NOT_SMOOTHED, INT8_ZEROS = "int8, dynamic", "int8, dynamic, not smoothed", "int8, dynamic, zero points"
@@ -200,6 +183,7 @@ CASES = {
     "DeepSeek-V3 blocks": Case(mixtures.deepseek, "fp8, blocks", experts=True),
     "DeepSeek-V3 ue8m0": Case(mixtures.deepseek, "fp8, blocks, ue8m0", experts=True),
     "byte DeepSeek": Case(byte_deepseek, STORED, experts=True),
+    "byte DeepSeek channels": Case(byte_deepseek, "compressed-tensors, channel, dynamic", experts=True),
     "byte DeepSeek, tied": Case(lambda: tied(byte_deepseek()), BFLOAT16, experts=True),
     "byte DeepSeek, tied, saved": Case(lambda: tied(byte_deepseek()), "saved, channel", experts=True),
     "byte DeepSeek saved, channel": Case(byte_deepseek, "saved, channel", experts=True),
@@ -248,10 +232,30 @@ def byte_tokenizer(directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
 
 
+def engines_after_n_grams() -> None:
+    """A second engine of a process has vLLM 0.32 for CPUs look at `vars` of whatever modules hold. n-gram decoding has
+    loaded llvmlite, whose library takes `__dict__` for a function of its own: vLLM fails."""
+    from llvmlite.binding import ffi
+
+    kind = type(ffi.lib)
+    theirs = kind.__getattr__
+
+    def find(self, name: str):
+        if name == "__dict__":
+            raise AttributeError(name)
+        return theirs(self, name)
+
+    kind.__getattr__ = find
+
+
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory) -> None:
-    load_kernel("cpu")  # or one clear error
-    torch.set_num_threads(1)  # of engines in this process: more wait for one another where the cores are busy
+    load_kernel(BACKEND)  # or one clear error
+    # Of engines in this process: more wait for one another where the cores are busy. On a GPU only references need any.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(1 if ON_CPU else max(1, min(8, (os.cpu_count() or 1) // workers)))
+    if ON_CPU:
+        engines_after_n_grams()
     # Nothing compiled is left from other runs.
     os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm-cache"))
 
@@ -265,11 +269,11 @@ def checkpoint(tmp_path_factory):
         if name not in written:
             case, folder = CASES[name], tmp_path_factory.mktemp(name.replace(" ", "-"))
             if case.int8:
-                smoothquant, folder = load_kernel("cpu").smoothquant, folder / "int8"  # is made whole
+                smoothquant, folder = load_kernel(BACKEND).smoothquant, folder / "int8"  # is made whole
                 how = INT8_ARGUMENTS[case.format]()
                 smoothquant.save_quantized(smoothquant.quantize(case.model(), **how, activations="dynamic"), folder)
             elif case.format in SAVED:
-                quantization, folder = load_kernel("cpu").quantization, folder / "fp8"  # is made whole
+                quantization, folder = load_kernel(BACKEND).quantization, folder / "fp8"  # is made whole
                 inputs = [text(8, 256)] if case.format == "saved, static" else None
                 quantization.save_quantized(quantization.quantize(case.model(), inputs, **SAVED[case.format]), folder)
             elif case.format == STORED:
@@ -293,14 +297,16 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def reference(checkpoint):
     """reference(name) -> the case's model in transformers, on the reference operators; INT8 on this package's."""
-    kernel, loaded = load_kernel("cpu"), {}
+    kernel, loaded = load_kernel(BACKEND), {}
 
     def load(name: str) -> torch.nn.Module:
         if CASES[name].format == STORED:
             return CASES[name].model()
         if name not in loaded:
-            of = kernel.smoothquant if CASES[name].int8 else kernel.quantization
-            loaded[name] = of.load_quantized(checkpoint(name))
+            if CASES[name].int8:
+                loaded[name] = kernel.smoothquant.load_quantized(checkpoint(name)).to(DEVICE)
+            else:
+                loaded[name] = kernel.quantization.load_quantized(checkpoint(name))
         return loaded[name]
 
     return load
@@ -330,8 +336,7 @@ def engine(checkpoint):
         if asked in started:
             return started[asked]
         end()
-        # With AMX vLLM's own latent attention comes first, but where ours is asked for.
-        default = dict(attention_backend="CPU_MLA") if "DeepSeek" in name else {}
+        default = dict(attention_backend=LATENT_BACKEND) if "DeepSeek" in name else {}
         default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
         default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
         llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
@@ -349,13 +354,6 @@ def asks_for(scale_fmt: str | None, monkeypatch) -> None:
     checkpoint = SimpleNamespace(quantization_config=dict(scale_fmt=scale_fmt))
     config = SimpleNamespace(model_config=SimpleNamespace(hf_config=checkpoint))
     monkeypatch.setattr(block_linear, "get_current_vllm_config_or_none", lambda: config)
-
-
-def counts(llm) -> dict[str, int]:
-    """Operator -> calls so far of a worker. All workers call the same."""
-    first, *others = llm.collective_rpc("rocm_fp8_call_counts")
-    assert all(each == first for each in others)
-    return {name: count for name, count in first.items() if count}
 
 
 def greedy(length: int, **arguments):
@@ -386,7 +384,7 @@ def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tenso
     """The same, by transformers."""
     best, nats = [], []
     for rows in ids.split(8):
-        logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
+        logits = model(input_ids=rows.to(model.device), use_cache=False).logits[:, :-1].float().cpu()
         best.append(logits.argmax(-1))
         nats.append(torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none"))
     return torch.cat(best), torch.cat(nats) / math.log(2)
@@ -397,10 +395,16 @@ def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tenso
 NEAR = 0.6
 
 
-@torch.no_grad()
 def likely(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> list[bool]:
     """Whether each of the tokens that an engine chose after the prompt is as likely, by transformers after the same
     tokens, as the likeliest; or nearly, so that no rounding decides."""
-    logits = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    return judged(model, prompt, tokens)[0]
+
+
+@torch.no_grad()
+def judged(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> tuple[list[bool], torch.Tensor]:
+    """(`likely`, each token's bits), by transformers."""
+    ids = torch.tensor([prompt + tokens]).to(model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().cpu().log_softmax(1)
     chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-    return (logits.amax(1) - chosen <= NEAR).tolist()
+    return (logits.amax(1) - chosen <= NEAR).tolist(), -chosen / math.log(2)

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.platforms import PlatformEnum
 
 from .conftest import BYTE_LLAMA, CASES, by_reference, cut_llama, teacher_forced, text
+from .settings import DEVICE, SUM, of_cpus_alone
 
 # How far one byte's information moves where sums are in another order, in bits (standard deviation): this part of a
 # model hardly knows the text.
@@ -44,7 +45,7 @@ def made(monkeypatch):
             monkeypatch.setattr(module, "get_tensor_model_parallel_world_size", lambda: workers)
         settings = Fp8Config(True, "dynamic", weight_block_size=[128, 128])
         model = ModelConfig(str(BYTE_LLAMA), dtype="bfloat16", skip_tokenizer_init=True)
-        with set_current_vllm_config(VllmConfig(model_config=model)):
+        with set_current_vllm_config(VllmConfig(model_config=model)), DEVICE:
             return kind(**sizes, params_dtype=torch.bfloat16, quant_config=settings, prefix="layers.3.joined")
 
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.bfloat16)  # as in vLLM's loader
@@ -76,7 +77,7 @@ def test_each_part_has_its_own_scales(kind, parts, bias, made, generator):
         wide.append(weight.double() * scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1).double())
     wide = torch.cat(wide)
     if bias:
-        layer.bias.data.copy_(torch.randn(sum(parts), generator=generator))
+        layer.bias.data.copy_(bias_values := torch.randn(sum(parts), generator=generator).bfloat16())
     layer.quant_method.process_weights_after_loading(layer)
     for count in (1, 40):
         # Codes of 0 to 448 at a scale of 1, which each group of 128 has.
@@ -85,10 +86,10 @@ def test_each_part_has_its_own_scales(kind, parts, bias, made, generator):
         expected = x.double() @ wide.t()
         size = x.double().abs() @ wide.abs().t()
         if bias:
-            expected, size = expected + layer.bias.double(), size + layer.bias.double().abs()
-        got = layer.quant_method.apply(layer, x, layer.bias)
-        # One rounding to bfloat16, and sums of K products in float32.
-        bound = expected.abs() * 2.0**-8 + K * 2.0**-23 * size
+            expected, size = expected + bias_values.double(), size + bias_values.double().abs()
+        got = layer.quant_method.apply(layer, x.to(DEVICE), layer.bias).cpu()
+        # One rounding to bfloat16, and sums of K products.
+        bound = expected.abs() * 2.0**-8 + K * SUM * size
         assert ((got.double() - expected).abs() <= bound).all()
 
 
@@ -106,6 +107,7 @@ def test_what_cannot_be_loaded_is_one_line(made):
         scales.weight_loader(scales, torch.ones(2, 2), 1)
 
 
+@of_cpus_alone
 def test_other_linears_are_left_to_vllm(made, monkeypatch):
     kind, sizes = MERGED
     layer = made(kind, bias=False, **sizes, output_sizes=[256, 64])  # the last part may end anywhere

@@ -4,6 +4,10 @@ import pytest
 
 from tests.processes import run_ranks
 
+from .settings import two_devices
+
+pytestmark = two_devices
+
 WORKER = "integrations.vllm.tests.communicator_worker"
 
 

@@ -9,7 +9,11 @@ from vllm import _custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from .conftest import by_reference, byte_llama, counts, teacher_forced, text
+from .conftest import by_reference, byte_llama, teacher_forced, text
+from .settings import of_cpus_alone
+from .steps import counts
+
+pytestmark = of_cpus_alone
 
 
 def joined_to_one_scale(model: torch.nn.Module) -> torch.nn.Module:

@@ -2,12 +2,15 @@
 
 import pytest
 
-from .conftest import CASES, by_reference, counts, generate, likely, teacher_forced, text
+from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
+from .settings import ON_CPU, OUR_INT8
+from .steps import step_is
 
 # The likeliest token may change where two are nearly as likely: vLLM's attention adds in another order, which changes
 # some codes. A byte's information then moves by 0.15 bits (standard deviation; INT8: 0.08), the mean of 15,960 (INT8:
 # of 3,990) by 0.0012.
-SAME, BITS = 0.95, 0.005
+# On a GPU vLLM brings parts of a joined linear to one scale, where tensors have scales: 0.006 more.
+SAME, BITS = 0.95, 0.005 if ON_CPU else 0.011
 # Of tokens that are chosen, those that are likely: few moves exceed four deviations.
 RIGHT = 0.98
 # Of each four neighbours a run starts one.
@@ -57,15 +60,9 @@ def test_a_decode_step_launches_what_the_layers_need(served, reference):
     layers = reference(name).config.num_hidden_layers
     blocks = "blocks" in CASES[name].format
     dynamic = "_dynamic" if "dynamic" in CASES[name].format or blocks else ""
-    prompt = text(1, 8)[0].tolist()
-
-    def launched(tokens: int, requests: int) -> dict[str, int]:
-        before = counts(llm)
-        generate(llm, [prompt] * requests, tokens)
-        return {operator: count - before.get(operator, 0) for operator, count in counts(llm).items()}
-
     if CASES[name].int8:
-        expected = {"int8_gemm": 4 * layers, "quantize_int8": 4 * layers}  # norms and SwiGLU are vLLM's
+        # Norms and SwiGLU are vLLM's.
+        expected = {"int8_gemm": 4 * layers, "quantize_int8": 4 * layers} if OUR_INT8 else {}
     else:
         expected = {
             "block_scaled_gemm" if blocks else "skinny_gemm": 4 * layers,
@@ -75,5 +72,4 @@ def test_a_decode_step_launches_what_the_layers_need(served, reference):
             f"swiglu{dynamic}_fp8": layers,
         }
     for requests in (1, 3):
-        few, many = launched(5, requests), launched(15, requests)
-        assert {operator: (many[operator] - few[operator]) / 10 for operator in many if many[operator]} == expected
+        step_is(llm, expected, requests=requests)

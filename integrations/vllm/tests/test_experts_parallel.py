@@ -2,48 +2,32 @@
 
 import pytest
 
-from .conftest import by_reference, counts, generate, teacher_forced, text
+from .conftest import by_reference, teacher_forced, text
+from .settings import two_devices
+from .steps import of_latent, of_mixtures, step_is
 
 # As in test_experts.py, a byte moves by 0.2 bits; scales of half rows (O's inputs, and what experts hide) move
 # it, too. Where each worker takes the other's experts for its own, the random DeepSeek's moves by 0.7.
 SPREAD, BITS = 0.4, 0.025
 LAYERS = 7
-
-
-def a_step(llm) -> dict[str, float]:
-    """Operator -> its calls in a decode step of each worker, of experts, sums and norms."""
-    prompt, launched = text(1, 8)[0].tolist(), []
-    for tokens in (5, 15):
-        before = counts(llm)
-        generate(llm, [prompt], tokens)
-        launched.append({each: count - before.get(each, 0) for each, count in counts(llm).items()})
-    few, many = launched
-    parts = ("moe", "grouped", "norm", "all", "mla")
-    return {
-        each: (many[each] - few[each]) / 10
-        for each in many
-        if many[each] > few[each] and any(part in each for part in parts)
-    }
-
-
-def mixtures(count: int) -> dict[str, int]:
-    parts = ("moe_route", "moe_sort", "grouped_gemm_swiglu_fp8", "grouped_gemm", "moe_combine")
-    return dict.fromkeys(parts, count)
-
+PARTS = ("moe", "grouped", "norm", "all", "mla")  # of operators: experts, sums, norms
 
 # The sums of mixtures, and of O before a norm that is vLLM's, are vLLM's where no norm of a model is before linears
 # alone and behind one. In DeepSeek those of the dense layer are: it is the first of three.
-OF_QWEN = mixtures(LAYERS) | {"rms_norm_dynamic_fp8": 1, "add_rms_norm_dynamic_fp8": LAYERS - 1}
-OF_DEEPSEEK = mixtures(2) | {
-    "rms_norm_dynamic_fp8": 1 + 3,
-    "add_rms_norm_dynamic_fp8": 1,
-    "all_reduce_add_rms_norm_dynamic_fp8": 2,
-    "all_reduce": 2,
-    "mla_append": 3,
-    "mla_decode": 3,
-}
+OF_QWEN = of_mixtures(LAYERS) | {"rms_norm_dynamic_fp8": 1, "add_rms_norm_dynamic_fp8": LAYERS - 1}
+OF_DEEPSEEK = (
+    of_mixtures(2)
+    | of_latent(3)
+    | {
+        "rms_norm_dynamic_fp8": 1 + 3,
+        "add_rms_norm_dynamic_fp8": 1,
+        "all_reduce_add_rms_norm_dynamic_fp8": 2,
+        "all_reduce": 2,
+    }
+)
 
 
+@two_devices
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "eager", "expert_parallel", "step"),
@@ -60,4 +44,4 @@ def test_two_workers_give_a_text_its_likelihood(name, eager, expert_parallel, st
     _, expected = by_reference(reference(name), ids)
     assert (bits - expected).square().mean().sqrt() <= SPREAD
     assert abs((bits - expected).mean()) <= BITS
-    assert a_step(llm) == step
+    step_is(llm, step, PARTS)

@@ -14,6 +14,9 @@ from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from .conftest import asks_for
+from .settings import of_cpus_alone
+
+pytestmark = of_cpus_alone
 
 E, D, HIDDEN, TOP = 6, 256, 128, 2
 FP8_MAX = 448.0
@@ -139,6 +142,7 @@ def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
     default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
     default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
     default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
+    default |= dict(require_decomposed_backend=False)  # vLLM 0.33 reads it
     return SimpleNamespace(**(default | changes), moe_parallel_config=SimpleNamespace(**alone))
 
 

@@ -10,6 +10,10 @@ from vllm.model_executor.layers.quantization.quark.schemes import QuarkW8A8Int8
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.platforms import PlatformEnum, current_platform
 
+from .settings import of_cpus_alone
+
+pytestmark = of_cpus_alone
+
 LINEARS = choice._POSSIBLE_INT8_KERNELS[PlatformEnum.CPU]
 K, WIDTHS = 96, {"one": [64], "joined": [40, 24]}
 

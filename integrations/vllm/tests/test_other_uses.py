@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from .conftest import ENGINE, ROOT, by_reference, byte_tokenizer, text
+from .conftest import by_reference, byte_tokenizer, text
+from .settings import ENGINE, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ def test_embeddings_are_the_last_hidden_state(started, reference):
 PROGRAM = """
 import json, sys
 from vllm import LLM
-from integrations.vllm.tests.conftest import counts, teacher_forced, text
+from integrations.vllm.tests.conftest import teacher_forced, text
+from integrations.vllm.tests.steps import counts
 
 if __name__ == "__main__":
     llm = LLM(sys.argv[1], skip_tokenizer_init=True, worker_extension_cls="rocm_fp8_vllm.worker.Counters",

@@ -10,20 +10,26 @@ from rocm_fp8_vllm.tensor_parallel import PartialSum, operators
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.layernorm import RMSNorm
 
+from .settings import DEVICE
+
 FP8 = torch.float8_e4m3fn
 SCALINGS = {"static": None, "row": dict(scaling="row"), "group": dict(scaling="group", group_size=128)}
 
 
+def ones() -> torch.Tensor:
+    return torch.ones(3, 200, dtype=torch.bfloat16, device=DEVICE)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    with kernel.comm.Communicator() as communicator:
+    with kernel.comm.Communicator(device=DEVICE) as communicator:
         monkeypatch.setattr(tensor_parallel, "_communicator", communicator)
         yield
 
 
 @pytest.fixture
 def x(generator) -> torch.Tensor:
-    return torch.randn(3, 200, generator=generator).bfloat16()
+    return torch.randn(3, 200, generator=generator).bfloat16().to(DEVICE)
 
 
 def sums() -> int:
@@ -37,8 +43,8 @@ USES = {
     "-x / 3": lambda x: -x / 3,
     "x @ x.t()": lambda x: x @ x.t(),
     "x[1:]": lambda x: x[1:],
-    "a tensor + x": lambda x: torch.ones(3, 200).bfloat16() + x,
-    "torch.cat": lambda x: torch.cat([torch.ones(1, 200).bfloat16(), x]),
+    "a tensor + x": lambda x: ones() + x,
+    "torch.cat": lambda x: torch.cat([ones()[:1], x]),
     "torch.add": lambda x: torch.add(input=x, other=x),
     "float": lambda x: x.float(),
     "an operator": lambda x: torch.ops.aten.relu.default(x),
@@ -72,13 +78,13 @@ def test_what_takes_tensors_alone_refuses_it(x):
 def norm(request):
     """A norm before an FP8 linear; norm.rocm_fp8_feeds.takes says whether that takes FP8."""
     keywords = SCALINGS[request.param]
-    scale = torch.tensor(0.02) if keywords is None else None
+    scale = torch.tensor(0.02, device=DEVICE) if keywords is None else None
     activation = lambda q, scale, dtype: (q, scale)
     feeds = SimpleNamespace(takes=True)
     feeds.takes_fp8 = lambda: feeds.takes
     feeds.scales = lambda: (SimpleNamespace(fp8_dtype=FP8, activation=activation), scale, keywords)
     with set_current_vllm_config(VllmConfig()):
-        norm = RMSNorm(200, dtype=torch.bfloat16)
+        norm = RMSNorm(200, dtype=torch.bfloat16).to(DEVICE)
     norm.__class__, norm.rocm_fp8_feeds = fusion.QuantizingRMSNorm, feeds
     return norm.requires_grad_(False)
 
@@ -90,7 +96,7 @@ def same(got, expected) -> None:
 
 @pytest.mark.parametrize("between", [None, "read", "changed"])
 def test_a_norm_takes_the_part_or_what_became_of_the_sum(between, x, norm):
-    residual = torch.ones(3, 200).bfloat16()
+    residual = ones()
     part, before = PartialSum(x.clone()), dict(kernel.call_counts())
     if between == "read":
         part.float()
@@ -106,7 +112,7 @@ def test_a_norm_takes_the_part_or_what_became_of_the_sum(between, x, norm):
 
 def test_a_norm_that_does_not_quantise_takes_the_sum(x, norm):
     norm.rocm_fp8_feeds.takes = False
-    residual = torch.ones(3, 200).bfloat16()
+    residual = ones()
     same(norm(PartialSum(x.clone()), residual.clone()), norm(x.clone(), residual.clone()))
 
 
@@ -114,9 +120,13 @@ def test_a_norm_that_does_not_quantise_takes_the_sum(x, norm):
 def test_operators_are_what_compilers_are_told(scaling, x):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operators.all_reduce.default, (x,), test_utils=checks)
-    tensors, keywords = (x, torch.zeros_like(x), torch.ones(200).bfloat16()), SCALINGS[scaling]
+    tensors, keywords = (x, torch.zeros_like(x), ones()[0]), SCALINGS[scaling]
     if keywords is None:
-        operator, arguments, keywords = operators.all_reduce_add_rms_norm_fp8, (*tensors, torch.tensor(0.02), 1e-6), {}
+        operator, arguments, keywords = (
+            operators.all_reduce_add_rms_norm_fp8,
+            (*tensors, torch.tensor(0.02, device=DEVICE), 1e-6),
+            {},
+        )
     else:
         operator, arguments = operators.all_reduce_add_rms_norm_dynamic_fp8, (*tensors, 1e-6)
     torch.library.opcheck(operator.default, arguments, keywords | dict(out_dtype=FP8), test_utils=checks)

@@ -15,11 +15,13 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
-from vllm.platforms import PlatformEnum, current_platform
+from vllm.platforms import current_platform
 
 from .conftest import asks_for
+from .settings import DEVICE, ON_CPU, ROOT, SUM, of_cpus_alone
 
-LINEARS = choice._POSSIBLE_FP8_KERNELS[PlatformEnum.CPU]
+LINEARS = choice._POSSIBLE_FP8_KERNELS[current_platform._enum]
+PARTS = [*([cpu] * ON_CPU), linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
 
 
 @pytest.fixture
@@ -35,10 +37,10 @@ def unregistered(monkeypatch):
 
 def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     rocm_fp8_vllm.register()
-    assert unregistered == [cpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
+    assert unregistered == PARTS
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
-    assert len(unregistered) == 8
+    assert unregistered == PARTS
     for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
         monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "1")
         monkeypatch.setenv(name, "yes")
@@ -46,16 +48,26 @@ def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
             rocm_fp8_vllm.register()
 
 
-@pytest.mark.parametrize("version", [(0, 31, 2), (0, 33, 0), (1, 0, 0)])
+@pytest.mark.parametrize("version", [(0, 31, 2), (0, 34, 0), (1, 0, 0)])
 def test_another_version_is_refused_with_one_line(version, unregistered, monkeypatch):
     monkeypatch.setattr(vllm, "__version_tuple__", version)
     monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)))
-    assert one_line().endswith(f"vLLM {vllm.__version__} was not tested; 0.32 up to, not including, 0.33 was")
+    assert one_line().endswith(f"vLLM {vllm.__version__} was not tested; 0.32 up to, not including, 0.34 was")
     assert not unregistered
 
 
+def test_the_readme_names_the_versions_that_are_tested():
+    (major, first), (same_major, end) = rocm_fp8_vllm.TESTED
+    assert same_major == major and end - first == 2
+    versions = [f"{major}.{minor}" for minor in range(first, end)]
+    readme = (ROOT / "integrations" / "vllm" / "README.md").read_text()
+    assert f"# beside vLLM {' or '.join(versions)}\n" in readme
+    assert f"Other versions of vLLM than {' and '.join(versions)} are left as they are" in readme
+
+
 def test_another_platform_is_refused_with_one_line(unregistered, monkeypatch):
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    for name in ("is_cpu", "is_cuda_alike"):
+        monkeypatch.setattr(type(current_platform), name, lambda self: False)
     monkeypatch.setattr(type(current_platform), "device_name", "tpu", raising=False)
     assert one_line().endswith("no kernels for the platform 'tpu'")
     assert not unregistered
@@ -93,7 +105,7 @@ def test_install_is_repeatable_and_puts_the_linear_first():
     assert first == LINEARS and LINEARS[0] is linear.FewRowsFp8Linear and LINEARS.count(linear.FewRowsFp8Linear) == 1
     block_linear.install()
     block_linear.install()
-    of_blocks = choice._POSSIBLE_FP8_BLOCK_KERNELS[PlatformEnum.CPU]
+    of_blocks = choice._POSSIBLE_FP8_BLOCK_KERNELS[current_platform._enum]
     assert of_blocks[0] is block_linear.BlockScaledFp8Linear and of_blocks.count(of_blocks[0]) == 1
     fusion.install()
     hook = fusion.base_loader.process_weights_after_loading
@@ -113,10 +125,10 @@ def config(inputs, weights=quant_utils.kFp8StaticChannelSym, dtype=torch.bfloat1
 def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
     layer = torch.nn.Module()
     weight = torch.randn(64, 96, generator=generator).to(torch.float8_e4m3fn)
-    layer.weight = weight.t()
-    layer.weight_scale = torch.rand(64, 1, generator=generator) + 0.5
+    of_channels = torch.rand(64, 1, generator=generator) + 0.5
+    layer.weight, layer.weight_scale = weight.to(DEVICE).t(), of_channels.to(DEVICE)
     static = inputs == quant_utils.kFp8StaticTensorSym
-    layer.input_scale = torch.tensor(0.02) if static else None
+    layer.input_scale = torch.tensor(0.02, device=DEVICE) if static else None
     with set_current_vllm_config(VllmConfig()):
         ours = linear.FewRowsFp8Linear(
             config(inputs, dtype=dtype), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
@@ -124,14 +136,14 @@ def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
     ours.process_weights_after_loading(layer)
     x = torch.randn(rows, 96, generator=generator).to(dtype)
     bias = torch.randn(64, generator=generator).to(dtype)
-    scale = layer.input_scale if static else x.float().abs().amax(1, keepdim=True) / 448
+    scale = layer.input_scale.cpu() if static else x.float().abs().amax(1, keepdim=True) / 448
     q = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-    expected = (q.double() @ weight.double().t()) * scale.double() * layer.weight_scale.double().t() + bias.double()
-    given = ours.apply_weights(layer, x, bias)
+    expected = (q.double() @ weight.double().t()) * scale.double() * of_channels.double().t() + bias.double()
+    given = ours.apply_weights(layer, x.to(DEVICE), bias.to(DEVICE)).cpu()
     assert given.dtype == dtype
-    # One rounding to dtype, and sums of 96 products in float32.
-    bound = expected.abs() * torch.finfo(dtype).eps + 96 * 2**-23 * (
-        (q.double().abs() @ weight.double().abs().t()) * scale.double() * layer.weight_scale.double().t()
+    # One rounding to dtype, and sums of 96 products.
+    bound = expected.abs() * torch.finfo(dtype).eps + 96 * SUM * (
+        (q.double().abs() @ weight.double().abs().t()) * scale.double() * of_channels.double().t()
     )
     assert ((given.double() - expected).abs() <= bound).all()
 
@@ -144,7 +156,7 @@ BLOCKS = dict(inputs=quant_utils.kFp8Dynamic128Sym, weights=quant_utils.kFp8Stat
 def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
     """vLLM's own linear multiplies where the package would hand on to a library, and vLLM has one."""
     asked, kernel = [], linear.kernel
-    a, weight = torch.ones(20, 32).to(torch.float8_e4m3fn), torch.ones(48, 32).to(torch.float8_e4m3fn)
+    a, weight = (torch.ones(rows, 32, device=DEVICE).to(torch.float8_e4m3fn) for rows in (20, 48))
 
     def choice_by_rows(*sizes, own_scales, device):
         asked.append((*sizes, own_scales, device.type))
@@ -153,13 +165,13 @@ def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
     class Other:
         def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
             assert B.shape == (32, 48) and output_shape == [20, 48]
-            return torch.full((20, 48), -1.0, dtype=out_dtype)
+            return torch.full((20, 48), -1.0, dtype=out_dtype, device=DEVICE)
 
     monkeypatch.setattr(kernel.quantization, "gemm_for", choice_by_rows)
     monkeypatch.setattr(linear, "_many_rows", [Other()])
-    scales = torch.ones(20, 1), torch.ones(1, 48)
+    scales = torch.ones(20, 1, device=DEVICE), torch.ones(1, 48, device=DEVICE)
     got = linear._linear(a, scales[0], weight, scales[1], None, torch.bfloat16, 0 if has_other else -1)
-    assert asked == [(20, 48, 32, True, "cpu")]
+    assert asked == [(20, 48, 32, True, DEVICE.type)]
     assert (got == (-1.0 if chosen == "library" and has_other else 32.0)).all()
 
 
@@ -176,6 +188,8 @@ def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, scale_fmt, gen
         asks_for(scale_fmt, monkeypatch)
         ours = block_linear.BlockScaledFp8Linear(config(dtype=dtype, **BLOCKS))
     assert ours.can_implement(config(dtype=dtype, **BLOCKS))[0]
+    weight, of_blocks = layer.weight.double(), layer.weight_scale_inv.data.clone()
+    layer.to(DEVICE)
     ours.process_weights_after_loading(layer)
     x = torch.randn(rows, k, generator=generator).to(dtype)
     bias = torch.randn(n, generator=generator).to(dtype)
@@ -184,16 +198,17 @@ def test_a_linear_of_blocks_is_its_definition(given, dtype, rows, scale_fmt, gen
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
     each = scale.repeat_interleave(128, 1)[:, :k]
     q = (x.float() / each).clamp(-448, 448).to(torch.float8_e4m3fn)
-    of_weight = layer.weight_scale_inv.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
-    wide, weight = q.double() * each.double(), layer.weight.double() * of_weight.double()
+    of_weight = of_blocks.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+    wide, weight = q.double() * each.double(), weight * of_weight.double()
     expected = wide @ weight.t() + bias.double()
     if given == "quantised":
-        got = ours.apply_weights(layer, ours.activation(q, scale, dtype), bias)
+        inputs = ours.activation(q.to(DEVICE), scale.to(DEVICE), dtype)
     else:
-        got = ours.apply_weights(layer, x, bias)
+        inputs = x.to(DEVICE)
+    got = ours.apply_weights(layer, inputs, bias.to(DEVICE)).cpu()
     assert got.dtype == dtype
-    # One rounding to dtype, and sums of 300 products in float32.
-    bound = expected.abs() * torch.finfo(dtype).eps + 300 * 2**-23 * (wide.abs() @ weight.abs().t())
+    # One rounding to dtype, and sums of 300 products.
+    bound = expected.abs() * torch.finfo(dtype).eps + 300 * SUM * (wide.abs() @ weight.abs().t())
     assert ((got.double() - expected).abs() <= bound).all()
 
 
@@ -220,6 +235,7 @@ def test_what_it_cannot_do_is_left_to_vllm():
         assert not linear.FewRowsFp8Linear.can_implement(refused)[0]
 
 
+@of_cpus_alone
 def test_parts_keep_their_scales():
     weight = torch.randn(6, 4).to(torch.float8_e4m3fn)
     scales, kept = cpu.keep_scales(weight, torch.tensor([0.5, 0.25]), [4, 2])
@@ -253,11 +269,12 @@ def test_only_known_layers_before_our_linears_are_fused():
         )
         layers = [layer_of(*kind) for kind in (("LlamaDecoderLayer", "llama"), ("LlamaDecoderLayer", "other"))]
         layers += [layer_of("Qwen3DecoderLayer", "qwen3")]
+    torch.nn.ModuleList(layers).to(DEVICE)
     for layer in layers:
         layer.self_attn.qkv_proj.rocm_fp8_linear = ours
         layer.mlp.gate_up_proj.rocm_fp8_linear = ours
     layers[0].mlp.down_proj.rocm_fp8_linear = ours
-    layers[2].post_attention_layernorm.weight.data = torch.ones(64)  # float32
+    layers[2].post_attention_layernorm.weight.data = torch.ones(64, device=DEVICE)  # float32
     fusion.fuse(torch.nn.ModuleList(layers))
     kinds = [
         [type(each) for each in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp.act_fn)]
@@ -277,6 +294,6 @@ def test_only_known_layers_before_our_linears_are_fused():
     wrapper.base_layer = layers[0].mlp.down_proj
     assert wrapper.rocm_fp8_linear is ours
     layers[0].mlp.down_proj = wrapper
-    x = torch.randn(3, 64).bfloat16()
+    x = torch.randn(3, 64).bfloat16().to(DEVICE)
     assert torch.equal(layers[0].input_layernorm(x), layers[1].input_layernorm(x))
     assert torch.equal(layers[0].mlp.act_fn(x), layers[1].mlp.act_fn(x))

@@ -10,6 +10,10 @@ from rocm_fp8_vllm import routing
 from vllm.model_executor.layers.fused_moe.router import router_factory
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
+from .settings import of_cpus_alone
+
+pytestmark = of_cpus_alone
+
 COUNT, TOP = 16, 4
 GROUPS = {
     "no groups": dict(use_grouped_topk=False),

@@ -2,13 +2,14 @@
 
 import pytest
 
-from .conftest import CASES, STORED, by_reference, counts, generate, likely, teacher_forced, text
+from .conftest import CASES, STORED, by_reference, generate, likely, teacher_forced, text
+from .settings import ON_CPU
+from .steps import counts, of_latent, of_mixtures
 
 # As in test_experts.py a byte moves by 0.15 to 0.25 bits where sums are in another order, and other experts are chosen
 # for it. In bfloat16 it moves by 0.03 eager, and by 0.1 where the compiler rounds a norm once. With another router, or
 # a head that was not filled, it moves by bits.
 SPREAD, OF_BFLOAT16, SAME, RIGHT = 0.4, 0.15, 0.93, 0.98
-PARTS = ("moe_route", "moe_sort", "grouped_gemm_swiglu_fp8", "grouped_gemm", "moe_combine")
 # Layers with experts, and with latent attention.
 LAYERS = {"byte DeepSeek": (3, 4), "DeepSeek-V3": (2, 3), "Qwen3-MoE": (7, 0), "Mixtral": (7, 0)}
 # Of each three neighbours a run starts one.
@@ -67,6 +68,12 @@ def test_a_decode_step_runs_on_our_experts_and_latent_attention(served):
     before = counts(llm)
     generate(llm, [text(1, 8)[0].tolist()], 11)  # a step for the prompt, ten that decode
     ran = {each: count - before.get(each, 0) for each, count in counts(llm).items()}
+    if not ON_CPU and not llm.llm_engine.vllm_config.model_config.enforce_eager:
+        return  # a graph's replays do not count
     mixtures, latent = (0, 0) if CASES[name].format == STORED else layers(name)  # bfloat16 is all vLLM's
-    assert [ran.get(each, 0) for each in PARTS] == [11 * mixtures] * len(PARTS)
-    assert (ran.get("mla_append", 0), ran.get("mla_decode", 0)) == (11 * latent, 10 * latent)
+    expected = of_mixtures(11 * mixtures) | of_latent(11 * latent)
+    if "mla_decode" in expected:
+        expected["mla_decode"] = 10 * latent
+    assert {each: count for each, count in ran.items() if "moe" in each or "grouped" in each or "mla" in each} == {
+        each: count for each, count in expected.items() if count
+    }

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ENGINE, byte_tokenizer, likely, text
+from .conftest import byte_tokenizer, likely, text
+from .settings import ENGINE
 
 MODEL = "byte-llama-fp8"
 

@@ -6,8 +6,12 @@ import pytest
 import rocm_fp8_vllm
 import torch
 
-from .conftest import CASES, by_reference, counts, generate, likely, teacher_forced, text
+from . import steps
+from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
+from .settings import ON_CPU, two_devices
+from .steps import counts
 
+pytestmark = two_devices
 # The linears whose input is in halves, one a worker.
 HALVED = ("self_attn.o_proj", "mlp.down_proj")
 
@@ -70,15 +74,9 @@ LAYERS = 7
 MEDDLING = "integrations.vllm.tests.workers.Meddling"
 
 
-def a_step(llm) -> dict[str, int]:
+def a_step(llm) -> dict[str, float]:
     """Operator -> its calls in a decode step, of those that add, and norms."""
-    prompt, launched = text(1, 8)[0].tolist(), []
-    for tokens in (5, 15):
-        before = counts(llm)
-        generate(llm, [prompt], tokens)
-        launched.append({each: count - before.get(each, 0) for each, count in counts(llm).items()})
-    few, many = launched
-    return {each: (many[each] - few[each]) / 10 for each in many if many[each] and ("norm" in each or "all" in each)}
+    return {name: count for name, count in steps.a_step(llm).items() if "norm" in name or "all" in name}
 
 
 @pytest.mark.drawn(3)
@@ -95,21 +93,23 @@ def a_step(llm) -> dict[str, int]:
 def test_norms_that_form_the_sums_change_no_bit(name, eager, kind, engine, reference, monkeypatch):
     code = text(1, 400)[0].tolist()
     prompts = [code[:100], code[150:170], code[200:201]]
-    results, steps = [], []
+    results, launched = [], []
     for switch in ("1", "0"):
         monkeypatch.setenv(rocm_fp8_vllm.SUMS, switch)
         llm = engine(name, enforce_eager=eager, tensor_parallel_size=2)
         _, bits = teacher_forced(llm, text(3, 400))
         results.append((bits.tolist(), generate(llm, prompts, 16)))
-        steps.append(a_step(llm))
+        launched.append(a_step(llm))
     (bits, tokens), (bits_of_vllm, tokens_of_vllm) = results
     assert bits == bits_of_vllm and tokens == tokens_of_vllm
-    norms = 2 * LAYERS - 1
-    # The last layer's Down has vLLM's norm behind it.
-    assert steps[0] == {f"rms_norm{kind}_fp8": 1, f"all_reduce_add_rms_norm{kind}_fp8": norms, "all_reduce": 1}
-    assert steps[1] == {f"rms_norm{kind}_fp8": 1, f"add_rms_norm{kind}_fp8": norms}
     right = [each for prompt, chosen in zip(prompts, tokens) for each in likely(reference(name), prompt, chosen)]
     assert sum(right) / len(right) >= 0.9
+    if not ON_CPU and not eager:
+        return  # a graph's replays do not count
+    norms = 2 * LAYERS - 1
+    # The last layer's Down has vLLM's norm behind it.
+    assert launched[0] == {f"rms_norm{kind}_fp8": 1, f"all_reduce_add_rms_norm{kind}_fp8": norms, "all_reduce": 1}
+    assert launched[1] == {f"rms_norm{kind}_fp8": 1, f"add_rms_norm{kind}_fp8": norms}
 
 
 def test_a_sum_is_formed_where_something_else_computes_with_it(engine):

@@ -32,4 +32,4 @@ class Meddling(Counters):
     def sum_of_rows(self, rows: int, more_each: int) -> float:
         """The sum over workers of ones, of which each worker has more rows than the one before."""
         rows += more_each * tensor_parallel.communicator().rank
-        return tensor_parallel.operators.all_reduce(torch.ones(rows, 64)).mean().item()
+        return tensor_parallel.operators.all_reduce(torch.ones(rows, 64, device=self.device)).mean().item()
