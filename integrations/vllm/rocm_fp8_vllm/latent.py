@@ -101,8 +101,11 @@ def _as_codes(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(current_platform.fp8_dtype()) if cache.dtype == torch.uint8 else cache
 
 
-class LatentDecode(LatentOperators, CPUMLAImpl):
+class LatentDecode(CPUMLAImpl):
     """CPU_MLA's, which has one new token a sequence."""
+
+    # Not by a second base: an object changes its class to one of the same layout alone.
+    forward_mqa, do_kv_cache_update = LatentOperators.forward_mqa, LatentOperators.do_kv_cache_update
 
 
 def connect(model: torch.nn.Module) -> None:
