@@ -250,7 +250,7 @@ def byte_tokenizer(directory: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory) -> None:
-    load_kernel("cpu")  # or one clear error
+    load_kernel()  # or one clear error
     torch.set_num_threads(1)  # of engines in this process: more wait for one another where the cores are busy
     # Nothing compiled is left from other runs.
     os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm-cache"))

@@ -1,5 +1,5 @@
-"""The backend of latent attention for GPUs, by the CPU's kernels: the choice, its parts, engines in which it stands in
-the CPU's place. test_latent_engine.py has engines on a GPU."""
+"""The backend of latent attention for GPUs: the choice, and its parts, by the kernels that this machine has. Without a
+GPU also engines in which it stands in the CPU's place; test_latent_engine.py has engines on a GPU."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,15 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, counts, generate, likely, text
 
 HOPPER = DeviceCapability(9, 0)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FP8 = current_platform.fp8_dtype()
 
 
 def wanted(**changes) -> AttentionSelectorConfig:
@@ -104,7 +107,7 @@ def test_a_variable_of_vllms_leaves_it_out(monkeypatch):
 
 @pytest.fixture
 def platform(monkeypatch):
-    """A GPU's platform, whose own choice is TRITON_MLA or what is named. CUSTOM is free again behind the test."""
+    """A GPU's platform, whose own choice is TRITON_MLA or what is named. CUSTOM is free."""
 
     class Hopper:
         @classmethod
@@ -119,9 +122,8 @@ def platform(monkeypatch):
             return False
 
     monkeypatch.setattr(latent_gpu, "current_platform", Hopper())
-    AttentionBackendEnum.CUSTOM.clear_override()
-    yield Hopper
-    AttentionBackendEnum.CUSTOM.clear_override()
+    monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
+    return Hopper
 
 
 def test_it_comes_first_where_no_backend_is_named(platform):
@@ -142,9 +144,7 @@ def test_it_comes_first_where_no_backend_is_named(platform):
 
 
 def test_another_plugins_backend_keeps_its_name(platform):
-    from vllm.v1.attention.backends.registry import register_backend
-
-    register_backend(AttentionBackendEnum.CUSTOM, "another.Backend")
+    registry.register_backend(AttentionBackendEnum.CUSTOM, "another.Backend")
     latent_gpu.install()
     assert AttentionBackendEnum.CUSTOM.get_path() == "another.Backend"
     assert platform.get_attn_backend_cls(None, wanted(), 16).endswith("MlaDecodeBackend")
@@ -183,7 +183,8 @@ def by_definition(q, cache, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     new, length = len(q), len(cache)
     score = q.double() @ cache.t() * 192**-0.5  # [S, H, length]
     if causal:
-        behind = torch.arange(length) > torch.arange(length - new, length).unsqueeze(1)
+        places = torch.arange(length, device=q.device)
+        behind = places > places[length - new :].unsqueeze(1)
         score.masked_fill_(behind.unsqueeze(1), -torch.inf)
     return torch.softmax(score, -1) @ cache[:, :512], torch.logsumexp(score, -1)
 
@@ -203,20 +204,22 @@ def test_several_new_tokens_are_the_definition(new, causal, fp8, dtype, generato
     slots = [int(table[b, n // page]) * page + n % page for b in range(3) for n in range(int(lengths[b]))]
     scale = torch.tensor(0.03)
     cache = torch.zeros(16, page, 576, dtype=torch.uint8 if fp8 else dtype)
+    kv, k_pe, scale, cache, lengths, table = (each.to(DEVICE) for each in (kv, k_pe, scale, cache, lengths, table))
     # The last two tokens are padding that has no slots, the first one has none by its slot.
-    ours.do_kv_cache_update(kv, k_pe, cache, torch.tensor([-1, *slots]), "fp8" if fp8 else "auto", scale)
+    ours.do_kv_cache_update(kv, k_pe, cache, torch.tensor([-1, *slots], device=DEVICE), "fp8" if fp8 else "auto", scale)
     stored = torch.cat([kv, k_pe.squeeze(1)], -1)[1 : 1 + len(slots)]
     if fp8:
-        codes = (stored.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        largest = torch.finfo(FP8).max
+        codes = (stored.float() / scale).clamp(-largest, largest).to(FP8)
         assert torch.equal(cache.view(-1, 576)[slots], codes.view(torch.uint8))
         stored = codes.double() * scale.double()
     else:
         assert torch.equal(cache.view(-1, 576)[slots], stored)
 
-    q = torch.randn(4 * new, heads, 576, generator=generator).to(dtype)
+    q = torch.randn(4 * new, heads, 576, generator=generator).to(DEVICE, dtype)
     metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths), causal=causal)
     layer = SimpleNamespace(_k_scale=scale)
-    out, lse = ours.forward_mqa(q, cache.view(torch.float8_e4m3fn) if fp8 else cache, metadata, layer)
+    out, lse = ours.forward_mqa(q, cache.view(FP8) if fp8 else cache, metadata, layer)
     assert out.shape == (4 * new, heads, 512) and out.dtype == dtype
     assert lse.shape == (4 * new, heads) and lse.dtype == torch.float32
     in_parts, _ = ours.forward_mqa(q.split([512, 64], dim=-1), cache, metadata, layer)
@@ -236,10 +239,11 @@ def test_nothing_is_written_while_memory_is_measured():
 
 
 def test_vllm_033_says_whether_a_scale_is_one(generator):
-    kv, k_pe = (torch.randn(2, *shape, generator=generator).bfloat16() for shape in ((512,), (1, 64)))
-    for each in (attention().do_kv_cache_update, latent.LatentOperators.do_kv_cache_update.__get__(attention())):
-        cache = torch.zeros(1, 2, 576, dtype=torch.uint8)
-        each(kv, k_pe, cache, torch.tensor([0, 1]), "fp8", torch.ones(()), skip_scale=True)
+    kv, k_pe = (torch.randn(2, *shape, generator=generator).to(DEVICE).bfloat16() for shape in ((512,), (1, 64)))
+    for implementation in (latent_gpu.MlaDecodeImpl, latent.LatentDecode):
+        cache = torch.zeros(1, 2, 576, dtype=torch.uint8, device=DEVICE)
+        slots, scale = torch.tensor([0, 1], device=DEVICE), torch.ones((), device=DEVICE)
+        implementation.do_kv_cache_update(None, kv, k_pe, cache, slots, "fp8", scale, skip_scale=True)
         assert cache.any()
 
 
@@ -255,6 +259,7 @@ def in_the_cpus_place(monkeypatch):
     selector._cached_get_attn_backend.cache_clear()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of vLLM for a CPU")
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "arguments",
