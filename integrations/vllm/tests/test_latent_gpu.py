@@ -267,6 +267,11 @@ def in_the_cpus_place(monkeypatch):
         dict(),
         dict(block_size=48, dtype="float16"),
         dict(block_size=512),
+        # Several new tokens a sequence. With asynchronous scheduling vLLM 0.32 never ends here, by its own backend too.
+        dict(
+            speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=4, prompt_lookup_min=1),
+            async_scheduling=False,
+        ),
         # What vLLM's CPU lacks is a prompt's context in FP8: prompts are computed at once.
         dict(kv_cache_dtype="fp8", max_num_batched_tokens=512, enable_prefix_caching=False),
     ],
@@ -290,7 +295,8 @@ def test_an_engine_decodes_likely_tokens(arguments, in_the_cpus_place, surroundi
                 right += likely(model, prompt, tokens)
         assert sum(right) / len(right) >= 0.98
         appended, attended = (counts(llm)[each] - before.get(each, 0) for each in ("mla_append", "mla_decode"))
-        assert appended > attended >= 2 * 31 * 4
+        steps = 8 if "speculative_config" in arguments else 31  # at least, in each turn
+        assert appended > attended >= 2 * steps * 4
     finally:
         llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
