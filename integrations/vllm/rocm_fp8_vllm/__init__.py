@@ -2,8 +2,9 @@
 
 vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
 `block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears,
-`experts.FusedMoeExperts` before its own experts, and has each FP8 model fused once it is loaded (`fusion`). A model
-whose head no file fills is refused (`heads`). No code of a model is replaced.
+`experts.FusedMoeExperts` before its own experts, on GPUs `latent_gpu.MlaDecodeBackend` before its own latent
+attention, and has each FP8 model fused once it is loaded (`fusion`). A model whose head no file fills is refused
+(`heads`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -43,6 +44,10 @@ def register() -> None:
         from . import cpu
 
         cpu.install()
+    else:
+        from . import latent_gpu
+
+        latent_gpu.install()
     linear.install()
     block_linear.install()
     block_parts.install()

@@ -265,7 +265,7 @@ def test_latent_attention_computes_what_vllms_does(generator):
     assert torch.equal(*caches) and caches[0].any()
 
     q = torch.randn(3, heads, 576, generator=generator).bfloat16()
-    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths))
+    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths), causal=True)
     outs = []
     for given in (q, q.split([512, 64], dim=-1)):
         out, nothing = ours.forward_mqa(given, caches[1], metadata, None)

@@ -6,7 +6,7 @@ import pytest
 import rocm_fp8_vllm
 import torch
 import vllm
-from rocm_fp8_vllm import block_linear, block_parts, cpu, experts, fusion, heads, int8_linear, linear
+from rocm_fp8_vllm import block_linear, block_parts, cpu, experts, fusion, heads, int8_linear, latent_gpu, linear
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.kernels import linear as choice
@@ -30,7 +30,7 @@ def unregistered(monkeypatch):
     done = []
     for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
         monkeypatch.delenv(name, raising=False)
-    for part in (cpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads):
+    for part in (cpu, latent_gpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
     return done
 
@@ -46,6 +46,13 @@ def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
         monkeypatch.setenv(name, "yes")
         with pytest.raises(ValueError, match=f"{name}='yes'; needs 0 or 1"):
             rocm_fp8_vllm.register()
+
+
+def test_a_gpu_has_latent_attention_of_its_own(unregistered, monkeypatch):
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda self: True)
+    rocm_fp8_vllm.register()
+    assert unregistered == [latent_gpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
 
 
 @pytest.mark.parametrize("version", [(0, 31, 2), (0, 34, 0), (1, 0, 0)])
