@@ -14,7 +14,6 @@ using tiles::Form;
 // clang-format off
 constexpr Form kForms[] = {
     {.name = "n16x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 16, .slots = 2, .in_ring = true},
-    {.name = "n32x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 32, .slots = 2, .whole_k = true},
     {.name = "n64x64", .swapped = true, .warpgroups = 1, .tiles = 1, .narrow = 64, .slots = 2, .whole_k = true},
     {.name = "t128x128", .swapped = false, .warpgroups = 2, .tiles = 1, .narrow = 128, .slots = 1, .whole_k = true},
     {.name = "t256x128", .swapped = false, .warpgroups = 2, .tiles = 2, .narrow = 128, .slots = 1, .whole_k = true,
@@ -29,7 +28,7 @@ constexpr int rows_of(const Form& f) { return f.swapped ? f.narrow : f.wide(); }
 constexpr int columns_of(const Form& f) { return f.swapped ? f.wide() : f.narrow; }
 
 // Rows of A that are gathered one by one as a stage is filled; more are gathered before the launch.
-constexpr int kMostOneByOne = 32;
+constexpr int kMostOneByOne = 16;
 constexpr bool one_by_one(const Form& f) { return rows_of(f) <= kMostOneByOne; }
 // Rows that one copy of A brings.
 constexpr int kRowsOfCopy = 64;
@@ -48,7 +47,7 @@ static_assert([] {
 // The first forms also have SwiGLU and quantisation in the epilogue. A tile's weights are gates and ups of the same hidden
 // values, eight of one and eight of the other in turn, so that a thread has both of a value. A CTA makes all tiles of its
 // rows that a group of 128 hidden values has, in turns; gated values wait in shared memory for the last one.
-constexpr int kGatedForms = 4;
+constexpr int kGatedForms = 3;
 constexpr int kMostHidden = 128, kEachHalf = 8;
 constexpr int turns_of(const Form& f) { return 2 * kMostHidden / columns_of(f); }
 // Bytes of a row of gated values, with padding against bank conflicts.
@@ -65,11 +64,12 @@ constexpr int64_t most_tiles(const Form& f, int64_t m, int64_t n, int64_t groups
 }
 
 // Few rows of an expert: weights are read once for each tile of rows, so that the form holds what experts have beyond the
-// mean (16, 32, 64 rows: as many as one in a hundred has at 8, 20 and 48). Where there are many, the highest is faster on
-// an H100 or as fast from 512 rows an expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
+// mean (16 and 64 rows: as many as one in a hundred has at 8 and 48; 32 rows, gathered one by one, took up to 1.4 times as
+// long as 64: docs/journal/moe.md). Where there are many, the highest is faster on an H100 or as fast from 512 rows an
+// expert on, if no multiprocessor is idle then; at 256 it was a tenth slower.
 constexpr int pick_form(int64_t m, int64_t n, int64_t groups, int64_t expected, int multiprocessors) {
-    constexpr int kMany = 3, kHigh = 4, kHighFrom = 512;
-    constexpr int kMostExpected[kMany] = {8, 20, 48};
+    constexpr int kMany = 2, kHigh = 3, kHighFrom = 512;
+    constexpr int kMostExpected[kMany] = {8, 48};
     for (int i = 0; i < kMany; ++i) {
         if (expected <= kMostExpected[i]) return i;
     }
@@ -95,13 +95,11 @@ constexpr int pick_splits(int64_t m, int64_t n, int64_t k, int64_t groups, int64
 }
 static_assert(kForms[0].splits() && pick_form(kFewExpected, 1, 1, kFewExpected, 1) == 0);
 
-// n32x64: its turns took longer than two launches (docs/journal/moe.md).
-constexpr int kSlowGated = 1;
 // The same, of kGatedForms; -1: SwiGLU is a pass of its own. A CTA's share is a tile's turns: where the last round of them
 // would leave more than an eighth of the CTA slots free, single tiles are spread better. So are parts of K. k: bytes.
 constexpr int pick_gated(int64_t m, int64_t hidden, int64_t k, int64_t groups, int64_t expected, int multiprocessors) {
     const int form = pick_form(m, 2 * hidden, groups, expected, multiprocessors);
-    if (form >= kGatedForms || form == kSlowGated) return -1;
+    if (form >= kGatedForms) return -1;
     if (pick_splits(m, 2 * hidden, k, groups, expected, multiprocessors) > 1) return -1;
     const int64_t experts = ceil_div(m, expected) < groups ? ceil_div(m, expected) : groups;
     const int64_t shares = experts * ceil_div(expected, rows_of(kForms[form])) * (hidden / kMostHidden);

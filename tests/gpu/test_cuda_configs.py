@@ -311,7 +311,7 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, multiprocessors):
             pieces = -(-n // columns)
             all_in_one, spread = -(-m // rows), sum(-(-count // rows) for count in _spread(m, groups))
             assert most >= max(all_in_one, spread) * pieces
-    assert len(reached) >= 5
+    assert len(reached) >= 4
 
 
 @pytest.mark.parametrize("multiprocessors", [H200, 78, 16])
@@ -351,7 +351,7 @@ def test_swiglu_is_in_the_epilogue_of_forms_that_have_it(library, multiprocessor
             reached.add(index)
             form, *_, splits = library.cuda_grouped_config(m, 2 * hidden, 7168, groups, expected, multiprocessors)
             assert index in (-1, form) and (index < 0 or splits == 1)
-    assert reached == {-1, 0, 2, 3}  # n32x64 is slower
+    assert reached == {-1, 0, 1, 2}
     # One token of nine experts does not fill the chip by whole groups.
     assert library.cuda_grouped_gated(9, 2048, 7168, 257, 1, H200) == -1
 

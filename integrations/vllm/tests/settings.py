@@ -16,7 +16,7 @@ BACKEND = default_backend()
 ON_CPU = BACKEND == "cpu"
 DEVICE = torch.device("cpu" if ON_CPU else "cuda")
 # What of vLLM runs on the package's operators (integrations/vllm/README.md).
-OUR_EXPERTS, OUR_INT8, OUR_LATENT = BACKEND != "cuda", BACKEND != "cuda", ON_CPU
+OUR_EXPERTS, OUR_INT8, OUR_LATENT = True, BACKEND != "cuda", True
 of_cpus_alone = pytest.mark.skipif(not ON_CPU, reason="of parts that the plugin has on a CPU alone")
 two_devices = pytest.mark.skipif(
     not ON_CPU and torch.cuda.device_count() < 2, reason="each of two workers needs a GPU of its own"
@@ -47,5 +47,5 @@ use_local_build()
 ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
 if not ON_CPU:  # parts of the GPU that other test processes' engines leave
     ENGINE |= dict(gpu_memory_utilization=0.1, kv_cache_memory_bytes=2**29)
-# With AMX vLLM's own comes first on a CPU, but where ours is asked for. TRITON_MLA has no least number of heads.
-LATENT_BACKEND = "CPU_MLA" if ON_CPU else "TRITON_MLA"
+# With AMX vLLM's own comes first on a CPU, but where ours is asked for. CUSTOM is the name of ours on a GPU.
+LATENT_BACKEND = "CPU_MLA" if ON_CPU else "CUSTOM"

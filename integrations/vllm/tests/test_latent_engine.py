@@ -8,7 +8,8 @@ import torch
 from rocm_fp8_vllm import latent
 from vllm.v1.attention import selector
 
-from .conftest import BYTE_DEEPSEEK, ENGINE, by_reference, byte_deepseek, counts, greedy, likely, text
+from .conftest import BYTE_DEEPSEEK, ENGINE, by_reference, byte_deepseek, greedy, likely, text
+from .steps import counts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -16,7 +16,8 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, counts, generate, likely, text
+from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, generate, likely, text
+from .steps import counts
 
 HOPPER = DeviceCapability(9, 0)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

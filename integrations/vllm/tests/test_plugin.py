@@ -18,10 +18,10 @@ from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_
 from vllm.platforms import current_platform
 
 from .conftest import asks_for
-from .settings import DEVICE, ON_CPU, ROOT, SUM, of_cpus_alone
+from .settings import BACKEND, DEVICE, ON_CPU, ROOT, SUM, of_cpus_alone
 
 LINEARS = choice._POSSIBLE_FP8_KERNELS[current_platform._enum]
-PARTS = [*([cpu] * ON_CPU), linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
+PARTS = [cpu if ON_CPU else latent_gpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads]
 
 
 @pytest.fixture
@@ -158,28 +158,64 @@ def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
 BLOCKS = dict(inputs=quant_utils.kFp8Dynamic128Sym, weights=quant_utils.kFp8Static128BlockSym)
 
 
+class Other:
+    """A linear of vLLM's whose results are -1."""
+
+    def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
+        assert B.shape == (A.shape[1], 48) and output_shape == [len(A), 48]
+        return torch.full(output_shape, -1.0, dtype=out_dtype, device=A.device)
+
+
 @pytest.mark.parametrize("chosen", ["skinny_gemm", "block_scaled_gemm", "library"])
 @pytest.mark.parametrize("has_other", [False, True])
 def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
     """vLLM's own linear multiplies where the package would hand on to a library, and vLLM has one."""
     asked, kernel = [], linear.kernel
-    a, weight = (torch.ones(rows, 32, device=DEVICE).to(torch.float8_e4m3fn) for rows in (20, 48))
+    count = 600 if chosen == "library" else 20
+    a, weight = (torch.ones(rows, 32, device=DEVICE).to(torch.float8_e4m3fn) for rows in (count, 48))
 
     def choice_by_rows(*sizes, own_scales, device):
         asked.append((*sizes, own_scales, device.type))
         return chosen
 
-    class Other:
-        def apply_scaled_mm(self, *, A, B, out_dtype, As, Bs, bias, output_shape):
-            assert B.shape == (32, 48) and output_shape == [20, 48]
-            return torch.full((20, 48), -1.0, dtype=out_dtype, device=DEVICE)
-
     monkeypatch.setattr(kernel.quantization, "gemm_for", choice_by_rows)
     monkeypatch.setattr(linear, "_many_rows", [Other()])
-    scales = torch.ones(20, 1, device=DEVICE), torch.ones(1, 48, device=DEVICE)
+    scales = torch.ones(count, 1, device=DEVICE), torch.ones(1, 48, device=DEVICE)
     got = linear._linear(a, scales[0], weight, scales[1], None, torch.bfloat16, 0 if has_other else -1)
-    assert asked == [(20, 48, 32, True, DEVICE.type)]
+    assert asked == [(count, 48, 32, True, DEVICE.type)]
     assert (got == (-1.0 if chosen == "library" and has_other else 32.0)).all()
+
+
+@pytest.mark.skipif(BACKEND != "cuda", reason="of NVIDIA's libraries")
+@pytest.mark.parametrize(
+    "rows, own, theirs", [(256, True, False), (257, True, True), (512, False, False), (513, False, True)]
+)
+def test_prompts_are_left_to_cutlass(monkeypatch, rows, own, theirs):
+    """Beside CUTLASS: block_scaled_gemm where rows and channels have scales, torch's GEMM where there is one scale."""
+    monkeypatch.setattr(linear, "_many_rows", [Other()])
+    a, weight = (torch.ones(each, 32, device=DEVICE).to(torch.float8_e4m3fn) for each in (rows, 48))
+    scales = [torch.ones(shape, device=DEVICE) for shape in (((rows, 1), (1, 48)) if own else ((1,), (1,)))]
+    got = linear._linear(a, scales[0], weight, scales[1], None, torch.bfloat16, 0)
+    assert (got == (-1.0 if theirs else 32.0)).all()
+
+
+@pytest.mark.parametrize("rows", [128, 129])
+def test_prompts_are_left_to_deep_gemm(monkeypatch, rows):
+    """With the checkpoint's own scales; a bias is added behind it."""
+    asked = []
+
+    def fp8_gemm_nt(a, b, out, *, is_deep_gemm_e8m0_used):
+        asked.append([*(tuple(t.shape) for t in (*a, *b)), is_deep_gemm_e8m0_used])
+        out.fill_(-1.0)
+
+    monkeypatch.setattr(block_linear, "_deep_gemm_takes", lambda columns, k, dtype: (columns, k) == (64, 128))
+    monkeypatch.setattr(block_linear.deep_gemm, "fp8_gemm_nt", fp8_gemm_nt)
+    a, weight = (torch.ones(each, 128, device=DEVICE).to(torch.float8_e4m3fn) for each in (rows, 64))
+    scale, of_weight = torch.ones(rows, 1, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    bias = torch.ones(64, dtype=torch.bfloat16, device=DEVICE)
+    got = block_linear._linear(a, scale, weight, of_weight, bias, torch.bfloat16)
+    assert (got == (0.0 if rows > 128 else 129.0)).all()
+    assert asked == ([[(rows, 128), (rows, 1), (64, 128), (1, 1), False]] if rows > 128 else [])
 
 
 @pytest.mark.parametrize("given", ["bfloat16", "quantised"])
