@@ -43,6 +43,8 @@ def fill(model: torch.nn.Module) -> None:
             data.fill_(0.02)
         elif "scale" in name and data.dtype == torch.float32:
             data.fill_(0.015)
+        elif data.dim() == 1 and "norm" in name:
+            data.fill_(1)
         elif data.dim() == 2 and data.is_floating_point() and data.element_size() == 2:
             for part in data.split(4096):
                 part.normal_(0, data.shape[1] ** -0.5)

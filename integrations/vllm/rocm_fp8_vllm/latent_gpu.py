@@ -1,9 +1,8 @@
 """vLLM's latent attention (MLA) on GPUs: a backend of its own, on mla_append and mla_decode.
 
-vLLM asks its platform which backend serves a layer. Ours answers first where no backend was named and it can serve; on
-CUDA that is on chips of capability 9.0, which alone its kernel was measured on. It is CUSTOM among vLLM's names, so
-`--attention-backend CUSTOM` takes it on the others, too. (A name of its own would not reach vLLM's processes, which
-read their configuration before they load plugins.)
+vLLM asks its platform which backend serves a layer. On ROCm ours answers first where no backend was named and it can
+serve. On CUDA `--attention-backend CUSTOM` takes it: no engine has been timed with it beside FLASH_ATTN_MLA. (A name of
+its own would not reach vLLM's processes, which read their configuration before they load plugins.)
 
 Prompts stay vLLM's. A decode step needs nothing beside vLLM's own metadata: launches depend on shapes alone, and
 lengths are read by the kernel, so one captured graph serves all steps of its shape.
@@ -37,7 +36,6 @@ _log = logging.getLogger("vllm.rocm_fp8_kernels")
 
 _CUDA_BUILDS = ((8, 9), (9, 0), (10, 0), (10, 3))  # build.toml's capabilities, and what runs their code
 _ROCM_BUILDS = ((9, 4), (9, 5))  # gfx942, gfx950
-_CUDA_MEASURED = (9, 0)
 _PAGE = 64  # tokens: what mla_decode was measured with, and a tile of its kernels
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -183,8 +181,8 @@ def why_not(
     reasons = MlaDecodeBackend.validate_configuration(device_capability=capability, **wanted._asdict())
     if MlaDecodeBackend.__name__ in envs.VLLM_DISABLED_KERNELS:
         reasons.append("VLLM_DISABLED_KERNELS names it")
-    if not current_platform.is_rocm() and (capability.major, capability.minor) != _CUDA_MEASURED:
-        reasons.append("mla_decode was not measured on this chip")
+    if not current_platform.is_rocm():
+        reasons.append("no engine on CUDA was timed with it; --attention-backend CUSTOM takes it")
     queries = 1 if config is None else max_decode_query_len(config)
     ranks = 1 if config is None else config.parallel_config.decode_context_parallel_size
     if queries > MOST_QUERIES:

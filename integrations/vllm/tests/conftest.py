@@ -62,7 +62,8 @@ def byte_llama() -> torch.nn.Module:
 def byte_deepseek() -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(BYTE_DEEPSEEK, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(BYTE_DEEPSEEK, dtype=torch.bfloat16)
+    return model if ON_CPU else mixtures.wide_heads(model)
 
 
 @torch.no_grad()
@@ -276,9 +277,9 @@ def checkpoint(tmp_path_factory):
                 quantization, folder = load_kernel(BACKEND).quantization, folder / "fp8"  # is made whole
                 inputs = [text(8, 256)] if case.format == "saved, static" else None
                 quantization.save_quantized(quantization.quantize(case.model(), inputs, **SAVED[case.format]), folder)
-            elif case.format == STORED:
+            elif case.format == STORED and ON_CPU:
                 folder = Path(case.model().config.name_or_path)
-            elif case.format == BFLOAT16:
+            elif case.format in (BFLOAT16, STORED):
                 case.model().save_pretrained(folder)
             elif case.experts:
                 with torch.no_grad():

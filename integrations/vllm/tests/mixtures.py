@@ -116,3 +116,32 @@ def deepseek(name: str = "deepseek_v3", **changes) -> torch.nn.Module:
     latent["rope_parameters"] = yarn | dict(mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
     sizes = dict(vocab_size=256, hidden_size=256, num_hidden_layers=3, max_position_embeddings=1024)
     return moe(name, generator, **(sizes | latent | changes))
+
+
+@torch.no_grad()
+def wide_heads(model: torch.nn.Module) -> torch.nn.Module:
+    """A DeepSeek-V3 whose heads have 64 numbers without a position and 64 values, with 128 of both: it computes the
+    same, but for rounding. On CUDA vLLM computes prompts of DeepSeek's own sizes alone."""
+    narrow, wide, rotated = 64, 128, model.config.qk_rope_head_dim
+    sizes = dict(qk_nope_head_dim=wide, qk_head_dim=wide + rotated, v_head_dim=wide)
+    config = type(model.config)(**model.config.to_dict() | sizes)
+    made, heads = type(model)(config).to(model.dtype), config.num_attention_heads
+    # Scores are divided by the root of a head's size.
+    larger = ((wide + rotated) / (narrow + rotated)) ** 0.5
+
+    weights = model.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(("q_b_proj.weight", "kv_b_proj.weight")):  # of each head 64 rows, then 64 rotated or values
+            first, other = weight.unflatten(0, (heads, narrow + narrow)).split(narrow, 1)
+            is_query = ".q_b_proj" in name
+            parts = (first * larger, other * larger) if is_query else (first, _below(other, wide))
+            weights[name] = torch.cat([_below(parts[0], wide), parts[1]], 1).flatten(0, 1)
+        elif name.endswith("o_proj.weight"):
+            weights[name] = _below(weight.t().unflatten(0, (heads, narrow)), wide).flatten(0, 1).t()
+    made.load_state_dict(weights)
+    return made.eval()
+
+
+def _below(parts: torch.Tensor, rows: int) -> torch.Tensor:
+    """[heads, fewer rows, columns] with zeros below, up to so many rows."""
+    return torch.nn.functional.pad(parts, (0, 0, 0, rows - parts.shape[1]))

@@ -8,7 +8,8 @@ import torch
 from rocm_fp8_vllm import latent
 from vllm.v1.attention import selector
 
-from .conftest import BYTE_DEEPSEEK, ENGINE, by_reference, byte_deepseek, greedy, likely, text
+from .conftest import ENGINE, by_reference, byte_deepseek, greedy, likely, text
+from .settings import LATENT_BACKEND
 from .steps import counts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -18,6 +19,7 @@ LAYERS = 4
 # (test_saved.py). A cache in FP8 has three bits of each number: a guess that no GPU has shown yet.
 SPREAD, OF_FP8, RIGHT = 0.15, 0.3, 0.98
 PLAIN = dict(
+    attention_backend=LATENT_BACKEND,
     skip_tokenizer_init=True,
     disable_log_stats=True,
     enable_prefix_caching=True,
@@ -36,8 +38,13 @@ def graphs(mode: str) -> dict:
     return dict(compilation_config=dict(cudagraph_mode=mode))
 
 
+@pytest.fixture(scope="module")
+def folder(checkpoint):
+    return checkpoint("byte DeepSeek")
+
+
 @pytest.fixture
-def start(monkeypatch):
+def start(monkeypatch, folder):
     """start(**arguments) -> (an engine, in this process, and the new tokens a sequence of its calls of mla_decode)"""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -57,7 +64,7 @@ def start(monkeypatch):
 
         monkeypatch.setattr(latent, "kernel", Watched)
         selector._cached_get_attn_backend.cache_clear()
-        started.append(LLM(model=str(BYTE_DEEPSEEK), **ENGINE | PLAIN | arguments))
+        started.append(LLM(model=str(folder), **ENGINE | PLAIN | arguments))
         return started[-1], queries
 
     yield start
@@ -147,9 +154,9 @@ def test_a_decode_step_is_one_graph_where_it_can_be(name, start):
         assert ran[1] - ran[0] == (10 * LAYERS if name in ("eager", "PIECEWISE") else 0)
 
 
-def test_a_draft_model_shares_the_backend(start, model):
+def test_a_draft_model_shares_the_backend(start, model, folder):
     """The model drafts for itself: all that it drafts is accepted, but where rounding decides."""
-    drafts = dict(model=str(BYTE_DEEPSEEK), method="draft_model", num_speculative_tokens=3)
+    drafts = dict(model=str(folder), method="draft_model", num_speculative_tokens=3)
     llm, queries = start(speculative_config=drafts, max_num_batched_tokens=512)
     right = []
     for prompt, (tokens, _) in zip(prompts(), decoded(llm, prompts(), 64)):
@@ -157,7 +164,9 @@ def test_a_draft_model_shares_the_backend(start, model):
     assert sum(right) / len(right) >= RIGHT and {1, 4} <= set(queries)
 
 
-@pytest.mark.parametrize("how", [dict(attention_backend="TRITON_MLA"), dict(disabled="MlaDecodeBackend")], ids=str)
+@pytest.mark.parametrize(
+    "how", [dict(attention_backend="TRITON_MLA"), dict(attention_backend=None, disabled="MlaDecodeBackend")], ids=str
+)
 def test_another_backend_is_kept(how, start, monkeypatch):
     if name := how.pop("disabled", None):
         monkeypatch.setenv("VLLM_DISABLED_KERNELS", name)

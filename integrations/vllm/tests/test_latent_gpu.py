@@ -19,7 +19,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, generate, likely, text
 from .steps import counts
 
-HOPPER = DeviceCapability(9, 0)
+MI300X = DeviceCapability(9, 4)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FP8 = current_platform.fp8_dtype()
 
@@ -42,6 +42,11 @@ def config(speculative_tokens: int | None = None, ranks: int = 1) -> SimpleNames
 # --- the choice ---
 
 
+@pytest.fixture
+def rocm(monkeypatch):
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -59,8 +64,8 @@ def config(speculative_tokens: int | None = None, ranks: int = 1) -> SimpleNames
     ],
     ids=str,
 )
-def test_it_serves(changes):
-    assert latent_gpu.why_not(wanted(**changes), 128, HOPPER, None) == []
+def test_it_serves(changes, rocm):
+    assert latent_gpu.why_not(wanted(**changes), 128, MI300X, None) == []
 
 
 @pytest.mark.parametrize(
@@ -80,51 +85,52 @@ def test_it_serves(changes):
     ],
     ids=str,
 )
-def test_what_it_cannot_serve_stays(changes, why):
-    assert why in "; ".join(latent_gpu.why_not(wanted(**changes), 16, HOPPER, None))
+def test_what_it_cannot_serve_stays(changes, why, rocm):
+    assert why in "; ".join(latent_gpu.why_not(wanted(**changes), 16, MI300X, None))
 
 
-def test_sizes_of_the_engine_that_it_cannot_serve(monkeypatch):
-    assert latent_gpu.why_not(wanted(), 128, HOPPER, config(7)) == []
-    assert "8 new tokens a sequence, not 9" in str(latent_gpu.why_not(wanted(), 128, HOPPER, config(8)))
-    assert latent_gpu.why_not(wanted(use_dcp=True), 16, HOPPER, config(ranks=8)) == []
-    assert "128 heads, not 136" in str(latent_gpu.why_not(wanted(use_dcp=True), 17, HOPPER, config(ranks=8)))
-    # Built for, but not measured: by its name alone. And neither.
-    for capability in ((10, 0), (8, 9)):
-        assert latent_gpu.why_not(wanted(), 16, DeviceCapability(*capability), None) == [
-            "mla_decode was not measured on this chip"
-        ]
-    assert not latent_gpu.MlaDecodeBackend.supports_compute_capability(DeviceCapability(12, 0))
-    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+def test_sizes_of_the_engine_that_it_cannot_serve(rocm):
+    assert latent_gpu.why_not(wanted(), 128, MI300X, config(7)) == []
+    assert "8 new tokens a sequence, not 9" in str(latent_gpu.why_not(wanted(), 128, MI300X, config(8)))
+    assert latent_gpu.why_not(wanted(use_dcp=True), 16, MI300X, config(ranks=8)) == []
+    assert "128 heads, not 136" in str(latent_gpu.why_not(wanted(use_dcp=True), 17, MI300X, config(ranks=8)))
     for capability, taken in (((9, 4), True), ((9, 5), True), ((9, 0), False), ((11, 0), False)):
         assert (latent_gpu.why_not(wanted(), 16, DeviceCapability(*capability), None) == []) == taken
 
 
-def test_a_variable_of_vllms_leaves_it_out(monkeypatch):
+def test_on_nvidia_it_is_taken_by_its_name_alone(monkeypatch):
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: False)
+    for capability in ((10, 0), (9, 0), (8, 9)):
+        (why,) = latent_gpu.why_not(wanted(), 16, DeviceCapability(*capability), None)
+        assert "--attention-backend CUSTOM takes it" in why
+    assert not latent_gpu.MlaDecodeBackend.supports_compute_capability(DeviceCapability(12, 0))
+
+
+def test_a_variable_of_vllms_leaves_it_out(monkeypatch, rocm):
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "FewRowsFp8Linear,MlaDecodeBackend")
     assert envs.VLLM_DISABLED_KERNELS[1] == latent_gpu.MlaDecodeBackend.__name__
-    assert latent_gpu.why_not(wanted(), 16, HOPPER, None) == ["VLLM_DISABLED_KERNELS names it"]
+    assert latent_gpu.why_not(wanted(), 16, MI300X, None) == ["VLLM_DISABLED_KERNELS names it"]
 
 
 @pytest.fixture
 def platform(monkeypatch):
     """A GPU's platform, whose own choice is TRITON_MLA or what is named. CUSTOM is free."""
 
-    class Hopper:
+    class Rocm:
         @classmethod
         def get_device_capability(cls) -> DeviceCapability:
-            return HOPPER
+            return MI300X
 
         @classmethod
         def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=None) -> str:
             return (selected_backend or AttentionBackendEnum.TRITON_MLA).get_path()
 
         def is_rocm(self) -> bool:
-            return False
+            return True
 
-    monkeypatch.setattr(latent_gpu, "current_platform", Hopper())
+    monkeypatch.setattr(latent_gpu, "current_platform", Rocm())
     monkeypatch.setattr(registry, "_ATTN_OVERRIDES", {})
-    return Hopper
+    return Rocm
 
 
 def test_it_comes_first_where_no_backend_is_named(platform):

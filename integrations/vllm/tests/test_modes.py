@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from .conftest import NEAR, byte_tokenizer, greedy, judged, text
+from . import mixtures
+from .conftest import BYTE_DEEPSEEK, NEAR, by_reference, byte_tokenizer, greedy, judged, text
 from .settings import ENGINE, ON_CPU, two_devices
 from .steps import counts, of_latent, of_mixtures
 
@@ -131,3 +132,14 @@ def test_structured_outputs_are_the_likeliest_that_are_allowed(name, engine, che
         chosen = logits.gather(1, torch.tensor([allowed.encode().index(token) for token in tokens]).unsqueeze(1))
         right += (logits.amax(1, keepdim=True) - chosen <= NEAR).tolist()
     assert len(right) == 72 and sum(each for (each,) in right) / 72 >= RIGHT - 0.02
+
+
+def test_wide_heads_compute_the_same():
+    """The model that stands for the byte-level DeepSeek on a GPU: bits of each byte, but for one more rounding of
+    queries' weights."""
+    from transformers import AutoModelForCausalLM
+
+    stored = AutoModelForCausalLM.from_pretrained(BYTE_DEEPSEEK, dtype=torch.float32)
+    ids = text(8, 256)
+    (_, narrow), (_, wide) = (by_reference(each, ids) for each in (stored, mixtures.wide_heads(stored)))
+    assert wide.mean() < 4 and (wide - narrow).abs().max() < 1e-3
