@@ -8,6 +8,8 @@ attention, and has each FP8 model fused once it is loaded (`fusion`). A model wh
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
+    ROCM_FP8_KERNELS_VLLM_EXPERTS: 0 leaves mixtures of experts to vLLM, 1 takes all that fused_moe serves. Default: 1;
+        on CUDA those alone whose weights have scales of blocks.
     ROCM_FP8_KERNELS_VLLM_SUMS: 0 leaves the sums over tensor-parallel workers to vLLM. Default: 1.
     LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
 """
@@ -15,11 +17,12 @@ Environment variables:
 import logging
 import os
 
-__all__ = ["SUMS", "SWITCH", "is_on", "register"]
+__all__ = ["EXPERTS", "SUMS", "SWITCH", "is_on", "register"]
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"
 KERNELS_VERSION = 1
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
+EXPERTS = "ROCM_FP8_KERNELS_VLLM_EXPERTS"
 SUMS = "ROCM_FP8_KERNELS_VLLM_SUMS"
 # The releases that the tests ran on: the first, and the first that is too new. The plugin uses parts of vLLM that are
 # no public interface. 0.33 was not published for CPUs: its Python ran on 0.32's library.
@@ -32,7 +35,8 @@ def register() -> None:
     """Changes nothing, and logs one line that says why, where the plugin cannot serve this vLLM."""
     if not is_on(SWITCH):
         return
-    is_on(SUMS)  # or an error, before any model is loaded
+    for switch in (EXPERTS, SUMS):
+        is_on(switch)  # or an error, before any model is loaded
     if reason := _refusal():
         _log.error("rocm-fp8-kernels is not used: %s", reason)
         return

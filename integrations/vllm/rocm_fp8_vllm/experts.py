@@ -1,12 +1,14 @@
-"""vLLM's mixtures of FP8 experts on fused_moe: any number of rows, on CPUs and on ROCm.
+"""vLLM's mixtures of FP8 experts on fused_moe: any number of rows.
 
 vLLM asks one function which experts serve a layer. Ours answers first. Weights stay as they were loaded, which is what
 vLLM does for its Triton experts: their name is what the choice returns.
 
-On CUDA vLLM's own stay: fused_moe has not been timed beside them there.
+On CUDA those whose weights have scales of blocks, beside which vLLM's own (Triton) were timed (docs/journal/vllm.md).
+Beside its CUTLASS, for scales of channels and tensors, fused_moe was not: ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes them.
 """
 
 import functools
+import os
 
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
@@ -28,6 +30,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 )
 from vllm.platforms import current_platform
 
+from . import EXPERTS, is_on
 from .block_linear import BLOCK, powers_of_two
 from .kernel import kernel
 from .patching import replace
@@ -241,6 +244,12 @@ torch.library.register_fake("rocm_fp8_vllm::experts", _experts_fake, lib=_librar
 # --- in vLLM's place ---
 
 
+def _is_asked_for(weight_key: QuantKey | None) -> bool:
+    if EXPERTS in os.environ or not current_platform.is_cuda():
+        return is_on(EXPERTS)
+    return weight_key == kFp8Static128BlockSym
+
+
 def _ours_first(theirs):
     """select_fp8_moe_backend, which asks FusedMoeExperts first."""
 
@@ -251,7 +260,8 @@ def _ours_first(theirs):
         activation_key: QuantKey | None,
         allow_vllm_cutlass: bool = False,
     ):
-        if FusedMoeExperts.__name__ in envs.VLLM_DISABLED_KERNELS or config.moe_backend != "auto":
+        named = FusedMoeExperts.__name__ in envs.VLLM_DISABLED_KERNELS or config.moe_backend != "auto"
+        if named or not _is_asked_for(weight_key):
             return theirs(config, weight_key, activation_key, allow_vllm_cutlass)
         standard = mk.FusedMoEActivationFormat.Standard
         supported, reason = FusedMoeExperts.is_supported_config(

@@ -34,6 +34,7 @@ if ON_CPU:
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 else:
     os.environ |= {
+        "ROCM_FP8_KERNELS_VLLM_EXPERTS": "1",  # of all formats
         # Both would compile kernels as engines start, and FlashInfer may be absent.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_USE_DEEP_GEMM": "0",

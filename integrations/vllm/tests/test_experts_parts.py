@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rocm_fp8_vllm import experts, latent
+from rocm_fp8_vllm import EXPERTS, experts, latent
 from rocm_fp8_vllm.kernel import kernel
 from vllm import envs
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -217,6 +217,21 @@ def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
     assert select(theirs, moe_backend="triton")[1] is theirs
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "FusedMoeExperts")
     assert envs.VLLM_DISABLED_KERNELS == ["FusedMoeExperts"] and select(theirs)[1] is theirs
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_users_switch_and_what_is_taken_without_it(cuda, monkeypatch):
+    theirs = object()
+    monkeypatch.setattr(type(experts.current_platform), "is_cuda", lambda self: cuda)
+    blocks = {}
+    channels = dict(weight_key=quant_utils.kFp8StaticChannelSym, activation_key=quant_utils.kFp8DynamicTokenSym)
+    for switch, taken in ((None, (True, not cuda)), ("1", (True, True)), ("0", (False, False))):
+        if switch is None:
+            monkeypatch.delenv(EXPERTS, raising=False)
+        else:
+            monkeypatch.setenv(EXPERTS, switch)
+        for changes, ours in zip((blocks, channels), taken):
+            assert select(theirs, **changes)[1] is (experts.FusedMoeExperts if ours else theirs)
 
 
 def test_gates_and_ups_keep_their_scales(generator):

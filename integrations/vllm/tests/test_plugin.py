@@ -28,7 +28,7 @@ PARTS = [cpu if ON_CPU else latent_gpu, linear, block_linear, block_parts, int8_
 def unregistered(monkeypatch):
     """As if vLLM had not loaded the plugin; installed() says which parts `register` put in."""
     done = []
-    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
+    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.EXPERTS, rocm_fp8_vllm.SUMS):
         monkeypatch.delenv(name, raising=False)
     for part in (cpu, latent_gpu, linear, block_linear, block_parts, int8_linear, experts, fusion, heads):
         monkeypatch.setattr(part, "install", lambda part=part: done.append(part))
@@ -41,11 +41,12 @@ def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
     monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "0")
     rocm_fp8_vllm.register()
     assert unregistered == PARTS
-    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.SUMS):
+    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.EXPERTS, rocm_fp8_vllm.SUMS):
         monkeypatch.setenv(rocm_fp8_vllm.SWITCH, "1")
         monkeypatch.setenv(name, "yes")
         with pytest.raises(ValueError, match=f"{name}='yes'; needs 0 or 1"):
             rocm_fp8_vllm.register()
+        monkeypatch.setenv(name, "1")
 
 
 def test_a_gpu_has_latent_attention_of_its_own(unregistered, monkeypatch):
