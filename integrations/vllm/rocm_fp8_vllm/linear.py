@@ -46,9 +46,9 @@ _LEAVE_WEIGHTS = (
 
 _MANY = 2**20  # more rows than any step has
 
-# On NVIDIA, beside CUTLASS (docs/journal/vllm.md): the most rows at which block_scaled_gemm is as fast, where rows or
-# channels have scales; the most at which torch._scaled_mm is faster, where neither has. On ROCm 0: none was timed.
-_OURS_UP_TO, _TORCH_UP_TO = (256, 512) if current_platform.is_cuda() else (0, 0)
+# On NVIDIA the most rows at which torch._scaled_mm is faster than vLLM's CUTLASS, where neither rows nor channels have
+# scales (docs/journal/vllm.md). On ROCm 0: none was timed.
+_TORCH_UP_TO = 512 if current_platform.is_cuda() else 0
 
 # vLLM's own linears for many rows, one for all that are alike. The operator below is given the place here: the same one
 # in all layers, which so stay one graph that is compiled once.
@@ -158,8 +158,10 @@ def _linear(a, scale_a, weight, scale_b, bias, dtype, many_rows):
     """a: FP8 [M, K], weight: FP8 [N, K]; scales as skinny_gemm's; many_rows: place in _many_rows, or -1."""
     rows, (columns, k) = a.shape[0], weight.shape
     own = scale_a.dim() > 1 or scale_b.dim() > 1
-    gemm = kernel.quantization.gemm_for(rows, columns, k, own_scales=own, device=a.device)
-    if gemm == "library" and many_rows >= 0 and not (own and rows <= _OURS_UP_TO):
+    # The package's rule for scales of rows and channels knows torch's GEMM, which is slow with them; CUTLASS is not.
+    known = own and not current_platform.is_cuda()
+    gemm = kernel.quantization.gemm_for(rows, columns, k, own_scales=known, device=a.device)
+    if gemm == "library" and many_rows >= 0:
         if rows <= _TORCH_UP_TO and not own:
             return torch._scaled_mm(a, weight.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=dtype)
         wide = dict(A=a, B=weight.t(), As=scale_a, Bs=scale_b.t() if scale_b.dim() > 1 else scale_b)

@@ -183,16 +183,16 @@ def test_the_package_chooses_by_rows(monkeypatch, chosen, has_other):
     monkeypatch.setattr(linear, "_many_rows", [Other()])
     scales = torch.ones(count, 1, device=DEVICE), torch.ones(1, 48, device=DEVICE)
     got = linear._linear(a, scales[0], weight, scales[1], None, torch.bfloat16, 0 if has_other else -1)
-    assert asked == [(count, 48, 32, True, DEVICE.type)]
+    assert asked == [(count, 48, 32, BACKEND != "cuda", DEVICE.type)]
     assert (got == (-1.0 if chosen == "library" and has_other else 32.0)).all()
 
 
 @pytest.mark.skipif(BACKEND != "cuda", reason="of NVIDIA's libraries")
 @pytest.mark.parametrize(
-    "rows, own, theirs", [(256, True, False), (257, True, True), (512, False, False), (513, False, True)]
+    "rows, own, theirs", [(32, True, False), (33, True, True), (512, False, False), (513, False, True)]
 )
 def test_prompts_are_left_to_cutlass(monkeypatch, rows, own, theirs):
-    """Beside CUTLASS: block_scaled_gemm where rows and channels have scales, torch's GEMM where there is one scale."""
+    """Beside CUTLASS: skinny_gemm for few rows, torch's GEMM where there is one scale."""
     monkeypatch.setattr(linear, "_many_rows", [Other()])
     a, weight = (torch.ones(each, 32, device=DEVICE).to(torch.float8_e4m3fn) for each in (rows, 48))
     scales = [torch.ones(shape, device=DEVICE) for shape in (((rows, 1), (1, 48)) if own else ((1,), (1,)))]
