@@ -9,6 +9,11 @@ from tests.problems import checkpoints
 from tests.problems.tiny_moe import apart, edit, moe, with_names_of_today, with_older_names
 from tests.settings import SEED
 
+from .settings import ON_CPU
+
+# Numbers of a DeepSeek's head without a position, and its values. On CUDA vLLM computes prompts of 128 alone.
+WIDTH = 64 if ON_CPU else 128
+
 
 @torch.no_grad()
 def upcycled(dense: torch.nn.Module, kind: str, **sizes) -> torch.nn.Module:
@@ -108,9 +113,9 @@ def deepseek(name: str = "deepseek_v3", **changes) -> torch.nn.Module:
         moe_intermediate_size=256,
         q_lora_rank=128,
         kv_lora_rank=512,
-        qk_nope_head_dim=64,
+        qk_nope_head_dim=WIDTH,
         qk_rope_head_dim=64,
-        v_head_dim=64,
+        v_head_dim=WIDTH,
     )
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=256)
     latent["rope_parameters"] = yarn | dict(mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
@@ -121,7 +126,7 @@ def deepseek(name: str = "deepseek_v3", **changes) -> torch.nn.Module:
 @torch.no_grad()
 def wide_heads(model: torch.nn.Module) -> torch.nn.Module:
     """A DeepSeek-V3 whose heads have 64 numbers without a position and 64 values, with 128 of both: it computes the
-    same, but for rounding. On CUDA vLLM computes prompts of DeepSeek's own sizes alone."""
+    same, but for rounding."""
     narrow, wide, rotated = 64, 128, model.config.qk_rope_head_dim
     sizes = dict(qk_nope_head_dim=wide, qk_head_dim=wide + rotated, v_head_dim=wide)
     config = type(model.config)(**model.config.to_dict() | sizes)
