@@ -69,6 +69,8 @@ def test_a_linear_whose_weight_is_read_stays(kernel, generator, name, activation
     if activations == "static" and kind.is_encoder_decoder:
         pytest.skip("calibration runs a model on input_ids alone")
     model, ids = made(kind, generator), tokens(generator, 2, 9)
+    linears = {of_linear(each) for each, module in model.named_modules() if type(module) is torch.nn.Linear}
+    stay = stay - ({"feed_forward.router"} - linears)  # since transformers 5.24 Jamba's is a module of its own
     wanted = called(model, ids)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
