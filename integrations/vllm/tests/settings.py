@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 BACKEND = default_backend()
 ON_CPU = BACKEND == "cpu"
 DEVICE = torch.device("cpu" if ON_CPU else "cuda")
-# What of vLLM runs on the package's operators (integrations/vllm/README.md).
-OUR_EXPERTS, OUR_INT8, OUR_LATENT = True, BACKEND != "cuda", True
+# Whether INT8 linears run on the package's operators (integrations/vllm/README.md).
+OUR_INT8 = BACKEND != "cuda"
 of_cpus_alone = pytest.mark.skipif(not ON_CPU, reason="of parts that the plugin has on a CPU alone")
 two_devices = pytest.mark.skipif(
     not ON_CPU and torch.cuda.device_count() < 2, reason="each of two workers needs a GPU of its own"

@@ -1,7 +1,7 @@
 """Which operators an engine launches."""
 
 from .conftest import generate, text
-from .settings import ON_CPU, OUR_EXPERTS, OUR_LATENT
+from .settings import ON_CPU
 
 
 def counts(llm) -> dict[str, int]:
@@ -35,10 +35,10 @@ def step_is(llm, expected: dict[str, int], of: tuple[str, ...] = ("",), requests
 def of_mixtures(count: int) -> dict[str, int]:
     """What so many fused_moe and their routers launch, without the quantisation of their inputs."""
     parts = ("moe_route",) if ON_CPU else ()
-    parts += ("moe_sort", "grouped_gemm_swiglu_fp8", "grouped_gemm", "moe_combine") if OUR_EXPERTS else ()
+    parts += ("moe_sort", "grouped_gemm_swiglu_fp8", "grouped_gemm", "moe_combine")
     return dict.fromkeys(parts, count)
 
 
 def of_latent(count: int) -> dict[str, int]:
     """What a decode step of so many layers with latent attention launches for their caches."""
-    return dict.fromkeys(("mla_append", "mla_decode") if OUR_LATENT else (), count)
+    return dict.fromkeys(("mla_append", "mla_decode"), count)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
-from .settings import ON_CPU, OUR_EXPERTS
+from .settings import ON_CPU
 from .steps import a_step, of_latent, of_mixtures, step_is
 
 # How an engine's bytes differ from transformers'. As of dense models (test_engine.py) a changed rounding changes codes,
@@ -93,7 +93,7 @@ def of_a_llama(gemm: str, dynamic: str) -> dict[str, int]:
     """Of attention with QKV and O, and of mixtures between norms: the one behind attention is vLLM's."""
     norms = {f"rms_norm{dynamic}_fp8": 1, f"add_rms_norm{dynamic}_fp8": LAYERS - 1}
     # Before O, and in fused_moe.
-    return of_mixtures(LAYERS) | norms | {gemm: 2 * LAYERS, "quantize_fp8": (1 + OUR_EXPERTS) * LAYERS}
+    return of_mixtures(LAYERS) | norms | {gemm: 2 * LAYERS, "quantize_fp8": 2 * LAYERS}
 
 
 # The first of three layers is dense; two have shared experts. Latent attention has 4 linears, of which vLLM takes
@@ -103,7 +103,7 @@ OF_DEEPSEEK = (
     | of_latent(3)
     | {
         "block_scaled_gemm": 3 * 3 + 3 * 2,
-        "quantize_fp8": 3 + 2 * OUR_EXPERTS + 2,  # before O; in fused_moe; before shared experts
+        "quantize_fp8": 3 + 2 + 2,  # before O; in fused_moe; before shared experts
         "rms_norm_dynamic_fp8": 1 + 3,
         "add_rms_norm_dynamic_fp8": 2 + 1,
         "swiglu_dynamic_fp8": 3,
@@ -125,7 +125,7 @@ def test_a_decode_step_launches_what_the_layers_need(served):
 def test_one_line_says_what_was_found(served):
     name, _, _, logged = served
     linears, layers, norms = (18, 2, 10) if name.startswith("DeepSeek") else (14, 7, 7)
-    found = f"{linears} FP8 linears, " + f"{layers} mixtures of FP8 experts, " * OUR_EXPERTS
+    found = f"{linears} FP8 linears, {layers} mixtures of FP8 experts, "
     assert logged == [f"rocm-fp8-kernels: {found}{norms} norms and activations that quantise for them"]
 
 

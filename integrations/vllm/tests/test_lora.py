@@ -13,7 +13,7 @@ import torch
 from tests.settings import SEED
 
 from .conftest import CASES, by_reference, teacher_forced, text
-from .settings import OUR_EXPERTS, OUR_INT8
+from .settings import OUR_INT8
 from .steps import of_latent, of_mixtures, step_is
 
 RANK, ALPHA = 4, 8.0
@@ -30,7 +30,7 @@ LAYERS = 7
 # three linears with adapters a layer, of experts and of shared experts; a norm and activations do it for others.
 OF_LATENT = {
     "skinny_gemm": 4 * 3 + 2 + 3 * 2,
-    "quantize_fp8": 4 * 3 + 3 + 3 * OUR_EXPERTS,
+    "quantize_fp8": 4 * 3 + 3 + 3,
     "add_rms_norm_dynamic_fp8": 1,
     "swiglu_dynamic_fp8": 1 + 3,
 }
@@ -161,7 +161,7 @@ def test_a_decode_step_launches_the_bases_linears(served, adapters):
         expected = {"block_scaled_gemm": 4 * LAYERS, "quantize_fp8": 2 * LAYERS, "swiglu_dynamic_fp8": LAYERS}
         expected |= {"rms_norm_dynamic_fp8": 1, "add_rms_norm_dynamic_fp8": LAYERS - 1}
     if targets == ATTENTION:
-        linears = {"skinny_gemm": 2 * LAYERS, "quantize_fp8": (2 + OUR_EXPERTS) * LAYERS}
+        linears = {"skinny_gemm": 2 * LAYERS, "quantize_fp8": 3 * LAYERS}
         expected = of_mixtures(LAYERS) | linears
     if targets == LATENT:
         expected = of_mixtures(3) | of_latent(4) | OF_LATENT
