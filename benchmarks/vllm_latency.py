@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.harness import sections
@@ -188,6 +188,9 @@ class Engine:
                 return line.removeprefix(word)
         raise Failed("".join([*lines, *self._log.read_text().splitlines(keepends=True)][-15:]))
 
+    def ready(self) -> bool:
+        return bool(self.answer("ready"))  # the line's end
+
     def figures(self) -> dict:
         print("go", file=self._process.stdin, flush=True)
         return json.loads(self.answer("figures:"))
@@ -195,6 +198,14 @@ class Engine:
     def end(self) -> None:
         self._process.stdin.close()
         self._process.wait()
+
+
+def stands(mode: str, call: Callable):
+    """What call() gives, or None where the engine fails."""
+    try:
+        return call()
+    except Failed as error:
+        print(f"{mode}: failed\n{error}", file=sys.stderr)
 
 
 def measured(args: argparse.Namespace) -> Iterator[tuple[str, dict | None]]:
@@ -206,14 +217,9 @@ def measured(args: argparse.Namespace) -> Iterator[tuple[str, dict | None]]:
             for mode, model, plugin in group:
                 engines[mode] = Engine(model, plugin, args, Path(folder, f"{number}-{len(engines)}"))
             # One is timed while the others wait; none ends before all are, since freeing memory disturbs.
-            for mode, engine in list(engines.items()):
-                try:
-                    engine.answer("ready")
-                except Failed as error:
-                    print(f"{mode}: failed\n{error}", file=sys.stderr)
-                    del engines[mode]
-            for mode, *_ in group:
-                yield mode, engines[mode].figures() if mode in engines else None
+            ready = {mode: stands(mode, engine.ready) for mode, engine in engines.items()}
+            for mode, engine in engines.items():
+                yield mode, ready[mode] and stands(mode, engine.figures)
             for engine in engines.values():
                 engine.end()
 

@@ -1,0 +1,47 @@
+"""What vLLM does on GPUs alone: engines that sleep, and layers in stages on several GPUs."""
+
+import pytest
+import torch
+
+from .conftest import by_reference, generate, likely, teacher_forced, text
+from .settings import ON_CPU, two_devices
+
+pytestmark = pytest.mark.skipif(ON_CPU, reason="vLLM does it on GPUs alone")
+
+
+@pytest.mark.parametrize(
+    ("name", "eager"),
+    [("dynamic", False), ("blocks", True), ("Qwen3-MoE blocks", True), ("byte DeepSeek saved, channel", False)],
+)
+def test_an_engine_that_wakes_up_has_its_bits(name, eager, engine, checkpoint, monkeypatch):
+    ids = text(2, 200)
+    llm = engine(name, enforce_eager=eager, enable_sleep_mode=True)
+    _, bits = teacher_forced(llm, ids)
+    # vLLM asserts that sleep leaves no less of the GPU free; other test processes take some meanwhile.
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device=None: (0, 1))
+    llm.sleep(level=1)
+    llm.wake_up()
+    assert torch.equal(teacher_forced(llm, ids)[1], bits)
+    llm.sleep(level=2)  # weights are gone
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(checkpoint(name))))
+    llm.wake_up(tags=["kv_cache", "scheduling"])
+    assert torch.equal(teacher_forced(llm, ids)[1], bits)
+
+
+@two_devices
+@pytest.mark.parametrize(
+    ("name", "eager", "spread"),
+    # Bits of a byte, as in test_experts.py, and of dense models as in test_engine.py.
+    [("dynamic", True, 0.2), ("static", False, 0.2), ("Qwen3-MoE blocks", False, 0.4), ("byte DeepSeek", True, 0.4)],
+)
+def test_two_stages_give_a_text_its_likelihood(name, eager, spread, engine, reference):
+    ids = text(8, 400)
+    llm = engine(name, enforce_eager=eager, pipeline_parallel_size=2)
+    _, bits = teacher_forced(llm, ids)
+    _, expected = by_reference(reference(name), ids)
+    assert (bits - expected).square().mean().sqrt() <= spread
+    assert abs((bits - expected).mean()) <= 0.025
+    prompt = ids[0, :100].tolist()
+    (tokens,) = generate(llm, [prompt], 16)
+    assert sum(likely(reference(name), prompt, tokens)) >= 15
