@@ -153,7 +153,7 @@ def weight_scale(weight: torch.Tensor, form: Format) -> torch.Tensor:
         rows = [[part.float().abs().amax() for part in row.split(BLOCK, 1)] for row in weight.split(BLOCK, 0)]
         return torch.tensor(rows) / FP8_MAX
     largest = weight.float().abs().amax(1, keepdim=True) if form.channel else weight.float().abs().amax().reshape(1)
-    return largest / FP8_MAX
+    return largest.clamp(min=1e-10) / FP8_MAX  # of a row of zeros, too
 
 
 def of_each(scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

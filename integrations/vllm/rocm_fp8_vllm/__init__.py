@@ -14,8 +14,10 @@ Environment variables:
     LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
 """
 
+import hashlib
 import logging
 import os
+from pathlib import Path
 
 __all__ = ["EXPERTS", "SUMS", "SWITCH", "is_on", "register"]
 
@@ -42,6 +44,7 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
+    _keep_graphs_apart()
     from . import block_linear, block_parts, experts, fusion, heads, int8_linear, linear
 
     if current_platform.is_cpu():
@@ -59,6 +62,18 @@ def register() -> None:
     experts.install()
     fusion.install()
     heads.install()
+
+
+def _keep_graphs_apart() -> None:
+    """vLLM finds a compiled graph on disk by its own settings and the files that it traced. One that was made without
+    the plugin, or by another version of it, would serve silently. What tells them apart becomes vLLM's settings."""
+    from vllm import envs
+
+    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    version = hashlib.sha256(sources).hexdigest()
+    envs.environment_variables[SWITCH] = lambda: version
+    for switch in (EXPERTS, SUMS):
+        envs.environment_variables[switch] = lambda switch=switch: os.environ.get(switch)
 
 
 def is_on(switch: str) -> bool:

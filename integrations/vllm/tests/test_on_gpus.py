@@ -13,12 +13,13 @@ pytestmark = pytest.mark.skipif(ON_CPU, reason="vLLM does it on GPUs alone")
     ("name", "eager"),
     [("dynamic", False), ("blocks", True), ("Qwen3-MoE blocks", True), ("byte DeepSeek saved, channel", False)],
 )
-def test_an_engine_that_wakes_up_has_its_bits(name, eager, engine, checkpoint, monkeypatch):
+def test_an_engine_that_wakes_up_has_its_bits(name, eager, engine, checkpoint):
+    """In a process of its own: of a process one engine can sleep."""
     ids = text(2, 200)
-    llm = engine(name, enforce_eager=eager, enable_sleep_mode=True)
+    process = dict(distributed_executor_backend="mp", worker_extension_cls="integrations.vllm.tests.workers.Meddling")
+    llm = engine(name, enforce_eager=eager, enable_sleep_mode=True, **process)
     _, bits = teacher_forced(llm, ids)
-    # vLLM asserts that sleep leaves no less of the GPU free; other test processes take some meanwhile.
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device=None: (0, 1))
+    llm.collective_rpc("alone")
     llm.sleep(level=1)
     llm.wake_up()
     assert torch.equal(teacher_forced(llm, ids)[1], bits)
@@ -36,8 +37,9 @@ def test_an_engine_that_wakes_up_has_its_bits(name, eager, engine, checkpoint, m
     [("dynamic", True, 0.2), ("static", False, 0.2), ("Qwen3-MoE blocks", False, 0.4), ("byte DeepSeek", True, 0.4)],
 )
 def test_two_stages_give_a_text_its_likelihood(name, eager, spread, engine, reference):
+    """Latent attention is vLLM's there."""
     ids = text(8, 400)
-    llm = engine(name, enforce_eager=eager, pipeline_parallel_size=2)
+    llm = engine(name, enforce_eager=eager, pipeline_parallel_size=2, attention_backend=None)
     _, bits = teacher_forced(llm, ids)
     _, expected = by_reference(reference(name), ids)
     assert (bits - expected).square().mean().sqrt() <= spread
@@ -45,3 +47,9 @@ def test_two_stages_give_a_text_its_likelihood(name, eager, spread, engine, refe
     prompt = ids[0, :100].tolist()
     (tokens,) = generate(llm, [prompt], 16)
     assert sum(likely(reference(name), prompt, tokens)) >= 15
+
+
+@two_devices
+def test_latent_attention_on_stages_is_refused(engine):
+    with pytest.raises(Exception, match="layers in stages"):
+        engine("byte DeepSeek", enforce_eager=True, pipeline_parallel_size=2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from .conftest import by_reference, byte_tokenizer, text
-from .settings import ENGINE, ROOT
+from .settings import ENGINE, ON_CPU, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,8 @@ def test_plugin_and_no_plugin_share_a_cache_of_compiled_graphs(checkpoint, tmp_p
         (line,) = (line for line in run.stdout.splitlines() if line.startswith("RESULT "))
         results.append(json.loads(line.removeprefix("RESULT ")))
     (first, launched), (off, without), (again, launched_again) = results
-    assert launched and launched == launched_again and not without
+    assert launched and not without
+    # On a GPU an engine that compiles calls them more often before it captures its graphs.
+    assert launched == launched_again if ON_CPU else launched.keys() == launched_again.keys()
     assert first == again
     assert (torch.tensor(first) - torch.tensor(off)).abs().mean() < 0.5

@@ -7,7 +7,9 @@ import rocm_fp8_vllm
 import torch
 import vllm
 from rocm_fp8_vllm import block_linear, block_parts, cpu, experts, fusion, heads, int8_linear, latent_gpu, linear
+from vllm import envs
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.utils import hash_factors
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
@@ -47,6 +49,20 @@ def test_it_is_on_unless_the_variable_says_0(unregistered, monkeypatch):
         with pytest.raises(ValueError, match=f"{name}='yes'; needs 0 or 1"):
             rocm_fp8_vllm.register()
         monkeypatch.setenv(name, "1")
+
+
+def test_compiled_graphs_are_others_with_each_switch(unregistered, monkeypatch):
+    """vLLM's key of a graph on disk."""
+    monkeypatch.setattr(envs, "environment_variables", dict(envs.environment_variables))
+    for name in (rocm_fp8_vllm.SWITCH, rocm_fp8_vllm.EXPERTS, rocm_fp8_vllm.SUMS):
+        envs.environment_variables.pop(name, None)
+    keys = [hash_factors(envs.compile_factors())]  # without the plugin
+    rocm_fp8_vllm.register()
+    keys.append(hash_factors(envs.compile_factors()))
+    for name in (rocm_fp8_vllm.EXPERTS, rocm_fp8_vllm.SUMS):
+        monkeypatch.setenv(name, "0")
+        keys.append(hash_factors(envs.compile_factors()))
+    assert len(set(keys)) == 4
 
 
 def test_a_gpu_has_latent_attention_of_its_own(unregistered, monkeypatch):

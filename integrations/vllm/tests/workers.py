@@ -31,5 +31,12 @@ class Meddling(Counters):
 
     def sum_of_rows(self, rows: int, more_each: int) -> float:
         """The sum over workers of ones, of which each worker has more rows than the one before."""
-        rows += more_each * tensor_parallel.communicator().rank
-        return tensor_parallel.operators.all_reduce(torch.ones(rows, 64, device=self.device)).mean().item()
+        communicator = tensor_parallel.communicator()
+        rows += more_each * communicator.rank
+        result = tensor_parallel.operators.all_reduce(torch.ones(rows, 64, device=self.device))
+        communicator.check()  # on a GPU the call itself has returned
+        return result.mean().item()
+
+    def alone(self) -> None:
+        """vLLM asserts that sleep leaves no less of the GPU free: other processes' engines do not count here."""
+        torch.accelerator.get_memory_info = lambda device=None: (0, 1)
