@@ -4,7 +4,7 @@
 #   VENV    where the environment is, or is made
 #   LATEST  the environment with the newest torch and transformers, which test-latest makes
 #   WORKERS processes that run the tests; each takes about 1.5 GB of memory
-#   ARGS    more options of pytest for test, test-latest and test-vllm: --full takes all cases
+#   ARGS    more options of pytest for test, test-latest and test-vllm: --full takes all
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,8 +17,7 @@ LATEST := .venv-latest
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
-	@echo "make test    set everything up, then run the tests, of what has many cases a part that is drawn; make test-full"
-	@echo "             takes all cases, and those that are large by nature"
+	@echo "make test    set everything up, then run the tests: of many cases few that meet every value. make test-full runs all"
 	@echo "make test-vllm   vLLM for a CPU into the environment, then the tests of its plugin in real engines. On an NVIDIA GPU"
 	@echo "             they run there, on the vLLM that VENV has: $(VENV)/bin/pip install vllm ./integrations/vllm"
 	@echo "make test-latest   an environment of the newest torch and transformers (requirements-latest.txt), and the tests of"
@@ -70,8 +69,13 @@ test: build
 	@$(PYTEST) $(ARGS)
 	@if [ "$(BACKEND)" = cuda ]; then $(PYTEST) --backend cpu $(ARGS); fi
 
-test-full: PYTEST += --full
-test-full: test
+# All tests, and by the newest versions and in vLLM's engines those that depend on them. What passed is recorded: make test
+# leaves groups of tests whose inputs have not changed (tests/selection.py).
+test-full:
+	@$(MAKE) --no-print-directory test test-latest ARGS="--full $(ARGS)"
+	@$(RUN) -m tests.selection "CUDA's machine code" "the Hub" tools
+	@$(MAKE) --no-print-directory test-vllm ARGS="--full $(ARGS)"
+	@$(RUN) -m tests.selection vLLM
 
 # What users install is newer than what vLLM takes. The library is the one that `build` made.
 $(LATEST)/.requirements-installed: requirements-latest.txt
@@ -84,9 +88,12 @@ latest:
 	$(LATEST)/bin/python scripts/latest.py
 	@touch $(LATEST)/.requirements-installed
 
+# What another torch can break of operators: graphs and their fakes, gradients, the conversion of arguments.
+OF_TORCH = $(wildcard $(foreach part,contract compile autograd bad calls,tests/operators/test_*$(part)*.py))
+
 test-latest: build $(LATEST)/.requirements-installed
-	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal --latest $(ARGS) tests/models tests/operators \
-		tests/hub tests/package/test_documents.py tests/test_kernels_ci.py
+	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/models tests/hub $(OF_TORCH) \
+		tests/package/test_documents.py tests/test_kernels_ci.py
 
 # vLLM without a GPU, and the plugin, in the same environment. On a GPU vLLM and the plugin are the user's to install:
 # $(VENV)/bin/pip install vllm ./integrations/vllm

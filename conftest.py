@@ -1,4 +1,4 @@
-"""For all tests: the run's seed in the report, random numbers that it reproduces, large and slow tests on request."""
+"""For all tests: the run's seed in the report, random numbers that it reproduces, which tests a run takes."""
 
 import os
 import signal
@@ -7,19 +7,12 @@ import zlib
 import pytest
 import torch
 
-from tests.drawn import split
+from tests.selection import green, split
 from tests.settings import SEED, SEED_VARIABLE
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--full", action="store_true", help="also what is large by nature, and all cases of what is drawn")
-    parser.addoption("--drawn-chips", action="store_true", help="the CUDA variant for one chip, drawn by the seed")
-    parser.addoption(
-        "--latest",
-        action="store_true",
-        help="as make test-latest: models as with --full, one in eight of the operators'",
-    )
-    parser.addoption("--slow", action="store_true", help="also the tests that take minutes")
+    parser.addoption("--full", action="store_true", help="all tests and cases, also what takes minutes or much memory")
 
 
 def pytest_configure(config) -> None:
@@ -37,19 +30,15 @@ def pytest_configure(config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items) -> None:
     if not config.getoption("--full"):
-        # With the newest torch other cases.
-        items[:], left = split(items, SEED, turn=int(config.getoption("--latest")))
+        items[:], left = split(items, config.args)
         config.hook.pytest_deselected(items=left)
-    for name, why in (("full", "large by nature"), ("slow", "takes a minute or more")):
-        skipped = pytest.mark.skip(reason=f"{why}; --{name} runs it")
-        for item in items if not config.getoption(f"--{name}") else ():
-            of_models = name == "full" and config.getoption("--latest") and item.path.parent.name == "models"
-            if item.get_closest_marker(name) and not of_models:
-                item.add_marker(skipped)
 
 
-def pytest_report_header() -> str:
-    return f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"
+def pytest_report_header(config) -> list[str]:
+    lines = [f"seed: {SEED} (repeat with {SEED_VARIABLE}={SEED})"]
+    if unchanged := [] if config.getoption("--full") else green():
+        lines.append(f"left, since nothing that they depend on has changed: {', '.join(unchanged)}")
+    return lines
 
 
 @pytest.hookimpl(hookwrapper=True)

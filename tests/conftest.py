@@ -41,9 +41,8 @@ def pytest_configure(config) -> None:
 
 def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
-        # They run with two versions of torch and transformers: a third of the cases with each.
-        if item.path.parent.name in ("models", "hub"):
-            item.add_marker(pytest.mark.drawn(3))
+        if item.path.parent.name == "models":
+            item.add_marker(pytest.mark.covering)
     if config.getoption("--backend"):
         others = [item for item in items if "kernel" not in item.fixturenames]
         items[:] = [item for item in items if "kernel" in item.fixturenames]

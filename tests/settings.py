@@ -13,6 +13,12 @@ SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
 # In the environment, so that worker and child processes draw the same numbers.
 SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
 
+
+def full(*values):
+    """A case that --full takes (tests/selection.py)."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 # Where scripts/rocm_toolchain.py and scripts/cuda_toolchain.py unpack (scripts/builder/prefixes.py).
 ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"
 needs_rocm_toolchain = pytest.mark.skipif(

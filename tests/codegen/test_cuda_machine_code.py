@@ -12,7 +12,7 @@ from tests.builds import built, read_once
 from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 
 pytestmark = needs_cuda_toolchain
-# With --drawn-chips a run takes one of them. Only the first has run.
+# Only the first has run. The others' builds take minutes.
 ARCHS = {"sm_90a": "9.0a", "sm_89": "8.9", "sm_100": "10.0"}
 BULK_ROW_TILES = (1, 2, 4)
 F32 = 0  # of rocm_fp8::DType
@@ -71,16 +71,14 @@ def kernels_of(library: Path, arch: str) -> list[Kernel]:
 
 @pytest.fixture(scope="module")
 def library(request) -> Path:
-    archs = ()
-    if request.config.getoption("--drawn-chips"):
-        # All workers have collected the same tests.
-        params = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-        archs = sorted({ARCHS[each.params["kernels"]] for each in params if each and "kernels" in each.params})
-    (path,) = built("cuda", archs).glob("*.so")
+    archs = ARCHS if request.config.getoption("--full") else ("sm_90a",)
+    (path,) = built("cuda", [ARCHS[each] for each in archs]).glob("*.so")
     return path
 
 
-@pytest.fixture(scope="module", params=ARCHS)
+@pytest.fixture(
+    scope="module", params=["sm_90a", *(pytest.param(each, marks=pytest.mark.full) for each in ("sm_89", "sm_100"))]
+)
 def kernels(request, library) -> tuple[str, list[Kernel]]:
     return request.param, read_once(f"cuda-{request.param}", library, lambda: kernels_of(library, request.param))
 

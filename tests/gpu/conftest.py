@@ -1,6 +1,6 @@
 """The host's functions and argument layouts of the GPU sources, compiled once a session; the chips of the simulator.
 
-Simulated cases are minutes of arithmetic: without --full a run takes some of them, others with each seed.
+Simulated cases are minutes of arithmetic: without --full a run takes those that have every value of every parameter.
 """
 
 import contextlib
@@ -13,14 +13,12 @@ from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 from tests.settings import SEED
 
-SIMULATED = 6  # one in so many cases runs without --full
-
 
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
         simulated = {"simulated_rocm", "kernels"} & set(item.fixturenames)
-        if item.path.parent.name == "gpu" and simulated and not item.get_closest_marker("drawn"):
-            item.add_marker(pytest.mark.drawn(SIMULATED))
+        if item.path.parent.name == "gpu" and simulated:
+            item.add_marker(pytest.mark.covering)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def test_all_forms_are_here(emulated):
     assert len(emulated.forms()) == FORMS
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("form", range(PLAIN, FORMS))
 def test_against_float64(emulated, generator, form, half):

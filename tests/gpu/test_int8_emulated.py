@@ -147,7 +147,7 @@ def test_a_tile_gives_the_references_bytes(kernel, emulated, generator, tile):
         problem.assert_right(kernel)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("form", range(FORMS))
 def test_a_form_gives_the_references_bytes(kernel, emulated, generator, form):
     for *case, splits, multiprocessors, even in FORM_CASES[form % 4 :: 4]:

@@ -15,22 +15,18 @@ from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, HALF, normal, positive, short, weights
 from tests.problems.quantize import assert_as_defined, special_values
 from tests.problems.ranks import CONTROL_BYTES, sum_of
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import SEED, full, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 
 
-def slow(*values):
-    """Eight ranks are eight launches. Their kernels run with three in the other cases."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-every_count = pytest.mark.parametrize("count", (1, 2, 3, slow(4), slow(8)), ids=lambda count: f"{count}-ranks")
+# Eight ranks are eight launches. Their kernels run with three in the other cases.
+every_count = pytest.mark.parametrize("count", (1, 2, 3, full(4), full(8)), ids=lambda count: f"{count}-ranks")
 # Kernels are those of two ranks and of up to eight: there each dtype.
 every_kernel = pytest.mark.parametrize(
     "count, dtype",
     [
-        *((1, torch.float16), slow(4, torch.bfloat16), slow(8, torch.bfloat16), slow(8, torch.float32)),
+        *((1, torch.float16), full(4, torch.bfloat16), full(8, torch.bfloat16), full(8, torch.float32)),
         *((count, dtype) for count in (2, 3) for dtype in FLOATS),
     ],
     ids=lambda v: f"{v}-ranks" if isinstance(v, int) else short(v),

@@ -10,7 +10,7 @@ from tests.problems.inputs import normal
 from tests.problems.ranks import sum_of
 from tests.settings import needs_rocm_toolchain
 
-pytestmark = [needs_rocm_toolchain, pytest.mark.drawn(6)]  # each case is a library of its own
+pytestmark = [needs_rocm_toolchain, pytest.mark.covering]  # each case is a library of its own
 RANKS, HALF = 3, 1 << 16
 
 # One kernel of all_reduce.hip, and its launch.

@@ -16,7 +16,7 @@ from tests.problems.buffers import same_bytes
 from tests.problems.mla import LATENT, SCALE, Mla, assert_attended, draw
 from tests.settings import ROOT, SEED, needs_rocm_toolchain
 
-pytestmark = [needs_rocm_toolchain, pytest.mark.drawn(6)]  # each case is a library of its own
+pytestmark = [needs_rocm_toolchain, pytest.mark.covering]  # each case is a library of its own
 FOLDERS, HIP = ("common", "mla_decode"), "mla_decode/hip"
 INDIRECT = [form["name"] for form in configs().tables["mla_forms"]]
 DIRECT = [form["name"] for form in configs().tables["mla_direct"]]  # of gfx950

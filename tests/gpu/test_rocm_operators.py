@@ -341,8 +341,8 @@ def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, fp8, gene
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_qkv_projection_of_llama_405b(kernel, fp8, generator, m):
-    """2304 x 16384 in full, as eight ranks have it; --slow."""
+    """2304 x 16384 in full, as eight ranks have it."""
     inputs = gemm.draw(gemm.Problem(m, 2304, 16384, fp8), generator)
     inputs.assert_right(gemm.run(kernel, inputs), "QKV")

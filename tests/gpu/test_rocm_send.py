@@ -122,7 +122,7 @@ def test_special_values_of_any_rank(ranks, simulated_rocm, arch, fp8, generator,
         assert_equal_on_all(got, wanted, "special values")
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.covering
 @pytest.mark.parametrize("count", (1, 2, 3))
 @pytest.mark.parametrize("dtype", HALF, ids=short)
 @pytest.mark.parametrize("weight_dtype", ("own", "f32"))

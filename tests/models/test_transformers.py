@@ -252,7 +252,7 @@ INDUCTOR = {"emulate_precision_casts": True, "eager_numerics.division_rounding":
     [
         ("mistral", dict(backend="aot_eager")),
         ("qwen3", dict(backend="aot_eager")),
-        pytest.param("llama", dict(options=INDUCTOR), marks=pytest.mark.slow),
+        pytest.param("llama", dict(options=INDUCTOR), marks=pytest.mark.full),
     ],
     ids=["mistral, traced", "qwen3, traced", "llama, inductor"],
 )

@@ -38,5 +38,5 @@ def pairwise(*axes: Sequence[Any], seed: int) -> list[tuple]:
 
 
 def by_form(cases: list[tuple], values: int = 2) -> list[tuple]:
-    """In the order of their first values, which name a form: a part of neighbours (tests/drawn.py) shares it."""
+    """In the order of their first values, which name a form: names of cases begin with it."""
     return sorted(cases, key=lambda case: case[:values])

@@ -12,6 +12,8 @@ from vllm.model_executor.layers import linear
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
 from vllm.platforms import PlatformEnum
 
+from tests.settings import full
+
 from .conftest import BYTE_LLAMA, CASES, by_reference, cut_llama, teacher_forced, text
 from .settings import DEVICE, SUM, of_cpus_alone
 
@@ -20,8 +22,7 @@ from .settings import DEVICE, SUM, of_cpus_alone
 BYTE = 0.3
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("name", ["cut blocks", "cut blocks, compressed-tensors"])
+@pytest.mark.parametrize("name", ["cut blocks", full("cut blocks, compressed-tensors")])
 def test_a_text_has_the_likelihood_of_the_definition(name, engine, checkpoint):
     from tests.problems import checkpoints
 

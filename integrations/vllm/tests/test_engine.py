@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.settings import full
+
 from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
 from .settings import ON_CPU, OUR_INT8
 from .steps import step_is
@@ -13,18 +15,16 @@ from .steps import step_is
 SAME, BITS = 0.95, 0.005 if ON_CPU else 0.011
 # Of tokens that are chosen, those that are likely: few moves exceed four deviations.
 RIGHT = 0.98
-# Of each four neighbours a run starts one.
-pytestmark = pytest.mark.drawn(4, of="served")
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        *(("static", True), ("Qwen3 static", False)),
-        *(("dynamic", False), ("Qwen3 dynamic", True)),
-        *(("blocks", True), ("Qwen3 blocks", False)),
-        *(("blocks, ue8m0", True), ("Qwen3 blocks, e8m0", False)),
-        *(("int8", True), ("int8", False)),
+        *(("static", True), full(("Qwen3 static", False))),
+        *(("dynamic", False), full(("Qwen3 dynamic", True))),
+        *(full(("blocks", True)), ("Qwen3 blocks", False)),
+        *(full(("blocks, ue8m0", True)), full(("Qwen3 blocks, e8m0", False))),
+        *(("int8", True), full(("int8", False))),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.settings import full
+
 from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
 from .settings import ON_CPU, of_cpus_alone
 from .steps import a_step, of_latent, of_mixtures, step_is
@@ -18,8 +20,6 @@ RIGHT = 0.98
 # Of a random model no token is much likelier than others, and rounding decides more often which one is first.
 SAME_OF_RANDOM, RIGHT_OF_RANDOM = 0.8, 0.9
 LAYERS = 7
-# Of each four neighbours a run starts one.
-pytestmark = pytest.mark.drawn(4, of="served")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,11 @@ def lines():
 @pytest.fixture(
     scope="module",
     params=[
-        *(("Qwen3-MoE static", True), ("Mixtral static", False)),
-        *(("Qwen3-MoE channels", False), ("Mixtral dynamic", True)),
-        *(("Qwen3-MoE blocks", True), ("Mixtral quark", True)),
-        *(("DeepSeek-V3 blocks", True), ("DeepSeek-V3 blocks", False)),
-        *(("DeepSeek-V3 ue8m0", True), ("Qwen3-MoE e8m0", False)),
+        *(("Qwen3-MoE static", True), full(("Mixtral static", False))),
+        *(full(("Qwen3-MoE channels", False)), ("Mixtral dynamic", True)),
+        *(("Qwen3-MoE blocks", True), full(("Mixtral quark", True))),
+        *(full(("DeepSeek-V3 blocks", True)), ("DeepSeek-V3 blocks", False)),
+        *(full(("DeepSeek-V3 ue8m0", True)), full(("Qwen3-MoE e8m0", False))),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )
@@ -129,8 +129,7 @@ def test_one_line_says_what_was_found(served):
     assert logged == [f"rocm-fp8-kernels: {found}{norms} norms and activations that quantise for them"]
 
 
-@pytest.mark.drawn(3)
-@pytest.mark.parametrize("to", ["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"])
+@pytest.mark.parametrize("to", [full("fp8_per_tensor"), "fp8_per_channel", full("fp8_per_block")])
 def test_experts_are_quantised_as_they_are_loaded(to, engine, checkpoint):
     """A bfloat16 checkpoint. By FP8 a byte moves by 0.2 bits."""
     from transformers import AutoModelForCausalLM
@@ -147,7 +146,6 @@ def test_experts_are_quantised_as_they_are_loaded(to, engine, checkpoint):
     assert {name: step[name] for name in of_mixtures(0)} == of_mixtures(LAYERS)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "name",
     # On a GPU vLLM refuses an n_group that is null.

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.settings import full
+
 from .conftest import by_reference, teacher_forced, text
 from .settings import two_devices
 from .steps import of_latent, of_mixtures, step_is
@@ -28,12 +30,11 @@ OF_DEEPSEEK = (
 
 
 @two_devices
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "eager", "expert_parallel", "step"),
     [
         ("DeepSeek-V3 blocks", True, True, OF_DEEPSEEK),
-        ("Qwen3-MoE channels", True, False, OF_QWEN),
+        full("Qwen3-MoE channels", True, False, OF_QWEN),
         ("Qwen3-MoE channels", False, True, OF_QWEN),
     ],
 )

@@ -16,6 +16,8 @@ from vllm.v1.attention.backends import registry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
+from tests.settings import full
+
 from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, generate, likely, text
 from .steps import counts
 
@@ -268,13 +270,12 @@ def in_the_cpus_place(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of vLLM for a CPU")
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "arguments",
     [
         dict(),
-        dict(block_size=48, dtype="float16"),
-        dict(block_size=512),
+        full(dict(block_size=48, dtype="float16")),
+        full(dict(block_size=512)),
         # Several new tokens a sequence. With 128 a step vLLM 0.32 schedules nothing, for ever, by its own backend too.
         dict(
             speculative_config=dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=4, prompt_lookup_min=1),

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.settings import SEED
+from tests.settings import SEED, full
 
 from .conftest import CASES, by_reference, teacher_forced, text
 from .settings import OUR_INT8
@@ -35,8 +35,6 @@ OF_LATENT = {
     "swiglu_dynamic_fp8": 1 + 3,
 }
 IDS = text(6, 400)
-# Of each pair of neighbours a run starts one.
-pytestmark = pytest.mark.drawn(2, of="served")
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,8 @@ def adapters(served, tmp_path_factory) -> dict[str, tuple]:
 @pytest.fixture(
     scope="module",
     params=[
-        *(("static", EACH, True), ("dynamic", EACH, False), ("blocks", SOME, True)),
-        *(("int8, not smoothed", EACH, True), ("Qwen3-MoE channels", ATTENTION, True)),
+        *(full(("static", EACH, True)), ("dynamic", EACH, False), full(("blocks", SOME, True))),
+        *(full(("int8, not smoothed", EACH, True)), full(("Qwen3-MoE channels", ATTENTION, True))),
         ("byte DeepSeek channels", LATENT, True),
     ],
     ids=lambda each: f"{each[0]}, {len(each[1])} modules, {'eager' if each[2] else 'compiled'}",

@@ -78,7 +78,7 @@ def holds(llm, model: torch.nn.Module, prompts: list[list[int]]) -> None:
     assert abs(moved.mean()) <= 4 * SPREAD / math.sqrt(moved.numel())
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -3,17 +3,18 @@
 import pytest
 import torch
 
+from tests.settings import full
+
 from .conftest import teacher_forced, text
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("static", dict(enforce_eager=False)),
-        ("cut blocks", dict(enforce_eager=True)),
+        full("cut blocks", dict(enforce_eager=True)),
         ("int8, zero points", dict(enforce_eager=True)),  # sums of weights' rows follow
-        ("bfloat16", dict(enforce_eager=True, quantization="fp8")),
+        full("bfloat16", dict(enforce_eager=True, quantization="fp8")),
         ("Mixtral dynamic", dict(enforce_eager=True)),  # scales of gates and ups change their shape
     ],
     ids=["static, compiled", "cut blocks", "int8, zero points", "bfloat16 to fp8", "experts"],

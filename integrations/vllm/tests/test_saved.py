@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.settings import full
+
 from .conftest import CASES, STORED, by_reference, generate, likely, teacher_forced, text
 from .settings import ON_CPU
 from .steps import counts, of_latent, of_mixtures
@@ -12,22 +14,17 @@ from .steps import counts, of_latent, of_mixtures
 SPREAD, OF_BFLOAT16, SAME, RIGHT = 0.4, 0.15, 0.93, 0.98
 # Layers with experts, and with latent attention.
 LAYERS = {"byte DeepSeek": (3, 4), "DeepSeek-V3": (2, 3), "Qwen3-MoE": (7, 0), "Mixtral": (7, 0)}
-# Of each three neighbours a run starts one.
-pytestmark = pytest.mark.drawn(3, of="served")
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        *(("byte DeepSeek", True), ("byte DeepSeek", False), ("byte DeepSeek saved, channel", True)),
-        *(
-            ("byte DeepSeek saved, channel", False),
-            ("byte DeepSeek saved, static", True),
-            ("Qwen3-MoE saved, static", True),
-        ),
-        *(("Qwen3-MoE saved, tensor", True), ("Qwen3-MoE saved, channel", False), ("Qwen3-MoE saved, block", True)),
-        *(("DeepSeek-V3 saved, block", True), ("DeepSeek-V3 saved, block", False), ("Mixtral saved, tensor", False)),
-        *(("Mixtral saved, channel", True), ("Mixtral saved, block", True), ("Mixtral saved, static", True)),
+        *(("byte DeepSeek", True), full(("byte DeepSeek", False)), full(("byte DeepSeek saved, channel", True))),
+        *(("byte DeepSeek saved, channel", False), full(("byte DeepSeek saved, static", True))),
+        *(full((f"Qwen3-MoE saved, {each}", each != "channel")) for each in ("static", "tensor", "channel")),
+        *(("Qwen3-MoE saved, block", True), ("Mixtral saved, static", True)),
+        *(full(("DeepSeek-V3 saved, block", True)), full(("DeepSeek-V3 saved, block", False))),
+        *(full((f"Mixtral saved, {each}", each != "tensor")) for each in ("tensor", "channel", "block")),
     ],
     ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
 )

@@ -6,6 +6,8 @@ import pytest
 import rocm_fp8_vllm
 import torch
 
+from tests.settings import full
+
 from . import steps
 from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
 from .settings import ON_CPU, two_devices
@@ -37,8 +39,7 @@ def rms(different: torch.Tensor) -> float:
     return different.square().mean().sqrt().item()
 
 
-@pytest.mark.drawn(3)
-@pytest.mark.parametrize("name", ["static", "dynamic", "blocks, 4 heads"])
+@pytest.mark.parametrize("name", [full("static"), "dynamic", full("blocks, 4 heads")])
 def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, checkpoint):
     """Teacher-forced, so that near ties between tokens decide nothing.
 
@@ -79,15 +80,14 @@ def a_step(llm) -> dict[str, float]:
     return {name: count for name, count in steps.a_step(llm).items() if "norm" in name or "all" in name}
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("name", "eager", "kind"),
     [
         ("static", True, ""),
         ("dynamic", False, "_dynamic"),
-        ("blocks, 4 heads", True, "_dynamic"),
-        ("blocks, ue8m0, 4 heads", False, "_dynamic"),
-        ("Qwen3 static", False, ""),
+        full("blocks, 4 heads", True, "_dynamic"),
+        full("blocks, ue8m0, 4 heads", False, "_dynamic"),
+        full("Qwen3 static", False, ""),
     ],
 )
 def test_norms_that_form_the_sums_change_no_bit(name, eager, kind, engine, reference, monkeypatch):
@@ -177,8 +177,7 @@ def test_linears_with_adapters_form_their_own_sums(engine):
     assert rms(bits - without) <= 0.3
 
 
-@pytest.mark.drawn(2)
-@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["bfloat16", full("int8")])
 def test_a_model_of_which_nothing_is_fused_has_no_communicator(name, engine):
     llm = engine(name, enforce_eager=True, tensor_parallel_size=2, worker_extension_cls=MEDDLING)
     teacher_forced(llm, text(1, 50))

@@ -1,0 +1,127 @@
+"""Which tests a run takes: the same ones each time, every value of every parameter; groups that have not changed."""
+
+import ast
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import selection
+from tests.selection import GROUPS, covering
+from tests.settings import ROOT
+
+pytest_plugins = "pytester"
+
+SUITE = """
+import pytest
+
+@pytest.mark.covering
+@pytest.mark.parametrize("chip", range(2))
+@pytest.mark.parametrize("form", range(5))
+def test_form(form, chip): pass
+
+@pytest.mark.covering(pairs=True)
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("c", range(2))
+def test_pairs(a, b, c): pass
+
+@pytest.mark.covering
+def test_without_cases(): pass
+
+@pytest.mark.covering
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_large_one(size): pass
+"""
+
+
+@pytest.mark.parametrize("sizes", [(5, 2), (3, 4, 2), (1,), (7, 7, 7)])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_every_value_and_every_pair_is_met(sizes, pairs):
+    cases = [dict(enumerate(case)) for case in itertools.product(*map(range, sizes))]
+    taken = [cases[index] for index in covering(cases, pairs)]
+    for axis, size in enumerate(sizes):
+        assert {case[axis] for case in taken} == set(range(size))
+    for i, j in itertools.combinations(range(len(sizes)), 2) if pairs else ():
+        assert {(case[i], case[j]) for case in taken} == set(itertools.product(range(sizes[i]), range(sizes[j])))
+    largest = sorted(sizes)[-2:]
+    assert len(taken) <= (1.5 * largest[0] * largest[-1] if pairs and len(sizes) > 1 else max(sizes))
+
+
+def taken(pytester, *options: str) -> dict[str, int]:
+    """Test -> how many of its cases this repository's own hook takes."""
+    pytester.makeconftest((ROOT / "conftest.py").read_text())
+    pytester.makefile(".toml", pytest='[pytest]\nmarkers = ["covering", "full"]\n')
+    run = pytester.runpytest_inprocess("--collect-only", "-q", *options)
+    assert run.ret == 0, run.stdout.str()
+    names = [line.partition("::")[2].partition("[")[0] for line in run.outlines if "::" in line]
+    return {name: names.count(name) for name in names}
+
+
+def test_a_run_takes_some_and_full_takes_all(pytester):
+    path = pytester.makepyfile(test_suite=SUITE)
+    some = taken(pytester)
+    assert some == taken(pytester) == dict(test_form=5, test_pairs=12, test_without_cases=1, test_a_large_one=2)
+    assert taken(pytester, "--full") == dict(test_form=10, test_pairs=24, test_without_cases=1, test_a_large_one=3)
+    assert taken(pytester, f"{path}::test_form[4-1]") == dict(test_form=1)
+
+
+def test_a_group_is_left_while_nothing_has_changed(pytester, monkeypatch):
+    path = pytester.makepyfile(test_suite=SUITE)
+    pytester.makepyfile(test_other="def test_other(): pass")
+    changed = []
+    group = selection.Group(("test_suite.py",), ())
+    monkeypatch.setattr(selection, "ROOT", Path(pytester.path))
+    monkeypatch.setattr(selection, "GREEN", Path(pytester.path, "green.json"))
+    monkeypatch.setattr(selection, "GROUPS", {"suite": group})
+    monkeypatch.setattr(selection.Group, "digest", lambda self: f"now{changed}")
+    selection.GREEN.write_text(json.dumps(dict(suite="now[]")))
+    monkeypatch.setattr(Path, "exists", lambda self, exists=Path.exists: "/dev/" not in str(self) and exists(self))
+    assert taken(pytester) == dict(test_other=1)
+    assert len(taken(pytester, str(path))) == 4 and len(taken(pytester, "--full")) == 5
+    changed.append(1)
+    assert len(taken(pytester)) == 5
+
+
+def imports(file: Path) -> set[Path]:
+    """The files of this repository that it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            parts = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{each.name}" for each in node.names)]
+        for name in names:
+            path = ROOT.joinpath(*name.split("."))
+            found |= {each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()}
+    return found
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_depends_on_all_that_its_tests_import(name):
+    files = {ROOT / each for each in GROUPS[name].files()}
+    own = [file for file in files if GROUPS[name].has(file) and file.suffix == ".py"]
+    assert own
+    met, todo = set(own), list(own)
+    while todo:
+        new = imports(todo.pop()) - met
+        met |= new
+        todo += new
+    assert not {str(each.relative_to(ROOT)) for each in met - files}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_pattern_of_a_group_finds_files(name):
+    for pattern in (*GROUPS[name].tests, *GROUPS[name].inputs):
+        assert selection.Group((), (pattern, f"{pattern}/**")).files(), pattern
+
+
+def test_a_change_of_an_input_is_seen(tmp_path, monkeypatch):
+    group = GROUPS["vLLM"]
+    before = group.digest()
+    changed = ROOT / "integrations" / "vllm" / "rocm_fp8_vllm" / "linear.py"
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * (self == changed))
+    assert group.digest() != before
