@@ -168,16 +168,16 @@ with_kernels = pytest.mark.skipif(
 
 
 # transformers -> whether it takes the release of kernels that is pinned beside it. Where it does not, its own
-# integration (use_kernels, KernelConfig) is off, and only kernels.kernelize was tried: README says so.
+# integration (use_kernels, KernelConfig) is off, and only kernels.kernelize was tried: docs/models.md says so.
 TAKES_KERNELS = {"5.16": True, "5.19": True, "5.24": False}
 
 
 def test_which_transformers_take_this_version_of_kernels():
     installed = ".".join(transformers.__version__.split(".")[:2])
     assert is_kernels_available() == TAKES_KERNELS[installed]
-    readme = (ROOT / "README.md").read_text()
+    said = (ROOT / "docs" / "models.md").read_text()
     off = [version for version, takes in TAKES_KERNELS.items() if not takes]
-    assert all(f"transformers {version} takes no release of `kernels` below" in readme for version in off)
+    assert all(f"transformers {version} takes no release of `kernels` below" in said for version in off)
 
 
 @with_kernels
