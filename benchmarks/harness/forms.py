@@ -15,6 +15,7 @@ TABLES = {
     ("block_scaled_gemm", "cuda"): ("forms",),
     ("int8_gemm", "rocm"): ("int8_tiles",),
     ("int8_gemm", "cuda"): ("int8_forms",),
+    ("grouped_gemm", "cuda"): ("grouped_forms",),
 }
 UNFIT = "names a configuration that cannot take these arguments"  # of common/gemm/forced.h
 MOST_SPLITS = {"rocm": 16, "cuda": 8}
@@ -34,6 +35,12 @@ def table(operator: str, backend: str) -> list[dict]:
 
 def form_names(operator: str, backend: str) -> list[str]:
     return [form["name"] for form in table(operator, backend)]
+
+
+def entry(operator: str, backend: str, place: int, split: int = 1, pieces: int = 0) -> str:
+    """Of ROCM_FP8_KERNELS_CONFIG, for a form by its place in the table; -1: the fallback."""
+    form = "fallback" if place < 0 else form_names(operator, backend)[place]
+    return f"{operator}:{Config(form, split, pieces)}"
 
 
 def picked(operator: str, size: Size, arch: str) -> Config:
