@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "../../common/gemm/hip/costs.h"
-#include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
 
@@ -64,11 +63,6 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
             parts *= 2;
         }
         return {kFallback, parts};
-    }
-    for (const TunedConfig& t : kTunedConfigs) {
-        if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) {
-            return {gemm::place_of(kStreamShapes, t.form), t.parts};
-        }
     }
     // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
     // batch.
