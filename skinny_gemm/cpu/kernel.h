@@ -25,9 +25,7 @@
 // Steps and figures: docs/journal/skinny_gemm-cpu.md.
 #pragma once
 
-#include <algorithm>
 #include <limits>
-#include <type_traits>
 
 #include "../../common/gemm/cpu/gemm.h"
 #include "../../common/gemm/epilogue.h"

@@ -12,7 +12,6 @@ constexpr int kNarrowColumns = 32;           // with long steps
 constexpr int kSplitColumns = 48;            // with more than 16 rows and split K, of forms that are not for clusters
 constexpr int kWideColumns = 64;             // of forms that take any number of rows
 constexpr int kWidestColumns = 112;          // of two CTAs a multiprocessor
-constexpr int kLargestColumns = 128;         // of all forms
 constexpr int kWarps = 8, kLargeWarps = 16;  // that multiply: of two CTAs a multiprocessor, or of one large CTA
 constexpr int kLongStep = 512;               // k
 
