@@ -147,5 +147,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool
     }
     return {kFallback, 1, 0};
 }
+static_assert(pick_config(8, 4096, 4096, {90, 132}, false).shape == kFallback &&
+              pick_config(8, 4096, 1008, {90, 132}, true).shape == kFallback);
 
 }  // namespace rocm_fp8::skinny_gemm::cuda

@@ -92,6 +92,17 @@ struct Pieces {
     }
 };
 
+// Whether they are all columns, once.
+constexpr bool covers(const Pieces& pieces, int64_t n) {
+    for (int i = 0; i < pieces.count; ++i) {
+        const int columns = pieces.first_column(i + 1) - pieces.first_column(i);
+        if (columns > pieces.most_columns() || columns < pieces.most_columns() - 1) return false;
+    }
+    return pieces.first_column(0) == 0 && pieces.first_column(pieces.count) == n;
+}
+static_assert(covers({1, 1}, 1) && covers({70, 66}, 70) && covers({70, 70}, 70) && covers({4100, 132}, 4100) &&
+              covers({13312, 264}, 13312) && covers({28673, 264}, 28673));
+
 struct Config {
     int shape;   // index into kBulkShapes, or kFallback
     int splits;  // of K: the CTAs of a cluster
