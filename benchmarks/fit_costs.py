@@ -24,11 +24,11 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness.clock import estimated
-from benchmarks.harness.forms import Size, form_names
+from benchmarks.harness.forms import ARCHS, Config, Size, form_names
 from benchmarks.harness.simulated_rocm import SimulatedRocm
-from benchmarks.harness.tuned_header import ARCHS, ROOT, Config
 from scripts.host_configs import configs
 
+ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "common" / "gemm" / "hip" / "costs.h"
 POINTS = ROOT / "build" / ".work" / "costs"
 OPERATORS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")  # by their numbers in host_configs.cpp

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.harness import sections
+from benchmarks.harness.forms import ARCHS, Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
-from benchmarks.harness.tuned_header import ARCHS, Config
 from simulator import Checks, cost, recording
 from simulator.profile import Profile
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run one operator of the built ROCm variant in the simulator: verify it, count its work, estimate its time.
 
-    python -m benchmarks.simulate skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config 0,1
+    python -m benchmarks.simulate skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config s8x16
     python -m benchmarks.simulate add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
     python -m benchmarks.simulate swiglu_fp8 --rows 1 --d 256 --trace 0:0
     python -m benchmarks.simulate skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four workgroups; not verified
@@ -15,7 +15,7 @@ import argparse
 
 import torch
 
-from benchmarks.harness.gpu_cases import GEMM_VARIABLE, variable
+from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
 from scripts import machine_code
 from simulator import SimulationError, cost, report
@@ -119,9 +119,7 @@ def parse(arguments: list[str] | None = None):
     for size in ("--m", "--n", "--k"):
         one.add_argument(size, type=positive, required=True)
     one.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the result")
-    one.add_argument(
-        "--config", metavar="SHAPE,SPLITS", help="of skinny_gemm/hip/config.h's table; --config=-1,1: direct"
-    )
+    one.add_argument("--config", metavar="FORM[,split=N]", help="of skinny_gemm/hip/config.h's table, or fallback")
     for name in ROW_OPERATORS:
         one = commands.add_parser(name, parents=[common])
         one.add_argument("--rows", type=positive, required=True)
@@ -145,7 +143,7 @@ class Device:
         options = {"seed": args.seed, "sample": sample, "profile": profile}
         with self.rocm.on(args.arch, **options) as kernel:
             call, check = OPERATORS[args.operator](kernel, FORMATS[args.arch], args, generator)
-            with variable(GEMM_VARIABLE, getattr(args, "config", None)):
+            with forced(args.operator, getattr(args, "config", None)):
                 out = call()
             launches = runtime.launches[before:]
             if check:

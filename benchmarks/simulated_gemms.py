@@ -21,11 +21,10 @@ from pathlib import Path
 
 from benchmarks.harness import ck_smoothquant
 from benchmarks.harness.clock import CALLS, estimated
-from benchmarks.harness.forms import Size, form_names, picked
+from benchmarks.harness.forms import ARCHS, Config, Size, form_names, picked
 from benchmarks.harness.gemm_cases import CHALLENGE, OPT
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import SimulatedRocm
-from benchmarks.harness.tuned_header import ARCHS, Config
 from simulator import cost
 from simulator.calibration import ck_block_scaled, record, store
 from simulator.calibration.pairs import Pair

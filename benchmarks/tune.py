@@ -8,11 +8,8 @@
 
 A configuration is what ROCM_FP8_KERNELS_CONFIG takes behind the operator: a form, parts of K, pieces of the columns.
 On a GPU each is verified and timed alone; then the own choice and those near the fastest are timed in turn. Weights are
-constant, as in decoding. On an AMD GPU the best of skinny_gemm go into skinny_gemm/hip/tuned.h for the next build
-(scripts/build.py --backend rocm); there the own choice is that of the model in skinny_gemm/hip/config.h. It stays where
-nothing is faster by more than the spread of both, and so do entries of other sizes and of the other architecture. What
-the configurations of other operators pick by (config.h, forms.h) is fitted to --json. By the clock nothing is verified,
-and a configuration takes seconds.
+constant, as in decoding. What the choices go by (config.h, forms.h) is fitted to --json. By the clock nothing is
+verified, and a configuration takes seconds.
 """
 
 import itertools
@@ -23,17 +20,17 @@ import sys
 
 import torch
 
-from benchmarks.harness import clock, gpu_report, tuned_header
-from benchmarks.harness.forms import Size, candidates, form_names, picked
+from benchmarks.harness import clock, gpu_report
+from benchmarks.harness.forms import ARCHS, Size, candidates, form_names, picked
 from benchmarks.harness.gemm_cases import CASES, CHALLENGE, DECODE, OPT, OPT_DECODE
 from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase
-from benchmarks.harness.gpu_environment import Gpu, Missing, find_gpu
-from benchmarks.harness.gpu_report import cell, note, shown, table_header, table_row
+from benchmarks.harness.gpu_environment import Missing, find_gpu
+from benchmarks.harness.gpu_report import cell, shown, table_header, table_row
 from benchmarks.harness.shapes import MODELS
 from benchmarks.harness.simulated_rocm import SimulatedRocm
-from benchmarks.harness.sweep import Choice, sweep, tried, winner
-from benchmarks.harness.tuned_header import ARCHS, ROW_CLASSES, Entry, HeaderError
+from benchmarks.harness.sweep import Choice, sweep, tried
 
+ROW_CLASSES = (8, 16, 32)  # of skinny_gemm on ROCm, by their largest
 OPERATORS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")
 LARGE = {"block_scaled_gemm": (*CHALLENGE, *DECODE), "int8_gemm": (*OPT, *OPT_DECODE)}
 # Of skinny_gemm on CUDA: N and K of current models' layers.
@@ -68,7 +65,7 @@ def sizes_of(args, backend: str, seed: int = 0) -> list[Size]:
         raise Missing("--random: not of skinny_gemm")
     if backend == "cuda":
         weights, rows, allowed = MODEL_SIZES, GEMM_ROWS, range(1, 33)
-    else:  # the header has these row classes
+    else:
         weights, rows, allowed = dict.fromkeys(s for m in MODELS for s in m.linears.values()), ROW_CLASSES, ROW_CLASSES
     if wrong := sorted({*(args.rows or ())} - {*allowed}):
         raise Missing(f"--rows {wrong[0]}: not one of {', '.join(map(str, allowed))}")
@@ -126,56 +123,22 @@ def by_clock(args) -> dict:
 
 def on_gpu(args) -> dict:
     gpu = find_gpu()
-    header = args.operator == "skinny_gemm" and gpu.backend == "rocm"
     if gpu.backend == "rocm" and gpu.arch not in ARCHS:
         raise Missing(f"no ROCm variant on one of {', '.join(ARCHS)}: this is {gpu.backend} on {gpu.arch}")
-    if args.dry_run and not header:
-        raise Missing(f"--dry-run: nothing is written of {args.operator} on {gpu.backend}")
-    if args.form and header:
-        raise Missing("--form: tuned.h has the best of all forms")
-    # What cannot be done fails before the measurement.
-    sizes = sizes_of(args, gpu.backend)
-    own_choices = models_choices(gpu, sizes) if header else {}
+    sizes_of(args, gpu.backend)  # what cannot be done fails before the measurement
     generator, figures = gpu_report.begin(gpu, args)
     sizes = sizes_of(args, gpu.backend, generator.initial_seed())
     make = CASES.get(args.operator, lambda kernel, size, generator: GemmCase(kernel, *size, generator))
     processors = torch.cuda.get_device_properties(gpu.device).multi_processor_count if gpu.backend == "cuda" else 0
-    table, best, all_right = Table(args.operator), {}, True
+    table, all_right = Table(args.operator), True
     for size in sizes:
-        own, choices = own_choices.get(size), choices_of(args, gpu.backend, size, processors)
-        case = make(gpu.kernel, size, generator)
-        us, times, right = sweep(args.operator, case, own, choices, gpu_report.effort(args))
+        choices, case = choices_of(args, gpu.backend, size, processors), make(gpu.kernel, size, generator)
+        us, times, right = sweep(args.operator, case, choices, gpu_report.effort(args))
         all_right &= right
         if times:
-            best[size] = winner(times, own) if header else min(times, key=lambda choice: times[choice].median_us)
-            table.add(size, us, own, best[size], {choice: one.spread_us for choice, one in times.items()})
-    results = table.end()
-    if header:
-        write_header(gpu, best, args.dry_run)
-    return figures | {"results": results, "all right": all_right}
-
-
-def models_choices(gpu: Gpu, sizes: list[Size]) -> dict[Size, Choice]:
-    """What skinny_gemm/hip/config.h picks without an entry in tuned.h."""
-    for _, n, k in sizes:
-        if not tuned_header.stream_table().takes(k):
-            raise HeaderError(f"{n}x{k}: K must be a multiple of 16, for a tuned entry to count")
-    text = tuned_header.render(tuned_header.TUNED.read_text(), [])
-    keys = [(ARCHS.index(gpu.arch), *size) for size in sizes]
-    return dict(zip(sizes, tuned_header.picks(text, keys), strict=True))
-
-
-def write_header(gpu: Gpu, best: dict[Size, Choice], dry_run: bool) -> None:
-    facts, text = gpu.environment, tuned_header.TUNED.read_text()
-    measured = f"{facts['GPU']} ({gpu.arch}), {facts['date']}, commit {facts['commit']}"
-    arch = ARCHS.index(gpu.arch)
-    new = [Entry(arch, *size, config.form, config.split, measured) for size, config in best.items()]
-    text = tuned_header.render(text, tuned_header.merged(tuned_header.parse_entries(text), new))
-    if dry_run:
-        print(f"\n{text}", end="")
-        return
-    tuned_header.write(tuned_header.TUNED, text)
-    print(f"\n{tuned_header.TUNED.name} is written; python scripts/build.py --backend rocm builds with it")
+            best = min(times, key=lambda choice: times[choice].median_us)
+            table.add(size, us, None, best, {choice: one.spread_us for choice, one in times.items()})
+    return figures | {"results": table.end(), "all right": all_right}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -186,19 +149,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="random sizes besides")
     parser.add_argument("--form", action="append", metavar="NAME", help="try this form alone; may be repeated")
     parser.add_argument("--clock", choices=ARCHS, help="estimates of the ROCm variant by the simulator; no GPU")
-    parser.add_argument("--dry-run", action="store_true", help="print tuned.h instead of writing it")
     args = parser.parse_args(argv)
     if args.clock:
-        for name in ("quick", "warm_up", "iterations", "seed", "random", "dry_run"):
+        for name in ("quick", "warm_up", "iterations", "seed", "random"):
             if getattr(args, name) not in (None, False, 0):
                 parser.error(f"--{name.replace('_', '-')} does not go with --clock")
         if args.operator not in clock.CALLS:
             parser.error(f"--clock: {args.operator} is estimated by python -m benchmarks.simulate")
-    try:
-        figures = gpu_report.figures_of("tune", lambda: (by_clock if args.clock else on_gpu)(args), args)
-    except HeaderError as error:
-        note(f"tune.py: {error}")
-        return 1
+    figures = gpu_report.figures_of("tune", lambda: (by_clock if args.clock else on_gpu)(args), args)
     return 0 if figures and figures["all right"] else 1
 
 

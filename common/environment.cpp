@@ -13,7 +13,7 @@ const Environment* read() {
         const char* value = std::getenv(name);
         return std::string(value ? value : "");
     };
-    return new Environment{text("ROCM_FP8_KERNELS_CPU"), text("ROCM_FP8_KERNELS_CONFIG"), text("ROCM_FP8_KERNELS_GEMM"),
+    return new Environment{text("ROCM_FP8_KERNELS_CPU"), text("ROCM_FP8_KERNELS_CONFIG"),
                            text("ROCM_FP8_KERNELS_PDL") != "0"};
 }
 

@@ -250,11 +250,6 @@ double gemm_us(int op, int arch, int shape, int parts, int64_t m, int64_t n, int
     return gemm::tile_time(chip, form, *(const gemm::TileCosts*)costs, wide, {1, m, n, k}, parts).total();
 }
 
-void gemm_tile_at(int tile, int down, int across, int band, int64_t at[2]) {
-    const gemm::TileAt found = gemm::tile_at(tile, down, across, band);
-    at[0] = found.down;
-    at[1] = found.across;
-}
 int64_t gemm_row_class(int64_t m) { return skinny_gemm::hip::row_class(m); }
 
 void cuda_rms_norm_config(int64_t rows, int64_t d, int multiprocessors, int clusters, int aligned, int64_t out[5]) {
@@ -296,10 +291,6 @@ void cuda_gemm_overlap(int64_t m, int64_t n, int64_t k, int multiprocessors, int
 }
 
 int64_t cuda_gemm_most_columns(int64_t n, int pieces) { return skinny_gemm::cuda::Pieces(n, pieces).most_columns(); }
-
-int64_t cuda_gemm_first_column(int64_t n, int pieces, int piece) {
-    return skinny_gemm::cuda::Pieces(n, pieces).first_column(piece);
-}
 
 int64_t cuda_gemm_columns(int shape) { return skinny_gemm::cuda::kBulkShapes[shape].columns; }
 

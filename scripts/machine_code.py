@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """What the compiler made of the ROCm kernels: figures of the shipped library's own code objects, and gates on them.
 
-    python scripts/machine_code.py               # the figures and the gates' verdict
-    python scripts/machine_code.py --update      # also writes the table
-    python scripts/machine_code.py --check       # exit code 1 where a gate is missed or a figure differs from the table
+    python scripts/machine_code.py               # the figures, a line a kernel, and the gates' verdict
+    python scripts/machine_code.py --check       # the verdict alone
 
-The table (tests/codegen/machine_code.json) is checked in: a change of a kernel, or of its flags, that moves a figure
-must update it, so that it is seen in review. Figures hold for the compiler that is named in it; the gates hold for any.
+The exit code is 1 where a gate is missed. Two builds' figures are compared by diff, their code by same_code.py.
 
 No GPU is needed. What is counted is code as it lies in the file: of a kernel's hot path (see Kernel.hot_path) and of
 its loops.
@@ -23,7 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "tests" / "codegen" / "machine_code.json"
 BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 WAVE_BYTES = 64 * 16  # of a 128-bit access by all lanes
 
@@ -300,33 +297,8 @@ def all_kernels(library: Path) -> dict[str, dict[str, Kernel]]:
     return {arch: dict(sorted(kernels.items())) for arch, kernels in sorted(found.items())}
 
 
-def compiler() -> str:
-    return tool("clang++", "--version").splitlines()[0]
-
-
-def render(table: dict) -> str:
-    """JSON with a line a kernel, which is what a change shows in review."""
-    lines = ["{", f'  "compiler": {json.dumps(table["compiler"])},', '  "archs": {']
-    for i, (arch, kernels) in enumerate(table["archs"].items()):
-        lines.append(f'    "{arch}": {{')
-        rows = [f"      {json.dumps(name)}: {json.dumps(values)}" for name, values in kernels.items()]
-        lines.append(",\n".join(rows))
-        lines.append("    }" + ("," if i + 1 < len(table["archs"]) else ""))
-    return "\n".join([*lines, "  }", "}"]) + "\n"
-
-
-def differences(old: dict, new: dict) -> list[str]:
-    found = []
-    for arch in sorted(old["archs"].keys() | new["archs"].keys()):
-        before, after = old["archs"].get(arch, {}), new["archs"].get(arch, {})
-        for name in sorted(before.keys() | after.keys()):
-            a, b = before.get(name), after.get(name)
-            if a is None or b is None:
-                found.append(f"{arch} {name}: {'new' if a is None else 'gone'}")
-            elif a != b:
-                keys = [f"{key} {a.get(key)} -> {b.get(key)}" for key in b if a.get(key) != b[key]]
-                found.append(f"{arch} {name}: {'; '.join(keys)}")
-    return found
+def all_figures(kernels: dict[str, dict[str, Kernel]]) -> dict[str, dict[str, dict]]:
+    return {arch: {name: figures(kernel) for name, kernel in found.items()} for arch, found in kernels.items()}
 
 
 def main() -> int:
@@ -334,35 +306,23 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path, default=None, help="default: the one in build/torch-*-rocm*")
-    parser.add_argument("--update", action="store_true", help="write the table")
-    parser.add_argument("--check", action="store_true", help="compare with the table")
+    parser.add_argument("--check", action="store_true", help="print no figures")
     args = parser.parse_args()
     library = args.library or next(ROOT.glob("build/torch-*-rocm*/*.so"), None)
     if library is None:
         print("machine_code.py: no ROCm variant; run: python scripts/build.py --backend rocm", file=sys.stderr)
         return 1
     kernels = all_kernels(library)
-    table = {
-        "compiler": compiler(),
-        "archs": {arch: {name: figures(k) for name, k in found.items()} for arch, found in kernels.items()},
-    }
-    if args.update:
-        TABLE.write_text(render(table))
-    missed = missed_gates(kernels, table)
-    changed = []
-    if args.check:
-        old = json.loads(TABLE.read_text())
-        if old["compiler"] == table["compiler"]:
-            changed = differences(old, table)
-        else:
-            print(f"another compiler than the table's ({old['compiler']}): figures not compared", file=sys.stderr)
-    else:
-        print(render(table), end="")
-    for line in [*missed, *changed]:
+    found = all_figures(kernels)
+    if not args.check:
+        for arch, of_arch in found.items():
+            for name, values in of_arch.items():
+                print(f"{arch} {name}: {json.dumps(values)}")
+    missed = missed_gates(kernels, found)
+    for line in missed:
         print(line, file=sys.stderr)
-    count_all = sum(len(found) for found in kernels.values())
-    print(f"{count_all} kernels, {len(missed)} gates missed, {len(changed)} figures changed", file=sys.stderr)
-    return 1 if missed or changed else 0
+    print(f"{sum(map(len, kernels.values()))} kernels, {len(missed)} gates missed", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """llvm-objdump's text as a list of instructions: mnemonic, operands, modifiers, branch target."""
 
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -34,11 +33,10 @@ class Text:
 
 
 def objdump() -> str:
-    """LLVM's disassembler: $LLVM_OBJDUMP, or the newest that knows both architectures."""
-    names = [os.environ.get("LLVM_OBJDUMP"), "llvm-objdump-22", "llvm-objdump"]
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
+    """LLVM's disassembler, the newest that knows both architectures."""
+    path = shutil.which("llvm-objdump-22") or shutil.which("llvm-objdump")
     if path is None:
-        raise UnsupportedError("llvm-objdump-22 is missing (set LLVM_OBJDUMP)")
+        raise UnsupportedError("llvm-objdump-22 is missing")
     return path
 
 

@@ -1,4 +1,3 @@
-#include <cmath>
 
 #include "../swiglu_fp8/swiglu_fp8.h"
 #include "binding.h"

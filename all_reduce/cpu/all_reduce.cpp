@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "../../common/cpu/simd_portable.h"
 #include "../../common/comm/cpu/meet.h"
 #include "sum.h"
 
@@ -35,7 +36,7 @@ void copy_rows(const CopyArgs& a, int64_t begin, int64_t end) {
 void copy(const CopyArgs& a, const Executor& on) { run_rows(a, a.bytes, copy_rows, on); }
 
 Status sum(const SumArgs& args, const Executor& on) {
-    return launch_rows(args, RowsKernels<SumArgs>{sum_portable, sum_avx2, sum_avx512}, on);
+    return launch_rows(args, RowsKernels<SumArgs>{pick<Lanes<Portable>>, sum_avx2, sum_avx512}, on);
 }
 // Of rows that all ranks have at `byte`.
 SumArgs sum_of(const Args& a, const Peers& peers, const Meeting& meeting, int64_t byte) {

@@ -1,7 +1,7 @@
 // The sum over ranks on the CPU, over any of common/cpu/simd_*.h: blocks of a row in registers, one rank after another.
 //
 // Bytes: each rank's x is written once and read once by every rank; beyond kWholeSums bytes of three ranks or more each
-// rank reads one share of all, and the others' shares of the sum. Files: sum.h, one .cpp an instruction set,
+// rank reads one share of all, and the others' shares of the sum. Files: sum.h, avx2.cpp, avx512.cpp,
 // all_reduce.cpp (the launchers), ../../common/comm/cpu/meet.h. Journal: docs/journal/all_reduce.md.
 #pragma once
 
@@ -46,7 +46,6 @@ RowsKernel<SumArgs> pick(const SumArgs& a) {
 
 }  // namespace
 
-RowsKernel<SumArgs> sum_portable(const SumArgs& args);
 RowsKernel<SumArgs> sum_avx2(const SumArgs& args);
 RowsKernel<SumArgs> sum_avx512(const SumArgs& args);
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.harness.forms import Size, picked, table
+from benchmarks.harness.forms import Config, Size, picked, table
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
-from benchmarks.harness.tuned_header import Config
 from simulator import Checks, cost, recording
 from simulator.profile import Profile
 from simulator.timeline import pack

@@ -1,12 +1,12 @@
 """The configurations of the GEMMs by their names: what there is to try at a size, on each backend."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from benchmarks.harness import tuned_header
-from benchmarks.harness.tuned_header import ARCHS, Config
 from scripts.host_configs import configs
 
 Size = tuple[int, int, int]
+ARCHS = ("gfx942", "gfx950")  # by their numbers in host_configs.cpp
 # (operator, backend) -> the tables of scripts/host_configs.py that hold its forms, in the order of their places.
 TABLES = {
     ("skinny_gemm", "rocm"): ("skinny",),
@@ -15,6 +15,7 @@ TABLES = {
     ("block_scaled_gemm", "cuda"): ("forms",),
     ("int8_gemm", "rocm"): ("int8_tiles",),
     ("int8_gemm", "cuda"): ("int8_forms",),
+    ("grouped_gemm", "cuda"): ("grouped_forms",),
 }
 UNFIT = "names a configuration that cannot take these arguments"  # of common/gemm/forced.h
 MOST_SPLITS = {"rocm": 16, "cuda": 8}
@@ -28,12 +29,40 @@ LEAST_K_OF_A_SPLIT = 512
 LEAST_COLUMNS = 7  # of a piece
 
 
+@dataclass(frozen=True)
+class Config:
+    """As ROCM_FP8_KERNELS_CONFIG has it behind the operator."""
+
+    form: str
+    split: int = 1
+    pieces: int = 0  # of the columns, on CUDA; 0: as few as the form has room for
+
+    def __str__(self) -> str:
+        split, pieces = f",split={self.split}" * (self.split > 1), f",pieces={self.pieces}" * bool(self.pieces)
+        return f"{self.form}{split}{pieces}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Config":
+        """ValueError where the text is none."""
+        form, *fields = text.split(",")
+        numbers = {name: int(value) for name, value in (field.split("=") for field in fields)}
+        if not form or not numbers.keys() <= {"split", "pieces"}:
+            raise ValueError
+        return cls(form, **numbers)
+
+
 def table(operator: str, backend: str) -> list[dict]:
     return [form for name in TABLES[operator, backend] for form in configs().tables[name]]
 
 
 def form_names(operator: str, backend: str) -> list[str]:
     return [form["name"] for form in table(operator, backend)]
+
+
+def entry(operator: str, backend: str, place: int, split: int = 1, pieces: int = 0) -> str:
+    """Of ROCM_FP8_KERNELS_CONFIG, for a form by its place in the table; -1: the fallback."""
+    form = "fallback" if place < 0 else form_names(operator, backend)[place]
+    return f"{operator}:{Config(form, split, pieces)}"
 
 
 def picked(operator: str, size: Size, arch: str) -> Config:
@@ -90,6 +119,15 @@ def ways(rows: int, n: int, k: int, multiprocessors: int) -> list[Config]:
     return found
 
 
+def streams(rows: int, n: int, k: int) -> list[Config]:
+    """Of skinny_gemm on ROCm: all of a class of rows, by the rules of pick_config on either chip."""
+    return [
+        Config(form["name"], parts)
+        for place, form in enumerate(table("skinny_gemm", "rocm"))
+        for parts in range(1, 1 + max(configs().gemm_most_parts(0, arch, place, rows, n, k) for arch in (0, 1)))
+    ]
+
+
 def explored(operator: str, backend: str, size: Size, us: dict) -> Iterator[Config]:
     """Of block_scaled_gemm and int8_gemm: every form in every number of parts. What has been tried is in `us`; what is
     not in it then was refused, and so would more parts or wider pieces be."""
@@ -115,4 +153,4 @@ def candidates(operator: str, backend: str, size: Size, multiprocessors: int) ->
         return lambda us: explored(operator, backend, size, us)
     if backend == "cuda":
         return lambda us: iter(ways(*size, multiprocessors))
-    return lambda us: iter(tuned_header.stream_table().allowed(*size))
+    return lambda us: iter(streams(*size))

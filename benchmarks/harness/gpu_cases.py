@@ -13,7 +13,6 @@ from benchmarks.harness.gpu_timing import copies
 
 WIDTH = 16384
 EPSILON = 1e-5
-GEMM_VARIABLE = "ROCM_FP8_KERNELS_GEMM"  # a form by its place; CONFIG_VARIABLE goes before it
 CONFIG_VARIABLE = "ROCM_FP8_KERNELS_CONFIG"
 GEMM_ROWS = (1, 8, 16, 32)  # of the tables for NVIDIA GPUs
 OVERLAP_VARIABLE = "ROCM_FP8_KERNELS_PDL"
@@ -50,7 +49,7 @@ def environment_changed() -> None:
 def forced(operator: str, config: object | None) -> Iterator[None]:
     """Launches (and recordings) of a GEMM take "FORM[,split=N][,pieces=P]"; None: its own choice."""
     entry = None if config is None else f"{operator}:{config}"
-    with variable(GEMM_VARIABLE, None), variable(CONFIG_VARIABLE, entry):
+    with variable(CONFIG_VARIABLE, entry):
         yield
 
 

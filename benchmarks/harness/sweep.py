@@ -5,11 +5,10 @@ import math
 from collections.abc import Callable, Iterable
 
 from benchmarks.harness import gpu_timing
-from benchmarks.harness.forms import FAR, UNFIT
+from benchmarks.harness.forms import FAR, UNFIT, Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import note
 from benchmarks.harness.gpu_timing import Effort, Times, record
-from benchmarks.harness.tuned_header import Config
 
 Choice = Config | None  # None: what the operator picks by itself
 ALONE, LAUNCHES = Effort(warm_up=16, iterations=1, samples=2), 16  # of a configuration's first timing
@@ -45,9 +44,10 @@ def tried(
 
 
 def sweep(
-    operator: str, case, own: Choice, choices: Callable[[dict], Iterable[Config]], effort: Effort
+    operator: str, case, choices: Callable[[dict], Iterable[Config]], effort: Effort
 ) -> tuple[dict[Choice, float], dict[Choice, Times], bool]:
-    """On a GPU: microseconds of all; times of `own` and of those near the fastest, in turn; whether all were right."""
+    """On a GPU: microseconds of all, the own choice first; times of it and of those near the fastest, in turn; whether
+    all were right."""
 
     def alone(choice: Choice, fastest: float) -> float:
         with forced(operator, choice):
@@ -58,21 +58,12 @@ def sweep(
             return gpu_timing.measure({"alone": record(case.ours, case.count, LAUNCHES)}, ALONE)["alone"].median_us
 
     us, all_right = tried(
-        case.name, lambda us: itertools.chain([own], choices(us)), alone, refuses=operator != "skinny_gemm"
+        case.name, lambda us: itertools.chain([None], choices(us)), alone, refuses=operator != "skinny_gemm"
     )
     recorded = {}
     for choice in us:
-        if choice == own or us[choice] <= FAR * min(us.values()):
+        if not choice or us[choice] <= FAR * min(us.values()):
             with forced(operator, choice):
                 recorded[choice] = record(case.ours, case.count, LAUNCHES if us[choice] > LONG_US else None)
     times = gpu_timing.measure(recorded, effort) if recorded else {}
     return us | {choice: one.median_us for choice, one in times.items()}, times, all_right
-
-
-def winner(times: dict[Choice, Times], own: Choice) -> Choice:
-    """The fastest; `own` where the difference is within the spread."""
-    best = min(times, key=lambda choice: times[choice].median_us)
-    if own not in times:
-        return best
-    gain = times[own].median_us - times[best].median_us
-    return best if gain > times[own].spread_us + times[best].spread_us else own

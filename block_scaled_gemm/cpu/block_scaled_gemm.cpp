@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "../../common/cpu/simd_portable.h"
 #include "../../common/cpu/features.h"
 #include "kernel.h"
 
@@ -8,7 +9,8 @@ Status launch(const Args& args, const Executor& on, const Portion&) {
     if (args.m == 0 || args.n == 0) return {};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = of_isa(choice.isa, kernel_portable, kernel_avx2, kernel_avx512, kernel_amx)(args);
+    const Kernel kernel =
+        of_isa(choice.isa, pick_block_scaled_gemm<Portable>, kernel_avx2, kernel_avx512, kernel_amx)(args);
 
     const int64_t row_bytes = kernel.operand_bytes(args.k), blocks = blocks_of(args.k);
     constexpr int64_t kTile = 4;  // rows of a tile in registers

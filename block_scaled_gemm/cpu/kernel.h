@@ -17,7 +17,7 @@
 // scale_a * scale_b and added to the lane's sum over blocks. Last, the lanes are added in a tree. So a row's bits do not
 // depend on the batch.
 //
-// Files: kernel.h (this kernel), scales.h, transpose.h, one .cpp an instruction set, amx.cpp (another kernel),
+// Files: kernel.h (this kernel), scales.h, transpose.h, avx2.cpp, avx512.cpp, amx.cpp (another kernel),
 // block_scaled_gemm.cpp (the launcher).
 //
 // Steps and figures: docs/journal/block_scaled_gemm-cpu.md.
@@ -374,7 +374,6 @@ Kernel pick_block_scaled_gemm(const Args& args) {
 
 }  // namespace
 
-Kernel kernel_portable(const Args& args);
 Kernel kernel_avx2(const Args& args);
 Kernel kernel_avx512(const Args& args);
 Kernel kernel_amx(const Args& args);

@@ -2,7 +2,6 @@
 // result's type, go through shared memory, so that neighbouring lanes store 16 bytes each of the same row.
 #pragma once
 
-#include "../../common/cuda/half_pairs.h"
 #include "../../common/gemm/cuda/kernel.h"
 #include "../../common/gemm/cuda/staging.h"
 #include "../../common/gemm/epilogue.h"

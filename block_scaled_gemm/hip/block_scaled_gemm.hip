@@ -76,7 +76,7 @@ bool fits_direct(Arch arch, Access access, const Args& args) {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* config) {
     ForcedConfig forced;
-    const Status read = read_forced_config("block_scaled_gemm", kShapeCount, shape_named, kMaxParts, false, &forced);
+    const Status read = read_forced_config("block_scaled_gemm", shape_named, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
     const int64_t blocks = blocks_of(k);
     const int shape = forced.shape;

@@ -1,11 +1,9 @@
 // The configuration that an environment variable names replaces what a GPU backend's configuration function picks: for
 // tuning and tests.
 //
-//     ROCM_FP8_KERNELS_CONFIG=OPERATOR:FORM[,split=N][,pieces=P][;OPERATOR:...]   names of forms (form_name.h)
-//     ROCM_FP8_KERNELS_GEMM=SHAPE,SPLITS[,PIECES]   the form by its place in the backend's table, for every GEMM that
-//                                                   the other variable does not name
+//     ROCM_FP8_KERNELS_CONFIG=OPERATOR:FORM[,split=N][,pieces=P][;OPERATOR:...]
 //
-// fallback, or -1: the operator's fallback. split: parts of K. pieces: of the columns, or the wide rows (CUDA).
+// FORM: a name in the backend's table (form_name.h), or fallback. split: parts of K. pieces: of the columns, or the wide rows (CUDA).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +16,7 @@
 namespace rocm_fp8 {
 
 struct ForcedConfig {
-    bool set = false;  // a variable is
+    bool set = false;  // the variable names the operator
     int shape = 0, splits = 1;
     int pieces = 0;  // 0: not named
 };
@@ -26,9 +24,7 @@ struct ForcedConfig {
 // Of which there may be entries. tests/gpu/test_rocm_forced_configs.py holds it to the schemas.
 constexpr std::string_view kForcedOperators[] = {"skinny_gemm", "block_scaled_gemm", "int8_gemm", "grouped_gemm",
                                                  "mla_decode"};
-constexpr int kMostPieces = 1 << 30;
-constexpr const char* kUnfit =
-    "ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM names a configuration that cannot take these arguments";
+constexpr const char* kUnfit = "ROCM_FP8_KERNELS_CONFIG names a configuration that cannot take these arguments";
 
 // Text before the first `mark`, which is taken away with it.
 inline std::string_view taken_until(char mark, std::string_view* text) {
@@ -67,34 +63,20 @@ inline bool named_config(std::string_view text, std::string_view op, ForcedConfi
     return true;
 }
 
-// place_of(name): of a form in the backend's table, -1 for none; shapes: forms in it.
+// place_of(name): of a form in the backend's table, -1 for none.
 template <class PlaceOf>
-Status read_forced_config(std::string_view op, int shapes, const PlaceOf& place_of, int most_splits, bool takes_pieces,
+Status read_forced_config(std::string_view op, const PlaceOf& place_of, int most_splits, bool takes_pieces,
                           ForcedConfig* forced) {
-    const Environment& variables = environment();
     std::string_view name;
-    if (!named_config(variables.config, op, forced, &name)) {
+    if (!named_config(environment().config, op, forced, &name)) {
         return {
             "ROCM_FP8_KERNELS_CONFIG is not OPERATOR:FORM[,split=N][,pieces=P], one or more with ; between them, of "
             "GEMMs that have scales of both operands"};
     }
-    if (forced->set) {
-        forced->shape = place_of(name);
-        if (forced->shape < 0 && name != "fallback") return {"ROCM_FP8_KERNELS_CONFIG names a form that is unknown"};
-        if (forced->splits > most_splits || (forced->pieces && !takes_pieces)) return {kUnfit};
-        return {};
-    }
-    if (variables.gemm.empty()) return {};
-    std::string_view text = variables.gemm;
-    const std::string_view shape = taken_until(',', &text), splits = taken_until(',', &text);
-    forced->set = true;
-    if (variables.gemm.ends_with(',') || !read_number(shape, -1, &forced->shape) || forced->shape >= shapes ||
-        !read_number(splits, 1, &forced->splits) || forced->splits > most_splits ||
-        (!text.empty() && (!takes_pieces || !read_number(text, 0, &forced->pieces) || forced->pieces > kMostPieces))) {
-        return {
-            "ROCM_FP8_KERNELS_GEMM is not SHAPE,SPLITS with SHAPE -1 or an index into this backend's table of shapes "
-            "and SPLITS from 1 to its limit"};
-    }
+    if (!forced->set) return {};
+    forced->shape = place_of(name);
+    if (forced->shape < 0 && name != "fallback") return {"ROCM_FP8_KERNELS_CONFIG names a form that is unknown"};
+    if (forced->splits > most_splits || (forced->pieces && !takes_pieces)) return {kUnfit};
     return {};
 }
 

@@ -39,16 +39,6 @@ ROCM_FP8_DEVICE inline float bias_at(const Bias& bias, int64_t i) {
     return widened(bias.dtype, global<uint16_t>(bias.data)[at]);
 }
 
-// bias_at in two steps: the bits as they lie in memory (0 without a bias), which nothing waits for yet; then the number.
-ROCM_FP8_DEVICE inline uint32_t bias_bits(const Bias& bias, int64_t i) {
-    if (!bias.data) return 0;
-    const int64_t at = i * bias.stride;
-    return bias.dtype == DType::f32 ? global<uint32_t>(bias.data)[at] : global<uint16_t>(bias.data)[at];
-}
-ROCM_FP8_DEVICE inline float bias_of_bits(DType dtype, uint32_t bits) {
-    return dtype == DType::f32 ? bits_float(bits) : widened(dtype, bits);
-}
-
 // The scale and the bias of one column.
 struct Column {
     float scale, bias;

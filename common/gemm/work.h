@@ -24,5 +24,18 @@ ROCM_FP8_HD constexpr TileAt tile_at(int tile, int down, int across, int band = 
     if (known_band > 0 && height == band) return {above + inside % band, inside / band};
     return {above + inside % height, inside / height};
 }
+constexpr bool comes_to_each_tile_once(int down, int across, int band) {
+    int tile = 0;
+    for (int first = 0; first < down; first += band)
+        for (int column = 0; column < across; ++column)
+            for (int row = first; row < first + band && row < down; ++row, ++tile) {
+                const TileAt at = tile_at(tile, down, across, band);
+                if (at.down != row || at.across != column) return false;
+            }
+    return true;
+}
+static_assert(comes_to_each_tile_once(1, 9, 8) && comes_to_each_tile_once(9, 3, 8) &&
+              comes_to_each_tile_once(64, 2, 8) && comes_to_each_tile_once(3, 5, 4) &&
+              comes_to_each_tile_once(17, 4, 16));
 
 }  // namespace rocm_fp8::gemm

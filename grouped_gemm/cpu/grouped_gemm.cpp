@@ -2,6 +2,7 @@
 // operands are gathered first: 1 / n of the bytes of the weights that they are multiplied with. 16-bit ones: half.h.
 #include <cstring>
 
+#include "../../common/cpu/simd_portable.h"
 #include "../../block_scaled_gemm/block_scaled_gemm.h"
 #include "../../common/cpu/features.h"
 #include "../../common/cpu/half.h"
@@ -100,7 +101,7 @@ Status multiply_fp8(const Args& a, const Part& part, void* out, const Executor& 
 Status multiply_half(const Args& a, const Part& part, void* out, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const HalfKernel kernel = of_isa(choice.isa, half_portable, half_avx2, half_avx512)(a);
+    const HalfKernel kernel = of_isa(choice.isa, pick_half<Portable>, half_avx2, half_avx512)(a);
     static thread_local KeptMemory memory;
     const int64_t width = half_row(a.k);
     auto* wide = reinterpret_cast<float*>(memory.at_least(std::min<int64_t>(kMostRows, part.rows()) * width * 4));

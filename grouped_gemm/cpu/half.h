@@ -133,7 +133,6 @@ HalfKernel pick_half(const Args& args) {
 
 }  // namespace
 
-HalfKernel half_portable(const Args& args);
 HalfKernel half_avx2(const Args& args);
 HalfKernel half_avx512(const Args& args);
 

@@ -103,7 +103,7 @@ Status read_call(const Args& args, Call* call) {
     // Of a tile's columns all forms read one scale a block.
     if (is_fp8(args.format) && !call->channels && !scales_in_reach(s, 1, job.k))
         return {"scale_b: blocks of K lie more than 1 GiB apart"};
-    return read_forced_config("grouped_gemm", kShapeCount, shape_named, 1, false, &call->forced);
+    return read_forced_config("grouped_gemm", shape_named, 1, false, &call->forced);
 }
 
 // Of tiles of `tile` rows by columns, tiles_n a row of tiles.

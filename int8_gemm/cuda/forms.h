@@ -48,6 +48,7 @@ constexpr int bytes_of_lines(const Form& f) {
 }
 // With two tiles' lines, and their barriers.
 constexpr int stages(const Form& f) { return f.stages(0, 2 * bytes_of_lines(f) + 32); }
+static_assert(tiles::stages_are_enough(kForms, stages));
 
 // Fitted to the times of all forms at 67 sizes on an H200: docs/journal/int8_gemm-cuda.md.
 constexpr tiles::Costs kCosts{

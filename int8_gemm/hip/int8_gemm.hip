@@ -127,7 +127,7 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
 Status forced_config(bool unaligned, int64_t blocks, Config* config) {
     ForcedConfig forced;
     const auto place = [](std::string_view name) { return gemm::place_of(kTileShapes, name); };
-    const Status read = read_forced_config("int8_gemm", kTileShapeCount, place, kMaxParts, false, &forced);
+    const Status read = read_forced_config("int8_gemm", place, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
     if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {
         return {kUnfit};

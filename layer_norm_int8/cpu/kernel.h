@@ -8,7 +8,7 @@
 //     pass 3   * r * weight + bias -> y           the range of y, where its scale is computed
 //     pass 4   y / scale -> out
 //
-// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, one .cpp an instruction set, layer_norm_int8.cpp (the
+// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, avx2.cpp, avx512.cpp, layer_norm_int8.cpp (the
 // launcher).
 #pragma once
 
@@ -85,7 +85,6 @@ RowsKernel<Args> pick(const Args& a) {
 
 }  // namespace
 
-RowsKernel<Args> kernel_portable(const Args& args);
 RowsKernel<Args> kernel_avx2(const Args& args);
 RowsKernel<Args> kernel_avx512(const Args& args);
 

@@ -102,7 +102,6 @@ AppendRows pick_append(const AppendArgs& a) {
 
 }  // namespace
 
-AppendRows append_portable(const AppendArgs& args);
 AppendRows append_avx2(const AppendArgs& args);
 AppendRows append_avx512(const AppendArgs& args);
 

@@ -274,7 +274,6 @@ Kernels pick(const Args& args) {
 
 }  // namespace
 
-Kernels kernels_portable(const Args& args);
 Kernels kernels_avx2(const Args& args);
 Kernels kernels_avx512(const Args& args);
 Kernels kernels_amx(const Args& args);

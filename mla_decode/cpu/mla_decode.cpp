@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "../../common/cpu/simd_portable.h"
 #include "../../common/cpu/features.h"
 #include "append.h"
 #include "kernel.h"
@@ -39,7 +40,7 @@ Status launch(const Args& args, const Executor& on) {
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
     const Kernels kernels =
-        choice.tiles ? kernels_amx(args) : of_isa(choice.isa, kernels_portable, kernels_avx2, kernels_avx512)(args);
+        choice.tiles ? kernels_amx(args) : of_isa(choice.isa, pick<Portable>, kernels_avx2, kernels_avx512)(args);
     const int64_t tiles = ceil_div(args.rows(), kMostRows), parts = parts_of(args.batch, tiles, args.most);
     const int64_t rows = args.batch * args.rows();
     Sums sums(rows, parts);
@@ -87,7 +88,7 @@ Status launch_append(const AppendArgs& args, const Executor& on) {
     struct Context {
         const AppendArgs& args;
         AppendRows rows;
-    } context{args, of_isa(choice.isa, append_portable, append_avx2, append_avx512)(args)};
+    } context{args, of_isa(choice.isa, pick_append<Lanes<Portable>>, append_avx2, append_avx512)(args)};
     constexpr int64_t kGrain = 32;
     on.parallel_for(
         0, args.tokens, kGrain,

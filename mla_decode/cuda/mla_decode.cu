@@ -27,7 +27,6 @@
 // 2.6 TB/s at 16 heads; at 128 heads .86 of the speed of 16 bits, as each tile of 64 rows decodes anew.
 // docs/journal/mla_decode-cuda.md.
 #include <algorithm>
-#include <type_traits>
 
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"

@@ -1,7 +1,7 @@
 // moe_combine on the CPU, over any of common/cpu/simd_*.h: a token's rows are added in blocks of registers, slot after
 // slot, so that each number of y is read once.
 //
-// Bytes: those of the rows of y that are not dropped, and of the result. Files: combine.h, one .cpp an instruction set,
+// Bytes: those of the rows of y that are not dropped, and of the result. Files: combine.h, avx2.cpp, avx512.cpp,
 // moe_routing.cpp (the launchers; route and sort, which take far less time).
 #pragma once
 
@@ -80,7 +80,6 @@ RowsKernel<CombineArgs> pick(const CombineArgs& a) {
 
 }  // namespace
 
-RowsKernel<CombineArgs> combine_portable(const CombineArgs& args);
 RowsKernel<CombineArgs> combine_avx2(const CombineArgs& args);
 RowsKernel<CombineArgs> combine_avx512(const CombineArgs& args);
 

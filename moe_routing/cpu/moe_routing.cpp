@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../../common/cpu/simd_portable.h"
 #include "../../common/cpu/half.h"
 #include "../../common/exponential.h"
 #include "combine.h"
@@ -118,7 +119,7 @@ Status launch_sort(const SortArgs& a, const Executor&) {
 }
 
 Status launch_combine(const CombineArgs& args, const Executor& on) {
-    return launch_rows(args, RowsKernels<CombineArgs>{combine_portable, combine_avx2, combine_avx512}, on);
+    return launch_rows(args, RowsKernels<CombineArgs>{pick<Lanes<Portable>>, combine_avx2, combine_avx512}, on);
 }
 
 }  // namespace rocm_fp8::moe_routing

@@ -9,7 +9,7 @@
 // A scale for the whole tensor takes two passes over memory: 5 bytes an element.
 //
 // Files: kernel.h (this kernel), ../../common/rows/cpu/quantize.h (both passes, shared with the other row operators),
-// one .cpp an instruction set, quantize_fp8.cpp (the launcher).
+// avx2.cpp, avx512.cpp, quantize_fp8.cpp (the launcher).
 //
 // Steps and figures: docs/journal/quantize_fp8-cpu.md.
 #pragma once
@@ -58,7 +58,6 @@ RowsKernel<Job> pick(const Job& a) {
 
 }  // namespace
 
-RowsKernel<Job> kernel_portable(const Job& job);
 RowsKernel<Job> kernel_avx2(const Job& job);
 RowsKernel<Job> kernel_avx512(const Job& job);
 

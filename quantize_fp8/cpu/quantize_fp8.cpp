@@ -1,3 +1,4 @@
+#include "../../common/cpu/simd_portable.h"
 #include "kernel.h"
 
 namespace rocm_fp8::quantize {
@@ -8,7 +9,7 @@ Status launch(const Args& args, const Executor& on) {
     // A row as long as a group is one.
     if (rule.group == DynamicScale::kRow && (args.d == 32 || args.d == 64 || args.d == 128)) rule.group = int(args.d);
     if (rule.group == args.d) rule.group_stride = rule.row_stride;
-    return launch_dynamic(same, RowsKernels<Job>{kernel_portable, kernel_avx2, kernel_avx512}, on, [](Job&) {});
+    return launch_dynamic(same, RowsKernels<Job>{pick<Lanes<Portable>>, kernel_avx2, kernel_avx512}, on, [](Job&) {});
 }
 
 }  // namespace rocm_fp8::quantize

@@ -4,7 +4,7 @@
 // are widened into the nearest cache, then quantised. A row whose scale is computed is read twice, the second time from
 // the caches.
 //
-// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, one .cpp an instruction set, quantize_int8.cpp (the
+// Files: kernel.h (this kernel), ../../common/rows/cpu/int8.h, avx2.cpp, avx512.cpp, quantize_int8.cpp (the
 // launcher).
 #pragma once
 
@@ -46,7 +46,6 @@ RowsKernel<Args> pick(const Args& a) {
 
 }  // namespace
 
-RowsKernel<Args> kernel_portable(const Args& args);
 RowsKernel<Args> kernel_avx2(const Args& args);
 RowsKernel<Args> kernel_avx512(const Args& args);
 

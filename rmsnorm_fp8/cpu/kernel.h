@@ -8,7 +8,7 @@
 //
 // so memory sees each element once each way. Pass 2 prefetches the next row.
 //
-// Files: kernel.h (this kernel), one .cpp an instruction set, rmsnorm_fp8.cpp (the launcher).
+// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, rmsnorm_fp8.cpp (the launcher).
 //
 // Limit today: 0.57 to 0.87 of the copy rate with AVX-512 on two cores of a Zen 4, by how busy the machine's memory
 // is.
@@ -123,7 +123,6 @@ RowsKernel<Job> pick(const Job& a) {
 
 }  // namespace
 
-RowsKernel<Job> kernel_portable(const Job& job);
 RowsKernel<Job> kernel_avx2(const Job& job);
 RowsKernel<Job> kernel_avx512(const Job& job);
 

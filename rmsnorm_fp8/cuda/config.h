@@ -2,6 +2,8 @@
 // can be tested anywhere. The measurements behind the rules: docs/journal/rmsnorm_fp8-cuda.md, entries 4 to 8.
 #pragma once
 
+#include <initializer_list>
+
 #include "../../common/rows/gpu/forms.h"
 #include "../../common/types.h"
 
@@ -71,6 +73,9 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     if (clusters) return {{Holder::cluster, kMaxHeld}, threads(kMaxHeld, 2), 1, 2};
     return {kFallback, kRowsThreads, 1, 1};
 }
+static_assert(!pick_config(1, 65536, 132, true, true).is_fallback() &&
+              pick_config(1, 65544, 132, true, true).is_fallback() &&
+              pick_config(1, 16384, 132, true, false).is_fallback());
 
 // How many of the first rows are fetched into L2 before the PDL wait. If all rows fit on the chip at once, or nearly,
 // all are fetched. Of more rows only those that the first CTAs read are fetched, while the previous kernel ends.

@@ -58,5 +58,8 @@ constexpr Config pick_config(int64_t rows, int64_t d, Arch arch, bool aligned) {
     }
     return {{Holder::workgroup, 8}, int(waves(8)) * kWaveLanes, 1};
 }
+static_assert(!pick_config(1, 65536, Arch::gfx942, true).is_fallback() &&
+              pick_config(1, 65552, Arch::gfx942, true).is_fallback() &&
+              pick_config(1, 16384, Arch::gfx942, false).is_fallback());
 
 }  // namespace rocm_fp8::rms_norm::hip

@@ -71,7 +71,7 @@ def abi_problems(library: Path) -> list[str]:
 
 
 def machine_code_problems(library: Path) -> list[str]:
-    """The gates on the ROCm kernels, and their figures where the compiler is the table's."""
+    """The gates on the ROCm kernels."""
     if not shutil.which("clang++-22"):
         return ["its machine code was not checked: python scripts/rocm_toolchain.py brings the tools"]
     command = [sys.executable, str(SCRIPTS / "machine_code.py"), "--check", "--library", str(library)]

@@ -17,7 +17,7 @@
 //
 // Decoding, NaN codes and the tree: common/gemm/cpu/gemm.h.
 //
-// Files: kernel.h (this kernel), one .cpp an instruction set, amx.cpp (another kernel), skinny_gemm.cpp (the launcher).
+// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, amx.cpp (another kernel), skinny_gemm.cpp (the launcher).
 //
 // Limit today, on two cores of a Zen 4: m = 1 reaches 0.62 to 0.97 of the read rate (AVX2: 0.44 to 0.92), by how busy
 // the machine's memory is; more rows are bound by multiplications.
@@ -25,9 +25,7 @@
 // Steps and figures: docs/journal/skinny_gemm-cpu.md.
 #pragma once
 
-#include <algorithm>
 #include <limits>
-#include <type_traits>
 
 #include "../../common/gemm/cpu/gemm.h"
 #include "../../common/gemm/epilogue.h"
@@ -255,7 +253,6 @@ Kernel pick_skinny_gemm(const Args& args) {
 
 }  // namespace
 
-Kernel kernel_portable(const Args& args);
 Kernel kernel_avx2(const Args& args);
 Kernel kernel_avx512(const Args& args);
 Kernel kernel_amx(const Args& args);

@@ -1,3 +1,4 @@
+#include "../../common/cpu/simd_portable.h"
 #include "kernel.h"
 
 #include "../../common/cpu/features.h"
@@ -9,7 +10,7 @@ Status launch(const Args& args, const Executor& on) {
     if (args.m > kMaxRows) return {"a has more rows than one launch takes"};
     const IsaChoice choice = cpu_isa();
     if (choice.error) return {choice.error};
-    const Kernel kernel = of_isa(choice.isa, kernel_portable, kernel_avx2, kernel_avx512, kernel_amx)(args);
+    const Kernel kernel = of_isa(choice.isa, pick_skinny_gemm<Portable>, kernel_avx2, kernel_avx512, kernel_amx)(args);
 
     static thread_local KeptMemory memory;
     char* operands = memory.at_least(kernel.operand_bytes);

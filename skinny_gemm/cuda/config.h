@@ -1,8 +1,7 @@
 // How a launch of skinny_gemm on CUDA is cut into CTAs: a pure function of the sizes and the chip, without CUDA.
 //
-//     1  kTunedConfigs   a measured entry for this chip, row class, n and k
-//     2  kRegimes        the first regime that covers the size and whose cut is legal and fills its form
-//     3  the fallback
+//     1  kRegimes   the first regime that covers the size and whose cut is legal and fills its form
+//     2  the fallback
 //
 // A regime proposes one cut: the number of pieces of the columns and of parts of K. The narrowest legal form takes it.
 // Unlike ROCm, no time is estimated: all legal cuts of a size read the same bytes. They differ in how they run beside
@@ -13,7 +12,6 @@
 #pragma once
 
 #include "shapes.h"
-#include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
 
@@ -138,10 +136,6 @@ constexpr int64_t kMostOfTma = (int64_t(1) << 31) - 2 * kLongStep;
 // bulk: the chip has TMA, rows of a and b start at multiples of 16 bytes, k is a multiple of 16.
 constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool bulk) {
     if (!bulk || k < kEnoughForARing || k > kMostOfTma || n > kMostOfTma) return {kFallback, 1, 0};
-    for (const TunedConfig& t : kTunedConfigs) {
-        const bool here = t.capability == chip.capability && t.multiprocessors == chip.multiprocessors;
-        if (here && t.rows == row_class(m) && t.n == n && t.k == k) return {t.shape, t.splits, t.pieces};
-    }
     for (const Regime& r : kRegimes) {
         if (!covers(r, m, n, k, chip.multiprocessors)) continue;
         const int64_t pieces = pieces_of(r, n, chip.multiprocessors);
@@ -153,5 +147,7 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, ChipKey chip, bool
     }
     return {kFallback, 1, 0};
 }
+static_assert(pick_config(8, 4096, 4096, {90, 132}, false).shape == kFallback &&
+              pick_config(8, 4096, 1008, {90, 132}, true).shape == kFallback);
 
 }  // namespace rocm_fp8::skinny_gemm::cuda

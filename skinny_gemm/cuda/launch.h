@@ -98,9 +98,7 @@ struct Launcher {
             pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
         ForcedConfig forced;
         const auto place = [](std::string_view name) { return gemm::place_of(kBulkShapes, name); };
-        if (const Status s =
-                read_forced_config("skinny_gemm", kBulkShapeCount, place, kMaxClusterSplits, true, &forced);
-            !s.ok())
+        if (const Status s = read_forced_config("skinny_gemm", place, kMaxClusterSplits, true, &forced); !s.ok())
             return s;
         if (forced.set) {
             int pieces = 0;

@@ -12,7 +12,6 @@ constexpr int kNarrowColumns = 32;           // with long steps
 constexpr int kSplitColumns = 48;            // with more than 16 rows and split K, of forms that are not for clusters
 constexpr int kWideColumns = 64;             // of forms that take any number of rows
 constexpr int kWidestColumns = 112;          // of two CTAs a multiprocessor
-constexpr int kLargestColumns = 128;         // of all forms
 constexpr int kWarps = 8, kLargeWarps = 16;  // that multiply: of two CTAs a multiprocessor, or of one large CTA
 constexpr int kLongStep = 512;               // k
 
@@ -92,6 +91,17 @@ struct Pieces {
         return piece * columns + (piece < larger ? piece : larger);
     }
 };
+
+// Whether they are all columns, once.
+constexpr bool covers(const Pieces& pieces, int64_t n) {
+    for (int i = 0; i < pieces.count; ++i) {
+        const int columns = pieces.first_column(i + 1) - pieces.first_column(i);
+        if (columns > pieces.most_columns() || columns < pieces.most_columns() - 1) return false;
+    }
+    return pieces.first_column(0) == 0 && pieces.first_column(pieces.count) == n;
+}
+static_assert(covers({1, 1}, 1) && covers({70, 66}, 70) && covers({70, 70}, 70) && covers({4100, 132}, 4100) &&
+              covers({13312, 264}, 13312) && covers({28673, 264}, 28673));
 
 struct Config {
     int shape;   // index into kBulkShapes, or kFallback

@@ -2,10 +2,11 @@
 // can be tested anywhere.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "../../common/gemm/hip/costs.h"
-#include "tuned.h"
 
 namespace rocm_fp8::skinny_gemm::hip {
 
@@ -29,6 +30,10 @@ constexpr StreamShape kFallbackShapes[] = {
 // clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 static_assert(gemm::names_differ(kStreamShapes));
+// Of a row class each; weights in flight, of a workgroup.
+static_assert(std::all_of(std::begin(kStreamShapes), std::end(kStreamShapes), [](const StreamShape& s) {
+    return (s.rows == 8 || s.rows == 16 || s.rows == 32) && s.waves * s.depth * s.columns * 128 >= 32 << 10;
+}));
 
 using gemm::kMaxParts;
 using Config = gemm::Choice;  // a shape is an index into kStreamShapes, or kFallback
@@ -65,14 +70,12 @@ constexpr Config pick_config(int64_t m, int64_t n, int64_t k, int arch, bool ali
         }
         return {kFallback, parts};
     }
-    for (const TunedConfig& t : kTunedConfigs) {
-        if (t.arch == arch && t.rows == row_class(m) && t.n == n && t.k == k) {
-            return {gemm::place_of(kStreamShapes, t.form), t.parts};
-        }
-    }
     // All m of a row class take the same configuration (m is the class's), so that a row's bits do not depend on the
     // batch.
     return gemm::pick(kStreamShapeCount, chip, {1, row_class(m), n, k}, most_parts, estimated_us);
 }
+static_assert(pick_config(32, 4096, 16, 0).shape != kFallback &&
+              pick_config(1, 4096, 4096, 0, false).shape == kFallback);
+static_assert(pick_config(4, 16, 1024, 0, false).parts == 1 && pick_config(4, 16, 65536, 0, false).parts == kMaxParts);
 
 }  // namespace rocm_fp8::skinny_gemm::hip

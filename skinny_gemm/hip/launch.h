@@ -17,8 +17,7 @@ namespace {
 Status forced_config(const Args& a, bool stream_allowed, Config* config) {
     ForcedConfig forced;
     const auto place = [](std::string_view name) { return gemm::place_of(kStreamShapes, name); };
-    if (const Status s = read_forced_config("skinny_gemm", kStreamShapeCount, place, kMaxParts, false, &forced);
-        !s.ok() || !forced.set)
+    if (const Status s = read_forced_config("skinny_gemm", place, kMaxParts, false, &forced); !s.ok() || !forced.set)
         return s;
     const bool changed = forced.shape != config->shape || forced.splits != config->parts;
     if (changed && forced.shape != kFallback && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {

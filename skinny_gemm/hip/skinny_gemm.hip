@@ -7,7 +7,7 @@
 // that together they read neighbouring lines. The fallback takes any layout, with loads from any address.
 //
 // Files: skinny_gemm.hip   kernels;  kernel.h: their body;  launch.h: launcher;  send.hip: for sums over ranks
-//        config.h          which shape and split-K, by a model;  tuned.h: measured choices
+//        config.h          which shape and split-K, by a model
 //
 // Limit today: unknown, nothing has been measured on an AMD GPU. By the simulator's clock it is HBM at every size of
 // the tables; at the smallest two microseconds are the launch and latencies.

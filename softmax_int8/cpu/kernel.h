@@ -3,7 +3,7 @@
 // Bytes: 4 (float32 x) + 1 (out) an element, and the mask's. One thread owns a row, which stays in the nearest caches as
 // float32: x + mask and its maximum; the exponentials and 32 partial sums of them; the quotients.
 //
-// Files: kernel.h (this kernel), one .cpp an instruction set, softmax_int8.cpp (the launcher).
+// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, softmax_int8.cpp (the launcher).
 #pragma once
 
 #include <algorithm>
@@ -74,7 +74,6 @@ RowsKernel<Job> pick(const Job& a) {
 
 }  // namespace
 
-RowsKernel<Job> kernel_portable(const Job& job);
 RowsKernel<Job> kernel_avx2(const Job& job);
 RowsKernel<Job> kernel_avx512(const Job& job);
 

@@ -11,7 +11,7 @@
 // exponential and the division. It is evaluated in double once a process, and right to the last bit for every
 // argument.
 //
-// Files: kernel.h (this kernel), one .cpp an instruction set, swiglu_fp8.cpp (the launcher, the table).
+// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, swiglu_fp8.cpp (the launcher, the table).
 //
 // Limit today: 0.33 to 0.54 of the copy rate with AVX-512 on two cores of a Zen 4; the encoding takes longest.
 //
@@ -109,7 +109,6 @@ RowsKernel<Job> pick(const Job& a) {
 
 }  // namespace
 
-RowsKernel<Job> kernel_portable(const Job& job);
 RowsKernel<Job> kernel_avx2(const Job& job);
 RowsKernel<Job> kernel_avx512(const Job& job);
 

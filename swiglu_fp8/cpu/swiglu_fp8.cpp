@@ -38,7 +38,7 @@ const uint16_t* silu_table(DType type) {
 }
 
 Status launch(const Args& args, const Executor& on) {
-    return launch_dynamic(args, RowsKernels<Job>{kernel_portable, kernel_avx2, kernel_avx512}, on, [](Job&) {});
+    return launch_dynamic(args, RowsKernels<Job>{pick<Lanes<Portable>>, kernel_avx2, kernel_avx512}, on, [](Job&) {});
 }
 
 }  // namespace rocm_fp8::swiglu

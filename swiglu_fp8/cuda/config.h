@@ -40,5 +40,8 @@ constexpr Config pick_config(int64_t rows, int64_t d, int multiprocessors, bool 
     if (vectors <= 4600 * int64_t(multiprocessors)) return config(2, kMostThreads);
     return config(2, kThreads);
 }
+// Also for 2^31 vectors: indices are 32 bits.
+static_assert(!pick_config(3, 33, 132, false).fast && pick_config(1 << 19, 1 << 14, 132, true).fast &&
+              !pick_config(1 << 20, 1 << 14, 132, true).fast);
 
 }  // namespace rocm_fp8::swiglu::cuda

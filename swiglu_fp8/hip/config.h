@@ -30,5 +30,8 @@ constexpr Config pick_config(int64_t rows, int64_t d, Arch arch, bool aligned) {
     if (vectors <= 4 * units * kGroup) return {true, 1, kGroup, groups(vectors, kGroup)};
     return {true, 2, kGroup, groups(vectors, 2 * kGroup)};
 }
+// Also for 2^31 vectors: indices are 32 bits.
+static_assert(!pick_config(3, 33, Arch::gfx942, false).fast && pick_config(1 << 19, 1 << 14, Arch::gfx942, true).fast &&
+              !pick_config(1 << 20, 1 << 14, Arch::gfx942, true).fast);
 
 }  // namespace rocm_fp8::swiglu::hip

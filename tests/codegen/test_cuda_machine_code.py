@@ -17,7 +17,7 @@ ARCHS = {"sm_90a": "9.0a", "sm_89": "8.9", "sm_100": "10.0"}
 BULK_ROW_TILES = (1, 2, 4)
 F32 = 0  # of rocm_fp8::DType
 VALUES, COMPUTED = 0, 2  # of Output
-ROW_OF_A_WARP, ROW_OF_A_CTA, ROW_OF_A_CLUSTER = 0, 1, 2  # of Holder
+ROW_OF_A_WARP, ROW_OF_A_CLUSTER = 0, 2  # of Holder
 OF_ROWS = ("grouped_swiglu_rows", "quantize_rows", "swiglu_rows")
 # Kernels of Hopper's tiles: the forms that may split K.
 NONE = range(0)

@@ -32,12 +32,12 @@ def kernels(rocm_kernels) -> dict[str, dict[str, machine_code.Kernel]]:
 
 @pytest.fixture(scope="module")
 def figures(kernels) -> dict:
-    return {arch: {name: machine_code.figures(k) for name, k in found.items()} for arch, found in kernels.items()}
+    return machine_code.all_figures(kernels)
 
 
 def missed(arch: str, kernel: machine_code.Kernel, figures: dict) -> list[str]:
     """`figures`: of the kernel before it was changed, as what is changed here moves none that a gate reads."""
-    return missed_gates({arch: {kernel.name: kernel}}, {"archs": {arch: {kernel.name: figures[arch][kernel.name]}}})
+    return missed_gates({arch: {kernel.name: kernel}}, {arch: {kernel.name: figures[arch][kernel.name]}})
 
 
 def each(kernels):

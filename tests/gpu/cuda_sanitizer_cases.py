@@ -14,7 +14,8 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
 
-from benchmarks.harness.forms import all_shapes_for
+from benchmarks.harness.forms import all_shapes_for, entry, table
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE, variable
 from scripts.load import load_kernel
 from tests.problems import grouped_gemm as grouped
 from tests.problems import mla
@@ -58,28 +59,19 @@ def check_computed_scales(kernel, normal) -> None:
             same(q, wanted[0], f"swiglu_dynamic_fp8 {what}")
 
 
-def force(kernel, config: str) -> None:
-    os.environ["ROCM_FP8_KERNELS_GEMM"] = config
-    kernel.reread_environment()
-
-
-def each_form(kernel, most_splits: int, launch) -> int:
+def each_form(operator: str, launch, most_splits: int = 8) -> int:
     """`launch(config)` with every form and some parts of K; how many were taken."""
-    taken, form = 0, -1
-    while True:
-        for splits in (1, 2, 3, most_splits):
-            force(kernel, f"{form},{splits}")
+    taken = 0
+    for form, splits in itertools.product((-1, *range(len(table(operator, "cuda")))), (1, 2, 3, most_splits)):
+        config = entry(operator, "cuda", form, splits)
+        with variable(CONFIG_VARIABLE, config):
             try:
-                launch(f"{form},{splits}")
+                launch(config)
+                taken += 1
             except (RuntimeError, ValueError) as error:
-                if "an index into" in str(error):
-                    force(kernel, "")
-                    return taken
                 if "cannot take" not in str(error):
                     raise
-                break
-            taken += 1
-        form += 1
+    return taken
 
 
 def check_block_scaled(kernel, random, normal) -> None:
@@ -100,7 +92,7 @@ def check_block_scaled(kernel, random, normal) -> None:
                 got = kernel.block_scaled_gemm(*arguments, out_dtype=torch.float32, constant_b=True)
                 same(got, wanted, f"block_scaled_gemm {config}")
 
-            assert each_form(kernel, 8, launch) > 8
+            assert each_form("block_scaled_gemm", launch) > 8
         columns = (x.t().contiguous().t() for x in (a, b))
         got = kernel.block_scaled_gemm(*columns, scale_a, scale_b, bias, out_dtype=torch.float32)
         same(got, wanted, f"block_scaled_gemm {m}x{n}x{k}, column-major")
@@ -129,7 +121,7 @@ def check_int8(kernel, random, normal) -> None:
                 else:
                     torch.testing.assert_close(got.float(), wanted.float(), rtol=1e-2, atol=1)
 
-            assert k % 16 or each_form(kernel, 4, launch) > 8
+            assert k % 16 or each_form("int8_gemm", launch, 4) > 8
             launch("picked")
     a, b = codes(6, 70, 80), codes(6, 90, 80)
     equal(kernel.bmm_abe_i8(a, b, 1e-3), kernel.reference.bmm_abe_i8(a, b, 1e-3), "bmm_abe_i8")
@@ -208,11 +200,10 @@ def check_experts(kernel, tiles: bool) -> None:
 
         for launch in (product, gated):
             if tiles:
-                assert each_form(kernel, 8, launch) > 8
+                assert each_form("grouped_gemm", launch) > 8
             else:
-                force(kernel, "-1,1")
-                launch("fallback")
-                force(kernel, "")
+                with variable(CONFIG_VARIABLE, "grouped_gemm:fallback"):
+                    launch("fallback")
         for each in held:
             each.assert_unchanged()
 
@@ -328,16 +319,16 @@ def main() -> int:
     check_moe_routing(kernel)
     check_experts(kernel, tiles=False)
     for m, n, k in ((1, 70, 1040), (1, 70, 4112), (9, 33, 4096), (32, 200, 2064)):
-        shapes = [f"{shape},{splits}" for splits in (1, 3) for shape in all_shapes_for(m, splits)]
-        for config in ("", "-1,1", *shapes, "1,8", "3,2,9", "1,1,30"):
-            force(kernel, config)
+        shapes = [(shape, splits) for splits in (1, 3) for shape in all_shapes_for(m, splits)]
+        for form in (None, (-1, 1), *shapes, (1, 8), (3, 2, 9), (1, 1, 30)):
+            config = form and entry("skinny_gemm", "cuda", *form)
             a, b = normal(m, k).to(FP8), normal(n, k).to(FP8)
             torch.cuda.synchronize()
             for constant in (False, True):
-                got = kernel.skinny_gemm(a, b, scale, one, out_dtype=torch.float32, constant_b=constant)
+                with variable(CONFIG_VARIABLE, config):
+                    got = kernel.skinny_gemm(a, b, scale, one, out_dtype=torch.float32, constant_b=constant)
                 wanted = kernel.reference.skinny_gemm(a, b, scale, one, out_dtype=torch.float32)
                 same(got, wanted, f"skinny_gemm {m}x{n}x{k} {config}")
-    force(kernel, "")
     a, b = normal(3, 77).to(FP8), normal(5, 77).to(FP8)
     same(kernel.skinny_gemm(a, b, scale, one), kernel.reference.skinny_gemm(a, b, scale, one), "skinny_gemm 3x5x77")
     torch.cuda.synchronize()

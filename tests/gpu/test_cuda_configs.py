@@ -83,12 +83,6 @@ def test_rms_norm_fetches_rows_ahead_of_many(library, d):
     assert holders <= {BLOCK} and (holders or d < 2048 or d > 32768)
 
 
-def test_rms_norm_falls_back(library):
-    for rows in ROWS:
-        for d, aligned in ((16384, 0), (65544, 1), (131072, 1), (1, 0)):
-            assert library.cuda_rms_norm_config(rows, d, H200, 1, aligned) == (FALLBACK, 0, 256, 1, 1)
-
-
 @pytest.mark.parametrize("d", WIDTHS)
 def test_swiglu_covers_every_vector_once(library, d):
     for rows in (1, 3, 32, 128, 512, 2048, 10**5):
@@ -102,12 +96,6 @@ def test_swiglu_covers_every_vector_once(library, d):
 def test_swiglu_reaches_every_form(library):
     chosen = {library.cuda_swiglu_config(rows, d, H200, 1)[1:3] for rows in MANY for d in WIDTHS}
     assert {vectors for vectors, _ in chosen} == {1, 2} and {threads for _, threads in chosen} == {32, 128, 256}
-
-
-def test_swiglu_falls_back(library):
-    assert library.cuda_swiglu_config(3, 33, H200, 0) == (0, 1, 128, 1, 0)
-    # 2^31 vectors: indices are 32 bits.
-    assert library.cuda_swiglu_config(2**20, 2**14, H200, 1)[0] == 0
 
 
 SIZES = [
@@ -148,15 +136,6 @@ def test_every_gemm_choice_can_run(library, k):
                 ]
                 fitting = [i for i in able if columns <= SHAPES[i]]
                 assert shape == fitting[0], "there is none, or a narrower one would do"
-
-
-@pytest.mark.parametrize("n", [1, 70, 4100, 13312, 28673])
-def test_pieces_are_all_columns_once(library, n):
-    for pieces in {1, min(n, 66), min(n, 132), min(n, 264), n}:
-        cuts = [library.cuda_gemm_first_column(n, pieces, piece) for piece in range(pieces + 1)]
-        sizes = {b - a for a, b in itertools.pairwise(cuts)}
-        assert cuts[0] == 0 and cuts[-1] == n and max(sizes) - min(sizes) <= 1
-        assert max(sizes) == library.cuda_gemm_most_columns(n, pieces)
 
 
 # Widths and depths of current models' layers, and what lies between.
@@ -261,12 +240,6 @@ def test_beyond_the_coordinates_of_tma_is_the_fallback(library, memory_bits):
     # Far below it nothing changes.
     assert library.cuda_gemm_config(1, 2**13, 2**14, H200, 1)[0] != -1
     assert library.cuda_block_scaled_config(1, 2**13, 2**14, 0, H200, memory_bits)[0] != -1
-
-
-def test_unaligned_and_small_go_to_the_fallback(library):
-    for n, k in SIZES:
-        assert library.cuda_gemm_config(8, n, k, H200, 0) == (PLAIN, 1, 0)
-    assert library.cuda_gemm_config(8, 4096, 1008, H200, 1) == (PLAIN, 1, 0)
 
 
 MANY_M = (1, 16, 17, 32, 33, 64, 65, 128, 129, 300, 1024, 6144, 8192)
@@ -409,12 +382,6 @@ def test_few_rows_share_the_weights_evenly(library, config):
 def test_what_an_h100_takes(library, m, n, k, name):
     index, splits, _ = library.cuda_block_scaled_config(m, n, k, 0, H200, MEMORIES["H100"])
     assert (library.tables["forms"][index]["name"], splits) == (name, 1)
-
-
-@pytest.mark.parametrize("table", ["forms", "int8_forms"])
-def test_large_gemms_have_stages_enough(library, table):
-    for form in library.tables[table]:
-        assert 3 <= form["stages"] <= 12 and form["slots"] in (1, 2)
 
 
 def test_the_launcher_names_the_architectures_that_are_built():

@@ -6,7 +6,8 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.harness.forms import all_shapes_for, shapes_for
+from benchmarks.harness.forms import all_shapes_for, entry, shapes_for
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from tests.problems import skinny_gemm as gemm
 from tests.problems.buffers import same_bytes
 from tests.problems.inputs import normal, random_fp8, weights
@@ -173,13 +174,13 @@ def test_kernels_that_overlap_give_the_same_bits(kernel, device, generator, cuda
             assert same_bytes(got, want)
 
 
-def forms(kind: str, m: int, n: int, splits: int) -> list[str]:
-    """The plain kernel, or every bulk shape for those rows: with full tiles, with a piece more, with pieces of three
-    columns."""
+def forms(kind: str, m: int, n: int, splits: int) -> list[tuple]:
+    """(place, splits, pieces): the plain kernel, or every bulk shape for those rows: with full tiles, with one more,
+    with pieces of three columns."""
     if kind == "plain":
-        return [f"-1,{splits}"]
+        return [(-1, splits)]
     fewest = {shape: -(-n // columns) for shape, columns in all_shapes_for(m, splits).items()}
-    return [f"{shape},{splits},{pieces}" for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
+    return [(shape, splits, pieces) for shape, least in fewest.items() for pieces in (least, least + 1, n // 3)]
 
 
 @pytest.mark.parametrize("kind", ["plain", "bulk"])
@@ -198,8 +199,8 @@ def test_every_form_of_the_gemm(kernel, device, generator, cuda, environment, ki
         for m in (32, 1, 8, 9, 16, 17):
             inputs, columns = whole.rows(slice(0, m)), shapes_for(m)
             for form in forms(kind, m, n, splits):
-                own = m > 16 and columns.get(int(form.split(",")[0]), 0) > 64
-                environment("ROCM_FP8_KERNELS_GEMM", form)
+                own = m > 16 and columns.get(form[0], 0) > 64
+                environment(CONFIG_VARIABLE, entry("skinny_gemm", "cuda", *form))
                 what = f"{m}x{n}x{k}, {form}"
                 got = gemm.run(kernel, inputs, out_dtype=torch.float32)
                 inputs.assert_right(got, what)
@@ -239,26 +240,22 @@ def test_expanded_operands_of_the_copy_engines_size(kernel, device, generator, c
 
 
 def test_a_forced_form_that_does_not_fit(kernel, device, generator, cuda, environment):
-    inputs = problem(kernel, device, generator, 2, 16, 1001)
-    for text, why in (("1,1", "cannot take"), ("13,1", "SHAPE,SPLITS"), ("0,9", "SHAPE,SPLITS"), ("0", "SHAPE,SPLITS")):
-        environment("ROCM_FP8_KERNELS_GEMM", text)
+    for m, n, k, text, why in (
+        (2, 16, 1001, "b32", "cannot take"),
+        (2, 16, 1001, "b33", "unknown"),
+        (2, 16, 1001, "b32,split=9", "cannot take"),
+        (2, 16, 1001, "b32,split", "is not OPERATOR"),
+        (2, 100, 1024, "b24", "cannot take"),  # not for so few rows
+        (2, 100, 1024, "b56,pieces=1", "cannot take"),
+        (2, 100, 1024, "b32,pieces=3", "cannot take"),
+        (2, 100, 1024, "b64,pieces=101", "cannot take"),
+        (2, 100, 1024, "b64,pieces=0", "is not OPERATOR"),
+        # No 96 columns by 16 rows, no large blocks of them; no split K for 112 by 32, nor for large ones.
+        (16, 100, 1024, "b96", "cannot take"),
+        (16, 100, 1024, "b96w16", "cannot take"),
+        (17, 100, 1024, "b112,split=2", "cannot take"),
+        (17, 100, 1024, "b112w16,split=2", "cannot take"),
+    ):
+        environment(CONFIG_VARIABLE, f"skinny_gemm:{text}")
         with pytest.raises(RuntimeError, match=why):
-            gemm.run(kernel, inputs)
-    inputs = problem(kernel, device, generator, 2, 100, 1024)
-    # There is no shape 0 for so few rows.
-    bad = (
-        ("0,1", "cannot take"),
-        ("5,1,1", "cannot take"),
-        ("1,1,3", "cannot take"),
-        ("5,1,101", "cannot take"),
-        ("5,1,-1", "SHAPE,SPLITS"),
-    )
-    for text, why in bad:
-        environment("ROCM_FP8_KERNELS_GEMM", text)
-        with pytest.raises(RuntimeError, match=why):
-            gemm.run(kernel, inputs)
-    # No 96 columns by 16 rows, no large blocks of them; no split K for 112 by 32, nor for large ones.
-    for m, text in ((16, "7,1"), (16, "9,1"), (17, "8,2"), (17, "10,2")):
-        environment("ROCM_FP8_KERNELS_GEMM", text)
-        with pytest.raises(RuntimeError, match="cannot take"):
-            gemm.run(kernel, problem(kernel, device, generator, m, 100, 1024))
+            gemm.run(kernel, problem(kernel, device, generator, m, n, k))

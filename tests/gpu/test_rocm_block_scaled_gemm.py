@@ -7,6 +7,8 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.harness.forms import entry
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import configs
 from tests.problems.block_scaled_gemm import GROUP, SQUARE, VALUES, Inputs, draw, row_classes, run
@@ -29,7 +31,6 @@ from tests.settings import SEED, needs_rocm_toolchain
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
-GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 TABLES = configs().tables
 TILES, STREAMS, DIRECT = TABLES["tiles"], TABLES["streams"], TABLES["direct"]
 FORMS_OF = TILES + STREAMS + DIRECT  # by the number that a configuration names
@@ -57,7 +58,7 @@ def fp8_of_gfx950() -> torch.dtype:
 
 @pytest.fixture
 def config(environment):
-    return lambda shape, parts: environment(GEMM_CONFIG, f"{shape},{parts}")
+    return lambda shape, parts: environment(CONFIG_VARIABLE, entry("block_scaled_gemm", "rocm", shape, parts))
 
 
 SCALE_LAYOUTS = ("dense", "padded", "columns", "strided")
@@ -339,13 +340,6 @@ def test_a_format_that_the_chip_does_not_multiply(kernel, arch, fp8, generator):
     inputs = draw(Problem(3, 5, 64, other), generator)
     with pytest.raises(RuntimeError, match=rf"a: dtype {str(other).split('.')[1]}; this GPU \({arch}\) multiplies"):
         run(kernel, inputs)
-
-
-@pytest.mark.parametrize("text", ["3", "x", f"{len(FORMS_OF)},1", "-1,1", "0,0", "0,17"])
-def test_a_wrong_forced_configuration_is_named(kernel, fp8, generator, environment, text):
-    environment(GEMM_CONFIG, text)
-    with pytest.raises(RuntimeError, match=GEMM_CONFIG):
-        run(kernel, draw(Problem(1, 16, 256, fp8), generator))
 
 
 def test_a_forced_configuration_that_cannot_take_it_is_refused(kernel, arch, fp8, generator, config):

@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from scripts.machine_code_gates import LDS_OF_A_UNIT
 from scripts.machine_code_gates import skinny_shapes as shapes
 from tests.gpu.host_configs import compile_host
 from tests.settings import SEED
@@ -60,13 +59,6 @@ def test_rms_norm_reaches_every_holder(library, arch):
     }
 
 
-@every_chip
-@pytest.mark.parametrize("rows", ROWS)
-def test_rms_norm_falls_back(library, arch, rows):
-    for d, aligned in ((16384, 0), (65552, 1), (131072, 1), (1, 0)):
-        assert library.rms_norm_config(rows, d, arch, aligned) == (FALLBACK, 0, 256, 1)
-
-
 # --- swiglu_fp8 ---
 
 
@@ -85,13 +77,6 @@ def test_swiglu_spreads_few_vectors(library, arch):
     # One row of 8192 results: more than one compute unit takes part; of many rows fewer than there are vectors.
     assert library.swiglu_config(1, 8192, arch, 1)[3] > 1
     assert {library.swiglu_config(rows, 8192, arch, 1)[1:3] for rows in MANY} >= {(1, 64), (2, 256)}
-
-
-@every_chip
-def test_swiglu_falls_back(library, arch):
-    assert library.swiglu_config(3, 33, arch, 0) == (0, 1, 256, 1)
-    # 2^31 vectors: indices are 32 bits.
-    assert library.swiglu_config(2**20, 2**14, arch, 1)[0] == 0
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -201,33 +186,7 @@ def test_every_shape_is_chosen_for_some_size(library):
     assert {splits for _, splits in chosen} >= {1, 2, 4, 8, 16}
 
 
-def test_unaligned_rows_go_to_the_simple_kernel(library):
-    assert gemm(library, 1, 4096, 4096, aligned=0)[0] == FALLBACK
-    assert gemm(library, 32, 4096, 16)[0] != FALLBACK
-    for n, k in SIZES:
-        shape, splits = gemm(library, 4, n, k, aligned=0)
-        assert shape == FALLBACK and (splits == 1 or k / splits >= 2048)
-
-
-def test_the_table_of_shapes_is_consistent():
-    for shape in shapes():
-        rows, columns, waves = shape["rows"], shape["columns"], shape["waves"]
-        assert rows in (8, 16, 32) and 64 * waves <= 1024
-        # A float of each sum from each wave.
-        assert 4 * rows * columns * waves * shape["per_unit"] <= LDS_OF_A_UNIT["gfx942"]
-        # Weights in flight: of a workgroup, and of as many of the smallest as a compute unit holds.
-        assert waves * shape["depth"] * columns * 128 >= 32 << 10
-
-
 # --- common/gemm/work.h ---
-
-
-@pytest.mark.parametrize("band", [4, 8, 16])
-@pytest.mark.parametrize("down, across", [(1, 1), (1, 9), (3, 5), (8, 7), (9, 3), (17, 4), (64, 2)])
-def test_a_walk_comes_to_each_tile_once_band_after_band(library, down, across, band):
-    walk = [tuple(library.gemm_tile_at(tile, down, across, band)) for tile in range(down * across)]
-    bands = [range(first, min(first + band, down)) for first in range(0, down, band)]
-    assert walk == [(row, column) for rows in bands for column in range(across) for row in rows]
 
 
 # --- silu.h ---

@@ -49,7 +49,6 @@ def kernel(simulated_rocm, arch):
 # --- kernels by themselves ---
 
 ROW_FORMS = [*(("wave", n) for n in (1, 2, 4)), *(("workgroup", n) for n in (1, 2, 4, 8))]
-NORM_FORMS = [("quarter_wave", 1), *ROW_FORMS]
 NORM_KERNELS = [
     f"rms_norm_fast<{t}, {w}, computed, {residual}, {holder}, {held}>"
     for t in ("f16", "bf16")

@@ -1,9 +1,13 @@
 """Forced configurations of the ROCm variant that split K: what the launcher checks against its counters is what it
 launches, for every form that the table has and every form that takes its place. No workgroup runs."""
 
+import re
+
 import pytest
 import torch
 
+from benchmarks.harness.forms import entry
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
 from tests.problems.operators import comm_operators, moe_operators, operators, tensors
@@ -11,7 +15,6 @@ from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
-GEMM_CONFIG = "ROCM_FP8_KERNELS_GEMM"
 COUNTERS = 1024  # of a set: those of the next stream lie behind it
 PARTS = 2
 TABLES = configs().tables
@@ -21,10 +24,10 @@ GENERAL = {configs().block_scaled_fallback_shape(shape) for shape in range(len(T
 
 @pytest.fixture
 def launch(simulated_rocm, arch, environment):
-    """launch(shape, call) -> (kernel, workgroups), or None where it is refused for want of counters."""
+    """launch(operator, shape, call) -> (kernel, workgroups), or None where it is refused for want of counters."""
 
-    def start(shape: int, call) -> tuple[str, int] | None:
-        environment(GEMM_CONFIG, f"{shape},{PARTS}")
+    def start(operator: str, shape: int, call) -> tuple[str, int] | None:
+        environment(CONFIG_VARIABLE, entry(operator, "rocm", shape, PARTS))
         with simulated_rocm.on(arch, sample=lambda grid: []) as kernel:
             simulated_rocm.runtime.launches.clear()
             try:
@@ -68,7 +71,7 @@ def test_streams(launch, fp8, stream, kind):
     """A general form has 16 columns, whatever the shape's name says."""
     columns = STREAMS[stream]["columns"] if kind == "fast" else 16
     for tiles in (COUNTERS, COUNTERS + 1):
-        found = launch(len(TILES) + stream, block_scaled(4, tiles * columns, kind, fp8))
+        found = launch("block_scaled_gemm", len(TILES) + stream, block_scaled(4, tiles * columns, kind, fp8))
         assert found is None if tiles > COUNTERS else found[1] == tiles * PARTS, (tiles, found)
 
 
@@ -76,7 +79,7 @@ def test_the_columns_that_a_shape_names_are_not_those_of_its_general_form(launch
     """1,024 tiles by the table, 2,048 by what is launched."""
     wide = next(i for i, s in enumerate(STREAMS) if s["columns"] == 32)
     for kind in KINDS:
-        found = launch(len(TILES) + wide, block_scaled(4, COUNTERS * 32, kind, fp8))
+        found = launch("block_scaled_gemm", len(TILES) + wide, block_scaled(4, COUNTERS * 32, kind, fp8))
         assert (found is not None) == (kind == "fast"), (kind, found)
 
 
@@ -86,7 +89,7 @@ def test_tiles(launch, fp8, shape):
     columns = TILES[shape]["columns"]
     for kind in ("fast", "careful") if shape in GENERAL else ("fast",):
         for tiles in (COUNTERS, COUNTERS + 1):
-            found = launch(shape, block_scaled(40, tiles * columns, kind, fp8))
+            found = launch("block_scaled_gemm", shape, block_scaled(40, tiles * columns, kind, fp8))
             assert found is None if tiles > COUNTERS else found[0].startswith(f"block_scaled_gemm_tiles<{shape}, ")
 
 
@@ -97,7 +100,8 @@ def test_skinny_gemm(launch, fp8, shape):
         for tiles in (COUNTERS, COUNTERS + 1):
             n = tiles * columns
             a, b, out = reserved((4, k), fp8), reserved((n, k), fp8), reserved((4, n), torch.bfloat16)
-            found = launch(shape, lambda kernel: kernel.skinny_gemm(a, b, torch.ones(1), torch.ones(1), out=out))
+            call = lambda kernel: kernel.skinny_gemm(a, b, torch.ones(1), torch.ones(1), out=out)
+            found = launch("skinny_gemm", shape, call)
             assert found is None if tiles > COUNTERS else found[1] == tiles * PARTS, (tiles, found)
 
 
@@ -108,14 +112,14 @@ def test_int8_gemm(launch, shape):
         for tiles in (COUNTERS, COUNTERS + 1):
             n = tiles * columns
             a, b, out = reserved((4, k), torch.int8), reserved((n, k), torch.int8), reserved((4, n), torch.bfloat16)
-            found = launch(shape, lambda kernel: kernel.int8_gemm(a, b, torch.ones(1), torch.ones(1), out=out))
+            call = lambda kernel: kernel.int8_gemm(a, b, torch.ones(1), torch.ones(1), out=out)
+            found = launch("int8_gemm", shape, call)
             careful = "true" if k % 16 else "false"
             assert found is None if tiles > COUNTERS else found[0] == f"int8_gemm_tiles<{shape}, {careful}>", found
 
 
 # --- by names ---
 
-NAMES = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {"block_scaled_gemm": TILES + STREAMS, "skinny_gemm": SKINNY, "int8_gemm": INT8}
 NAMED = [(operator, place) for operator, forms in FORMS.items() for place in range(len(forms))]
 
@@ -129,14 +133,13 @@ def test_these_are_all_gemms_with_scales_of_both_operands(simulated_rocm, arch):
 
 @pytest.fixture
 def launched(simulated_rocm, arch, fp8, environment):
-    """launched(operator, variable, text) -> the kernel and its workgroups, at one size."""
+    """launched(operator, text) -> the kernel and its workgroups, at one size."""
     one = torch.ones(1)
 
-    def start(operator: str, variable: str, text: str | None) -> tuple[str, int]:
+    def start(operator: str, text: str | None) -> tuple[str, int]:
         dtype = torch.int8 if operator == "int8_gemm" else fp8
         a, b, out = reserved((4, 512), dtype), reserved((256, 512), dtype), reserved((4, 256), torch.bfloat16)
-        for each in (NAMES, GEMM_CONFIG):
-            environment(each, text if each == variable else None)
+        environment(CONFIG_VARIABLE, text)
         with simulated_rocm.on(arch, sample=lambda grid: []) as kernel:
             simulated_rocm.runtime.launches.clear()
             getattr(kernel, operator)(a, b, one, one, out=out)
@@ -151,15 +154,22 @@ def launched(simulated_rocm, arch, fp8, environment):
 )
 def test_a_name_is_a_place_in_the_table(launched, operator, place):
     name = FORMS[operator][place]["name"]
-    by_place = launched(operator, GEMM_CONFIG, f"{place},2")
-    assert launched(operator, NAMES, f"{operator}:{name},split=2") == by_place
+    named = launched(operator, f"{operator}:{name},split=2")
+    family, number = {
+        "skinny_gemm": ("skinny_gemm_stream", place),
+        "int8_gemm": ("int8_gemm_tiles", place),
+        "block_scaled_gemm": ("block_scaled_gemm_tiles", place)
+        if place < len(TILES)
+        else ("block_scaled_gemm_stream", place - len(TILES)),
+    }[operator]
+    assert re.match(rf"{family}<{number}\b", named[0])
     others = ";".join(f"{other}:fallback" for other in FORMS if other != operator)
-    assert launched(operator, NAMES, f"{others};{operator}:{name},split=2") == by_place
+    assert launched(operator, f"{others};{operator}:{name},split=2") == named
 
 
 def test_an_operator_that_is_not_named_has_its_own_choice(launched):
-    own = launched("int8_gemm", NAMES, None)
-    assert launched("int8_gemm", NAMES, "skinny_gemm:fallback,split=2") == own
+    own = launched("int8_gemm", None)
+    assert launched("int8_gemm", "skinny_gemm:fallback,split=2") == own
 
 
 UNKNOWN = [
@@ -180,4 +190,11 @@ UNKNOWN = [
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_what_is_not_known_is_refused(launched, text):
     with pytest.raises(RuntimeError, match="int8_gemm: ROCM_FP8_KERNELS_CONFIG "):
-        launched("int8_gemm", NAMES, text)
+        launched("int8_gemm", text)
+
+
+@pytest.mark.parametrize("config", ["none", "{name},split=17", "{name},pieces=2", "fallback,split=17"])
+@pytest.mark.parametrize("operator", FORMS)
+def test_limits_of_each_operator(launched, operator, config):
+    with pytest.raises(RuntimeError, match=f"{operator}: ROCM_FP8_KERNELS_CONFIG names a "):
+        launched(operator, f"{operator}:{config.format(name=FORMS[operator][0]['name'])}")

@@ -4,6 +4,8 @@ both chips; special values; schedules that favour, delay and stop ranks; ranks t
 import pytest
 import torch
 
+from benchmarks.harness.forms import entry
+from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
 from tests.problems import skinny_gemm as gemm
@@ -16,7 +18,6 @@ from tests.problems.ranks import sum_of
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
-CONFIG = "ROCM_FP8_KERNELS_GEMM"
 # Forms, parts of K, dtypes, ranks, widths (whole vectors of 16 bytes, tiles with columns beyond the last), row strides.
 FORMS = range(-1, len(skinny_shapes()))
 CASES = by_form(pairwise(FORMS, (1, 2, 4), FLOATS, (2, 3, 4), (8, 40, 72), (0, 3), seed=SEED), 1)
@@ -58,7 +59,7 @@ def test_every_form(
     ranks, simulated_rocm, launched, arch, fp8, generator, environment, shape, splits, dtype, count, n, pad
 ):
     """Three calls in a row, so that both halves are used and one of them again."""
-    environment(CONFIG, f"{shape},{splits}")
+    environment(CONFIG_VARIABLE, entry("skinny_gemm", "rocm", shape, splits))
     sizes = rows_of(shape), n, 1040
     calls = [drawn(count, sizes, fp8, generator, dtype) for _ in range(3)]
     wanted = [sum_of(products(simulated_rocm, arch, inputs, dtype)) for inputs in calls]
@@ -80,7 +81,7 @@ def test_every_form(
 
 @pytest.mark.parametrize("shape", (-1, 0, 5))
 def test_eight_ranks(ranks, simulated_rocm, arch, fp8, generator, environment, shape):
-    environment(CONFIG, f"{shape},1")
+    environment(CONFIG_VARIABLE, entry("skinny_gemm", "rocm", shape))
     inputs = drawn(8, (2, 40, 272), fp8, generator)
     wanted = sum_of(products(simulated_rocm, arch, inputs, torch.bfloat16))
     with ranks(8) as together:
@@ -92,10 +93,10 @@ def test_every_kernel_is_tried(kernels, launched, ranks, arch, fp8, generator, e
     """The class of rows decides which of the fallback's; here each is launched."""
     with ranks(2) as together:
         for shape in range(len(skinny_shapes())):
-            environment(CONFIG, f"{shape},1")
+            environment(CONFIG_VARIABLE, entry("skinny_gemm", "rocm", shape))
             inputs = drawn(2, (rows_of(shape), 8, 272), fp8, generator)
             together.results(lambda rank, c: c.skinny_gemm_all_reduce(*operands(inputs[rank])))
-        environment(CONFIG, "-1,1")
+        environment(CONFIG_VARIABLE, "skinny_gemm:fallback")
         for rows in (8, 16, 32):
             inputs = drawn(2, (rows, 8, 272), fp8, generator)
             together.results(lambda rank, c: c.skinny_gemm_all_reduce(*operands(inputs[rank])))

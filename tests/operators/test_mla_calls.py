@@ -131,7 +131,6 @@ def test_the_other_format_on_a_gpu(kernel, device, generator, backend):
 
 REFUSED = [
     *((name, {name: 0.5}) for name in ("q", "cache", "lengths", "block_table", "cache_scale", "out", "lse_out")),
-    ("value_dim", dict(value_dim=576)),
     ("q", dict(q=torch.zeros(2, 576))),
 ]
 

@@ -46,7 +46,7 @@ def by_itself(arguments: str) -> str:
 
 
 def test_a_gemm(rocm_variant):
-    text = by_itself("skinny_gemm --m 3 --n 20 --k 1024 --config 0,1 --seed 5 --arch gfx950")
+    text = by_itself("skinny_gemm --m 3 --n 20 --k 1024 --config s8x16 --seed 5 --arch gfx950")
     assert text.startswith("skinny_gemm_stream<0> on gfx950: 2 x 1 x 1 workgroups of 256 x 1 x 1 threads\nverified")
     # 3 rows of A and 20 of B, 1024 bytes each, at most: rows that are not there touch no memory.
     assert int(re.search(r"(\d+) bytes in lines of 64", text)[1]) in range(23 * 1024, 23 * 1024 + 20 * 64)
@@ -75,7 +75,7 @@ def test_traced(output):
 
 def test_a_sample(rocm_variant):
     # Workgroups that do not run leave the counters of split K as they are: not for a process that goes on.
-    text = by_itself("skinny_gemm --m 1 --n 1024 --k 2048 --sample 1 --config=-1,2")
+    text = by_itself("skinny_gemm --m 1 --n 1024 --k 2048 --sample 1 --config fallback,split=2")
     assert "a sample: not verified" in text and "1 of 128, of" in text
 
 
@@ -83,7 +83,7 @@ def test_a_sample(rocm_variant):
     "arguments, message",
     [
         ("rms_norm --rows 1 --d 64 --trace 1:0", "no wave 1:0 ran"),
-        ("skinny_gemm --m 1 --n 16 --k 1024 --config 99,1", "ROCM_FP8_KERNELS_GEMM"),
+        ("skinny_gemm --m 1 --n 16 --k 1024 --config s9x9", "names a form that is unknown"),
     ],
 )
 def test_errors_are_one_line(simulate, arguments, message):

@@ -1,5 +1,7 @@
 """benchmarks/tune.py without a GPU: what it tries, prints and says, on the CPU's operators and a fake clock."""
 
+import dataclasses
+import itertools
 import json
 import os
 import types
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tune
-from benchmarks.harness import clock, forms, gpu_cases, gpu_timing, sweep
+from benchmarks.harness import clock, forms, gpu_cases, gpu_timing, shapes, sweep
 from benchmarks.harness.forms import Config
 from tests.settings import needs_rocm_toolchain
 from tests.tools.tables import tables
@@ -61,6 +63,24 @@ def test_ways_are_what_the_launcher_takes(rows, n, k):
     assert any(way[1:] == (2, 132) for way in numbers) == (n == 4096 or (n == 13312 and rows <= 16))
 
 
+def test_what_the_model_picks_on_rocm_is_tried():
+    sizes = [(n, k) for model in shapes.MODELS for n, k in model.linears.values()]
+    # A few columns and a long k, where it splits; more columns than may be split; a k that is just long enough.
+    sizes += [(16, 65536), (128, 16384), (70000, 4096), (64, 1024), (64, 2048)]
+    rows_of = {form["name"]: form["rows"] for form in forms.table("skinny_gemm", "rocm")}
+    assert {*rows_of.values()} == {*tune.ROW_CLASSES}
+    split = 0
+    for rows, (n, k), arch in itertools.product(tune.ROW_CLASSES, sizes, forms.ARCHS):
+        allowed, picked = forms.streams(rows, n, k), forms.picked("skinny_gemm", (rows, n, k), arch)
+        assert picked in allowed and len(set(allowed)) == len(allowed)
+        assert {rows_of[config.form] for config in allowed} == {rows}
+        split += picked.split > 1
+    assert split, "no size here makes the model split k: the test says nothing about splits"
+    # 70000 columns: more than 1024 tiles even of four times 16.
+    assert {config.split for config in forms.streams(8, 70000, 4096)} == {1}
+    assert {config.split for config in forms.streams(8, 64, 4096)} == set(range(1, 9))
+
+
 @pytest.fixture
 def command(cpu, flow, monkeypatch):
     """The command on CUDA's configurations."""
@@ -93,6 +113,23 @@ def test_nothing_faster(skinny, flow, capsys, tmp_path):
     (result,) = json.loads((tmp_path / "figures.json").read_text())["results"]
     assert result["picked"] == 4.0 and set(result["times"].values()) == {10.0}
     assert result["times"].keys() == {str(way) for way in forms.ways(1, 100, 1024, MULTIPROCESSORS)}
+
+
+def test_on_rocm(flow, capsys):
+    """Without rows or forms: all of each class of rows."""
+    flow.us = lambda kind, config, launch: 5.0 if config and config.endswith("x32,split=2") else 10.0
+    assert tune.main(["skinny_gemm", "--quick", "--size", "64x4096"]) == 0
+    _, _, *rows = tables(capsys.readouterr().out)
+    assert rows == [
+        [f"{m}, 64 x 4096", "own", "10.00", "0.00", f"s{m}x32,split=2", "5.00", "0.00", "100.0%"]
+        for m in tune.ROW_CLASSES
+    ]
+
+
+def test_a_gpu_without_a_variant_is_refused(flow, cpu, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "find_gpu", lambda: dataclasses.replace(cpu, arch="sm_90"))
+    assert tune.main(["skinny_gemm", "--quick"]) == 1
+    assert capsys.readouterr().err == "tune.py: no ROCm variant on one of gfx942, gfx950: this is rocm on sm_90\n"
 
 
 def test_what_is_far_from_the_fastest_is_timed_once(skinny, flow, monkeypatch):
@@ -131,7 +168,7 @@ def test_every_form_of_the_large_gemms_is_tried(command, cpu, flow, capsys, tmp_
 
     def refuse(*args, **kwargs):
         if os.environ.get(gpu_cases.CONFIG_VARIABLE, "").startswith(f"{operator}:{refused},split=2"):
-            raise RuntimeError(f"ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM {forms.UNFIT}")
+            raise RuntimeError(f"ROCM_FP8_KERNELS_CONFIG {forms.UNFIT}")
         return original(*args, **kwargs)
 
     setattr(cpu.kernel, operator, refuse)
@@ -165,7 +202,6 @@ def test_pieces_of_few_rows_are_tried_near_the_fastest():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("skinny_gemm --dry-run", "--dry-run: nothing is written of skinny_gemm on cuda"),
         ("skinny_gemm --random 2", "--random: not of skinny_gemm"),
         ("skinny_gemm --rows 33", "--rows 33: not one of 1, 2"),
         ("skinny_gemm --form b31", "--form b31: not one of b24, b32"),
@@ -178,7 +214,7 @@ def test_what_does_not_go_together_is_said(command, capsys, arguments, message):
     assert capsys.readouterr().err.startswith(f"tune.py: {message}")
 
 
-@pytest.mark.parametrize("option", ["--quick", "--seed 1", "--iterations 5", "--random 1", "--dry-run"])
+@pytest.mark.parametrize("option", ["--quick", "--seed 1", "--iterations 5", "--random 1"])
 def test_the_clock_takes_no_option_of_a_gpu(capsys, option):
     with pytest.raises(SystemExit):
         tune.main(["int8_gemm", "--clock", "gfx942", *option.split()])

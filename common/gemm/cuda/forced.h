@@ -12,8 +12,7 @@ inline Status force_config(std::string_view op, const Form (&forms)[count], cons
                            Config* config) {
     ForcedConfig forced;
     const auto place = [&](std::string_view name) { return gemm::place_of(forms, name); };
-    if (const Status s = read_forced_config(op, count, place, kMostSplits, true, &forced); !s.ok() || !forced.set)
-        return s;
+    if (const Status s = read_forced_config(op, place, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
     if (forced.shape == kFallback) {
         *config = {};
         return {};

@@ -62,4 +62,13 @@ struct Form {
     static constexpr int kSwappedRow = 64 * 4 + 16;
 };
 
+// stages(form): of its ring. With fewer than three nothing is in flight while two are multiplied.
+template <int count, class Stages>
+constexpr bool stages_are_enough(const Form (&forms)[count], const Stages& stages) {
+    for (const Form& f : forms) {
+        if (stages(f) < 3 || stages(f) > Form::kMostStages || f.slots < 1 || f.slots > 2) return false;
+    }
+    return true;
+}
+
 }  // namespace rocm_fp8::tiles

@@ -25,9 +25,7 @@ struct SplitResult {
 inline SplitResult split_for(int parts, int64_t tiles, int64_t bytes, const Executor& on) {
     SplitK split{parts, nullptr, nullptr};
     if (parts == 1) return {split, {}};
-    if (tiles > kCounters)
-        return {split,
-                {"ROCM_FP8_KERNELS_CONFIG or ROCM_FP8_KERNELS_GEMM splits K for more tiles than there are counters"}};
+    if (tiles > kCounters) return {split, {"ROCM_FP8_KERNELS_CONFIG splits K for more tiles than there are counters"}};
     const CountersResult counters = counters_for(on.stream);
     if (!counters.status.ok()) return {split, counters.status};
     split.arrived = counters.counters;

@@ -14,8 +14,6 @@
 //     store(operand, from, i)                       to the operand's place in a stage of LDS
 #pragma once
 
-#include <type_traits>
-
 #include "../args.h"
 #include "tile.h"
 

@@ -1,7 +1,7 @@
 // Split-K: workgroups that share a tile of the result hand their sums over through memory, and the one that arrives
 // last adds all parts, in the order of the parts, so that the bits do not depend on which one is last.
 //
-//     each workgroup   stores its part with sc1 (kAllChiplets, store_for_all), then calls arrives_last()
+//     each workgroup   stores its part with sc1 (kAllChiplets), then calls arrives_last()
 //     the last one     loads all parts with sc1, adds them, and calls reset()
 //
 // Parts are handed over by sc1 and a wait, not by the atomic's release. scripts/split_k_gate.py holds the machine code
@@ -20,15 +20,6 @@ struct SplitK {
 };
 
 namespace {
-
-// Accesses that are visible between workgroups on all chiplets: they bypass the caches that are not coherent between
-// chiplets (sc1). Such a store that has been waited for is in memory.
-__device__ inline void store_for_all(float* p, float v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-__device__ inline float load_of_any(const float* p) {
-    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
 
 // Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one. `before`: a
 // word of LDS that nothing else uses in the meantime.

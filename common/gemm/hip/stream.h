@@ -20,8 +20,6 @@
 // fragments; fold() when the next block has been asked for; store(region), float [S::sums].
 #pragma once
 
-#include <type_traits>
-
 #include "../../divider.h"
 #include "../work.h"
 #include "fp8_matrix.h"

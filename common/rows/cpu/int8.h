@@ -2,8 +2,6 @@
 // vectors of: each instruction set's translation unit has its own.
 #pragma once
 
-#include <limits>
-
 #include "../../int8.h"
 #include "../../gemm/cpu/gemm.h"
 #include "run.h"

@@ -2,7 +2,7 @@
 
 import torch
 
-from .arguments import check_dims, check_tensors, refuse, result
+from .arguments import check_dims, check_tensors, result
 from .calls import ops
 
 LATENT = 512
@@ -17,7 +17,6 @@ def mla_decode(
     block_table: torch.Tensor | None = None,
     causal: bool = True,
     cache_scale: torch.Tensor | None = None,
-    value_dim: int = LATENT,
     out: torch.Tensor | None = None,
     lse_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -41,7 +40,6 @@ def mla_decode(
         block_table: int32 [B, W]: the pages of each sequence, W of them at most. Entries behind a length are not read.
         causal: whether a new token sees those before it alone. Without it, it sees all.
         cache_scale: float32, one element.
-        value_dim: 512.
         out: q's dtype [B, S, H, 512], contiguous, overlapping no input; allocated if None.
         lse_out: float32 [B, S, H], contiguous: the natural logarithm of the sum of exponentials, or None.
 
@@ -53,8 +51,6 @@ def mla_decode(
     operator = "mla_decode"
     check_tensors(operator, q=q, cache=cache, lengths=lengths)
     check_dims(operator, "q", q, 4, "[B, S, H, 576]")
-    if value_dim != LATENT:
-        refuse(operator, "value_dim", f"{value_dim!r}; allowed: {LATENT}")
     optional = {"block_table": block_table, "cache_scale": cache_scale, "lse_out": lse_out}
     check_tensors(operator, **{name: t for name, t in optional.items() if t is not None})
     out = result(operator, out, None, (), lambda _: q.new_empty((*q.shape[:3], LATENT)))

@@ -37,7 +37,6 @@ def mla_decode(
     block_table=None,
     causal=True,
     cache_scale=None,
-    value_dim=LATENT,
     out=None,
     lse_out=None,
 ):
