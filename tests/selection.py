@@ -98,11 +98,9 @@ def green() -> list[str]:
 
 
 def _values(item) -> dict[str, Hashable]:
-    """Parameter -> its value, or its place where its text does not tell."""
-    found = item.callspec.params
-    texts = {name: repr(found[name]) for name in item.callspec.indices}
-    tells = {name: " at 0x" not in text for name, text in texts.items()}
-    return {name: texts[name] if tells[name] else place for name, place in item.callspec.indices.items()}
+    """Parameter -> its value's text, or which object it is where its text does not tell."""
+    found = {name: item.callspec.params[name] for name in item.callspec.indices}
+    return {name: id(value) if " at 0x" in repr(value) else repr(value) for name, value in found.items()}
 
 
 if __name__ == "__main__":  # python -m tests.selection GROUP ...: they have passed

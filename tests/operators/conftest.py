@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.problems.inputs import FP8, short
+from tests.problems.registry.entry import Draw
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -18,3 +19,23 @@ def format(request, formats) -> torch.dtype:
     if request.param not in formats:
         pytest.skip("not this GPU's format: test_a_format_that_the_device_does_not_multiply has it")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def alone(kernel, device):
+    """A communicator of one rank, without torch.distributed."""
+    if device.type == "cpu" and kernel.ops.device.backend() != "cpu":
+        pytest.skip("the simulator's devices: tests/gpu/test_rocm_all_reduce.py")
+    with kernel.comm.Communicator(max_bytes=1 << 16) as communicator:
+        yield communicator
+
+
+@pytest.fixture
+def on(request, kernel, device, generator):
+    """on(operator, sizes) -> what draws calls of an operator of the registry."""
+
+    def draw(operator, **sizes) -> Draw:
+        communicator = request.getfixturevalue("alone") if operator.between_ranks else None
+        return Draw(kernel, device, generator, communicator, **sizes)
+
+    return draw

@@ -13,14 +13,14 @@ import sys
 
 import torch
 
-from tests.operators import mla_calls, moe_calls
-from tests.operators.bad_calls import RawCall
 from tests.problems import int8, mla
 from tests.problems.block_scaled_gemm import VALUES, draw
 from tests.problems.gemm import Problem, Scaling, bias_of
 from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
 from tests.problems.quantize import special_values
 from tests.problems.ranks import Ranks
+from tests.problems.registry import OPERATORS
+from tests.problems.registry.entry import Draw
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -170,13 +170,13 @@ def int8_problems(g: torch.Generator):
             yield f"softmax_int8-{short(dtype)}-{d}", "softmax_int8", (x, residual), torch.int8
 
 
-def two_rounds(kernel, calls, operator: str, given: dict) -> list[list[torch.Tensor]]:
+def two_rounds(kernel, operator: str, given: dict) -> list[list[torch.Tensor]]:
     """What the registered operator writes, its tensors at the end of their pages and at the beginning."""
     rounds = []
     for at_end in (True, False):
         placed = {n: between_forbidden_pages(v, at_end) if isinstance(v, torch.Tensor) else v for n, v in given.items()}
-        RawCall(operator, placed, [])(kernel)
-        rounds.append([placed[name].clone() for name in calls.WRITTEN[operator]])
+        getattr(kernel._ops.ops, operator)(**placed)
+        rounds.append([placed[name].clone() for name in OPERATORS[operator].written if placed.get(name) is not None])
         del placed
         _regions.clear()  # a process has 65530 mappings at most
     return rounds
@@ -184,13 +184,15 @@ def two_rounds(kernel, calls, operator: str, given: dict) -> list[list[torch.Ten
 
 def moe_results(kernel, g: torch.Generator):
     """(name, operator, its arguments, results of two rounds): those of mixtures of experts, which write several."""
-    for operator in moe_calls.WRITTEN:
+    operators = ("moe_route", "moe_sort", "moe_combine", "grouped_gemm", "grouped_gemm_swiglu_fp8")
+    for operator, form in [*((name, OPERATORS[name].first) for name in operators), (operators[-1], "static")]:
         for tokens, d, k in itertools.product((1, 4, 19), (1, 24, 33, 130), (1, 40, 129, 300)):
             if operator.startswith("moe") and k > 1:
                 continue
-            given = moe_calls.valid_arguments(kernel, operator, "cpu", g, tokens, d, k)
-            rounds = two_rounds(kernel, moe_calls, operator, given)
-            yield f"{operator}-{tokens}-{d}-{k}", operator.removesuffix("_static"), given, rounds
+            draw = Draw(kernel, torch.device("cpu"), g, rows=tokens, d=d, k=k)
+            given = OPERATORS[operator].registered_arguments(draw, form)
+            rounds = two_rounds(kernel, operator, given)
+            yield f"{operator}-{form}-{tokens}-{d}-{k}", operator, given, rounds
 
 
 def mla_results(kernel, g: torch.Generator):
@@ -206,11 +208,12 @@ def mla_results(kernel, g: torch.Generator):
             f"mla_decode-{problem.id}",
             "mla_decode",
             (vars(problem), vars(o)),
-            two_rounds(kernel, mla_calls, "mla_decode", given),
+            two_rounds(kernel, "mla_decode", given),
         )
     for tokens in (1, 5, 28):
-        given = mla_calls.valid_arguments(kernel, "mla_append", "cpu", g, tokens=tokens)
-        yield f"mla_append-{tokens}", "mla_append", given, two_rounds(kernel, mla_calls, "mla_append", given)
+        draw = Draw(kernel, torch.device("cpu"), g, rows=tokens)
+        given = OPERATORS["mla_append"].registered_arguments(draw, "fp8")
+        yield f"mla_append-{tokens}", "mla_append", given, two_rounds(kernel, "mla_append", given)
 
 
 def result_shape(operator: str, arguments: tuple[torch.Tensor, ...]) -> tuple[int, ...]:

@@ -56,6 +56,23 @@ def assert_between(got: torch.Tensor, one: torch.Tensor, other: torch.Tensor, wh
         raise AssertionError(f"{what}: {int(outside.sum())} of {got.numel()} elements; at {first} {values}")
 
 
+def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Beside sums in another order: within a few of the type's roundings of the largest number; NaN in the same places.
+
+    A check that two ways of computing are the same function; how exact each is, tests of its own say."""
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+    rounding = {torch.float32: 2.0**-16, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}.get(got.dtype, 2.0**-3)
+    g, w = got.float(), wanted.float()
+    if got.dtype in (torch.int8, torch.int32):
+        assert ((g - w).abs() <= 1).all() and (g != w).sum() <= max(2, g.numel() // 50)
+        return
+    near = rounding * w.nan_to_num(0, 0, 0).abs()
+    if got.dtype not in FP8:
+        near = near + rounding * w.nan_to_num(0, 0, 0).abs().max() if w.numel() else near
+    torch.testing.assert_close(g.isfinite(), w.isfinite())
+    assert ((g - w).abs() <= near + 2.0**-9)[w.isfinite()].all()
+
+
 def half_ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Half the spacing of `dtype` at float64 values."""
     mantissa, smallest = {torch.float16: (10, -14), torch.bfloat16: (7, -126), torch.float32: (23, -126)}[dtype]

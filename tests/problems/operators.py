@@ -22,35 +22,14 @@ def tensors(schema: torch.FunctionSchema) -> set[str]:
     return {argument.name for argument in schema.arguments if "Tensor" in str(argument.type)}
 
 
-def int8_operators(kernel: ModuleType) -> set[str]:
-    return {name for name in operators(kernel) if "int8" in name or "i8" in name.split("_")}
-
-
 def moe_operators(kernel: ModuleType) -> set[str]:
     """Of mixtures of experts, whatever the types."""
     return {name for name in operators(kernel) if name.startswith(("moe_", "grouped_"))}
 
 
-def mla_operators(kernel: ModuleType) -> set[str]:
-    """Of attention over latent vectors, whatever the types."""
-    return {name for name in operators(kernel) if name.startswith("mla_")}
-
-
 def comm_operators(kernel: ModuleType) -> set[str]:
     """Between ranks."""
     return {name for name, schema in operators(kernel).items() if "order" in tensors(schema)}
-
-
-def fp8_operators(kernel: ModuleType) -> set[str]:
-    """The others."""
-    others = int8_operators(kernel) | moe_operators(kernel) | mla_operators(kernel) | comm_operators(kernel)
-    return operators(kernel).keys() - others
-
-
-def scaling_operators(kernel: ModuleType) -> set[str]:
-    """Those of them that compute scales of FP8."""
-    schemas = operators(kernel)
-    return {name for name in fp8_operators(kernel) if "scale_ub" in tensors(schemas[name])}
 
 
 def function_of(operator: str) -> str:

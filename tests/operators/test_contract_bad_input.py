@@ -1,0 +1,38 @@
+"""Every kind of bad input: RuntimeError names operator and argument; nothing that the call would write has changed."""
+
+import pytest
+import torch
+
+from tests.problems.buffers import same_bytes
+from tests.problems.operators import function_of
+from tests.problems.registry import OPERATORS, spoilt
+from tests.problems.registry.changes import Bad
+from tests.problems.registry.entry import Operator
+
+CASES = [(each, bad) for each in OPERATORS.values() for bad in spoilt.cases(each)]
+
+
+def case_id(value) -> str:
+    if isinstance(value, Operator):
+        return value.name
+    return "-".join(filter(None, (value.form, value.named, value.why)))
+
+
+@pytest.mark.parametrize("operator, bad", CASES, ids=case_id)
+def test_refused(on, operator: Operator, bad: Bad):
+    of_registered = operator.registered_is_spoilt and not bad.of_function
+    call = operator.call(on(operator), bad.form or operator.first, of_registered)
+    bad.change(call.arguments)
+    tensors = {name: t for name, t in call.arguments.items() if isinstance(t, torch.Tensor) and not t.is_meta}
+    before = {name: (t.clone(), t._version) for name, t in tensors.items()}
+    functions = [call.function]
+    if bad.of_reference:
+        functions.append(getattr(on(operator).kernel.reference, operator.name))
+    for function in functions:
+        with pytest.raises(Exception, match=bad.pattern(function_of(operator.name))) as caught:
+            function(**call.arguments)
+        assert caught.type is RuntimeError
+    for guard in call.written:
+        guard.assert_unchanged(bad.why)
+    for name, t in tensors.items():
+        assert same_bytes(t, before[name][0]) and t._version == before[name][1], name
