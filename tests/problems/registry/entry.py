@@ -124,6 +124,8 @@ class Operator:
 
     def arguments(self, draw: Draw, form: str) -> Arguments:
         drawn, given = self.draw(draw), self.forms[form]
+        if not callable(given):  # each call has tensors of its own
+            given = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
         found = drawn | (given(drawn) if callable(given) else given)
         return {name: v.to(draw.device) if isinstance(v, torch.Tensor) else v for name, v in found.items()}
 
