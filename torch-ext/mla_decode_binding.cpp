@@ -89,6 +89,8 @@ void mla_decode(const Tensor& out_t, const std::optional<Tensor>& lse_t, const T
     out.check_device_of(q);
     out.check_shape({batch, queries, heads, op::kLatent}, "[B, S, H, 512]");
     out.check_dense();
+    std::optional<Arg> scale;
+    if (scale_t) read.push_back(&scale.emplace(name, "cache_scale", *scale_t));
     for (const Arg* each : read) out.check_apart_from(*each);
     if (lse_t) {
         const Arg lse(name, "lse_out", *lse_t);
@@ -123,6 +125,7 @@ void mla_append(const Tensor& cache_t, const std::optional<Tensor>& kv_t, const 
     slots.check_shape({tokens}, "[T]");
     slots.check_dense();
     for (const Arg* each : {&rope, &slots}) cache.check_apart_from(*each);
+    if (scale_t) cache.check_apart_from(Arg(name, "cache_scale", *scale_t));
     if (kv_t) {
         const Arg kv(name, "kv", *kv_t);
         kv.dtype({args.dtype});

@@ -81,8 +81,7 @@ OF_APPEND = (
     Bad("interleaved", "without-angles", given(cos=None, sin=None)),
     Bad("sin", "of-another-type", to_dtype("sin", F32)),
 )
-UNCOMPARED = ("cache_scale",)  # no kernel compares its place with what is written
-CACHE = T((*FP8, BF16, torch.float16, U8), shares=UNCOMPARED)
+CACHE = T((*FP8, BF16, torch.float16, U8))
 SCALE = T((F32,), "one", optional=True)
 OPERATORS = (
     Operator(
@@ -100,8 +99,8 @@ OPERATORS = (
             "lengths": T((I32,), "fixed", "dense", vector=True),
             "block_table": T((I32,), "free", optional=True),
             "cache_scale": SCALE,
-            "out": T((BF16,), "fixed", "dense", optional=True, shares=UNCOMPARED),
-            "lse_out": T((F32,), "fixed", "dense", optional=True, shares=UNCOMPARED),
+            "out": T((BF16,), "fixed", "dense", optional=True),
+            "lse_out": T((F32,), "fixed", "dense", optional=True),
         },
         ("out", "lse_out"),
         bad=OF_DECODE,
