@@ -24,6 +24,7 @@ from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness.shapes import LLAMA_8B
 from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256
@@ -105,12 +106,8 @@ def by_torch(gpu: Gpu, model: torch.nn.Module) -> torch.nn.Module:
 
 def llama(layers: int, generator: torch.Generator) -> torch.nn.Module:
     config = LlamaConfig(
+        **(LLAMA_8B.config | dict(num_hidden_layers=layers)),
         vocab_size=VOCABULARY,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
         max_position_embeddings=8192,
         rope_parameters=dict(rope_type="default", rope_theta=500000.0),
         rms_norm_eps=1e-5,

@@ -30,12 +30,13 @@ from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
 from benchmarks.harness.layer_peers import PeerExperts, PeerLinear, in_blocks
+from benchmarks.harness.shapes import EIGHTH_OF_HEADS
 from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
 LAYERS, CONTEXT, AT_ONCE = 2, 1024, 1 << 14  # AT_ONCE: tokens of a prompt
 MODELS = {
-    "deepseek-v3": dict(num_attention_heads=16, num_key_value_heads=16, moe_intermediate_size=256),
+    "deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256),
     "qwen3-235b": {},
 }
 ROWS = (1, 8, 32, 128)

@@ -31,82 +31,13 @@ from pathlib import Path
 
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
+from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.shapes import CONFIGS, EIGHTH_OF_HEADS
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
 
 
-def llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict:
-    return dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-    )
-
-
-def qwen3_moe(hidden: int, intermediate: int, experts: int, chosen: int, layers: int, heads: int, head: int) -> dict:
-    return dict(
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        hidden_size=hidden,
-        intermediate_size=3 * intermediate,
-        moe_intermediate_size=intermediate,
-        num_experts=experts,
-        num_experts_per_tok=chosen,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=4,
-        head_dim=head,
-    )
-
-
-MIXTRAL = llama(4096, 14336, 32, 32, 8) | dict(
-    architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8, num_experts_per_tok=2
-)
-# With the 16 heads that each of eight workers has.
-DEEPSEEK = dict(
-    architectures=["DeepseekV3ForCausalLM"],
-    model_type="deepseek_v3",
-    hidden_size=7168,
-    intermediate_size=18432,
-    moe_intermediate_size=2048,
-    num_hidden_layers=61,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    n_routed_experts=256,
-    n_shared_experts=1,
-    num_experts_per_tok=8,
-    n_group=8,
-    topk_group=4,
-    first_k_dense_replace=1,
-    moe_layer_freq=1,
-    q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    norm_topk_prob=True,
-    routed_scaling_factor=2.5,
-    scoring_func="sigmoid",
-    topk_method="noaux_tc",
-    num_nextn_predict_layers=0,
-)
-SHAPES = {
-    "tiny-llama": llama(2048, 5632, 22, 32, 4),
-    "tiny-mixture": qwen3_moe(2048, 1536, 16, 4, 20, 32, 64),  # 1.1 B of 3.2 B active
-    "llama-8b": llama(4096, 14336, 32, 32, 8),
-    "llama-70b": llama(8192, 28672, 80, 64, 8),
-    "qwen3-30b-a3b": qwen3_moe(2048, 768, 128, 8, 48, 32, 128),
-    "mixtral-8x7b": MIXTRAL,
-    "deepseek-v3": DEEPSEEK,
-}
 OF_ALL = dict(
     vocab_size=32000,
     max_position_embeddings=8192,
@@ -117,6 +48,10 @@ OF_ALL = dict(
     eos_token_id=2,
     torch_dtype="bfloat16",
 )
+# Of DeepSeek-V3 a worker's heads, and one dense layer: a cut model has experts. No layer that predicts a token more.
+SHAPES = CONFIGS | {
+    "deepseek-v3": CONFIGS["deepseek-v3"] | EIGHTH_OF_HEADS | dict(first_k_dense_replace=1, num_nextn_predict_layers=0)
+}
 ROUTERS = ("mlp.gate", "block_sparse_moe.gate")  # no checkpoint quantises them
 
 
@@ -254,22 +189,22 @@ def report(args: argparse.Namespace) -> None:
     names = [f"batch {batch}" for batch in args.batch] + [f"first token of {prompt}" for prompt in args.prompts]
     names += [f"graph, batch {batch}" for batch in args.batch if gpu]
     columns = ["mode", *names, "start, s", *(["memory, GiB"] if gpu else [])]
-    print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+    print(table_header(columns))
     rows: dict[str, list[float | None]] = {}
-    memory: dict[str, str] = {}
+    memory: dict[str, list[str]] = {}
     for mode, found in measured(args):
         if found is None:
-            rows[mode], memory[mode] = [None] * len(names), "failed"
+            rows[mode], memory[mode] = [None] * len(names), ["failed"] + [""] * gpu
             continue
         times = [found["step"][str(batch)] for batch in args.batch]
         times += [found["first"][str(prompt)] for prompt in args.prompts]
         rows[mode] = times + [found["graph"].get(str(batch)) for batch in args.batch if gpu]
-        memory[mode] = f"{found['start']:.0f} | {found['memory']:.2f}" if gpu else f"{found['start']:.0f}"
+        memory[mode] = [f"{found['start']:.0f}"] + ([f"{found['memory']:.2f}"] if gpu else [])
     for mode, times in rows.items():
         beside = rows.get(mode.replace("ours", "vLLM's")) if "ours" in mode else None
         beside = next(iter(rows.values())) if mode == "bfloat16" else beside
         cells = [cell(time, beside and beside[index]) for index, time in enumerate(times)]
-        print(f"| {mode} | " + " | ".join(cells) + f" | {memory[mode]} |", flush=True)
+        print(table_row([mode, *cells, *memory[mode]]), flush=True)
     if args.plot:
         plot(args, names, rows)
 
@@ -332,8 +267,8 @@ def int8_linears() -> None:
         return lambda x: made.apply_weights(layer, x)
 
     print(f"{torch.get_num_threads()} threads, {datetime.date.today()}, commit {commit()}\n")
-    print(f"| K x N | rows | ours, ms | {other.__name__}, ms | times as fast | error of ours | of the other |")
-    print("| --- " * 7 + "|")
+    columns = ["K x N", "rows", "ours, ms", f"{other.__name__}, ms", "times as fast", "error of ours", "of the other"]
+    print(table_header(columns))
     for k, n in ((4096, 4096), (4096, 11008)):
         weight = torch.randn(n, k)
         scale = weight.float().abs().amax(1, keepdim=True) / 127
@@ -346,8 +281,8 @@ def int8_linears() -> None:
             exact = q.double() @ weight.t().double() * of_rows.double() * scale.t().double()
             errors = [(call(0)[:32] - exact).norm() / exact.norm() for call in cases.values()]
             ours, theirs = (statistics.median(each) * 1e3 for each in samples_in_turn(cases).values())
-            figures = f"{ours:.2f} | {theirs:.2f} | {theirs / ours:.2f} | {errors[0]:.4f} | {errors[1]:.4f}"
-            print(f"| {k} x {n} | {rows} | {figures} |", flush=True)
+            figures = [f"{value:.2f}" for value in (ours, theirs, theirs / ours)] + [f"{error:.4f}" for error in errors]
+            print(table_row([f"{k} x {n}", str(rows), *figures]), flush=True)
 
 
 def main() -> int:
