@@ -13,15 +13,14 @@ simulator/calibration/record.py); recordings are kept in build/calibration. Esti
 (simulator/README.md). `python -m benchmarks.tune OPERATOR --clock ARCH` tries other configurations.
 """
 
-import argparse
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import ck_smoothquant
+from benchmarks.harness import ck_smoothquant, clock
 from benchmarks.harness.clock import CALLS, estimated
-from benchmarks.harness.forms import ARCHS, Config, Size, form_names, picked
+from benchmarks.harness.forms import ARCHS, Size, form_names, picked
 from benchmarks.harness.gemm_cases import CHALLENGE, OPT
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import SimulatedRocm
@@ -91,11 +90,9 @@ def peers(operator: str, size: Size, estimates: dict[str, float]) -> list[tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = clock.parser(__doc__)
     parser.add_argument("operator", choices=CALLS)
     parser.add_argument("--only", action="append", default=[], metavar="MxNxK")
-    parser.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
-    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     parser.add_argument("--ck", type=Path, metavar="PATH", help="compile and run what has no recording yet")
     parser.add_argument("--library", type=Path, help="folder of CK's compiled instances (default: build/calibration)")
