@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """All-reduce between the GPUs of this host, alone and with what is around it, as markdown: ours and torch's.
 
-    torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce
-    torchrun --nproc-per-node 8 -m benchmarks.gpu_all_reduce --only gemm
-    torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce --only step    # eight layers of Llama 70B
-    python -m benchmarks.gpu_all_reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
-    python -m benchmarks.gpu_all_reduce --one-gpu 2 --only gemm
+    torchrun --nproc-per-node 2 -m benchmarks measure all-reduce
+    torchrun --nproc-per-node 8 -m benchmarks measure all-reduce --only gemm
+    torchrun --nproc-per-node 2 -m benchmarks measure all-reduce --only step    # eight layers of Llama 70B
+    python -m benchmarks measure all-reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
+    python -m benchmarks measure all-reduce --one-gpu 2 --only gemm
 
 Microseconds of a launch in a graph, the slowest rank's, median of rounds that take the competitors in turn. norm:
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
@@ -18,7 +17,6 @@ they are timed, GEMMs to the operators one by one. step: a decode step's kernels
 import argparse
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -384,7 +382,3 @@ def main() -> None:
                 table(rank, f"{LAYERS} layers of Llama 70B: rows", sizes, step, launches=1)
     if rank.ranks > 1:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """A decode step of a whole Llama in transformers on this GPU, as markdown.
 
-    python -m benchmarks.gpu_decode
-    python -m benchmarks.gpu_decode --only static --rows 1 --layers 4     # less of it
+    python -m benchmarks model decode
+    python -m benchmarks model decode --only static --rows 1 --layers 4     # less of it
 
 The step: one new token of each request behind 64 cached ones, by transformers' model with a static cache of 128,
 compiled as a whole by torch.compile and replayed as a CUDA or HIP graph. "torch" is the same FP8 model whose norms and
@@ -13,7 +12,6 @@ layers of random weights each rounding grows.
 """
 
 import copy
-import sys
 from types import MethodType, SimpleNamespace
 
 import torch
@@ -180,7 +178,3 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=32)
     args = parser.parse_args(argv)
     return 0 if gpu_report.figures_of("gpu_decode", lambda: run(find_gpu(), args), args) is not None else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

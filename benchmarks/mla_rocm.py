@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """MLA decode on an MI300X by the simulator's clock, beside the floors of its bytes and operations.
 
-    python -m benchmarks.mla_rocm                                     the cases that bounds are set for, and others
-    python -m benchmarks.mla_rocm --only h16 --config r16,split=4     another form, another number of splits
-    python -m benchmarks.mla_rocm --challenge         our kernels of a step of examples/mla_challenge.py
+    python -m benchmarks simulate mla                                     the cases that bounds are set for, and others
+    python -m benchmarks simulate mla --only h16 --config r16,split=4     another form, another number of splits
+    python -m benchmarks simulate mla --challenge         our kernels of a step of examples/mla_challenge.py
 
 Floors: the cache's bytes at 4.2 TB/s, and 2176 operations a row and token at 708 TFLOP/s. Estimates rank; they are no
 measurement (simulator/README.md).
@@ -147,7 +146,3 @@ def main() -> None:
         print(table_row([case.name, *(f"{v:.2f}" for v in cells), found[0].bound]), flush=True)
         if args.describe:
             print(*map(cost.describe, found), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

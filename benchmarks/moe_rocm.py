@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Mixtures of experts on an MI300X by the simulator's clock, beside what AITER has published.
 
-    python -m benchmarks.moe_rocm                     the two GEMM stages, at AITER's sizes
-    python -m benchmarks.moe_rocm --only "D7168 I2048" --tokens 256 --config t128x128
-    python -m benchmarks.moe_rocm --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
-    python -m benchmarks.moe_rocm --challenge         the AMD MoE challenge's problem: float16, all parts
+    python -m benchmarks simulate moe                     the two GEMM stages, at AITER's sizes
+    python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --config t128x128
+    python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
+    python -m benchmarks simulate moe --challenge         the AMD MoE challenge's problem: float16, all parts
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
 columns. Of 16-bit experts stage 1 has no SwiGLU. Routings are drawn at random; all tokens have the last expert.
@@ -133,7 +132,3 @@ def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.
             cells = [f"{time:.1f} {bound}".strip() for time, bound in parts]
             beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]
             print(table_row([layer.name, str(count), *cells, f"{total:.1f}", *beside]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

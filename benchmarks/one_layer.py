@@ -1,7 +1,7 @@
 """One decoder layer of a large model's own shapes, from a checkpoint in its published layout: written, loaded, run.
 
-    python -m benchmarks.one_layer deepseek-v3 FOLDER        # 11.6 GB on disk, 13 GB of memory
-    python -m benchmarks.one_layer qwen3-235b FOLDER         # 2.5 GB
+    python -m benchmarks model checkpoint deepseek-v3 FOLDER        # 11.6 GB on disk, 13 GB of memory
+    python -m benchmarks model checkpoint qwen3-235b FOLDER         # 2.5 GB
 
 Codes and scales are random. FOLDER is written where it does not exist. Printed are bytes a parameter, how far the
 kernels' logits are from the reference operators', and decode steps' times on this machine. Only the vocabulary is
@@ -11,7 +11,6 @@ smaller than the model's own, and there is one layer, with experts.
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,7 +205,3 @@ def main() -> int:
     for name, value in check(load_kernel("cpu"), args.folder).items():
         print(f"{name:<22}{value:.4g}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

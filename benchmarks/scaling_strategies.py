@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Where FP8 scales lie, and what that is worth: a scale a tensor, a square block or a group of a row, beside bfloat16.
 
-    python -m benchmarks.scaling_strategies [--m 256] [--n 1024] [--k 2048] [--windows 16] [--output build/scales]
+    python -m benchmarks measure strategies [--m 256] [--n 1024] [--k 2048] [--windows 16] [--output build/scales]
 
 Four questions, each of the same four ways to compute a linear layer with block_scaled_gemm (bfloat16: torch):
 
@@ -18,7 +17,6 @@ It also draws the error and the time. Runs on a GPU where there is one, in micro
 import argparse
 import copy
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +229,3 @@ def main(arguments: list[str] | None = None) -> int:
     draw(names, error, taken, f"Scales of FP8 operands, {args.m} x {args.n} x {args.k}, {where}", path)
     print(f"\nPlot: {path}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

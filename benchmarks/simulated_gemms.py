@@ -1,16 +1,15 @@
-#!/usr/bin/env python3
 """The ROCm GEMMs beside Composable Kernel and AITER, all by the simulator's clock: an MI300X, or ours on an MI350X.
 
-    python -m benchmarks.simulated_gemms block_scaled_gemm [--only MxNxK ...] [--config FORM[,split=N]] [--parts]
-    python -m benchmarks.simulated_gemms int8_gemm --arch gfx950
-    python -m benchmarks.simulated_gemms linear_abde_i8 --ck PATH
+    python -m benchmarks simulate gemms block_scaled_gemm [--only MxNxK ...] [--config FORM[,split=N]] [--parts]
+    python -m benchmarks simulate gemms int8_gemm --arch gfx950
+    python -m benchmarks simulate gemms linear_abde_i8 --ck PATH
 
 block_scaled_gemm has the shapes of the AMD FP8 GEMM challenge; beside it stands the fastest of the instances of CK that
 AITER's tables for an MI300X name for a shape, or for the nearest M. int8_gemm is W8A8 beside AITER's published times;
 linear_abde_i8 has OPT's sizes, beside CK's batched GEMM with the tile of AMD's article on SmoothQuant, and with the
 fastest of all tiles tried. With --ck, CK's instances without a recording are compiled and run (PATH:
 simulator/calibration/record.py); recordings are kept in build/calibration. Estimates rank; they are no measurement
-(simulator/README.md). `python -m benchmarks.tune OPERATOR --clock ARCH` tries other configurations.
+(simulator/README.md). `python -m benchmarks tune forms OPERATOR --clock ARCH` tries other configurations.
 """
 
 import math
@@ -126,7 +125,3 @@ def main() -> None:
         if of:
             mean = math.prod(of) ** (1 / len(of))
             print(f"times as fast as {peer}: geometric mean of {len(of)} {mean:.3f}, least {min(of):.2f}")
-
-
-if __name__ == "__main__":
-    main()

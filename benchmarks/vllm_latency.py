@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Times of a model in vLLM with this package's plugin, with vLLM's own FP8, and in bfloat16, as markdown.
 
-    python -m benchmarks.vllm_latency                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
-    python -m benchmarks.vllm_latency --shape llama-70b --layers 16 --scheme dynamic static blocks
-    python -m benchmarks.vllm_latency --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
-    python -m benchmarks.vllm_latency --int8-linears                   # the plugin's beside vLLM's, on a CPU
+    python -m benchmarks model vllm                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
+    python -m benchmarks model vllm --shape llama-70b --layers 16 --scheme dynamic static blocks
+    python -m benchmarks model vllm --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
+    python -m benchmarks model vllm --int8-linears                   # the plugin's beside vLLM's, on a CPU
 
 Each row is a process of its own (harness/vllm_engine.py), one after the other: vLLM starts, and serves each batch.
 Shown are medians: a decode step, the first token after a prompt, how long the engine took to start, and on a GPU the
@@ -318,7 +317,3 @@ def main() -> int:
     with sections.recorded("vllm_latency", args):
         report(args)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
