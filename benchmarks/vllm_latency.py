@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.harness import sections
+from benchmarks.harness import bars, sections
 from benchmarks.harness.gpu_environment import commit
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.shapes import CONFIGS, EIGHTH_OF_HEADS
@@ -215,23 +215,19 @@ def cell(time: float | None, beside: float | None) -> str:
 
 
 def plot(args: argparse.Namespace, names: list[str], rows: dict[str, list[float | None]]) -> None:
-    """A group of bars a column: each mode's time by that of the first row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(1.6 * len(names) + 2, 4))
-    first, width = next(iter(rows.values())), 0.8 / len(rows)
-    for index, (mode, times) in enumerate(rows.items()):
-        known = [(place, time / first[place]) for place, time in enumerate(times) if time and first[place]]
-        axes.bar([place + index * width for place, _ in known], [ratio for _, ratio in known], width, label=mode)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names, rotation=20, ha="right")
-    axes.set_ylabel(f"time, by that of {next(iter(rows))}")
-    axes.set_title(f"vLLM, {args.shape} by shape")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(args.plot)
+    """Each mode's time by that of the first row: of steps, first tokens, graphs."""
+    first = next(iter(rows.values()))
+    panels = []
+    for kind in ("batch", "first token", "graph"):
+        places = [place for place, name in enumerate(names) if name.startswith(kind)]
+        drawn = [
+            bars.Bars(mode, f"C{i}", [times[at] / first[at] if times[at] and first[at] else None for at in places])
+            for i, (mode, times) in enumerate(rows.items())
+        ]
+        if places:
+            unit = f"time, by that of {next(iter(rows))}"
+            panels.append(bars.Panel(kind, unit, "", [names[at] for at in places], drawn, line=1.0))
+    bars.draw(panels, f"vLLM, {args.model or f'{args.shape} by shape'}", args.plot)
 
 
 def int8_linears() -> None:
