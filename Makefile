@@ -117,7 +117,7 @@ release: $(READY) cuda-toolchain
 	@$(RUN) scripts/release.py $(ARGS)
 
 ratios: build
-	@$(RUN) -m benchmarks.cpu_ratios --check
+	@$(RUN) -m benchmarks measure cpu --check
 
 # Not $(READY): requirements.txt would put a CUDA build of torch in the place of the environment's own.
 bench-rocm: export ROCM_PATH ?= $(wildcard /opt/rocm)
@@ -126,11 +126,11 @@ bench-rocm:
 	@$(RUN) -c 'import sys, torch; sys.exit(torch.version.hip is None and "$(RUN): its torch is no build for ROCm")'
 	@$(RUN) scripts/rocm_toolchain.py >&2
 	@$(RUN) scripts/build.py --backend rocm >&2
-	@$(RUN) -m benchmarks.rocm $(ARGS)
+	@$(RUN) -m benchmarks measure rocm $(ARGS)
 
 bench-cuda: $(READY)
 	@$(MAKE) --no-print-directory build-cuda >&2
-	@$(RUN) -m benchmarks.cuda $(ARGS)
+	@$(RUN) -m benchmarks measure cuda $(ARGS)
 
 # compute-sanitizer comes with an installed CUDA. What torch's kernels write must count as initialised, so that initcheck
 # watches those as well. racecheck is not asked about the large GEMMs, those of experts included: it does not follow an

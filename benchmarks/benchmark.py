@@ -1,7 +1,7 @@
-"""The operators at the shapes of Llama 3.1, for `kernels benchmark`:
+"""The operators at the shapes of Llama 3.1, for `kernels benchmark`.
 
     kernels benchmark rocm-fp8-kernels/rocm-fp8-kernels --version 1    # from the Hub
-    python -m benchmarks.benchmark                                     # this repository's build, on the CPU
+    python -m benchmarks measure hub                               # this repository's build, on the CPU
 
 Each workload is verified before it is timed: the row operators byte by byte against the package's reference,
 the GEMMs within the bound of a float32 sum. Before each one stands what its bytes take at the rate of torch.sum
@@ -11,6 +11,7 @@ a cache that a model would not find there.
 The Hub gets this file alone of its folder, so it uses none of the others.
 """
 
+import argparse
 import sys
 import time
 
@@ -234,6 +235,7 @@ del Rotating, Gemm
 def main() -> None:
     """All workloads on this repository's CPU build. `kernels benchmark` picks the variant by torch's own build, so
     with a CUDA or ROCm build of torch it looks for a GPU."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     from scripts.load import load_kernel
 
     kernel = load_kernel("cpu")
@@ -250,7 +252,3 @@ def main() -> None:
                 workload.run()
                 times.append(time.perf_counter() - begin)
             print(f"{cls.__name__:14} {method.removeprefix('benchmark_'):18} median {sorted(times)[7] * 1e3:.4f} ms")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """The CPU operators against torch and against memory, as ratios taken in one process.
 
-    python -m benchmarks.cpu_ratios            # the table
-    python -m benchmarks.cpu_ratios --check    # exit code 1 where a figure is below its bound
+    python -m benchmarks measure cpu            # the table
+    python -m benchmarks measure cpu --check    # exit code 1 where a figure is below its bound
 
 A floor is the bytes that must be moved at the highest rate that anything in the same round reached (timing.floor):
 reading memory, or copying it beside the row operators, the operator itself and its competitors.
@@ -282,7 +281,3 @@ def measure(seed: int | None) -> list[str]:
                 f"times faster than torch.compile: {bound(name, t['torch.compile'] / t['dynamic'], 2.0)}"
             )
     return failures
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """The GPU operators beside what else computes the same on an NVIDIA GPU, as markdown.
 
     make bench-cuda
-    python -m benchmarks.cuda --json figures.json --plot figures.png     # with a build of the variant at hand
-    python -m benchmarks.cuda --size 10240x8192 --size 8192x28672        # skinny_gemm alone, sizes of another model
+    python -m benchmarks measure cuda --json figures.json --plot figures.png    # with a build of the variant at hand
+    python -m benchmarks measure cuda --size 10240x8192 --size 8192x28672    # skinny_gemm alone, other sizes
 
 Everything in one table row was timed in turn in this process (harness/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved, at the rate that the vendor publishes for this GPU's memory; for another GPU at
@@ -16,7 +15,6 @@ is told that its weights do not change, so that it reads them meanwhile; "b may 
 import json
 import math
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -253,7 +251,3 @@ def main(argv: list[str] | None = None) -> int:
     for text in failures:
         note(f"missed: {text}")
     return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

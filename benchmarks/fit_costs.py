@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """Fits what the models of common/gemm/hip/choose.h reckon with to the simulator's clock, and writes costs.h.
 
-    python -m benchmarks.fit_costs streams                      # of skinny_gemm and block_scaled_gemm
-    python -m benchmarks.fit_costs block_scaled_gemm --size 1024x1536x7168 --data points.jsonl
-    python -m benchmarks.fit_costs int8_gemm --points 0         # of the points that there are
+    python -m benchmarks tune costs streams                      # of skinny_gemm and block_scaled_gemm
+    python -m benchmarks tune costs block_scaled_gemm --size 1024x1536x7168 --data points.jsonl
+    python -m benchmarks tune costs int8_gemm --points 0         # of the points that there are
 
 Every form that may take a size is estimated with several parts of K; the points are kept and not made twice. The fit
 is the least sum of squares of the ratios' logarithms, from the costs of today; points far from a size's best weigh
@@ -170,10 +169,6 @@ def main() -> None:
     print(*(f"{name} {value:.4g}" for name, value in costs.items()), sep="\n")
     if args.write:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        command = f"python -m benchmarks.fit_costs {args.section} --arch {args.arch} --write"
+        command = f"python -m benchmarks tune costs {args.section} --arch {args.arch} --write"
         date = datetime.date.today().isoformat()
         write(args.section, arch, costs, f"`{command}`, {commit.stdout.strip()}, {date}:\n// {words}.")
-
-
-if __name__ == "__main__":
-    main()

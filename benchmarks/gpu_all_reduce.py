@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """All-reduce between the GPUs of this host, alone and with what is around it, as markdown: ours and torch's.
 
-    torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce
-    torchrun --nproc-per-node 8 -m benchmarks.gpu_all_reduce --only gemm
-    torchrun --nproc-per-node 2 -m benchmarks.gpu_all_reduce --only step    # eight layers of Llama 70B
-    python -m benchmarks.gpu_all_reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
-    python -m benchmarks.gpu_all_reduce --one-gpu 2 --only gemm
+    torchrun --nproc-per-node 2 -m benchmarks measure all-reduce
+    torchrun --nproc-per-node 8 -m benchmarks measure all-reduce --only gemm
+    torchrun --nproc-per-node 2 -m benchmarks measure all-reduce --only step    # eight layers of Llama 70B
+    python -m benchmarks measure all-reduce --one-gpu 2     # two ranks as streams of one GPU: latencies without a link
+    python -m benchmarks measure all-reduce --one-gpu 2 --only gemm
 
 Microseconds of a launch in a graph, the slowest rank's, median of rounds that take the competitors in turn. norm:
 residual, RMSNorm and FP8 behind the sum. nccl, one_shot and two_shot: torch's all-reduce (torch.ops.symm_mem), then
@@ -18,8 +17,8 @@ they are timed, GEMMs to the operators one by one. step: a decode step's kernels
 import argparse
 import os
 import statistics
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -28,10 +27,12 @@ from benchmarks.harness import sections
 from benchmarks.harness.fused_comm import flashinfer_case, torch_cases
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import note, table_header, table_row
-from benchmarks.harness.parallel_step import LLAMA_70B, Step, layers_of
+from benchmarks.harness.parallel_step import Step, layers_of
+from benchmarks.harness.shapes import LLAMA_70B
 
 HIDDEN, TOKENS = (4096, 8192, 16384), (1, 4, 8, 16, 32, 64, 128, 512)
-LINEARS = {"o_proj": (8192, 8192), "down_proj": (8192, 28672)}  # of Llama 70B: N, K of one rank alone
+LINEARS = [LLAMA_70B.linears[name] for name in ("O", "Down")]  # N, K of one rank alone
+LAYERS = 8  # of a step
 LAUNCHES, ROUNDS = 30, 11
 
 Case = Callable[[], object]
@@ -291,7 +292,7 @@ def one_gpu_gemms(kernel, count: int) -> None:
     kernel.reread_environment()
     together = Ranks(kernel, torch.device("cuda"), count, max_bytes=1 << 20, timeout=5.0)
     print(table_header([f"{count} ranks on one GPU, N x K x rows", "ours", "one by one", "the GEMM alone"]))
-    for n, k in LINEARS.values():
+    for n, k in LINEARS:
         k = k // count
         for rows in (rows for rows in (1, 4, 8, 16) if rows * n * count * count <= 1 << 20):
             of_ranks = [(torch.randn(rows, k, device="cuda"), torch.randn(n, k, device="cuda")) for _ in range(count)]
@@ -364,23 +365,20 @@ def main() -> None:
                 sizes = [(hidden, tokens) for hidden in HIDDEN for tokens in TOKENS]
                 table(rank, "norm: hidden x tokens", sizes, lambda *size: norm_cases(gpu.kernel, c, rank, *size))
             if args.only in (None, "gemm"):
-                sizes = [(*nk, rows) for nk in LINEARS.values() for rows in (1, 4, 16, 32)]
+                sizes = [(*nk, rows) for nk in LINEARS for rows in (1, 4, 16, 32)]
                 table(
                     rank, "skinny_gemm, norm: N x K x rows", sizes, lambda *size: gemm_cases(gpu.kernel, c, rank, *size)
                 )
             if args.only in (None, "rows"):
-                sizes = [(*nk, rows) for nk in LINEARS.values() for rows in (2048, 8192)]
+                sizes = [(*nk, rows) for nk in LINEARS for rows in (2048, 8192)]
                 table(
                     rank, "block_scaled_gemm: N x K x rows", sizes, lambda *size: row_cases(gpu.kernel, c, rank, *size)
                 )
             if args.only in (None, "step") and rank.ranks > 1:
-                layers = layers_of(LLAMA_70B, rank.ranks)
+                shape = replace(LLAMA_70B, ranks=rank.ranks)
+                layers = layers_of(shape, LAYERS)
                 sizes = [(rows,) for rows in (1, 4, 8, 16, 32)]
-                step = lambda rows: Step(gpu.kernel, c, LLAMA_70B, layers, rows).cases()
-                table(rank, f"{LLAMA_70B.layers} layers of Llama 70B: rows", sizes, step, launches=1)
+                step = lambda rows: Step(gpu.kernel, c, shape, layers, rows).cases()
+                table(rank, f"{LAYERS} layers of Llama 70B: rows", sizes, step, launches=1)
     if rank.ranks > 1:
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """This checkout's build beside those of other checkouts, on this GPU, as markdown: what a change gains or costs.
 
     git worktree add ../before HEAD~1
     python scripts/build.py --backend cuda --source ../before
-    python -m benchmarks.gpu_builds ../before --only skinny_gemm --size 4096x4096 --rows 1 --rows 32
+    python -m benchmarks compare builds ../before --only skinny_gemm --size 4096x4096 --rows 1 --rows 32
 
 All builds get the same operands; each is verified before it is timed, and all of a table row are timed in turn. The
 gain is the other build's time by this one's, less one; "same bits" says whether their results are. Builds are told
@@ -11,7 +10,6 @@ apart by the trees they were made of: each by another commit, or with changes of
 """
 
 import copy
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -113,7 +111,3 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     figures = gpu_report.figures_of("gpu_builds", lambda: run(find_gpu(), args), args)
     return 0 if figures and figures["all right"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

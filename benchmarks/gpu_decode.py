@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """A decode step of a whole Llama in transformers on this GPU, as markdown.
 
-    python -m benchmarks.gpu_decode
-    python -m benchmarks.gpu_decode --only static --rows 1 --layers 4     # less of it
+    python -m benchmarks model decode
+    python -m benchmarks model decode --only static --rows 1 --layers 4     # less of it
 
 The step: one new token of each request behind 64 cached ones, by transformers' model with a static cache of 128,
 compiled as a whole by torch.compile and replayed as a CUDA or HIP graph. "torch" is the same FP8 model whose norms and
@@ -13,7 +12,6 @@ layers of random weights each rounding grows.
 """
 
 import copy
-import sys
 from types import MethodType, SimpleNamespace
 
 import torch
@@ -24,6 +22,7 @@ from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness.shapes import LLAMA_8B
 from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256
@@ -105,12 +104,8 @@ def by_torch(gpu: Gpu, model: torch.nn.Module) -> torch.nn.Module:
 
 def llama(layers: int, generator: torch.Generator) -> torch.nn.Module:
     config = LlamaConfig(
+        **(LLAMA_8B.config | dict(num_hidden_layers=layers)),
         vocab_size=VOCABULARY,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
         max_position_embeddings=8192,
         rope_parameters=dict(rope_type="default", rope_theta=500000.0),
         rms_norm_eps=1e-5,
@@ -183,7 +178,3 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=32)
     args = parser.parse_args(argv)
     return 0 if gpu_report.figures_of("gpu_decode", lambda: run(find_gpu(), args), args) is not None else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """block_scaled_gemm and int8_gemm beside what else computes the same on an NVIDIA GPU, as markdown.
 
-    python -m benchmarks.gpu_gemms [--only block_scaled_gemm] [--check] [--write docs/performance.md]
-    python -m benchmarks.gpu_gemms --random 60 --check
+    python -m benchmarks measure gemms [--only block_scaled_gemm] [--check] [--write docs/performance.md]
+    python -m benchmarks measure gemms --random 60 --check
 
 The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears; or random ones of
 block_scaled_gemm. Each row is timed in turn in this process (harness/gpu_timing.py) and verified before. Peers:
@@ -12,7 +11,6 @@ makes.
 """
 
 import math
-import sys
 from dataclasses import dataclass
 
 from benchmarks.harness import gpu_report
@@ -101,7 +99,3 @@ def main(argv: list[str] | None = None) -> int:
     for line in figures["missed"]:
         note(f"bound missed: {line}")
     return 1 if args.check and figures["missed"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """A decoder layer's kernels one after the other, beside torch's, on this GPU, as markdown.
 
-    python -m benchmarks.gpu_layer
-    python -m benchmarks.gpu_layer ../before --only "Llama 3.1 8B" --rows 1      # and another checkout's build
+    python -m benchmarks model kernels
+    python -m benchmarks model kernels ../before --only "Llama 3.1 8B" --rows 1      # and another checkout's build
 
 An operator timed in a series of itself always follows, and is followed by, its own kind; in a model each begins while
 another kernel ends. Here are the FP8 parts of a layer in their order, weights of several layers in rotation: addition,
@@ -14,7 +13,6 @@ in turn, after a layer's results were compared with the reference's.
 """
 
 import functools
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -153,7 +151,3 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     figures = gpu_report.figures_of("gpu_layer", lambda: run(find_gpu(), args), args)
     return 0 if figures and figures["all right"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """mla_decode on this GPU, as markdown: heads, batches, lengths and kinds of caches.
 
-    python -m benchmarks.gpu_mla
-    python -m benchmarks.gpu_mla --heads 16 --batch 128 --tokens 4096
+    python -m benchmarks measure mla
+    python -m benchmarks measure mla --heads 16 --batch 128 --tokens 4096
 
 Pages of 64 tokens in random order, launches in a graph, other queries and pages each. The first sequences' results are
 held to the reference before they are timed.
@@ -10,7 +9,6 @@ held to the reference before they are timed.
 
 import argparse
 import statistics
-import sys
 
 import torch
 
@@ -86,7 +84,3 @@ def main() -> None:
                 read, work = batch * tokens * BYTES[kind] / us / 1e6, 2 * 1088 * batch * heads * tokens / us / 1e6
                 row = [kind, str(batch), str(heads), str(tokens), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}"]
                 print(table_row(row), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 """A decode step of DeepSeek-V3's and Qwen3-235B's layers on this GPU, as markdown.
 
-    python -m benchmarks.gpu_model_layers
-    python -m benchmarks.gpu_model_layers --only qwen3-235b --rows 1
-    python -m benchmarks.gpu_model_layers --deep-gemm       with an installed DeepGEMM, too
+    python -m benchmarks model layers
+    python -m benchmarks model layers --only qwen3-235b --rows 1
+    python -m benchmarks model layers --deep-gemm       with an installed DeepGEMM, too
 
 Two layers of the model's own shapes, random weights; of DeepSeek-V3 one GPU's share of eight: 16 heads, an eighth of
 each expert. The step is one new token of each sequence behind 1024: the model without its head, compiled by
@@ -18,7 +17,6 @@ latent cache the latent vectors are quantised once more.
 """
 
 import copy
-import sys
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
@@ -30,12 +28,13 @@ from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
 from benchmarks.harness.layer_peers import PeerExperts, PeerLinear, in_blocks
+from benchmarks.harness.shapes import EIGHTH_OF_HEADS
 from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
 LAYERS, CONTEXT, AT_ONCE = 2, 1024, 1 << 14  # AT_ONCE: tokens of a prompt
 MODELS = {
-    "deepseek-v3": dict(num_attention_heads=16, num_key_value_heads=16, moe_intermediate_size=256),
+    "deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256),
     "qwen3-235b": {},
 }
 ROWS = (1, 8, 32, 128)
@@ -227,7 +226,3 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--deep-gemm", action="store_true", help="beside DeepGEMM's GEMMs; needs the package")
     args = parser.parse_args(argv)
     return 0 if gpu_report.figures_of("gpu_model_layers", lambda: run(find_gpu(), args), args) is not None else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

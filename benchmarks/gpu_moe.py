@@ -1,11 +1,11 @@
-#!/usr/bin/env python3
-"""Mixtures of experts on this GPU, as markdown: routing, sorting and combining, and fused_moe at models' sizes; both
-grouped GEMMs of a layer beside DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own
-operators with bfloat16 weights.
+"""Mixtures of experts on this GPU, as markdown: the parts, and layers beside DeepGEMM and torch.compile.
 
-    python -m benchmarks.gpu_moe
-    python -m benchmarks.gpu_moe --tokens 64 --only I2048
-    python -m benchmarks.gpu_moe --peers              the tables with peers alone; each row is timed in turn
+Timed are routing, sorting and combining, and fused_moe at models' sizes; both grouped GEMMs of a layer beside
+DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's own operators with bfloat16 weights.
+
+    python -m benchmarks measure moe
+    python -m benchmarks measure moe --tokens 64 --only I2048
+    python -m benchmarks measure moe --peers              the tables with peers alone; each row is timed in turn
 
 FP8 weights of random codes with scales of 128x128 blocks, routings at random, launches in a graph. Each result is held
 to the reference's parts before it is timed. Layers of one call follow one another without a pause: what the cache holds
@@ -14,7 +14,6 @@ of their weights is as in a model whose layers are as large.
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable
 
 import torch
@@ -211,7 +210,3 @@ def main() -> None:
         print("\n" + table_header(["fused_moe", "tokens", "us", "torch.compile, bfloat16, us", "ratio"]))
         for layer in layers:
             beside_torch(kernel, layer, beside)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

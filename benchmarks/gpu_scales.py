@@ -1,14 +1,12 @@
-#!/usr/bin/env python3
 """Computed scales on an NVIDIA GPU: every mode beside the static one and torch.compile of the same, as markdown.
 
-    python -m benchmarks.gpu_scales --write docs/performance.md
+    python -m benchmarks measure scales --write docs/performance.md
 
 bfloat16, e4m3fn. Every line's cases were verified, then timed in turn in this process (harness/gpu_timing.py). In
 brackets behind a mode: its time by the static one's. The floor is the bytes that must be moved, scales of groups
 included, at the rate that the vendor publishes. "torch" is what torch.compile makes of the reference's computation.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -156,7 +154,3 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--without-torch", action="store_true", help="ours alone, in a minute")
     args = parser.parse_args(argv)
     return 1 if gpu_report.figures_of("gpu_scales", lambda: run(args), args) is None else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,32 +1,28 @@
-#!/usr/bin/env python3
 """MLA decode on an MI300X by the simulator's clock, beside the floors of its bytes and operations.
 
-    python -m benchmarks.mla_rocm                                     the cases that bounds are set for, and others
-    python -m benchmarks.mla_rocm --only h16 --config r16,split=4     another form, another number of splits
-    python -m benchmarks.mla_rocm --challenge         our kernels of a step of examples/mla_challenge.py
+    python -m benchmarks simulate mla                                     the cases that bounds are set for, and others
+    python -m benchmarks simulate mla --only h16 --config r16,split=4     another form, another number of splits
+    python -m benchmarks simulate mla --challenge         our kernels of a step of examples/mla_challenge.py
 
 Floors: the cache's bytes at 4.2 TB/s, and 2176 operations a row and token at 708 TFLOP/s. Estimates rank; they are no
 measurement (simulator/README.md).
 """
 
-import argparse
 import math
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.harness.forms import ARCHS, Config
+from benchmarks.harness.clock import Clock, parser
+from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
-from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
-from simulator import Checks, cost, recording
-from simulator.profile import Profile
+from benchmarks.harness.simulated_rocm import FORMATS, empty
+from simulator import cost
 
 BYTES_PER_US, OPERATIONS_PER_US = 4.2e6, 708e6
 WIDTH, LATENT, MIXED, PAGE = 576, 512, 656, 64
 BYTES = {"wide": 2 * WIDTH, "fp8": WIDTH, "mixed": MIXED}
-
-
 CHALLENGE, MOST = ((128, 4096), (128, 6144)), 8192  # sequences and their tokens before the step; places of a sequence
 
 
@@ -63,34 +59,18 @@ CASES = (
 )
 
 
-class Clock:
-    def __init__(self, arch: str):
-        self.rocm, self.arch = SimulatedRocm.built(), arch
+def times(clock: Clock, call, sequences: int = 0) -> list[cost.Estimate]:
+    """Of each launch that `call(kernel)` makes. sequences: whose places the workgroups share evenly; then eight are
+    looked at, at eight parts of a sequence."""
 
-    def times(self, call, sequences: int = 0) -> list[cost.Estimate]:
-        """Of each launch that `call(kernel)` makes. sequences: whose places the workgroups share evenly; then eight are
-        looked at, at eight parts of a sequence."""
-        runtime, results = self.rocm.runtime, []
+    def sample(grid: tuple) -> list[int]:
+        count = math.prod(grid)
+        if sequences and count >= 8 * sequences:
+            each = count // sequences
+            return [each * (sequences * i // 8) + each * (2 * i + 1) // 16 for i in range(8)]
+        return sorted({0, count // 2})
 
-        def sample(grid: tuple) -> list[int]:
-            count = math.prod(grid)
-            if sequences and count >= 8 * sequences:
-                each = count // sequences
-                return [each * (sequences * i // 8) + each * (2 * i + 1) // 16 for i in range(8)]
-            return sorted({0, count // 2})
-
-        def launched(counters, beginnings) -> None:
-            results.append(cost.estimate(recording.record(counters, runtime.profile, beginnings), timing="graph"))
-            runtime.profile = Profile()
-
-        checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
-        with self.rocm.on(self.arch, sample=sample, profile=Profile(), checks=checks) as kernel:
-            runtime.on_launched = launched
-            try:
-                call(kernel)
-            finally:
-                runtime.on_launched = None
-        return results
+    return [cost.estimate(each, timing="graph") for each in clock.recordings(call, sample)]
 
 
 def run(clock: Clock, case: Case, config: Config | None) -> list[cost.Estimate]:
@@ -104,8 +84,8 @@ def run(clock: Clock, case: Case, config: Config | None) -> list[cost.Estimate]:
     out = empty((*q.shape[:3], LATENT), torch.bfloat16)
     scale = {"cache_scale": torch.ones(1)} if case.format == "fp8" else {}
     with forced("mla_decode", config):
-        return clock.times(
-            lambda kernel: kernel.mla_decode(q, cache, lengths, 192**-0.5, block_table=table, out=out, **scale)
+        return times(
+            clock, lambda kernel: kernel.mla_decode(q, cache, lengths, 192**-0.5, block_table=table, out=out, **scale)
         )
 
 
@@ -129,22 +109,20 @@ def challenge(clock: Clock, batch: int, tokens: int) -> dict[str, float]:
         return lambda kernel: kernel.mla_append(of, rope[:count], rotated, at, **turned)
 
     calls = {
-        "mla_append, all tokens": clock.times(append(latent, batch * MOST, slots), batch),
-        "mla_append, rotated numbers": clock.times(append(None, batch * MOST, slots), batch),
-        "mla_append, new tokens": clock.times(append(latent[:batch], batch, new)),
-        "mla_decode": clock.times(lambda kernel: kernel.mla_decode(q, rotated, lengths, 192**-0.5, out=out)),
+        "mla_append, all tokens": times(clock, append(latent, batch * MOST, slots), batch),
+        "mla_append, rotated numbers": times(clock, append(None, batch * MOST, slots), batch),
+        "mla_append, new tokens": times(clock, append(latent[:batch], batch, new)),
+        "mla_decode": times(clock, lambda kernel: kernel.mla_decode(q, rotated, lengths, 192**-0.5, out=out)),
     }
     return {name: sum(1e6 * each.seconds for each in found) for name, found in calls.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0])
-    parser.add_argument("--only", metavar="TEXT", help="cases whose name holds it")
-    parser.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
-    parser.add_argument("--describe", action="store_true", help="the parts of each launch's time")
-    parser.add_argument("--challenge", action="store_true", help="a step of examples/mla_challenge.py")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", metavar="TEXT", help="cases whose name holds it")
+    options.add_argument("--describe", action="store_true", help="the parts of each launch's time")
+    options.add_argument("--challenge", action="store_true", help="a step of examples/mla_challenge.py")
+    args = options.parse_args()
     clock = Clock(args.arch)
     if args.challenge:
         for number, (batch, tokens) in enumerate(CHALLENGE):
@@ -168,7 +146,3 @@ def main() -> None:
         print(table_row([case.name, *(f"{v:.2f}" for v in cells), found[0].bound]), flush=True)
         if args.describe:
             print(*map(cost.describe, found), sep="\n\n")
-
-
-if __name__ == "__main__":
-    main()

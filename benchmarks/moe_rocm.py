@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Mixtures of experts on an MI300X by the simulator's clock, beside what AITER has published.
 
-    python -m benchmarks.moe_rocm                     the two GEMM stages, at AITER's sizes
-    python -m benchmarks.moe_rocm --only "D7168 I2048" --tokens 256 --config t128x128
-    python -m benchmarks.moe_rocm --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
-    python -m benchmarks.moe_rocm --challenge         the AMD MoE challenge's problem: float16, all parts
+    python -m benchmarks simulate moe                     the two GEMM stages, at AITER's sizes
+    python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --config t128x128
+    python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
+    python -m benchmarks simulate moe --challenge         the AMD MoE challenge's problem: float16, all parts
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
 columns. Of 16-bit experts stage 1 has no SwiGLU. Routings are drawn at random; all tokens have the last expert.
@@ -19,12 +18,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.harness import sections
-from benchmarks.harness.forms import ARCHS, Config
+from benchmarks.harness.clock import Clock, parser
+from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
-from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
-from simulator import Checks, cost, recording
-from simulator.profile import Profile
+from benchmarks.harness.simulated_rocm import FORMATS, empty
+from simulator import cost, recording
 
 CHIPLETS = 4  # whose first workgroups are looked at: groups differ
 
@@ -62,35 +61,20 @@ def placed(values: torch.Tensor) -> torch.Tensor:
     return empty(tuple(values.shape), values.dtype).copy_(values)
 
 
-class Clock:
-    def __init__(self, arch: str):
-        self.rocm, self.arch = SimulatedRocm.built(), arch
+def us(clock: Clock, call) -> tuple[float, str]:
+    """Of what `call(kernel)` launches: microseconds, and the bound of its first launch. A persistent workgroup has a
+    tile more than another: this is the mean of the estimates that play each of those sampled first."""
 
-    def us(self, call) -> tuple[float, str]:
-        """Of what `call(kernel)` launches: microseconds, and the bound of its first launch. A persistent workgroup has
-        a tile more than another: this is the mean of the estimates that play each of those sampled first."""
-        runtime, results = self.rocm.runtime, []
+    def sample(grid: tuple) -> list[int]:
+        count = math.prod(grid)
+        return sorted({count * i // 4 + count // 8 for i in range(4)}) if count <= 608 else [count // 5, count // 2]
 
-        def sample(grid: tuple) -> list[int]:
-            count = math.prod(grid)
-            return sorted({count * i // 4 + count // 8 for i in range(4)}) if count <= 608 else [count // 5, count // 2]
+    def estimates(found: recording.Recording) -> list[cost.Estimate]:
+        each = [replace(found, courses=found.courses.from_kind(i)) for i in range(len(found.courses.waves))]
+        return [cost.estimate(one, timing="profiler") for one in each]
 
-        def launched(counters, beginnings) -> None:
-            found = recording.record(counters, runtime.profile, beginnings)
-            each = [replace(found, courses=found.courses.from_kind(i)) for i in range(len(found.courses.waves))]
-            estimates = [cost.estimate(one, timing="profiler") for one in each]
-            results.append((statistics.fmean(e.seconds for e in estimates), estimates[0].bound))
-            runtime.profile = Profile()
-
-        checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
-        options = dict(sample=sample, profile=Profile(), checks=checks, chiplets=CHIPLETS)
-        with self.rocm.on(self.arch, **options) as kernel:
-            runtime.on_launched = launched
-            try:
-                call(kernel)
-            finally:
-                runtime.on_launched = None
-        return 1e6 * sum(seconds for seconds, _ in results), results[0][1]
+    results = [estimates(each) for each in clock.recordings(call, sample, chiplets=CHIPLETS)]
+    return 1e6 * sum(statistics.fmean(e.seconds for e in each) for each in results), results[0][0].bound
 
 
 def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, first: Config | None, config):
@@ -112,11 +96,11 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
         operands = (a, b, *scales, offsets)
         if gates:
             out = empty((slots, n // 2), kind)
-            return clock.us(
-                lambda kernel: kernel.grouped_gemm_swiglu_fp8(*operands, **gather, scaling="group", out=out)
+            return us(
+                clock, lambda kernel: kernel.grouped_gemm_swiglu_fp8(*operands, **gather, scaling="group", out=out)
             )
         out = empty((slots, n), dtype or torch.bfloat16)
-        return clock.us(lambda kernel: kernel.grouped_gemm(*operands, **gather, out=out))
+        return us(clock, lambda kernel: kernel.grouped_gemm(*operands, **gather, out=out))
 
     with forced("grouped_gemm", first or config):
         to_hidden = gemm(tokens, 2 * layer.hidden, layer.d, fp8, rows=rows, slots=layer.chosen)
@@ -125,15 +109,13 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0])
-    parser.add_argument("--only", metavar="TEXT", help="layers whose name holds it")
-    parser.add_argument("--tokens", type=int, action="append")
-    parser.add_argument("--config", type=Config.parse, metavar="FORM", help="in place of what is picked")
-    parser.add_argument("--first", type=Config.parse, metavar="FORM", help="the same, of stage 1")
-    parser.add_argument("--challenge", action="store_true")
-    sections.add_options(parser)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", metavar="TEXT", help="layers whose name holds it")
+    options.add_argument("--tokens", type=int, action="append")
+    options.add_argument("--first", type=Config.parse, metavar="FORM", help="as --config, of stage 1")
+    options.add_argument("--challenge", action="store_true")
+    sections.add_options(options)
+    args = options.parse_args()
     clock = Clock(args.arch)
     layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
     dtype = torch.float16 if args.challenge else None
@@ -146,11 +128,7 @@ def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
             parts = stages(clock, count, layer, dtype, args.first, args.config)
-            total, theirs = sum(us for us, _ in parts), layer.aiter.get(count)
-            cells = [f"{us:.1f} {bound}".strip() for us, bound in parts]
+            total, theirs = sum(time for time, _ in parts), layer.aiter.get(count)
+            cells = [f"{time:.1f} {bound}".strip() for time, bound in parts]
             beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]
             print(table_row([layer.name, str(count), *cells, f"{total:.1f}", *beside]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """One decoder layer of a large model's own shapes, from a checkpoint in its published layout: written, loaded, run.
 
-    python -m benchmarks.one_layer deepseek-v3 FOLDER        # 11.6 GB on disk, 13 GB of memory
-    python -m benchmarks.one_layer qwen3-235b FOLDER         # 2.5 GB
+    python -m benchmarks model checkpoint deepseek-v3 FOLDER        # 11.6 GB on disk, 13 GB of memory
+    python -m benchmarks model checkpoint qwen3-235b FOLDER         # 2.5 GB
 
 Codes and scales are random. FOLDER is written where it does not exist. Printed are bytes a parameter, how far the
 kernels' logits are from the reference operators', and decode steps' times on this machine. Only the vocabulary is
@@ -11,7 +11,6 @@ smaller than the model's own, and there is one layer, with experts.
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,35 +19,16 @@ import kernels
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness.shapes import CONFIGS
 from scripts.load import default_backend, load_kernel
 
 BLOCK = 128
 VOCABULARY = 1024
 BIASED = "e_score_correction_bias"
+# Beside CONFIGS of harness/shapes.py. All layers have experts.
 MODELS = {
     "deepseek-v3": dict(
-        model_type="deepseek_v3",
-        hidden_size=7168,
-        moe_intermediate_size=2048,
-        intermediate_size=18432,
-        n_routed_experts=256,
-        num_experts_per_tok=8,
-        n_group=8,
-        topk_group=4,
-        n_shared_experts=1,
-        routed_scaling_factor=2.5,
-        norm_topk_prob=True,
-        scoring_func="sigmoid",
-        topk_method="noaux_tc",
-        num_attention_heads=128,
-        num_key_value_heads=128,
-        q_lora_rank=1536,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
         first_k_dense_replace=0,
-        num_nextn_predict_layers=1,
         rope_theta=10000,
         rope_scaling=dict(
             type="yarn",
@@ -61,40 +41,29 @@ MODELS = {
         ),
         max_position_embeddings=163840,
     ),
-    "qwen3-235b": dict(
-        model_type="qwen3_moe",
-        hidden_size=4096,
-        moe_intermediate_size=1536,
-        intermediate_size=12288,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        num_attention_heads=64,
-        num_key_value_heads=4,
-        head_dim=128,
-        rope_theta=1000000.0,
-        max_position_embeddings=40960,
-    ),
+    "qwen3-235b": dict(rope_theta=1000000.0, max_position_embeddings=40960),
 }
 
 
 def settings(name: str, **changes) -> dict:
     """config.json of the model `name`, with one layer."""
-    return dict(
-        **(MODELS[name] | changes),
-        num_hidden_layers=1,
-        vocab_size=VOCABULARY,
-        hidden_act="silu",
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        torch_dtype="bfloat16",
-        bos_token_id=0,
-        eos_token_id=1,
-        quantization_config=dict(
-            quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[BLOCK, BLOCK]
-        ),
+    return (
+        CONFIGS[name]
+        | MODELS[name]
+        | changes
+        | dict(
+            num_hidden_layers=1,
+            vocab_size=VOCABULARY,
+            hidden_act="silu",
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+            bos_token_id=0,
+            eos_token_id=1,
+            quantization_config=dict(
+                quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[BLOCK, BLOCK]
+            ),
+        )
     )
 
 
@@ -236,7 +205,3 @@ def main() -> int:
     for name, value in check(load_kernel("cpu"), args.folder).items():
         print(f"{name:<22}{value:.4g}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Puts what it is given into a section of docs/performance.md; most benchmarks do so themselves.
 
-    python -m benchmarks.cuda --write docs/performance.md                  # runs, then replaces its section
-    python -m benchmarks.performance --section cuda-operators < table.md   # replaces a section by what it is given
+    python -m benchmarks measure cuda --write docs/performance.md                  # runs, then replaces its section
+    python -m benchmarks compare section --section cuda-operators < table.md   # replaces a section by what it is given
 
 A section stands between two lines of the file: harness/sections.py.
 """
@@ -24,7 +24,3 @@ def main(argv: list[str] | None = None) -> int:
         print(f"performance.py: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

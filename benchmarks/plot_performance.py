@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """The H200's figures in docs/performance.md as two pictures of all operator families. Times nothing; needs no GPU.
 
-    python -m benchmarks.plot_performance     # writes docs/h200.png and docs/h200-memory.png
+    python -m benchmarks compare plot     # writes docs/h200.png and docs/h200-memory.png
 
 h200.png has the fastest competitor's time by ours. h200-memory.png has the floor by our time, as a share of the
 memory's published rate, with a mark where the fastest competitor is. All numbers are those of the tables, as they are
@@ -10,7 +9,6 @@ printed there. Of computed scales the tables give times, and torch's only for so
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from benchmarks.harness import bars
@@ -112,7 +110,3 @@ def main(argv: list[str] | None = None) -> int:
     bars.draw([family.times() for family in drawn], above, args.times, row_height=ROW_HEIGHT)
     bars.draw([family.shares(RATE) for family in drawn], above, args.shares, row_height=ROW_HEIGHT)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

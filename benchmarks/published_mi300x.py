@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """What others have published for these operators on an MI300X (harness/published.py), as a markdown table.
 
-    python -m benchmarks.published_mi300x [--all] [--write docs/performance.md]
+    python -m benchmarks compare published [--all] [--write docs/performance.md]
 
 Beside the times stand the simulator's estimates of the article's own kernels (from the recordings of
 simulator/calibration) and of this package's, with one clock and the same way of timing. Needs the ROCm variant
@@ -93,7 +92,3 @@ def main() -> None:
                 for each in (stored[case.theirs], stored.get(case.vllm), recording)
             ]
             print(line(case, *estimates), flush=True)
-
-
-if __name__ == "__main__":
-    main()

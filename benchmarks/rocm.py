@@ -1,15 +1,12 @@
-#!/usr/bin/env python3
 """The GPU operators beside what others have published for an MI300X, as markdown.
 
     make bench-rocm VENV=/path/to/an/environment/with/torch/for/ROCm
-    python -m benchmarks.rocm --json figures.json      # with a build of the variant at hand
+    python -m benchmarks measure rocm --json figures.json      # with a build of the variant at hand
 
 Everything in one table row was timed in turn in this process (harness/gpu_timing.py), and verified before. The
 floor is the bytes that must be moved at the memory's rate, as in benchmarks/cuda.py; it leaves out the launch, whose
 own floor stands above the tables.
 """
-
-import sys
 
 import torch
 
@@ -109,7 +106,3 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="time torch.compile's row operators too (slow to start)")
     args = parser.parse_args(argv)
     return 1 if gpu_report.figures_of("rocm", lambda: run(find_gpu(), args), args) is None else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

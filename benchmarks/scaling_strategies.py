@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Where FP8 scales lie, and what that is worth: a scale a tensor, a square block or a group of a row, beside bfloat16.
 
-    python -m benchmarks.scaling_strategies [--m 256] [--n 1024] [--k 2048] [--windows 16] [--output build/scales]
+    python -m benchmarks measure strategies [--m 256] [--n 1024] [--k 2048] [--windows 16] [--plot PNG]
 
 Four questions, each of the same four ways to compute a linear layer with block_scaled_gemm (bfloat16: torch):
 
@@ -12,13 +11,12 @@ Four questions, each of the same four ways to compute a linear layer with block_
     time     of a product, without and with the quantisation of the activations, as a share of bfloat16's; rotated
              buffers, medians, in turn in one process
 
-It also draws the error and the time. Runs on a GPU where there is one, in microseconds too; a CPU's are ratios alone.
+--plot draws the error and the time. Runs on a GPU where there is one, in microseconds too; a CPU's are ratios alone.
 """
 
 import argparse
 import copy
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import bars
+from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.timing import copies, samples_in_turn
 from examples.llama_fp8 import decoding, text
 from scripts.load import load_kernel
@@ -162,14 +161,6 @@ def _done(out: torch.Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def table(names: list[str], columns: dict[str, list[str]]) -> str:
-    width = {title: max(len(title), *map(len, cells)) for title, cells in columns.items()}
-    lines = [" " * 10 + "".join(f"  {title:>{width[title]}}" for title in columns)]
-    for i, name in enumerate(names):
-        lines.append(f"{name:<10}" + "".join(f"  {cells[i]:>{width[title]}}" for title, cells in columns.items()))
-    return "\n".join(lines)
-
-
 def draw(
     names: list[str], found: dict[str, list[float]], taken: dict[str, tuple[float, float]], where: str, path: Path
 ):
@@ -193,7 +184,7 @@ def parse(arguments: list[str] | None = None):
     for name, default in (("m", 256), ("n", 1024), ("k", 2048), ("windows", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
-    parser.add_argument("--output", type=Path, default=Path("build/scales"), help="the plot's folder")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="of the error and the time")
     args = parser.parse_args(arguments)
     if min(args.m, args.n, args.k, args.windows) < 1:
         parser.error("sizes and --windows are at least 1")
@@ -226,12 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     columns["with quantisation"] = [f"{taken[name][1] / base:.2f}" for name in names]
     if device.type == "cuda":
         columns["us"] = [f"{1e6 * taken[name][0]:.1f}" for name in names]
-    print(table(names, columns))
-    path = args.output / "scaling_strategies.png"
-    draw(names, error, taken, f"Scales of FP8 operands, {args.m} x {args.n} x {args.k}, {where}", path)
-    print(f"\nPlot: {path}")
+    print(table_header(["", *columns]))
+    for name, *cells in zip(names, *columns.values()):
+        print(table_row([name, *cells]))
+    if args.plot:
+        draw(names, error, taken, f"Scales of FP8 operands, {args.m} x {args.n} x {args.k}, {where}", args.plot)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

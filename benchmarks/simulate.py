@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Run one operator of the built ROCm variant in the simulator: verify it, count its work, estimate its time.
 
-    python -m benchmarks.simulate skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config s8x16
-    python -m benchmarks.simulate add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
-    python -m benchmarks.simulate swiglu_fp8 --rows 1 --d 256 --trace 0:0
-    python -m benchmarks.simulate skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # four workgroups; not verified
-    python -m benchmarks.simulate swiglu_fp8 --rows 8 --d 6656 --sample 4 --warm --timing profiler
+    python -m benchmarks simulate operator skinny_gemm --m 8 --n 64 --k 4096 --arch gfx942 --config s8x16
+    python -m benchmarks simulate operator add_rms_norm_fp8 --rows 4 --d 1024 --dtype bfloat16 --annotate
+    python -m benchmarks simulate operator swiglu_fp8 --rows 1 --d 256 --trace 0:0
+    python -m benchmarks simulate operator skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # not verified
+    python -m benchmarks simulate operator swiglu_fp8 --rows 8 --d 6656 --sample 4 --warm --timing profiler
 
 Needs the variant (scripts/build.py --backend rocm) and what builds it (scripts/rocm_toolchain.py). The estimate ranks
 versions of a kernel and is no measurement: simulator/README.md.
@@ -176,7 +175,3 @@ def main() -> None:
         raise SystemExit(f"simulate.py: wrong result: {error}") from None
     except (RuntimeError, ValueError, SimulationError) as error:
         raise SystemExit(f"simulate.py: {error}") from None
-
-
-if __name__ == "__main__":
-    main()

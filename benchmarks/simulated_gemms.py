@@ -1,27 +1,25 @@
-#!/usr/bin/env python3
 """The ROCm GEMMs beside Composable Kernel and AITER, all by the simulator's clock: an MI300X, or ours on an MI350X.
 
-    python -m benchmarks.simulated_gemms block_scaled_gemm [--only MxNxK ...] [--config FORM[,split=N]] [--parts]
-    python -m benchmarks.simulated_gemms int8_gemm --arch gfx950
-    python -m benchmarks.simulated_gemms linear_abde_i8 --ck PATH
+    python -m benchmarks simulate gemms block_scaled_gemm [--only MxNxK ...] [--config FORM[,split=N]] [--parts]
+    python -m benchmarks simulate gemms int8_gemm --arch gfx950
+    python -m benchmarks simulate gemms linear_abde_i8 --ck PATH
 
 block_scaled_gemm has the shapes of the AMD FP8 GEMM challenge; beside it stands the fastest of the instances of CK that
 AITER's tables for an MI300X name for a shape, or for the nearest M. int8_gemm is W8A8 beside AITER's published times;
 linear_abde_i8 has OPT's sizes, beside CK's batched GEMM with the tile of AMD's article on SmoothQuant, and with the
 fastest of all tiles tried. With --ck, CK's instances without a recording are compiled and run (PATH:
 simulator/calibration/record.py); recordings are kept in build/calibration. Estimates rank; they are no measurement
-(simulator/README.md). `python -m benchmarks.tune OPERATOR --clock ARCH` tries other configurations.
+(simulator/README.md). `python -m benchmarks tune forms OPERATOR --clock ARCH` tries other configurations.
 """
 
-import argparse
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import ck_smoothquant
+from benchmarks.harness import ck_smoothquant, clock
 from benchmarks.harness.clock import CALLS, estimated
-from benchmarks.harness.forms import ARCHS, Config, Size, form_names, picked
+from benchmarks.harness.forms import ARCHS, Size, form_names, picked
 from benchmarks.harness.gemm_cases import CHALLENGE, OPT
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import SimulatedRocm
@@ -91,11 +89,9 @@ def peers(operator: str, size: Size, estimates: dict[str, float]) -> list[tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = clock.parser(__doc__)
     parser.add_argument("operator", choices=CALLS)
     parser.add_argument("--only", action="append", default=[], metavar="MxNxK")
-    parser.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
-    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="other kernels are those of an MI300X")
     parser.add_argument("--parts", action="store_true", help="print what the estimate is made of")
     parser.add_argument("--ck", type=Path, metavar="PATH", help="compile and run what has no recording yet")
     parser.add_argument("--library", type=Path, help="folder of CK's compiled instances (default: build/calibration)")
@@ -129,7 +125,3 @@ def main() -> None:
         if of:
             mean = math.prod(of) ** (1 / len(of))
             print(f"times as fast as {peer}: geometric mean of {len(of)} {mean:.3f}, least {min(of):.2f}")
-
-
-if __name__ == "__main__":
-    main()

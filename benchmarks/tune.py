@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """A GEMM's own choice beside its other configurations, on this GPU or by the simulator's clock, as markdown.
 
-    python -m benchmarks.tune skinny_gemm                                   # sizes of current models' layers
-    python -m benchmarks.tune skinny_gemm --size 5120x8192 --rows 1 --rows 16
-    python -m benchmarks.tune int8_gemm --random 40 --json forms.json       # those of gpu_gemms, and random ones
-    python -m benchmarks.tune block_scaled_gemm --clock gfx942 --size 512x7168 --rows 1024 --form t128x64
+    python -m benchmarks tune forms skinny_gemm                                   # sizes of current models' layers
+    python -m benchmarks tune forms skinny_gemm --size 5120x8192 --rows 1 --rows 16
+    python -m benchmarks tune forms int8_gemm --random 40 --json forms.json       # those of gpu_gemms, and random ones
+    python -m benchmarks tune forms block_scaled_gemm --clock gfx942 --size 512x7168 --rows 1024 --form t128x64
 
 A configuration is what ROCM_FP8_KERNELS_CONFIG takes behind the operator: a form, parts of K, pieces of the columns.
 On a GPU each is verified and timed alone; then the own choice and those near the fastest are timed in turn. Weights are
@@ -16,7 +15,6 @@ import itertools
 import math
 import random
 import statistics
-import sys
 
 import torch
 
@@ -155,10 +153,6 @@ def main(argv: list[str] | None = None) -> int:
             if getattr(args, name) not in (None, False, 0):
                 parser.error(f"--{name.replace('_', '-')} does not go with --clock")
         if args.operator not in clock.CALLS:
-            parser.error(f"--clock: {args.operator} is estimated by python -m benchmarks.simulate")
+            parser.error(f"--clock: {args.operator} is estimated by python -m benchmarks simulate operator")
     figures = gpu_report.figures_of("tune", lambda: (by_clock if args.clock else on_gpu)(args), args)
     return 0 if figures and figures["all right"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

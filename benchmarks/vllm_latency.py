@@ -1,10 +1,9 @@
-#!/usr/bin/env python3
 """Times of a model in vLLM with this package's plugin, with vLLM's own FP8, and in bfloat16, as markdown.
 
-    python -m benchmarks.vllm_latency                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
-    python -m benchmarks.vllm_latency --shape llama-70b --layers 16 --scheme dynamic static blocks
-    python -m benchmarks.vllm_latency --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
-    python -m benchmarks.vllm_latency --int8-linears                   # the plugin's beside vLLM's, on a CPU
+    python -m benchmarks model vllm                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
+    python -m benchmarks model vllm --shape llama-70b --layers 16 --scheme dynamic static blocks
+    python -m benchmarks model vllm --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
+    python -m benchmarks model vllm --int8-linears                   # the plugin's beside vLLM's, on a CPU
 
 Each row is a process of its own (harness/vllm_engine.py), one after the other: vLLM starts, and serves each batch.
 Shown are medians: a decode step, the first token after a prompt, how long the engine took to start, and on a GPU the
@@ -29,84 +28,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.harness import sections
+from benchmarks.harness import bars, sections
 from benchmarks.harness.gpu_environment import commit
+from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.shapes import CONFIGS, EIGHTH_OF_HEADS
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
 
 
-def llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict:
-    return dict(
-        architectures=["LlamaForCausalLM"],
-        model_type="llama",
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-    )
-
-
-def qwen3_moe(hidden: int, intermediate: int, experts: int, chosen: int, layers: int, heads: int, head: int) -> dict:
-    return dict(
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        hidden_size=hidden,
-        intermediate_size=3 * intermediate,
-        moe_intermediate_size=intermediate,
-        num_experts=experts,
-        num_experts_per_tok=chosen,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=4,
-        head_dim=head,
-    )
-
-
-MIXTRAL = llama(4096, 14336, 32, 32, 8) | dict(
-    architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8, num_experts_per_tok=2
-)
-# With the 16 heads that each of eight workers has.
-DEEPSEEK = dict(
-    architectures=["DeepseekV3ForCausalLM"],
-    model_type="deepseek_v3",
-    hidden_size=7168,
-    intermediate_size=18432,
-    moe_intermediate_size=2048,
-    num_hidden_layers=61,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    n_routed_experts=256,
-    n_shared_experts=1,
-    num_experts_per_tok=8,
-    n_group=8,
-    topk_group=4,
-    first_k_dense_replace=1,
-    moe_layer_freq=1,
-    q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    norm_topk_prob=True,
-    routed_scaling_factor=2.5,
-    scoring_func="sigmoid",
-    topk_method="noaux_tc",
-    num_nextn_predict_layers=0,
-)
-SHAPES = {
-    "tiny-llama": llama(2048, 5632, 22, 32, 4),
-    "tiny-mixture": qwen3_moe(2048, 1536, 16, 4, 20, 32, 64),  # 1.1 B of 3.2 B active
-    "llama-8b": llama(4096, 14336, 32, 32, 8),
-    "llama-70b": llama(8192, 28672, 80, 64, 8),
-    "qwen3-30b-a3b": qwen3_moe(2048, 768, 128, 8, 48, 32, 128),
-    "mixtral-8x7b": MIXTRAL,
-    "deepseek-v3": DEEPSEEK,
-}
 OF_ALL = dict(
     vocab_size=32000,
     max_position_embeddings=8192,
@@ -117,6 +47,10 @@ OF_ALL = dict(
     eos_token_id=2,
     torch_dtype="bfloat16",
 )
+# Of DeepSeek-V3 a worker's heads, and one dense layer: a cut model has experts. No layer that predicts a token more.
+SHAPES = CONFIGS | {
+    "deepseek-v3": CONFIGS["deepseek-v3"] | EIGHTH_OF_HEADS | dict(first_k_dense_replace=1, num_nextn_predict_layers=0)
+}
 ROUTERS = ("mlp.gate", "block_sparse_moe.gate")  # no checkpoint quantises them
 
 
@@ -254,22 +188,22 @@ def report(args: argparse.Namespace) -> None:
     names = [f"batch {batch}" for batch in args.batch] + [f"first token of {prompt}" for prompt in args.prompts]
     names += [f"graph, batch {batch}" for batch in args.batch if gpu]
     columns = ["mode", *names, "start, s", *(["memory, GiB"] if gpu else [])]
-    print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+    print(table_header(columns))
     rows: dict[str, list[float | None]] = {}
-    memory: dict[str, str] = {}
+    memory: dict[str, list[str]] = {}
     for mode, found in measured(args):
         if found is None:
-            rows[mode], memory[mode] = [None] * len(names), "failed"
+            rows[mode], memory[mode] = [None] * len(names), ["failed"] + [""] * gpu
             continue
         times = [found["step"][str(batch)] for batch in args.batch]
         times += [found["first"][str(prompt)] for prompt in args.prompts]
         rows[mode] = times + [found["graph"].get(str(batch)) for batch in args.batch if gpu]
-        memory[mode] = f"{found['start']:.0f} | {found['memory']:.2f}" if gpu else f"{found['start']:.0f}"
+        memory[mode] = [f"{found['start']:.0f}"] + ([f"{found['memory']:.2f}"] if gpu else [])
     for mode, times in rows.items():
         beside = rows.get(mode.replace("ours", "vLLM's")) if "ours" in mode else None
         beside = next(iter(rows.values())) if mode == "bfloat16" else beside
         cells = [cell(time, beside and beside[index]) for index, time in enumerate(times)]
-        print(f"| {mode} | " + " | ".join(cells) + f" | {memory[mode]} |", flush=True)
+        print(table_row([mode, *cells, *memory[mode]]), flush=True)
     if args.plot:
         plot(args, names, rows)
 
@@ -281,23 +215,19 @@ def cell(time: float | None, beside: float | None) -> str:
 
 
 def plot(args: argparse.Namespace, names: list[str], rows: dict[str, list[float | None]]) -> None:
-    """A group of bars a column: each mode's time by that of the first row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(1.6 * len(names) + 2, 4))
-    first, width = next(iter(rows.values())), 0.8 / len(rows)
-    for index, (mode, times) in enumerate(rows.items()):
-        known = [(place, time / first[place]) for place, time in enumerate(times) if time and first[place]]
-        axes.bar([place + index * width for place, _ in known], [ratio for _, ratio in known], width, label=mode)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names, rotation=20, ha="right")
-    axes.set_ylabel(f"time, by that of {next(iter(rows))}")
-    axes.set_title(f"vLLM, {args.shape} by shape")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(args.plot)
+    """Each mode's time by that of the first row: of steps, first tokens, graphs."""
+    first = next(iter(rows.values()))
+    panels = []
+    for kind in ("batch", "first token", "graph"):
+        places = [place for place, name in enumerate(names) if name.startswith(kind)]
+        drawn = [
+            bars.Bars(mode, f"C{i}", [times[at] / first[at] if times[at] and first[at] else None for at in places])
+            for i, (mode, times) in enumerate(rows.items())
+        ]
+        if places:
+            unit = f"time, by that of {next(iter(rows))}"
+            panels.append(bars.Panel(kind, unit, "", [names[at] for at in places], drawn, line=1.0))
+    bars.draw(panels, f"vLLM, {args.model or f'{args.shape} by shape'}", args.plot)
 
 
 def int8_linears() -> None:
@@ -332,8 +262,8 @@ def int8_linears() -> None:
         return lambda x: made.apply_weights(layer, x)
 
     print(f"{torch.get_num_threads()} threads, {datetime.date.today()}, commit {commit()}\n")
-    print(f"| K x N | rows | ours, ms | {other.__name__}, ms | times as fast | error of ours | of the other |")
-    print("| --- " * 7 + "|")
+    columns = ["K x N", "rows", "ours, ms", f"{other.__name__}, ms", "times as fast", "error of ours", "of the other"]
+    print(table_header(columns))
     for k, n in ((4096, 4096), (4096, 11008)):
         weight = torch.randn(n, k)
         scale = weight.float().abs().amax(1, keepdim=True) / 127
@@ -346,8 +276,8 @@ def int8_linears() -> None:
             exact = q.double() @ weight.t().double() * of_rows.double() * scale.t().double()
             errors = [(call(0)[:32] - exact).norm() / exact.norm() for call in cases.values()]
             ours, theirs = (statistics.median(each) * 1e3 for each in samples_in_turn(cases).values())
-            figures = f"{ours:.2f} | {theirs:.2f} | {theirs / ours:.2f} | {errors[0]:.4f} | {errors[1]:.4f}"
-            print(f"| {k} x {n} | {rows} | {figures} |", flush=True)
+            figures = [f"{value:.2f}" for value in (ours, theirs, theirs / ours)] + [f"{error:.4f}" for error in errors]
+            print(table_row([f"{k} x {n}", str(rows), *figures]), flush=True)
 
 
 def main() -> int:
@@ -383,7 +313,3 @@ def main() -> int:
     with sections.recorded("vllm_latency", args):
         report(args)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

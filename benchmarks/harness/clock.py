@@ -1,12 +1,14 @@
-"""Estimates of the ROCm GEMMs by the simulator's clock: all parts of one tile run, on zeros; nothing is verified."""
+"""Estimates by the simulator's clock: a few workgroups run, on zeros; nothing is verified. Of a GEMM: all parts of one
+tile."""
 
+import argparse
 import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from benchmarks.harness.forms import Config, Size, picked, table
+from benchmarks.harness.forms import ARCHS, Config, Size, picked, table
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
 from simulator import Checks, cost, recording
@@ -14,6 +16,38 @@ from simulator.profile import Profile
 from simulator.timeline import pack
 
 CHIPLETS, BLOCK = 8, 128
+CHECKS = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """--arch and --config."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="figures of other kernels are an MI300X's")
+    result.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
+    return result
+
+
+class Clock:
+    """The built variant on one architecture."""
+
+    def __init__(self, arch: str):
+        self.rocm, self.arch = SimulatedRocm.built(), arch
+
+    def recordings(self, call: Callable, sample: Callable[[tuple], list[int]], **options) -> list[recording.Recording]:
+        """Of each launch that `call(kernel)` makes. sample: grid -> the workgroups that run."""
+        runtime, results = self.rocm.runtime, []
+
+        def launched(counters, beginnings) -> None:
+            results.append(recording.record(counters, runtime.profile, beginnings))
+            runtime.profile = Profile()
+
+        with self.rocm.on(self.arch, sample=sample, profile=Profile(), checks=CHECKS, **options) as kernel:
+            runtime.on_launched = launched
+            try:
+                call(kernel)
+            finally:
+                runtime.on_launched = None
+        return results
 
 
 def block_scaled(kernel, arch: str, m: int, n: int, k: int) -> Callable[[], object]:
@@ -92,8 +126,7 @@ def estimated(rocm: SimulatedRocm, name: str, size: Size, arch: str, config: Con
     call, operator = CALLS[name]
     taken = config or picked(operator, size, arch)
     profile, runtime = Profile(), rocm.runtime
-    checks = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)
-    options = {"sample": parts_of_a_tile(operator, size, taken), "profile": profile, "checks": checks}
+    options = {"sample": parts_of_a_tile(operator, size, taken), "profile": profile, "checks": CHECKS}
     with rocm.on(arch, **options) as kernel, forced(operator, config):
         call(kernel, arch, *size)()
     return with_adding(recording.record(runtime.launches[-1][4], profile, runtime.beginnings), profile, taken.split)

@@ -7,21 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from benchmarks.harness.shapes import LlamaShapes
+
 Case = Callable[[], object]
 FP8, EPSILON = torch.float8_e4m3fn, 1e-5
-
-
-@dataclass(frozen=True)
-class Shape:
-    hidden: int = 8192
-    intermediate: int = 28672
-    heads: int = 64
-    kv_heads: int = 8
-    head_dim: int = 128
-    layers: int = 8
-
-
-LLAMA_70B = Shape()
 
 
 @dataclass(frozen=True)
@@ -35,20 +24,18 @@ class Layer:
     norms: tuple[torch.Tensor, torch.Tensor]  # bfloat16 [hidden]: behind O, behind Down
 
 
-def layers_of(shape: Shape, ranks: int) -> list[Layer]:
+def layers_of(shape: LlamaShapes, count: int) -> list[Layer]:
+    """Of one of its ranks."""
+
     def fp8(n: int, k: int) -> torch.Tensor:
         return (torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 4).to(FP8)
 
-    attention, qkv = shape.heads * shape.head_dim, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     return [
         Layer(
-            fp8(qkv // ranks, shape.hidden),
-            fp8(shape.hidden, attention // ranks),
-            fp8(2 * shape.intermediate // ranks, shape.hidden),
-            fp8(shape.hidden, shape.intermediate // ranks),
+            *(fp8(*shape.linears[name]) for name in ("QKV", "O", "Gate/Up", "Down")),
             tuple(torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2)),
         )
-        for _ in range(shape.layers)
+        for _ in range(count)
     ]
 
 
@@ -56,7 +43,7 @@ class Step:
     """A step for `rows` sequences. ours, one_by_one, nccl: our kernels with each way of summing. torchs: torch's GEMMs,
     NCCL, norms by torch.compile."""
 
-    def __init__(self, kernel, c, shape: Shape, layers: list[Layer], rows: int):
+    def __init__(self, kernel, c, shape: LlamaShapes, layers: list[Layer], rows: int):
         self.kernel, self.c, self.layers, self.rows = kernel, c, layers, rows
         self.attention = shape.heads * shape.head_dim // c.ranks
         torch.manual_seed(0)  # all ranks have the same stream

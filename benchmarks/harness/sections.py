@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from benchmarks.harness.commands import command
+
 PERFORMANCE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 # Of each benchmark, where --section names no other.
 SECTIONS = {
@@ -105,6 +107,5 @@ def recorded(benchmark: str, args: argparse.Namespace, *, fenced: bool = False) 
     printed = io.StringIO()
     with contextlib.redirect_stdout(_Tee(sys.stdout, printed)):
         yield
-    command = shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]])
     text = f"```text\n{printed.getvalue()}```" if fenced else printed.getvalue()
-    write(args.write, name, f"`{command}`\n\n{text}")
+    write(args.write, name, f"`{shlex.join([*command(benchmark), *sys.argv[1:]])}`\n\n{text}")

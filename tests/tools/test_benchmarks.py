@@ -244,8 +244,9 @@ def test_results_come_from_rotating_buffers(kernel, classes):
         assert sum(part.nbytes for part in seen[0]) * len(instance.sets) > 1 << 15, name
 
 
-def test_the_script_by_itself(classes, capsys, monkeypatch):
+def test_the_command_by_itself(classes, capsys, monkeypatch):
     # main() goes through the same classes, on this repository's CPU build.
+    monkeypatch.setattr(sys, "argv", ["measure hub"])
     sys.modules["benchmark_module"].main()
     lines = capsys.readouterr().out.splitlines()
     assert [re.sub(r"[\d.]+ ms$", "", line).split() for line in lines] == [

@@ -76,7 +76,7 @@ def test_what_a_benchmark_prints_is_recorded(path, monkeypatch, capsys):
     with sections.recorded("cuda", arguments(write=path, section="a")):
         print("| 1 |")
         assert capsys.readouterr().out == "| 1 |\n", "and seen at once"
-    assert "\n`python -m benchmarks.cuda --write performance.md`\n\n| 1 |\n" in path.read_text()
+    assert "\n`python -m benchmarks measure cuda --write performance.md`\n\n| 1 |\n" in path.read_text()
 
 
 def test_nothing_is_recorded_of_a_run_that_fails(path, capsys):

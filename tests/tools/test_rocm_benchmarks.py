@@ -246,12 +246,13 @@ def test_nothing_wrong_is_timed(small_tables, cpu, capsys):
 
 
 # One process for all of them, as it imports torch: what each exits with.
-AS_SCRIPTS = """
+AS_COMMANDS = """
 import runpy, sys
-scripts, sys.argv[1:] = sys.argv[1:], []
-for script in scripts:
+names = sys.argv[1:]
+for name in names:
+    sys.argv[1:] = ["measure", name]
     try:
-        runpy.run_module(f"benchmarks.{script}", run_name="__main__", alter_sys=True)
+        runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
     except SystemExit as error:
         print(error.code)
 """
@@ -259,11 +260,11 @@ for script in scripts:
 
 def test_without_a_gpu_one_line_says_so():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    scripts = ["cuda", "rocm", "gpu_scales"]
-    command = [sys.executable, "-c", AS_SCRIPTS, *scripts]
+    scripts = {"cuda": "cuda", "rocm": "rocm", "scales": "gpu_scales"}
+    command = [sys.executable, "-c", AS_COMMANDS, *scripts]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0 and run.stdout == "1\n1\n1\n", run.stderr
-    lines = [rf"{script}.py: no GPU: torch \S+ \((CUDA|HIP) \S+\) finds none\n" for script in scripts]
+    lines = [rf"{script}.py: no GPU: torch \S+ \((CUDA|HIP) \S+\) finds none\n" for script in scripts.values()]
     assert re.fullmatch("".join(lines), run.stderr)
 
 

@@ -6,6 +6,7 @@ import torch
 from benchmarks import scaling_strategies
 from benchmarks.scaling_strategies import OUTLIERS, Linear, by_blocks, errors, parse, strategies
 from tests.problems.inputs import FP8
+from tests.tools.tables import tables
 
 
 @pytest.fixture
@@ -52,12 +53,11 @@ def test_a_linear_is_near_the_original(kernel, found, generator, name):
 
 def test_the_whole_of_it(kernel, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scaling_strategies.torch.cuda, "is_available", lambda: False)
-    small = ["--m", "8", "--n", "64", "--k", "256", "--windows", "1", "--seed", "3", "--output", str(tmp_path)]
+    small = ["--m", "8", "--n", "64", "--k", "256", "--windows", "1", "--seed", "3", "--plot", str(tmp_path / "png")]
     assert scaling_strategies.main(small) == 0
-    out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines() if line.startswith(("bfloat16", "global", "128x128", "1x128"))]
+    (_, _, *rows) = tables(capsys.readouterr().out)
     assert [row[0] for row in rows] == ["bfloat16", "global", "128x128", "1x128"]
     assert [row[1] for row in rows] == ["16.000", "8.002", "8.004", "8.250"]
     bits = [float(row[-3]) for row in rows]
     assert all(0.5 < value < 2 for value in bits) and len(set(bits)) == 4
-    assert (tmp_path / "scaling_strategies.png").stat().st_size > 10_000
+    assert (tmp_path / "png").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""python -m benchmarks.simulate as a developer calls it, at tiny sizes."""
+"""python -m benchmarks simulate operator as a developer calls it, at tiny sizes."""
 
 import re
 import subprocess
@@ -39,7 +39,7 @@ def output(simulate):
 
 
 def by_itself(arguments: str) -> str:
-    command = [sys.executable, "-m", "benchmarks.simulate", *arguments.split()]
+    command = [sys.executable, "-m", "benchmarks", "simulate", "operator", *arguments.split()]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
     return run.stdout

@@ -1,4 +1,4 @@
-// What the models of choose.h reckon with: data of `python -m benchmarks.fit_costs MODEL --write`. Each section says the
+// What the models of choose.h reckon with: data of `python -m benchmarks tune costs MODEL --write`. Each section says the
 // command, the commit and the date that its values are of.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace rocm_fp8::gemm::costs {
 
-// streams: `python -m benchmarks.fit_costs streams --arch gfx942 --write`, 503012f, 2026-11-25:
+// streams: `python -m benchmarks tune costs streams --arch gfx942 --write`, 503012f, 2026-11-25:
 // 606 estimates, 4.9 % off; picks at 40 sizes: 0.4 % slower than the best in the mean, 4.5 % at most.
 constexpr StreamCosts kStreams{
     .fixed_us = 1.961,
