@@ -1,6 +1,7 @@
 """python -m benchmarks: it reaches every module that has a main, and the documents' commands exist."""
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -72,3 +73,8 @@ def test_each_has_help(called, module):
     words = " ".join(command(module)[3:])
     code, out, err = called(f"{words} --help")
     assert (code, err) == (0, "") and out.startswith(f"usage: python -m benchmarks {words} [-h]")
+
+
+def test_a_module_by_itself_is_refused():
+    run = subprocess.run([sys.executable, "-m", "benchmarks." + "cuda"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and "run it by its name" in run.stderr
