@@ -73,7 +73,7 @@ test: build
 # leaves groups of tests whose inputs have not changed (tests/selection.py).
 test-full:
 	@$(MAKE) --no-print-directory test test-latest ARGS="--full $(ARGS)"
-	@$(RUN) -m tests.selection "CUDA's machine code" "the Hub" tools
+	@$(RUN) -m tests.selection "CUDA's machine code" "planted faults" "the Hub" tools
 	@$(MAKE) --no-print-directory test-vllm ARGS="--full $(ARGS)"
 	@$(RUN) -m tests.selection vLLM
 
@@ -89,7 +89,7 @@ latest:
 	@touch $(LATEST)/.requirements-installed
 
 # What another torch can break of operators: graphs and their fakes, gradients, the conversion of arguments.
-OF_TORCH = $(wildcard $(foreach part,contract compile autograd bad calls,tests/operators/test_*$(part)*.py))
+OF_TORCH = $(wildcard $(addprefix tests/operators/test_,contract_*.py compile.py odd_calls.py))
 
 test-latest: build $(LATEST)/.requirements-installed
 	@$(LATEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/models tests/hub $(OF_TORCH) \

@@ -48,6 +48,11 @@ GROUPS = {
     "CUDA's machine code": Group(
         ("tests/codegen/test_cuda_machine_code.py",), (*TESTS, *SOURCES, "*/cuda/**", "*/gpu/**")
     ),
+    # Each is a library of its own. They tell whether the simulator finds what is planted in the kernels.
+    "planted faults": Group(
+        tuple(f"tests/gpu/test_rocm_{name}_faults.py" for name in ("mla", "send", "exchange")),
+        (*TESTS, *SOURCES, "*/hip/**", "*/gpu/**", "simulator/**"),
+    ),
     "the Hub": Group(("tests/hub",), (*PACKAGE, "CARD.md", "flake.*")),
     "tools": Group(("tests/tools",), (*PACKAGE, "benchmarks/**", "docs/performance.md", "examples/**", "simulator/**")),
     "vLLM": Group(("integrations/vllm/tests",), (*PACKAGE, "integrations/vllm/**", "examples/byte_*/**")),
