@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
 # In the environment, so that worker and child processes draw the same numbers.
 SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
+# Of the cases that stand for full products (tests/problems/pairwise.py): the same in every run, whose inputs differ.
+SAMPLE = 0
 
 
 def full(*values):

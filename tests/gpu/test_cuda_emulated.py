@@ -13,7 +13,7 @@ from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.gemm import Problem, Scaling, any_sign, bias_of, no_bias, powers_of_two
 from tests.problems.inputs import FLOATS, FP8, positive, short
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 PLAIN, FORMS = -1, 17
 # Without a scale a row and block of B, which only the swapped forms and the plain kernel take.
@@ -28,7 +28,7 @@ CASES = pairwise(
     *(SCALES_A, range(len(GENERAL_B)), FLOATS, (no_bias, bias_of(torch.bfloat16))),
     *(("dense", "padded", "columns"), ("dense", "padded", "columns")),
     *((1, 2, 3, 8), (0, 1), (1, 3)),
-    seed=SEED,
+    seed=SAMPLE,
 )
 
 

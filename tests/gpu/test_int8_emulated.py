@@ -13,7 +13,7 @@ from tests.problems.buffers import Guarded, same_bytes
 from tests.problems.inputs import FLOATS, normal
 from tests.problems.int8 import INT8, RESULTS, any_bytes, extremes, spread
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 TILES, FORMS = 4, 14
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, INT8: 6}  # common/types.h
@@ -23,7 +23,7 @@ ACTIVATIONS = {None: 0, "relu": 1}
 CASES = pairwise(
     *((1, 7, 16, 17, 40, 64, 65, 129, 150), (1, 3, 31, 32, 64, 66, 128, 130), (1, 16, 63, 64, 80, 520, 1100), (1, 3)),
     *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16, 5)),
-    seed=SEED,
+    seed=SAMPLE,
 )
 # Of one matrix, rows of multiples of 16 bytes; more of a tile's rows and columns, parts of K, CTAs at once,
 # even pieces.
@@ -31,7 +31,7 @@ FORM_CASES = pairwise(
     *((1, 7, 16, 17, 40, 64, 65, 129, 270), (1, 3, 31, 32, 64, 66, 128, 130, 264), (1, 16, 80, 128, 520, 1100), (1,)),
     *(RESULTS, (None, *FLOATS), (None, "relu"), (False, True), (False, True), (any_bytes, extremes), (0, 16)),
     *((1, 2, 3, 8), (1, 3), (0, 1)),
-    seed=SEED,
+    seed=SAMPLE,
 )
 
 

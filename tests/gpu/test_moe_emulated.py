@@ -21,7 +21,7 @@ from tests.problems.moe_routing import (
     routes,
     sorts,
 )
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 TYPES = {None: 0, torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # common/types.h
 
@@ -35,7 +35,7 @@ def at(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-@pytest.mark.parametrize("problem", [p for p in routes(SEED) if p.tokens], ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", [p for p in routes(SAMPLE) if p.tokens], ids=lambda p: p.id)
 def test_route(emulated, generator, problem):
     logits, bias = draw_route(problem, generator)
     read, shape = guarded(logits, "cpu", **LAYOUTS[problem.layout]), (problem.tokens, problem.chosen)
@@ -54,7 +54,7 @@ def test_route(emulated, generator, problem):
         assert_route(problem, logits, bias, weights.t, experts.t)
 
 
-@pytest.mark.parametrize("problem", sorts(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", sorts(SAMPLE), ids=lambda p: p.id)
 def test_sort(emulated, kernel, generator, problem):
     ids, of_map = draw_sort(problem, generator)
     written = [Guarded(shape, torch.int32, "cpu") for shape in ((ids.numel(),), (problem.experts + 1,), ids.shape)]
@@ -67,7 +67,7 @@ def test_sort(emulated, kernel, generator, problem):
         assert same_bytes(got.t, wanted)
 
 
-@pytest.mark.parametrize("problem", [p for p in combines(SEED) if p.tokens], ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", [p for p in combines(SAMPLE) if p.tokens], ids=lambda p: p.id)
 def test_combine(emulated, generator, problem):
     o = draw_combine(problem, generator)
     y = guarded(o.y, "cpu", **LAYOUTS[problem.layout])

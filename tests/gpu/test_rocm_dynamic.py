@@ -32,7 +32,7 @@ from tests.problems.inputs import HALF, normal, short, weights
 from tests.problems.pairwise import pairwise
 from tests.problems.quantize import KINDS, PLACES, SCALINGS, Problem, assert_as_defined, special_values, values
 from tests.problems.rms_norm import assert_normalised
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")
@@ -142,8 +142,8 @@ ROWS = (1, 2, 19)
 WIDTHS = (7, 96, 136, 528, 2064)
 LAYOUT = ("dense", "strided", "padded", "unaligned")
 AXES = (ARCHS, HALF, FORMAT, ROWS, WIDTHS, SCALINGS, KINDS, PLACES, LAYOUT, (False, True), (False, True))
-NORM_SAMPLE = pairwise(*AXES, NORMS, (False, True), ("dense", "strided", "padded"), ("dense", "strided"), seed=SEED)
-SWIGLU_SAMPLE = pairwise(*AXES, LIMITS, seed=SEED)
+NORM_SAMPLE = pairwise(*AXES, NORMS, (False, True), ("dense", "strided", "padded"), ("dense", "strided"), seed=SAMPLE)
+SWIGLU_SAMPLE = pairwise(*AXES, LIMITS, seed=SAMPLE)
 
 
 def sized(problem, arch: str, form: str):
@@ -206,7 +206,7 @@ def with_special_values(ordinary: torch.Tensor, generator) -> torch.Tensor:
 SPECIAL_SCALINGS = (("tensor", 128), ("row", 128), ("group", 32))
 
 
-@pytest.mark.parametrize("arch, dtype, scaling, d", pairwise(ARCHS, HALF, SPECIAL_SCALINGS, (104, 528), seed=SEED))
+@pytest.mark.parametrize("arch, dtype, scaling, d", pairwise(ARCHS, HALF, SPECIAL_SCALINGS, (104, 528), seed=SAMPLE))
 def test_special_values(simulated_rocm, generator, arch, dtype, scaling, d):
     """NaN of both kinds, infinities, zeros and subnormals among other values, in x, the residual, the weights, gates
     and `up`."""

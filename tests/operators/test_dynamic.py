@@ -28,7 +28,7 @@ from tests.problems.dynamic import (
 )
 from tests.problems.inputs import FP8, HALF, normal, short
 from tests.problems.quantize import KINDS, SCALINGS, assert_as_defined, special_values
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 every_scaling = pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: f"{s[0]}{s[1] if s[0] == 'group' else ''}")
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: short(k[0]) + ("-pow2" if k[1] else ""))
@@ -36,12 +36,12 @@ every_operator = pytest.mark.parametrize("operator", OPERATORS)
 every_norm = pytest.mark.parametrize("operator", NORMS)
 
 
-@pytest.mark.parametrize("problem", norm_sample(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", norm_sample(SAMPLE), ids=lambda p: p.id)
 def test_a_norm_is_as_defined(kernel, device, generator, problem):
     assert_norm_as_defined(kernel, device, problem, generator)
 
 
-@pytest.mark.parametrize("problem", swiglu_sample(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", swiglu_sample(SAMPLE), ids=lambda p: p.id)
 def test_swiglu_is_as_defined(kernel, device, generator, problem):
     assert_swiglu_as_defined(kernel, device, problem, gated(problem, generator))
 

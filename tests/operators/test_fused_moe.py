@@ -7,7 +7,7 @@ from tests.problems.buffers import same_bytes
 from tests.problems.grouped_gemm import Moe, draw_moe
 from tests.problems.inputs import normal
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 BF16, F16 = torch.bfloat16, torch.float16
 PROBLEMS = [
@@ -20,7 +20,7 @@ PROBLEMS = [
         (32, 130),
         ("group", "row", "static", "none"),
         (BF16, F16),
-        seed=SEED,
+        seed=SAMPLE,
     )
     if each[2] <= each[1]
 ]

@@ -6,7 +6,7 @@ import torch
 from tests.problems.buffers import Guarded, guarded, same_bytes, threads
 from tests.problems.inputs import HALF, normal, short
 from tests.problems.mla import LATENT, SCALE, WIDTH, Mla, assert_attended, draw, problems
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 
 def run(kernel, device, problem: Mla, o, what: str = "") -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +25,7 @@ def run(kernel, device, problem: Mla, o, what: str = "") -> tuple[torch.Tensor, 
     return out.t, lse.t
 
 
-@pytest.mark.parametrize("problem", problems(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", problems(SAMPLE), ids=lambda p: p.id)
 def test_decode(kernel, device, generator, problem):
     o = draw(problem, generator, kernel.fp8_dtype(device))
     out, lse = run(kernel, device, problem, o, problem.id)

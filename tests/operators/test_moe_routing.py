@@ -21,7 +21,7 @@ from tests.problems.moe_routing import (
     routes,
     sorts,
 )
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 
 def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -40,7 +40,7 @@ def on(device, tensor: torch.Tensor | None) -> torch.Tensor | None:
 # --- route ---
 
 
-@pytest.mark.parametrize("problem", routes(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", routes(SAMPLE), ids=lambda p: p.id)
 def test_route(kernel, device, generator, problem):
     logits, bias = draw_route(problem, generator)
     read = guarded(logits, device, **LAYOUTS[problem.layout])
@@ -146,7 +146,7 @@ def check_sort(kernel, device, ids: torch.Tensor, experts: int, of_map: torch.Te
     read.assert_unchanged(what)
 
 
-@pytest.mark.parametrize("problem", sorts(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", sorts(SAMPLE), ids=lambda p: p.id)
 def test_sort(kernel, device, generator, problem):
     ids, of_map = draw_sort(problem, generator)
     check_sort(kernel, device, ids, problem.experts, of_map, problem.id)
@@ -198,7 +198,7 @@ def run_combine(
     return written.t
 
 
-@pytest.mark.parametrize("problem", combines(SEED), ids=lambda p: p.id)
+@pytest.mark.parametrize("problem", combines(SAMPLE), ids=lambda p: p.id)
 def test_combine(kernel, device, generator, problem):
     o = draw_combine(problem, generator)
     got = run_combine(kernel, device, o, problem.out, problem.layout, problem.layout_out, problem.id)
@@ -249,6 +249,6 @@ def test_one_after_the_other(kernel, device, generator):
 
 
 def test_every_kind_is_sampled():
-    problems = sorts(SEED)
+    problems = sorts(SAMPLE)
     assert {p.routing for p in problems} == set(ROUTINGS) and {p.map for p in problems} == set(MAPS)
-    assert all(isinstance(p, (Route, Sort, Combine)) for p in (*routes(SEED), *problems, *combines(SEED)))
+    assert all(isinstance(p, (Route, Sort, Combine)) for p in (*routes(SAMPLE), *problems, *combines(SAMPLE)))

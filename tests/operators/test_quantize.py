@@ -9,9 +9,9 @@ import torch
 from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
 from tests.problems.inputs import FLOATS, FP8, normal, positive, short
 from tests.problems.quantize import KINDS, SCALINGS, assert_as_defined, sample, scales_for, special_values, values
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
-PROBLEMS = sample(SEED)
+PROBLEMS = sample(SAMPLE)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)

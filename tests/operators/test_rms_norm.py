@@ -8,7 +8,7 @@ from tests.problems.comparisons import assert_rounded_alike
 from tests.problems.inputs import FP8, HALF, normal, short
 from tests.problems.pairwise import pairwise
 from tests.problems.rms_norm import FORMS, OPERATORS, ROWS, WIDTHS, Inputs, Problem, assert_right, draw
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 # rms_norm quantises nothing.
 OPERATOR_FORMATS = [("rms_norm", None), *((operator, fp8) for operator in OPERATORS[1:] for fp8 in FP8)]
@@ -18,7 +18,7 @@ def short_or_name(value) -> str:
     return short(value) if isinstance(value, torch.dtype) else str(value)
 
 
-PROBLEMS = [Problem(*case) for case in pairwise(FORMS, ROWS, WIDTHS, tuple(LAYOUTS), tuple(LAYOUTS), seed=SEED)]
+PROBLEMS = [Problem(*case) for case in pairwise(FORMS, ROWS, WIDTHS, tuple(LAYOUTS), tuple(LAYOUTS), seed=SAMPLE)]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.id)

@@ -11,7 +11,7 @@ import torch
 from tests.problems.buffers import Guarded
 from tests.problems.inputs import FLOATS, FP8, normal, positive, random_codes, random_fp8, short
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 BLOCK = 128  # k of a block of block_scaled_gemm; rows of an operand that may share a scale
 E8M0 = torch.float8_e8m0fnu
@@ -197,7 +197,7 @@ def fp8_cases(m, n, k, *, shapes, values, places, operands) -> tuple[Case, ...]:
         for m, n, k, which, dtype, *scaling, bias, codes, a, b, out in pairwise(
             *(m, n, k, range(len(FP8)), FLOATS, shapes, shapes, values, values, places, places, BIASES),
             *((random_fp8, random_codes), operands, operands, ("dense", "padded")),
-            seed=SEED,
+            seed=SAMPLE,
         )
         for layouts in [(a, b, out)]
     )

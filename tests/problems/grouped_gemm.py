@@ -10,7 +10,7 @@ from tests.problems.comparisons import assert_block_scaled_gemm_close, assert_ha
 from tests.problems.gemm import placed, powers_of_two
 from tests.problems.inputs import FLOATS, normal, positive, random_codes, random_fp8, short
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 BLOCK = 128
 
@@ -100,7 +100,7 @@ def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tu
         for each in pairwise(
             *(rows, experts, n, k, range(4), ROUTINGS, (0, 1, 3), tuple(OF_A), tuple(OF_B), (False, True)),
             *((None, *FLOATS), FLOATS, (random_fp8, random_codes), layouts, expected),
-            seed=SEED,
+            seed=SAMPLE,
         )
     )
 

@@ -11,7 +11,7 @@ from tests.problems.buffers import same_bytes
 from tests.problems.gemm import Gemm, Problem, no_bias
 from tests.problems.inputs import FLOATS, normal, short
 from tests.problems.pairwise import pairwise
-from tests.settings import SEED
+from tests.settings import SAMPLE
 
 INT8 = torch.int8
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, INT8)
@@ -136,7 +136,7 @@ GEMM = Gemm(
         for axes in pairwise(
             *(M, N, K, RESULTS, tuple(SHAPES), tuple(SHAPES), (None, *FLOATS), (None, None, *SHAPES), (None, "relu")),
             *((False, True), VALUES, LAYOUTS, LAYOUTS, LAYOUTS),
-            seed=SEED,
+            seed=SAMPLE,
         )
     ),
     rows=(1, 3, 4, 5, 33, 130),

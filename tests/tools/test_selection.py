@@ -3,13 +3,16 @@
 import ast
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import selection
 from tests.selection import GROUPS, covering
-from tests.settings import ROOT
+from tests.settings import ROOT, SEED_VARIABLE
 
 pytest_plugins = "pytester"
 
@@ -82,6 +85,17 @@ def test_a_group_is_left_while_nothing_has_changed(pytester, monkeypatch):
     assert len(taken(pytester, str(path))) == 4 and len(taken(pytester, "--full")) == 5
     changed.append(1)
     assert len(taken(pytester)) == 5
+
+
+def test_another_seed_takes_the_same_tests():
+    """Cases that stand for a product are no draw (SAMPLE in tests/settings.py)."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/operators"]
+    runs = [
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | {SEED_VARIABLE: seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    one, other = ([line for line in run.communicate()[0].splitlines() if "::" in line] for run in runs)
+    assert one == other and len(one) > 1000
 
 
 def imports(file: Path) -> set[Path]:
