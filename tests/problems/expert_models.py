@@ -40,7 +40,7 @@ CHANGES = {
     "deepseek_v32": _LATENT,
     "doge": dict(is_moe=True, num_experts=16),  # a square
     "dots3_note_text": dict(num_key_value_heads=4),
-    "flint": dict(mlp_layer_types=["dense", "sparse"]),
+    "flint": dict(mlp_only_layers=[0]),
     "gemma4_text": dict(enable_moe_block=True),
     "glm4_moe_lite": dict(head_dim=16),
     "glm_moe_dsa": _LATENT,
