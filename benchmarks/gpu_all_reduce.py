@@ -263,7 +263,7 @@ def table(
 
 
 def one_gpu(kernel, count: int) -> None:
-    from tests.problems.ranks import Ranks
+    from problems.ranks import Ranks
 
     os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
     kernel.reread_environment()
@@ -286,7 +286,7 @@ def one_gpu(kernel, count: int) -> None:
 
 def one_gpu_gemms(kernel, count: int) -> None:
     """skinny_gemm and the norm of the sum: products sent as they are finished, beside one operator after the other."""
-    from tests.problems.ranks import Ranks
+    from problems.ranks import Ranks
 
     os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
     kernel.reread_environment()

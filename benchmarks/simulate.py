@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
+from problems import rms_norm as rms
+from problems import skinny_gemm as gemm
+from problems.comparisons import assert_between, assert_rounded_alike
+from problems.inputs import normal
 from scripts import machine_code
 from simulator import SimulationError, cost, report
 from simulator.profile import Profile
 from simulator.recording import record
-from tests.problems import rms_norm as rms
-from tests.problems import skinny_gemm as gemm
-from tests.problems.comparisons import assert_between, assert_rounded_alike
-from tests.problems.inputs import normal
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,7 +9,6 @@ import torch
 
 from tests.builds import built
 from tests.forked import start
-from tests.problems.inputs import FP8
 from tests.settings import ROCM_HEADERS, ROOT, SEED
 
 # A Nix build tests a tree of build.toml's sources, torch-ext/ and tests/*.py: there test_kernels_ci.py alone can run.
@@ -89,7 +88,8 @@ def device(request, backend) -> torch.device:
 @pytest.fixture(scope="session")
 def formats(kernel, device, backend) -> tuple[torch.dtype, ...]:
     """The FP8 formats that the GEMMs multiply: a GPU's own, a CPU's both. Whatever only writes FP8 writes both."""
-    return FP8 if backend == "cpu" else (kernel.fp8_dtype(device),)
+    both = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+    return both if backend == "cpu" else (kernel.fp8_dtype(device),)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ class Group:
         return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
-TESTS = ("*.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "tests/problems/**", "scripts/**/*.py")
+TESTS = ("*.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "problems/**", "scripts/**/*.py")
 SOURCES = ("torch-ext/*", "common/**", "*/*.h")
 PACKAGE = (*TESTS, *SOURCES, "torch-ext/**", "*/cpu/**")  # as a test on a CPU has it
 GROUPS = {

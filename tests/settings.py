@@ -1,4 +1,4 @@
-"""What test files share beside problems: folders, the run's seed, marks for what needs a cross-compiler."""
+"""What test files share beside problems/: folders, the run's seed, marks for what needs a cross-compiler."""
 
 import os
 import random
@@ -12,8 +12,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED_VARIABLE = "ROCM_FP8_TEST_SEED"
 # In the environment, so that worker and child processes draw the same numbers.
 SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**31))))
-# Of the cases that stand for full products (tests/problems/pairwise.py): the same in every run, whose inputs differ.
-SAMPLE = 0
 
 
 def full(*values):

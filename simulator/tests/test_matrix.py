@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from problems.fp8_by_definition import decode_table
 from simulator.tests.harness import ARCHS, LANES, Snippets, needs_clang
-from tests.problems.fp8_by_definition import decode_table
 
 pytestmark = needs_clang
 

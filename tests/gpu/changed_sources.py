@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from problems.ranks import CONTROL_BYTES
 from simulator.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain
-from tests.problems.ranks import CONTROL_BYTES
 from tests.settings import ROOT, SEED
 
 FOLDERS = ("all_reduce", "common", "rmsnorm_fp8", "quantize_fp8", "skinny_gemm")

@@ -16,11 +16,11 @@ import torch
 
 from benchmarks.harness.forms import all_shapes_for, entry, table
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE, variable
+from problems import grouped_gemm as grouped
+from problems import mla
+from problems import moe_routing as moe
+from problems.inputs import HALF, random_fp8
 from scripts.load import load_kernel
-from tests.problems import grouped_gemm as grouped
-from tests.problems import mla
-from tests.problems import moe_routing as moe
-from tests.problems.inputs import HALF, random_fp8
 
 FP8 = torch.float8_e4m3fn
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from problems.block_scaled_gemm import Inputs
+from problems.gemm import BLOCK, E8M0
 from tests.gpu.host_configs import HOST, compile_host
-from tests.problems.block_scaled_gemm import Inputs
-from tests.problems.gemm import BLOCK, E8M0
 from tests.settings import ROOT
 
 # What the emulation replaces. All other headers are the package's own.

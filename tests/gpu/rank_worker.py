@@ -11,9 +11,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FLOATS, normal, positive, random_fp8, weights
-from tests.problems.ranks import raised, sum_of
+from problems.buffers import same_bytes
+from problems.inputs import FLOATS, normal, positive, random_fp8, weights
+from problems.ranks import raised, sum_of
 
 TIMEOUT, SHORT = 30.0, 2.0
 FP8 = torch.float8_e4m3fn

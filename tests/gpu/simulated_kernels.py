@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from problems.quantize import Problem
 from scripts import machine_code
 from simulator import Simulator
-from tests.problems.quantize import Problem
 from tests.settings import SEED
 
 LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}  # that hold a row; of a workgroup two waves

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal
-from tests.problems.ranks import Ranks
+from problems.buffers import same_bytes
+from problems.inputs import normal
+from problems.ranks import Ranks
 
 SMALL = 4096  # max_bytes of a communicator whose messages are soon too long
 

@@ -7,13 +7,12 @@ host/emulated_cuda.h; on a GPU the operator's own tests run.
 import pytest
 import torch
 
+from problems.block_scaled_gemm import GROUP, SQUARE, draw
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import Problem, Scaling, any_sign, bias_of, no_bias, powers_of_two
+from problems.inputs import FLOATS, FP8, positive, short
+from problems.pairwise import SAMPLE, pairwise
 from tests.gpu.emulated_cuda import BlockScaledGemm
-from tests.problems.block_scaled_gemm import GROUP, SQUARE, draw
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.gemm import Problem, Scaling, any_sign, bias_of, no_bias, powers_of_two
-from tests.problems.inputs import FLOATS, FP8, positive, short
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
 
 PLAIN, FORMS = -1, 17
 # Without a scale a row and block of B, which only the swapped forms and the plain kernel take.

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.harness.forms import all_shapes_for, entry, shapes_for
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
-from tests.problems import skinny_gemm as gemm
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, random_fp8, weights
+from problems import skinny_gemm as gemm
+from problems.buffers import same_bytes
+from problems.inputs import normal, random_fp8, weights
 
 
 @pytest.fixture(autouse=True)

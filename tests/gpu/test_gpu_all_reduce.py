@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, positive, weights
-from tests.problems.ranks import Ranks, sum_of
+from problems.buffers import same_bytes
+from problems.inputs import normal, positive, weights
+from problems.ranks import Ranks, sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

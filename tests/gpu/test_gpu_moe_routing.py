@@ -4,9 +4,9 @@ another. Runs on any GPU that the variant at hand serves."""
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal
-from tests.problems.moe_routing import Operands, combined
+from problems.buffers import same_bytes
+from problems.inputs import normal
+from problems.moe_routing import Operands, combined
 
 
 @pytest.fixture(autouse=True)

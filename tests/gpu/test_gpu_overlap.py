@@ -4,10 +4,10 @@ other; in graphs, too."""
 import pytest
 import torch
 
-from tests.problems import block_scaled_gemm as gemm
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.gemm import Problem, bias_of, no_bias
-from tests.problems.ranks import Ranks, sum_of
+from problems import block_scaled_gemm as gemm
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import Problem, bias_of, no_bias
+from problems.ranks import Ranks, sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 # So small that products take several chunks.

@@ -4,13 +4,13 @@ GPU has, any cut; special values; graphs replayed from cold beside eager calls; 
 import pytest
 import torch
 
+from problems import skinny_gemm as gemm
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import bias_of
+from problems.inputs import FLOATS, normal, positive, short, weights
+from problems.quantize import assert_as_defined, special_values
+from problems.ranks import Ranks, sum_of
 from tests.gpu.simulated_ranks import assert_sum
-from tests.problems import skinny_gemm as gemm
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.gemm import bias_of
-from tests.problems.inputs import FLOATS, normal, positive, short, weights
-from tests.problems.quantize import assert_as_defined, special_values
-from tests.problems.ranks import Ranks, sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"

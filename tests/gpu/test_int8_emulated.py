@@ -8,12 +8,11 @@ import ctypes
 import pytest
 import torch
 
+from problems.buffers import Guarded, same_bytes
+from problems.inputs import FLOATS, normal
+from problems.int8 import INT8, RESULTS, any_bytes, extremes, spread
+from problems.pairwise import SAMPLE, pairwise
 from tests.gpu.emulated_cuda import emulated_library
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.inputs import FLOATS, normal
-from tests.problems.int8 import INT8, RESULTS, any_bytes, extremes, spread
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
 
 TILES, FORMS = 4, 14
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, INT8: 6}  # common/types.h

@@ -9,9 +9,8 @@ import struct
 import pytest
 import torch
 
-from tests.gpu.emulated_cuda import emulated_library
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
-from tests.problems.moe_routing import (
+from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
+from problems.moe_routing import (
     assert_route,
     combined,
     combines,
@@ -21,7 +20,8 @@ from tests.problems.moe_routing import (
     routes,
     sorts,
 )
-from tests.settings import SAMPLE
+from problems.pairwise import SAMPLE
+from tests.gpu.emulated_cuda import emulated_library
 
 TYPES = {None: 0, torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # common/types.h
 

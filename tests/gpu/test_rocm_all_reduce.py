@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems.buffers import Guarded, same_bytes
+from problems.inputs import FLOATS, HALF, normal, positive, short, weights
+from problems.quantize import assert_as_defined, special_values
+from problems.ranks import CONTROL_BYTES, sum_of
 from simulator.devices import Devices
 from tests.gpu.simulated_kernels import row_launch, row_width
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.inputs import FLOATS, HALF, normal, positive, short, weights
-from tests.problems.quantize import assert_as_defined, special_values
-from tests.problems.ranks import CONTROL_BYTES, sum_of
 from tests.settings import SEED, full, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

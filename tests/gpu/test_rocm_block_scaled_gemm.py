@@ -10,10 +10,9 @@ import torch
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from benchmarks.harness.simulated_rocm import FORMATS
-from scripts.host_configs import configs
-from tests.problems.block_scaled_gemm import GROUP, SQUARE, VALUES, Inputs, draw, row_classes, run
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.gemm import (
+from problems.block_scaled_gemm import GROUP, SQUARE, VALUES, Inputs, draw, row_classes, run
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import (
     BIASES,
     SHAPES,
     Problem,
@@ -24,9 +23,10 @@ from tests.problems.gemm import (
     no_bias,
     powers_of_two,
 )
-from tests.problems.inputs import FLOATS, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import by_form, pairwise
-from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
+from problems.inputs import FLOATS, positive, random_codes, random_fp8, short
+from problems.pairwise import SAMPLE, by_form, pairwise
+from scripts.host_configs import configs
+from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")

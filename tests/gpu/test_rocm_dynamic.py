@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
-from tests.gpu.simulated_kernels import LANES, Results, gated_source, norm_arguments, pieces_of, row_launch, row_width
-from tests.problems.buffers import same_bytes
-from tests.problems.dynamic import (
+from problems.buffers import same_bytes
+from problems.dynamic import (
     LIMITS,
     NORMS,
     OPERATORS,
@@ -28,11 +27,12 @@ from tests.problems.dynamic import (
     draw,
     gated,
 )
-from tests.problems.inputs import HALF, normal, short, weights
-from tests.problems.pairwise import pairwise
-from tests.problems.quantize import KINDS, PLACES, SCALINGS, Problem, assert_as_defined, special_values, values
-from tests.problems.rms_norm import assert_normalised
-from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
+from problems.inputs import HALF, normal, short, weights
+from problems.pairwise import SAMPLE, pairwise
+from problems.quantize import KINDS, PLACES, SCALINGS, Problem, assert_as_defined, special_values, values
+from problems.rms_norm import assert_normalised
+from tests.gpu.simulated_kernels import LANES, Results, gated_source, norm_arguments, pieces_of, row_launch, row_width
+from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")

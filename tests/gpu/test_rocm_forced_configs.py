@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
+from problems.operators import comm_operators, moe_operators, operators, tensors
+from problems.reserved import reserved
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
-from tests.problems.operators import comm_operators, moe_operators, operators, tensors
-from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

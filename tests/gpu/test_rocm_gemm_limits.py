@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
+from problems.reserved import reserved
 from scripts.host_configs import configs
-from tests.problems.reserved import reserved
 from tests.settings import needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.problems import block_scaled_gemm as gemm
-from tests.problems.buffers import same_bytes
-from tests.problems.gemm import Problem
+from problems import block_scaled_gemm as gemm
+from problems.buffers import same_bytes
+from problems.gemm import Problem
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

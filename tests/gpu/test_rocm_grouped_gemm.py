@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems import grouped_gemm as problems
+from problems.buffers import Guarded, same_bytes, same_codes
+from problems.grouped_gemm import Case, draw
+from problems.inputs import normal, positive, random_fp8
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
-from tests.problems import grouped_gemm as problems
-from tests.problems.buffers import Guarded, same_bytes, same_codes
-from tests.problems.grouped_gemm import Case, draw
-from tests.problems.inputs import normal, positive, random_fp8
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

@@ -10,13 +10,13 @@ import torch
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems import gemm
+from problems.buffers import Guarded, same_bytes
+from problems.inputs import FLOATS, normal, short
+from problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, run
+from problems.pairwise import SAMPLE, by_form, pairwise
 from scripts.host_configs import configs
-from tests.problems import gemm
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, run
-from tests.problems.pairwise import by_form, pairwise
-from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
+from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from benchmarks.harness import simulated_rocm as simulation
+from problems.buffers import same_bytes
+from problems.inputs import normal, positive, short
+from problems.quantize import assert_as_defined
+from problems.reserved import reserved
 from simulator.engine import Checks
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, positive, short
-from tests.problems.quantize import assert_as_defined
-from tests.problems.reserved import reserved
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

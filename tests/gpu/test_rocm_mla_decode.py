@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS, empty
+from problems.buffers import Guarded, guarded, same_bytes
+from problems.inputs import HALF, normal, positive, short
+from problems.mla import LATENT, ROPE, SCALE, WIDTH, Mla, Operands, assert_attended, draw
 from scripts.host_configs import configs
-from tests.problems.buffers import Guarded, guarded, same_bytes
-from tests.problems.inputs import HALF, normal, positive, short
-from tests.problems.mla import LATENT, ROPE, SCALE, WIDTH, Mla, Operands, assert_attended, draw
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

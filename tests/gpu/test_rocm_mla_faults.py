@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from problems.buffers import same_bytes
+from problems.mla import LATENT, SCALE, Mla, assert_attended, draw
 from scripts.host_configs import configs
 from simulator import SimulationError
 from tests.gpu.changed_sources import compiled, runtime
-from tests.problems.buffers import same_bytes
-from tests.problems.mla import LATENT, SCALE, Mla, assert_attended, draw
 from tests.settings import ROOT, SEED, needs_rocm_toolchain
 
 pytestmark = [needs_rocm_toolchain, pytest.mark.covering]  # each case is a library of its own

@@ -9,9 +9,9 @@ import struct
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FLOATS, short
-from tests.problems.moe_routing import (
+from problems.buffers import same_bytes
+from problems.inputs import FLOATS, short
+from problems.moe_routing import (
     MAPS,
     ROUTINGS,
     Combine,

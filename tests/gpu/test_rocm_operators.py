@@ -14,17 +14,17 @@ import torch
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems import rms_norm as rms
+from problems import skinny_gemm as gemm
+from problems import swiglu
+from problems.buffers import Guarded, guarded, same_bytes
+from problems.comparisons import assert_between, assert_rounded_alike
+from problems.gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
+from problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
+from problems.pairwise import SAMPLE, by_form, pairwise
 from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width
-from tests.problems import rms_norm as rms
-from tests.problems import skinny_gemm as gemm
-from tests.problems import swiglu
-from tests.problems.buffers import Guarded, guarded, same_bytes
-from tests.problems.comparisons import assert_between, assert_rounded_alike
-from tests.problems.gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
-from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import by_form, pairwise
-from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
+from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems.buffers import Guarded, guarded, same_bytes
+from problems.inputs import FLOATS, positive, short
+from problems.quantize import KINDS, SCALINGS, Problem, assert_as_defined, special_values, values
 from tests.gpu.simulated_kernels import Results, pieces_of, row_launch, row_width, values_source
-from tests.problems.buffers import Guarded, guarded, same_bytes
-from tests.problems.inputs import FLOATS, positive, short
-from tests.problems.quantize import KINDS, SCALINGS, Problem, assert_as_defined, special_values, values
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

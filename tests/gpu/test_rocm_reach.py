@@ -1,7 +1,7 @@
 """Offsets of 32 bits in the ROCm variant's GEMMs: they reach 2^30 bytes from a tile's first row. At that bound, which
 is each form's own by its rows and columns, and just beyond it, a launch is right, falls back or is refused by name.
 
-Strides are so large that what lies between rows takes no memory (tests/problems/reserved.py)."""
+Strides are so large that what lies between rows takes no memory (problems/reserved.py)."""
 
 import contextlib
 import re
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems import grouped_gemm as problems
+from problems.buffers import same_bytes
+from problems.grouped_gemm import Case, draw
+from problems.inputs import positive, random_fp8
+from problems.reserved import reserved
 from scripts.host_configs import configs
-from tests.problems import grouped_gemm as problems
-from tests.problems.buffers import same_bytes
-from tests.problems.grouped_gemm import Case, draw
-from tests.problems.inputs import positive, random_fp8
-from tests.problems.reserved import reserved
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

@@ -6,16 +6,16 @@ import torch
 
 from benchmarks.harness.forms import entry
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
+from problems import skinny_gemm as gemm
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import bias_of
+from problems.inputs import FLOATS, HALF, normal, positive, short, weights
+from problems.pairwise import SAMPLE, by_form, pairwise
+from problems.quantize import assert_as_defined, special_values
+from problems.ranks import sum_of
 from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
-from tests.problems import skinny_gemm as gemm
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.gemm import bias_of
-from tests.problems.inputs import FLOATS, HALF, normal, positive, short, weights
-from tests.problems.pairwise import by_form, pairwise
-from tests.problems.quantize import assert_as_defined, special_values
-from tests.problems.ranks import sum_of
-from tests.settings import SAMPLE, SEED, needs_rocm_toolchain
+from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 # Forms, parts of K, dtypes, ranks, widths (whole vectors of 16 bytes, tiles with columns beyond the last), row strides.

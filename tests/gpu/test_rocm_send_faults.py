@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from problems.buffers import same_bytes
+from problems.inputs import normal
+from problems.ranks import sum_of
 from simulator import CoherenceFault
 from tests.gpu.changed_sources import EXCHANGE, OF_RANKS, SEND, SYSTEM, PlainRanks, each_schedule, library, runtime
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal
-from tests.problems.ranks import sum_of
 from tests.settings import needs_rocm_toolchain
 
 pytestmark = [needs_rocm_toolchain, pytest.mark.covering]  # each case is a library of its own

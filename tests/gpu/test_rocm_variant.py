@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from problems.inputs import normal
 from scripts import machine_code
-from tests.problems.inputs import normal
 from tests.settings import ROCM_HEADERS, ROOT, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

@@ -4,7 +4,7 @@ times of operators."""
 import pytest
 import torch
 
-from tests.problems.operators import functions
+from problems.operators import functions
 from tests.tools.fake_gpu import gpu
 
 

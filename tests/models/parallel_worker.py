@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits
-from tests.problems.tiny_moe import moe
+from problems.buffers import same_bytes
+from problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits
+from problems.tiny_moe import moe
 
 
 def qwen3(heads: int, kv_heads: int, head_dim: int = 16, inner: int = 128, hidden: int = 64) -> torch.nn.Module:

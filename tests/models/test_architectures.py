@@ -14,10 +14,10 @@ import kernels
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.checkpoints import Format, by_definition, linears
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import (
+from problems.buffers import same_bytes
+from problems.checkpoints import Format, by_definition, linears
+from problems.inputs import FP8
+from problems.tiny_llama import (
     ACTIVATIONS,
     NEAR,
     distance,
@@ -31,7 +31,7 @@ from tests.problems.tiny_llama import (
     quantize,
     tokens,
 )
-from tests.problems.tiny_models import FUSED, UNFUSED, WINDOW, config
+from problems.tiny_models import FUSED, UNFUSED, WINDOW, config
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -9,8 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.problems import checkpoints
-from tests.problems.tiny_llama import llama, tokens
+from problems import checkpoints
+from problems.tiny_llama import llama, tokens
 
 STATIC, DYNAMIC, CHANNEL = "fp8, static", "fp8, dynamic", "compressed-tensors, channel, dynamic"
 LINEAR = "model.layers.1.mlp.up_proj"

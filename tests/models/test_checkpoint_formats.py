@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.checkpoints import FORMATS, by_definition, write
-from tests.problems.tiny_llama import (
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.checkpoints import FORMATS, by_definition, write
+from problems.tiny_llama import (
     LLAMA3_ROPE,
     NEAR,
     SIZES,
@@ -27,7 +27,7 @@ from tests.problems.tiny_llama import (
     near,
     tokens,
 )
-from tests.problems.tiny_models import config
+from problems.tiny_models import config
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the KV cache keeps the model's dtype"),

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from examples.llama_fp8 import decoding, text
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8, HALF, short
-from tests.problems.tiny_llama import (
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.inputs import FP8, HALF, short
+from problems.tiny_llama import (
     ANOTHER_DTYPE,
     LLAMA3_ROPE,
     SCHEMES,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import OPTConfig
 
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import ANOTHER_DTYPE, distance, drawn, kernelized, llama, logits, quantize, tokens
-from tests.problems.tiny_models import OPT
+from problems.buffers import same_bytes
+from problems.tiny_llama import ANOTHER_DTYPE, distance, drawn, kernelized, llama, logits, quantize, tokens
+from problems.tiny_models import OPT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

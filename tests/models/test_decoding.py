@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.llama_fp8 import decoding, operator_times, text
-from tests.problems.tiny_llama import (
+from problems.tiny_llama import (
     ACTIVATIONS,
     LLAMA3_ROPE,
     NEAR,

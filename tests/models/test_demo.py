@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 import torch
 
 from examples.byte_llama import corpus
-from tests.problems.tiny_llama import llama
+from problems.tiny_llama import llama
 
 try:
     corpus.stdlib_folder()

@@ -11,7 +11,7 @@ from benchmarks.harness import timing
 from benchmarks.harness.shapes import LlamaShapes
 from examples.byte_llama import corpus
 from examples.llama_fp8 import decoding, operator_times, plot, text
-from tests.problems.tiny_llama import llama, tokens
+from problems.tiny_llama import llama, tokens
 
 try:
     corpus.stdlib_folder()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.problems.buffers import same_bytes
-from tests.problems.checkpoints import in_16_bits, stored
-from tests.problems.expert_models import kinds, model
-from tests.problems.tiny_llama import distance, logits, tokens
+from problems.buffers import same_bytes
+from problems.checkpoints import in_16_bits, stored
+from problems.expert_models import kinds, model
+from problems.tiny_llama import distance, logits, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.models.test_bad_checkpoints import refused
-from tests.models.test_checkpoints import on_fnuz
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import (
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_moe import (
     BIAS,
     NEAR_MODULES,
     apart,
@@ -28,6 +26,8 @@ from tests.problems.tiny_moe import (
     with_older_names,
     with_stacks,
 )
+from tests.models.test_bad_checkpoints import refused
+from tests.models.test_checkpoints import on_fnuz
 
 pytestmark = [
     pytest.mark.usefixtures("without_gradients"),

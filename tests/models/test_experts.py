@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, Llama4TextConfig
 from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
 
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8, HALF, short
-from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import (
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.inputs import FP8, HALF, short
+from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_moe import (
     MODELS,
     NEAR_MODULES,
     SIZES,

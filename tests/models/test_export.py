@@ -4,10 +4,10 @@ import kernels
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import kernelized, llama, logits, quantize, tokens
-from tests.problems.tiny_moe import MODELS, moe
+from problems.buffers import same_bytes
+from problems.inputs import FP8
+from problems.tiny_llama import kernelized, llama, logits, quantize, tokens
+from problems.tiny_moe import MODELS, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

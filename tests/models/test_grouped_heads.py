@@ -8,8 +8,8 @@ import torch
 from transformers import StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.tiny_llama import kernelized, llama, quantize, tokens
+from problems.inputs import FLOATS, normal, short
+from problems.tiny_llama import kernelized, llama, quantize, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

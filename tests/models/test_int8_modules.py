@@ -7,8 +7,8 @@ fall either way, one step is allowed.
 import pytest
 import torch
 
-from tests.problems.int8 import with_scale
-from tests.problems.tiny_llama import distance
+from problems.int8 import with_scale
+from problems.tiny_llama import distance
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.problems.inputs import normal
+from problems.inputs import normal
 
 HEADS, NOPE, VALUE, LATENT, ROPE = 5, 24, 40, 512, 64
 

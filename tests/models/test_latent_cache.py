@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import moe
+from problems.buffers import same_bytes
+from problems.inputs import FP8
+from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_moe import moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -12,10 +12,10 @@ from transformers import DynamicCache
 from transformers.models.llama import modeling_llama
 
 from examples.llama_fp8.decoding import with_cache
-from tests.problems.buffers import same_bytes
-from tests.problems.comparisons import assert_rounded_alike
-from tests.problems.inputs import FP8, HALF, normal, positive, short, weights
-from tests.problems.tiny_llama import (
+from problems.buffers import same_bytes
+from problems.comparisons import assert_rounded_alike
+from problems.inputs import FP8, HALF, normal, positive, short, weights
+from problems.tiny_llama import (
     ACTIVATIONS,
     LAYER,
     NEAR,

@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8, positive, random_fp8
-from tests.problems.tiny_llama import (
+from problems.buffers import same_bytes
+from problems.inputs import FP8, positive, random_fp8
+from problems.tiny_llama import (
     ACTIVATIONS,
     LAYER,
     VARIANTS,

@@ -8,10 +8,10 @@ import pickle
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
-from tests.problems.tiny_moe import MODELS, expert_modules, logits_with_one_routing, moe
+from problems.buffers import same_bytes
+from problems.inputs import FP8
+from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_moe import MODELS, expert_modules, logits_with_one_routing, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

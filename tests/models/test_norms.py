@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from tests.problems.buffers import same_bytes
-from tests.problems.comparisons import assert_rounded_alike
-from tests.problems.inputs import HALF, normal, short, weights
-from tests.problems.tiny_llama import kernelized, logits, tokens
-from tests.problems.tiny_models import GROUPED
+from problems.buffers import same_bytes
+from problems.comparisons import assert_rounded_alike
+from problems.inputs import HALF, normal, short, weights
+from problems.tiny_llama import kernelized, logits, tokens
+from problems.tiny_models import GROUPED
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

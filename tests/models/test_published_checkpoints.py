@@ -11,10 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.expert_models import model as expert_model
-from tests.problems.tiny_llama import llama, logits, tokens
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.expert_models import model as expert_model
+from problems.tiny_llama import llama, logits, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

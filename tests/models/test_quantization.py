@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8, positive, random_codes, short
-from tests.problems.tiny_llama import ACTIVATIONS, NEAR, VARIANTS, distance, kernelized, llama, logits, quantize, tokens
+from problems.buffers import same_bytes
+from problems.inputs import FP8, positive, random_codes, short
+from problems.tiny_llama import ACTIVATIONS, NEAR, VARIANTS, distance, kernelized, llama, logits, quantize, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

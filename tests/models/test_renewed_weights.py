@@ -4,11 +4,11 @@ them follows. Two sets of weights for every class that is fused."""
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import drawn, kernelized, llama, logits, tokens
-from tests.problems.tiny_models import FUSED, config
-from tests.problems.tiny_moe import MODELS, moe
+from problems.buffers import same_bytes
+from problems.inputs import FP8
+from problems.tiny_llama import drawn, kernelized, llama, logits, tokens
+from problems.tiny_models import FUSED, config
+from problems.tiny_moe import MODELS, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

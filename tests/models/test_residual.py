@@ -11,9 +11,9 @@ from transformers import DynamicCache
 from transformers.models.llama import modeling_llama
 
 from examples.llama_fp8.decoding import with_cache
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import ACTIVATIONS, LAYER, drawn, kernelized, logits, pair, tokens
-from tests.problems.tiny_models import FUSED, WINDOW, config
+from problems.buffers import same_bytes
+from problems.tiny_llama import ACTIVATIONS, LAYER, drawn, kernelized, logits, pair, tokens
+from problems.tiny_models import FUSED, WINDOW, config
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

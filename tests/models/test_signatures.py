@@ -8,9 +8,9 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import drawn, kernelized, llama, quantize, tokens
-from tests.problems.tiny_models import FUSED, OPT, config
+from problems.buffers import same_bytes
+from problems.tiny_llama import drawn, kernelized, llama, quantize, tokens
+from problems.tiny_models import FUSED, OPT, config
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

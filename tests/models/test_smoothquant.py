@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, OPTConfig
 from examples.byte_opt.train import CHECKPOINT
 from examples.llama_fp8.decoding import with_cache
 from examples.smoothquant_demo import plant_outliers
-from tests.problems.int8 import with_scale
-from tests.problems.tiny_llama import VARIANTS, distance, drawn, llama, logits, tokens
+from problems.int8 import with_scale
+from problems.tiny_llama import VARIANTS, distance, drawn, llama, logits, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -15,8 +15,8 @@ from transformers import (
     T5Config,
 )
 
-from tests.problems.expert_models import config
-from tests.problems.tiny_llama import ACTIVATIONS, distance, logits, quantize, tokens
+from problems.expert_models import config
+from problems.tiny_llama import ACTIVATIONS, distance, logits, quantize, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -9,10 +9,10 @@ import transformers
 from transformers import AutoModelForCausalLM, KernelConfig
 from transformers.utils.import_utils import is_kernels_available
 
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import (
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.inputs import FP8
+from problems.tiny_llama import (
     ACTIVATIONS,
     NEAR,
     VARIANTS,
@@ -27,7 +27,7 @@ from tests.problems.tiny_llama import (
     quantize,
     tokens,
 )
-from tests.problems.tiny_models import FUSED, WINDOW, config
+from problems.tiny_models import FUSED, WINDOW, config
 from tests.settings import ROOT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")

@@ -8,8 +8,8 @@ import torch
 from accelerate import cpu_offload
 from transformers import OPTConfig
 
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import (
+from problems.buffers import same_bytes
+from problems.tiny_llama import (
     ACTIVATIONS,
     LAYER,
     NEAR,
@@ -21,7 +21,7 @@ from tests.problems.tiny_llama import (
     quantize,
     tokens,
 )
-from tests.problems.tiny_models import OPT
+from problems.tiny_models import OPT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -6,10 +6,10 @@ import copy
 import pytest
 import torch
 
-from tests.problems.inputs import FP8
-from tests.problems.tiny_llama import distance, drawn, kernelized, logits, tokens
-from tests.problems.tiny_models import FUSED, config
-from tests.problems.tiny_moe import MODELS, moe
+from problems.inputs import FP8
+from problems.tiny_llama import distance, drawn, kernelized, logits, tokens
+from problems.tiny_models import FUSED, config
+from problems.tiny_moe import MODELS, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, JambaConfig, JetMoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
-from tests.problems import checkpoints
-from tests.problems.buffers import same_bytes
-from tests.problems.tiny_llama import llama, logits, tokens
-from tests.problems.tiny_models import GROUPED
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.tiny_llama import llama, logits, tokens
+from problems.tiny_models import GROUPED
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

@@ -12,9 +12,9 @@ import threading
 import torch
 import torch.distributed as dist
 
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, positive, random_fp8, weights
-from tests.problems.ranks import raised, sum_of
+from problems.buffers import same_bytes
+from problems.inputs import normal, positive, random_fp8, weights
+from problems.ranks import raised, sum_of
 
 TIMEOUT = 600.0  # no rank is waited for so long, however busy the machine; a rank that has ended is named at once
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.problems.buffers import same_bytes
+from problems.buffers import same_bytes
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.problems.inputs import FP8, short
-from tests.problems.registry.entry import Draw
+from problems.inputs import FP8, short
+from problems.registry.entry import Draw
 
 
 def pytest_collection_modifyitems(items) -> None:

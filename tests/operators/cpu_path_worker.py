@@ -13,14 +13,14 @@ import sys
 
 import torch
 
-from tests.problems import int8, mla
-from tests.problems.block_scaled_gemm import VALUES, draw
-from tests.problems.gemm import Problem, Scaling, bias_of
-from tests.problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
-from tests.problems.quantize import special_values
-from tests.problems.ranks import Ranks
-from tests.problems.registry import OPERATORS
-from tests.problems.registry.entry import Draw
+from problems import int8, mla
+from problems.block_scaled_gemm import VALUES, draw
+from problems.gemm import Problem, Scaling, bias_of
+from problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
+from problems.quantize import special_values
+from problems.ranks import Ranks
+from problems.registry import OPERATORS
+from problems.registry.entry import Draw
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0

@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from tests.problems.buffers import Guarded, same_bytes
-from tests.problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short, weights
-from tests.problems.quantize import assert_as_defined, special_values
-from tests.problems.ranks import Ranks, sum_of
+from problems.buffers import Guarded, same_bytes
+from problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short, weights
+from problems.quantize import assert_as_defined, special_values
+from problems.ranks import Ranks, sum_of
 
 RANKS = (1, 2, 3, 4, 8)
 # Rows, columns: few bytes and many; whole vectors, and not; more than one launch takes.

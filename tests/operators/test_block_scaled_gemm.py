@@ -4,11 +4,11 @@ test_gemm_contract.py."""
 import pytest
 import torch
 
-from tests.problems.block_scaled_gemm import CHALLENGE, Inputs, by_block, draw, run
-from tests.problems.buffers import same_bytes
-from tests.problems.comparisons import on_hopper
-from tests.problems.gemm import E8M0, SHAPES, Problem, Scaling, powers_of_two
-from tests.problems.inputs import positive
+from problems.block_scaled_gemm import CHALLENGE, Inputs, by_block, draw, run
+from problems.buffers import same_bytes
+from problems.comparisons import on_hopper
+from problems.gemm import E8M0, SHAPES, Problem, Scaling, powers_of_two
+from problems.inputs import positive
 
 
 # The reference of large weights, in float64, takes a second.

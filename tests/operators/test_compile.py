@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from problems.buffers import same_bytes
+from problems.inputs import normal, positive, random_fp8, weights
+from problems.operators import function_of
+from problems.registry import OPERATORS
 from tests.operators.compiled import BACKEND, assert_meta_as, both_ways
-from tests.problems.buffers import same_bytes
-from tests.problems.inputs import normal, positive, random_fp8, weights
-from tests.problems.operators import function_of
-from tests.problems.registry import OPERATORS
 
 E8M0 = torch.float8_e8m0fnu
 NORMS = ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8")

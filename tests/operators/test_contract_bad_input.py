@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.operators import function_of
-from tests.problems.registry import OPERATORS, spoilt
-from tests.problems.registry.changes import Bad
-from tests.problems.registry.entry import Operator
+from problems.buffers import same_bytes
+from problems.operators import function_of
+from problems.registry import OPERATORS, spoilt
+from problems.registry.changes import Bad
+from problems.registry.entry import Operator
 
 CASES = [(each, bad) for each in OPERATORS.values() for bad in spoilt.cases(each)]
 

@@ -6,13 +6,13 @@ import inspect
 import pytest
 import torch
 
+from problems.buffers import guarded, same_bytes
+from problems.comparisons import assert_near
+from problems.inputs import FLOATS, FP8, normal, positive
+from problems.operators import function_of, operators, tensors
+from problems.registry import FORMS, OPERATORS, name_of
+from problems.registry.entry import Operator
 from tests.operators.compiled import parts
-from tests.problems.buffers import guarded, same_bytes
-from tests.problems.comparisons import assert_near
-from tests.problems.inputs import FLOATS, FP8, normal, positive
-from tests.problems.operators import function_of, operators, tensors
-from tests.problems.registry import FORMS, OPERATORS, name_of
-from tests.problems.registry.entry import Operator
 
 REGISTERED = [(each, form) for each, form in FORMS if not each.composite]
 every_form = pytest.mark.parametrize("operator, form", FORMS, ids=name_of)

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 import torch
 
+from problems.registry import FORMS, OPERATORS, name_of
+from problems.registry.entry import Draw, Operator
 from tests.operators.compiled import BACKEND, assert_meta_as, both_ways, parts
-from tests.problems.registry import FORMS, OPERATORS, name_of
-from tests.problems.registry.entry import Draw, Operator
 
 every_form = pytest.mark.parametrize("operator, form", FORMS, ids=name_of)
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=name_of)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.problems.block_scaled_gemm import Inputs
-from tests.problems.buffers import same_bytes
-from tests.problems.comparisons import assert_gemm_close
-from tests.problems.mla import Mla, Operands, assert_attended
-from tests.problems.operators import functions
+from problems.block_scaled_gemm import Inputs
+from problems.buffers import same_bytes
+from problems.comparisons import assert_gemm_close
+from problems.mla import Mla, Operands, assert_attended
+from problems.operators import functions
 
 VARIABLE = "ROCM_FP8_KERNELS_CPU"
 # What each path is compiled for, as /proc/cpuinfo spells it.

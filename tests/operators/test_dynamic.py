@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.problems.buffers import guarded, same_bytes, threads
-from tests.problems.dynamic import (
+from problems.buffers import guarded, same_bytes, threads
+from problems.dynamic import (
     LAYOUTS,
     LIMITS,
     NORMS,
@@ -26,9 +26,9 @@ from tests.problems.dynamic import (
     norm_sample,
     swiglu_sample,
 )
-from tests.problems.inputs import FP8, HALF, normal, short
-from tests.problems.quantize import KINDS, SCALINGS, assert_as_defined, special_values
-from tests.settings import SAMPLE
+from problems.inputs import FP8, HALF, normal, short
+from problems.pairwise import SAMPLE
+from problems.quantize import KINDS, SCALINGS, assert_as_defined, special_values
 
 every_scaling = pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: f"{s[0]}{s[1] if s[0] == 'group' else ''}")
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: short(k[0]) + ("-pow2" if k[1] else ""))

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from tests.problems import fp8_by_definition as definition
-from tests.problems.buffers import raw
-from tests.problems.inputs import FP8, HALF, every_number, short
+from problems import fp8_by_definition as definition
+from problems.buffers import raw
+from problems.inputs import FP8, HALF, every_number, short
 
 pytestmark = pytest.mark.parametrize("dtype", FP8, ids=short)
 

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tests.problems.buffers import same_bytes
-from tests.problems.grouped_gemm import Moe, draw_moe
-from tests.problems.inputs import normal
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
+from problems.buffers import same_bytes
+from problems.grouped_gemm import Moe, draw_moe
+from problems.inputs import normal
+from problems.pairwise import SAMPLE, pairwise
 
 BF16, F16 = torch.bfloat16, torch.float16
 PROBLEMS = [

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.problems import block_scaled_gemm, int8, skinny_gemm
-from tests.problems.buffers import Guarded, same_bytes, threads
-from tests.problems.gemm import (
+from problems import block_scaled_gemm, int8, skinny_gemm
+from problems.buffers import Guarded, same_bytes, threads
+from problems.gemm import (
     ROWS,
     Gemm,
     Problem,
@@ -19,7 +19,7 @@ from tests.problems.gemm import (
     bias_of,
     no_bias,
 )
-from tests.problems.inputs import FLOATS, FP8, short
+from problems.inputs import FLOATS, FP8, short
 
 GEMMS = (skinny_gemm.GEMM, block_scaled_gemm.GEMM, int8.GEMM)
 OF_FP8 = tuple(gemm for gemm in GEMMS if gemm.own_format is None)

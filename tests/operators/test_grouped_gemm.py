@@ -6,10 +6,10 @@ import itertools
 import pytest
 import torch
 
-from tests.problems import grouped_gemm as problems
-from tests.problems.buffers import Guarded, same_bytes, same_codes
-from tests.problems.grouped_gemm import Case, cases, draw, offsets_of
-from tests.problems.inputs import positive, random_fp8
+from problems import grouped_gemm as problems
+from problems.buffers import Guarded, same_bytes, same_codes
+from problems.grouped_gemm import Case, cases, draw, offsets_of
+from problems.inputs import positive, random_fp8
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -4,9 +4,9 @@ test_gemm_contract.py."""
 import pytest
 import torch
 
-from tests.problems.buffers import Guarded, guarded, same_bytes
-from tests.problems.inputs import HALF, normal, short
-from tests.problems.int8 import (
+from problems.buffers import Guarded, guarded, same_bytes
+from problems.inputs import HALF, normal, short
+from problems.int8 import (
     INT8,
     MOST_K,
     RESULTS,

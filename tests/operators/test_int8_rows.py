@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
-from tests.problems.inputs import FLOATS, normal, short, weights
-from tests.problems.int8 import INT8, special_rows
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
+from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
+from problems.inputs import FLOATS, normal, short, weights
+from problems.int8 import INT8, special_rows
+from problems.pairwise import SAMPLE, pairwise
 
 WIDTHS = (1, 7, 8, 31, 32, 33, 100, 768, 1023, 1024, 1025, 2560, 5120)
 ROWS = (1, 3, 33)

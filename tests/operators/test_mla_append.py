@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, guarded, same_bytes
-from tests.problems.inputs import HALF, every_number, normal, positive, short
-from tests.problems.mla import LATENT, MIXED, ROPE, WIDTH
+from problems.buffers import LAYOUTS, guarded, same_bytes
+from problems.inputs import HALF, every_number, normal, positive, short
+from problems.mla import LATENT, MIXED, ROPE, WIDTH
 
 FORMATS = ("wide", "fp8", "mixed")
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.problems.buffers import Guarded, guarded, same_bytes, threads
-from tests.problems.inputs import HALF, normal, short
-from tests.problems.mla import LATENT, SCALE, WIDTH, Mla, assert_attended, draw, problems
-from tests.settings import SAMPLE
+from problems.buffers import Guarded, guarded, same_bytes, threads
+from problems.inputs import HALF, normal, short
+from problems.mla import LATENT, SCALE, WIDTH, Mla, assert_attended, draw, problems
+from problems.pairwise import SAMPLE
 
 
 def run(kernel, device, problem: Mla, o, what: str = "") -> tuple[torch.Tensor, torch.Tensor]:

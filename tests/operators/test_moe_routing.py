@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
-from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.moe_routing import (
+from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
+from problems.inputs import FLOATS, normal, short
+from problems.moe_routing import (
     MAPS,
     ROUTINGS,
     Combine,
@@ -21,7 +21,7 @@ from tests.problems.moe_routing import (
     routes,
     sorts,
 )
-from tests.settings import SAMPLE
+from problems.pairwise import SAMPLE
 
 
 def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:

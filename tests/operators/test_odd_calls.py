@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.problems.buffers import raw, same_bytes
-from tests.problems.inputs import normal
-from tests.problems.registry import OPERATORS
-from tests.problems.registry.changes import in_other_format
-from tests.problems.registry.entry import Call
-from tests.problems.registry.gemms import rows_beyond_the_limit
-from tests.problems.registry.rows import grouped
+from problems.buffers import raw, same_bytes
+from problems.inputs import normal
+from problems.registry import OPERATORS
+from problems.registry.changes import in_other_format
+from problems.registry.entry import Call
+from problems.registry.gemms import rows_beyond_the_limit
+from problems.registry.rows import grouped
 
 NORMS = ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8")
 every_computed = pytest.mark.parametrize("operator", ("quantize_fp8", *NORMS, "swiglu_dynamic_fp8"))

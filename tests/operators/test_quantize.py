@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
-from tests.problems.inputs import FLOATS, FP8, normal, positive, short
-from tests.problems.quantize import KINDS, SCALINGS, assert_as_defined, sample, scales_for, special_values, values
-from tests.settings import SAMPLE
+from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
+from problems.inputs import FLOATS, FP8, normal, positive, short
+from problems.pairwise import SAMPLE
+from problems.quantize import KINDS, SCALINGS, assert_as_defined, sample, scales_for, special_values, values
 
 PROBLEMS = sample(SAMPLE)
 

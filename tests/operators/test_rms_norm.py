@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
-from tests.problems.comparisons import assert_rounded_alike
-from tests.problems.inputs import FP8, HALF, normal, short
-from tests.problems.pairwise import pairwise
-from tests.problems.rms_norm import FORMS, OPERATORS, ROWS, WIDTHS, Inputs, Problem, assert_right, draw
-from tests.settings import SAMPLE
+from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes, threads
+from problems.comparisons import assert_rounded_alike
+from problems.inputs import FP8, HALF, normal, short
+from problems.pairwise import SAMPLE, pairwise
+from problems.rms_norm import FORMS, OPERATORS, ROWS, WIDTHS, Inputs, Problem, assert_right, draw
 
 # rms_norm quantises nothing.
 OPERATOR_FORMATS = [("rms_norm", None), *((operator, fp8) for operator in OPERATORS[1:] for fp8 in FP8)]

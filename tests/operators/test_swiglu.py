@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from tests.problems import fp8_by_definition as definition
-from tests.problems.buffers import LAYOUTS, Guarded, guarded, raw, same_bytes, threads
-from tests.problems.comparisons import assert_rounded_alike
-from tests.problems.inputs import FP8, HALF, every_number, normal, positive, short
-from tests.problems.pairwise import pairwise
-from tests.problems.swiglu import FORMS, ROWS, WIDTHS, Problem, assert_every_gate_within_two_ulps
-from tests.settings import SAMPLE
+from problems import fp8_by_definition as definition
+from problems.buffers import LAYOUTS, Guarded, guarded, raw, same_bytes, threads
+from problems.comparisons import assert_rounded_alike
+from problems.inputs import FP8, HALF, every_number, normal, positive, short
+from problems.pairwise import SAMPLE, pairwise
+from problems.swiglu import FORMS, ROWS, WIDTHS, Problem, assert_every_gate_within_two_ulps
 
 # From here downwards exp(-gate) overflows float32, and torch's silu gives -0 where the true value is some 1e-37.
 TORCH_LOSES_BELOW = -88.0

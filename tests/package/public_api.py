@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tests.problems.operators import registered
+from problems.operators import registered
 from tests.settings import ROOT
 
 

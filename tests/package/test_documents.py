@@ -9,8 +9,8 @@ import torch
 from builder import read_config
 from publishing import render_card
 
-from tests.problems.operators import function_of
-from tests.problems.registry import OPERATORS
+from problems.operators import function_of
+from problems.registry import OPERATORS
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.problems.operators import comm_operators, functions, operators, registered
+from problems.operators import comm_operators, functions, operators, registered
 from tests.settings import ROOT
 
 REPO_ID = "rocm-fp8-kernels/rocm-fp8-kernels"

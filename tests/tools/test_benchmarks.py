@@ -14,7 +14,7 @@ from kernels.cli import benchmark as runner
 
 from benchmarks import cpu_ratios
 from benchmarks.harness import shapes, timing
-from tests.problems.block_scaled_gemm import CHALLENGE
+from problems.block_scaled_gemm import CHALLENGE
 from tests.settings import ROOT
 
 # --- timing ---

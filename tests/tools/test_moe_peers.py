@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.harness import moe_peers
-from tests.problems import grouped_gemm as problems
-from tests.problems.inputs import normal
+from problems import grouped_gemm as problems
+from problems.inputs import normal
 
 
 def plain_gemm(a: tuple, b: tuple, expert: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import one_layer
-from tests.problems.tiny_llama import NEAR
+from problems.tiny_llama import NEAR
 
 SMALL = {
     "deepseek-v3": dict(

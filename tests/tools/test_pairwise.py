@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.problems.pairwise import pairwise
+from problems.pairwise import pairwise
 from tests.settings import SEED
 
 AXES = {

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import scaling_strategies
 from benchmarks.scaling_strategies import OUTLIERS, Linear, by_blocks, errors, parse, strategies
-from tests.problems.inputs import FP8
+from problems.inputs import FP8
 from tests.tools.tables import tables
 
 

@@ -88,7 +88,7 @@ def test_a_group_is_left_while_nothing_has_changed(pytester, monkeypatch):
 
 
 def test_another_seed_takes_the_same_tests():
-    """Cases that stand for a product are no draw (SAMPLE in tests/settings.py)."""
+    """Cases that stand for a product are no draw (SAMPLE in problems/pairwise.py)."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/operators"]
     runs = [
         subprocess.Popen(command, cwd=ROOT, env=os.environ | {SEED_VARIABLE: seed}, stdout=subprocess.PIPE, text=True)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from problems import checkpoints
+from problems.tiny_moe import edit
 from scripts.load import load_kernel
-from tests.problems import checkpoints
-from tests.problems.tiny_moe import edit
 from tests.settings import SEED
 
 from . import mixtures
@@ -40,7 +40,7 @@ SAVED |= {"saved, static": dict(granularity="channel")}
 
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint. format: of tests/problems/checkpoints.py, INT8_ARGUMENTS or SAVED; BFLOAT16 or STORED."""
+    """A model's checkpoint. format: of problems/checkpoints.py, INT8_ARGUMENTS or SAVED; BFLOAT16 or STORED."""
 
     model: Callable[[], torch.nn.Module]
     format: str

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tests.problems import checkpoints
-from tests.problems.tiny_moe import apart, edit, moe, with_names_of_today, with_older_names
+from problems import checkpoints
+from problems.tiny_moe import apart, edit, moe, with_names_of_today, with_older_names
 from tests.settings import SEED
 
 from .settings import ON_CPU

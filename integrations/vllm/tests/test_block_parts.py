@@ -24,7 +24,7 @@ BYTE = 0.3
 
 @pytest.mark.parametrize("name", ["cut blocks", full("cut blocks, compressed-tensors")])
 def test_a_text_has_the_likelihood_of_the_definition(name, engine, checkpoint):
-    from tests.problems import checkpoints
+    from problems import checkpoints
 
     ids = text(8, 400)
     _, bits = teacher_forced(engine(name, enforce_eager=True), ids)

@@ -19,7 +19,7 @@ pytestmark = of_cpus_alone
 def joined_to_one_scale(model: torch.nn.Module) -> torch.nn.Module:
     """Its linears by the definition of quantization="fp8": a weight scale for all parts of a joined linear, the largest
     magnitude on 448; inputs with a scale a row."""
-    from tests.problems import checkpoints
+    from problems import checkpoints
 
     def by_definition(weight: torch.Tensor, scale: torch.Tensor):
         codes = checkpoints.to_fp8(weight.float() / scale).float()

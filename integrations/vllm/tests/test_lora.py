@@ -119,7 +119,7 @@ def served(request, engine):
 @pytest.fixture(scope="module")
 def expected(served, adapters, checkpoint, reference) -> dict[str, torch.Tensor]:
     """Adapter's name -> the bits of IDS, by linears as they are defined and an adapter by hand."""
-    from tests.problems import checkpoints, tiny_moe
+    from problems import checkpoints, tiny_moe
 
     name, _, _ = served
     case = CASES[name]

@@ -51,7 +51,7 @@ def test_two_workers_give_a_text_the_likelihood_that_one_gives_it(name, engine, 
     half rows do. The first has the last one's causes. By Minkowski's inequality the root of the mean square is at most
     the three terms' sum. The mean is 0 but for its deviation, the root over that of the number of bytes: four of it.
     """
-    from tests.problems import checkpoints
+    from problems import checkpoints
 
     ids = text(8, 400)
     form = checkpoints.FORMATS[CASES[name].format]

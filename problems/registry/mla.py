@@ -2,9 +2,9 @@
 
 import torch
 
-from tests.problems.inputs import FP8, HALF
-from tests.problems.registry.changes import Arguments, Bad, given, replace, to_dtype
-from tests.problems.registry.entry import Draw, Operator, T
+from problems.inputs import FP8, HALF
+from problems.registry.changes import Arguments, Bad, given, replace, to_dtype
+from problems.registry.entry import Draw, Operator, T
 
 BF16, F32, I32, U8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
 QUERIES, HEADS, PAGE, PAGES, WIDTH, LATENT = 2, 3, 4, 7, 576, 512

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from tests.problems import gemm
-from tests.problems.buffers import same_bytes
-from tests.problems.gemm import Gemm, Problem, no_bias
-from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
+from problems import gemm
+from problems.buffers import same_bytes
+from problems.gemm import Gemm, Problem, no_bias
+from problems.inputs import FLOATS, normal, short
+from problems.pairwise import SAMPLE, pairwise
 
 INT8 = torch.int8
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, INT8)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.problems.buffers import Guarded, raw
-from tests.problems.inputs import FLOATS, FP8, normal, short
-from tests.problems.pairwise import pairwise
+from problems.buffers import Guarded, raw
+from problems.inputs import FLOATS, FP8, normal, short
+from problems.pairwise import pairwise
 
 # Tails of vectors and of groups; rows of a wave, a workgroup, and beyond what registers hold.
 WIDTHS = (1, 7, 8, 31, 32, 96, 127, 128, 136, 1032, 2880, 4096, 5120, 16384, 32776)

@@ -2,9 +2,9 @@
 
 import torch
 
-from tests.problems import gemm
-from tests.problems.comparisons import assert_block_scaled_gemm_close
-from tests.problems.gemm import (
+from problems import gemm
+from problems.comparisons import assert_block_scaled_gemm_close
+from problems.gemm import (
     BLOCK,
     SHAPES,
     VECTOR,
@@ -18,7 +18,7 @@ from tests.problems.gemm import (
     no_bias,
     powers_of_two,
 )
-from tests.problems.inputs import positive, random_fp8
+from problems.inputs import positive, random_fp8
 
 # Nothing; few rows; each end of a row class and what surrounds it; more than one block of rows.
 M = (0, 1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 65, 128, 129, 200)

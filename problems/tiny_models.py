@@ -12,7 +12,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.problems.tiny_llama import SIZES
+from problems.tiny_llama import SIZES
 
 WINDOW = 8  # tokens that a sliding window sees: shorter than the prompts of the tests
 GROUPED = SIZES | dict(num_key_value_heads=2)

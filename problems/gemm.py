@@ -8,10 +8,9 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from tests.problems.buffers import Guarded
-from tests.problems.inputs import FLOATS, FP8, normal, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
+from problems.buffers import Guarded
+from problems.inputs import FLOATS, FP8, normal, positive, random_codes, random_fp8, short
+from problems.pairwise import SAMPLE, pairwise
 
 BLOCK = 128  # k of a block of block_scaled_gemm; rows of an operand that may share a scale
 E8M0 = torch.float8_e8m0fnu

@@ -2,9 +2,9 @@
 
 import torch
 
-from tests.problems.inputs import FLOATS, FP8, HALF
-from tests.problems.registry.changes import Arguments, Bad, given, in_other_format, replace, to_dtype
-from tests.problems.registry.entry import Draw, Operator, T
+from problems.inputs import FLOATS, FP8, HALF
+from problems.registry.changes import Arguments, Bad, given, in_other_format, replace, to_dtype
+from problems.registry.entry import Draw, Operator, T
 
 BF16, F32, I32, E8M0, U8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e8m0fnu, torch.uint8
 SLOTS, EXPERTS = 2, 3

@@ -2,10 +2,10 @@
 
 import torch
 
-from tests.problems.inputs import FLOATS, FP8
-from tests.problems.registry import gemms, rows
-from tests.problems.registry.changes import Arguments, Bad, given, replace, share_last_element
-from tests.problems.registry.entry import Draw, Operator, T
+from problems.inputs import FLOATS, FP8
+from problems.registry import gemms, rows
+from problems.registry.changes import Arguments, Bad, given, replace, share_last_element
+from problems.registry.entry import Draw, Operator, T
 
 BF16, F32 = torch.bfloat16, torch.float32
 HANDLE = T((torch.int32,), "handle")  # `order`, the communicator's own

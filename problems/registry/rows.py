@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.problems.inputs import FLOATS, FP8, HALF
-from tests.problems.registry.changes import (
+from problems.inputs import FLOATS, FP8, HALF
+from problems.registry.changes import (
     Arguments,
     Bad,
     Change,
@@ -21,7 +21,7 @@ from tests.problems.registry.changes import (
     wider,
     zero_dim_without_out,
 )
-from tests.problems.registry.entry import Draw, Operator, T
+from problems.registry.entry import Draw, Operator, T
 
 BF16, F32, E8M0 = torch.bfloat16, torch.float32, torch.float8_e8m0fnu
 

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import torch
 
-from tests.problems.buffers import Guarded, guarded
-from tests.problems.inputs import normal, positive, random_fp8, weights
-from tests.problems.operators import function_of, registered
-from tests.problems.registry.changes import Arguments, Bad
+from problems.buffers import Guarded, guarded
+from problems.inputs import normal, positive, random_fp8, weights
+from problems.operators import function_of, registered
+from problems.registry.changes import Arguments, Bad
 
 Form = dict | Callable[[Arguments], Arguments]
 

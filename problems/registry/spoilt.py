@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from tests.problems.inputs import FP8
-from tests.problems.registry.changes import (
+from problems.inputs import FP8
+from problems.registry.changes import (
     Bad,
     given,
     on_itself,
@@ -18,7 +18,7 @@ from tests.problems.registry.changes import (
     wider,
     windows,
 )
-from tests.problems.registry.entry import Operator, T
+from problems.registry.entry import Operator, T
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -5,6 +5,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+SAMPLE = 0  # the seed of what stands for a full product: the same cases in every run, whose inputs differ
+
 
 def pairwise(*axes: Sequence[Any], seed: int) -> list[tuple]:
     """Tuples with one value of each axis, such that every pair of values of two axes is in one of them.

@@ -2,10 +2,10 @@
 
 import torch
 
-from tests.problems import gemm
-from tests.problems.comparisons import assert_gemm_close
-from tests.problems.gemm import VECTOR, Gemm, Problem, Scaling, assert_close, draw_fp8_case, fp8_cases, no_bias
-from tests.problems.inputs import positive, random_fp8
+from problems import gemm
+from problems.comparisons import assert_gemm_close
+from problems.gemm import VECTOR, Gemm, Problem, Scaling, assert_close, draw_fp8_case, fp8_cases, no_bias
+from problems.inputs import positive, random_fp8
 
 # Nothing; each count that has code of its own on some backend; powers of two and what surrounds them; the most.
 M = (0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.problems.inputs import FLOATS, normal, short
-from tests.problems.pairwise import pairwise
+from problems.inputs import FLOATS, normal, short
+from problems.pairwise import pairwise
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 32
 ULP = 2.0**-24  # half of float32's, relative: one rounding

@@ -4,8 +4,8 @@ What holds for every operator is tested by it: tests/operators/test_contract_*.p
 OPERATORS; test_contract_calls.py finds one that is missing.
 """
 
-from tests.problems.registry import comm, fused, gemms, int8, mla, moe, rows
-from tests.problems.registry.entry import Operator
+from problems.registry import comm, fused, gemms, int8, mla, moe, rows
+from problems.registry.entry import Operator
 
 OPERATORS: dict[str, Operator] = {
     each.name: each for family in (rows, gemms, int8, moe, fused, mla, comm) for each in family.OPERATORS

@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.problems.inputs import FLOATS, FP8
-from tests.problems.registry.changes import (
+from problems.inputs import FLOATS, FP8
+from problems.registry.changes import (
     Arguments,
     Bad,
     conflicting_out_dtype,
@@ -16,7 +16,7 @@ from tests.problems.registry.changes import (
     to_dtype,
     zero_dim_without_out,
 )
-from tests.problems.registry.entry import Draw, Operator, T
+from problems.registry.entry import Draw, Operator, T
 
 F32, E8M0 = torch.float32, torch.float8_e8m0fnu
 BLOCKED_K = 304  # 3 blocks, which no other size is

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tests.problems.buffers import Guarded
-from tests.problems.comparisons import assert_block_scaled_gemm_close, assert_half_close
-from tests.problems.gemm import placed, powers_of_two
-from tests.problems.inputs import FLOATS, normal, positive, random_codes, random_fp8, short
-from tests.problems.pairwise import pairwise
-from tests.settings import SAMPLE
+from problems.buffers import Guarded
+from problems.comparisons import assert_block_scaled_gemm_close, assert_half_close
+from problems.gemm import placed, powers_of_two
+from problems.inputs import FLOATS, normal, positive, random_codes, random_fp8, short
+from problems.pairwise import SAMPLE, pairwise
 
 BLOCK = 128
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from tests.problems.registry.changes import Arguments, Bad, given, replace
-from tests.problems.registry.entry import Draw, Operator
-from tests.problems.registry.moe import EXPERTS, SLOTS
+from problems.registry.changes import Arguments, Bad, given, replace
+from problems.registry.entry import Draw, Operator
+from problems.registry.moe import EXPERTS, SLOTS
 
 BF16, D, INNER, TOKENS = torch.bfloat16, 40, 24, 4
 

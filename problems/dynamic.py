@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tests.problems import buffers, quantize, rms_norm
-from tests.problems import fp8_by_definition as definition
-from tests.problems.buffers import Guarded, guarded, raw, same_bytes
-from tests.problems.inputs import FP8, HALF, normal, short, weights
-from tests.problems.pairwise import pairwise
-from tests.problems.swiglu import silu_bounds
+from problems import buffers, quantize, rms_norm
+from problems import fp8_by_definition as definition
+from problems.buffers import Guarded, guarded, raw, same_bytes
+from problems.inputs import FP8, HALF, normal, short, weights
+from problems.pairwise import pairwise
+from problems.swiglu import silu_bounds
 
 NORMS = ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8")
 SWIGLU = "swiglu_dynamic_fp8"

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tests.problems.comparisons import U32, half_ulp
-from tests.problems.inputs import HALF, normal, positive, short
-from tests.problems.pairwise import pairwise
+from problems.comparisons import U32, half_ulp
+from problems.inputs import HALF, normal, positive, short
+from problems.pairwise import pairwise
 
 WIDTH, LATENT, ROPE, MIXED, GROUP = 576, 512, 64, 656, 128
 SCALE = 192**-0.5

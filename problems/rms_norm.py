@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.problems.comparisons import U32, assert_between, assert_rounded_alike
-from tests.problems.inputs import FP8, HALF, normal, positive, short, weights
+from problems.comparisons import U32, assert_between, assert_rounded_alike
+from problems.inputs import FP8, HALF, normal, positive, short, weights
 
 OPERATORS = ("rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")
 

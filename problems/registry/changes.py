@@ -6,7 +6,7 @@ from unittest import SkipTest
 
 import torch
 
-from tests.problems.inputs import normal
+from problems.inputs import normal
 
 Arguments = dict[str, object]
 Change = Callable[[Arguments], None]

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.problems import fp8_by_definition as definition
-from tests.problems.comparisons import assert_between
-from tests.problems.inputs import FP8, HALF, every_number, short
+from problems import fp8_by_definition as definition
+from problems.comparisons import assert_between
+from problems.inputs import FP8, HALF, every_number, short
 
 # Tails of vectors of 8, 16 and 32 lanes; odd d, which puts `up` off any alignment; model sizes.
 WIDTHS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 1536, 2880, 4095, 14336)

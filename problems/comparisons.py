@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.problems.inputs import FP8
+from problems.inputs import FP8
 
 U32 = 2.0**-24  # unit roundoff of float32
 

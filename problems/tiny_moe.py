@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from transformers import CONFIG_MAPPING
 
-from tests.problems import checkpoints
-from tests.problems.tiny_llama import distance, drawn
+from problems import checkpoints
+from problems.tiny_llama import distance, drawn
 
 SIZES = dict(
     vocab_size=128,

@@ -2,11 +2,11 @@
 
 import torch
 
-from tests.problems.inputs import FLOATS
-from tests.problems.int8 import MOST_K
-from tests.problems.registry.changes import Arguments, Bad, Change, given, replace, spread, to_dtype
-from tests.problems.registry.entry import Draw, Operator, T
-from tests.problems.registry.rows import in_float16
+from problems.inputs import FLOATS
+from problems.int8 import MOST_K
+from problems.registry.changes import Arguments, Bad, Change, given, replace, spread, to_dtype
+from problems.registry.entry import Draw, Operator, T
+from problems.registry.rows import in_float16
 
 BF16, F32, I8, I32 = torch.bfloat16, torch.float32, torch.int8, torch.int32
 
