@@ -12,7 +12,10 @@ layers of random weights each rounding grows.
 """
 
 import copy
-from types import MethodType, SimpleNamespace
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
@@ -81,25 +84,23 @@ class Step:
 def torchs(reference) -> SimpleNamespace:
     """The operators as torch alone has them; Inductor compiles the reference with the rest of the model."""
 
-    def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out_dtype, constant_b):
+    def fp8_linear(a, b, scale_a, scale_b, bias=None, *, out_dtype, constant_b):
         return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype)
 
     return SimpleNamespace(
-        **{name: getattr(reference, name) for name in reference.__all__} | {"skinny_gemm": skinny_gemm}
+        **{name: getattr(reference, name) for name in reference.__all__} | {"fp8_linear": fp8_linear}
     )
 
 
-def by_torch(gpu: Gpu, model: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose layers run on torch's operators."""
-    decoder_layer, operators = gpu.kernel.layers._decoder_layer, torchs(gpu.kernel.reference)
-
-    def forward(self, hidden_states, **arguments):
-        return decoder_layer(self, operators, hidden_states, **arguments)
-
-    model = copy.deepcopy(model)
-    for layer in model.model.layers:
-        layer.forward = MethodType(forward, layer)
-    return model
+@contextmanager
+def by_torch(gpu: Gpu) -> Iterator[None]:
+    """Models call torch's operators meanwhile."""
+    chosen = sys.modules[f"{gpu.kernel.__name__}.operators"]
+    own, chosen.ops = chosen.ops, torchs(gpu.kernel.reference)
+    try:
+        yield
+    finally:
+        chosen.ops = own
 
 
 def llama(layers: int, generator: torch.Generator) -> torch.nn.Module:
@@ -129,20 +130,23 @@ def versions(gpu: Gpu, scales: str, layers: int, generator: torch.Generator) -> 
     model = copy.deepcopy(original)
     text = None if scales == "dynamic" else [torch.randint(VOCABULARY, (4, 64), generator=generator, device="cuda")]
     gpu.kernel.quantization.quantize(model, text, **SCALES[scales])
-    library, reference = by_torch(gpu, model), copy.deepcopy(model)
+    others = {name: copy.deepcopy(model) for name in ("torch", "reference")}
     with kernels.use_kernel_mapping(gpu.kernel.layers.mapping()):
         kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
-    return {"ours": model, "torch": library, "bfloat16": original, "reference": reference}
+    return {"ours": model, "bfloat16": original} | others
 
 
-def row(models: dict[str, torch.nn.Module], rows: int, seed: int, args) -> dict[str, gpu_timing.Times]:
+def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int, args) -> dict[str, gpu_timing.Times]:
     steps, recorded = {}, {}
+    contexts = {"torch": lambda: by_torch(gpu), "reference": gpu.kernel.by_reference}
     for name, model in models.items():
         note(f"{rows} rows: {name}")
-        steps[name] = Step(model, rows, torch.Generator("cuda").manual_seed(seed))  # the same text for all
-        if name != "reference":
-            recorded[name] = steps[name].record()
-    right = steps["reference"](models["reference"]).float()
+        with contexts.get(name, nullcontext)():
+            steps[name] = Step(model, rows, torch.Generator("cuda").manual_seed(seed))  # the same text for all
+            if name == "reference":
+                right = steps[name](model).float()
+            else:
+                recorded[name] = steps[name].record()
     away = {name: (steps[name].logits.float() - right).square().mean().sqrt().item() for name in ("ours", "torch")}
     size = right.square().mean().sqrt().item()
     note(f"{rows} rows: logits {away['ours'] / size:.2%} away from the reference's, torch's {away['torch'] / size:.2%}")
@@ -161,7 +165,7 @@ def run(gpu: Gpu, args) -> dict:
     for scales in args.only or SCALES:
         models = versions(gpu, scales, args.layers, generator)
         for rows in args.rows or ROWS:
-            times = row(models, rows, generator.initial_seed() + rows, args)
+            times = row(gpu, models, rows, generator.initial_seed() + rows, args)
             us = {name: one.median_us for name, one in times.items()}
             cells = [cell(value, 0) for value in (us["ours"], times["ours"].spread_us, us["torch"], us["bfloat16"])]
             ratios = [cell(us[name] / us["ours"]) for name in ("torch", "bfloat16")]

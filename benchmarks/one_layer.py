@@ -4,7 +4,7 @@
     python -m benchmarks model checkpoint qwen3-235b FOLDER         # 2.5 GB
 
 Codes and scales are random. FOLDER is written where it does not exist. Printed are bytes a parameter, how far the
-kernels' logits are from the reference operators', and decode steps' times on this machine. Only the vocabulary is
+kernels' logits are from the reference's, and decode steps' times on this machine. Only the vocabulary is
 smaller than the model's own, and there is one layer, with experts.
 """
 
@@ -163,7 +163,7 @@ def stored_bytes(model: torch.nn.Module) -> tuple[int, int]:
 def decode_steps(kernel, model: torch.nn.Module, ids: torch.Tensor, steps: int) -> tuple[torch.Tensor, list[float]]:
     """(logits of the last step, seconds of each): a prompt of all but `steps` tokens, then one at a time."""
     latent = hasattr(model.config, "kv_lora_rank")
-    cache = kernel.layers.latent_cache(model.config) if latent else None
+    cache = kernel.quantization.latent_cache(model.config) if latent else None
     prompt = ids.shape[1] - steps
     result = model(ids[:, :prompt], past_key_values=cache, use_cache=True)
     seconds = []
@@ -177,11 +177,12 @@ def decode_steps(kernel, model: torch.nn.Module, ids: torch.Tensor, steps: int) 
 
 @torch.no_grad()
 def check(kernel, folder: Path, batch: int = 1, length: int = 6, steps: int = 3) -> dict[str, float]:
-    """Loads the checkpoint; decodes on the reference operators, then on the kernels."""
+    """Loads the checkpoint; decodes by the reference, then on the kernels."""
     model = kernel.quantization.load_quantized(folder)
     size, parameters = stored_bytes(model)
     ids = torch.randint(2, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1))
-    wanted, _ = decode_steps(kernel, model, ids, steps)
+    with kernel.by_reference():
+        wanted, _ = decode_steps(kernel, model, ids, steps)
     with kernels.use_kernel_mapping(kernel.layers.mapping()):
         kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
     got, seconds = decode_steps(kernel, model, ids, steps)

@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
     models = {"bfloat16": loaded.model, "FP8": quantized}
     caches = {name: decoding.default_caches(model) for name, model in models.items()}
     if args.deepseek:
-        caches["FP8"] = lambda most: kernel.layers.latent_cache(quantized.config, most)
+        caches["FP8"] = lambda most: kernel.quantization.latent_cache(quantized.config, most)
     rates, qualities = {}, {}
     for name, model in models.items():
         with bar(args.tokens, f"decoding, {name}") as progress:

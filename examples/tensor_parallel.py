@@ -61,7 +61,7 @@ def main() -> None:
         begun = time.perf_counter()
         with torch.inference_mode(), kernels.use_kernel_mapping(kernel.layers.mapping()):
             kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
-            latent = dict(past_key_values=kernel.layers.latent_cache(model.config)) if args.deepseek else {}
+            latent = dict(past_key_values=kernel.quantization.latent_cache(model.config)) if args.deepseek else {}
             found = model.generate(ids, max_new_tokens=args.tokens, do_sample=False, **latent)
         return found[0, ids.shape[1] :], time.perf_counter() - begun
 

@@ -113,15 +113,32 @@ def kernelized(kernel, model: torch.nn.Module, mode: kernels.Mode = kernels.Mode
         return kernels.kernelize(model, mode=mode, use_fallback=kernels.KernelizeFallback.NO_LAYER)
 
 
+def on_reference(kernel, model: torch.nn.Module) -> torch.nn.Module:
+    """In place: calls of this module itself, not of its parts, are by the reference."""
+    entered = []
+
+    def enter(*_) -> None:
+        entered.append(kernel.by_reference())
+        entered[-1].__enter__()
+
+    def leave(*_) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave, always_call=True)
+    return model
+
+
 def quantized(kernel, generator, device, shapes: str = "grouped", activations: str = "static", **changes):
-    """(The quantised model on its reference operators, a copy on the kernels.)"""
+    """(The quantised model on the reference, a copy on the operators and kernelized.)"""
     return pair(kernel, llama(generator, device=device, **(VARIANTS[shapes] | changes)), generator, activations)
 
 
 def pair(kernel, model: torch.nn.Module, generator: torch.Generator, activations: str):
     """As `quantized`, of any model."""
     quantize(kernel, model, [tokens(generator, 2, 48, model.device)], activations)
-    return model, kernelized(kernel, copy.deepcopy(model))
+    fast = kernelized(kernel, copy.deepcopy(model))
+    return on_reference(kernel, model), fast
 
 
 def fp8_linears(kernel, model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -130,6 +147,11 @@ def fp8_linears(kernel, model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return model(input_ids=ids, use_cache=False).logits
+
+
+def reference_logits(kernel, model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    with kernel.by_reference():
+        return logits(model, ids)
 
 
 def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:

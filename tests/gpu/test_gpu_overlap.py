@@ -21,7 +21,7 @@ def together(kernel, device, request, environment, monkeypatch):
         pytest.skip("this variant is not the GPU's")
     environment("ROCM_FP8_KERNELS_PDL", "0")
     for name, value in SMALL.items():
-        monkeypatch.setattr(kernel.comm.communicator.overlap, name, value)
+        monkeypatch.setattr(kernel.comm.collectives.overlap, name, value)
     made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=MAX_BYTES)
     yield made
     made.assert_clean()
@@ -50,7 +50,7 @@ def gathered(kernel, given, dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_equal_to_one_after_the_other(kernel, together, device, generator, dtype, m, n, k):
     count = len(together.all)
-    overlap = kernel.comm.communicator.overlap
+    overlap = kernel.comm.collectives.overlap
     given = drawn(kernel, device, count, (m, n, k), generator, bias_of(torch.float32))
     several = n == 1024 and dtype == torch.float32
     assert len(overlap.chunks_of_columns(together.all[0], *given[0][:2], dtype)) > several
@@ -72,7 +72,7 @@ def test_equal_to_one_after_the_other(kernel, together, device, generator, dtype
 @every_count
 def test_large_gathers(kernel, together, device, generator):
     """Bytes as they are, of rows with any stride; one chunk and several."""
-    count, overlap = len(together.all), kernel.comm.communicator.overlap
+    count, overlap = len(together.all), kernel.comm.collectives.overlap
     for rows, d in ((256, 1024), (1000, 4096), (2048, 1000)):
         drawn_bytes = torch.randint(0, 256, (count, rows, d + 24), generator=generator).to(torch.uint8)
         x = list(drawn_bytes.to(device))

@@ -21,7 +21,7 @@ def kernel(simulated_rocm, arch):
 
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_parts_have_the_bits_of_the_whole(kernel, fp8, generator, m, n, k):
-    overlap = kernel.comm.communicator.overlap
+    overlap = kernel.comm.collectives.overlap
     inputs = gemm.draw(Problem(m, n, k, fp8), generator)
     operands = inputs.a, inputs.b, inputs.scale_a, inputs.scale_b
     whole = kernel.block_scaled_gemm(*operands, out_dtype=torch.float32)
@@ -43,4 +43,4 @@ def test_a_part_larger_than_the_whole_is_refused(kernel, fp8, generator):
     given = inputs.a, inputs.b, inputs.scale_a, inputs.scale_b, None, False
     for whole, spare in (((4, 16), 0), ((8, 8), 0), ((8, 0), 0), ((8, 16), -1)):
         with pytest.raises(RuntimeError, match="^block_scaled_gemm: (whole_m, whole_n|spare_units): "):
-            kernel.comm.communicator.overlap.part_of_gemm(torch.empty(8, 16), *given, whole, spare)
+            kernel.comm.collectives.overlap.part_of_gemm(torch.empty(8, 16), *given, whole, spare)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from problems.buffers import same_bytes
-from problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits
+from problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits, reference_logits
 from problems.tiny_moe import moe
 
 
@@ -59,9 +59,9 @@ def split(kernel, rank: int, ranks: int) -> None:
             kernel.quantization.quantize(whole, inputs, activations=activations, **options)
             share = copy.deepcopy(whole)
             with kernel.comm.Communicator(timeout=600) as c:
-                before = logits(whole, ids)
+                before = reference_logits(kernel, whole, ids)
                 assert kernel.quantization.parallelize(share, c) is share
-                reference = logits(share, ids)
+                reference = reference_logits(kernel, share, ids)
                 assert near(reference, before) and same_on_all_ranks(reference), (name, activations)
                 got = logits(kernelized(kernel, share), ids)
                 assert near(got, before) and same_on_all_ranks(got), (name, activations)
@@ -102,9 +102,9 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
         )
         share, ids = copy.deepcopy(whole), torch.randint(0, 128, (2, 12))
         with kernel.comm.Communicator(timeout=600) as c:
-            before = logits(whole, ids)
+            before = reference_logits(kernel, whole, ids)
             kernel.quantization.parallelize(share, c)
-            reference = logits(share, ids)
+            reference = reference_logits(kernel, share, ids)
             assert mostly_near(reference, before) and same_on_all_ranks(reference), (name, granularity)
             got = logits(kernelized(kernel, share), ids)
             assert mostly_near(got, before) and same_on_all_ranks(got), (name, granularity)
@@ -113,7 +113,7 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
             of_experts = [sum(b.nbytes for n, b in m.named_buffers() if "experts" in n) for m in (share, whole)]
             assert of_experts[0] <= of_experts[1] / ranks * 1.05, (name, of_experts)
             if name == "deepseek_v3":
-                cache = kernel.layers.latent_cache(share.config)
+                cache = kernel.quantization.latent_cache(share.config)
                 steps = [share(part, past_key_values=cache).logits for part in ids.split((9, 1, 2), dim=1)]
                 stepped = torch.cat(steps, dim=1)
                 assert mostly_near(stepped, before) and same_on_all_ranks(stepped), granularity
@@ -157,7 +157,7 @@ def decode_experts(kernel, rank: int, ranks: int) -> None:
         share = kernelized(kernel, kernel.quantization.parallelize(model, c))
         found = [logits(share, ids)]
         for fp8 in (False, True):
-            cache = kernel.layers.latent_cache(model.config, fp8=fp8)
+            cache = kernel.quantization.latent_cache(model.config, fp8=fp8)
             parts = [share(part, past_key_values=cache).logits for part in ids.split((100, 1, 8, 131), dim=1)]
             found.append(torch.cat(parts, dim=1))
     for got in found:

@@ -173,7 +173,7 @@ def test_decoding_with_a_latent_cache_is_teacher_forced_alike(kernel, device, in
     """Byte after byte through mla_decode: the likelihood that whole windows have."""
     ids = held_out[::8, :256].to(device)
     half = ids.shape[1] // 2
-    cache = kernel.layers.latent_cache(in_blocks.config, ids.shape[1])
+    cache = kernel.quantization.latent_cache(in_blocks.config, ids.shape[1])
     with torch.no_grad():
         parts = [in_blocks(ids[:, :half], past_key_values=cache).logits]
         parts += [in_blocks(ids[:, n : n + 1], past_key_values=cache).logits for n in range(half, ids.shape[1])]
@@ -187,7 +187,7 @@ def test_a_latent_cache_in_fp8_keeps_the_quality(kernel, device, in_blocks, held
     half, logits = ids.shape[1] // 2, []
     with torch.no_grad():
         for fp8 in (False, True):
-            cache = kernel.layers.latent_cache(in_blocks.config, ids.shape[1], fp8=fp8)
+            cache = kernel.quantization.latent_cache(in_blocks.config, ids.shape[1], fp8=fp8)
             parts = [in_blocks(part, past_key_values=cache).logits for part in (ids[:, :half], ids[:, half:])]
             logits.append(torch.cat(parts, dim=1))
     bits = [bits_of(each, ids, half) for each in logits]

@@ -11,7 +11,7 @@ import torch
 
 from problems import checkpoints
 from problems.buffers import same_bytes
-from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_llama import NEAR, distance, logits, on_reference, tokens
 from problems.tiny_moe import (
     BIAS,
     NEAR_MODULES,
@@ -71,7 +71,8 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
     if change is not None:
         change(tmp_path)
     loaded = kernel.quantization.load_quantized(tmp_path, device)
-    wanted, got = logits_with_one_routing([defined, loaded], ids)
+    with kernel.by_reference():
+        wanted, got = logits_with_one_routing([defined, loaded], ids)
     assert distance(got, wanted) <= NEAR and furthest(loaded, defined, generator) <= NEAR_MODULES
     for key, value in model.state_dict().items():  # routers, and what corrects their scores
         if ".mlp.gate." in key:
@@ -80,7 +81,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
         assert module.power_of_two == checkpoints.FORMATS[form].power_of_two
     if torch.float8_e4m3fn in formats:
         before, count = kernel.call_counts()["grouped_gemm"], len(expert_modules(loaded))
-        wanted, got = logits_with_one_routing([loaded, kernelized(kernel, copy.deepcopy(loaded))], ids)
+        wanted, got = logits_with_one_routing([on_reference(kernel, copy.deepcopy(loaded)), loaded], ids)
         assert kernel.call_counts()["grouped_gemm"] == before + count and distance(got, wanted) <= NEAR
 
 

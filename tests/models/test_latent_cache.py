@@ -10,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from problems.buffers import same_bytes
 from problems.inputs import FP8
-from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_llama import NEAR, distance, kernelized, logits, on_reference, tokens
 from problems.tiny_moe import moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -47,7 +47,7 @@ def made(kernel, device, formats, generator):
         model = moe("deepseek_v3", generator, device=device, **(SIZES | KINDS[kind] | changes))
         granularity = "channel" if kind == "channel" else "block"
         kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
-        return kernelized(kernel, model) if fast else model
+        return kernelized(kernel, model) if fast else on_reference(kernel, model)
 
     return make
 
@@ -62,7 +62,7 @@ def defined(model: torch.nn.Module) -> torch.nn.Module:
             rows, columns = linear.weight.shape
             scale = linear.weight_scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
         weight = (linear.weight.float() * scale).bfloat16()
-        linear.forward = lambda x, ops=None, weight=weight: torch.nn.functional.linear(x, weight)
+        linear.forward = lambda x, weight=weight: torch.nn.functional.linear(x, weight)
     return model
 
 
@@ -79,7 +79,7 @@ def test_steps(kernel, device, generator, made, kind, fast, most):
     """A prompt, single tokens, several at once, more than mla_decode takes: as with keys and values of each head."""
     model, ids = made(kind, fast), tokens(generator, 2, 45, device)
     lengths = (11, 1, 3, 8, 21, 1)
-    got = steps_of(model, ids, lengths, kernel.layers.latent_cache(model.config, most))
+    got = steps_of(model, ids, lengths, kernel.quantization.latent_cache(model.config, most))
     wanted = steps_of(defined(model), ids, lengths, DynamicCache(config=model.config))
     assert distance(got[:, 11:], wanted[:, 11:]) <= ABSORBED
     # A prompt goes through kv_b, with its quantised inputs.
@@ -92,14 +92,14 @@ def test_steps_of_a_cache_in_fp8(kernel, device, generator, made, fast, most):
     """As a cache of 16 bits whose latent numbers were rounded to FP8 first. No prompt that reads other numbers."""
     model, ids = made(fast=fast), tokens(generator, 2, 45, device)
     lengths = (5, 1, 3, 8, 27, 1)
-    cache = kernel.layers.latent_cache(model.config, most, fp8=True)
+    cache = kernel.quantization.latent_cache(model.config, most, fp8=True)
     got = steps_of(model, ids, lengths, cache)
     assert all(layer.rows.dtype == torch.uint8 and layer.rows.shape[2] == 656 for layer in cache.layers)
     rounded = copy.deepcopy(model)
     for layer in rounded.model.layers:
         norm = layer.self_attn.kv_a_layernorm
         norm.register_forward_hook(lambda module, _, latent: in_groups(kernel, latent))
-    wanted = steps_of(rounded, ids, lengths, kernel.layers.latent_cache(model.config, most))
+    wanted = steps_of(rounded, ids, lengths, kernel.quantization.latent_cache(model.config, most))
     assert distance(got, wanted) <= ABSORBED
 
 
@@ -115,7 +115,7 @@ def in_groups(kernel, latent: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("prompt", [1, 5, 8])
 def test_a_short_prompt(kernel, device, generator, made, prompt):
     model, ids = made(), tokens(generator, 2, 12, device)
-    got = steps_of(model, ids, (prompt, 12 - prompt), kernel.layers.latent_cache(model.config))
+    got = steps_of(model, ids, (prompt, 12 - prompt), kernel.quantization.latent_cache(model.config))
     assert distance(got, logits(defined(model), ids)) <= ABSORBED
 
 
@@ -133,7 +133,7 @@ def test_a_padded_batch(kernel, device, generator, made, side, most, attention, 
     for row, length in enumerate(lengths):
         place = slice(prompt - length, prompt) if side == "left" else slice(0, length)
         ids[row, place], mask[row, place] = whole[row, :length], 1
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     first = model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
     results = [[first[row][mask[row].bool()]] for row in range(3)]
@@ -169,13 +169,13 @@ def test_one_attention(kernel, device, generator, made):
     name = next(each for each in first.PARAMETERS if each in ("past_key_values", "cache"))
     outputs = []
     for attention, cache in (
-        (first, kernel.layers.latent_cache(model.config)),
+        (first, kernel.quantization.latent_cache(model.config)),
         (wanted, DynamicCache(config=model.config)),
     ):
         parts = []
         for begin, end in ((0, 11), *((n, n + 1) for n in range(11, 30))):
             cut = tuple(each[:, begin:end] for each in angles)
-            keywords = dict(position_embeddings=cut, attention_mask=None, ops=kernel.layers._ops, **{name: cache})
+            keywords = dict(position_embeddings=cut, attention_mask=None, **{name: cache})
             parts.append(attention(hidden[:, begin:end], **keywords)[0])
         outputs.append(torch.cat(parts[1:], dim=1))
     assert distance(*outputs) <= NEAR
@@ -184,7 +184,7 @@ def test_one_attention(kernel, device, generator, made):
 @pytest.mark.parametrize("most", [None, 40])
 def test_generate(kernel, device, generator, made, calls, most):
     model, ids = made(), tokens(generator, 2, 12, device)
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     options = dict(max_new_tokens=9, do_sample=False, past_key_values=cache, attention_mask=torch.ones_like(ids))
     calls.clear()
     found = model.generate(ids, **options)
@@ -201,8 +201,9 @@ def test_generate(kernel, device, generator, made, calls, most):
 def test_beams(kernel, device, generator, made):
     """The best beams have the likelihood that they have as whole texts: each was read with its own past."""
     model, ids = made(), tokens(generator, 2, 12, device)
+    cache = kernel.quantization.latent_cache(model.config)
     found = model.generate(
-        ids, num_beams=4, max_new_tokens=8, do_sample=False, past_key_values=kernel.layers.latent_cache(model.config),
+        ids, num_beams=4, max_new_tokens=8, do_sample=False, past_key_values=cache,
         return_dict_in_generate=True, output_scores=True, attention_mask=torch.ones_like(ids),
     )  # fmt: skip
     whole = logits(defined(model), found.sequences)[:, 11:-1].float()
@@ -215,7 +216,7 @@ def test_beams(kernel, device, generator, made):
 @pytest.mark.parametrize("most", [None, 32])
 def test_what_transformers_asks_of_caches(kernel, device, generator, made, most):
     model, ids = made(), tokens(generator, 3, 16, device)
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     wanted = steps_of(model, ids, (12, 1, 3), cache)
     assert int(cache.get_seq_length()) == 16 and cache.is_compileable == (most is not None)
     cache.crop(-3)
@@ -238,7 +239,7 @@ def test_what_transformers_asks_of_caches(kernel, device, generator, made, most)
 def test_it_grows(kernel, device, generator, made):
     model, ids = made(), tokens(generator, 1, 280, device)
     model.config.max_position_embeddings = 512
-    cache = kernel.layers.latent_cache(model.config)
+    cache = kernel.quantization.latent_cache(model.config)
     got = steps_of(model, ids, (240, 5, 5, 5, 5, 20), cache)
     assert cache.layers[0].rows.shape == (1, 512, 576)
     assert distance(got[:, 240:], logits(defined(model), ids)[:, 240:]) <= ABSORBED
@@ -247,7 +248,7 @@ def test_it_grows(kernel, device, generator, made):
 def test_a_compiled_step(kernel, device, generator, made):
     """One graph for all steps, with a cache of fixed length; its bytes are eager's."""
     model, ids = made(), tokens(generator, 2, 20, device)
-    eager, cache = (kernel.layers.latent_cache(model.config, 32) for _ in range(2))
+    eager, cache = (kernel.quantization.latent_cache(model.config, 32) for _ in range(2))
     wanted = steps_of(model, ids, (12, *[1] * 8), eager)
     model(ids[:, :12], past_key_values=cache)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -270,7 +271,9 @@ def test_loaded_numbers_are_absorbed(kernel, device, generator, made):
     model, other = made(), made()
     ids = tokens(generator, 1, 14, device)
     other.load_state_dict(model.state_dict())
-    got, wanted = (steps_of(each, ids, (9, 5), kernel.layers.latent_cache(each.config)) for each in (other, model))
+    got, wanted = (
+        steps_of(each, ids, (9, 5), kernel.quantization.latent_cache(each.config)) for each in (other, model)
+    )
     assert same_bytes(got, wanted)
 
 
@@ -281,7 +284,7 @@ def test_loaded_numbers_are_absorbed(kernel, device, generator, made):
 def test_a_cache_that_is_full(kernel, device, generator, made, most):
     """As transformers' StaticCache: an IndexError, before anything is written; one that grows has no end."""
     model, ids = made(), tokens(generator, 2, 24, device)
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     wanted = steps_of(model, ids[:, :20], (12, 8), cache)
     if most is None:
         model(ids[:, 20:21], past_key_values=cache)
@@ -295,7 +298,7 @@ def test_a_cache_that_is_full(kernel, device, generator, made, most):
     with pytest.raises(IndexError, match="a LatentCache of max_length 12 is full"):
         model.generate(
             ids[:, :10],
-            past_key_values=kernel.layers.latent_cache(model.config, 12),
+            past_key_values=kernel.quantization.latent_cache(model.config, 12),
             max_new_tokens=10,
             do_sample=False,
         )
@@ -305,7 +308,7 @@ def test_a_cache_that_is_full_in_a_compiled_step(kernel, device, generator, made
     if device.type != "cpu":
         pytest.skip("there an assertion ends the process's context")
     model, ids = made(), tokens(generator, 1, 16, device)
-    cache = kernel.layers.latent_cache(model.config, 14)
+    cache = kernel.quantization.latent_cache(model.config, 14)
     model(ids[:, :12], past_key_values=cache)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -321,7 +324,7 @@ def test_masks_that_change_what_is_held(kernel, device, generator, made, most):
     model, ids = made(), tokens(generator, 2, 16, device)
     mask = torch.ones(2, 13, dtype=torch.long, device=device)
     mask[0, :4] = 0
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     model(ids[:, :12], past_key_values=cache)
     if device.type == "cpu":
         with pytest.raises(ValueError, match="attention_mask: not what it was for tokens that the LatentCache holds"):
@@ -341,7 +344,7 @@ def test_masks_that_are_not_causal(kernel, device, generator, made):
     for queries in (6, 12):
         sees = torch.ones(queries, queries, dtype=torch.bool).tril()
         sees[queries // 2 :, : queries // 2] = False
-        cache = kernel.layers.latent_cache(model.config)
+        cache = kernel.quantization.latent_cache(model.config)
         with pytest.raises(ValueError, match="attention_mask: not that of causal attention"):
             model(tokens(generator, 1, queries), attention_mask=sees[None, None], past_key_values=cache)
 
@@ -352,7 +355,7 @@ def test_padding_that_is_cropped(kernel, device, generator, made, most):
     model, ids = made(), tokens(generator, 2, 14, device)
     mask = torch.ones(2, 14, dtype=torch.long, device=device)
     mask[1, 10:12] = 0
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     model(ids[:, :10], past_key_values=cache)
     wanted = model(ids[:, 10:12], attention_mask=mask[:, :12], past_key_values=cache).logits
     cache.crop(-2)
@@ -365,7 +368,7 @@ def test_padding_that_is_cropped(kernel, device, generator, made, most):
 def test_copies_of_a_cache(kernel, device, generator, made, most):
     """A prefix that several texts go on from: each copy has its own tokens; so has one that was pickled."""
     model, ids = made(), tokens(generator, 2, 16, device)
-    cache = kernel.layers.latent_cache(model.config, most)
+    cache = kernel.quantization.latent_cache(model.config, most)
     model(ids[:, :12], past_key_values=cache)
     copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
     wanted = [model(ids[:, n : n + 1], past_key_values=cache).logits for n in (12, 13)]
@@ -380,10 +383,10 @@ def test_who_watches_kv_b(kernel, device, generator, made):
     attention = model.model.layers[1].self_attn
     handle = attention.kv_b_proj.register_forward_hook(lambda *given: None)
     with pytest.raises(ValueError, match="LatentCache: kv_b_proj is watched, wrapped or another module"):
-        model(ids, past_key_values=kernel.layers.latent_cache(model.config))
+        model(ids, past_key_values=kernel.quantization.latent_cache(model.config))
     model(ids, past_key_values=DynamicCache(config=model.config))
     handle.remove()
-    model(ids, past_key_values=kernel.layers.latent_cache(model.config))
+    model(ids, past_key_values=kernel.quantization.latent_cache(model.config))
 
 
 # --- errors ---
@@ -392,13 +395,13 @@ def test_who_watches_kv_b(kernel, device, generator, made):
 def test_what_it_refuses(kernel, device, generator, made):
     model, ids = made(), tokens(generator, 2, 12, device)
     with pytest.raises(ValueError, match=r"kv_lora_rank and qk_rope_head_dim: \(32, 16\); mla_decode takes 512 and 64"):
-        kernel.layers.latent_cache(moe("deepseek_v3", generator).config)
+        kernel.quantization.latent_cache(moe("deepseek_v3", generator).config)
     for wrong in (0, -1, 1.5, "8"):
         with pytest.raises(ValueError, match="max_length: .*; needs a positive integer, or None"):
-            kernel.layers.latent_cache(model.config, wrong)
+            kernel.quantization.latent_cache(model.config, wrong)
     with pytest.raises(ValueError, match="fp8"):
-        kernel.layers.latent_cache(model.config, fp8=1)
-    cache = kernel.layers.latent_cache(model.config)
+        kernel.quantization.latent_cache(model.config, fp8=1)
+    cache = kernel.quantization.latent_cache(model.config)
     model(ids, past_key_values=cache)
     with pytest.raises(ValueError, match="a LatentCache of 2 sequences; 1 were given"):
         model(ids[:1], past_key_values=cache)
@@ -408,4 +411,4 @@ def test_what_it_refuses(kernel, device, generator, made):
         cache.crop(3)
     plain = moe("deepseek_v3", generator, device=device, **SIZES)
     with pytest.raises(TypeError, match="a LatentCache is for DeepSeek-V3's attention that is quantised as a whole"):
-        plain(ids, past_key_values=kernel.layers.latent_cache(plain.config))
+        plain(ids, past_key_values=kernel.quantization.latent_cache(plain.config))

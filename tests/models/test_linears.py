@@ -40,20 +40,20 @@ def test_a_linears_rows_do_not_depend_on_their_number(kernel, device, generator,
         scales = positive((rows, 1), generator).to(device) if activations == "dynamic" else [None] * rows
         given = scales if activations == "dynamic" else None
         calls.clear()
-        together = linear(x, ops=kernel.layers._ops, scale=given)
+        together = linear(x, scale=given)
         assert calls == ["skinny_gemm" if few else "block_scaled_gemm"]
-        alone = torch.cat([linear(row[None], ops=kernel.layers._ops, scale=scale) for row, scale in zip(x, scales)])
+        alone = torch.cat([linear(row[None], scale=scale) for row, scale in zip(x, scales)])
         if few:
             assert same_bytes(together, alone)
         else:
             torch.testing.assert_close(together, alone, rtol=2**-7, atol=2**-7)
             again = torch.cat([x, x[:7].contiguous()]), None if given is None else torch.cat([given, given[:7]])
-            assert same_bytes(linear(again[0], ops=kernel.layers._ops, scale=again[1])[:rows], together)
+            assert same_bytes(linear(again[0], scale=again[1])[:rows], together)
         # Leading dimensions are rows, however many.
         if given is not None:
             given = given.view(1, rows, 1, 1)
         x = x.view(1, rows, 1, -1)
-        assert same_bytes(linear(x, ops=kernel.layers._ops, scale=given).view(rows, -1), together)
+        assert same_bytes(linear(x, scale=given).view(rows, -1), together)
 
 
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
@@ -67,9 +67,9 @@ def test_many_rows_with_scales_of_their_own(kernel, device, generator, monkeypat
         scale = positive((rows, 1), generator).to(device)
         results = []
         for gemm in ("block_scaled_gemm", "library"):
-            module = sys.modules[kernel.quantization.Fp8Linear.__module__]
+            module = sys.modules[f"{kernel.__name__}.ops.linear"]
             monkeypatch.setattr(module, "gemm_for", lambda *_, gemm=gemm, **options: gemm)
-            results.append(linear(x, ops=kernel.layers._ops, scale=scale))
+            results.append(linear(x, scale=scale))
         # Before the bias _scaled_mm rounds to bfloat16 once more.
         torch.testing.assert_close(*results, rtol=2**-6, atol=2**-6)
 
@@ -85,7 +85,7 @@ def test_what_multiplies_many_rows(kernel, device, generator, calls, rows, granu
     x = random_fp8((rows, linear.in_features), linear.weight.dtype, generator).to(device)
     scale = positive((rows, 1), generator).to(device) if activations == "dynamic" else None
     calls.clear()
-    linear(x, ops=kernel.layers._ops, scale=scale)
+    linear(x, scale=scale)
     own = activations == "dynamic" or granularity == "channel"
     ours = device.type == "cpu" or (own and rows <= 128 and torch.version.hip is None)
     assert calls == (["block_scaled_gemm"] if ours else [])
@@ -94,8 +94,8 @@ def test_what_multiplies_many_rows(kernel, device, generator, calls, rows, granu
 @every_activation
 def test_scales_reach_the_gemm_uncopied(kernel, device, generator, monkeypatch, activations):
     model = quantized(kernel, generator, device, activations=activations)[1]
-    operators, made, taken = kernel.layers._ops, [], []
-    gemm = operators.skinny_gemm
+    operators, linear = (sys.modules[f"{kernel.__name__}.ops{part}"] for part in ("", ".linear"))
+    gemm, made, taken = linear.skinny_gemm, [], []
 
     def keeping(original):
         def call(*args, **kwargs):
@@ -112,7 +112,7 @@ def test_scales_reach_the_gemm_uncopied(kernel, device, generator, monkeypatch, 
 
     for name in ("quantize_fp8", *LAYER[activations]):
         monkeypatch.setattr(operators, name, keeping(getattr(operators, name)))
-    monkeypatch.setattr(operators, "skinny_gemm", taking)
+    monkeypatch.setattr(linear, "skinny_gemm", taking)
     logits(model, tokens(generator, 2, 5, device))
     linears = fp8_linears(kernel, model)
     wanted = made if activations == "dynamic" else [linear.input_scale.data_ptr() for linear in linears]
@@ -124,7 +124,7 @@ def test_a_linear_without_any_scale_says_so(kernel, device, generator):
     linear = quantized(kernel, generator, device, activations="dynamic")[1].model.layers[0].mlp.down_proj
     x = random_fp8((2, linear.in_features), linear.weight.dtype, generator).to(device)
     with pytest.raises(ValueError, match="scale: None; this linear has no input_scale"):
-        linear(x, ops=kernel.layers._ops)
+        linear(x)
     assert "dynamic input scales" in repr(linear)
 
 
@@ -136,14 +136,14 @@ def test_a_linear_promises_a_constant_weight_from_its_second_call_on(kernel, dev
     x = random_fp8((2, 64), kernel.fp8_dtype(device), generator).to(device)
     promises, original = [], kernel.skinny_gemm
 
-    class Operators:
-        @staticmethod
-        def skinny_gemm(*args, constant_b: bool, **kwargs):
-            promises.append(constant_b)
-            return original(*args, constant_b=constant_b, **kwargs)
+    def skinny_gemm(*args, constant_b: bool, **kwargs):
+        promises.append(constant_b)
+        return original(*args, constant_b=constant_b, **kwargs)
+
+    monkeypatch.setattr(sys.modules[f"{kernel.__name__}.ops.linear"], "skinny_gemm", skinny_gemm)
 
     def call() -> torch.Tensor:
-        return layer(x, ops=Operators)
+        return layer(x)
 
     first = call()
     assert same_bytes(call(), first) and promises == [False, True]
@@ -167,4 +167,4 @@ def test_no_rows(kernel, device, generator):
     linear = model.model.layers[0].mlp.down_proj
     x = random_fp8((0, 7, linear.in_features), FP8[0], generator).to(device)
     for scale in (None, torch.ones(0, 7, 1, device=device)):
-        assert linear(x, ops=kernel.layers._ops, scale=scale).shape == (0, 7, linear.out_features)
+        assert linear(x, scale=scale).shape == (0, 7, linear.out_features)

@@ -1,6 +1,7 @@
 """Decoder layers with a mixture of experts, fused: one norm for router and experts, moe_route, shared experts within
 fused_moe's sum."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -10,7 +11,7 @@ import torch
 
 from problems.buffers import same_bytes
 from problems.inputs import FP8
-from problems.tiny_llama import NEAR, distance, kernelized, logits, tokens
+from problems.tiny_llama import NEAR, distance, kernelized, logits, on_reference, tokens
 from problems.tiny_moe import MODELS, expert_modules, logits_with_one_routing, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -28,20 +29,23 @@ def made(kernel, device, formats, generator):
     def make(name: str, granularity: str = "block", **changes):
         model = moe(name, generator, device=device, **changes)
         kernel.quantization.quantize(model, activations="dynamic", granularity=granularity)
-        return model, kernelized(kernel, copy.deepcopy(model)), tokens(generator, 2, 11, device)
+        fast = kernelized(kernel, copy.deepcopy(model))
+        return on_reference(kernel, model), fast, tokens(generator, 2, 11, device)
 
     return make
 
 
 @every_model
-def test_a_router_is_transformers(made, name):
+def test_a_router_is_transformers(kernel, made, name):
     """Logits byte for byte, the same experts, and weights but for the exponential's last digits."""
     reference, fast, ids = made(name)
     x = fast.model.embed_tokens(ids)
-    for model in (reference, fast):
+    for context, model in ((kernel.by_reference, reference), (contextlib.nullcontext, fast)):
         for name in expert_modules(model):
             gate = model.get_submodule(name.replace(".experts", ".gate"))
-            got, own = gate(x), type(gate).__bases__[1].forward(gate, x)
+            with context():
+                got = gate(x)
+            own = type(gate).__bases__[1].forward(gate, x)
             assert same_bytes(got[0], own[0]) and got[1].dtype == own[1].dtype
             # By their logits: of equal ones transformers takes any.
             chosen, wanted = (each[0].gather(1, each[2].long()).sort(-1).values for each in (got, own))

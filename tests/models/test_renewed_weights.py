@@ -107,10 +107,10 @@ def decoded(model, step, ids: torch.Tensor, cache) -> torch.Tensor:
 def test_absorbed_weights_follow(kernel, device, generator, latent, way, most):
     model, other = latent
     ids = tokens(generator, 2, 20, device)
-    decoded(model, model, ids, kernel.layers.latent_cache(model.config, most))
-    wanted = decoded(other, other, ids, kernel.layers.latent_cache(model.config, most))
+    decoded(model, model, ids, kernel.quantization.latent_cache(model.config, most))
+    wanted = decoded(other, other, ids, kernel.quantization.latent_cache(model.config, most))
     WAYS[way](model, other)
-    assert same_bytes(decoded(model, model, ids, kernel.layers.latent_cache(model.config, most)), wanted)
+    assert same_bytes(decoded(model, model, ids, kernel.quantization.latent_cache(model.config, most)), wanted)
 
 
 @pytest.mark.parametrize("way", ["copies", "data"])
@@ -120,10 +120,10 @@ def test_compiled_steps_follow(kernel, device, generator, latent, way):
     ids = tokens(generator, 2, 20, device)
     torch._dynamo.reset()
     step = torch.compile(model, fullgraph=True, backend="aot_eager")
-    decoded(model, step, ids, kernel.layers.latent_cache(model.config, 32))
-    wanted = decoded(other, other, ids, kernel.layers.latent_cache(model.config, 32))
+    decoded(model, step, ids, kernel.quantization.latent_cache(model.config, 32))
+    wanted = decoded(other, other, ids, kernel.quantization.latent_cache(model.config, 32))
     WAYS[way](model, other)
-    assert same_bytes(decoded(model, step, ids, kernel.layers.latent_cache(model.config, 32)), wanted)
+    assert same_bytes(decoded(model, step, ids, kernel.quantization.latent_cache(model.config, 32)), wanted)
 
 
 @pytest.mark.parametrize("way", ["copies", "data"])
@@ -131,7 +131,7 @@ def test_weights_that_change_within_a_sequence(kernel, device, generator, latent
     """An eager step sees what torch has counted; weights_changed says the rest."""
     model, other = latent
     ids = tokens(generator, 2, 20, device)
-    caches = [kernel.layers.latent_cache(model.config) for _ in range(2)]
+    caches = [kernel.quantization.latent_cache(model.config) for _ in range(2)]
     for cache in caches:
         model(ids[:, :12], past_key_values=cache)
     wanted = other(ids[:, 12:13], past_key_values=caches[0]).logits

@@ -63,8 +63,8 @@ def test_the_parameters_are_those_of_the_own_forward(signatures, cache):
 
 
 def layers_of(kernel, name: str, generator, device) -> tuple[list[torch.nn.Module], dict]:
-    """(Decoder layers of one model that compute the same: on the reference and on the kernels; what they are given
-    beside the hidden state and the cache.)"""
+    """(Decoder layers of one model, as it was quantised and kernelized; what they are given beside the hidden state and
+    the cache.)"""
     model = drawn(config(name), generator, device=device)
     quantize(kernel, model, [tokens(generator, 2, 24, device)], "static")
     position = torch.arange(3, device=device)[None]
@@ -103,8 +103,10 @@ def test_half_fused_layers_hand_the_cache_to_transformers_attention(kernel, devi
     models, linear = (sys.modules[f"{kernel.__name__}.models.fp8.{name}"] for name in ("planning", "linear"))
     wanted = {name: 0 for name in models.quantisable(model) if ".mlp." in name}
 
-    def join(kind, parts):
-        return kind.quantized([model.get_submodule(part) for part in parts], None, "channel", torch.float8_e4m3fn)
+    def join(parts):
+        return linear.Fp8Linear.quantized(
+            [model.get_submodule(part) for part in parts], None, "channel", torch.float8_e4m3fn
+        )
 
     models.replace_linears(model, models.plan(model, wanted), join)
     model, ids = kernelized(kernel, model), tokens(generator, 1, 3, device)

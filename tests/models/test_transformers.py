@@ -19,12 +19,12 @@ from problems.tiny_llama import (
     distance,
     drawn,
     fp8_linears,
-    kernelized,
     llama,
     logits,
     near,
     pair,
     quantize,
+    reference_logits,
     tokens,
 )
 from problems.tiny_models import FUSED, WINDOW, config
@@ -72,7 +72,7 @@ def test_three_lines(kernel, device, saved, name, activations):
         assert torch.equal(other.weight_scale, one.weight_scale.bfloat16().float())
         assert (other.input_scale is None) == (activations == "dynamic") and (other.bias is None) == (one.bias is None)
     assert distance(logits(model, ids), wanted) <= ROUNDED_SCALES
-    assert distance(logits(kernelized(kernel, model), ids), logits(model, ids)) <= near(device)
+    assert distance(logits(model, ids), reference_logits(kernel, model, ids)) <= near(device)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == model.config.tie_word_embeddings
 
 

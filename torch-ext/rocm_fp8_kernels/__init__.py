@@ -6,7 +6,7 @@ tensor with `value = float(fp8) * scale` and `fp8 = round(value / scale)`, on th
 
 `reference` holds the same operators in plain PyTorch, `layers` the modules for `kernels.kernelize`,
 `quantization` what turns a bfloat16 model, or an FP8 checkpoint, into a model that runs on these operators;
-`smoothquant` the same for int8.
+`smoothquant` the same for int8. Under `by_reference` such a model runs on the reference.
 """
 
 from pathlib import Path as _Path
@@ -19,6 +19,7 @@ from . import comm, layers, reference  # noqa: E402
 from .models import fp8 as quantization  # noqa: E402
 from .models import int8 as smoothquant  # noqa: E402
 from .models.fp8.linear import to_fnuz  # noqa: E402
+from .operators import by_reference  # noqa: E402
 from .ops import (  # noqa: E402
     SKINNY_GEMM_MAX_ROWS,
     add_rms_norm_dynamic_fp8,
@@ -60,6 +61,7 @@ __all__ = [
     "block_scaled_gemm",
     "bmm_ab_i8_e_f32",
     "bmm_abe_i8",
+    "by_reference",
     "call_counts",
     "comm",
     "fp8_dtype",

@@ -1,4 +1,4 @@
-"""FP8 and INT8 checkpoints of two models, the same models in transformers on the reference operators (INT8: on this
+"""FP8 and INT8 checkpoints of two models, the same models in transformers by the reference (INT8: on this
 package's), and vLLM engines: on the GPU that torch sees, else on the CPU."""
 
 import math
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from problems import checkpoints
+from problems.tiny_llama import on_reference
 from problems.tiny_moe import edit
 from scripts.load import load_kernel
 from tests.settings import SEED
@@ -297,7 +298,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def reference(checkpoint):
-    """reference(name) -> the case's model in transformers, on the reference operators; INT8 on this package's."""
+    """reference(name) -> the case's model in transformers, by the reference; INT8 on this package's."""
     kernel, loaded = load_kernel(BACKEND), {}
 
     def load(name: str) -> torch.nn.Module:
@@ -307,7 +308,8 @@ def reference(checkpoint):
             if CASES[name].int8:
                 loaded[name] = kernel.smoothquant.load_quantized(checkpoint(name)).to(DEVICE)
             else:
-                loaded[name] = kernel.quantization.load_quantized(checkpoint(name))
+                loaded[name] = on_reference(kernel, kernel.quantization.load_quantized(checkpoint(name)))
+                on_reference(kernel, loaded[name].model)
         return loaded[name]
 
     return load

@@ -1,25 +1,22 @@
-"""Communicator: the operators between ranks, over torch.distributed."""
+"""Communicator: the ranks of one host, over torch.distributed. Its operators: collectives.py."""
 
 import os
 import socket
 import weakref
-import zlib
 
 import torch
 import torch.distributed as dist
 
-from ..ops import comm as operators
 from ..ops.arguments import refuse
 from ..ops.calls import ops
 from ..ops.device import backend
-from ..ops.gemm import block_scaled_gemm
-from . import overlap
+from .collectives import Collectives
 from .memory import SharedMemory, SymmetricMemory
 
 MOST_RANKS = 8
 
 
-class Communicator:
+class Communicator(Collectives):
     """All-reduce between the ranks of one host, alone and with what follows it in a decoder layer.
 
         sum = round(x of rank 0 + x of rank 1 + ...)        in float32, in that order, rounded once to x's dtype
@@ -101,30 +98,6 @@ class Communicator:
             self._memory.locks,
         )
 
-    # --- large messages: overlap.py ---
-
-    def _copies(self, *operands) -> bool:
-        """Whether copy engines may take what is large: between GPUs, outside of torch.compile, which knows no second
-        stream. What is no matrix the operators refuse."""
-        matrices = all(isinstance(x, torch.Tensor) and x.dim() == 2 for x in operands)
-        return self.ranks > 1 and self.device.type != "cpu" and matrices and not torch.compiler.is_compiling()
-
-    @property
-    def _staging(self) -> list[torch.Tensor]:
-        """Each rank's, as this rank sees it: uint8, the same number of bytes."""
-        return self._memory.staging
-
-    def _fork(self) -> overlap.Side:
-        return overlap.Side(self._side)
-
-    def _meet_on_device(self, *sizes: int) -> None:
-        """A barrier in the current stream. Ranks that come with other sizes are found as those of any call are, but for
-        one in a thousand."""
-        mixed = zlib.crc32(repr(sizes).encode())
-        operators.all_reduce(self._meeting[: 1 + mixed % 16, : 8 * (1 + mixed // 16 % 64)], self._handle(), None)
-
-    # --- life ---
-
     _number = _memory = None
     _gone = "closed"  # why there is no number
 
@@ -181,194 +154,10 @@ class Communicator:
     def __reduce__(self):
         raise TypeError("a Communicator is not pickled: it belongs to its process; each makes its own")
 
-    def _handle(self) -> operators.Handle:
+    def _handle(self) -> tuple[torch.Tensor, int]:
         if self._number is None:
             refuse("Communicator", "communicator", self._gone)
         return self._order, self._number
-
-    # --- sums ---
-
-    def all_reduce(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The sum over ranks.
-
-        Args:
-            x: float32, float16 or bfloat16 [..., d], last dimension contiguous, rows strided freely.
-            out: x's dtype and shape; may be x itself; allocated if None.
-
-        Returns: out.
-        """
-        return operators.all_reduce(x, self._handle(), out)
-
-    def reduce_scatter(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's rows of the sum, [rows / ranks, d]. x [rows, d]: rows is a multiple of the ranks."""
-        return operators.reduce_scatter(x, self._handle(), self.ranks, out)
-
-    def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x of rank 0, then of rank 1, ...: [rows * ranks, d]. x [rows, d]: what all_reduce takes, FP8 or int8."""
-        handle = self._handle()
-        if self._copies(x) and (chunks := overlap.chunks_of_rows(self, x)):
-            out = overlap.gathered_result(x, out, self.ranks)
-            overlap.all_gather(self, x, out, chunks)
-            return out
-        return operators.all_gather(x, handle, self.ranks, out)
-
-    # --- sums, and the norm behind them ---
-
-    def all_reduce_add_rms_norm_fp8(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        epsilon: float = 1e-6,
-        *,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        """add_rms_norm_fp8 of all_reduce(x), whose arguments these are.
-
-        On a GPU one launch where rows are multiples of 16 bytes and the weight has x's dtype; else two.
-        """
-        return operators.all_reduce_add_rms_norm_fp8(
-            x, residual, weight, scale, epsilon, self._handle(), out, out_dtype
-        )
-
-    def all_reduce_add_rms_norm_dynamic_fp8(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float = 1e-6,
-        *,
-        scaling: str = "row",
-        group_size: int = 128,
-        scale_dtype: torch.dtype = torch.float32,
-        power_of_two: bool = False,
-        scale_ub: torch.Tensor | None = None,
-        fp8_max: float | None = None,
-        column_major_scales: bool = False,
-        normalized_out: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-        scale_out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """add_rms_norm_dynamic_fp8 of all_reduce(x), whose arguments these are. Launches: as above; "tensor": three."""
-        scales = scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales
-        return operators.all_reduce_add_rms_norm_dynamic_fp8(
-            x, residual, (weight, epsilon, normalized_out), scales, (out, scale_out, out_dtype), self._handle()
-        )
-
-    # --- with the GEMM before them ---
-
-    def skinny_gemm_all_reduce(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        constant_b: bool = False,
-    ) -> torch.Tensor:
-        """all_reduce of skinny_gemm, whose arguments these are: a and b hold this rank's K. Each rank's bias counts.
-
-        On a GPU the products leave for the other ranks while the GEMM works, where rows are multiples of 16 bytes and
-        the message is one that goes one way; else the two follow one another. The bytes are the same.
-        """
-        operands = a, b, scale_a, scale_b, bias
-        return operators.skinny_gemm_all_reduce(operands, out, out_dtype, constant_b, self._handle())
-
-    def skinny_gemm_all_reduce_add_rms_norm_fp8(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        scale: torch.Tensor,
-        epsilon: float = 1e-6,
-        *,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        constant_b: bool = False,
-    ) -> torch.Tensor:
-        """all_reduce_add_rms_norm_fp8 of skinny_gemm in residual's dtype, whose arguments these are. As above."""
-        operands, norm = (a, b, scale_a, scale_b, bias), (weight, scale, epsilon)
-        return operators.skinny_gemm_all_reduce_add_rms_norm_fp8(
-            operands, residual, norm, out, out_dtype, constant_b, self._handle()
-        )
-
-    def block_scaled_gemm_reduce_scatter(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        constant_b: bool = False,
-    ) -> torch.Tensor:
-        """reduce_scatter of block_scaled_gemm, whose arguments these are: a and b hold this rank's K.
-
-        On a GPU the other ranks' rows come first, and are on their way while the GEMM works at its own, where there are
-        enough of them and they fit into 2 max_bytes, by parts of 256 columns.
-
-        Returns: rows [rank * M / ranks, (rank + 1) * M / ranks) of the sum; M is a multiple of the ranks.
-        """
-        dtype = out.dtype if out is not None and out_dtype is None else out_dtype
-        self._handle()  # closed?
-        if self._copies(a, b) and (chunks := overlap.chunks_of_columns(self, a, b, dtype)):
-            shape = len(a) // self.ranks, len(b)
-            out = overlap.result_of("block_scaled_gemm_reduce_scatter", shape, a, out, dtype)
-            overlap.gemm_reduce_scatter(self, (a, b, scale_a, scale_b, bias), out, constant_b, chunks)
-            return out
-        partial = block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant_b)
-        return self.reduce_scatter(partial, out=out)
-
-    def all_gather_block_scaled_gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        out: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        constant_b: bool = False,
-    ) -> torch.Tensor:
-        """block_scaled_gemm of all ranks' rows of a with this rank's columns, b [N / ranks, K].
-
-        Args:
-            a: FP8 [rows, K]: this rank's. scale_a: of these rows, [rows, 1] or [rows, ceil(K / 128)]; or one element,
-                the same on all ranks.
-            The others: as in block_scaled_gemm.
-
-        On a GPU this rank's own rows are multiplied while the others' come, where there are enough of them and they fit
-        into 2 max_bytes, by parts of 256 rows.
-
-        Returns: [rows * ranks, N / ranks].
-        """
-        self._handle()  # closed?
-        of_rows = [scale_a] if scale_a.numel() > 1 else []
-        if self._copies(a, b, *of_rows) and (chunks := overlap.chunks_of_product(self, a, b, *of_rows)):
-            shape = len(a) * self.ranks, len(b)
-            out = overlap.result_of("all_gather_block_scaled_gemm", shape, a, out, out_dtype)
-            scales = _float_scales(scale_a) if of_rows else scale_a
-            operands = overlap.dense(a), b, scales, scale_b, bias
-            overlap.all_gather_gemm(self, operands, out, constant_b, chunks)
-            return out
-        if of_rows:
-            scale_a = self.all_gather(_float_scales(scale_a))
-        return block_scaled_gemm(
-            self.all_gather(a), b, scale_a, scale_b, bias, out=out, out_dtype=out_dtype, constant_b=constant_b
-        )
 
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -411,11 +200,6 @@ def _agree(group: dist.ProcessGroup | None, rank: int, host: str, *same: object)
         for name, there, here in zip(("backend", "max_bytes", "timeout"), theirs, same):
             if there != here:
                 refuse("Communicator", name, f"{there} on rank {other}, {here} on rank {rank}")
-
-
-def _float_scales(scale: torch.Tensor) -> torch.Tensor:
-    # float8_e8m0fnu is gathered as the float32 numbers that it stands for.
-    return scale if scale.dtype == torch.float32 else scale.float()
 
 
 def _device(wanted: torch.device | str | None) -> torch.device:

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from .. import ops as _ops
+from ..operators import operators
 
 LATENT, ROPE = 512, 64
 
@@ -132,7 +132,8 @@ class LatentAttention(torch.nn.Module):
         """
         angles = dict(cos=cos.reshape(-1, ROPE), sin=sin.reshape(-1, ROPE), interleaved=self.interleaved)
         kv, k_rope = kv.reshape(-1, LATENT), k_rope.reshape(-1, ROPE)
-        _ops.mla_append(kv, k_rope, cache, slots, cache_scale=cache_scale, **angles)
+        ops = operators()
+        ops.mla_append(kv, k_rope, cache, slots, cache_scale=cache_scale, **angles)
         options = dict(block_table=block_table, cache_scale=cache_scale)
-        out = _ops.mla_decode(self.absorb(q, cos, sin), cache, lengths, self.softmax_scale, **options)
+        out = ops.mla_decode(self.absorb(q, cos, sin), cache, lengths, self.softmax_scale, **options)
         return self.values(out)

@@ -7,19 +7,17 @@ class that was put into the place of a part.
 
 import inspect
 from collections.abc import Callable
-from types import MethodType, ModuleType
+from types import MethodType
 
 import torch
 from torch.nn.modules import module as _modules
 
-from .. import reference
 from .norms import rounds_as_rms_norm
 
-__all__ = ["call", "called_on", "is_watched", "ours", "plain_norm", "plain_silu", "to_write"]
+__all__ = ["call", "is_watched", "ours", "plain_norm", "plain_silu", "to_write"]
 
 # Functions, not their names: torch.compile before torch 2.15 traces the names of methods wrongly.
 _forwards: set[Callable] = set()
-_operators: list[ModuleType] = []  # of the calls under way whose callee does not take them
 
 
 def ours(forward: Callable) -> Callable:
@@ -40,34 +38,25 @@ def plain_norm(norm: torch.nn.Module) -> bool:
 
 
 def plain_silu(activation: torch.nn.Module) -> bool:
-    from ..models.fp8.experts import is_silu
+    from .experts import is_silu
 
     return not is_watched(activation) and is_silu(activation)
 
 
-def call(module: torch.nn.Module, *args, ops: ModuleType, more: dict, **kwargs):
-    """module(*args, **kwargs), with `ops` and `more` as further keywords if its forward takes them. A wrapper that
-    takes what transformers gives, and nothing else, gets that; the forward that it calls finds ops by `called_on`."""
-    if not _is_wrapped(module) or _takes_keywords(module.forward):
-        return module(*args, **kwargs, ops=ops, **more)
-    _operators.append(ops)
+def call(module: torch.nn.Module, *args, more: dict, **kwargs):
+    """module(*args, **kwargs), with `more` as further keywords if its forward takes them. A wrapper that takes what
+    transformers gives, and nothing else, gets that."""
+    if not _is_wrapped(module) or _takes(module.forward, more):
+        kwargs |= more
+    return module(*args, **kwargs)
+
+
+def _takes(forward: Callable, keywords: dict) -> bool:
     try:
-        return module(*args, **kwargs)
-    finally:
-        _operators.pop()
-
-
-def called_on(ops: ModuleType = reference) -> ModuleType:
-    """The operators that a forward was given, or was to be given by a `call` under way; without any the reference."""
-    return _operators[-1] if ops is reference and _operators else ops
-
-
-def _takes_keywords(forward: Callable) -> bool:
-    try:
-        parameters = inspect.signature(forward).parameters.values()
+        parameters = inspect.signature(forward).parameters
     except (TypeError, ValueError):  # nobody can tell
         return False
-    return any(each.kind is each.VAR_KEYWORD or each.name == "ops" for each in parameters)
+    return keywords.keys() <= parameters.keys() or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _is_wrapped(module: torch.nn.Module) -> bool:

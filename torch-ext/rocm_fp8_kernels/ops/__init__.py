@@ -19,6 +19,7 @@ from .int8 import (
     quantize_int8,
     softmax_int8,
 )
+from .linear import fp8_linear as fp8_linear  # of models alone
 from .mla import mla_append, mla_decode
 from .moe import fused_moe, moe_combine, moe_route, moe_sort
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8

@@ -46,9 +46,8 @@ def _register_fake(name: str) -> None:
         device = args[first].device
         for argument, value in zip(arguments, args):
             if isinstance(value, torch.Tensor) and value.device != device:
-                raise RuntimeError(
-                    f"{operator}: {argument.name}: on device {value.device}, but {arguments[first].name} is on {device}"
-                )
+                why = f"on device {value.device}, but {arguments[first].name} is on {device}"
+                refuse(operator, argument.name, why)
 
     torch.library.register_fake(add_op_namespace_prefix(name), fake)
 

@@ -1,5 +1,5 @@
 """fused_moe in an exported program: one operator, which does at each call what depends on the number of tokens and,
-in the reference, on where they go. Before kernelize it computes by the reference, as the model does."""
+in the reference, on where they go."""
 
 import torch
 
@@ -12,31 +12,28 @@ _library = torch.library.Library(_raw.name, "FRAGMENT")
 _library.define(
     "fused_moe(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor? scale_w13, Tensor? scale_w2,"
     " str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? shared, Tensor? expert_map, float? limit,"
-    " bool power_of_two, ScalarType dtype, bool by_reference) -> Tensor"
+    " bool power_of_two, ScalarType dtype) -> Tensor"
 )
 _NAMES = "scale_w13 scale_w2 inputs input_scale hidden_scale shared expert_map limit power_of_two dtype".split()
 
 
 def _compute(x, w13, w2, weights, experts, *options) -> torch.Tensor:
-    from .. import reference
-    from . import moe
+    from ..operators import operators
 
-    *options, by_reference = options
-    fused_moe = (reference if by_reference else moe).fused_moe
-    return fused_moe(x, w13, w2, weights, experts, **dict(zip(_NAMES, options)))
+    return operators().fused_moe(x, w13, w2, weights, experts, **dict(zip(_NAMES, options)))
 
 
 _library.impl("fused_moe", _compute, "CompositeExplicitAutograd")
 torch.library.register_fake(
     add_op_namespace_prefix("fused_moe"),
-    lambda x, w13, w2, weights, experts, *options: x.new_empty(x.shape, dtype=options[-2]),
+    lambda x, w13, w2, weights, experts, *options: x.new_empty(x.shape, dtype=options[-1]),
     lib=_library,
 )
 
 
-def exported_moe(x, w13, w2, weights, experts, *, by_reference: bool, out=None, **options) -> torch.Tensor:
+def exported_moe(x, w13, w2, weights, experts, *, out=None, **options) -> torch.Tensor:
     """fused_moe's arguments, all by name that have defaults. Returns: out."""
     fp8 = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
     options["dtype"] = options["dtype"] or (torch.bfloat16 if fp8 else x.dtype)
-    result = _raw.fused_moe(x, w13, w2, weights, experts, *(options[name] for name in _NAMES), by_reference)
+    result = _raw.fused_moe(x, w13, w2, weights, experts, *(options[name] for name in _NAMES))
     return result if out is None else out.copy_(result)

@@ -188,7 +188,7 @@ def fused_moe(
     if torch.compiler.is_exporting():
         options = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
         options |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
-        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out, by_reference=False)
+        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out)
     scales = scale_w13, scale_w2, inputs, input_scale, hidden_scale
     given = x, w13, w2, weights, experts, *scales, shared, expert_map, limit, out, dtype
     if torch.compiler.is_compiling():

@@ -6,6 +6,7 @@ Slow, on any device, and the oracle of the tests. Signatures are those of the op
 from .activation import swiglu as swiglu
 from .activation import swiglu_dynamic_fp8, swiglu_fp8
 from .gemm import block_scaled_gemm, skinny_gemm
+from .gemm import fp8_linear as fp8_linear
 from .int8 import (
     bmm_ab_i8_e_f32,
     bmm_abe_i8,

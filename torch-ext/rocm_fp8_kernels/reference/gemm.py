@@ -12,6 +12,10 @@ def skinny_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, 
     return into(out, c.to(out_dtype or (torch.bfloat16 if out is None else out.dtype)))
 
 
+def fp8_linear(a, weight, scale_a, scale_b, bias, *, out_dtype, constant_b=False):
+    return skinny_gemm(a, weight, scale_a, scale_b, bias, out_dtype=out_dtype)
+
+
 def _block_scales(scale: torch.Tensor, rows: int, blocks: int, by_row: tuple[int, int], by_blocks: bool):
     """float32 [rows, blocks], or with one column where blocks share a scale."""
     row_blocks = -(-rows // 128)

@@ -205,7 +205,7 @@ def fused_moe(
     if torch.compiler.is_exporting():
         options = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
         options |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
-        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out, by_reference=True)
+        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out)
     # Of experts that are not quantised `inputs` says nothing.
     quantised = isinstance(w13, torch.Tensor) and w13.dtype in FP8
     dtype = check_fused_moe(

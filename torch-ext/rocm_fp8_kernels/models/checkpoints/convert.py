@@ -58,9 +58,9 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     if dtype not in _HALF:
         raise ValueError(f"the model's dtype is {dtype}; needs float16 or bfloat16")
 
-    def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
+    def join(names: list[str]) -> Fp8Linear:
         bias = model.get_submodule(names[0]).bias is not None
-        return joined(kind, names, schemes, lambda name: operator.attrgetter(name)(model).data, dtype, bias=bias)
+        return joined(names, schemes, lambda name: operator.attrgetter(name)(model).data, dtype, bias=bias)
 
     planned = planning.plan(model, input_kinds(schemes))
     planning.replace_linears(model, planned, join)

@@ -17,7 +17,6 @@ def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
 
 
 def joined(
-    kind: type[Fp8Linear],
     names: list[str],
     schemes: dict[str, Scheme],
     read: Callable[[str], torch.Tensor],
@@ -41,7 +40,7 @@ def joined(
     scales = [scale_of(read, f"{name}.{schemes[name].scale_name}") for name in names]
     by_block = scheme.weights == "block"
     one = not scheme.dynamic and all(scale.numel() == 1 and bool(scale == scales[0]) for scale in scales)
-    result = kind(
+    result = Fp8Linear(
         *(weights[0].shape[1], sum(len(weight) for weight in weights)),
         bias=bias,
         channel_scales=not one,

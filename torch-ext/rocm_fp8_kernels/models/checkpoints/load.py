@@ -91,8 +91,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     schemes = _check(model, schemes, experts, tensors, directory, tied, cache)
     of_experts = {name for each in experts for name in each.linears()}
 
-    def join(kind: type[Fp8Linear], names: list[str]) -> Fp8Linear:
-        return joined(kind, names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
+    def join(names: list[str]) -> Fp8Linear:
+        return joined(names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
 
     planned = planning.plan(
         model, input_kinds({name: scheme for name, scheme in schemes.items() if name not in of_experts})

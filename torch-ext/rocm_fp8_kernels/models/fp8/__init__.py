@@ -23,16 +23,18 @@ import torch
 from ...comm import Communicator
 from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8
+from ...ops.linear import gemm_for
 from ..calibration import observe
 from ..checkpoints import convert, load_quantized, save_quantized
 from ..codes import refuse_adapters, refuse_save_pretrained
-from .linear import GRANULARITIES, Fp8Linear, gemm_for
+from .linear import GRANULARITIES, Fp8Linear
 
 __all__ = [
     "Fp8Linear",
     "calibrate",
     "convert",
     "gemm_for",
+    "latent_cache",
     "load_quantized",
     "parallelize",
     "quantize",
@@ -114,7 +116,7 @@ def quantize(
             in `inputs`. Text that is unlike them then saturates later; the smallest numbers are rounded more coarsely,
             those above 2^-14 of the largest, times headroom, as before.
 
-    Returns: model. It runs on the reference operators until `kernels.kernelize` puts the kernels in.
+    Returns: model. It runs on the package's operators, which have no backward: under torch.no_grad().
     Raises: ValueError that says what is wrong, before the model is changed.
     """
     from . import experts, planning
@@ -141,12 +143,12 @@ def quantize(
     experts.check_experts(model)
     largest = {} if dynamic else calibrate(model, inputs)
 
-    def join(kind: type[Fp8Linear], parts: list[str]) -> Fp8Linear:
+    def join(parts: list[str]) -> Fp8Linear:
         linears = [model.get_submodule(part) for part in parts]
         if dynamic:
-            return kind.quantized(linears, None, granularity, fp8_dtype)
+            return Fp8Linear.quantized(linears, None, granularity, fp8_dtype)
         scale = headroom * largest[parts[0]] / torch.finfo(fp8_dtype).max or 1.0
-        return kind.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
+        return Fp8Linear.quantized(linears, torch.tensor([scale]), granularity, fp8_dtype)
 
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
@@ -179,10 +181,36 @@ def weights_changed(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def latent_cache(config, max_length: int | None = None, *, fp8: bool = False):
+    """A cache of DeepSeek-V3's latent vectors: with it a model that is quantised decodes by mla_decode.
+
+        model.generate(**inputs, past_key_values=kernel.quantization.latent_cache(model.config))
+
+    It holds 576 numbers a token and layer, in the model's dtype or, with `fp8`, most of them in FP8. Prompts of unlike
+    lengths may be padded on either side. A prompt goes through transformers' attention; tokens behind it through
+    mla_decode, any number at once.
+
+    Args:
+        config: the model's, with kv_lora_rank 512 and qk_rope_head_dim 64.
+        max_length: how many tokens a sequence has at most, padding included: then memory is allocated once, nothing
+            is read on the host, and decode steps can be compiled or recorded in a graph. A token beyond is an
+            IndexError, on a GPU and in compiled steps an assertion on the device. None: it grows.
+        fp8: 656 bytes a token and layer for 1152: 512 e4m3fn codes with four scales, as DeepSeek lays them out. Steps
+            read it faster, and are less exact (docs/numerics.md).
+
+    Returns: a transformers Cache. Its attention_mask is two-dimensional, or what transformers makes of it: causal, and
+        of tokens that the cache holds what it was. It is copied, and pickled, with what it holds.
+    Raises: ValueError that names the argument.
+    """
+    from .cache import LatentCache
+
+    return LatentCache(config, max_length, fp8)
+
+
 def parallelize(model: torch.nn.Module, communicator: Communicator) -> torch.nn.Module:
     """Tensor parallelism: keeps this rank's share of a model that `quantize`, `load_quantized` or `convert` has made.
 
-    All ranks call it with the same model, before or after kernelize. Then they call the model with the same inputs, and
+    All ranks call it with the same model. Then they call the model with the same inputs, and
     get the same logits, bit for bit. They differ from one rank's: partial products are rounded before they are added.
 
     Args:

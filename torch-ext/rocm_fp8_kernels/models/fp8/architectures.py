@@ -1,8 +1,7 @@
 """The architectures of transformers whose decoder layers are fused: a row each, and the classes that it makes.
 
 The classes are subclasses of the architecture's own, so whatever looks for a MistralDecoderLayer or LlamaAttention
-(hidden states, attentions, device maps) finds them. Without `kernelize` they run on the reference operators: slow, on
-any device, and what the kernels' results can be compared with.
+(hidden states, attentions, device maps) finds them.
 
 Imported when a model is quantised: nothing else of the package needs transformers.
 """
@@ -11,16 +10,11 @@ import importlib
 from typing import NamedTuple
 
 import torch
-from kernels import use_kernel_forward_from_hub
 
-from ... import reference
-from ...layers.decoder import decoder_layer, quantizing_linear
-from ...layers.residual import ResidualStream, TakesResidual
-from ...layers.watching import called_on, ours
 from ..signatures import CACHE, parameters
+from .decoder import Fp8DecoderLayer
 from .halves import Architecture, FusedAttention, FusedHalf, FusedMLP, Routing
 from .latent import FusedLatentAttention
-from .linear import Fp8Linear
 from .moe import FusedMoe, MoeRouter
 
 ARCHITECTURES = (
@@ -43,27 +37,6 @@ ARCHITECTURES = (
     ),
     Architecture("deepseek_v3", "DeepseekV3", latent=True, experts=Routing("MoE", "TopkRouter", scoring="sigmoid")),
 )
-
-
-@use_kernel_forward_from_hub("Fp8DecoderLayer")
-class Fp8DecoderLayer(TakesResidual):
-    PARAMETERS: tuple[str, ...]  # of transformers' own forward, after the first
-
-    @ours
-    def forward(
-        self, hidden_states: torch.Tensor, *args, residual_stream: ResidualStream | None = None, **kwargs
-    ) -> torch.Tensor:
-        """As the architecture's own: args and kwargs are PARAMETERS, and what the attention takes beyond."""
-        return decoder_layer(self, reference, hidden_states, residual_stream, args, kwargs)
-
-
-@use_kernel_forward_from_hub("QuantizingFp8Linear")
-class QuantizingFp8Linear(Fp8Linear):
-    """In the place of a torch.nn.Linear, where no operator before it quantises its input."""
-
-    @ours
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return quantizing_linear(self, called_on(), x)
 
 
 # Of transformers' forwards, as the fused ones know them.

@@ -1,65 +1,14 @@
 """The experts of a mixture on FP8 weights: a module in the place of transformers' stacked ones."""
 
-from types import ModuleType
-
 import torch
-from kernels import use_kernel_forward_from_hub
-from transformers.activations import ACT2FN
 
-from ...layers.watching import called_on, ours
+from ...layers.experts import operands, why_not
+from ...layers.watching import ours
+from ...operators import operators
 from ..codes import Codes
 from .linear import BLOCK, quantize_weight, to_fnuz
 
-__all__ = ["Fp8Experts", "check_experts", "experts_of", "operands", "replace_experts", "why_not"]
-
-_SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
-
-
-def is_silu(activation) -> bool:
-    """Whether an activation, a module or a function, is SiLU."""
-    return type(activation) in _SILU or activation is torch.nn.functional.silu
-
-
-def why_not_silu(activation) -> str | None:
-    if is_silu(activation):
-        return None
-    name = getattr(activation, "__name__", type(activation).__name__)
-    return f"their activation is {name}, and swiglu needs SiLU"
-
-
-def why_not(module: torch.nn.Module) -> str | None:
-    """Why experts stay as they are; None: Fp8Experts takes them. They have gate_up_proj [E, 2 I, D] and down_proj
-    [E, D, I], as transformers stacks them."""
-    # Set by transformers' decorator for experts. Without it a forward may be anything: Llama 4's takes sorted rows,
-    # LongCat's has experts that do nothing.
-    if not hasattr(module, "is_concatenated"):
-        return "transformers' interface for experts does not reach their forward"
-    if not getattr(module, "has_gate", True) or getattr(module, "gate_up_proj", None) is None:
-        return "they have no gate"
-    if getattr(module, "has_bias", False) or getattr(module, "gate_up_proj_bias", None) is not None:
-        return "they have biases"
-    if getattr(module, "is_transposed", False) or not getattr(module, "is_concatenated", True):
-        return "their weights are transposed or interleaved"
-    if (why := why_not_silu(getattr(module, "act_fn", None))) is not None:
-        return why
-    if not _default_gate(module):
-        return "they have a gate of their own"
-    return None
-
-
-def _default_gate(module: torch.nn.Module) -> bool:
-    """Whether the gate is transformers' own: SiLU(gate) * up."""
-    from transformers.integrations import moe
-
-    own = getattr(type(module), "_apply_gate", None)
-    return own is None or own is getattr(moe, "_default_apply_gate", None)
-
-
-def operands(experts: torch.nn.Module, hidden_states, top_k_index, top_k_weights) -> tuple[torch.Tensor, ...]:
-    """fused_moe's, of stacked experts that are called as transformers calls them."""
-    x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    weights = top_k_weights.float().contiguous()
-    return x, experts.gate_up_proj, experts.down_proj, weights, top_k_index.contiguous()
+__all__ = ["Fp8Experts", "check_experts", "experts_of", "replace_experts"]
 
 
 def experts_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -71,7 +20,6 @@ def experts_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in model.named_modules() if stacked(module)}
 
 
-@use_kernel_forward_from_hub("Fp8Experts")
 class Fp8Experts(Codes):
     """A mixture of experts on FP8 weights: `fused_moe` of them.
 
@@ -144,28 +92,7 @@ class Fp8Experts(Codes):
 
     @ours
     def forward(
-        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-    ) -> torch.Tensor:
-        """As transformers calls experts.
-
-        Args:
-            hidden_states: float16 or bfloat16 [..., D].
-            top_k_index: int32 or int64 [T, k]; an expert that is none of this module's is left out.
-            top_k_weights: [T, k].
-
-        Returns: hidden_states' dtype [..., D].
-        """
-        return self.multiply(called_on(), hidden_states, top_k_index, top_k_weights)
-
-    def input_scaling(self) -> dict:
-        """What the dynamic operators are told about the input; where it has no stored scale."""
-        if self.inputs != "group":
-            return dict(scaling="row", scale_ub=None)
-        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)
-
-    def multiply(
         self,
-        ops: ModuleType,
         hidden_states: torch.Tensor,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
@@ -173,23 +100,43 @@ class Fp8Experts(Codes):
         quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """forward on these operators. quantized: hidden_states in FP8, and its scales; shared: as in fused_moe."""
+        """As transformers calls experts.
+
+        Args:
+            hidden_states: float16 or bfloat16 [..., D].
+            top_k_index: int32 or int64 [T, k]; an expert that is none of this module's is left out.
+            top_k_weights: [T, k].
+            quantized: hidden_states in FP8, and its scales, where they are at hand.
+            shared: as in fused_moe.
+
+        Returns: hidden_states' dtype [..., D].
+        """
         x, *others = operands(self, hidden_states, top_k_index, top_k_weights)
         input_scale = self.input_scale
         if quantized is not None:
             x, input_scale = quantized[0].view(x.shape), quantized[1].view(x.shape[0], -1)
-        return ops.fused_moe(
-            x,
-            *others,
-            scale_w13=self.gate_up_scale,
-            scale_w2=self.down_scale,
-            inputs="static" if self.inputs == "tensor" else self.inputs,
-            input_scale=input_scale,
-            hidden_scale=self.hidden_scale,
-            shared=None if shared is None else shared.view(x.shape),
-            power_of_two=self.power_of_two,
-            dtype=hidden_states.dtype,
-        ).view(hidden_states.shape)
+        return (
+            operators()
+            .fused_moe(
+                x,
+                *others,
+                scale_w13=self.gate_up_scale,
+                scale_w2=self.down_scale,
+                inputs="static" if self.inputs == "tensor" else self.inputs,
+                input_scale=input_scale,
+                hidden_scale=self.hidden_scale,
+                shared=None if shared is None else shared.view(x.shape),
+                power_of_two=self.power_of_two,
+                dtype=hidden_states.dtype,
+            )
+            .view(hidden_states.shape)
+        )
+
+    def input_scaling(self) -> dict:
+        """What the dynamic operators are told about the input; where it has no stored scale."""
+        if self.inputs != "group":
+            return dict(scaling="row", scale_ub=None)
+        return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)
 
     def extra_repr(self) -> str:
         count, d, hidden = self.down_proj.shape

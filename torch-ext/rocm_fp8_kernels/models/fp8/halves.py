@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ... import reference
-from ...layers.watching import call, called_on, is_watched, ours, plain_silu
+from ...layers.watching import call, is_watched, ours, plain_silu
+from ...operators import operators
 from ..signatures import cached, named
 from .linear import Fp8Linear
 
@@ -137,16 +137,15 @@ class FusedAttention(AttentionHalf):
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType = reference,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
         PARAMETERS."""
-        ops, arguments = called_on(ops), named(self.PARAMETERS, args, kwargs)
+        arguments = named(self.PARAMETERS, args, kwargs)
         position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         shape = hidden_states.shape[:-1]
-        qkv = call(self.qkv_proj, hidden_states, ops=ops, more=dict(scale=input_scale)).view(*shape, -1, self.head_dim)
+        qkv = call(self.qkv_proj, hidden_states, more=dict(scale=input_scale)).view(*shape, -1, self.head_dim)
         query, key, value = qkv.split([rows // self.head_dim for rows in self.rows_of_parts("qkv_proj")], dim=-2)
         if self.architecture.head_norms:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -156,7 +155,7 @@ class FusedAttention(AttentionHalf):
         if self.architecture.window is not None:
             arguments["sliding_window"] = self.architecture.window(self)
         output, weights = self.attend(query, key, value, mask, arguments)
-        return call(self.o_proj, output.reshape(*shape, -1), ops=ops, more={}), weights
+        return self.o_proj(output.reshape(*shape, -1)), weights
 
     def rows_of_parts(self, name: str) -> list[int]:
         if name != "qkv_proj":
@@ -186,18 +185,15 @@ class FusedMLP(FusedHalf):
         return self.down_proj
 
     @ours
-    def forward(
-        self, x: torch.Tensor, ops: ModuleType = reference, input_scale: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, input_scale: torch.Tensor | None = None) -> torch.Tensor:
         """x and input_scale: as in Fp8Linear.forward."""
-        ops = called_on(ops)
-        gate_up = call(self.gate_up_proj, x, ops=ops, more=dict(scale=input_scale))
+        gate_up = call(self.gate_up_proj, x, more=dict(scale=input_scale))
         if not isinstance(self.down_proj, Fp8Linear) or is_watched(self.down_proj) or not plain_silu(self.act_fn):
             gate, up = gate_up.chunk(2, dim=-1)
-            return call(self.down_proj, self.act_fn(gate) * up, ops=ops, more={})
-        scale, kind = self.down_proj.input_scale, self.down_proj.weight.dtype
+            return self.down_proj(self.act_fn(gate) * up)
+        ops, scale, kind = operators(), self.down_proj.input_scale, self.down_proj.weight.dtype
         if scale is None:
             quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
         else:
             quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
-        return self.down_proj(quantized, ops=ops, scale=scale)
+        return self.down_proj(quantized, scale=scale)

@@ -3,7 +3,7 @@
     FP8 --q_a and kv_a, one GEMM--> q', c', r      c' and r: what all heads share
     q' --the norm--> FP8 --q_b--> q                c' --the norm--> c
 
-With a LatentCache (latent_cache.py), c and the rotated r are appended to it, and new tokens read it by mla_decode: no
+With a LatentCache (cache.py), c and the rotated r are appended to it, and new tokens read it by mla_decode: no
 key and no value of a head is made. A prompt into an empty cache, and every call with another cache, makes them from c
 by kv_b, and calls transformers' attention.
 
@@ -12,17 +12,15 @@ empty cache renews them, whoever has written the weight, and how. So does an eag
 counted. All of it is in place: compiled steps and captured graphs read the new numbers.
 """
 
-from types import ModuleType
-
 import torch
 
-from ... import reference
-from ...layers.decoder import normalised_for
 from ...layers.mla import LATENT, ROPE, LatentAttention
-from ...layers.watching import call, called_on, is_watched, ours, plain_norm
+from ...layers.watching import call, is_watched, ours, plain_norm
+from ...operators import operators
 from ..signatures import cached, named, pop_cache
+from .cache import QUERIES, LatentCache, check_causal, is_valid
+from .decoder import normalised_for
 from .halves import AttentionHalf
-from .latent_cache import QUERIES, LatentCache, check_causal, is_valid
 from .linear import Fp8Linear, SeenTensor
 
 
@@ -82,35 +80,34 @@ class FusedLatentAttention(AttentionHalf):
         self,
         hidden_states: torch.Tensor,
         *args,
-        ops: ModuleType = reference,
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
         PARAMETERS."""
-        ops, arguments = called_on(ops), named(self.PARAMETERS, args, kwargs)
+        arguments = named(self.PARAMETERS, args, kwargs)
         angles, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
-        low = call(self.q_kv_a_proj, hidden_states, ops=ops, more=dict(scale=input_scale))
+        low = call(self.q_kv_a_proj, hidden_states, more=dict(scale=input_scale))
         of_q = low.shape[-1] - self.kv_lora_rank - self.qk_rope_head_dim
         q, latent, rope = low.split([of_q, self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         if self.q_lora_rank is not None:
-            q = self._of_low_rank(q, ops)
+            q = self._of_low_rank(q)
         q, latent = q.unflatten(-1, (-1, self.qk_head_dim)), self.kv_a_layernorm(latent)
         cache = pop_cache(arguments, LatentCache)
         if cache is None:
-            output, weights = self._expanded(q, latent, rope, angles, mask, arguments, ops)
+            output, weights = self._expanded(q, latent, rope, angles, mask, arguments)
         else:
-            output, weights = self._with_latent_cache(cache, q, latent, rope, angles, mask, arguments, ops)
-        return call(self.o_proj, output.reshape(*hidden_states.shape[:-1], -1), ops=ops, more={}), weights
+            output, weights = self._with_latent_cache(cache, q, latent, rope, angles, mask, arguments)
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
 
-    def _of_low_rank(self, q: torch.Tensor, ops: ModuleType) -> torch.Tensor:
+    def _of_low_rank(self, q: torch.Tensor) -> torch.Tensor:
         linear = self.q_b_proj
         if not plain_norm(self.q_a_layernorm) or not isinstance(linear, Fp8Linear) or is_watched(linear):
-            return call(linear, self.q_a_layernorm(q), ops=ops, more={})
-        q, scale = normalised_for(self.q_b_proj, ops, self.q_a_layernorm, q)
-        return self.q_b_proj(q, ops=ops, scale=scale)
+            return linear(self.q_a_layernorm(q))
+        q, scale = normalised_for(self.q_b_proj, self.q_a_layernorm, q)
+        return self.q_b_proj(q, scale=scale)
 
-    def _expanded(self, q, latent, rope, angles, mask, arguments: dict, ops: ModuleType):
+    def _expanded(self, q, latent, rope, angles, mask, arguments: dict):
         """transformers' attention, with keys and values of each head. latent, rope: [B, S, 512], [B, S, 64]."""
         q_nope, q_rope = q.transpose(1, 2).split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
         modeling = self.modeling
@@ -119,14 +116,12 @@ class FusedLatentAttention(AttentionHalf):
         q_rope, rope = rotate(q_rope, rope[:, None], *angles)
         # One head each, as transformers stores them.
         latent, rope = cached(arguments, latent[:, None], rope, self.layer_idx)
-        of_heads = (
-            call(self.kv_b_proj, latent[:, 0], ops=ops, more={}).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        )
+        of_heads = self.kv_b_proj(latent[:, 0]).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k_nope, value = of_heads.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         key = torch.cat([k_nope, rope.expand(-1, self.num_heads, -1, -1)], dim=-1)
         return self.attend(torch.cat([q_nope, q_rope], dim=-1), key, value, mask, arguments)
 
-    def _with_latent_cache(self, cache: LatentCache, q, latent, rope, angles, mask, arguments: dict, ops: ModuleType):
+    def _with_latent_cache(self, cache: LatentCache, q, latent, rope, angles, mask, arguments: dict):
         if self.absorbed is None:
             raise ValueError(
                 f"{type(cache).__name__}: kv_lora_rank {self.kv_lora_rank} and qk_rope_head_dim"
@@ -137,7 +132,7 @@ class FusedLatentAttention(AttentionHalf):
                 f"{type(cache).__name__}: kv_b_proj is watched, wrapped or another module, and steps with this cache do"
                 " not call it; other caches' do"
             )
-        batch, queries = q.shape[:2]
+        ops, (batch, queries) = operators(), q.shape[:2]
         cos, sin = (each.expand(batch, -1, -1) for each in angles)
         valid = is_valid(mask, batch, queries)
         if self.layer_idx == 0:
@@ -147,7 +142,7 @@ class FusedLatentAttention(AttentionHalf):
         of_rope = dict(cos=cos.reshape(-1, ROPE), sin=sin.reshape(-1, ROPE), interleaved=self.absorbed.interleaved)
         ops.mla_append(latent.reshape(-1, LATENT), rope.reshape(-1, ROPE), place.rows, place.slots, **of_rope)
         if place.was_empty and queries > QUERIES:
-            return self._expanded(q, latent, rope, angles, mask, arguments, ops)
+            return self._expanded(q, latent, rope, angles, mask, arguments)
         q = self.absorbed.absorb(q, cos, sin)
         if queries == 1 or (valid is None and queries <= QUERIES):
             out = ops.mla_decode(q, place.rows, place.lengths, self.scaling)

@@ -1,15 +1,10 @@
 """A linear layer on FP8 weights and FP8 activations."""
 
-from types import ModuleType
-
 import torch
 
-from ... import ops as _ops
 from ... import reference
-from ..._ops import add_op_namespace_prefix
-from ..._ops import ops as _raw
-from ...layers.watching import called_on, ours
-from ...ops import SKINNY_GEMM_MAX_ROWS
+from ...layers.watching import ours
+from ...operators import operators
 from ...ops.arguments import FP8, SCALES, check_tensors, refuse
 from ..codes import Codes
 
@@ -18,7 +13,6 @@ __all__ = [
     "GRANULARITIES",
     "Fp8Linear",
     "SeenTensor",
-    "gemm_for",
     "join_block_scales",
     "quantize_weight",
     "to_fnuz",
@@ -26,27 +20,6 @@ __all__ = [
 
 BLOCK = 128  # rows and columns of a weight that share a scale; elements of an input's group
 GRANULARITIES = ("tensor", "channel", "block")
-_LIBRARY_NEEDS_ROWS = 128  # more than that: on an NVIDIA GPU, for scales of rows or channels
-
-
-def gemm_for(rows: int, n: int, k: int, *, own_scales: bool, device: torch.device) -> str:
-    """What multiplies an FP8 input [rows, k] by a weight [n, k] that has no scales of blocks.
-
-    Args:
-        own_scales: whether rows or channels have scales of their own.
-
-    Returns: "skinny_gemm", "block_scaled_gemm", or "library", on a GPU: torch._scaled_mm or another library's GEMM.
-    """
-    if rows <= SKINNY_GEMM_MAX_ROWS:
-        return "skinny_gemm"
-    # On a CPU torch._scaled_mm takes 40 times as long as skinny_gemm on parts of the rows, and that twice as long
-    # as block_scaled_gemm. On a GPU the libraries behind it want both sizes in multiples of 16.
-    if device.type != "cuda" or n % 16 or k % 16:
-        return "block_scaled_gemm"
-    # With scales of rows or channels block_scaled_gemm is faster on an H200 up to about 128 rows; with one scale,
-    # and for more rows, the library is (docs/journal/block_scaled_gemm-cuda.md).
-    ours = own_scales and rows <= _LIBRARY_NEEDS_ROWS and torch.version.hip is None
-    return "block_scaled_gemm" if ours else "library"
 
 
 def quantize_weight(weight: torch.Tensor, dtype: torch.dtype, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -270,9 +243,7 @@ class Fp8Linear(Codes):
         return self
 
     @ours
-    def forward(
-        self, x: torch.Tensor, *, ops: ModuleType = reference, scale: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> torch.Tensor:
         """Of x quantised by `scale`, or by input_scale.
 
         Args:
@@ -283,7 +254,7 @@ class Fp8Linear(Codes):
         Returns: `dtype` [..., out_features].
         Raises: ValueError where there is no scale.
         """
-        ops = called_on(ops)
+        ops = operators()
         if x.dtype not in FP8:
             x, scale = ops.quantize_fp8(x, self.input_scale, **self.input_scaling(), out_dtype=self.weight.dtype)
         scale = self.input_scale if scale is None else scale
@@ -292,19 +263,10 @@ class Fp8Linear(Codes):
         rows = x.reshape(-1, self.in_features)
         if scale.dim() > 1:
             scale = scale.reshape(rows.shape[0], scale.shape[-1])
-        return self._multiply(ops, rows, scale).reshape(*x.shape[:-1], self.out_features)
-
-    def _multiply(self, ops: ModuleType, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        gemm = ops.block_scaled_gemm if self.weights == "block" else ops.fp8_linear
         operands = rows, self.weight, scale, self.weight_scale, self.bias
-        if self.weights == "block":
-            gemm = ops.block_scaled_gemm
-        elif ops is reference:
-            gemm = ops.skinny_gemm
-        elif torch.compiler.is_exporting():
-            return _raw.fp8_linear(*operands, self.dtype)
-        else:
-            return _by_rows(ops, *operands, self.dtype, self._weight_is_constant())
-        return gemm(*operands, out_dtype=self.dtype, constant_b=self._weight_is_constant())
+        result = gemm(*operands, out_dtype=self.dtype, constant_b=self._weight_is_constant())
+        return result.reshape(*x.shape[:-1], self.out_features)
 
     def _weight_is_constant(self) -> bool:
         """Whether to promise constant_b: that the kernel which wrote the weight has ended (docs/numerics.md).
@@ -322,36 +284,3 @@ class Fp8Linear(Codes):
         sizes = f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
         kinds = {"tensor": "", "row": ", dynamic input scales", "group": ", dynamic input scales of groups"}
         return f"{sizes}, {self.weight.dtype}, scales per {self.weights}{kinds[self.inputs]}"
-
-
-def _by_rows(ops: ModuleType, a, weight, scale_a, scale_b, bias, dtype: torch.dtype, constant: bool) -> torch.Tensor:
-    (n, k), own = weight.shape, scale_a.dim() > 1 or scale_b.numel() > 1
-    gemm = gemm_for(a.shape[0], n, k, own_scales=own, device=a.device)
-    if gemm == "library":
-        return _scaled_mm(a, weight, scale_a, scale_b, bias, dtype)
-    return getattr(ops, gemm)(a, weight, scale_a, scale_b, bias, out_dtype=dtype, constant_b=constant)
-
-
-def _scaled_mm(a, weight, scale_a, scale_b, bias, dtype: torch.dtype) -> torch.Tensor:
-    # Scales per row go with scales per channel, never with a scalar. Neither line copies what has the shape.
-    if scale_b.numel() > 1 or scale_a.dim() > 1:
-        scale_a = scale_a.expand(a.shape[0], 1).contiguous()
-        scale_b = scale_b.expand(1, weight.shape[0]).contiguous()
-    out = torch._scaled_mm(a.contiguous(), weight.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
-    # Not every library behind _scaled_mm takes a bias or float16 together with scales per row.
-    if bias is not None:
-        out = out + bias
-    return out.to(dtype)
-
-
-# For torch.export: a program of any number of rows cannot choose by them; this operator does, at each call.
-_library = torch.library.Library(_raw.name, "FRAGMENT")
-_library.define(
-    "fp8_linear(Tensor a, Tensor weight, Tensor scale_a, Tensor scale_b, Tensor? bias, ScalarType dtype) -> Tensor"
-)
-_library.impl("fp8_linear", lambda *operands: _by_rows(_ops, *operands, False), "CompositeExplicitAutograd")
-torch.library.register_fake(
-    add_op_namespace_prefix("fp8_linear"),
-    lambda a, weight, scale_a, scale_b, bias, dtype: a.new_empty((a.shape[0], weight.shape[0]), dtype=dtype),
-    lib=_library,
-)

@@ -7,7 +7,7 @@
     experts       of each one the same: rows of Gate and Up, columns of Down. So do shared experts, in the same sum
     q_b_proj, kv_b_proj    DeepSeek's attention: the rows of a share of the heads; o_proj as above
 
-Partial sums are added by the communicator, in the norm behind them where possible (../../layers/decoder.py).
+Partial sums are added by the communicator, in the norm behind them where possible (decoder.py).
 Embeddings, norms, routers, DeepSeek's q_a and kv_a, and the head are whole on each rank: so all choose the same experts
 and hold the same latent cache.
 """

@@ -13,20 +13,19 @@ import torch
 from transformers.activations import ACT2FN
 
 from ...layers.norms import rounds_as_rms_norm
-from ...layers.residual import hand_on_residual
 from ..codes import CODES, Codes
-from .architectures import CLASSES, QuantizingFp8Linear, classes_of
+from .architectures import CLASSES, classes_of
+from .cache import check_mask
 from .experts import Fp8Experts
 from .halves import FusedHalf
 from .latent import FusedLatentAttention
-from .latent_cache import check_mask
 from .linear import Fp8Linear
 from .moe import FusedMoe
+from .residual import hand_on_residual
 from .source import choosers, readers
 
 __all__ = [
     "Plan",
-    "QuantizingFp8Linear",
     "check_linears",
     "finish",
     "parts_of",
@@ -235,9 +234,7 @@ def _why_not_norm(layer: torch.nn.Module, half: str) -> str | None:
     )
 
 
-def replace_linears(
-    model: torch.nn.Module, planned: Plan, join: Callable[[type[Fp8Linear], list[str]], Fp8Linear]
-) -> None:
+def replace_linears(model: torch.nn.Module, planned: Plan, join: Callable[[list[str]], Fp8Linear]) -> None:
     """Replaces the linears by what `join` makes of those of these names, which are still in their places.
 
     In place: hooks, hidden-state recorders and references to the layers stay valid. One after the other, so that two
@@ -249,7 +246,7 @@ def replace_linears(
         _, fused_class = classes.halves_of(layer)[half]
         parent = layer.get_submodule(half)
         for fused, parts in joined.items():
-            linear = join(Fp8Linear, parts)
+            linear = join(parts)
             for part in parts:
                 delattr(parent, part.rpartition(".")[2])
             setattr(parent, fused, linear)
@@ -265,12 +262,12 @@ def replace_linears(
                 places.setdefault(child, []).append((parent, name))
     wanted.clear()
     for name in planned.alone:
-        linear = join(QuantizingFp8Linear, [name])
+        linear = join([name])
         for parent, last in places.pop(alone.pop(name)):
             setattr(parent, last, linear)
 
     for name in planned.plain:
-        _keep_numbers(model, name, join(Fp8Linear, [name]))
+        _keep_numbers(model, name, join([name]))
 
     _hook_bases(model, hand_on_residual)
 

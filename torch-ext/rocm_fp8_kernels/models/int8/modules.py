@@ -5,7 +5,7 @@ All run on this package's operators. Scales are buffers that the kernels read: n
 
 import torch
 
-from ... import ops
+from ...operators import operators
 from ..codes import Codes
 from .sums import forget, weight_sum
 
@@ -83,14 +83,14 @@ class W8A8B8O8Linear(_Static):
     """
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return ops.linear_abde_i8(rows, self.weight, bias, self.a, self.b)
+        return operators().linear_abde_i8(rows, self.weight, bias, self.a, self.b)
 
 
 class W8A8B8O8LinearReLU(_Static):
     """W8A8B8O8Linear, followed by ReLU."""
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return ops.linear_relu_abde_i8(rows, self.weight, bias, self.a, self.b)
+        return operators().linear_relu_abde_i8(rows, self.weight, bias, self.a, self.b)
 
 
 class W8A8BFP32OFP32Linear(_Static):
@@ -102,7 +102,7 @@ class W8A8BFP32OFP32Linear(_Static):
     BIAS = torch.float32
 
     def _product(self, rows: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return ops.linear_ab_i8_de_f32(rows, self.weight, bias, self.a)
+        return operators().linear_ab_i8_de_f32(rows, self.weight, bias, self.a)
 
 
 class BMM(Codes):
@@ -114,6 +114,7 @@ class BMM(Codes):
         self.register_buffer("a", a)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ops = operators()
         return (ops.bmm_abe_i8 if self.to_int8 else ops.bmm_ab_i8_e_f32)(x, y, self.a)
 
 
@@ -136,7 +137,8 @@ class LayerNormQ(Codes):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., d]; with a residual, `residual += x` in place, then its norm."""
-        return ops.layer_norm_int8(x, self.weight, self.bias, self.one, None, self.epsilon, residual=residual)[0]
+        operands = x, self.weight, self.bias, self.one, None, self.epsilon
+        return operators().layer_norm_int8(*operands, residual=residual)[0]
 
 
 class Int8Linear(Codes):
@@ -201,7 +203,7 @@ class Int8Linear(Codes):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., in_features]. Returns: x's dtype [..., out_features]."""
-        rows, given = x.reshape(-1, self.in_features), (self.input_scale, self.input_zero_point)
+        ops, rows, given = operators(), x.reshape(-1, self.in_features), (self.input_scale, self.input_zero_point)
         q, scale, zero = ops.quantize_int8(rows, *given, symmetric=self.symmetric)
         zeros = {} if self.symmetric else {"zero_a": zero, "sum_b": self.weight_sum}
         out = ops.int8_gemm(q, self.weight, scale, self.weight_scale, self.bias, **zeros, out_dtype=x.dtype)

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers.models.opt.modeling_opt import OPTAttention, OPTDecoderLayer
 
-from ... import ops
 from ...layers.watching import is_watched, to_write
+from ...operators import operators
 from ..signatures import CACHE, cached, named, parameters
 from .modules import BMM, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import observed
@@ -47,7 +47,7 @@ class Int8OPTAttention(OPTAttention):
         attention_mask = arguments.get("attention_mask")
         scores = self.qk_bmm(query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, (batch, self.num_heads))
         mask = None if attention_mask is None else attention_mask[..., : scores.shape[-1]].float()
-        weights = ops.softmax_int8(scores, mask).flatten(0, 1)
+        weights = operators().softmax_int8(scores, mask).flatten(0, 1)
         # The product reads both operands along the summed dimension: here the positions.
         result = self.pv_bmm(weights, value.flatten(0, 1).transpose(1, 2).contiguous())
         result = result.unflatten(0, (batch, self.num_heads)).transpose(1, 2).reshape(batch, length, size)

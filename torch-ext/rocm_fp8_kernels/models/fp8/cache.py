@@ -297,7 +297,7 @@ class _Layer(CacheLayerMixin):
 
 
 class LatentCache(Cache):
-    """See layers.latent_cache."""
+    """See quantization.latent_cache."""
 
     def __init__(self, config, max_length: int | None = None, fp8: bool = False):
         config = config.get_text_config(decoder=True)

@@ -14,13 +14,13 @@ Then each layer adds its residual itself.
 
 import torch
 
-from .watching import is_watched
+from ...layers.watching import is_watched
 
 __all__ = ["ResidualStream", "TakesResidual", "hand_on_residual"]
 
 
 class TakesResidual:
-    """Decoder layers whose forward takes residual_stream: their own, or that which kernelize has put there."""
+    """Decoder layers whose forward takes residual_stream."""
 
 
 class ResidualStream:
