@@ -21,9 +21,11 @@ from problems import skinny_gemm as gemm
 from problems.comparisons import assert_between, assert_rounded_alike
 from problems.inputs import normal
 from scripts import machine_code
-from simulator import SimulationError, cost, report
-from simulator.profile import Profile
-from simulator.recording import record
+from simulator import SimulationError
+from simulator.counting import report
+from simulator.counting.profile import Profile
+from simulator.timing import cost
+from simulator.timing.recording import record
 
 
 class Parser(argparse.ArgumentParser):

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator.devices import Devices
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIGNMENT = 512  # of what a GPU's allocator gives

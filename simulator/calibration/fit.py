@@ -3,8 +3,8 @@
 
     python -m simulator.calibration.fit ROUNDS [--only CONSTANT ...]
 
-Fits on half of the stored pairs (accuracy.py says which) and prints the constants for simulator/cost.py. One constant
-after the other is moved within its range; a move that lowers the loss is kept; steps shrink.
+Fits on half of the stored pairs (accuracy.py says which) and prints the constants for simulator/timing/cost.py. One
+constant after the other is moved within its range; a move that lowers the loss is kept; steps shrink.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import statistics
 from simulator.calibration.accuracy import KINDS, counts, fitted, kind, logs, summary, table
 from simulator.calibration.sources import SOURCES
 from simulator.calibration.store import Measured, load_all
-from simulator.cost import MEASURED, Chip
+from simulator.timing.cost import MEASURED, Chip
 
 # Constant -> the range that is plausible: simulator/README.md has what is published.
 RANGES = {

@@ -24,9 +24,9 @@ from simulator import Checks
 from simulator.calibration.build import build
 from simulator.calibration.pairs import Pair
 from simulator.calibration.store import DATA, Measured, save
-from simulator.library import Runtime
-from simulator.profile import Profile
-from simulator.recording import record
+from simulator.counting.profile import Profile
+from simulator.host.library import Runtime
+from simulator.timing.recording import record
 
 PEERS = ("ck_block_scaled", "ck_batched")  # modules of this package
 OBJECTS = Path(__file__).resolve().parents[2] / "build" / "calibration"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator import MemoryFault, SimulationError, Simulator
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain, needs_clang
 
 pytestmark = needs_clang

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from problems.ranks import CONTROL_BYTES
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain
 from tests.settings import ROOT, SEED
 
