@@ -131,7 +131,7 @@ int describe(char* name) {
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory):
-    found = Runtime.shared(hip_toolchain().root / "include")
+    found = Runtime.shared(hip_toolchain().include)
     found.library_path = compile_hip(SOURCE, tmp_path_factory.mktemp("kernels"))
     found.library = found.open(found.library_path)
     return found

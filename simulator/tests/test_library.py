@@ -65,7 +65,7 @@ extern "C" int held(int threads, int lds) {
 
 @pytest.fixture
 def program(tmp_path):
-    runtime = Runtime.shared(hip_toolchain().root / "include")
+    runtime = Runtime.shared(hip_toolchain().include)
     runtime.configure()
     library = runtime.open(compile_hip(SOURCE, tmp_path))
     library.timed.restype = ctypes.c_float
