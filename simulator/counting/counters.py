@@ -2,6 +2,15 @@
 
 All of this is counted in every launch, so it has to be cheap: what an access touches depends on its addresses relative
 to the first one alone, and programs repeat a few such patterns, which are worked out once.
+
+  instructions  by class, by mnemonic, and by address (`counts` beside `program`)
+  lines         of each access: the 128-byte lines of L1 and L2, the 64-byte lines of the memory-side cache.
+                `coalescing` is the different bytes asked for over the bytes of the 128-byte lines. `footprints` has the
+                lines of each buffer, each once, and how many of them several workgroups share
+  LDS           cycles of accesses, loads that go there directly among them, and those due to bank conflicts. An access
+                is served in phases of lanes (PHASES); a phase takes as long as its fullest bank. Published measurements
+                cover most phases; what was chosen is said there
+  matrix units  cycles; occupancy, and what limits it; the most operations of a wave in flight
 """
 
 import functools

@@ -3,6 +3,8 @@ and the course of each wave (`courses`), which timing/timeline.py plays back aga
 
     profile = Profile()
     counters = simulator.launch(..., profile=profile)
+
+A launch runs up to a quarter slower for it.
 """
 
 import bisect

@@ -12,6 +12,10 @@
                 runtime.call(library._Z6launch…, arguments…)      # queued; arguments are taken now
         devices.run()
 
+Launches come to the simulator with the grid, block, LDS size and arguments that a GPU would get. Kernels may touch the
+bytes that are registered, and no others. Events and streams take no time; a question for occupancy is answered by the
+simulator. `launches` has each launch and its counters.
+
 One Runtime a process: the double is a shared library with the real one's name (libamdhip64.so.7), which libraries that
 are opened later bind to.
 """

@@ -17,7 +17,11 @@ with sc1, by all lanes alike. Machine code does not say which stores are flags: 
 for one, and are not looked at. Any other load of them is.
 `fresh` is what the wave knew when it last invalidated its caches.
 
-Not checked: stores that overwrite each other, or what others still read; atomics on data that stores wrote.
+Atomics act on one memory for all chiplets, whatever their cache bits; sc0 and nt make no difference. The bytes
+themselves are kept in one coherent memory.
+
+Not checked: stores that overwrite each other, or what others still read; atomics on data that stores wrote; data that
+is handed over as a flag is, by stores and loads of one dword.
 """
 
 import numpy as np

@@ -137,7 +137,8 @@ def _write(ins: Instruction, move: Move, offsets: list[int]):
 
 def _read_turned(ins: Instruction):
     """ds_read_b64_tr_b16: each lane reads 8 bytes. Of its 16 lanes, lane i then has number i % 4 of what lanes i / 4,
-    i / 4 + 4, + 8 and + 12 read (CDNA4's manual, 11.4: a column of a 4 x 16 matrix, four lanes a row)."""
+    i / 4 + 4, + 8 and + 12 read (CDNA4's manual, 11.4, and AMD's own emulator: a column of a 4 x 16 matrix, four
+    lanes a row). It has no pseudocode; tests/test_memory.py has its lanes."""
     if ins.arch != "gfx950":
         raise UnsupportedError(f"{ins.mnemonic} on {ins.arch}")
     destination, move, offset = ins.operands[0], Move(8), ins.number("offset")

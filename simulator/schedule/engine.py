@@ -1,4 +1,8 @@
-"""One launch: workgroups of waves in flight, a seeded scheduler, deadlock detection."""
+"""One launch: workgroups of waves in flight, a seeded scheduler, deadlock detection.
+
+Waves run for random stretches in an order that the seed decides, several workgroups at a time. A result that depends on
+the schedule, or on what registers and LDS held before, differs between seeds.
+"""
 
 import itertools
 import random
@@ -29,7 +33,12 @@ LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10}
 
 @dataclass
 class Checks:
-    """What is checked besides bounds. Without `waits` a register that is touched too early has what will be loaded."""
+    """What is checked besides bounds.
+
+    `alignment` and `uninitialised_registers` are off: correct programs may load unaligned words and leave unused halves
+    of register pairs undefined. Without `waits` a register that is touched too early has what will be loaded. So the
+    time of a kernel can be estimated that is right only if its loads are early enough, as some published ones are.
+    """
 
     waits: bool = True
     alignment: bool = False

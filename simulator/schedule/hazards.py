@@ -2,7 +2,10 @@
 
 After some instructions others come too early unless enough wait states lie between: each instruction issued counts
 one, s_nop N counts N + 1. The compiler keeps these distances; inline assembly and hand-written code may not. The
-rules are those that LLVM's GCNHazardRecognizer keeps for the instructions that the simulator knows.
+rules are those that LLVM's GCNHazardRecognizer keeps for the instructions that the simulator knows: matrix results and
+accumulators, VALU to matrix operands, DPP, lane accesses, VMEM addresses and v_div_fmas, EXEC, transcendental and
+half-register results, data of wide stores, M0, s_setreg after s_setreg. Instructions that are not known have no rule.
+tests/test_hazards.py holds the rules to what clang leaves, no more and no less, for matrix results on both chips too.
 
 Each instruction leaves hazards behind (`left_by`): registers, the view through which a later instruction must not look
 at them, and for how many wait states. Each has views (`views`): what it reads or writes, and as what.

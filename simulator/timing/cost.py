@@ -1,5 +1,6 @@
 """A recorded launch, and a table of the chip, as an estimated time. It ranks versions of a kernel and names what binds
-them; it is no measurement. README.md has its error against measured times of other people's kernels.
+them; it is no measurement and replaces none. docs/journal/simulator-clock.md has its error against measured times of
+other people's kernels.
 
     estimate = launch + max(one compute unit's course, each chip-wide part alone)
 
@@ -19,6 +20,10 @@ longest part is "latency": loads not yet back, and too little in flight.
 What a chiplet's L2 fetches is measured on workgroups that are in flight together (counting/sharing.py). Workgroups of
 later rounds are taken to share alike, and to find in L2 what earlier ones left only where the whole launch fits there.
 Workgroups without work (counting/idle.py) are taken for none: they take no time, and make room for others at once.
+A line that a workgroup touches again comes from L2 where what all workgroups in flight touched in the meantime fits
+there; else in part from the memory-side cache. Lines that stream (nt) push nothing out. Stores take the chip's
+bandwidth, and not the share of it that one unit can draw. Waves wait for an LDS dword only where a loop looks at it
+(schedule/polling.py).
 Matrix units take power: `Chip.power` says by how much a launch that keeps them busy runs at a lower clock.
 """
 
