@@ -18,7 +18,7 @@ from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, empty
-from simulator import cost
+from simulator.timing import cost
 
 BYTES_PER_US, OPERATIONS_PER_US = 4.2e6, 708e6
 WIDTH, LATENT, MIXED, PAGE = 576, 512, 656, 64

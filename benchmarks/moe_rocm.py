@@ -23,7 +23,7 @@ from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, empty
-from simulator import cost, recording
+from simulator.timing import cost, recording
 
 CHIPLETS = 4  # whose first workgroups are looked at: groups differ
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from benchmarks import simulate
 from benchmarks.harness import gpu_environment, sections
 from benchmarks.harness.published import ADD_RMS_NORM_FP8, ROWS, SKINNY_GEMM, SWIGLU_FP8, SWIGLU_WIDTH, Published
-from simulator import cost
 from simulator.calibration.store import load_all
+from simulator.timing import cost
 
 
 @dataclass(frozen=True)

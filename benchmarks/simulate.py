@@ -6,6 +6,12 @@
     python -m benchmarks simulate operator skinny_gemm --m 1 --n 13312 --k 16384 --sample 4    # not verified
     python -m benchmarks simulate operator swiglu_fp8 --rows 8 --d 6656 --sample 4 --warm --timing profiler
 
+The result is verified with the bounds of the tests. `--annotate` prints the kernel's instructions, each with how often
+waves executed it, and at accesses the lines of memory or the LDS cycles that one takes. `--trace GROUP:WAVE` prints the
+first instructions of a wave and the registers that each changed: of lanes that differ, the first two and the last.
+`--sample N` runs the first N workgroups with work on zeros. `--timing` says how the time would be taken, which has a
+price of its own. The estimate stands beside a band, by the errors of measured kernels of its kind.
+
 Needs the variant (scripts/build.py --backend rocm) and what builds it (scripts/rocm_toolchain.py). The estimate ranks
 versions of a kernel and is no measurement: simulator/README.md.
 """
@@ -21,9 +27,11 @@ from problems import skinny_gemm as gemm
 from problems.comparisons import assert_between, assert_rounded_alike
 from problems.inputs import normal
 from scripts import machine_code
-from simulator import SimulationError, cost, report
-from simulator.profile import Profile
-from simulator.recording import record
+from simulator import SimulationError
+from simulator.counting import report
+from simulator.counting.profile import Profile
+from simulator.timing import cost
+from simulator.timing.recording import record
 
 
 class Parser(argparse.ArgumentParser):

@@ -23,9 +23,9 @@ from benchmarks.harness.forms import ARCHS, Size, form_names, picked
 from benchmarks.harness.gemm_cases import CHALLENGE, OPT
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import SimulatedRocm
-from simulator import cost
 from simulator.calibration import ck_block_scaled, record, store
 from simulator.calibration.pairs import Pair
+from simulator.timing import cost
 
 # Of AITER's W8A8, microseconds; None: nothing is published.
 AITER = {(16384, 1536, 5120): 211.7, (1024, 5120, 1280): 18.3, (16, 5120, 5120): None, (1, 5120, 5120): None}

@@ -1,7 +1,9 @@
 """A simulator of gfx942 and gfx950 code objects: waves of 64 lanes on NumPy, strict about what it does not know."""
 
-from .counters import Counters
-from .engine import Checks
+from simulator.counting.counters import Counters
+from simulator.memory.regions import Memory
+from simulator.schedule.engine import Checks
+
 from .faults import (
     CoherenceFault,
     DeadlockFault,
@@ -15,7 +17,6 @@ from .faults import (
     UnsupportedError,
     WaitFault,
 )
-from .memory import Memory
 from .simulator import Simulator
 
 __all__ = [

@@ -26,11 +26,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .counters import UNITS, Counters
-from .engine import Clock, Launch, checked_arithmetic
+from simulator.counting.counters import UNITS, Counters
+from simulator.memory.fine_grained import FineGrained, Traffic
+from simulator.memory.regions import Memory, bytes_at
+from simulator.schedule.engine import Clock, Launch, checked_arithmetic
+
 from .faults import DeadlockFault
-from .fine_grained import FineGrained, Traffic
-from .memory import Memory, bytes_at
 from .simulator import Simulator
 
 LONGEST_STRETCH = 12  # 2 to this power, in slices of waves

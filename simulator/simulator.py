@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .code_object import CodeObject, Kernel, load
-from .counters import Counters
-from .engine import Checks, Launch
+from simulator.binary.code_object import CodeObject, Kernel, load
+from simulator.counting.counters import Counters
+from simulator.memory.regions import Memory
+from simulator.schedule.engine import Checks, Launch
+
 from .faults import UnsupportedError
-from .memory import Memory
 
 ARCHITECTURES = ("gfx942", "gfx950")
 # Pointers that our launches never give: they stay null, and using one is a memory fault.

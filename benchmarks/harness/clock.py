@@ -11,9 +11,10 @@ import torch
 from benchmarks.harness.forms import ARCHS, Config, Size, picked, table
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
-from simulator import Checks, cost, recording
-from simulator.profile import Profile
-from simulator.timeline import pack
+from simulator import Checks
+from simulator.counting.profile import Profile
+from simulator.timing import cost, recording
+from simulator.timing.timeline import pack
 
 CHIPLETS, BLOCK = 8, 128
 CHECKS = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=False)

@@ -4,6 +4,19 @@ are, on CPU tensors; HIP's runtime is a test double, and the kernels run in the 
 The operators are registered for CUDA tensors alone. Here a CPU implementation hands the same arguments to that very
 registration; what it asks of a GPU (a device guard, a stream) comes from torch_double.cpp. While it runs, the simulator
 knows the elements of the operator's tensors and nothing around them, so that any other access is a fault.
+
+    with simulated_rocm.on("gfx942", seed=1) as kernel:           # tests have it as a fixture
+        out = kernel.swiglu_fp8(torch.randn(3, 2048).half(), torch.tensor([0.05]))
+    name, grid, block, lds, counters = simulated_rocm.runtime.launches[-1]
+
+    with simulated_rocm.devices("gfx942", 2, seed=1) as devices:  # several at once (simulator/devices.py)
+        devices.share(tensor)
+        for device in range(2):
+            with devices.on(device):
+                devices.kernel.all_reduce(...)                    # queued; its results are there after `run`
+        devices.run()
+
+`on` is for this package alone. Another library starts from simulator/host/library.py.
 """
 
 import contextlib
@@ -23,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.builder.prefixes import ROCM_PREFIX
 from simulator.devices import Devices
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIGNMENT = 512  # of what a GPU's allocator gives

@@ -12,8 +12,8 @@ enum class Arch : int { gfx942, gfx950 };
 constexpr int kComputeUnits[] = {304, 256};
 constexpr int compute_units(Arch arch) { return kComputeUnits[int(arch)]; }
 
-// What programs reach on an MI300X by the simulator's constants (simulator/cost.py). MI350X: scaled. For the models that
-// rank configurations.
+// What programs reach on an MI300X by the simulator's constants (simulator/timing/cost.py). MI350X: scaled. For the
+// models that rank configurations.
 struct ChipModel {
     Arch arch;
     int compute_units;

@@ -14,10 +14,10 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from simulator import cost
 from simulator.calibration.sources import SOURCES
 from simulator.calibration.store import Measured, digest, load_all
-from simulator.cost import CALIBRATION, MEASURED, Chip, Estimate
+from simulator.timing import cost
+from simulator.timing.cost import CALIBRATION, MEASURED, Chip, Estimate
 
 KINDS = ("GEMM", "ring", "rows")  # of kernels, as cost.kind_of tells them
 

@@ -5,12 +5,11 @@
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
-from scripts.builder.toolchains import RocmToolchain
 from simulator.calibration.pairs import Library
+from simulator.host.toolchain import HipToolchain
 
-OPTIONS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-w", "-D__HIP_PLATFORM_AMD__=1")
+OPTIONS = ("-O3", "-w", "-D__HIP_PLATFORM_AMD__=1")
 # AITER's for Composable Kernel.
 CK_OPTIONS = (
     "-DCK_ENABLE_FP8", "-DCK_ENABLE_INT8", "-DCK_ENABLE_BF16", "-DCK_USE_XDL",
@@ -25,14 +24,9 @@ def build(library: Library, ck: Path, folder: Path) -> Path:
     if out.exists():
         return out
     folder.mkdir(parents=True, exist_ok=True)
-    tools = RocmToolchain(SimpleNamespace(root=folder))
     partial = out.with_suffix(".partial")
-    command = [
-        tools.clang, "-x", "hip", "--offload-arch=gfx942", f"--rocm-path={tools.root}",
-        f"--rocm-device-lib-path={tools.device_libraries}", f"-isystem{tools.root / 'include'}",
-        f"-isystem{ck / 'usr' / 'include'}", *OPTIONS, *CK_OPTIONS, *library.flags, str(library.source),
-        "-o", str(partial), f"-L{tools.hip_library.parent}", "-l:libamdhip64.so.7", "-fuse-ld=lld",
-    ]  # fmt: skip
+    flags = [f"-isystem{ck / 'usr' / 'include'}", *OPTIONS, *CK_OPTIONS, *library.flags]
+    command = HipToolchain().command(["gfx942"], library.source, partial, *flags)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{library.name} does not compile:\n{done.stderr[-2000:]}")

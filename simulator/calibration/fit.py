@@ -3,8 +3,8 @@
 
     python -m simulator.calibration.fit ROUNDS [--only CONSTANT ...]
 
-Fits on half of the stored pairs (accuracy.py says which) and prints the constants for simulator/cost.py. One constant
-after the other is moved within its range; a move that lowers the loss is kept; steps shrink.
+Fits on half of the stored pairs (accuracy.py says which) and prints the constants for simulator/timing/cost.py. One
+constant after the other is moved within its range; a move that lowers the loss is kept; steps shrink.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import statistics
 from simulator.calibration.accuracy import KINDS, counts, fitted, kind, logs, summary, table
 from simulator.calibration.sources import SOURCES
 from simulator.calibration.store import Measured, load_all
-from simulator.cost import MEASURED, Chip
+from simulator.timing.cost import MEASURED, Chip
 
-# Constant -> the range that is plausible: simulator/README.md has what is published.
+# Constant -> the range that is plausible, around what is published (docs/journal/simulator-clock.md).
 RANGES = {
     "launch_profiler": (0.3e-6, 2.5e-6), "launch_graph": (0.3e-6, 2.5e-6), "hbm": (3.2e12, 4.6e12),
     "fabric": (4e12, 14e12), "l2": (8e12, 34e12), "unit_hbm": (16, 64), "unit_l2": (24, 64), "hbm_latency": (600, 1500),

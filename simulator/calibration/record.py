@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.builder.prefixes import ROCM_PREFIX
 from simulator import Checks
 from simulator.calibration.build import build
 from simulator.calibration.pairs import Pair
 from simulator.calibration.store import DATA, Measured, save
-from simulator.library import Runtime
-from simulator.profile import Profile
-from simulator.recording import record
+from simulator.counting.profile import Profile
+from simulator.host.library import Runtime
+from simulator.host.toolchain import HipToolchain
+from simulator.timing.recording import record
 
 PEERS = ("ck_block_scaled", "ck_batched")  # modules of this package
 OBJECTS = Path(__file__).resolve().parents[2] / "build" / "calibration"
@@ -46,7 +46,7 @@ def sample(grid: tuple) -> list[int]:
 
 def run(pair: Pair, library: Path) -> Measured:
     """Runs the pair's call; what is recorded is its launch number `pair.launch`."""
-    runtime = Runtime.shared(ROCM_PREFIX / "usr" / "include")
+    runtime = Runtime.shared(HipToolchain().include)
     found, profile = [], Profile()
     # Programs of others are taken as they are.
     checks = Checks(waits=False, uninitialised_lds=False, races=False, hazards=False, coherence=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from simulator.calibration.sources import SOURCES
-from simulator.recording import Buffer, Recording
-from simulator.timeline import Packed
+from simulator.timing.recording import Buffer, Recording
+from simulator.timing.timeline import Packed
 
 DATA = Path(__file__).with_name("data")
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.builder.config import BuildError
-from scripts.builder.toolchains import RocmToolchain
-from simulator import Checks, Simulator
+from simulator import Checks, Simulator, UnsupportedError
+from simulator.host.toolchain import HipToolchain
 
-# Set by conftest.py at the root.
-SEED = int(os.environ["ROCM_FP8_TEST_SEED"])
+# conftest.py at the root sets it, another one for each run.
+SEED = int(os.environ.get("ROCM_FP8_TEST_SEED", "1"))
 ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("gfx942", "gfx950")
 LANES = 64
@@ -120,15 +119,11 @@ def launch(body: str, arch: str, threads: int, grid: int = 1, lds: int = 256, **
     return out
 
 
-def hip_toolchain():
-    """The build's own ROCm toolchain (scripts/builder); a test that has none is skipped, saying why."""
-
-    class NoConfig:
-        root = Path("/")
-
+def hip_toolchain() -> HipToolchain:
+    """A test that finds none is skipped, saying why."""
     try:
-        return RocmToolchain(NoConfig())
-    except BuildError as error:
+        return HipToolchain()
+    except UnsupportedError as error:
         pytest.skip(str(error))
 
 
@@ -147,13 +142,7 @@ def compile_hip(source: str, folder: Path, *flags: str) -> Path:
         return copy
     kept.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
-    command = [
-        tools.clang, "-x", "hip", *(f"--offload-arch={arch}" for arch in ARCHS), f"--rocm-path={tools.root}",
-        f"--rocm-device-lib-path={tools.device_libraries}", f"-isystem{tools.root / 'include'}", "-O3", "-std=c++20",
-        "-fPIC", "-shared", *flags, str(path), "-o", str(out), "-fuse-ld=lld", f"-L{tools.hip_library.parent}",
-        "-l:libamdhip64.so.7",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(tools.command(ARCHS, path, out, "-O3", *flags), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     os.replace(out, kept / "library.so")
     shutil.copyfile(kept / "library.so", copy)

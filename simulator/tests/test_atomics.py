@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator import MemoryFault, atomics
+from simulator import MemoryFault
+from simulator.memory import atomics
 from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, patterns
 from simulator.tests.pseudocode import Value, assert_same, execute
 

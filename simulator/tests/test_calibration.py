@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from simulator import cost
 from simulator.calibration import accuracy, ck_batched, ck_block_scaled
 from simulator.calibration.sources import SOURCES
 from simulator.calibration.store import DATA, Measured, digest, load, load_all, save
-from simulator.recording import Buffer, Recording
-from simulator.timeline import Packed
+from simulator.timing import cost
+from simulator.timing.recording import Buffer, Recording
+from simulator.timing.timeline import Packed
 
 STEPS = np.array([[0, 400, 0, 0, 0, 0], [5, 16, 1, 0, 0, 0], [6, 0, 0, 0, 0, 0]], np.int32)
 

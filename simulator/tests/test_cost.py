@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from simulator import Checks, Simulator, cost, profile
-from simulator.profile import Course, Profile
-from simulator.recording import record
+from simulator import Checks, Simulator
+from simulator.counting import profile
+from simulator.counting.profile import Course, Profile
 from simulator.tests.harness import ARCHS, LANES, assemble, needs_clang
-from simulator.timeline import UnitRates, pack, play
+from simulator.timing import cost
+from simulator.timing.recording import record
+from simulator.timing.timeline import UnitRates, pack, play
 
 pytestmark = needs_clang
 BASE = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n"

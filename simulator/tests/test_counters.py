@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulator import Checks, Simulator
-from simulator.counters import class_of, matrix_cycles, occupancy
+from simulator.counting.counters import class_of, matrix_cycles, occupancy
 from simulator.tests.harness import ARCHS, LANES, assemble, needs_clang
 
 pytestmark = needs_clang

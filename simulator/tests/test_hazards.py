@@ -4,9 +4,10 @@ import functools
 
 import pytest
 
-from simulator import Checks, HazardFault, hazards
-from simulator.code_object import load, parse
-from simulator.program import program
+from simulator import Checks, HazardFault
+from simulator.binary.code_object import load, parse
+from simulator.schedule import hazards
+from simulator.schedule.program import program
 from simulator.tests.harness import ARCHS, Snippets, assemble, compile_hip, needs_clang
 
 pytestmark = needs_clang

@@ -6,12 +6,14 @@ import random
 import numpy as np
 import pytest
 
-from simulator import Checks, Simulator, cost, idle
-from simulator.idle import FirstAccesses, survey
-from simulator.profile import Profile
-from simulator.recording import Recording, record
-from simulator.sharing import in_flight
+from simulator import Checks, Simulator
+from simulator.counting import idle
+from simulator.counting.idle import FirstAccesses, survey
+from simulator.counting.profile import Profile
+from simulator.counting.sharing import in_flight
 from simulator.tests.harness import ARCHS, compile_hip, needs_clang
+from simulator.timing import cost
+from simulator.timing.recording import Recording, record
 
 pytestmark = needs_clang
 

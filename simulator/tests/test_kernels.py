@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator import MemoryFault, SimulationError, Simulator
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain, needs_clang
 
 pytestmark = needs_clang
@@ -131,7 +131,7 @@ int describe(char* name) {
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory):
-    found = Runtime.shared(hip_toolchain().root / "include")
+    found = Runtime.shared(hip_toolchain().include)
     found.library_path = compile_hip(SOURCE, tmp_path_factory.mktemp("kernels"))
     found.library = found.open(found.library_path)
     return found

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from simulator import MemoryFault
+from simulator.counting.profile import Profile
+from simulator.counting.report import describe
 from simulator.faults import SimulationError
-from simulator.library import Runtime
-from simulator.profile import Profile
-from simulator.recording import record
-from simulator.report import describe
+from simulator.host.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain, needs_clang
+from simulator.timing.recording import record
 
 pytestmark = needs_clang
 
@@ -65,7 +65,7 @@ extern "C" int held(int threads, int lds) {
 
 @pytest.fixture
 def program(tmp_path):
-    runtime = Runtime.shared(hip_toolchain().root / "include")
+    runtime = Runtime.shared(hip_toolchain().include)
     runtime.configure()
     library = runtime.open(compile_hip(SOURCE, tmp_path))
     library.timed.restype = ctypes.c_float

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from simulator import Checks, RaceFault, Simulator, polling
-from simulator.program import program
+from simulator import Checks, RaceFault, Simulator
+from simulator.schedule import polling
+from simulator.schedule.program import program
 from simulator.tests.harness import ARCHS, compile_hip, needs_clang
 
 pytestmark = [needs_clang, pytest.mark.parametrize("arch", ARCHS)]

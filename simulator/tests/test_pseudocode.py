@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from problems.fp8_by_definition import decode_table, encode_one
-from simulator import packed, scalar, scalar_tables, vector, vector_tables
+from simulator.isa import packed, scalar, scalar_tables, vector, vector_tables
 from simulator.tests.harness import ARCHS, LANES, SEED, Snippets, needs_clang, pair_patterns, patterns
 from simulator.tests.pseudocode import Value, assert_same, decode, execute, kind_of, of, pseudocode
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from simulator import Checks, Simulator, cost
-from simulator.profile import Profile
-from simulator.recording import record
-from simulator.sharing import Beginnings, in_flight
+from simulator import Checks, Simulator
+from simulator.counting.profile import Profile
+from simulator.counting.sharing import Beginnings, in_flight
 from simulator.tests.harness import ARCHS, LANES, assemble, needs_clang
+from simulator.timing import cost
+from simulator.timing.recording import record
 
 pytestmark = needs_clang
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from simulator import DeadlockFault, HazardFault, MemoryFault, Simulator, source_lines
+from simulator import DeadlockFault, HazardFault, MemoryFault, Simulator
+from simulator.binary import source_lines
 from simulator.tests.harness import ARCHS, compile_hip, needs_clang
 
 pytestmark = [needs_clang, pytest.mark.parametrize("arch", ARCHS)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from problems.ranks import CONTROL_BYTES
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 from simulator.tests.harness import ARCHS, compile_hip, hip_toolchain
 from tests.settings import ROOT, SEED
 
@@ -34,7 +34,7 @@ inline rocm_fp8::comm::Peers peers_of(const void** memory, void* state, void* re
 
 
 def runtime() -> Runtime:
-    return Runtime.shared(hip_toolchain().root / "include")
+    return Runtime.shared(hip_toolchain().include)
 
 
 def compiled(source: str, fault: Fault | None, folder: Path, folders: tuple[str, ...] = FOLDERS) -> ctypes.CDLL:

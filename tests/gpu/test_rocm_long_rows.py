@@ -11,7 +11,7 @@ from problems.buffers import same_bytes
 from problems.inputs import normal, positive, short
 from problems.quantize import assert_as_defined
 from problems.reserved import reserved
-from simulator.engine import Checks
+from simulator.schedule.engine import Checks
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain

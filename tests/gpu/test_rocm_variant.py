@@ -120,7 +120,7 @@ LOADING = """
 import sys
 import torch
 from pathlib import Path
-from simulator.library import Runtime
+from simulator.host.library import Runtime
 
 Runtime.shared(Path({headers!r}))
 torch.version.cuda, torch.version.hip = None, {hip!r}

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator import atomics, hazards, lds, matrix, packed, scalar, transfers, vector, vector_tables, vmem
-from simulator.code_object import load_all
-from simulator.disassembly import disassemble
-from simulator.program import program, without_collection
+from simulator.binary.code_object import load_all
+from simulator.binary.disassembly import disassemble
+from simulator.isa import matrix, packed, scalar, vector, vector_tables
+from simulator.memory import atomics, lds, transfers, vmem
+from simulator.schedule import hazards
+from simulator.schedule.program import program, without_collection
 from simulator.tests.harness import ARCHS, needs_clang
 from tests.settings import ROOT, needs_rocm_toolchain
 

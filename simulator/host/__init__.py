@@ -1,0 +1,1 @@
+"""HIP's runtime as a test double: host code runs as it is. Above all other rooms but calibration."""
