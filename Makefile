@@ -13,7 +13,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.requirements-installed
 LATEST := .venv-latest
 
-.PHONY: help build build-cuda lint test test-full latest test-latest vllm test-vllm demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
+.PHONY: help build build-cuda lint test test-full latest test-latest vllm test-vllm test-vllm-now demo release ratios bench-rocm bench-cuda sanitize-cuda cuda-toolchain clean
 
 help:
 	@echo "make demo    set everything up, then decode text with a Llama on the kernels (about a minute once set up)"
@@ -106,6 +106,11 @@ $(VLLM): $(READY) integrations/vllm/install_cpu.py
 vllm: $(VLLM)
 
 test-vllm: build
+	@if [ -z "$(ARGS)" ] && $(RUN) -m tests.selection --left vLLM; then \
+		echo "left: vLLM, as nothing that it depends on has changed since it passed (tests/selection.py)"; \
+		else $(MAKE) --no-print-directory test-vllm-now; fi
+
+test-vllm-now:
 	@if [ "$(BACKEND)" = cpu ]; then $(MAKE) --no-print-directory vllm; else $(RUN) -c 'import vllm, rocm_fp8_vllm' || \
 		{ echo "on a GPU: $(VENV)/bin/pip install vllm ./integrations/vllm" >&2; exit 1; }; fi
 	@$(RUN) -m pytest -n 2 --dist loadfile $(ARGS) integrations/vllm/tests

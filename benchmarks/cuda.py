@@ -222,8 +222,8 @@ def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
         across = "N x K" if operator == "skinny_gemm" else f"rows of {gpu_cases.WIDTH}, float16"
         there = {name for line in of_it for name, time in line.times.items() if time and name not in OURS}
         others = sorted(TITLES.get(name, name) for name in there)
-        family = bars.Family(operator, across, list(sizes), series, others)
-        panels += [family.shares(of_it[0].memory_rate), family.times()]
+        family = bars.Family(operator, across, list(sizes), series, others, round(of_it[0].memory_rate / 1e6, 2))
+        panels += [family.shares(), family.times()]
     title = ", ".join([facts["GPU"], f"torch {facts['torch']}", facts["date"], facts["commit"]])
     bars.draw(panels, title, path)
 

@@ -50,16 +50,16 @@ class Family:
     groups: list[str]
     series: dict[str, list[Point]]
     others: list[str]
+    rate: float  # of the memory, TB/s
 
     def times(self) -> Panel:
         drawn = self._bars(lambda point: point.ratio)
         across = f"{self.across}; beside {' and '.join(self.others)}"
         return Panel(self.name, "times as fast", across, *drawn, line=1)
 
-    def shares(self, rate: float) -> Panel:
-        """rate: the memory's, bytes a microsecond."""
+    def shares(self) -> Panel:
         drawn = self._bars(lambda point: point.share, marked=True)
-        return Panel(self.name, f"share of {rate / 1e6:.1f} TB/s", self.across, *drawn, top=1.2, marks="best other")
+        return Panel(self.name, f"share of {self.rate} TB/s", self.across, *drawn, top=1.2, marks="best other")
 
     def _bars(self, height, *, marked: bool = False) -> tuple[list[str], list[Bars]]:
         return self.groups, [
@@ -67,7 +67,7 @@ class Family:
                 name,
                 COLORS[i % len(COLORS)],
                 [height(point) for point in points],
-                [point.others_share for point in points] if marked else None,
+                [point.others_share for point in points] if marked and self.others else None,
             )
             for i, (name, points) in enumerate(self.series.items())
         ]
