@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...layers.watching import ours
 from ..signatures import CACHE, parameters
 from .decoder import Fp8DecoderLayer
 from .halves import Architecture, FusedAttention, FusedHalf, FusedMLP, Routing
@@ -77,8 +78,9 @@ def _made(row: Architecture) -> Classes:
     def made(mixin: type, what: str, **facts) -> type:
         # Found under their names in this module: that is how pickle and copy look for a class.
         name = f"Fp8{row.prefix}{what}"
-        globals()[name] = type(name, (mixin, own(what)), {"__module__": __name__} | facts)
-        return globals()[name]
+        cls = globals()[name] = type(name, (mixin, own(what)), {"__module__": __name__} | facts)
+        ours(cls.forward)  # transformers 5.24 wraps those of decoder layers
+        return cls
 
     taken = {what: parameters(own(what), known, _OPTIONAL.get(what, ())) for what, known in _PARAMETERS.items()}
     facts = dict(modeling=modeling, architecture=row, PARAMETERS=taken["Attention"])
