@@ -2,15 +2,18 @@
 
     python -m tests.package.public_api --update
 
-writes api_v<version>.json beside this file, of the version that build.toml names. It refuses a change that would break
-callers of that version: such a change needs a new version, which is a new file."""
+writes api_v<version>.json beside this file, of the version that build.toml names, and the lists of the Hub's card
+(CARD.md). It refuses a change that would break callers of that version: such a change needs a new version, which is a
+new file."""
 
 import argparse
 import inspect
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
+from types import FunctionType
 
 import torch
 
@@ -56,6 +59,28 @@ def interface(kernel) -> dict:
     return {kind: dict(sorted(values.items())) for kind, values in found.items()}
 
 
+def with_lists(card: str, kernel) -> str:
+    """CARD.md, whose lists of functions and layers have the first paragraphs of their docstrings."""
+
+    def summary(value) -> str:
+        return " ".join(inspect.getdoc(value).split("\n\n")[0].split())
+
+    def public(cls: type) -> str:
+        return ", ".join(f"`{name}`" for name in vars(cls) if not name.startswith("_"))
+
+    functions = {n: getattr(kernel, n) for n in kernel.__all__ if isinstance(getattr(kernel, n), FunctionType)}
+    layers = {n: getattr(kernel.layers, n) for n in kernel.layers.__all__ if inspect.isclass(getattr(kernel.layers, n))}
+    layers = {name: layer for name, layer in layers.items() if issubclass(layer, torch.nn.Module)}
+    for heading, named in {"functions": functions, "layers": layers}.items():
+        lines = [f"- `{name}`: {summary(value)}" for name, value in named.items()]
+        if named is functions:
+            ranks = kernel.comm.Communicator
+            lines.append(f"- `comm.Communicator`: {summary(ranks)} {public(ranks.__mro__[1])}.")
+        text = f"\n## Available {heading}\n\n" + "\n".join(lines) + "\n"
+        card = re.sub(rf"\n## Available {heading}\n.*?(?=\n## )", lambda _: text, card, flags=re.DOTALL)
+    return card
+
+
 def breaks(old: dict, new: dict) -> list[str]:
     """What a caller of `old` loses: a line each."""
     found = [f"{name} is gone" for kind in old for name in old[kind] if name not in new[kind]]
@@ -88,14 +113,17 @@ def main() -> int:
     from scripts.load import load_kernel
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true", help="write the snapshot")
+    parser.add_argument("--update", action="store_true", help="write the snapshot and the card's lists")
     args = parser.parse_args()
-    new, file = interface(load_kernel("cpu")), snapshot_file()
+    kernel = load_kernel("cpu")
+    new, file = interface(kernel), snapshot_file()
     lost = breaks(json.loads(file.read_text()), new) if file.is_file() else []
     for line in lost:
         print(line, file=sys.stderr)
     if args.update and not lost:
         file.write_text(render(new))
+        card = ROOT / "CARD.md"
+        card.write_text(with_lists(card.read_text(encoding="utf-8"), kernel), encoding="utf-8")
     return 1 if lost else 0
 
 
