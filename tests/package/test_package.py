@@ -1,5 +1,6 @@
 """What the built package promises to the `kernels` library, to torch and to older systems."""
 
+import ast
 import inspect
 import json
 import os
@@ -302,3 +303,30 @@ def test_get_kernel_loads_it_without_a_network(variant, metadata, device, tmp_pa
     value, path = run(sys.executable, "-c", code, env=env).split()
     assert float(value) == 1.0
     assert Path(path).resolve() == (variant / "__init__.py").resolve()
+
+
+# Room -> the rooms that it may import from, as it is imported. At its call an exported program asks `operators`, too.
+ARROWS = {
+    "_ops": "",
+    "intact": "",
+    "ops": "_ops",
+    "reference": "ops",
+    "operators": "ops reference",
+    "comm": "ops",
+    "layers": "ops reference operators",
+    "models": "_ops ops reference operators comm layers",
+    "__init__": "intact ops reference operators comm layers models",
+}
+
+
+def test_arrows_between_the_packages_rooms_point_one_way():
+    root = ROOT / "torch-ext" / "rocm_fp8_kernels"
+    for path in root.rglob("*.py"):
+        *folders, file = path.relative_to(root).with_suffix("").parts
+        room = [*folders, file][0]
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                module = folders[: len(folders) + 1 - node.level] + (node.module or "").split(".")
+                first = [part for part in module if part][:1]
+                known = set(first or (each.name for each in node.names)) - {room}
+                assert known <= set(ARROWS[room].split()), (path, known)
