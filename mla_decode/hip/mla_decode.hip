@@ -19,7 +19,7 @@
 // Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
 // time. gfx950: 1.7 and 1.2 of its own bytes' time. docs/journal/mla_decode-hip.md has what is left. Nothing has been
 // measured on an AMD GPU.
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"
 #include "../gpu/append.h"
@@ -80,8 +80,8 @@ Status read_forced(bool direct, Choice* choice) {
     if (!named_config(environment().config, "mla_decode", &forced, &name))
         return {"ROCM_FP8_KERNELS_CONFIG is malformed"};
     if (!forced.set) return {};
-    const int of_direct = direct ? gemm::place_of(kDirectForms, name) : -1;
-    *choice = {of_direct >= 0, of_direct >= 0 ? of_direct : gemm::place_of(kForms, name), forced.splits};
+    const int of_direct = direct ? rocm_fp8::place_of(kDirectForms, name) : -1;
+    *choice = {of_direct >= 0, of_direct >= 0 ? of_direct : rocm_fp8::place_of(kForms, name), forced.splits};
     return {choice->form < 0 || choice->splits > kMostSplits ? kUnfit : nullptr};
 }
 
