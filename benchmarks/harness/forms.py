@@ -17,7 +17,7 @@ TABLES = {
     ("int8_gemm", "cuda"): ("int8_forms",),
     ("grouped_gemm", "cuda"): ("grouped_forms",),
 }
-UNFIT = "names a configuration that cannot take these arguments"  # of common/gemm/forced.h
+UNFIT = "names a configuration that cannot take these arguments"  # of common/forced.h
 MOST_SPLITS = {"rocm": 16, "cuda": 8}
 K_BLOCK = 128  # the least k of a part
 FAR = 1.3  # times the fastest's time: nothing near it is worth a try, nor a second timing

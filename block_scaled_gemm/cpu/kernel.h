@@ -28,6 +28,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../common/cpu/kept_memory.h"
 #include "../../common/gemm/cpu/gemm.h"
 #include "../../common/gemm/scales.h"
 #include "../block_scaled_gemm.h"

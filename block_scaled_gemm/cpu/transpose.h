@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../../common/gemm/cpu/gemm.h"
+#include "../../common/cpu/kept_memory.h"
 #include "../block_scaled_gemm.h"
 
 namespace rocm_fp8::block_scaled_gemm {

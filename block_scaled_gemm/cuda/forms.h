@@ -43,7 +43,7 @@ constexpr Form kForms[] = {
 };
 // clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
-static_assert(gemm::names_differ(kForms));
+static_assert(names_differ(kForms));
 static_assert(tiles::stages_are_enough(kForms, stages));
 
 }  // namespace rocm_fp8::block_scaled_gemm::cuda

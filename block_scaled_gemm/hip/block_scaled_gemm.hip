@@ -23,7 +23,7 @@
 // because vmcnt counts both in order.
 //
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "accumulate.h"

@@ -29,7 +29,7 @@ constexpr TileShape kTileShapes[] = {
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 // The shape that takes scales of single columns of a block, and any layout. Its instruction is that of all: what
 // decides the order of a sum, instruction and parts, must not depend on the layout.
-constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
+constexpr int kFallbackTile = place_of(kTileShapes, "fallback");
 
 // clang-format off
 constexpr StreamShape kStreamShapes[] = {
@@ -45,8 +45,8 @@ constexpr StreamShape kStreamShapes[] = {
 // clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 // Those whose general forms take any layout and any scales, with as many waves as the fast ones: with the most waves.
-constexpr int kFallbackStream16 = gemm::place_of(kStreamShapes, "s16x16w8"),
-              kFallbackStream32 = gemm::place_of(kStreamShapes, "s32x16w8");
+constexpr int kFallbackStream16 = place_of(kStreamShapes, "s16x16w8"),
+              kFallbackStream32 = place_of(kStreamShapes, "s32x16w8");
 
 // Tiles that only gfx950 has, whose loads go to LDS directly, for k contiguous in whole blocks. See direct.h.
 // clang-format off
@@ -61,13 +61,10 @@ constexpr int kDirectShapeCount = sizeof(kDirectShapes) / sizeof(kDirectShapes[0
 constexpr int kFirstDirect = kTileShapeCount + kStreamShapeCount, kShapeCount = kFirstDirect + kDirectShapeCount;
 // By its name. -1: there is no such shape.
 constexpr int shape_named(std::string_view name) {
-    const int stream = gemm::place_of(kStreamShapes, name), direct = gemm::place_of(kDirectShapes, name);
-    return stream >= 0   ? kTileShapeCount + stream
-           : direct >= 0 ? kFirstDirect + direct
-                         : gemm::place_of(kTileShapes, name);
+    const int stream = place_of(kStreamShapes, name), direct = place_of(kDirectShapes, name);
+    return stream >= 0 ? kTileShapeCount + stream : direct >= 0 ? kFirstDirect + direct : place_of(kTileShapes, name);
 }
-static_assert(gemm::names_differ(kTileShapes) && gemm::names_differ(kStreamShapes) &&
-              gemm::names_differ(kDirectShapes));
+static_assert(names_differ(kTileShapes) && names_differ(kStreamShapes) && names_differ(kDirectShapes));
 constexpr bool is_direct(int shape) { return shape >= kFirstDirect; }
 constexpr bool is_stream(int shape) { return shape >= kTileShapeCount && !is_direct(shape); }
 constexpr const TileShape& tile_shape(int shape) {

@@ -15,6 +15,7 @@
 // waited for by an asm.
 #pragma once
 
+#include "../../common/hip/lds.h"
 #include "../../common/hip/lds_direct.h"
 #include "epilogue.h"
 

@@ -3,6 +3,7 @@
 
 #include "../../common/gemm/hip/add_parts.h"
 #include "../../common/gemm/hip/tile_end.h"
+#include "../../common/hip/lds.h"
 #include "launch.h"
 #include "tile.h"
 

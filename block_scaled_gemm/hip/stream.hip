@@ -13,6 +13,7 @@
 #include "../../common/gemm/hip/scaled_stream.h"
 #include "../../common/gemm/hip/stream_end.h"
 #include "../../common/gpu/kernel_at.h"
+#include "../../common/hip/lds.h"
 #include "launch.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {

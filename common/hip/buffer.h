@@ -6,9 +6,9 @@
 namespace rocm_fp8 {
 namespace {
 
-// Cache policies of an access on gfx942 and gfx950. kAllChiplets (sc1) passes the caches that are not coherent between
-// chiplets.
-constexpr int kPlainAccess = 0, kAllChiplets = 16;
+// Cache policies of an access on gfx942 and gfx950. kNonTemporal (nt) evicts no other data from the caches. kAllChiplets
+// (sc1) passes the caches that are not coherent between chiplets.
+constexpr int kPlainAccess = 0, kNonTemporal = 2, kAllChiplets = 16;
 
 // Bytes [0, size) from `first` on. Loads beyond give zeros and access no memory; stores beyond are dropped.
 struct Buffer {

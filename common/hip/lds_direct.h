@@ -48,14 +48,5 @@ __device__ inline void wait_for_loads() {
     asm volatile("s_waitcnt vmcnt(%0)" ::"n"(in_flight) : "memory");
 }
 
-// LDS by numbers: of a pointer the compiler does not see that an exclusive or leaves the constant part of an address.
-__device__ inline uint32_t lds_address(const void* p) {
-    return uint32_t(reinterpret_cast<uintptr_t>((const __attribute__((address_space(3))) char*)p));
-}
-template <class T>
-__device__ inline T of_lds(uint32_t address) {
-    return *(__attribute__((address_space(3))) const T*)(uintptr_t(address));
-}
-
 }  // namespace
 }  // namespace rocm_fp8

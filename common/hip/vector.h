@@ -43,6 +43,13 @@ __device__ inline T load(const void* base, uint32_t byte) {
 using Vector128 = u32x4;
 using VectorIndex = uint32_t;
 __device__ inline Vector128 load_vector(const void* base, VectorIndex byte) { return load<u32x4>(base, byte); }
+// From any address.
+__device__ inline u32x4 load_unaligned(const uint8_t* p) {
+    struct __attribute__((packed)) AnyAddress {
+        u32x4 v;
+    };
+    return global<AnyAddress>(p)->v;
+}
 __device__ inline uint32_t word(const u32x4& v, int i) { return v[i]; }
 __device__ inline void set_word(u32x4& v, int i, uint32_t value) { v[i] = value; }
 
@@ -64,6 +71,10 @@ __device__ inline void store_vector(void* base, VectorIndex byte, T v) {
     store(base, byte, v);
 }
 __device__ inline u32x4 joined(u32x2 a, u32x2 b) { return {a.x, a.y, b.x, b.y}; }
+// The first or the second 8 bytes, as an operand of gfx942's matrix instructions.
+__device__ inline long half_of(u32x4 v, int which) {
+    return __builtin_bit_cast(long, which ? u32x2{v.z, v.w} : u32x2{v.x, v.y});
+}
 
 // Loads one number that all lanes need and no kernel writes, through the scalar cache into a scalar register.
 __device__ inline float load_scalar(const float* p) { return *(__attribute__((address_space(4))) const float*)(p); }
@@ -89,6 +100,13 @@ __device__ inline const Launch& arguments() {
     auto p = (const __attribute__((address_space(4))) Launch*)__builtin_amdgcn_kernarg_segment_ptr();
     asm volatile("" : "+s"(p));
     return *(const Launch*)p;
+}
+
+// This thread's number; what is computed from it is computed anew, not kept in registers from the kernel's start on.
+__device__ inline int fresh_thread() {
+    int thread = threadIdx.x;
+    asm volatile("" : "+v"(thread));
+    return thread;
 }
 
 // Whether v is true in any lane of the wave: for a branch to rare code that the whole wave takes or skips. The branch

@@ -2,6 +2,7 @@
 // operands are gathered first: 1 / n of the bytes of the weights that they are multiplied with. 16-bit ones: half.h.
 #include <cstring>
 
+#include "../../common/cpu/kept_memory.h"
 #include "../../common/cpu/simd_portable.h"
 #include "../../block_scaled_gemm/block_scaled_gemm.h"
 #include "../../common/cpu/features.h"

@@ -21,7 +21,7 @@ constexpr Form kForms[] = {
 };
 // clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
-static_assert(gemm::names_differ(kForms));
+static_assert(names_differ(kForms));
 
 // Rows and columns of the result that are a tile's.
 constexpr int rows_of(const Form& f) { return f.swapped ? f.narrow : f.wide(); }

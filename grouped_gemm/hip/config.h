@@ -42,16 +42,16 @@ constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 constexpr int kGatedShapeCount = sizeof(kGatedShapes) / sizeof(kGatedShapes[0]);
 // The shape whose loads take any alignment.
-constexpr int kFallbackTile = gemm::place_of(kTileShapes, "fallback");
+constexpr int kFallbackTile = place_of(kTileShapes, "fallback");
 static_assert(kFallbackTile == kTileShapeCount - 1);
-static_assert(gemm::names_differ(kTileShapes) && gemm::names_differ(kStreamShapes) && gemm::names_differ(kGatedShapes));
+static_assert(names_differ(kTileShapes) && names_differ(kStreamShapes) && names_differ(kGatedShapes));
 
 // All shapes: of tiles, then of streams, then those that are launch_swiglu's alone.
 constexpr int kGatedFrom = kTileShapeCount + kStreamShapeCount, kShapeCount = kGatedFrom + kGatedShapeCount;
 constexpr bool is_stream(int shape) { return shape >= kTileShapeCount; }
 constexpr int shape_named(std::string_view name) {
-    const int stream = gemm::place_of(kStreamShapes, name), gated = gemm::place_of(kGatedShapes, name);
-    return stream >= 0 ? kTileShapeCount + stream : gated >= 0 ? kGatedFrom + gated : gemm::place_of(kTileShapes, name);
+    const int stream = place_of(kStreamShapes, name), gated = place_of(kGatedShapes, name);
+    return stream >= 0 ? kTileShapeCount + stream : gated >= 0 ? kGatedFrom + gated : place_of(kTileShapes, name);
 }
 struct FormSize {
     int rows, columns;
@@ -90,7 +90,7 @@ constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n,
         const gemm::Sizes sizes{0 < most && most < groups ? most : groups, kStreamShapes[0].rows, n, k_bytes};
         return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
     }
-    int shape = expected >= kFewestTallRows ? 0 : k_bytes > kShortK ? 1 : gemm::place_of(kTileShapes, "t64x128");
+    int shape = expected >= kFewestTallRows ? 0 : k_bytes > kShortK ? 1 : place_of(kTileShapes, "t64x128");
     for (; shape < kFallbackTile - 1; ++shape) {
         const TileShape& tile = kTileShapes[shape];
         const int64_t tiles = groups * ceil_div(expected, int64_t(tile.rows)) * ceil_div(n, int64_t(tile.columns));

@@ -13,7 +13,7 @@
 // stream.h, tiles.h, gated.h; common/gemm/hip.
 //
 // Limit today, by the simulator's clock: see docs/journal/moe.md. Nothing has been measured on an AMD GPU.
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"

@@ -3,9 +3,10 @@
 // expert in the offsets (walk.h). The launch has as many workgroups as there may be tiles; those beyond the last end.
 #pragma once
 
-#include "../../common/gemm/hip/half_matrix.h"
+#include "../../common/hip/half_matrix.h"
 #include "../../common/gemm/hip/scaled_stream.h"
 #include "../../common/gemm/hip/stream_end.h"
+#include "../../common/hip/lds.h"
 #include "config.h"
 #include "gather.h"
 

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "../../common/gemm/hip/block_sums.h"
-#include "../../common/gemm/hip/half_matrix.h"
+#include "../../common/hip/half_matrix.h"
+#include "../../common/hip/lds.h"
 #include "config.h"
 #include "gather.h"
 

@@ -23,6 +23,7 @@
 
 #include <algorithm>
 
+#include "../../common/cpu/kept_memory.h"
 #include "../int8_gemm.h"
 #include "store.h"
 

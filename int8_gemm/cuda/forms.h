@@ -30,7 +30,7 @@ constexpr Form kForms[] = {
 };
 // clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
-static_assert(gemm::names_differ(kForms));
+static_assert(names_differ(kForms));
 
 // What rows and columns of a tile bring to the epilogue: lines.h.
 template <Form form>

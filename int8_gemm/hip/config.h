@@ -33,13 +33,13 @@ constexpr TileShape kTileShapes[] = {
 };
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
-static_assert(gemm::names_differ(kTileShapes));
+static_assert(names_differ(kTileShapes));
 // The most rows of an operand that a form counts from one place.
 constexpr int kMostOfTile = std::max(gemm::tallest(kTileShapes), gemm::widest(kTileShapes));
 
 // The shapes that are compiled for rows of any alignment and any k, too: the one in the place of each.
-constexpr int kFallbacks[] = {gemm::place_of(kTileShapes, "t128x64"), gemm::place_of(kTileShapes, "t32x64"),
-                              gemm::place_of(kTileShapes, "t16x64")};
+constexpr int kFallbacks[] = {place_of(kTileShapes, "t128x64"), place_of(kTileShapes, "t32x64"),
+                              place_of(kTileShapes, "t16x64")};
 constexpr int fallback_shape(int shape) {
     return kTileShapes[shape].matrix == 16 ? kFallbacks[2]
            : kTileShapes[shape].rows <= 32 ? kFallbacks[1]

@@ -23,7 +23,7 @@
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
 // Steps and figures: docs/journal/int8_gemm-hip.md.
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gemm/hip/add_parts.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gemm/hip/tile_loop.h"
@@ -126,7 +126,7 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(bool unaligned, int64_t blocks, Config* config) {
     ForcedConfig forced;
-    const auto place = [](std::string_view name) { return gemm::place_of(kTileShapes, name); };
+    const auto place = [](std::string_view name) { return place_of(kTileShapes, name); };
     const Status read = read_forced_config("int8_gemm", place, kMaxParts, false, &forced);
     if (!read.ok() || !forced.set) return read;
     if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {

@@ -4,6 +4,7 @@
 // eights of columns of a row: what is read of rows, columns and addends is read once, and stores have whole vectors.
 #pragma once
 
+#include "../../common/hip/lds.h"
 #include "scales.h"
 
 namespace rocm_fp8::int8_gemm::hip {

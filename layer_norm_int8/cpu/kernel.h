@@ -14,6 +14,7 @@
 
 #include <cmath>
 
+#include "../../common/cpu/kept_memory.h"
 #include "../../common/rows/cpu/int8.h"
 #include "../layer_norm_int8.h"
 

@@ -1,8 +1,6 @@
 #include "../../common/cpu/simd_avx512.h"
-#include "append.h"
 #include "kernel.h"
 
 namespace rocm_fp8::mla_decode {
 Kernels kernels_avx512(const Args& args) { return pick<Avx512>(args); }
-AppendRows append_avx512(const AppendArgs& args) { return pick_append<Lanes<Avx512>>(args); }
 }  // namespace rocm_fp8::mla_decode

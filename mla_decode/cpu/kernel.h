@@ -17,6 +17,7 @@
 
 #include "../../common/attention/cpu/softmax.h"
 #include "../../common/cpu/half.h"
+#include "../../common/cpu/kept_memory.h"
 #include "../../common/gemm/cpu/gemm.h"
 #include "../mla_decode.h"
 

@@ -1,11 +1,10 @@
-// MLA decode on the CPU: the launchers. A sequence's tokens are cut into parts, so that all threads have work; a part
+// MLA decode on the CPU: the launcher. A sequence's tokens are cut into parts, so that all threads have work; a part
 // is attended to for up to kMostRows rows (kernel.h).
 #include <memory>
 #include <vector>
 
 #include "../../common/cpu/simd_portable.h"
 #include "../../common/cpu/features.h"
-#include "append.h"
 #include "kernel.h"
 
 namespace rocm_fp8::mla_decode {
@@ -76,25 +75,6 @@ Status launch(const Args& args, const Executor& on) {
             const Finish job{context.args, context.sums.values.get(), context.sums.softmax.data(), context.parts,
                              context.rows};
             context.kernels.finish(job, begin, end);
-        },
-        &context);
-    return {};
-}
-
-Status launch_append(const AppendArgs& args, const Executor& on) {
-    if (args.tokens == 0) return {};
-    const IsaChoice choice = cpu_isa();
-    if (choice.error) return {choice.error};
-    struct Context {
-        const AppendArgs& args;
-        AppendRows rows;
-    } context{args, of_isa(choice.isa, pick_append<Lanes<Portable>>, append_avx2, append_avx512)(args)};
-    constexpr int64_t kGrain = 32;
-    on.parallel_for(
-        0, args.tokens, kGrain,
-        [](void* c, int64_t begin, int64_t end) {
-            const auto& context = *static_cast<Context*>(c);
-            context.rows(context.args, begin, end);
         },
         &context);
     return {};

@@ -31,7 +31,6 @@
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/rows/cuda/vendor.h"
-#include "../gpu/append.h"
 #include "../gpu/merge.h"
 #include "attend.h"
 #include "fallback.h"
@@ -148,13 +147,6 @@ Status launch(const Args& args, const Executor& on) {
     const Vendor vendor(chip, on);
     return args.dtype == DType::bf16 ? launch_merge<DType::bf16>(merge, vendor)
                                      : launch_merge<DType::f16>(merge, vendor);
-}
-
-Status launch_append(const AppendArgs& args, const Executor& on) {
-    const auto [chip, status] = current_chip();
-    if (!status.ok()) return status;
-    if (args.cache.dtype == DType::e4m3fnuz) return {cuda::kOtherFormat};
-    return append_by_type(args, Vendor(chip, on));
 }
 
 }  // namespace rocm_fp8::mla_decode

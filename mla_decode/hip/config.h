@@ -2,7 +2,7 @@
 // they can be tested anywhere.
 #pragma once
 
-#include "../../common/gemm/form_name.h"
+#include "../../common/form_name.h"
 #include "../../common/hip/chips.h"
 #include "../mla_decode.h"
 
@@ -14,7 +14,7 @@ constexpr int kTileBytes = kTile * kWidth * 2;
 // A workgroup has groups * waves waves. Those of a group share a tile of tokens, and each has rows of its own; groups
 // take tiles in turn, and their sums are added at the end.
 struct Form {
-    gemm::FormName name;
+    FormName name;
     int matrix;  // of its instructions: rows of a wave
     int waves, groups;
     int tokens;                    // of a tile
@@ -54,7 +54,7 @@ constexpr Form kDirectForms[] = {
 // clang-format on
 constexpr int kFormCount = sizeof(kForms) / sizeof(kForms[0]);
 constexpr int kDirectCount = sizeof(kDirectForms) / sizeof(kDirectForms[0]);
-static_assert(gemm::names_differ(kForms) && gemm::names_differ(kDirectForms));
+static_assert(names_differ(kForms) && names_differ(kDirectForms));
 
 // The smallest that has all rows of a sequence, or the largest.
 constexpr int pick_form(int64_t rows) {

@@ -65,7 +65,7 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
             const int m = i / 4 + i % 4 * 8;
             f32x4& sum = sums[m / 4][m % 4];
             u32x4& now = values[i % values_ahead];
-            sum = gemm::hip::multiply_chunks<16, type>(now, exponentials, sum);
+            sum = multiply_chunks<16, type>(now, exponentials, sum);
             if (i + values_ahead < kColumns) now = read(i + values_ahead);
             made_first(sum);
             during.values(i);
@@ -102,7 +102,7 @@ class DirectRows : public Rows<type, keys_ahead, values_ahead> {
             u32x4(&now)[2] = keys[i % keys_ahead];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                scores[half] = gemm::hip::multiply_chunks<16, type>(now[half], q[chunk_of(i)], scores[half]);
+                scores[half] = multiply_chunks<16, type>(now[half], q[chunk_of(i)], scores[half]);
                 if (i + keys_ahead < Base::kSteps) now[half] = read(i + keys_ahead, half);
                 made_first(scores[half]);
                 __builtin_amdgcn_sched_barrier(0);

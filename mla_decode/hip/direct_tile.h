@@ -14,6 +14,7 @@
 #pragma once
 
 #include "../../common/attention/gpu/paged.h"
+#include "../../common/hip/lds.h"
 #include "../../common/hip/lds_direct.h"
 #include "tile.h"
 

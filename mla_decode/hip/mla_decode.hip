@@ -1,4 +1,4 @@
-// MLA decode on MI300X (gfx942) and MI350 (gfx950): the launchers.
+// MLA decode on MI300X (gfx942) and MI350 (gfx950): the launcher.
 //
 // Bytes: the cache's tokens once, 1152 each (fp8: 576, mixed: 656). Floor: those at 4.2 TB/s; from 64 rows of a
 // sequence on the matrix instructions, 2176 operations a row and token.
@@ -12,17 +12,16 @@
 //
 // On gfx950 16-bit caches go from memory to LDS directly, tiles of 32 tokens, 147 KB of them at once: direct.h.
 //
-// Files: mla_decode.hip (launchers), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
-// rows, of 32), finish.h (the end), decode.h (the kernel); direct*: those of gfx950; ../gpu/: append, splits, merge;
+// Files: mla_decode.hip (launcher), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
+// rows, of 32), finish.h (the end), decode.h (the kernel); direct*: those of gfx950; ../gpu/: splits, merge;
 // common/attention.
 //
 // Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
 // time. gfx950: 1.7 and 1.2 of its own bytes' time. docs/journal/mla_decode-hip.md has what is left. Nothing has been
 // measured on an AMD GPU.
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"
-#include "../gpu/append.h"
 #include "../gpu/merge.h"
 #include "decode.h"
 
@@ -80,8 +79,8 @@ Status read_forced(bool direct, Choice* choice) {
     if (!named_config(environment().config, "mla_decode", &forced, &name))
         return {"ROCM_FP8_KERNELS_CONFIG is malformed"};
     if (!forced.set) return {};
-    const int of_direct = direct ? gemm::place_of(kDirectForms, name) : -1;
-    *choice = {of_direct >= 0, of_direct >= 0 ? of_direct : gemm::place_of(kForms, name), forced.splits};
+    const int of_direct = direct ? place_of(kDirectForms, name) : -1;
+    *choice = {of_direct >= 0, of_direct >= 0 ? of_direct : place_of(kForms, name), forced.splits};
     return {choice->form < 0 || choice->splits > kMostSplits ? kUnfit : nullptr};
 }
 
@@ -137,11 +136,6 @@ Status launch(const Args& args, const Executor& on) {
     const Vendor vendor(chip.arch, on);
     return args.dtype == DType::f16 ? launch_merge<DType::f16>(merge, vendor)
                                     : launch_merge<DType::bf16>(merge, vendor);
-}
-
-Status launch_append(const AppendArgs& args, const Executor& on) {
-    const ArchResult chip = current_arch();
-    return chip.status.ok() ? append_by_type(args, Vendor(chip.arch, on)) : chip.status;
 }
 
 }  // namespace rocm_fp8::mla_decode

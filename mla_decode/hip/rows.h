@@ -9,9 +9,9 @@
 #pragma once
 
 #include "../../common/attention/hip/online_softmax.h"
-#include "../../common/gemm/hip/half_matrix.h"
+#include "../../common/hip/half_matrix.h"
 #include "../../common/gpu/lanes.h"
-#include "../../common/hip/lds_direct.h"
+#include "../../common/hip/lds.h"
 #include "../gpu/splits.h"
 #include "tile.h"
 
@@ -21,9 +21,6 @@ namespace rocm_fp8::mla_decode::hip {
 const void* direct_kernel(int form, DType type);
 
 namespace {
-
-using gemm::hip::lds_barrier, gemm::hip::lds_done, gemm::hip::load_unaligned, gemm::hip::multiply_chunks,
-    gemm::hip::multiply_eight_bytes, gemm::hip::half_of;
 
 struct Launch {
     Args args;

@@ -14,8 +14,9 @@
 // last 64 numbers are loaded by the lanes that know the address.
 #pragma once
 
+#include <type_traits>
+
 #include "../../common/attention/gpu/paged.h"
-#include "../../common/gemm/hip/loaders.h"
 #include "../../common/hip/dequantize.h"
 #include "config.h"
 
@@ -24,7 +25,7 @@ namespace {
 
 // A wave's lane; what is computed from it is computed anew in each turn, not kept in registers. Unsigned: cheap to
 // divide.
-__device__ inline uint32_t fresh_lane() { return uint32_t(gemm::hip::fresh_thread()) % kWave; }
+__device__ inline uint32_t fresh_lane() { return uint32_t(fresh_thread()) % kWave; }
 
 constexpr int kChunk = 16, kNumbers = 8, kChunks = kWidth / kNumbers, kTokenBytes = kChunks * kChunk;
 constexpr int kLatentChunks = kLatent / kNumbers, kRopeChunks = kRope / kNumbers;

@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include "../../common/cpu/features.h"
+#include "../../common/cpu/kept_memory.h"
 
 namespace rocm_fp8::skinny_gemm {
 

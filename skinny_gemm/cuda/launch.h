@@ -10,7 +10,7 @@
 
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gpu/kernel_at.h"
 #include "bulk.h"
 #include "fallback.h"
@@ -97,7 +97,7 @@ struct Launcher {
         Config config =
             pick_config(args.m, args.n, args.k, {chip.capability, chip.multiprocessors}, aligned && chip.hopper());
         ForcedConfig forced;
-        const auto place = [](std::string_view name) { return gemm::place_of(kBulkShapes, name); };
+        const auto place = [](std::string_view name) { return place_of(kBulkShapes, name); };
         if (const Status s = read_forced_config("skinny_gemm", place, kMaxClusterSplits, true, &forced); !s.ok())
             return s;
         if (forced.set) {

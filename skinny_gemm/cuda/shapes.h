@@ -2,7 +2,7 @@
 // machine. config.h picks a form and a cut for each size.
 #pragma once
 
-#include "../../common/gemm/form_name.h"
+#include "../../common/form_name.h"
 #include "../../common/types.h"
 
 namespace rocm_fp8::skinny_gemm::cuda {
@@ -17,7 +17,7 @@ constexpr int kLongStep = 512;               // k
 
 // The forms of the bulk kernel of one width. Their number of stages follows from shared memory (228 KiB on Hopper).
 struct BulkShape {
-    gemm::FormName name;
+    FormName name;
     int columns;                      // the most of a CTA
     int stages8, stages16, stages32;  // of the ring, for up to 8, 16 and 32 rows. 0: there is no such form
     int warps = kWarps;               // that multiply
@@ -65,7 +65,7 @@ constexpr BulkShape kBulkShapes[] = {
 };
 // clang-format on
 constexpr int kBulkShapeCount = sizeof(kBulkShapes) / sizeof(kBulkShapes[0]);
-static_assert(gemm::names_differ(kBulkShapes));
+static_assert(names_differ(kBulkShapes));
 constexpr int kFallback = -1;
 constexpr int kMaxClusterSplits = 8;
 

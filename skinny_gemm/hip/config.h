@@ -29,7 +29,7 @@ constexpr StreamShape kFallbackShapes[] = {
 };
 // clang-format on
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
-static_assert(gemm::names_differ(kStreamShapes));
+static_assert(names_differ(kStreamShapes));
 // Of a row class each; weights in flight, of a workgroup.
 static_assert(std::all_of(std::begin(kStreamShapes), std::end(kStreamShapes), [](const StreamShape& s) {
     return (s.rows == 8 || s.rows == 16 || s.rows == 32) && s.waves * s.depth * s.columns * 128 >= 32 << 10;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../common/gemm/hip/stream_end.h"
+#include "../../common/hip/lds.h"
 #include "../skinny_gemm.h"
 #include "config.h"
 

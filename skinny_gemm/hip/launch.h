@@ -5,7 +5,7 @@
 // arguments behind StreamArgs.
 #pragma once
 
-#include "../../common/gemm/forced.h"
+#include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "kernel.h"
@@ -16,7 +16,7 @@ namespace {
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(const Args& a, bool stream_allowed, Config* config) {
     ForcedConfig forced;
-    const auto place = [](std::string_view name) { return gemm::place_of(kStreamShapes, name); };
+    const auto place = [](std::string_view name) { return place_of(kStreamShapes, name); };
     if (const Status s = read_forced_config("skinny_gemm", place, kMaxParts, false, &forced); !s.ok() || !forced.set)
         return s;
     const bool changed = forced.shape != config->shape || forced.splits != config->parts;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "../../common/cpu/kept_memory.h"
 #include "../../common/rows/cpu/int8.h"
 #include "../../common/exponential.h"
 #include "../softmax_int8.h"

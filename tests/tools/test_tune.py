@@ -235,5 +235,5 @@ def test_by_the_clock(rocm_variant, capsys, monkeypatch):
 
 
 def test_the_launchers_refuse_in_the_words_that_the_sweep_knows():
-    text = (Path(__file__).parents[2] / "common" / "gemm" / "forced.h").read_text()
+    text = (Path(__file__).parents[2] / "common" / "forced.h").read_text()
     assert forms.UNFIT in text

@@ -11,7 +11,6 @@
 #include <xmmintrin.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "../../cpu/lanes.h"
 
@@ -105,19 +104,6 @@ inline int64_t rows_of_chunks(int64_t m, int64_t row_bytes, int64_t tile, int64_
     const int64_t chunks = (m + most - 1) / most;
     return ((m + chunks - 1) / chunks + tile - 1) / tile * tile;
 }
-
-// Memory that a thread keeps between calls: fresh pages would cost more than the work on them. At a multiple of 64.
-class KeptMemory {
-  public:
-    char* at_least(int64_t bytes) {
-        constexpr int64_t kAlign = 64;
-        if (int64_t(memory_.size()) < bytes + kAlign) memory_ = std::vector<char>(bytes + kAlign);
-        return memory_.data() + (kAlign - reinterpret_cast<uintptr_t>(memory_.data()) % kAlign);
-    }
-
-  private:
-    std::vector<char> memory_;
-};
 
 }  // namespace
 }  // namespace rocm_fp8

@@ -25,7 +25,7 @@ struct Size {
 struct Measured {
     int multiprocessors;
     int64_t rows, n, k;  // rows: of a row class
-    gemm::FormName form;
+    FormName form;
     int splits, pieces;  // pieces 0: the fewest
 };
 constexpr int kH200 = 132;  // multiprocessors, also of an H100 SXM
@@ -111,7 +111,7 @@ constexpr int64_t even_pieces(const Form& f, int splits, const Size& s) {
 template <int count, int known_count>
 constexpr bool all_known(const Form (&forms)[count], const Measured (&known)[known_count]) {
     for (const Measured& one : known) {
-        if (gemm::place_of(forms, one.form) < 0) return false;
+        if (place_of(forms, one.form) < 0) return false;
     }
     return true;
 }
@@ -124,7 +124,7 @@ constexpr Config pick(const Form (&forms)[count], const Costs& costs, const Meas
     for (const Measured& one : known) {
         if (one.multiprocessors != size.multiprocessors || one.rows != size.m || one.n != size.n || one.k != size.k)
             continue;
-        const int form = gemm::place_of(forms, one.form);
+        const int form = place_of(forms, one.form);
         if (suits(forms[form])) {
             return {form, one.splits, one.pieces ? one.pieces : int(fewest_pieces(forms[form], size))};
         }

@@ -1,7 +1,7 @@
-// The configuration that a variable names (common/gemm/forced.h), for a Hopper GEMM.
+// The configuration that a variable names (common/forced.h), for a Hopper GEMM.
 #pragma once
 
-#include "../forced.h"
+#include "../../forced.h"
 #include "choice.h"
 
 namespace rocm_fp8::tiles {
@@ -11,7 +11,7 @@ template <int count, class Suits>
 inline Status force_config(std::string_view op, const Form (&forms)[count], const Size& size, const Suits& suits,
                            Config* config) {
     ForcedConfig forced;
-    const auto place = [&](std::string_view name) { return gemm::place_of(forms, name); };
+    const auto place = [&](std::string_view name) { return place_of(forms, name); };
     if (const Status s = read_forced_config(op, place, kMostSplits, true, &forced); !s.ok() || !forced.set) return s;
     if (forced.shape == kFallback) {
         *config = {};

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../../types.h"
-#include "../form_name.h"
+#include "../../form_name.h"
 
 namespace rocm_fp8::tiles {
 
@@ -17,7 +17,7 @@ constexpr int kMostSplits = 8;      // parts of K: CTAs of a cluster
 constexpr int kRowsOfColumns = 32;  // of the result that swapped forms store at once
 
 struct Form {
-    gemm::FormName name;
+    FormName name;
     bool swapped;
     int warpgroups, tiles;  // that multiply; tiles of 64 wide rows of each
     int narrow;             // rows of the narrow operand

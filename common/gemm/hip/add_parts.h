@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../../hip/lds.h"
 #include "work.h"
 
 namespace rocm_fp8::gemm::hip {

@@ -94,14 +94,6 @@ __device__ inline u32x4 chunk_of_bytes(const uint8_t* first, int64_t k_stride, u
     return chunk;
 }
 
-// 128 bits from any address.
-__device__ inline u32x4 load_unaligned(const uint8_t* p) {
-    struct __attribute__((packed)) AnyAddress {
-        u32x4 v;
-    };
-    return global<AnyAddress>(p)->v;
-}
-
 template <class S, int count, bool strided>
 struct AnyLoader : Chunks<S, count> {
     static constexpr Layout layout = strided ? Layout::strided : Layout::unaligned;

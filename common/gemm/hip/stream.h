@@ -29,8 +29,7 @@
 namespace rocm_fp8::gemm::hip {
 namespace {
 
-constexpr int kHalves = 2;       // loads of a row of a block
-constexpr int kNonTemporal = 2;  // cache policy of a load on gfx942 and gfx950
+constexpr int kHalves = 2;  // loads of a row of a block
 
 // An entry of a table as compile-time constants of the kernel.
 template <const StreamShape& shape, int most_depth = shape.depth>

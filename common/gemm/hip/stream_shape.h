@@ -2,12 +2,12 @@
 // read it.
 #pragma once
 
-#include "../form_name.h"
+#include "../../form_name.h"
 
 namespace rocm_fp8 {
 
 struct StreamShape {
-    gemm::FormName name;
+    FormName name;
     int rows, columns;  // of the result, a workgroup's. Rows: 8 (sparse instruction), 16 or 32. Columns: 16 or 32
     int waves;          // that share K
     int depth;          // blocks of K that a wave has in flight

@@ -118,11 +118,6 @@ struct Fragments {
     }
 };
 
-// Of a chunk, the 8 bytes that an instruction of gfx942 takes.
-__device__ inline long half_of(u32x4 chunk, int which) {
-    return __builtin_bit_cast(long, which ? u32x2{chunk.z, chunk.w} : u32x2{chunk.x, chunk.y});
-}
-
 // Calls body(i, j, q, four): each four of a lane's columns.
 template <class S, class Body>
 __device__ inline void each_four(Body body) {
@@ -144,24 +139,6 @@ template <class Four, class Sums>
 __device__ inline void set_four(Sums& sums, int q, Four v) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[4 * q + e] = v[e];
-}
-
-// This thread's number; what is computed from it is computed anew, not kept in registers from the kernel's start on.
-__device__ inline int fresh_thread() {
-    int thread = threadIdx.x;
-    asm volatile("" : "+v"(thread));
-    return thread;
-}
-
-// Waits until the LDS accesses of this wave are done. The compiler does not do so for a barrier: it takes LDS accesses of
-// all waves to be executed in the order in which they are issued.
-__device__ inline void lds_done() { asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory"); }
-
-// A barrier for what lies in LDS alone: loads of global memory stay in flight.
-__device__ inline void lds_barrier() {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
 }  // namespace

@@ -26,6 +26,7 @@
 // Item is a WorkItem or an operator's own. Its Lds lies beside the stages. kInstructions are those on a fragment.
 #pragma once
 
+#include "../../hip/lds.h"
 #include "loaders.h"
 #include "schedule.h"
 #include "work.h"

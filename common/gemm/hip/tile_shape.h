@@ -1,7 +1,7 @@
 // One compiled form of a tiled 8-bit GEMM (tile.h), with no HIP in it: configurations, kernels and tests read it.
 #pragma once
 
-#include "../form_name.h"
+#include "../../form_name.h"
 
 namespace rocm_fp8 {
 
@@ -11,7 +11,7 @@ struct BlockCycles {
 };
 
 struct TileShape {
-    gemm::FormName name;
+    FormName name;
     int rows, columns;     // of the result, a workgroup's
     int waves_m, waves_n;  // grid of waves
     int matrix;            // 16 or 32: rows and columns of an instruction

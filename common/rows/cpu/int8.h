@@ -2,8 +2,8 @@
 // vectors of: each instruction set's translation unit has its own.
 #pragma once
 
+#include "../../cpu/lanes.h"
 #include "../../int8.h"
-#include "../../gemm/cpu/gemm.h"
 #include "run.h"
 
 namespace rocm_fp8 {

@@ -3,15 +3,16 @@
 //
 //     ROCM_FP8_KERNELS_CONFIG=OPERATOR:FORM[,split=N][,pieces=P][;OPERATOR:...]
 //
-// FORM: a name in the backend's table (form_name.h), or fallback. split: parts of K. pieces: of the columns, or the wide rows (CUDA).
+// FORM: a name in the backend's table (form_name.h), or fallback. split: parts of K, or of a sequence's tokens. pieces: of the
+// columns, or the wide rows (CUDA).
 #pragma once
 
 #include <algorithm>
 #include <charconv>
 #include <string_view>
 
-#include "../environment.h"
-#include "../types.h"
+#include "environment.h"
+#include "types.h"
 
 namespace rocm_fp8 {
 

@@ -4,18 +4,18 @@
 // a decode step a launch's latency.
 //
 //     latent   a lane has eight numbers (CUDA: twice); sixteen lanes of them have a scale in common, with `mixed`
-//     rope     append_rope.h: sixteen lanes have two pairs each
+//     rope     gpu/rope.h: sixteen lanes have two pairs each
 //
 // aligned: rows of all operands and of the cache begin at multiples of 16 bytes (of codes: 8). Else all goes number by
-// number. Without latent values the kernel of append_rope.h runs.
+// number. Without latent values the kernel of gpu/rope.h runs.
 //
 // Limit today: docs/journal/mla_decode-hip.md. Nothing has been measured.
 #pragma once
 
-#include "../../common/rows/dynamic_scale.h"
-#include "append_rope.h"
+#include "../common/rows/dynamic_scale.h"
+#include "gpu/rope.h"
 
-namespace rocm_fp8::mla_decode {
+namespace rocm_fp8::mla_append {
 namespace {
 
 // Eight codes of a cache: by the chip's instructions in its own format, else one by one.
@@ -50,7 +50,7 @@ __device__ inline Eight<type> eight_at(const void* row, int vector) {
 }
 
 template <DType type, bool aligned>
-__device__ inline void append_latent(const AppendArgs& a, const DynamicScale& rule, const void* from, void* to) {
+__device__ inline void write_latent(const Args& a, const DynamicScale& rule, const void* from, void* to) {
     const auto put = [&](int64_t at, const auto& v) {
         if constexpr (aligned) store_at(offset(to, at), v);
         else store_bytewise(to, at, v);
@@ -77,14 +77,14 @@ __device__ inline void append_latent(const AppendArgs& a, const DynamicScale& ru
 }
 
 template <DType type, bool aligned>
-__global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, DynamicScale rule, Divider angles) {
-    const int64_t token = int64_t(blockIdx.x) * (kAppendThreads / kLanes) + uniform(threadIdx.x / kLanes);
+__global__ __launch_bounds__(kThreads) void mla_append(Args a, DynamicScale rule, Divider angles) {
+    const int64_t token = int64_t(blockIdx.x) * (kThreads / kLanes) + uniform(threadIdx.x / kLanes);
     wait_for_previous_kernel();
     let_next_kernel_start();
     if (token >= a.tokens) return;
     void* const to = place_of(a, token);
     if (!to) return;
-    append_latent<type, aligned>(a, rule, offset(a.latent, token * a.latent_stride * 2), to);
+    write_latent<type, aligned>(a, rule, offset(a.latent, token * a.latent_stride * 2), to);
     RopePart<type, 1, aligned> rope;
     const int lane = threadIdx.x % kLanes;
     if (lane >= rope.kSharing) return;
@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kAppendThreads) void mla_append(AppendArgs a, Dynam
 }
 
 template <DType type, class Vendor>
-Status launch_append_as(const AppendArgs& a, const Vendor& vendor) {
+Status launch_as(const Args& a, const Vendor& vendor) {
     const int bytes = a.cache.format == Format::wide ? 16 : 8, of_angle = a.angle_dtype == DType::f32 ? 4 : 2;
     const bool aligned = rows_aligned(a.latent, a.latent_stride * 2) && rows_aligned(a.rope, a.rope_stride * 2) &&
                          rows_aligned(a.cos, a.cos_stride * of_angle) && rows_aligned(a.sin, a.sin_stride * of_angle) &&
@@ -102,19 +102,19 @@ Status launch_append_as(const AppendArgs& a, const Vendor& vendor) {
     if (!a.latent) {
         const auto kernel = aligned ? mla_append_rope<type, true> : mla_append_rope<type, false>;
         const int64_t tokens = aligned ? kRopeTokens<true> : kRopeTokens<false>;
-        return vendor.launch(kernel, ceil_div(a.tokens, tokens), kAppendThreads, 1, a, angles);
+        return vendor.launch(kernel, ceil_div(a.tokens, tokens), kThreads, 1, a, angles);
     }
     DynamicScale rule{};
     rule.fp8_max = Fp8Format<DType::e4m3fn>::max, rule.reciprocal_max = exact_reciprocal(rule.fp8_max);
     const auto kernel = aligned ? mla_append<type, true> : mla_append<type, false>;
-    return vendor.launch(kernel, ceil_div(a.tokens, kAppendThreads / kLanes), kAppendThreads, 1, a, rule, angles);
+    return vendor.launch(kernel, ceil_div(a.tokens, kThreads / kLanes), kThreads, 1, a, rule, angles);
 }
 
 template <class Vendor>
-Status append_by_type(const AppendArgs& a, const Vendor& vendor) {
+Status launch_by_type(const Args& a, const Vendor& vendor) {
     if (a.tokens == 0 || a.cache.pages == 0 || a.cache.page_size == 0) return {};
-    return a.dtype == DType::f16 ? launch_append_as<DType::f16>(a, vendor) : launch_append_as<DType::bf16>(a, vendor);
+    return a.dtype == DType::f16 ? launch_as<DType::f16>(a, vendor) : launch_as<DType::bf16>(a, vendor);
 }
 
 }  // namespace
-}  // namespace rocm_fp8::mla_decode
+}  // namespace rocm_fp8::mla_append

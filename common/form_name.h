@@ -1,12 +1,12 @@
 // Names of compiled forms: measured tables, tests and ROCM_FP8_KERNELS_CONFIG call forms by them, not by their places.
 //
-// A table's entries have a member `name`. tRxC: tiles of R rows by C columns of the result; s, n, b: those of streams, of
-// swapped forms, of bulk copies. What else tells two forms apart follows.
+// A table's entries have a member `name`. GEMMs: tRxC, tiles of R rows by C columns of the result; s, n, b: those of
+// streams, of swapped forms, of bulk copies. Attention: rR and dR, tiles of R rows. What else tells two forms apart follows.
 #pragma once
 
 #include <string_view>
 
-namespace rocm_fp8::gemm {
+namespace rocm_fp8 {
 
 // Also a template argument, as part of a form. A number does not become a name.
 struct FormName {
@@ -37,4 +37,4 @@ constexpr bool names_differ(const Form (&forms)[count]) {
     return true;
 }
 
-}  // namespace rocm_fp8::gemm
+}  // namespace rocm_fp8

@@ -2,9 +2,10 @@
 // those of FP8 on gfx942. The way of an operand to them counts bytes of k, so that it is the same for both types.
 #pragma once
 
-#include "tile.h"
+#include "../types.h"
+#include "vector.h"
 
-namespace rocm_fp8::gemm::hip {
+namespace rocm_fp8 {
 namespace {
 
 constexpr int kHalfInstructions = 2;  // on a chunk of 16 bytes
@@ -55,4 +56,4 @@ __device__ inline Sums multiply_chunks(const u32x4& left, const u32x4& right, Su
 }
 
 }  // namespace
-}  // namespace rocm_fp8::gemm::hip
+}  // namespace rocm_fp8

@@ -16,12 +16,12 @@
 #include "../../common/divider.h"
 #include "../../common/gpu/overlap.h"
 #include "../../common/rows/gpu/eight.h"
-#include "../mla_decode.h"
+#include "../mla_append.h"
 
-namespace rocm_fp8::mla_decode {
+namespace rocm_fp8::mla_append {
 namespace {
 
-constexpr int kAppendThreads = 256;
+constexpr int kThreads = 256;
 
 // Bytes to any address.
 template <class T>
@@ -33,14 +33,12 @@ __device__ inline void store_bytewise(void* to, int64_t at, const T& v) {
 }
 
 // Where a token goes, or nullptr.
-__device__ inline void* place_in(const AppendArgs& a, int64_t slot) {
+__device__ inline void* place_in(const Args& a, int64_t slot) {
     const int64_t page = slot / a.cache.page_size, row = slot - page * a.cache.page_size;
     if (slot < 0 || page >= a.cache.pages) return nullptr;
     return a.cache.data + page * a.cache.page_stride + row * a.cache.row_stride;
 }
-__device__ inline void* place_of(const AppendArgs& a, int64_t token) {
-    return place_in(a, global<int64_t>(a.slots)[token]);
-}
+__device__ inline void* place_of(const Args& a, int64_t token) { return place_in(a, global<int64_t>(a.slots)[token]); }
 
 // Words of a row, from `first` on.
 template <bool aligned, int kWords>
@@ -71,7 +69,7 @@ struct RopePart {
     Words cos[2], sin[2];           // of the first halves, of the second; of float32 not used
     const void *cos_row, *sin_row;  // of float32
 
-    __device__ void load(const AppendArgs& a, Divider angles, int64_t token, int lane) {
+    __device__ void load(const Args& a, Divider angles, int64_t token, int lane) {
         const void* const from = offset(a.rope, token * a.rope_stride * 2);
 #pragma unroll
         for (int h = 0; h < 2; ++h) read_words<aligned>(halves[h], from, place(a, lane, h));
@@ -91,7 +89,7 @@ struct RopePart {
     }
 
     // Waits for what has been loaded, also where it is not stored: else its registers may be loaded again before.
-    __device__ void arrive(const AppendArgs& a) {
+    __device__ void arrive(const Args& a) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -106,7 +104,7 @@ struct RopePart {
     }
 
     // Rotated where there are angles, and as the cache asks for it.
-    __device__ void store(const AppendArgs& a, int lane, void* to) {
+    __device__ void store(const Args& a, int lane, void* to) {
         if (a.cos) {
             if (a.interleaved) part_pairs();
             if (a.angle_dtype == DType::f32) rotate_wide(lane);
@@ -132,7 +130,7 @@ struct RopePart {
     };
 
     // The first word of a half, in the token.
-    __device__ static int place(const AppendArgs& a, int lane, int half) {
+    __device__ static int place(const Args& a, int lane, int half) {
         return a.cos && a.interleaved ? (2 * lane + half) * kWords : lane * kWords + half * (kRope / 4);
     }
     // Neighbours (2 i, 2 i + 1) to words of first numbers and words of second ones, and back.
@@ -182,7 +180,7 @@ struct RopePart {
         }
     }
 
-    __device__ static Bytes<2> codes(const AppendArgs& a, const Words& words) {
+    __device__ static Bytes<2> codes(const Args& a, const Words& words) {
         const float scale = load_scalar(a.cache.scale);
         const bool fnuz = a.cache.dtype == DType::e4m3fnuz;
         Bytes<2> codes;
@@ -222,10 +220,10 @@ constexpr int kTurns = 4;
 template <bool aligned>
 constexpr int kRopeWords = aligned ? 4 : 1;
 template <bool aligned>
-constexpr int kRopeTokens = kTurns * kAppendThreads / (kRope / 4 / kRopeWords<aligned>);
+constexpr int kRopeTokens = kTurns * kThreads / (kRope / 4 / kRopeWords<aligned>);
 
 template <DType type, bool aligned>
-__global__ __launch_bounds__(kAppendThreads) void mla_append_rope(AppendArgs a, Divider angles) {
+__global__ __launch_bounds__(kThreads) void mla_append_rope(Args a, Divider angles) {
     using Part = RopePart<type, kRopeWords<aligned>, aligned>;
     constexpr int kTokens = kRopeTokens<aligned>;  // of a turn: a kTurns-th
     const int lane = threadIdx.x % Part::kSharing, own = threadIdx.x / Part::kSharing;
@@ -262,4 +260,4 @@ __global__ __launch_bounds__(kAppendThreads) void mla_append_rope(AppendArgs a, 
 }
 
 }  // namespace
-}  // namespace rocm_fp8::mla_decode
+}  // namespace rocm_fp8::mla_append

@@ -1,4 +1,6 @@
-// What writes tokens into the cache on the CPU, over any of common/cpu/simd_*.h.
+// mla_append on the CPU, over any of common/cpu/simd_*.h: a thread writes its tokens one after the other.
+//
+// Bytes: those of a token read and written. Floor: those at the memory rate.
 #pragma once
 
 #include <array>
@@ -7,11 +9,9 @@
 #include "../../common/cpu/half.h"
 #include "../../common/cpu/lanes.h"
 #include "../../common/rows/cpu/quantize.h"
-#include "../mla_decode.h"
+#include "../mla_append.h"
 
-namespace rocm_fp8::mla_decode {
-
-using AppendRows = void (*)(const AppendArgs& args, int64_t begin, int64_t end);
+namespace rocm_fp8::mla_append {
 
 namespace {
 
@@ -29,7 +29,7 @@ uint16_t rounded(float v) {
 
 // The rotated part of a token.
 template <DType dtype>
-void rotate(const AppendArgs& a, int64_t t, uint16_t* to) {
+void rotate(const Args& a, int64_t t, uint16_t* to) {
     const void* const from = at<dtype>(a.rope, t * a.rope_stride);
     if (!a.cos) {
         std::memcpy(to, from, kRope * 2);
@@ -54,7 +54,7 @@ void rotate(const AppendArgs& a, int64_t t, uint16_t* to) {
 }
 
 template <class L, DType dtype, DType format>
-void append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
+void append_rows(const Args& a, int64_t begin, int64_t end) {
     using Scale = typename L::Scale;
     constexpr float kMax = Fp8Format<format>::max, kAnyScale = __builtin_inff();
     const Cache& c = a.cache;
@@ -93,7 +93,7 @@ void append_rows(const AppendArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class L>
-AppendRows pick_append(const AppendArgs& a) {
+RowsKernel<Args> pick(const Args& a) {
     const bool f16 = a.dtype == DType::f16;
     if (a.cache.dtype == DType::e4m3fnuz)
         return f16 ? append_rows<L, DType::f16, DType::e4m3fnuz> : append_rows<L, DType::bf16, DType::e4m3fnuz>;
@@ -102,7 +102,7 @@ AppendRows pick_append(const AppendArgs& a) {
 
 }  // namespace
 
-AppendRows append_avx2(const AppendArgs& args);
-AppendRows append_avx512(const AppendArgs& args);
+RowsKernel<Args> kernel_avx2(const Args& args);
+RowsKernel<Args> kernel_avx512(const Args& args);
 
-}  // namespace rocm_fp8::mla_decode
+}  // namespace rocm_fp8::mla_append
