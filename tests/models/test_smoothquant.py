@@ -12,7 +12,7 @@ from examples.byte_opt.train import CHECKPOINT
 from examples.llama_fp8.decoding import with_cache
 from examples.smoothquant_demo import plant_outliers
 from problems.int8 import with_scale
-from problems.tiny_llama import VARIANTS, distance, drawn, llama, logits, tokens
+from problems.tiny_llama import NEAR, VARIANTS, distance, drawn, llama, logits, reference_logits, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -342,3 +342,18 @@ def test_bad_checkpoints(kernel, device, generator, tmp_path):
 
 def test_the_byte_level_opt_is_small():
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 6_000_000
+
+
+@pytest.mark.parametrize("kind", ["opt", "symmetric", "zero points"])
+def test_by_reference(kernel, device, generator, calls, kind):
+    """Without a call of an operator. Sums of int8 are exact; those of norms and softmax may run in another order."""
+    ids = tokens(generator, 2, 24, device)
+    if kind == "opt":
+        model = kernel.smoothquant.quantize(opt(generator, device=device), [ids])
+    else:
+        options = dict(activations="dynamic", alpha=None, symmetric=kind == "symmetric")
+        model = kernel.smoothquant.quantize(llama(generator, device=device), **options)
+    got = logits(model, ids)
+    assert calls
+    calls.clear()
+    assert distance(reference_logits(kernel, model, ids), got) <= NEAR and not calls
