@@ -3,7 +3,7 @@ operators, and nowhere where something sees the hidden state between layers."""
 
 import copy
 import functools
-import sys
+import importlib
 
 import pytest
 import torch
@@ -200,7 +200,7 @@ def test_the_last_layer_is_the_last_that_runs(device, generator, made, count):
 
 
 def test_what_is_left_is_taken_once(kernel):
-    stream = sys.modules[f"{kernel.__name__}.models.fp8.residual"].ResidualStream(4)
+    stream = importlib.import_module(f"{kernel.__name__}.models.fp8.residual").ResidualStream(4)
     part, residual = torch.ones(2), torch.full((2,), 3.0)
     assert stream.take(part) == (part, None)
     assert stream.leave(part, residual) and stream.take(part) == (part, residual)

@@ -1,6 +1,6 @@
 """Models whose code reads a linear's weight, and linears that choose experts: found before anything is converted."""
 
-import sys
+import importlib
 import warnings
 
 import pytest
@@ -143,6 +143,6 @@ class Chooses(torch.nn.Module):
 
 
 def test_what_is_read_and_what_chooses(kernel):
-    source = sys.modules[kernel.quantization.__name__ + ".source"]
+    source = importlib.import_module(kernel.quantization.__name__ + ".source")
     assert set(source.readers(Reads())) == {"cast", "operand", "given", "inner.0", "aliased", "by_name"}
     assert set(source.choosers(Chooses())) == {"scores", "by_method", "by_weight", "weighs"}
