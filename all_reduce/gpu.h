@@ -208,7 +208,7 @@ __device__ inline void exchange_rows(const FlatArgs& f) {
     wait_for_previous_kernel();
     Exchange<kMost> exchange(f.peers);
     exchange.begin(f.what, f.way == Way::sent);
-    // Closes: nobody counts the epoch before all of the workgroup have read it.
+    // Barrier: nobody counts the epoch before all of the workgroup have read it.
     __syncthreads();
     const uint32_t n = blockIdx.x * kFlatThreads + threadIdx.x;
     if (n < f.count) {

@@ -224,7 +224,7 @@ __device__ inline void write_normalized_by_element(const Source& source, const A
     constexpr DType in = Source::type;
     __shared__ float slots[kSumSlots];
     for (int i = threadIdx.x; i < kSumSlots; i += kRowsThreads) slots[i] = 0;
-    // Closes: the zeros are added to below, by lanes that did not write them.
+    // Barrier: the zeros are added to below, by lanes that did not write them.
     __syncthreads();
 
     const int lane = threadIdx.x % kLanes, wave = uniform(threadIdx.x / kLanes);
@@ -246,7 +246,7 @@ __device__ inline void write_normalized_by_element(const Source& source, const A
         static_assert(kSumSlots % kWaves == 0);
         if (lane == kLaneOfSum) slots[group % kSumSlots] += sum;
     }
-    // Closes: the slots, and elements that were kept, are read below by lanes that did not write them.
+    // Barrier: the slots, and elements that were kept, are read below by lanes that did not write them.
     __syncthreads();
     const float r = reciprocal_rms(sum_of_slots(slots, kSumSlots), 1.0f / float(a.d), a.epsilon, Machine());
 

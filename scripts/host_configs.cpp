@@ -175,17 +175,17 @@ void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int 
 // Of gfx950's direct forms.
 void mla_direct_config(int64_t batch, int64_t rows, int64_t most, int64_t out[2]) {
     using namespace mla_decode::hip;
-    const Cut cut = pick_direct(Arch::gfx950, {batch, rows, most, 2 * mla_decode::kWidth});
-    out[0] = cut.form, out[1] = cut.splits;
+    const Choice choice = pick_direct(Arch::gfx950, {batch, rows, most, 2 * mla_decode::kWidth});
+    out[0] = choice.form, out[1] = choice.splits;
 }
 // format: of mla_decode::Format. Rows and tokens of a tile, and splits.
 void cuda_mla_config(int hopper, int format, int64_t batch, int64_t rows, int64_t most, int multiprocessors,
                      int64_t out[3]) {
     using namespace mla_decode;
-    const cuda::Cut cut = cuda::pick(hopper, Format(format), {batch, rows, most, multiprocessors});
-    out[0] = cut.form.rows;
-    out[1] = cut.form.tokens;
-    out[2] = cut.splits;
+    const cuda::Choice choice = cuda::pick(hopper, Format(format), {batch, rows, most, multiprocessors});
+    out[0] = choice.form.rows;
+    out[1] = choice.form.tokens;
+    out[2] = choice.splits;
 }
 // The place of the picked form in the table of gated tiles, or -1.
 int grouped_gated(int64_t groups, int64_t expected, int64_t hidden, int arch) {

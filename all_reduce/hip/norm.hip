@@ -38,7 +38,7 @@ __global__ __launch_bounds__(most_threads(holder)) void norm_of_sum(int threads,
             {a.x, a.residual, a.x_stride, a.residual_stride}, {exchange, way, what}, uint32_t(by.row) * vectors};
         rms_norm::write_normalized<in, output, kHeld>(sum, a.weight, uint32_t(a.d), by, a, [] {});
     }
-    // Closes: nobody counts the epoch before all of the workgroup have read it.
+    // Barrier: nobody counts the epoch before all of the workgroup have read it.
     __syncthreads();
     exchange.end(what);
 }

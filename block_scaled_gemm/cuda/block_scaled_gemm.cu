@@ -16,7 +16,7 @@
 //        forms.h, config.h      compiled forms, and which one takes a size
 //        pack.h                 operands that TMA does not take
 //        fallback.h             chips without wgmma
-//        common/gemm/cuda      what it shares with int8_gemm: ring, TMA, cut, split-K, staging
+//        common/gemm/cuda      what it shares with int8_gemm: ring, TMA, tiling, split-K, staging
 //
 // wgmma keeps 14 bits of a block's sums; what that means for the result: docs/numerics.md.
 // Steps and figures: docs/journal/block_scaled_gemm-cuda.md.
@@ -33,7 +33,7 @@ namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
 struct Choice {
-    void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Tiling);
     int threads, shared_bytes;
     AllowedDevices* allowed;
 };
@@ -79,14 +79,14 @@ Status launch_fallback(const Args& a, const Chip& chip, const Executor& on) {
 Status launch_tiles(const Args& a, const Chip& chip, const Config& config, int spare_units, const Executor& on) {
     const Form& form = kForms[config.form];
     const Choice choice = choice_of(config.form);
-    const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
+    const Tiling tiling = tiles::tiling_of(form, config.splits, config.pieces, a.m, a.n);
     const bool swapped = form.swapped;
     const int64_t wide_rows = swapped ? a.n : a.m, narrow_rows = swapped ? a.m : a.n;
     const auto matrix = [&](const Operand& x, int64_t rows, int64_t tile) {
         return ByteMatrix{x.data, rows, a.k, x.row_stride, kBlock, int(tile)};
     };
     CUtensorMap wide, narrow;
-    if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, cut.height)) ||
+    if (!describe(&wide, matrix(swapped ? a.b : a.a, wide_rows, tiling.height)) ||
         !describe(&narrow, matrix(swapped ? a.a : a.b, narrow_rows, form.narrow))) {
         return launch_fallback(a, chip, on);
     }
@@ -94,12 +94,12 @@ Status launch_tiles(const Args& a, const Chip& chip, const Config& config, int s
         return s;
     }
     const int left = chip.multiprocessors - spare_units;
-    const int64_t ctas = ctas_of(cut, int64_t(left > 1 ? left : 1) * form.slots);
-    if (int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {
+    const int64_t ctas = ctas_of(tiling, int64_t(left > 1 ? left : 1) * form.slots);
+    if (int64_t(tiling.pieces) * tiling.narrow_tiles * tiling.splits > kMaxCtas) {
         return {"a and b have more rows than one launch takes"};
     }
-    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, cut.splits, choice.shared_bytes}, on, a, wide,
-                         narrow, cut);
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, tiling.splits, choice.shared_bytes}, on, a, wide,
+                         narrow, tiling);
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ __global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(A
     for (int64_t k0 = 0; k0 < a.k; k0 += kBlock) {
         bring<vectors>(columns, a.b, n0, a.n, k0, a.k);
         bring<vectors>(rows, a.a, m0, a.m, k0, a.k);
-        // Closes: other threads read the block.
+        // Barrier: other threads read the block.
         __syncthreads();
         Sums block[1][4] = {};
 #pragma unroll
@@ -107,7 +107,7 @@ __global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(A
         }
         of_columns.advance();
         of_rows.advance();
-        // Closes: the block has been read.
+        // Barrier: the block has been read.
         __syncthreads();
     }
     // Through shared memory, in place of the operands: a lane stores 16 bytes of a row.
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(A
             staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = own[e / 2].finished(sums[i][e]);
         }
     }
-    // Closes: other threads read the sums.
+    // Barrier: other threads read the sums.
     __syncthreads();
     const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kFallbackTile / each;
     const int first = threadIdx.x % lanes * each;

@@ -14,14 +14,15 @@ namespace {
 //
 //     row_of(i, tile)           whose scale the i-th of a stage is         to(factors)    where it is stored
 template <class S, int kRows, int kThreads, class RowOf, class To>
-__device__ inline void feed_factors(typename S::Memory& shared, const Scales& scales, bool all_ones, const Cut& cut,
-                                    const Part& part, int thread, const RowOf& row_of, const To& to) {
+__device__ inline void feed_factors(typename S::Memory& shared, const Scales& scales, bool all_ones,
+                                    const Tiling& tiling, const Part& part, int thread, const RowOf& row_of,
+                                    const To& to) {
     constexpr int kEach = (kRows + kThreads - 1) / kThreads;
     const bool async = !all_ones && scales.dtype == DType::f32;
     Position<S::kStages> at;
     bool refills = false;
-    for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-        const gemm::TileAt tile = cut.at(tiles.next);
+    for (Tiles tiles(tiling); tiles.left(); tiles.advance()) {
+        const gemm::TileAt tile = tiling.at(tiles.next);
         BlockScales from(scales, part.first);
         int64_t place[kEach];
         uint32_t next[kEach];
@@ -72,7 +73,7 @@ __device__ inline void prefetch_columns(const Args& a, int tile, int lane) {
 
 // By the warps 1 to 3 of the loading warpgroup.
 template <class S>
-__device__ inline void feed_scales(typename S::Memory& shared, const Args& a, const Cut& cut, const Part& part) {
+__device__ inline void feed_scales(typename S::Memory& shared, const Args& a, const Tiling& tiling, const Part& part) {
     const bool of_channels = at_the_end(a.scale_b);
     const Scales &wide = S::kSwapped ? a.scale_b : a.scale_a, &narrow = S::kSwapped ? a.scale_a : a.scale_b;
     const int64_t narrow_rows = S::kSwapped ? a.m : a.n;
@@ -80,12 +81,12 @@ __device__ inline void feed_scales(typename S::Memory& shared, const Args& a, co
     const int thread = threadIdx.x - kWarp;
     if (thread < kWideThreads) {
         feed_factors<S, S::kWide, kWideThreads>(
-            shared, wide, S::kSwapped && of_channels, cut, part, thread,
-            [&](int i, const gemm::TileAt& tile) { return inside(cut.first_row(tile.down) + i, cut.wide_rows); },
+            shared, wide, S::kSwapped && of_channels, tiling, part, thread,
+            [&](int i, const gemm::TileAt& tile) { return inside(tiling.first_row(tile.down) + i, tiling.wide_rows); },
             [](typename S::Factors& f) { return f.wide; });
     } else {
         feed_factors<S, S::kNarrowFactors, kWarp>(
-            shared, narrow, !S::kSwapped && of_channels, cut, part, thread - kWideThreads,
+            shared, narrow, !S::kSwapped && of_channels, tiling, part, thread - kWideThreads,
             [&](int i, const gemm::TileAt& tile) {
                 const int64_t first = int64_t(tile.across) * S::kNarrow;
                 if (S::kSwapped) return inside(first + i, narrow_rows);

@@ -10,8 +10,8 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 
 using tiles::Config;
-using tiles::Cut;
 using tiles::Form;
+using tiles::Tiling;
 static_assert(tiles::kStep == kBlock);
 
 // A tile of narrow rows may lie in two of their blocks of 128.

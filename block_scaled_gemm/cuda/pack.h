@@ -50,7 +50,7 @@ __global__ __launch_bounds__(kPackThreads) void block_scaled_gemm_pack(Packing p
                 inside ? p.from.data[(r0 + r) * p.from.row_stride + (k0 + k) * p.from.k_stride] : 0;
         }
     }
-    // Closes: other threads read the tile.
+    // Barrier: other threads read the tile.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kPackTile * kPackTile / 16 / kPackThreads; ++i) {

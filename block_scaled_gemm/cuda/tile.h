@@ -74,7 +74,7 @@ __device__ inline void multiply_tile(typename S::Memory& shared, const Part& par
             wait_for_multiplications<0>();
             if (i + 1 == S::kTiles) {
                 if (!S::kSwapped) {
-                    // Closes: all lanes have read their scales, and the warp's multiplications have read the operands.
+                    // Barrier: all lanes have read their scales, and the warp's multiplications have read the operands.
                     __syncwarp();
                     arrive_if(lane == 0, empty);
                 }
@@ -84,7 +84,7 @@ __device__ inline void multiply_tile(typename S::Memory& shared, const Part& par
             add_scaled<S, kBeyond>(sums[i], block, scales[i], factors.narrow, t);
         }
         if (S::kSwapped) {
-            // Closes: the same, of the narrow rows' scales.
+            // Barrier: the same, of the narrow rows' scales.
             __syncwarp();
             arrive_if(lane == 0, empty);
         }
@@ -104,13 +104,13 @@ __device__ inline void multiply_tile_at(int beyond, typename S::Memory& shared, 
 
 template <int index>
 __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) void block_scaled_gemm_tiles(
-    Args a, const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap narrow, Cut cut) {
+    Args a, const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap narrow, Tiling tiling) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<index>;
     using Memory = typename S::Memory;
     const auto feed_more = [&](Memory& shared, const Part& part) {
         wait_for_previous_kernel();
-        feed_scales<S>(shared, a, cut, part);
+        feed_scales<S>(shared, a, tiling, part);
     };
     const auto multiply = [&](Memory& shared, const Part& part, Reading<S>& reading, int first_narrow,
                               TileSums<S>& sums) {
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) v
     const auto store = [&](Memory& shared, TileSums<S>& sums, const OwnTile& tile) {
         store_tile<S>(shared.staging, a, sums, tile);
     };
-    run<S, float>(a.k, a.constant_b, &wide, &narrow, cut, feed_more, multiply, store);
+    run<S, float>(a.k, a.constant_b, &wide, &narrow, tiling, feed_more, multiply, store);
 #endif
 }
 

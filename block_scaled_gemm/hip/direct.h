@@ -122,7 +122,7 @@ class DirectTile {
         load_b.start(a.b, first_column<S>(item), a.n, item.k_begin);
         scales_a.start(a.scale_a, first_row<S>(item), a.m, S::rows, 1, item.k_begin);
         scales_b.start(a.scale_b, first_column<S>(item), a.n, S::column_blocks, kBlock, item.k_begin);
-        // Closes: all waves have read the last item's blocks.
+        // Barrier: all waves have read the last item's blocks.
         lds_barrier();
         const int thread = fresh_thread();
         if (launch.mode && thread < 2 * kWave) (&lds.of_columns[0][0][0])[thread] = 1;
@@ -142,7 +142,7 @@ class DirectTile {
                 for (int p = 0; p < kPairs; ++p) pairs[i][j][p] = f32x2(0);
             }
         }
-        // Closes: the epilogue of the last item has read its part of LDS.
+        // Barrier: the epilogue of the last item has read its part of LDS.
         lds_barrier();
         if (blocks > 1) {
             load_rows(1, 0, LoadA::kLoads);
@@ -151,7 +151,7 @@ class DirectTile {
         } else {
             wait_for_loads<0>();
         }
-        // Closes: the first block and its scales are in LDS.
+        // Barrier: the first block and its scales are in LDS.
         lds_barrier();
         const uint32_t end = blocks;
         at_a &= ~S::a_bytes;
@@ -171,7 +171,7 @@ class DirectTile {
     }
 
     __device__ void finish(const WorkItem& done) {
-        // Closes: all waves have read the last block.
+        // Barrier: all waves have read the last block.
         lds_barrier();
         // The next item's first block is on its way to the other half.
         auto& regions = *reinterpret_cast<char (*)[S::waves][S::region_bytes]>(lds.a[1]);
@@ -256,7 +256,7 @@ class DirectTile {
         for (int chain = 0; chain < kChains; ++chain) {
             const int j = chain / S::sub_m, i = chain % S::sub_m;
             if (chain == S::sub_m) {
-                // Closes: all waves have read the rows of this block.
+                // Barrier: all waves have read the rows of this block.
                 lds_done();
                 lds_barrier();
             }
@@ -266,7 +266,7 @@ class DirectTile {
                 } else {
                     wait_for_loads<0>();
                 }
-                // Closes: all waves have read the columns of this block, and the next one is in LDS.
+                // Barrier: all waves have read the columns of this block, and the next one is in LDS.
                 lds_done();
                 lds_barrier();
             }

@@ -181,7 +181,7 @@ __global__ __launch_bounds__(Form<index>::threads, Form<index>::waves_per_simd) 
         {rest}, rest.args.bias, rest.args.out, rest.split, m, n, column, tile, part);
     slice.multiply();
     slice.sums.store();
-    // Closes: the sums are added below by other waves.
+    // Barrier: the sums are added below by other waves.
     lds_barrier();
     ending.template finish<Sums::kRegion>(regions[0], waves);
 }

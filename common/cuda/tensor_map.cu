@@ -39,23 +39,24 @@ bool encode(CUtensorMap* map, const ByteMatrix& m) {
 }
 
 // A direct-mapped cache: a model's weights are a few hundred matrices, at addresses that are multiples of 512 bytes.
-struct Kept {
+struct CachedMap {
     ByteMatrix matrix{};
     CUtensorMap map;
 };
-constexpr uint32_t kKept = 1024;
+constexpr uint32_t kCachedMaps = 1024;
 
 uint32_t set_of(const ByteMatrix& m) {
     const uint64_t mixed =
         (reinterpret_cast<uintptr_t>(m.data) >> 4) * 0x9E3779B97F4A7C15u + uint64_t(m.height) + (m.halves ? 512 : 0);
-    return uint32_t(mixed >> 40) % kKept;
+    return uint32_t(mixed >> 40) % kCachedMaps;
 }
 
 }  // namespace
 
 bool describe(CUtensorMap* map, const ByteMatrix& matrix) {
-    static thread_local Kept* const kept = new Kept[kKept];  // 192 KiB, never freed: launching threads live long
-    Kept& entry = kept[set_of(matrix)];
+    static thread_local CachedMap* const cache =
+        new CachedMap[kCachedMaps];  // 192 KiB, never freed: launching threads live long
+    CachedMap& entry = cache[set_of(matrix)];
     if (!(entry.matrix == matrix)) {
         entry.matrix = {};
         if (!encode(&entry.map, matrix)) return false;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../block_scaled_gemm/cuda/store.h"
-#include "walk.h"
+#include "row_tiles.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
 namespace {

@@ -2,7 +2,7 @@
 //
 // As block_scaled_gemm's: a CTA of eight warps computes 64 columns by 64 rows of an expert. Of each 128 bytes of k it
 // brings both operands to shared memory; a warp multiplies 16 columns by 32 rows with the instructions of
-// common/cuda/mma.h. CTAs walk over the tiles.
+// common/cuda/mma.h. CTAs iterate over the tiles.
 #pragma once
 
 #include "../../block_scaled_gemm/cuda/fallback.h"
@@ -50,7 +50,7 @@ template <Kind kind, bool vectors>
 __global__ __launch_bounds__(kFallbackThreads) void grouped_gemm_fallback(Args a, int pieces) {
     using Rows = uint8_t[kFallbackTile][kFallbackRow];
     alignas(16) __shared__ uint8_t memory[2 * sizeof(Rows)];
-    __shared__ Walk walk;
+    __shared__ RowTiles row_tiles;
     __shared__ int sources[kFallbackTile];
     static_assert(sizeof(memory) >= kFallbackTile * (kFallbackTile + 4) * sizeof(float));
     Rows &columns = *reinterpret_cast<Rows*>(memory), &rows = *reinterpret_cast<Rows*>(memory + sizeof(Rows));
@@ -59,19 +59,19 @@ __global__ __launch_bounds__(kFallbackThreads) void grouped_gemm_fallback(Args a
     const int column = warp % 4 * kMmaWide, row = warp / 4 * 32;
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
-    make_walk<kFallbackTile>(walk, a);
-    const int tiles = tiles_of(walk, int(a.groups), pieces);
+    make_row_tiles<kFallbackTile>(row_tiles, a);
+    const int tiles = tiles_of(row_tiles, int(a.groups), pieces);
     const int64_t bytes = a.k * bytes_of(kind);
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const Tile tile = tile_at<kFallbackTile>(walk, int(a.groups), pieces, number);
+        const Tile tile = tile_at<kFallbackTile>(row_tiles, int(a.groups), pieces, number);
         const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
         const int64_t n0 = int64_t(tile.piece) * kFallbackTile;
         const int live = min(tile.end - tile.row, kFallbackTile);
-        // Closes: the tile before has been stored, and its sources read.
+        // Barrier: the tile before has been stored, and its sources read.
         __syncthreads();
         if (threadIdx.x < kFallbackTile)
             sources[threadIdx.x] = source_of(a, min(int64_t(tile.row) + threadIdx.x, int64_t(tile.end) - 1));
-        // Closes: other threads read the sources.
+        // Barrier: other threads read the sources.
         __syncthreads();
         // Of the lane's columns g and g + 8, and of its rows 2 t and 2 t + 1 of each 8.
         scaled::BlockScales of_columns(one.scale_b, 0), of_rows(one.scale_a, 0);
@@ -87,7 +87,7 @@ __global__ __launch_bounds__(kFallbackThreads) void grouped_gemm_fallback(Args a
         for (int64_t k0 = 0; k0 < bytes; k0 += kBlock) {
             scaled::bring<vectors>(columns, {0, one.b.data, one.b.row_stride, 1}, n0, a.n, k0, bytes);
             bring_rows<vectors>(rows, a, sources, live, k0, bytes);
-            // Closes: other threads read the block.
+            // Barrier: other threads read the block.
             __syncthreads();
             Sums block[1][4] = {};
             auto& target = kind == kScaled ? block : sums;
@@ -113,7 +113,7 @@ __global__ __launch_bounds__(kFallbackThreads) void grouped_gemm_fallback(Args a
                 of_columns.advance();
                 of_rows.advance();
             }
-            // Closes: the block has been read.
+            // Barrier: the block has been read.
             __syncthreads();
         }
         // Through shared memory, in place of the operands: a lane stores 16 bytes of a row.
@@ -124,7 +124,7 @@ __global__ __launch_bounds__(kFallbackThreads) void grouped_gemm_fallback(Args a
             for (int e = 0; e < 4; ++e)
                 staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = own[e / 2].finished(sums[0][i][e]);
         }
-        // Closes: other threads read the sums.
+        // Barrier: other threads read the sums.
         __syncthreads();
         const int size = a.out.dtype == DType::f32 ? 4 : 2, each = 16 / size, lanes = kFallbackTile / each;
         const int first = threadIdx.x % lanes * each;

@@ -33,15 +33,15 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     bool refills = false;
     auto& ring = shared.ring;
     for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
-        const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+        const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
         const int live = min(tile.end - tile.row, S::kRows), column = tile.piece * S::kTurns * S::kOfTurn;
         const bool one_by_one = S::kOneByOne && launch.one_by_one;
         if (one_by_one) {
-            // Closes: the sources of the tile before have been read.
+            // Barrier: the sources of the tile before have been read.
             __syncwarp();
             const int lane = threadIdx.x;
             if (lane < live) shared.beside.sources[lane] = source_of(a, tile.row + lane);
-            // Closes: another lane reads the sources.
+            // Barrier: another lane reads the sources.
             __syncwarp();
         }
         const int copied = one_by_one ? live : (live + S::kRowsOfCopy - 1) / S::kRowsOfCopy * S::kRowsOfCopy;
@@ -50,7 +50,7 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
         if (elected()) {
             for (int turn = 0; turn < S::kTurns; ++turn) {
                 for (int step = 0; step < launch.steps; ++step) {
-                    // Closes: the stage is filled again after its readers have left it.
+                    // Barrier: the stage is filled again after its readers have left it.
                     if (refills) wait_for(&ring.empty[at.stage], at.parity ^ 1);
                     auto& stage = ring.stages[at.stage];
                     uint8_t (*const of_a)[kStep] = S::kSwapped ? stage.narrow : stage.wide;
@@ -101,7 +101,7 @@ __device__ inline void feed_factors(typename S::Memory& shared, scaled::BlockSca
         next[i] = all_ones || async ? 0 : from.raw(place[i]);
     }
     for (int step = 0; step < steps; ++step) {
-        // Closes: the stage's scales are replaced after their readers have left it.
+        // Barrier: the stage's scales are replaced after their readers have left it.
         if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
         float* const stored = to(shared.factors[at.stage]) + thread;
 #pragma unroll
@@ -136,7 +136,7 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
     Position<S::kStages> at;
     bool refills = false;
     for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
-        const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+        const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
         for (int turn = 0; turn < S::kTurns; ++turn) {
             if (of_weights) {
                 feed_factors<S, kWeightScales, kWarp>(

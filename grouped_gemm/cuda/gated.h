@@ -137,17 +137,17 @@ __device__ inline void make_gated(typename S::All& shared, const Args& a, const 
     }
     if constexpr (S::kSwapped || kHalf) {
         constexpr int kMeeting = 1, kThreads = S::kConsumers;
-        // Closes: values are read by other warps than wrote them.
+        // Barrier: values are read by other warps than wrote them.
         warpgroups_meet<kThreads>(kMeeting);
         quantize_parked<type, kThreads>(gating.to, parked, live, tile.row, column, thread);
-        // Closes: the next tile's values take the place of these.
+        // Barrier: the next tile's values take the place of these.
         warpgroups_meet<kThreads>(kMeeting);
     } else {
-        // Closes: values are read by other lanes than wrote them.
+        // Barrier: values are read by other lanes than wrote them.
         __syncwarp();
         quantize_parked<type, kWarp>(gating.to, parked + row * kParkedRow, min(live - row, 16), tile.row + row, column,
                                      thread % kWarp);
-        // Closes: the next tile's values take the place of these.
+        // Barrier: the next tile's values take the place of these.
         __syncwarp();
     }
 }

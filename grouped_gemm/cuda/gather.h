@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../common/cuda/pdl.h"
-#include "walk.h"
+#include "row_tiles.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
 namespace {

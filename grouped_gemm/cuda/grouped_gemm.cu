@@ -17,7 +17,7 @@
 //
 // Files: grouped_gemm.cu    launcher
 //        config.h           compiled forms, and which one takes a size
-//        walk.h             tiles of all experts
+//        row_tiles.h        tiles of all experts
 //        tile.h             the kernel: multiplication
 //        shape.h, feed.h    stages in shared memory, and what fills them
 //        expert.h           one expert's GEMM

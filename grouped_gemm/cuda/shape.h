@@ -15,7 +15,7 @@ struct alignas(16) FactorsOf {
 };
 
 struct Beside {
-    Walk walk;
+    RowTiles row_tiles;
     int sources[kMostOneByOne];
 };
 template <int index>

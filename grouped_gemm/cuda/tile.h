@@ -88,7 +88,7 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
             wait_for_multiplications<0>();
             if (i + 1 == V::kTiles) {
                 if (!S::kSwapped) {
-                    // Closes: all lanes have read their scales, and the warp's multiplications have read the operands.
+                    // Barrier: all lanes have read their scales, and the warp's multiplications have read the operands.
                     __syncwarp();
                     arrive_if(lane == 0, empty);
                 }
@@ -98,7 +98,7 @@ __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Read
             add_scaled<V>(sums[i], block, scales[i], factors.rows);
         }
         if (S::kSwapped) {
-            // Closes: the same, of the narrow rows' scales.
+            // Barrier: the same, of the narrow rows' scales.
             __syncwarp();
             arrive_if(lane == 0, empty);
         }
@@ -129,7 +129,7 @@ __device__ inline void multiply_half(typename S::Memory& ring, int steps, Readin
             }
         }
         commit_multiplications();
-        // Closes: the multiplications of the step before have read its stage.
+        // Barrier: the multiplications of the step before have read its stage.
         wait_for_multiplications<1>();
         if (before) arrive_if(lane == 0, before);
         before = empty;
@@ -185,8 +185,8 @@ __device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, con
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may read what the previous kernel writes
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
-    make_walk<S::kRows>(shared.beside.walk, a);
-    launch.tiles = tiles_of(shared.beside.walk, int(a.groups), launch.pieces);
+    make_row_tiles<S::kRows>(shared.beside.row_tiles, a);
+    launch.tiles = tiles_of(shared.beside.row_tiles, int(a.groups), launch.pieces);
     launch.own_tile = int(blockIdx.x);
     if (S::kSplits && splits > 1) take_part(launch);
     const int warp = threadIdx.x / kWarp;
@@ -205,7 +205,7 @@ __device__ inline void make_tiles(const Args& a, const CUtensorMap* weights, con
         const int warpgroup = known_uniform(warp / (kWarpgroup / kWarp)) - 1;
         Reading<S> reading(shared.ring);
         for (int t = launch.first_tile<S>(); t < launch.tiles; t += gridDim.x) {
-            const Tile tile = tile_at<S::kRows>(shared.beside.walk, int(a.groups), launch.pieces, t);
+            const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
             make(shared, launch, tile, warpgroup, reading);
         }
     }

@@ -157,12 +157,12 @@ struct GatedProduct {
                 return first + HalvesOf<S>::row_of_b(wave % S::waves_n * S::wave_columns + n, a.to.d);
             };
             scale_and_add<S>(sums, result, true, column_of, reinterpret_cast<float*>(regions[wave]));
-            // Closes: waves write gated values where others have read their scales.
+            // Barrier: waves write gated values where others have read their scales.
             lds_barrier();
         }
         char* const tile = regions[0];
         gate_sums<S, type>(sums, a.limit, tile);
-        // Closes: rows are read by other waves than wrote them.
+        // Barrier: rows are read by other waves than wrote them.
         lds_barrier();
         quantize_tile<S, type>(a.to, tile, done.row, done.end, first_hidden(done));
         // Others write there after the next barrier.

@@ -4,7 +4,7 @@
 
 #include "../../common/gemm/hip/block_scales.h"
 #include "../../common/gemm/hip/stream.h"
-#include "walk.h"
+#include "row_tiles.h"
 
 namespace rocm_fp8::grouped_gemm::hip {
 namespace {

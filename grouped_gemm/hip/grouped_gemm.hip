@@ -9,7 +9,7 @@
 //     SwiGLU                 gated.h: in the tiles' epilogue; where those do not fit, ../gpu.h: a pass over the product,
 //                            which lies in memory meanwhile
 //
-// Files: grouped_gemm.hip (launcher), config.h (compiled shapes, and which one), walk.h, gather.h (loads of rows),
+// Files: grouped_gemm.hip (launcher), config.h (compiled shapes, and which one), row_tiles.h, gather.h (loads of rows),
 // stream.h, tiles.h, gated.h; common/gemm/hip.
 //
 // Limit today, by the simulator's clock: see docs/journal/moe.md. Nothing has been measured on an AMD GPU.

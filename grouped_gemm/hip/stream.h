@@ -1,6 +1,6 @@
 // Few rows an expert: the streams of common/gemm/hip/stream.h. A workgroup makes a tile of one expert's rows (16 or 32)
 // and 16 or 32 columns, over all of K: each active expert's weights are read once for each such tile of rows. It finds its
-// expert in the offsets (walk.h). The launch has as many workgroups as there may be tiles; those beyond the last end.
+// expert in the offsets (row_tiles.h). The launch has as many workgroups as there may be tiles; those beyond the last end.
 #pragma once
 
 #include "../../common/hip/half_matrix.h"
@@ -120,7 +120,7 @@ grouped_gemm_stream(StreamLaunch) {
     const Job& args = launch.args;
     const int tile = int(divide(blockIdx.x, launch.columns));
     const int column = int(blockIdx.x - tile * launch.columns.divisor) * S::columns;
-    const RowTile rows = Walk<S::rows>(args).tile(tile);
+    const RowTile rows = RowTiles<S::rows>(args).tile(tile);
     if (rows.group < 0) return;
     const Item item{rows.group, rows.first + rows.tile * S::rows, rows.end, 0, 0, 0};
     const int wave = uniform(threadIdx.x / kWave), blocks = launch.blocks, longer = launch.longer;
@@ -143,7 +143,7 @@ grouped_gemm_stream(StreamLaunch) {
                                         int(args.n), column, 0, 0);
     slice.multiply();
     slice.sums.store();
-    // Closes: the sums are added below by other waves.
+    // Barrier: the sums are added below by other waves.
     lds_barrier();
     ending.template finish<Sums::kRegion>(regions[0], S::waves);
 }

@@ -1,5 +1,5 @@
 // Many rows an expert: tiles of sorted rows by the main loop of common/gemm/hip/tile_loop.h. A workgroup makes one tile
-// after the other; which ones there are is in the offsets (walk.h).
+// after the other; which ones there are is in the offsets (row_tiles.h).
 #pragma once
 
 #include "../../common/gemm/hip/block_sums.h"
@@ -139,30 +139,30 @@ class HalfSums {
 
 // The turn-th item of this workgroup.
 template <class S, class Launch>
-__device__ inline bool item_at(const Walk<S::rows>& walk, int turn, Item* item) {
+__device__ inline bool item_at(const RowTiles<S::rows>& row_tiles, int turn, Item* item) {
     const Launch& launch = arguments<Launch>();
-    const int tiles_n = launch.work.tiles_n, items = walk.tiles() * tiles_n;
+    const int tiles_n = launch.work.tiles_n, items = row_tiles.tiles() * tiles_n;
     const int per_chiplet = (items + kChiplets - 1) / kChiplets;
     const int place = turn * int(gridDim.x / kChiplets) + int(blockIdx.x) / kChiplets;
     const int at = int(blockIdx.x) % kChiplets * per_chiplet + place;
     if (place >= per_chiplet || at >= items) return false;
-    const RowTile rows = walk.tile(at / tiles_n);
+    const RowTile rows = row_tiles.tile(at / tiles_n);
     const gemm::TileAt t =
-        gemm::tile_at<8>(at - rows.before * tiles_n, Walk<S::rows>::tiles_of(rows.first, rows.end), tiles_n);
+        gemm::tile_at<8>(at - rows.before * tiles_n, RowTiles<S::rows>::tiles_of(rows.first, rows.end), tiles_n);
     const int blocks = int(gemm::blocks_of(launch.args.k));
     *item = {rows.group, rows.first + t.down * S::rows, rows.end, t.across, 0, blocks};
     return true;
 }
 
-// As make_items, of a walk whose registers lie in LDS while tiles are made.
+// As make_items, of RowTiles whose registers lie in LDS while tiles are made.
 template <class S, class Launch, class T>
 __device__ inline void make_grouped_items(typename T::Lds& lds) {
     __shared__ uint32_t up_to[S::threads];
-    Walk<S::rows> walk(arguments<Launch>().args);
-    up_to[threadIdx.x] = walk.up_to;
+    RowTiles<S::rows> row_tiles(arguments<Launch>().args);
+    up_to[threadIdx.x] = row_tiles.up_to;
     const auto next = [&](int turn, Item* item) {
         const Args& a = arguments<Launch>().args;
-        return item_at<S, Launch>(Walk<S::rows>(a, up_to[fresh_thread()]), turn, item);
+        return item_at<S, Launch>(RowTiles<S::rows>(a, up_to[fresh_thread()]), turn, item);
     };
     Item item;
     int turn = 0;

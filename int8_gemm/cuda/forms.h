@@ -7,8 +7,8 @@
 namespace rocm_fp8::int8_gemm::cuda {
 
 using tiles::Config;
-using tiles::Cut;
 using tiles::Form;
+using tiles::Tiling;
 
 // Large tiles: of an instruction's time little is left where it waits for its operands, and 256 columns need fewest.
 // clang-format off

@@ -29,12 +29,12 @@ __device__ inline void multiply_tile(typename S::Memory& shared, const Part& par
         }
         commit_multiplications();
         reading.advance();
-        // Closes: the step before has read its operands.
+        // Barrier: the step before has read its operands.
         wait_for_multiplications<1>();
         if (step > 0) arrive_if(lane == 0, last);
         last = &shared.empty[at.stage];
     }
-    // Closes: the sums are complete.
+    // Barrier: the sums are complete.
     wait_for_multiplications<0>();
     arrive_if(lane == 0, last);
 }
@@ -111,7 +111,7 @@ __device__ inline void store_tile(char* staging, const Args& a, const typename S
 
 template <int index>
 __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) void int8_gemm_forms(
-    Args a, const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap narrow, Cut cut) {
+    Args a, const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap narrow, Tiling tiling) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using S = Shape<index>;
     using Memory = typename S::Memory;
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) v
         multiply_tile<S>(shared, part, reading, sums);
     };
     Position<2> at;
-    const auto feed_more = [&](Memory& shared, const Part&) { feed_lines<S>(shared, a, cut); };
+    const auto feed_more = [&](Memory& shared, const Part&) { feed_lines<S>(shared, a, tiling); };
     const auto store = [&](Memory& shared, TileSums<S>& sums, const OwnTile& tile) {
         wait_for(&shared.of_tiles.full[at.stage], at.parity);
         store_tile<S>(shared.staging, a, shared.of_tiles.parts[at.stage], sums, tile);
@@ -127,7 +127,7 @@ __global__ __launch_bounds__(Shape<index>::kThreads, Shape<index>::form.slots) v
         arrive_if(threadIdx.x % kWarp == 0, &shared.of_tiles.empty[at.stage]);
         at.advance();
     };
-    run<S, int32_t>(a.k, a.constant_b, &wide, &narrow, cut, feed_more, multiply, store);
+    run<S, int32_t>(a.k, a.constant_b, &wide, &narrow, tiling, feed_more, multiply, store);
 #endif
 }
 

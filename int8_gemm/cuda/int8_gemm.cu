@@ -43,7 +43,7 @@ TileChoice tile_choice(int tile) {
 }
 
 struct FormChoice {
-    void (*kernel)(Args, CUtensorMap, CUtensorMap, Cut);
+    void (*kernel)(Args, CUtensorMap, CUtensorMap, Tiling);
     int threads, shared_bytes;
     AllowedDevices* allowed;
 };
@@ -82,23 +82,23 @@ Status launch_tiles(const Args& args, const Chip& chip, const Executor& on) {
 
 Status launch_form(const Args& a, const Chip& chip, const Config& config, const Executor& on) {
     const Form& form = kForms[config.form];
-    const Cut cut = tiles::cut_of(form, config.splits, config.pieces, a.m, a.n);
+    const Tiling tiling = tiles::tiling_of(form, config.splits, config.pieces, a.m, a.n);
     const auto matrix = [&](const Operand& x, int64_t rows, int height) {
         return ByteMatrix{x.data, rows, a.k, x.row_stride, tiles::kStep, height};
     };
-    const ByteMatrix of_a = matrix(a.a, a.m, form.swapped ? form.narrow : cut.height),
-                     of_b = matrix(a.b, a.n, form.swapped ? cut.height : form.narrow);
+    const ByteMatrix of_a = matrix(a.a, a.m, form.swapped ? form.narrow : tiling.height),
+                     of_b = matrix(a.b, a.n, form.swapped ? tiling.height : form.narrow);
     CUtensorMap wide, narrow;
-    const int64_t ctas = tiles::ctas_of(cut, int64_t(chip.multiprocessors) * form.slots);
+    const int64_t ctas = tiles::ctas_of(tiling, int64_t(chip.multiprocessors) * form.slots);
     if (!describe(&wide, form.swapped ? of_b : of_a) || !describe(&narrow, form.swapped ? of_a : of_b) ||
-        int64_t(cut.pieces) * cut.narrow_tiles * cut.splits > kMaxCtas) {
+        int64_t(tiling.pieces) * tiling.narrow_tiles * tiling.splits > kMaxCtas) {
         return launch_tiles(a, chip, on);
     }
     const FormChoice choice = form_choice(config.form);
     if (const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed); !s.ok())
         return s;
-    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, cut.splits, choice.shared_bytes}, on, a, wide,
-                         narrow, cut);
+    return launch_kernel(choice.kernel, chip, {ctas, choice.threads, tiling.splits, choice.shared_bytes}, on, a, wide,
+                         narrow, tiling);
 }
 
 }  // namespace

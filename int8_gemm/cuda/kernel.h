@@ -72,7 +72,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
     for (int step = 0; step + 1 < tile.stages; ++step) bring_step(step);
     for (int step = 0; step < steps; ++step) {
         wait_for_copies<tile.stages - 2>();
-        // Closes: all threads' copies of this step are there, and all have read the stage that is filled next.
+        // Barrier: all threads' copies of this step are there, and all have read the stage that is filled next.
         __syncthreads();
         bring_step(step + tile.stages - 1);
         const uint8_t* const mine = stage_of(step) + part * kInt8K + 16 * t;
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
         }
     }
     wait_for_copies<0>();
-    // Closes: the sums take the place of stages that have been read.
+    // Barrier: the sums take the place of stages that have been read.
     __syncthreads();
     constexpr int kSumsRow = tile.columns + 4;
     int32_t* const staged = reinterpret_cast<int32_t*>(shared);
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(kTiles[index].threads()) void int8_gemm_tiles(Args 
             *reinterpret_cast<int2*>(to + 8 * kSumsRow) = {sums[i][j][2], sums[i][j][3]};
         }
     }
-    // Closes: other threads read the sums.
+    // Barrier: other threads read the sums.
     __syncthreads();
 
     // A thread finishes four neighbouring columns of several rows.

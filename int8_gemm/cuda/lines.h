@@ -22,7 +22,7 @@ __device__ inline bool adds_a_row(const Epilogue& e) { return e.addend.data && e
 
 // By the helping warps: of each tile of the CTA, while it is multiplied.
 template <class S>
-__device__ inline void feed_lines(typename S::Memory& shared, const Args& a, const Cut& cut) {
+__device__ inline void feed_lines(typename S::Memory& shared, const Args& a, const Tiling& tiling) {
     using L = typename S::OfTile;
     const Epilogue& e = a.epilogue;
     const int thread = threadIdx.x - kWarp, lane = threadIdx.x % kWarp;
@@ -31,11 +31,11 @@ __device__ inline void feed_lines(typename S::Memory& shared, const Args& a, con
     const float beta = scale_at(e.addend.beta, 0, 0);
     Position<2> at;
     bool refills = false;
-    for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-        const gemm::TileAt tile = cut.at(tiles.next);
-        const int64_t wide = cut.first_row(tile.down), narrow = int64_t(tile.across) * S::kNarrow;
+    for (Tiles tiles(tiling); tiles.left(); tiles.advance()) {
+        const gemm::TileAt tile = tiling.at(tiles.next);
+        const int64_t wide = tiling.first_row(tile.down), narrow = int64_t(tile.across) * S::kNarrow;
         const int64_t first_row = S::kSwapped ? narrow : wide, first_column = S::kSwapped ? wide : narrow;
-        // Closes: the lines of the tile before the last have been read.
+        // Barrier: the lines of the tile before the last have been read.
         if (refills) wait_for(&shared.of_tiles.empty[at.stage], at.parity ^ 1);
         L& lines = shared.of_tiles.parts[at.stage];
         for (int i = thread; i < L::kRows && first_row + i < a.m; i += kHelperThreads) {

@@ -186,7 +186,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
         for (int down = 0; down < S::sub_m; ++down) {
             const int panel = across * S::sub_m + down, from_byte = panel % S::waves_k * kPanelBytes<S>;
             if constexpr (S::waves_k > 1) {
-                // Closes: this panel is in LDS, of both waves; and both have read the last one.
+                // Barrier: this panel is in LDS, of both waves; and both have read the last one.
                 lds_barrier();
                 if (panel + 1 < kAll) store_panel(panel + 1);
             } else {

@@ -124,7 +124,7 @@ class Attend {
             rescale(take_exponentials(scores, largest, p));
             multiply_own_values(p);
             if (both) {
-                // Closes: the other warpgroup's p is there.
+                // Barrier: the other warpgroup's p is there.
                 warpgroups_meet(kOfSecond, kMultiplyingThreads);
                 release(own);
                 multiply_others_values(parities >> kOther & 1);
@@ -140,15 +140,15 @@ class Attend {
                 scale_and_mask(scores, first + kTileTokens, largest);
             }
             release_queries(last);
-            // Closes: the other warpgroup's p is there.
+            // Barrier: the other warpgroup's p is there.
             warpgroups_meet(kOfFirst, kMultiplyingThreads);
             multiply_others_values(parities >> kOther & 1);
             uint32_t p[4][4];
-            Kept kept;
-            if (both) kept = take_exponentials(scores, largest, p);
+            Factors factors;
+            if (both) factors = take_exponentials(scores, largest, p);
             release(kOther);
             if (both) {
-                rescale(kept);
+                rescale(factors);
                 multiply_own_values(p);
                 release(own);
             }
@@ -168,7 +168,7 @@ class Attend {
             total[i] += __shfl_xor_sync(kWholeWarp, total[i], 2);
             if (lane == 0) totals[own][row + 8 * i] = total[i];
         }
-        // Closes: the other warpgroup's sums are there.
+        // Barrier: the other warpgroup's sums are there.
         warpgroups_meet(kTotalsMeet, kMultiplyingThreads);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -205,19 +205,19 @@ class Attend {
 
   private:
     // What sums are multiplied by, of each of the thread's rows.
-    struct Kept {
+    struct Factors {
         float of[2];
     };
 
     // Scores of the own tile become p: in registers, and in shared memory for the other warpgroup, with the reference.
     // largest: of the thread's rows.
-    __device__ Kept take_exponentials(const Scores& scores, const float (&largest)[2], uint32_t (&p)[4][4]) {
-        Kept kept;
+    __device__ Factors take_exponentials(const Scores& scores, const float (&largest)[2], uint32_t (&p)[4][4]) {
+        Factors factors;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const float before = rows[i].reference;
-            kept.of[i] = raise(rows[i].reference, largest[i] > before + kSlack ? largest[i] : before);
-            rows[i].sum *= kept.of[i];
+            factors.of[i] = raise(rows[i].reference, largest[i] > before + kSlack ? largest[i] : before);
+            rows[i].sum *= factors.of[i];
             if (threadIdx.x % 4 == 0) shared.reference[own][row + 8 * i] = rows[i].reference;
         }
 #pragma unroll
@@ -233,34 +233,34 @@ class Attend {
         put(p);
         publish_to_multiplications();
         warpgroup_arrives(own == 0 ? kOfFirst : kOfSecond, kMultiplyingThreads);
-        return kept;
+        return factors;
     }
 
     // All multiplications of sums have ended.
-    __device__ void rescale(const Kept& kept) {
-        if (kept.of[0] == 1.0f && kept.of[1] == 1.0f) return;
+    __device__ void rescale(const Factors& factors) {
+        if (factors.of[0] == 1.0f && factors.of[1] == 1.0f) return;
 #pragma unroll
         for (auto& group : sums) {
-            group[0] *= kept.of[0], group[1] *= kept.of[0];
-            group[2] *= kept.of[1], group[3] *= kept.of[1];
+            group[0] *= factors.of[0], group[1] *= factors.of[0];
+            group[2] *= factors.of[1], group[3] *= factors.of[1];
         }
     }
 
     __device__ void multiply_own_values(const uint32_t (&p)[4][4]) { multiply_values<type>(sums, p, shared, own, own); }
     // All multiplications of sums have ended.
     __device__ void multiply_others_values(uint32_t parity) {
-        Kept kept;
+        Factors factors;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            kept.of[i] = raise(rows[i].reference, shared.reference[kOther][row + 8 * i]);
-            rows[i].sum *= kept.of[i];
+            factors.of[i] = raise(rows[i].reference, shared.reference[kOther][row + 8 * i]);
+            rows[i].sum *= factors.of[i];
         }
-        rescale(kept);
+        rescale(factors);
         wait_for(&shared.full[kOther][own], parity);
         multiply_values<type>(sums, swizzled_rows(shared.keys[kOther][kRopePanel]), shared, kOther, own);
     }
 
-    // Closes: the queries have been multiplied for the last time.
+    // Barrier: the queries have been multiplied for the last time.
     __device__ void release_queries(bool last) { arrive_if(last && threadIdx.x % kWarp == 0, &shared.q_empty); }
 
     // The own half of a buffer, whose values the last multiplication read.
@@ -322,7 +322,7 @@ __device__ inline void attend_to_all(Memory& shared, const Launch& l) {
         if (!empty && parities & kFirst) {
             parities ^= kFirst;
             feed_queries<kMultiplyingThreads>(shared, l, w, threadIdx.x - kFeeders);
-            // Closes: the queries are there.
+            // Barrier: the queries are there.
             warpgroups_meet(kQueriesMeet, kMultiplyingThreads);
         } else if (!empty) {
             wait_for(&shared.q_full, parities / kQueries & 1);
@@ -351,7 +351,7 @@ __global__ __launch_bounds__(kTilesThreads, 1) void mla_decode_tiles(const __gri
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    // Closes: mbarriers are used below by threads that did not initialise them.
+    // Barrier: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
     // The warpgroups that load are the first.
     if (threadIdx.x < kFeeders) {

@@ -13,7 +13,7 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-// Closes: what threads have written becomes visible to the multiplications, which read by another way.
+// Barrier: what threads have written becomes visible to the multiplications, which read by another way.
 __device__ inline void publish_to_multiplications() { ROCM_FP8_HOPPER("fence.proxy.async.shared::cta;" :: : "memory"); }
 
 // Eight lanes have a row: 16 bytes each of a panel's 128.
@@ -62,9 +62,9 @@ class Entries {
 };
 
 // What a warp fills: a half of a buffer.
-struct Hand {
+struct OwnHalf {
     int buffer, half;
-    __device__ Hand() {
+    __device__ OwnHalf() {
         const int warp = __shfl_sync(kWholeWarp, int(threadIdx.x / kWarp), 0);
         buffer = warp % kBuffers, half = warp / kBuffers;
     }
@@ -72,8 +72,8 @@ struct Hand {
     __device__ static int own_row(int i) { return int(threadIdx.x) % kWarp / kRowLanes + i * kRowsAtOnce; }
 };
 
-__device__ inline void feed_wide(Tile& to, const attention::PagedRows& rows, const Entries& entries, const Hand& mine,
-                                 int first, int end) {
+__device__ inline void feed_wide(Tile& to, const attention::PagedRows& rows, const Entries& entries,
+                                 const OwnHalf& mine, int first, int end) {
     const int place = threadIdx.x % kRowLanes, panel = mine.half * kHalfPanels;
 #pragma unroll 4
     for (int i = 0; i < kTileTokens / kRowsAtOnce; ++i) {
@@ -88,8 +88,8 @@ __device__ inline void feed_wide(Tile& to, const attention::PagedRows& rows, con
 }
 
 // A whole tile. All lanes arrive at `full`, which waits for the bytes as well.
-__device__ inline void feed_boxes(Tile& to, const attention::PagedRows& rows, const Entries& entries, const Hand& mine,
-                                  int first, int box_rows, const CUtensorMap* map, Barrier* full) {
+__device__ inline void feed_boxes(Tile& to, const attention::PagedRows& rows, const Entries& entries,
+                                  const OwnHalf& mine, int first, int box_rows, const CUtensorMap* map, Barrier* full) {
     const int panels = kHalfPanels + mine.has_rope();
     if (elected()) arrive_expecting(full, panels * kPanelBytes);
     else arrive(full);
@@ -112,14 +112,14 @@ __device__ inline void feed_boxes(Tile& to, const attention::PagedRows& rows, co
 
 // A half of every second tile of a piece of work. `parity`: of the next wait for the half's place.
 __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtensorMap* map, const Work& w,
-                                   const Hand& mine, uint32_t& parity) {
+                                   const OwnHalf& mine, uint32_t& parity) {
     int first = w.begin + mine.buffer * kTileTokens;
     if (first >= w.end) return;
     const attention::PagedRows rows = rows_of(l, w.b);
     Entries entries(rows, first, w.end);
     Tile& to = shared.keys[mine.buffer];
     for (; first < w.end; first += kBuffers * kTileTokens, parity ^= 1) {
-        // Closes: the tile before has been read there. The first time it is empty.
+        // Barrier: the tile before has been read there. The first time it is empty.
         wait_for(&shared.empty[mine.buffer][mine.half], parity);
         Barrier* const full = &shared.full[mine.buffer][mine.half];
         const int next = first + kBuffers * kTileTokens;
@@ -139,14 +139,14 @@ __device__ inline void feed_copies(Memory& shared, const Launch& l, const CUtens
 
 // Queries and tiles of all the CTA's work. The first queries the multiplying warpgroups load: they have nothing to do.
 __device__ inline void feed(Memory& shared, const Launch& l, const CUtensorMap* map) {
-    const Hand mine;
+    const OwnHalf mine;
     uint32_t parity = 1, q_parity = 0;
     bool loads_queries = false;
     for (uint32_t item = blockIdx.x; item < l.items; item += gridDim.x) {
         const Work w = work_of<kTileTokens>(l, kTileRows, item);
         if (w.begin >= w.end) continue;
         if (loads_queries) {
-            // Closes: the queries before have been multiplied for the last time.
+            // Barrier: the queries before have been multiplied for the last time.
             wait_for(&shared.q_empty, q_parity);
             q_parity ^= 1;
             feed_queries<kFeeders>(shared, l, w, threadIdx.x);

@@ -44,10 +44,10 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
     using Base::token;
     using Base::w;
     using Base::warp;
-    using typename Base::Crew;
     using typename Base::Memory;
-    static constexpr int kSteps = 4;                                    // of a panel of queries, and of a tile's tokens
-    static constexpr int kBlocks = kLatent / kWgmmaRows / Crew::kTeam;  // of 64 columns
+    using typename Base::Roles;
+    static constexpr int kSteps = 4;  // of a panel of queries, and of a tile's tokens
+    static constexpr int kBlocks = kLatent / kWgmmaRows / Roles::kTeam;  // of 64 columns
     using Operand = uint32_t[kSteps][4];
 
   public:
@@ -60,7 +60,7 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
 
     __device__ void all_tiles() {
         const int tiles = (w.end - w.begin + kTileTokens - 1) / kTileTokens;
-        for (int tile = team() * Crew::kTeam; tile < tiles; tile += Crew::kWarpgroups) team_tiles(tile, tiles);
+        for (int tile = team() * Roles::kTeam; tile < tiles; tile += Roles::kWarpgroups) team_tiles(tile, tiles);
     }
 
     __device__ void finish() {
@@ -68,10 +68,10 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
         this->meet_sums(by);
 #pragma unroll
         for (auto& block : sums) scale_columns(block, by);
-        static_assert((Crew::kTeams - 1) * sizeof(sums) * kWarpgroup <= sizeof(shared.codes));
+        static_assert((Roles::kTeams - 1) * sizeof(sums) * kWarpgroup <= sizeof(shared.codes));
         float4* const others = reinterpret_cast<float4*>(shared.codes) + threadIdx.x % kWarpgroup;
         constexpr int kVectors = kBlocks * kGroups;
-        if constexpr (Crew::kTeams > 1) {
+        if constexpr (Roles::kTeams > 1) {
             if (team() > 0) {
 #pragma unroll
                 for (int i = 0; i < kVectors; ++i) {
@@ -79,11 +79,11 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
                     others[((team() - 1) * kVectors + i) * kWarpgroup] = {v[0], v[1], v[2], v[3]};
                 }
             }
-            // Closes: all teams' sums are there.
-            warpgroups_meet(kAllMeet, Crew::kMultiplying);
+            // Barrier: all teams' sums are there.
+            warpgroups_meet(kAllMeet, Roles::kMultiplying);
             if (team() > 0) return;
 #pragma unroll
-            for (int other = 0; other < Crew::kTeams - 1; ++other) {
+            for (int other = 0; other < Roles::kTeams - 1; ++other) {
 #pragma unroll
                 for (int i = 0; i < kVectors; ++i) {
                     const float4 add = others[(other * kVectors + i) * kWarpgroup];
@@ -96,9 +96,9 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
     }
 
   private:
-    __device__ static int stage_of(int tile) { return tile % Crew::kStages; }
+    __device__ static int stage_of(int tile) { return tile % Roles::kStages; }
     __device__ void wait_for_tile(int tile) const {
-        wait_for(&shared.full[tile % Crew::kArrivals], tile / Crew::kArrivals & 1);
+        wait_for(&shared.full[tile % Roles::kArrivals], tile / Roles::kArrivals & 1);
     }
 
     // Tiles `first` and, with two warpgroups, the next one.
@@ -111,24 +111,24 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
             float scores[kGroups][4];
             multiply_keys(scores, stage_of(mine));
             this->scale_and_mask(scores, begin);
-            // Closes: largest scores are there.
+            // Barrier: largest scores are there.
             this->team_meets();
             take_largest(tiles - first);
             this->put_exponentials(scores);
         } else {
-            // Closes: the same.
+            // Barrier: the same.
             this->team_meets();
             take_largest(tiles - first);
         }
         publish_to_multiplications();
-        // Closes: p is there, and what lay behind the end is gone. The largest scores have been read.
+        // Barrier: p is there, and what lay behind the end is gone. The largest scores have been read.
         this->team_meets();
 #pragma unroll
-        for (int i = 0; i < Crew::kTeam; ++i) {
+        for (int i = 0; i < Roles::kTeam; ++i) {
             const int tile = first + i;
             if (tile >= tiles) break;
             if (i != member()) wait_for_tile(tile);
-            multiply_values(tile, shared.p[team() * Crew::kTeam + i]);
+            multiply_values(tile, shared.p[team() * Roles::kTeam + i]);
         }
     }
 
@@ -169,7 +169,7 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
         Operand a[2];
 #pragma unroll
         for (int n = 0; n < kPanels; ++n) {
-            // Closes: the multiplications before the last ones have read these registers.
+            // Barrier: the multiplications before the last ones have read these registers.
             if (n >= 2) wait_for_multiplications<1>();
             Operand& now = a[n % 2];
             if (kMixed && n == kRopePanel) {
@@ -220,7 +220,7 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
         Operand a[2];
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
-            // Closes: the multiplications before the last ones have read these registers.
+            // Barrier: the multiplications before the last ones have read these registers.
             if (block >= 2) wait_for_multiplications<1>();
             Operand& now = a[block % 2];
 #pragma unroll
@@ -246,7 +246,7 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
             for (int s = 0; s < kSteps; ++s) multiply(sums[block], now[s], further(p_rows, s * 32), true);
             commit_multiplications();
         }
-        // Closes: the warp has read the tile.
+        // Barrier: the warp has read the tile.
         __syncwarp();
         arrive_if(lane == 0, &shared.empty[stage_of(tile)]);
         wait_for_multiplications<0>();
@@ -283,14 +283,14 @@ class Fp8Attend : Fp8Rows<format, type, kRows> {
 };
 
 template <Format format, DType type, int kRows>
-__global__ __launch_bounds__(Fp8Crew<format, kRows>::kThreads, 1) void mla_decode_fp8(
+__global__ __launch_bounds__(Fp8Roles<format, kRows>::kThreads, 1) void mla_decode_fp8(
     const __grid_constant__ Launch l, const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using Crew = Fp8Crew<format, kRows>;
+    using Roles = Fp8Roles<format, kRows>;
     auto& shared = dynamic_shared<Fp8Memory<format, kRows>>();
     if (threadIdx.x == 0) {
         for (Barrier& full : shared.full) make_barrier(&full, arrivals<format>(l));
-        for (Barrier& empty : shared.empty) make_barrier(&empty, Crew::kTeam * kWarpsOfWarpgroup);
+        for (Barrier& empty : shared.empty) make_barrier(&empty, Roles::kTeam * kWarpsOfWarpgroup);
         publish_barriers();
     }
     wait_for_previous_kernel();
@@ -298,17 +298,17 @@ __global__ __launch_bounds__(Fp8Crew<format, kRows>::kThreads, 1) void mla_decod
     const Work w = work_of<kTileTokens>(l, kRows, blockIdx.x);
     // The merge knows that this one has left nothing.
     if (l.partial.splits > 1 && w.begin >= w.end) return;
-    // Closes: mbarriers are used below by threads that did not initialise them.
+    // Barrier: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
-    if (threadIdx.x >= Crew::kMultiplying) {
-        leave_registers<Crew::kFewRegisters>();
-        if (threadIdx.x < Crew::kMultiplying + kWarp) feed_tiles(shared, l, &map, w);
+    if (threadIdx.x >= Roles::kMultiplying) {
+        leave_registers<Roles::kFewRegisters>();
+        if (threadIdx.x < Roles::kMultiplying + kWarp) feed_tiles(shared, l, &map, w);
         return;
     }
-    take_registers<Crew::kManyRegisters>();
-    feed_narrow_queries<type, Crew::kMultiplying>(shared, l, w, threadIdx.x);
-    // Closes: the queries are there.
-    warpgroups_meet(kAllMeet, Crew::kMultiplying);
+    take_registers<Roles::kManyRegisters>();
+    feed_narrow_queries<type, Roles::kMultiplying>(shared, l, w, threadIdx.x);
+    // Barrier: the queries are there.
+    warpgroups_meet(kAllMeet, Roles::kMultiplying);
     Fp8Attend<format, type, kRows> attend(shared, l, w);
     attend.all_tiles();
     attend.finish();

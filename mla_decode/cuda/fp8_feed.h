@@ -126,12 +126,12 @@ __device__ inline void feed_tiles(Fp8Memory<format, kRows>& shared, const Launch
                                   const Work& w) {
     const attention::PagedRows rows = rows_of(l, w.b);
     const int lane = threadIdx.x % kWarp;
-    using Crew = Fp8Crew<format, kRows>;
+    using Roles = Fp8Roles<format, kRows>;
     int stage = 0, arrival = 0;
     uint32_t parity = 1;
     for (int first = w.begin; first < w.end; first += kTileTokens) {
         const Entries entries(rows, first, w.end);
-        // Closes: the tile before has been read there. The first time it is empty.
+        // Barrier: the tile before has been read there. The first time it is empty.
         wait_for(&shared.empty[stage], parity);
         Barrier* const full = &shared.full[arrival];
         CodeTile& to = shared.codes[stage];
@@ -145,8 +145,8 @@ __device__ inline void feed_tiles(Fp8Memory<format, kRows>& shared, const Launch
             }
         }
         if (copies_rows<format>(l)) arrive_after_copies(full);
-        if (++stage == Crew::kStages) stage = 0, parity ^= 1;
-        if (++arrival == Crew::kArrivals) arrival = 0;
+        if (++stage == Roles::kStages) stage = 0, parity ^= 1;
+        if (++arrival == Roles::kArrivals) arrival = 0;
     }
     if (copies_rows<format>(l)) wait_for_copies<0>();  // a thread that has ended copies nothing
 }

@@ -19,7 +19,7 @@ __device__ inline void write_transposed(uint32_t row, uint32_t a, uint32_t b, ui
 template <Format format, DType type, int kRows>
 class Fp8Rows {
   protected:
-    using Crew = Fp8Crew<format, kRows>;
+    using Roles = Fp8Roles<format, kRows>;
     using Memory = Fp8Memory<format, kRows>;
     static constexpr bool kMixed = format == Format::mixed;
     static constexpr DType kMath = cuda::kMath<format, type>;
@@ -43,10 +43,10 @@ class Fp8Rows {
         if constexpr (kMixed) return 1.0f;
         else return load_float(l.args.cache.scale);
     }
-    __device__ int team() const { return warpgroup / Crew::kTeam; }
-    __device__ int member() const { return warpgroup % Crew::kTeam; }
+    __device__ int team() const { return warpgroup / Roles::kTeam; }
+    __device__ int member() const { return warpgroup % Roles::kTeam; }
     __device__ int row_of(int n, int c) const { return 8 * n + 2 * pair + c; }
-    __device__ void team_meets() const { warpgroups_meet(kTeamMeets + team(), Crew::kTeam * kWarpgroup); }
+    __device__ void team_meets() const { warpgroups_meet(kTeamMeets + team(), Roles::kTeam * kWarpgroup); }
 
     // Of each row over the lanes that have tokens of it; lane 4 n + pair gets those of group n % kGroups. Lanes halve
     // the groups that they still have, as long as they have several.
@@ -115,11 +115,11 @@ class Fp8Rows {
         const int row = row_of(token % kGroups, 0);
         float kept[2], all[2] = {kNoScore, kNoScore};
 #pragma unroll
-        for (int i = 0; i < Crew::kTeam; ++i) {
+        for (int i = 0; i < Roles::kTeam; ++i) {
             if (i >= count) break;
 #pragma unroll
             for (int other = 0; other < kWarpsOfWarpgroup; ++other) {
-                const float (&of)[kRows] = shared.met[team() * Crew::kTeam + i][other];
+                const float (&of)[kRows] = shared.met[team() * Roles::kTeam + i][other];
                 all[0] = fmaxf(all[0], of[row]), all[1] = fmaxf(all[1], of[row + 1]);
             }
         }
@@ -162,13 +162,13 @@ class Fp8Rows {
 
     // All warpgroups' sums of p. by: what the own sums of values are multiplied by.
     __device__ void meet_sums(float (&by)[kGroups][2]) {
-        // Closes: the largest scores of the last tile have been read.
-        warpgroups_meet(kAllMeet, Crew::kMultiplying);
+        // Barrier: the largest scores of the last tile have been read.
+        warpgroups_meet(kAllMeet, Roles::kMultiplying);
         share({sum[0], sum[1]});
         if (warp == 0 && member() == 0 && token < kGroups)
             *reinterpret_cast<float2*>(&shared.team_largest[team()][row_of(token, 0)]) = {largest[0], largest[1]};
-        // Closes: the sums are there, and no warpgroup reads codes any more.
-        warpgroups_meet(kAllMeet, Crew::kMultiplying);
+        // Barrier: the sums are there, and no warpgroup reads codes any more.
+        warpgroups_meet(kAllMeet, Roles::kMultiplying);
         const float scale = cache_scale();
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
@@ -177,17 +177,17 @@ class Fp8Rows {
                 const int row = row_of(n, c);
                 float most = kNoScore, total = 0;
 #pragma unroll
-                for (int t = 0; t < Crew::kTeams; ++t) most = fmaxf(most, shared.team_largest[t][row]);
+                for (int t = 0; t < Roles::kTeams; ++t) most = fmaxf(most, shared.team_largest[t][row]);
                 const auto share_of = [&](int of) {
                     const float its = shared.team_largest[of][row];
                     return its == most ? 1.0f : exp2_of(its - most);
                 };
 #pragma unroll
-                for (int i = 0; i < Crew::kWarpgroups; ++i) {
+                for (int i = 0; i < Roles::kWarpgroups; ++i) {
                     float all = 0;
 #pragma unroll
                     for (int other = 0; other < kWarpsOfWarpgroup; ++other) all += shared.met[i][other][row];
-                    total += all * share_of(i / Crew::kTeam);
+                    total += all * share_of(i / Roles::kTeam);
                 }
                 by[n][c] = total == 0 ? 0.0f : scale / total * share_of(team());
                 if (warpgroup == 0 && warp == 0 && token == 0) store_lse(row, most, total);

@@ -22,7 +22,7 @@ constexpr DType kMath = format == Format::fp8 ? DType::f16 : type;
 
 // A team has tokens of its own, and all 512 columns of their sums: its warpgroups, one or two, have a part each.
 template <Format format, int kRows>
-struct Fp8Crew {
+struct Fp8Roles {
     static constexpr int kTeam = kRows > 32 ? 2 : 1;
     static constexpr int kTeams = kRows == 16 ? 3 : kRows == 32 ? 2 : 1;
     static constexpr int kWarpgroups = kTeam * kTeams, kMultiplying = kWarpgroups * kWarpgroup;
@@ -39,15 +39,15 @@ struct Fp8Crew {
 
 template <Format format, int kRows>
 struct Fp8Memory {
-    using Crew = Fp8Crew<format, kRows>;
+    using Roles = Fp8Roles<format, kRows>;
     alignas(1024) uint8_t q[kPanels][kRows * kPanelRow];
-    alignas(1024) CodeTile codes[Crew::kStages];
-    float scales[format == Format::mixed ? Crew::kStages : 1][kTileTokens][kScaleGroups];
-    alignas(1024) uint8_t p[Crew::kWarpgroups][kRows * kPanelRow];
-    float met[Crew::kWarpgroups][kWarpsOfWarpgroup][kRows];  // largest scores; at the end the sums of p
-    float team_largest[Crew::kTeams][kRows];
+    alignas(1024) CodeTile codes[Roles::kStages];
+    float scales[format == Format::mixed ? Roles::kStages : 1][kTileTokens][kScaleGroups];
+    alignas(1024) uint8_t p[Roles::kWarpgroups][kRows * kPanelRow];
+    float met[Roles::kWarpgroups][kWarpsOfWarpgroup][kRows];  // largest scores; at the end the sums of p
+    float team_largest[Roles::kTeams][kRows];
     float lifted[kRows];  // what undoes the queries' lift
-    Barrier full[Crew::kArrivals], empty[Crew::kStages];
+    Barrier full[Roles::kArrivals], empty[Roles::kStages];
 };
 
 }  // namespace

@@ -57,7 +57,7 @@ Choice wide_choice() {
 template <Format format, DType type, int kRows>
 Choice fp8_choice() {
     static AllowedDevices allowed;
-    return {mla_decode_fp8<format, type, kRows>, Fp8Crew<format, kRows>::kThreads,
+    return {mla_decode_fp8<format, type, kRows>, Fp8Roles<format, kRows>::kThreads,
             int(sizeof(Fp8Memory<format, kRows>)), &allowed};
 }
 template <Format format, DType type, bool vectors>

@@ -28,7 +28,7 @@ __device__ inline void attend_wide(Rows& rows, Loader (&loaders)[2], char (&plac
     for (int half = 0; half < 2; ++half) loaders[half].store(places[half], 2 * share.begin + half);
     loaders[0].request_all(2 * share.begin + 2);
     loaders[0].find(2 * share.begin + 4);
-    // Closes: the first tile is in LDS.
+    // Barrier: the first tile is in LDS.
     lds_done(), lds_barrier();
     int32_t at = 0;
     const auto after = [](int32_t place) { return place == 2 ? 0 : place + 1; };
@@ -48,13 +48,13 @@ __device__ inline void attend_wide(Rows& rows, Loader (&loaders)[2], char (&plac
             if (store >= 0 && late < 0 && n == 0) loaders[0].store(free, 2 * tile + 2, store);
             if (late >= -1 && late <= Loader::kRequests) ask(loaders[0], 2 * tile + 4, late, n);
         };
-        // Closes: the first half has been multiplied by all; its place is free.
+        // Barrier: the first half has been multiplied by all; its place is free.
         const auto between = [] { lds_barrier(); };
         const auto during_values = [&](int step) {
             if (step >= kHalf && step < kHalf + Loader::kStores) loaders[1].store(first, 2 * tile + 3, step - kHalf);
         };
         rows.attend(first, second, tile, during_keys, between, during_values);
-        // Closes: the next tile is in LDS; the second half has been multiplied by all.
+        // Barrier: the next tile is in LDS; the second half has been multiplied by all.
         lds_done(), lds_barrier();
         at = next;
     }
@@ -120,7 +120,7 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
         char* const mine = lds[group][0];
         for (int32_t of_first = share.begin; of_first < share.end; of_first += form.groups) {
             const int32_t tile = of_first + group;
-            // Closes: the tile that lay there has been read.
+            // Barrier: the tile that lay there has been read.
             if constexpr (form.waves > 1) lds_done(), lds_barrier();
             else meet_lanes();
             if (tile < share.end) {
@@ -131,7 +131,7 @@ __global__ __launch_bounds__((kForms[index].threads()), (kWavesPerSimd<kForms[in
                     if (tile + 2 * kNext < share.end) loader.find(tile + 2 * kNext);
                 }
             }
-            // Closes: the tile is in LDS.
+            // Barrier: the tile is in LDS.
             if constexpr (form.waves > 1) lds_done(), lds_barrier();
             else meet_lanes();
             if (!live || tile >= share.end) continue;

@@ -68,7 +68,7 @@ struct SharedTurn {
     __device__ void between() const {
         if constexpr (apart == 2) {
             __builtin_amdgcn_sched_barrier(0);
-            // Closes nothing: the second group stays half a turn behind, so that loads come evenly.
+            // Barrier for the pace: the second group stays half a turn behind, so that loads come evenly.
             lds_barrier();
             __builtin_amdgcn_sched_barrier(0);
         }
@@ -83,19 +83,19 @@ __device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places
                                      int group) {
     using Turn = SharedTurn<ring, apart, Rows, Loader>;
     constexpr int kAhead = Turn::kAhead;
-    // Closes nothing: the second group waits for half of the first one's turn; at the end the first one for the second.
+    // Barrier for the pace: the second group waits for half of the first one's turn; at the end the first one for the second.
     if (apart == 2 && group == 1) lds_barrier();
     uint32_t at = 0;
     for (int32_t turn = 0; turn < turns; ++turn) {
         const int32_t tile = begin + turn * apart;
         wait_for_loads<Turn::kFlying>();
-        // Closes: all waves' loads of the tile are there, and the tile before it has been read.
+        // Barrier: all waves' loads of the tile are there, and the tile before it has been read.
         lds_done(), lds_barrier();
         const uint32_t to = places + (at == 0 ? kAhead : at - 1) * kDirectBytes;
         rows.attend(places + at * kDirectBytes, tile, Turn{loader, tile + kAhead * apart, to});
         at = at == kAhead ? 0 : at + 1;
     }
-    // Closes nothing: see above.
+    // Barrier for the pace: see above.
     if (apart == 2 && group == 0) lds_barrier();
 }
 
@@ -163,7 +163,7 @@ __device__ inline void decode_direct(char* lds) {
         // Before others use their places.
         wait_for_loads<0>();
         if constexpr (form.groups == 1) {
-            // Closes: all waves have read the last tile, in whose place sums are put. Of two groups meet_groups does.
+            // Barrier: all waves have read the last tile, in whose place sums are put. Of two groups meet_groups does.
             lds_done(), lds_barrier();
         }
     } else {

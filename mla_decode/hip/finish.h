@@ -56,11 +56,11 @@ __device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int 
     };
     const uint32_t lane = fresh_lane();
     const auto stats = [&](int of) { return reinterpret_cast<Stats*>(lds) + (of * form.waves + wave) * kWave + lane; };
-    // Closes: all waves have read the last tiles, in whose place the softmax is.
+    // Barrier: all waves have read the last tiles, in whose place the softmax is.
     lds_done();
     lds_barrier();
     *stats(group) = {softmax.reference, softmax.sum};
-    // Closes: all groups' softmax is there.
+    // Barrier: all groups' softmax is there.
     lds_done();
     lds_barrier();
     Stats found[form.groups];
@@ -86,7 +86,7 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
     float own = 1;
     if constexpr (form.groups > 1) {
         own = meet_groups<form>(rows.softmax, lds, group, wave);
-        // Closes: all waves have read the groups' softmax, where sums are put below.
+        // Barrier: all waves have read the groups' softmax, where sums are put below.
         lds_done();
         lds_barrier();
     }
@@ -127,7 +127,7 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
         for (int begin = 0; begin < Rows::kColumnBlocks; begin += kAtOnce) {
 #pragma unroll
             for (int b = 0; b < kAtOnce; ++b) rows.put(region(group, b), begin + b, factor);
-            // Closes: all groups' columns are there.
+            // Barrier: all groups' columns are there.
             lds_done();
             lds_barrier();
             constexpr int kAll = kAtOnce * kPieces, kOwn = (kAll + form.groups - 1) / form.groups;
@@ -140,7 +140,7 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
                 for (int of = 1; of < form.groups; ++of) pieces[i] += piece_of(region(of, n / kPieces), n % kPieces);
             }
             if (begin + kAtOnce < Rows::kColumnBlocks) {
-                // Closes: what lies there has been read; the next columns may come.
+                // Barrier: what lies there has been read; the next columns may come.
                 lds_done();
                 lds_barrier();
             }

@@ -66,8 +66,8 @@ struct Choice {
 Choice choose(Arch arch, const Args& args) {
     const Sizes sizes{args.batch, args.rows(), args.most, token_bytes(args.cache.format)};
     if (takes_direct(arch, args)) {
-        const Cut cut = pick_direct(arch, sizes);
-        return {true, cut.form, cut.splits};
+        const Choice choice = pick_direct(arch, sizes);
+        return {true, choice.form, choice.splits};
     }
     const int form = pick_form(sizes.rows);
     return {false, form, pick_splits(arch, kForms[form], sizes)};

@@ -65,7 +65,7 @@ __device__ inline void choose_groups(const RouteArgs& a, int size, uint32_t* key
         if (!a.group_max && size > 1) score += of_ordered(second);
         scores[group] = key_of(score);
     }
-    // Closes: scores are read by lanes that did not write them, and keys are overwritten that lanes have read.
+    // Barrier: scores are read by lanes that did not write them, and keys are overwritten that lanes have read.
     meet_lanes();
     for (int group = lane; group < a.groups; group += kLanes) {
         const uint32_t score = scores[group];
@@ -76,7 +76,7 @@ __device__ inline void choose_groups(const RouteArgs& a, int size, uint32_t* key
         }
         keys[group] = better < a.top_groups;
     }
-    // Closes: what stays is read by lanes that did not write it.
+    // Barrier: what stays is read by lanes that did not write it.
     meet_lanes();
 }
 
@@ -112,7 +112,7 @@ __global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider 
     if (a.groups > 1) {
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) of_experts[wave][expert(v)] = keys[v];
-        // Closes: keys are read by lanes that did not write them.
+        // Barrier: keys are read by lanes that did not write them.
         meet_lanes();
         choose_groups(a, int(by_group.divisor), of_experts[wave], of_groups[wave], lane);
 #pragma unroll
@@ -136,7 +136,7 @@ __global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider 
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) keys[v] = expert(v) == best ? 0 : keys[v];
     }
-    // Closes: scores are read by lanes that did not write them.
+    // Barrier: scores are read by lanes that did not write them.
     meet_lanes();
     float weight = bits_float(of_groups[wave][mine]);
     if (a.renormalize) {

@@ -86,17 +86,17 @@ __device__ inline void count_slots(const SortArgs& a, int depth, uint32_t begin,
     s.first = begin + uint32_t(wave * depth * kLanes + lane), s.end = end;
     load_keys<wide>(a, depth, s);
     for (int two = lane; two <= a.experts / 2; two += kLanes) table.counts[wave][two] = {0, 0};
-    // Closes: lanes count where others wrote the zeros.
+    // Barrier: lanes count where others wrote the zeros.
     meet_lanes();
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
         if (i >= depth) break;
         const LaneMask same = lanes_with<kKeyBits>(s.key[i]);
         s.rank[i] = table.count(wave, s.key[i]) + lanes_below(same);
-        // Closes: a count is overwritten that lanes have read.
+        // Barrier: a count is overwritten that lanes have read.
         meet_lanes();
         if (is_highest(same)) table.count(wave, s.key[i]) = uint16_t(s.rank[i] + 1);
-        // Closes: the next slots' lanes read it.
+        // Barrier: the next slots' lanes read it.
         meet_lanes();
     }
 }
@@ -131,7 +131,7 @@ __device__ inline TwoExperts begins(const TwoExperts& counted, SortTable& table,
     const int lane = threadIdx.x % kLanes, wave = uniform(threadIdx.x / kLanes);
     const uint32_t mine = counted.low + counted.high, up_to = sum_up_to_lane(mine);
     if (lane == kLanes - 1) table.of_waves[wave] = up_to;
-    // Closes: the waves' sums are read by waves that did not write them.
+    // Barrier: the waves' sums are read by waves that did not write them.
     __syncthreads();
     uint32_t before = 0, all = 0;
 #pragma unroll
@@ -180,13 +180,13 @@ __global__ __launch_bounds__(kSortThreads) void moe_sort_tile(SortArgs a, SortWo
     wait_for_previous_kernel();
     Slots s;
     count_slots<wide>(a, work.depth, 0, uint32_t(a.slots), table, s);
-    // Closes: the waves' counts are read by waves that did not write them.
+    // Barrier: the waves' counts are read by waves that did not write them.
     __syncthreads();
     uint32_t live;
     const TwoExperts first = begins(add_waves(a, table), table, &live);
     set_first(table, first);
     write_offsets(a, first, live);
-    // Closes: where experts begin, and the counts of waves before, are read by waves that did not write them.
+    // Barrier: where experts begin, and the counts of waves before, are read by waves that did not write them.
     __syncthreads();
     place_slots(a, work.depth, s, table, live);
 }
@@ -208,11 +208,11 @@ __global__ __launch_bounds__(kSortThreads) void moe_sort_count(SortArgs a, SortW
     each_tile(a, work, [&](uint32_t begin, uint32_t end) {
         Slots s;
         count_slots<wide>(a, kDepth, begin, end, table, s);
-        // Closes: the waves' counts are read by waves that did not write them.
+        // Barrier: the waves' counts are read by waves that did not write them.
         __syncthreads();
         const TwoExperts of_tile = add_waves(a, table);
         counted.low += of_tile.low, counted.high += of_tile.high;
-        // Closes: the next tile's zeros overwrite counts that waves may still read.
+        // Barrier: the next tile's zeros overwrite counts that waves may still read.
         __syncthreads();
     });
     auto* counts = global<uint32_t>(static_cast<void*>(work.counts));
@@ -260,14 +260,14 @@ __global__ __launch_bounds__(kSortThreads) void moe_sort_place(SortArgs a, SortW
         Slots s;
         set_first(table, first);
         count_slots<wide>(a, kDepth, begin, end, table, s);
-        // Closes: the waves' counts are read by waves that did not write them.
+        // Barrier: the waves' counts are read by waves that did not write them.
         __syncthreads();
         const TwoExperts of_tile = add_waves(a, table);
         first.low += of_tile.low, first.high += of_tile.high;
-        // Closes: where experts begin, and the counts of waves before, are read by waves that did not write them.
+        // Barrier: where experts begin, and the counts of waves before, are read by waves that did not write them.
         __syncthreads();
         place_slots(a, kDepth, s, table, live);
-        // Closes: the next tile's numbers overwrite those that waves may still read.
+        // Barrier: the next tile's numbers overwrite those that waves may still read.
         __syncthreads();
     });
 }

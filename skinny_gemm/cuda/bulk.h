@@ -223,7 +223,7 @@ __device__ inline void consume(const Feeder<B>& feeder, Sums (&sums)[B::kWide][B
                     wide[turn][w / 2][w % 2] = *reinterpret_cast<const uint2*>(of_wide + w * 8 * kRowBytes);
                 }
             }
-            // Closes: the stage is refilled only after all lanes have read it into registers.
+            // Barrier: the stage is refilled only after all lanes have read it into registers.
             __syncwarp();
             if (lane == 0) arrive(&feeder.shared.empty[s]);
             // Refills the stage of the previous step, which the other warps have left by now. It comes before this warp
@@ -300,9 +300,9 @@ __device__ inline void multiply_bulk(const Args& a, const CUtensorMap& weights, 
 
     const bool feeds = warp == B::kThreads / kWarp - 1;
     if (feeds && lane == 0) prologue(feeder, a, splits, part, early);
-    // Closes: mbarriers are used below by threads that did not initialise them.
+    // Barrier: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
-    // Closes: no CTA writes to another CTA of the cluster before that one runs. Without split-K there is no cluster:
+    // Barrier: no CTA writes to another CTA of the cluster before that one runs. Without split-K there is no cluster:
     // its barrier would then be the CTA's own, which the two roles pass at different points of the code.
     if (splits > 1) arrive_at_cluster_start();
     // The end of a warp that does not multiply: it completes the cluster barrier at which it has arrived.
@@ -355,7 +355,7 @@ __device__ inline void multiply_bulk(const Args& a, const CUtensorMap& weights, 
     consume(feeder, sums, warp, lane);
 
     if (threadIdx.x < a.m || has_epoch) shared.scale_a[threadIdx.x] = scale_a;
-    // Closes: the sums overwrite the ring, which other warps may still be reading.
+    // Barrier: the sums overwrite the ring, which other warps may still be reading.
     consumers_meet<B>();
     if (brings) {
         shared.scale_b[threadIdx.x + shift] = result.scale;
@@ -365,7 +365,7 @@ __device__ inline void multiply_bulk(const Args& a, const CUtensorMap& weights, 
     // Of a thread's second column. In the main loop it would take registers that two forms do not have; the loads hit
     // the lines of the first one. With one column a thread it is unused, so not loaded.
     const gemm::Column next(a.epilogue, kApiece > 1 && one_by_one ? n + 1 : 0);
-    // Closes: other threads read the sums of all warps, and the scales, below.
+    // Barrier: other threads read the sums of all warps, and the scales, below.
     consumers_meet<B>();
 
     if constexpr (To::kSends) to.begin(float_bits(shared.scale_a[B::kRows]));

@@ -81,7 +81,7 @@ __device__ inline void multiply_and_finish(const Args& a, To to) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) parts[warp][r * kMmaNarrow + 2 * t + i % 2][g + i / 2 * 8] = sums[0][r][i];
     }
-    // Closes: other warps read the sums below.
+    // Barrier: other warps read the sums below.
     __syncthreads();
     to.begin(epoch);
     constexpr int kApiece = kApieceOf<To>, kAcross = kMmaWide / kApiece;

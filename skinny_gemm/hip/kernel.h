@@ -60,7 +60,7 @@ __device__ inline void multiply_and_finish(const StreamWork& work, const Start& 
                                                 launch.to());
     slice.multiply();
     slice.sums.store(regions[wave]);
-    // Closes: the sums are added below by other waves.
+    // Barrier: the sums are added below by other waves.
     lds_barrier();
     ending.template finish<kRegion>(regions[0], S::waves);
 }

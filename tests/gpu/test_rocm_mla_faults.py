@@ -98,13 +98,13 @@ extern "C" int run(const void* q, uint8_t* cache, const int32_t* lengths, void* 
 
 
 def barriers(file: str) -> list[tuple[str | None, re.Match]]:
-    """Each barrier of a file, and what it closes: None, nothing."""
+    """Each barrier of a file, and what it is for: None, the pace."""
     text, found = (ROOT / HIP / file).read_text(), []
     for each in re.finditer(r"lds_barrier\(\)", text):
         above = text[: each.start()].splitlines()[-4:]
-        (comment,) = [line for line in above if "// Closes" in line][-1:]
-        says = comment.partition("// Closes")[2]
-        assert says.startswith((": ", " nothing: ")), comment
+        (comment,) = [line for line in above if "// Barrier" in line][-1:]
+        says = comment.partition("// Barrier")[2]
+        assert says.startswith((": ", " for the pace: ")), comment
         found.append((says[2:].partition(". ")[0].removesuffix(".") + "." if says[0] == ":" else None, each))
     return found
 

@@ -87,6 +87,16 @@ def test_a_group_is_left_while_nothing_has_changed(pytester, monkeypatch):
     assert len(taken(pytester)) == 5
 
 
+def test_without_git_no_group_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    monkeypatch.setattr(selection, "GREEN", tmp_path / "green.json")
+    selection.GREEN.write_text("{}")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(subprocess.CalledProcessError):
+        selection.GROUPS["tools"].digest()
+    assert selection.green() == []
+
+
 def test_another_seed_takes_the_same_tests():
     """Cases that stand for a product are no draw (SAMPLE in problems/pairwise.py)."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/operators"]

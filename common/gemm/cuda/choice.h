@@ -4,7 +4,7 @@
 // gives the costs of its main loop.
 #pragma once
 
-#include "cut.h"
+#include "tiling.h"
 
 namespace rocm_fp8::tiles {
 

@@ -25,7 +25,7 @@ __device__ inline void add_over_cluster(typename S::Memory& shared, int part, in
     using Four = std::conditional_t<std::is_same_v<T, float>, float4, int4>;
     const int thread = threadIdx.x - kWarpgroup, most = S::most_sent(splits);
     auto* received = S::kSumsApart ? reinterpret_cast<Four*>(shared.sums) : reinterpret_cast<Four*>(shared.stages);
-    // Closes: the sums overwrite a ring that its CTA may still be reading. Apart from it: that CTA may not run yet.
+    // Barrier: the sums overwrite a ring that its CTA may still be reading. Apart from it: that CTA may not run yet.
     if (!S::kSumsApart) arrive_at_cluster_start();
     wait_for_cluster_start();
 #pragma unroll

@@ -12,20 +12,20 @@ namespace {
 // What it computes per block delays the copies, and nothing hides that.
 template <class S>
 __device__ inline void feed(typename S::Memory& shared, bool constant_b, const CUtensorMap* wide,
-                            const CUtensorMap* narrow, const Cut& cut, const Part& part) {
-    Tiles tiles(cut);
+                            const CUtensorMap* narrow, const Tiling& tiling, const Part& part) {
+    Tiles tiles(tiling);
     if (!tiles.left()) return;
     int wide_row, narrow_row;
     const auto locate = [&] {
-        const gemm::TileAt at = cut.at(tiles.next);
-        wide_row = int(cut.first_row(at.down));
+        const gemm::TileAt at = tiling.at(tiles.next);
+        wide_row = int(tiling.first_row(at.down));
         narrow_row = at.across * S::kNarrow;
     };
     const auto copy = [&](bool is_wide, int stage, int k) {
         if (is_wide) copy_tile(shared.stages[stage].wide, wide, k, wide_row, &shared.full[stage]);
         else copy_tile(shared.stages[stage].narrow, narrow, k, narrow_row, &shared.full[stage]);
     };
-    const uint32_t bytes = uint32_t(cut.height + S::kNarrow) * kStep;
+    const uint32_t bytes = uint32_t(tiling.height + S::kNarrow) * kStep;
     const int first_k = part.first * kStep, end_k = (part.first + part.count) * kStep;
     locate();
     // The first round: the weights before the wait for the previous kernel, where they are constant.
@@ -45,7 +45,7 @@ __device__ inline void feed(typename S::Memory& shared, bool constant_b, const C
     int k = first_k + round * kStep;
     while (true) {
         for (; k < end_k; k += kStep) {
-            // Closes: the stage is filled again after its readers have left it.
+            // Barrier: the stage is filled again after its readers have left it.
             if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
             arrive_expecting(&shared.full[at.stage], bytes);
             copy(true, at.stage, k);

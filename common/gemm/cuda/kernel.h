@@ -14,25 +14,26 @@ namespace {
 //     store(shared, sums, tile)
 template <class S, class T, class FeedMore, class Multiply, class Store>
 __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, const CUtensorMap* narrow,
-                           const Cut& cut, const FeedMore& feed_more, const Multiply& multiply, const Store& store) {
+                           const Tiling& tiling, const FeedMore& feed_more, const Multiply& multiply,
+                           const Store& store) {
     auto& shared = dynamic_shared<typename S::Memory>();
     const int warp = threadIdx.x / kWarp;
-    const int index_of_part = cut.splits > 1 ? rank_in_cluster() : 0;
-    const Part part(k, index_of_part, cut.splits);
-    if (threadIdx.x == 0) start_ring<S>(shared, wide, narrow, index_of_part, cut.splits);
-    // Closes: mbarriers are used below by threads that did not initialise them.
+    const int index_of_part = tiling.splits > 1 ? rank_in_cluster() : 0;
+    const Part part(k, index_of_part, tiling.splits);
+    if (threadIdx.x == 0) start_ring<S>(shared, wide, narrow, index_of_part, tiling.splits);
+    // Barrier: mbarriers are used below by threads that did not initialise them.
     __syncthreads();
     // Every warp arrives at the cluster's barrier once, and waits before it ends. Where those that load did neither, a
     // launch never ended (H200). Sums apart from the ring need no more than that all CTAs run: all arrive here.
     // Otherwise a warp arrives when it has left the ring.
-    const bool meets = S::kSplits && cut.splits > 1;
+    const bool meets = S::kSplits && tiling.splits > 1;
     if (meets && S::kSumsApart) arrive_at_cluster_start();
     if (constant_b) let_next_kernel_start();
 
     if (warp < kWarpgroup / kWarp) {
         if constexpr (S::kManyRegisters > 0) leave_registers<S::kFewRegisters>();
         if (warp == 0) {
-            if (elected()) feed<S>(shared, constant_b, wide, narrow, cut, part);
+            if (elected()) feed<S>(shared, constant_b, wide, narrow, tiling, part);
         } else {
             feed_more(shared, part);
         }
@@ -47,18 +48,18 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
         // Without the promise no launch may start before the writer of b has ended: it may have the promise.
         if (!constant_b) let_next_kernel_start();
         Reading<S> reading(shared);
-        for (Tiles tiles(cut); tiles.left(); tiles.advance()) {
-            const gemm::TileAt at = cut.at(tiles.next);
-            const int64_t first = cut.first_row(at.down), next = cut.first_row(at.down + 1);
-            const int64_t end = next < cut.wide_rows ? next : cut.wide_rows;
+        for (Tiles tiles(tiling); tiles.left(); tiles.advance()) {
+            const gemm::TileAt at = tiling.at(tiles.next);
+            const int64_t first = tiling.first_row(at.down), next = tiling.first_row(at.down + 1);
+            const int64_t end = next < tiling.wide_rows ? next : tiling.wide_rows;
             T sums[S::kTiles][S::kGroups][4];
             multiply(shared, part, reading, at.across * S::kNarrow, sums);
             int from = 0, to = S::kAllGroups;
             if constexpr (S::kSplits) {
-                if (cut.splits > 1) {
-                    add_over_cluster<S>(shared, index_of_part, cut.splits, sums);
-                    from = first_group<S>(index_of_part, cut.splits);
-                    to = first_group<S>(index_of_part + 1, cut.splits);
+                if (tiling.splits > 1) {
+                    add_over_cluster<S>(shared, index_of_part, tiling.splits, sums);
+                    from = first_group<S>(index_of_part, tiling.splits);
+                    to = first_group<S>(index_of_part + 1, tiling.splits);
                 }
             }
             store(shared, sums, OwnTile{first, end, int64_t(at.across) * S::kNarrow, from, to});

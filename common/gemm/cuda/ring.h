@@ -7,7 +7,7 @@
 #include "../../cuda/tma.h"
 #include "../../cuda/vector.h"
 #include "../../cuda/wgmma.h"
-#include "cut.h"
+#include "tiling.h"
 
 namespace rocm_fp8::tiles {
 namespace {
@@ -92,8 +92,8 @@ struct Part {
 struct Tiles {
     int next, step, count;
 
-    __device__ explicit Tiles(const Cut& cut)
-        : next(blockIdx.x / cut.splits), step(gridDim.x / cut.splits), count(cut.tiles()) {}
+    __device__ explicit Tiles(const Tiling& tiling)
+        : next(blockIdx.x / tiling.splits), step(gridDim.x / tiling.splits), count(tiling.tiles()) {}
     __device__ bool left() const { return next < count; }
     __device__ void advance() { next += step; }
 };

@@ -32,7 +32,7 @@ __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kG
         const int row = (thread / kWarpgroup * S::kTiles + i) * kWgmmaRows + thread / kWarp % 4 * kPassedRows;
 #pragma unroll
         for (int at = 0; at < S::kGroups; at += kGroupsAtOnce) {
-            // Closes: the columns of the turn before have been read.
+            // Barrier: the columns of the turn before have been read.
             __syncwarp();
 #pragma unroll
             for (int j = 0; j < kGroupsAtOnce && at + j < S::kGroups; ++j) {
@@ -41,7 +41,7 @@ __device__ inline void pass_rows(char* staging, const T (&sums)[S::kTiles][S::kG
                 put(place, v[0], v[1]);
                 put(place + 8 * kRow, v[2], v[3]);
             }
-            // Closes: the rows are read by other lanes.
+            // Barrier: the rows are read by other lanes.
             __syncwarp();
             const int byte = lane % (S::form.passed / 16) * 16, column = byte / kSize;
             if (column >= (S::kGroups - at) * 8) continue;
@@ -110,14 +110,14 @@ __device__ inline void pass_columns(char* staging, const T (&sums)[S::kGroups][4
     const int lanes = kWgmmaRows / each, own = thread % lanes * each;
 #pragma unroll
     for (int at = 0; at < S::kGroups; at += kRowsAtOnce / 8) {
-        // Closes: the rows of the turn before have been read.
+        // Barrier: the rows of the turn before have been read.
         warpgroup_meets(1 + warpgroup);
 #pragma unroll
         for (int j = 0; j < kRowsAtOnce / 8; ++j) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) *staged(8 * j + 2 * t + e % 2, column + e / 2 * 8) = sums[at + j][e];
         }
-        // Closes: the rows are read by other warps.
+        // Barrier: the rows are read by other warps.
         warpgroup_meets(1 + warpgroup);
         for (int r = thread % kWarpgroup / lanes; r < kRowsAtOnce; r += kWarpgroup / lanes) {
             take(staged(r, own), 8 * at + r, at + r / 8);

@@ -25,7 +25,7 @@ __device__ inline bool add_parts(Sums& sums, const WorkItem& item, const SplitK&
         mine.template store<kAllChiplets>(at(four), __builtin_bit_cast(u32x4, four_of<Four>(sums[i][j], q)));
     });
     if (!arrives_last(split.arrived + item.tile, split.parts, *static_cast<uint32_t*>(lds))) return false;
-    // Closes: all waves have read the word of lds that told them; the epilogue writes there.
+    // Barrier: all waves have read the word of lds that told them; the epilogue writes there.
     lds_barrier();
     if constexpr (!kExact) each_four<S>([&](int i, int j, int q, int) { set_four(sums[i][j], q, f32x4(-0.0f)); });
     for (int part = 0; part < split.parts; ++part) {

@@ -24,11 +24,11 @@ namespace {
 // Whether this workgroup is the last of `parts` to arrive at a counter, which is zero before the first one. `before`: a
 // word of LDS that nothing else uses in the meantime.
 __device__ inline bool arrives_last(uint32_t* arrived, int parts, uint32_t& before) {
-    // Closes: a wave's part, stored with sc1, is in memory before the barrier.
+    // Barrier: a wave's part, stored with sc1, is in memory before the barrier.
     constexpr int kVmcnt0 = 0x0F70;  // vmcnt(0) alone: expcnt and lgkmcnt at their largest
     asm volatile("" ::: "memory");
     __builtin_amdgcn_s_waitcnt(kVmcnt0);
-    // Closes: the parts of all waves are stored before one lane counts for them.
+    // Barrier: the parts of all waves are stored before one lane counts for them.
     __syncthreads();
     if (threadIdx.x == 0) {
         // Acquire, at agent scope: vmcnt(0) and buffer_inv sc1 after the atomic, so that this compute unit reads the
@@ -37,7 +37,7 @@ __device__ inline bool arrives_last(uint32_t* arrived, int parts, uint32_t& befo
         // above has seen them in memory. Nothing hands over what is stored without sc1.
         before = __hip_atomic_fetch_add(arrived, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
     }
-    // Closes: `before` is read by all; no part of another workgroup is read before the acquire.
+    // Barrier: `before` is read by all; no part of another workgroup is read before the acquire.
     __syncthreads();
     return before == uint32_t(parts - 1);
 }

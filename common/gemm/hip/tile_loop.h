@@ -95,7 +95,7 @@ class TileLoop {
     __device__ void multiply() {
         const auto& a = arguments<Launch>().args;
         accumulate.start(arguments<Launch>());
-        // Closes: the epilogue of the last item has read its part of LDS.
+        // Barrier: the epilogue of the last item has read its part of LDS.
         lds_barrier();
         accumulate.entered(a);
 #pragma unroll
@@ -105,7 +105,7 @@ class TileLoop {
             request(stage + S::ahead, stage % S::ahead);
         }
         accumulate.filled();
-        // Closes: the first stage is in LDS.
+        // Barrier: the first stage is in LDS.
         lds_barrier();
 #pragma unroll
         for (int step = 0; step < (S::deep ? S::steps : 1); ++step) fragments[step].read(lds.stages[0], places, step);
@@ -138,7 +138,7 @@ class TileLoop {
     }
 
     __device__ void finish(const Item& done) {
-        // Closes: all waves have read the last stage.
+        // Barrier: all waves have read the last stage.
         lds_barrier();
         accumulate.finish(arguments<Launch>(), done, lds.regions);
     }
@@ -183,7 +183,7 @@ class TileLoop {
             // The matrix instructions are issued before the barrier waits.
             __builtin_amdgcn_sched_barrier(kNothing);
             stored<live>();
-            // Closes: the next stage is in LDS; this one has been read.
+            // Barrier: the next stage is in LDS; this one has been read.
             lds_barrier();
         }
         accumulate.stage(arguments<Launch>().args, block, h, end);
@@ -192,7 +192,7 @@ class TileLoop {
             if (!S::deep && step + 1 == S::steps) {
                 __builtin_amdgcn_sched_barrier(kNothing);
                 stored<live>();
-                // Closes: the next stage is in LDS; this one has been read.
+                // Barrier: the next stage is in LDS; this one has been read.
                 lds_barrier();
             }
             // Of two steps, or of two stages, of fragments.

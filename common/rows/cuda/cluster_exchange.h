@@ -29,7 +29,7 @@ __device__ inline void exchange_in_cluster(float* slots, const float (&words)[kW
         for (int v = 0; v < kWords; ++v)
             send_in_cluster(address_in_cta(slots + v * ctas * warps + slot, lane), words[v], barrier);
     }
-    // Closes: the slots are read afterwards by warps and CTAs that did not write them.
+    // Barrier: the slots are read afterwards by warps and CTAs that did not write them.
     wait_for(full, 0);
 }
 

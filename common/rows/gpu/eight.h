@@ -117,7 +117,7 @@ __device__ inline uint32_t largest_of_workgroup(uint32_t v, int threads) {
     v = max_over_lanes<kLanes>(v);
     const int lane = threadIdx.x % kLanes, waves = threads / kLanes;
     if (lane == 0) maxima[threadIdx.x / kLanes] = v;
-    // Closes: the maxima are read below by waves that did not write them.
+    // Barrier: the maxima are read below by waves that did not write them.
     __syncthreads();
     return max_over_lanes<kLanes>(lane < waves ? maxima[lane] : 0u);
 }

@@ -62,7 +62,7 @@ struct RowHolder {
     __device__ uint32_t index(int v) const { return uint32_t(v * lanes + t); }
     __device__ uint32_t loaded(int v, uint32_t vectors) const { return index(v) < vectors ? index(v) : vectors - 1; }
 
-    // What is exchanged, before wait_for_previous_kernel. Closes: no CTA writes to another CTA of the cluster before
+    // What is exchanged, before wait_for_previous_kernel. Barrier: no CTA writes to another CTA of the cluster before
     // that one runs.
     __device__ void expect([[maybe_unused]] bool maximum) const {
 #if defined(__CUDACC__)
@@ -117,7 +117,7 @@ struct RowHolder {
 #pragma unroll
                 for (int v = 0; v < kSummed; ++v) slots[v * waves + wave] = sums[v];
             }
-            // Closes: the slots are read below by waves that did not write them.
+            // Barrier: the slots are read below by waves that did not write them.
             __syncthreads();
             return sum_of_slots(slots, kSummed * waves);
         }

@@ -33,7 +33,7 @@ struct RowThreads : RowHolder<holder> {
 
     // Over the row, in every thread.
     __device__ uint32_t largest(uint32_t v) const {
-        // Closes: waves may still read the maxima of the last call.
+        // Barrier: waves may still read the maxima of the last call.
         if constexpr (holder == Holder::workgroup) __syncthreads();
         return RowHolder<holder>::largest(v);
     }
@@ -42,10 +42,10 @@ struct RowThreads : RowHolder<holder> {
         v = sum_over_lanes(v);
         if constexpr (holder == Holder::wave) return of_lane_of_sum(v);
         __shared__ float sums[kMostRowThreads / kLanes];
-        // Closes: waves may still read the sums of the last call.
+        // Barrier: waves may still read the sums of the last call.
         __syncthreads();
         if (t % kLanes == kLaneOfSum) sums[t / kLanes] = v;
-        // Closes: the sums are read below by waves that did not write them.
+        // Barrier: the sums are read below by waves that did not write them.
         __syncthreads();
         float total = sums[0];
         for (int wave = 1; wave < lanes / kLanes; ++wave) total += sums[wave];

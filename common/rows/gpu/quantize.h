@@ -172,7 +172,7 @@ __device__ inline void write_row_by_element(const Value& value, const QuantizedR
     const uint32_t largest = largest_of_workgroup<kThreads>(largest_value(value, 0, to.d, t, kThreads), kThreads);
     const float scale = computed_scale(to.dynamic, bound, largest, t == 0, row, 0);
     write_values(value, to, row, 0, to.d, scale, t, kThreads);
-    // Closes: the next row's maxima overwrite those that waves may still read.
+    // Barrier: the next row's maxima overwrite those that waves may still read.
     __syncthreads();
 }
 

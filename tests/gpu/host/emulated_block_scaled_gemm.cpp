@@ -28,15 +28,15 @@ Operand packed(const Operand& x, int64_t rows, int64_t k, std::vector<uint4>& me
 }
 
 template <int form>
-void run_form(const Args& a, const Cut& cut, int64_t ctas) {
+void run_form(const Args& a, const Tiling& tiling, int64_t ctas) {
     using S = Shape<form>;
     const auto map = [&](const Operand& x, int64_t rows, int height) {
         return CUtensorMap{x.data, rows, a.k, x.row_stride, height};
     };
-    const CUtensorMap of_a = map(a.a, a.m, S::kSwapped ? S::kNarrow : cut.height),
-                      of_b = map(a.b, a.n, S::kSwapped ? cut.height : S::kNarrow);
-    launch(ctas, S::kThreads, cut.splits, sizeof(typename S::Memory),
-           [&] { block_scaled_gemm_tiles<form>(a, S::kSwapped ? of_b : of_a, S::kSwapped ? of_a : of_b, cut); });
+    const CUtensorMap of_a = map(a.a, a.m, S::kSwapped ? S::kNarrow : tiling.height),
+                      of_b = map(a.b, a.n, S::kSwapped ? tiling.height : S::kNarrow);
+    launch(ctas, S::kThreads, tiling.splits, sizeof(typename S::Memory),
+           [&] { block_scaled_gemm_tiles<form>(a, S::kSwapped ? of_b : of_a, S::kSwapped ? of_a : of_b, tiling); });
 }
 
 }  // namespace
@@ -88,9 +88,9 @@ extern "C" void run(int form, int splits, int pieces, int multiprocessors, const
     if (!a.b.k_contiguous() || !rows_aligned(a.b.data, a.b.row_stride)) a.b = packed(a.b, a.n, a.k, memory[1]);
     const Form& f = kForms[form];
     if (!pieces) pieces = int(ceil_div(f.swapped ? a.n : a.m, f.wide()));
-    const Cut cut = tiles::cut_of(f, splits, pieces, a.m, a.n);
-    const int64_t ctas = ctas_of(cut, multiprocessors);
+    const Tiling tiling = tiles::tiling_of(f, splits, pieces, a.m, a.n);
+    const int64_t ctas = ctas_of(tiling, multiprocessors);
     [&]<int... i>(std::integer_sequence<int, i...>) {
-        ((form == i ? run_form<i>(a, cut, ctas) : void()), ...);
+        ((form == i ? run_form<i>(a, tiling, ctas) : void()), ...);
     }(std::make_integer_sequence<int, kFormCount>());
 }

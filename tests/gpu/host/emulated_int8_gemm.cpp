@@ -35,17 +35,17 @@ extern "C" void run_form(int index, int splits, int even, int multiprocessors, c
     const Form& form = kForms[index];
     const tiles::Size size{a->m, a->n, a->k, 4};
     const int64_t pieces = even ? tiles::even_pieces(form, splits, size) : tiles::fewest_pieces(form, size);
-    const Cut cut = tiles::cut_of(form, splits, int(pieces), a->m, a->n);
+    const Tiling tiling = tiles::tiling_of(form, splits, int(pieces), a->m, a->n);
     const auto map = [&](const Operand& x, int64_t rows, int height) {
         return CUtensorMap{reinterpret_cast<const uint8_t*>(x.data), rows, a->k, x.row_stride, height};
     };
-    const CUtensorMap of_a = map(a->a, a->m, form.swapped ? form.narrow : cut.height),
-                      of_b = map(a->b, a->n, form.swapped ? cut.height : form.narrow);
+    const CUtensorMap of_a = map(a->a, a->m, form.swapped ? form.narrow : tiling.height),
+                      of_b = map(a->b, a->n, form.swapped ? tiling.height : form.narrow);
     [&]<int... i>(std::integer_sequence<int, i...>) {
         const auto launch_form = [&]<int at>() {
             using S = Shape<at>;
-            launch(tiles::ctas_of(cut, multiprocessors), S::kThreads, cut.splits, sizeof(typename S::Memory),
-                   [&] { int8_gemm_forms<at>(*a, S::kSwapped ? of_b : of_a, S::kSwapped ? of_a : of_b, cut); });
+            launch(tiles::ctas_of(tiling, multiprocessors), S::kThreads, tiling.splits, sizeof(typename S::Memory),
+                   [&] { int8_gemm_forms<at>(*a, S::kSwapped ? of_b : of_a, S::kSwapped ? of_a : of_b, tiling); });
         };
         ((index == i ? launch_form.template operator()<i>() : void()), ...);
     }(std::make_integer_sequence<int, kFormCount>());

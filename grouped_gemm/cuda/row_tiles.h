@@ -21,7 +21,7 @@ struct Tile {
     int piece;             // of the columns
 };
 
-struct Walk {
+struct RowTiles {
     int before[kMostGroups + 1];  // row tiles of the experts before
     int begin[kMostGroups + 1];   // rows
     int of_warps[kPlanThreads / kWarp];
@@ -37,7 +37,7 @@ __device__ inline int added(int a, int b) {
 
 // By all threads, of which there are at least kPlanThreads, behind whatever wrote the offsets. Ends with a barrier.
 template <int kHeight>
-__device__ inline void make_walk(Walk& walk, const Args& a) {
+__device__ inline void make_row_tiles(RowTiles& row_tiles, const Args& a) {
     const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp, groups = int(a.groups);
     const int first = thread * kExpertsOfThread;
     int begin[kExpertsOfThread + 1], tiles[kExpertsOfThread + 1] = {}, before = 0;
@@ -57,23 +57,23 @@ __device__ inline void make_walk(Walk& walk, const Args& a) {
             const int other = __shfl_up_sync(kWholeWarp, sum, distance);
             if (lane >= distance) sum = added(sum, other);
         }
-        if (lane == kWarp - 1) walk.of_warps[warp] = sum;
+        if (lane == kWarp - 1) row_tiles.of_warps[warp] = sum;
         before = __shfl_up_sync(kWholeWarp, sum, 1);
         if (lane == 0) before = 0;
     }
-    // Closes: other warps read the warps' sums.
+    // Barrier: other warps read the warps' sums.
     __syncthreads();
     if (thread < kPlanThreads) {
-        for (int w = 0; w < warp; ++w) before = added(before, walk.of_warps[w]);
+        for (int w = 0; w < warp; ++w) before = added(before, row_tiles.of_warps[w]);
 #pragma unroll
         for (int i = 0; i <= kExpertsOfThread; ++i) {
             // The last thread's last one is no other thread's first.
             if (first + i > groups || (i == kExpertsOfThread && first + i < kMostGroups)) continue;
-            walk.before[first + i] = added(before, tiles[i]);
-            walk.begin[first + i] = begin[i];
+            row_tiles.before[first + i] = added(before, tiles[i]);
+            row_tiles.begin[first + i] = begin[i];
         }
     }
-    // Closes: all threads read the walk.
+    // Barrier: all threads read the table.
     __syncthreads();
 }
 
@@ -82,23 +82,23 @@ __device__ inline void make_walk(Walk& walk, const Args& a) {
 __device__ inline int known_uniform(int v) { return __shfl_sync(kWholeWarp, v, 0); }
 
 // By a whole warp.
-__device__ inline int tiles_of(const Walk& walk, int groups, int pieces) {
-    const int64_t tiles = int64_t(walk.before[groups]) * pieces;
+__device__ inline int tiles_of(const RowTiles& row_tiles, int groups, int pieces) {
+    const int64_t tiles = int64_t(row_tiles.before[groups]) * pieces;
     return known_uniform(tiles > 0x7FFFFFFF ? 0x7FFFFFFF : int(tiles));
 }
 
 // By a whole warp.
 template <int kHeight>
-__device__ inline Tile tile_at(const Walk& walk, int groups, int pieces, int tile) {
+__device__ inline Tile tile_at(const RowTiles& row_tiles, int groups, int pieces, int tile) {
     const int lane = threadIdx.x % kWarp, wanted = tile / pieces;
-    const auto begun = [&](int expert) { return expert < groups && walk.before[expert] <= wanted; };
+    const auto begun = [&](int expert) { return expert < groups && row_tiles.before[expert] <= wanted; };
     // Sums do not fall: the last expert that begins no later, first of each 32.
     const int block = (__popc(__ballot_sync(kWholeWarp, begun(lane * kWarp))) - 1) * kWarp;
     const int expert = block + __popc(__ballot_sync(kWholeWarp, begun(block + lane))) - 1;
-    const int before = walk.before[expert], down = walk.before[expert + 1] - before;
+    const int before = row_tiles.before[expert], down = row_tiles.before[expert + 1] - before;
     const gemm::TileAt at = gemm::tile_at<kBand>(tile - before * pieces, down, pieces);
-    const int begin = walk.begin[expert];
-    return {known_uniform(expert), known_uniform(begin + at.down * kHeight), known_uniform(walk.begin[expert + 1]),
+    const int begin = row_tiles.begin[expert];
+    return {known_uniform(expert), known_uniform(begin + at.down * kHeight), known_uniform(row_tiles.begin[expert + 1]),
             known_uniform(at.across)};
 }
 

@@ -20,7 +20,7 @@ struct RowTile {
 };
 
 template <int tile_rows>
-struct Walk {
+struct RowTiles {
     const int32_t* offsets;
     int groups, m, each;
     uint32_t up_to;  // tiles of the lanes up to this one
@@ -34,7 +34,7 @@ struct Walk {
         return end > first ? int((uint32_t(end - first) + tile_rows - 1) / tile_rows) : 0;
     }
 
-    __device__ Walk(const Args& a)
+    __device__ RowTiles(const Args& a)
         : offsets(a.offsets), groups(int(a.groups)), m(int(a.m)), each(int(a.groups + kWave - 1) / kWave) {
         const int mine = int(threadIdx.x % kWave) * each;
         uint32_t tiles = 0;
@@ -48,7 +48,7 @@ struct Walk {
     }
 
     // Of what a lane had.
-    __device__ Walk(const Args& a, uint32_t up_to)
+    __device__ RowTiles(const Args& a, uint32_t up_to)
         : offsets(a.offsets),
           groups(int(a.groups)),
           m(int(a.m)),
