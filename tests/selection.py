@@ -54,10 +54,7 @@ GROUPS = {
         (*TESTS, *SOURCES, "*/hip/**", "*/gpu/**", "simulator/**"),
     ),
     # They need nothing of this package.
-    "the simulator": Group(
-        ("simulator/tests",),
-        ("simulator/**", "*.toml", "requirements*.txt", "conftest.py", "tests/*.py", "scripts/rocm_toolchain.py"),
-    ),
+    "the simulator": Group(("simulator/tests",), (*TESTS, "simulator/**")),
     "the Hub": Group(("tests/hub",), (*PACKAGE, "CARD.md", "flake.*")),
     "tools": Group(("tests/tools",), (*PACKAGE, "benchmarks/**", "docs/performance.md", "examples/**", "simulator/**")),
     "vLLM": Group(("integrations/vllm/tests",), (*PACKAGE, "integrations/vllm/**", "examples/byte_*/**")),
