@@ -12,8 +12,7 @@ Estimates rank; they are no measurement (simulator/README.md).
 
 import argparse
 import math
-import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -23,7 +22,7 @@ from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, empty
-from simulator.timing import cost, recording
+from simulator.timing import cost
 
 CHIPLETS = 4  # whose first workgroups are looked at: groups differ
 
@@ -62,19 +61,14 @@ def placed(values: torch.Tensor) -> torch.Tensor:
 
 
 def us(clock: Clock, call) -> tuple[float, str]:
-    """Of what `call(kernel)` launches: microseconds, and the bound of its first launch. A persistent workgroup has a
-    tile more than another: this is the mean of the estimates that play each of those sampled first."""
+    """Of what `call(kernel)` launches: microseconds, and the bound of its first launch."""
 
     def sample(grid: tuple) -> list[int]:
         count = math.prod(grid)
         return sorted({count * i // 4 + count // 8 for i in range(4)}) if count <= 608 else [count // 5, count // 2]
 
-    def estimates(found: recording.Recording) -> list[cost.Estimate]:
-        each = [replace(found, courses=found.courses.from_kind(i)) for i in range(len(found.courses.waves))]
-        return [cost.estimate(one, timing="profiler") for one in each]
-
-    results = [estimates(each) for each in clock.recordings(call, sample, chiplets=CHIPLETS)]
-    return 1e6 * sum(statistics.fmean(e.seconds for e in each) for each in results), results[0][0].bound
+    results = [cost.of_fullest(each, timing="profiler") for each in clock.recordings(call, sample, chiplets=CHIPLETS)]
+    return 1e6 * sum(each.seconds for each in results), results[0].bound
 
 
 def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, first: Config | None, config):

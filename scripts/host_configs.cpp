@@ -101,6 +101,7 @@ const char* tables() {
                ", \"grouped_tiles\": " + list(grouped_gemm::hip::kTileShapes, tile) +
                ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
+               ", \"grouped_short\": " + list(grouped_gemm::hip::kShortShapes, stream) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
                ", \"mla_direct\": " + list(mla_decode::hip::kDirectForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +
@@ -161,10 +162,11 @@ int cuda_grouped_gated(int64_t m, int64_t hidden, int64_t k_bytes, int64_t group
                        int multiprocessors) {
     return grouped_gemm::cuda::pick_gated(m, hidden, k_bytes, groups, expected, multiprocessors);
 }
-// The place of the picked form in the table of tiles, then streams; the most row tiles of m rows.
-void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch, int64_t m, int64_t out[2]) {
+// The place of the picked form in the table of tiles, then streams, then short ones; the most row tiles of m rows.
+void grouped_config(int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int fp8, int arch, int64_t m,
+                    int64_t out[2]) {
     using namespace grouped_gemm::hip;
-    out[0] = pick_shape(m, groups, expected, n, k_bytes, arch);
+    out[0] = pick_shape(m, groups, expected, n, k_bytes, fp8, arch);
     out[1] = most_row_tiles(m, groups, form_of(int(out[0])).rows);
 }
 void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int arch, int64_t out[2]) {
@@ -175,14 +177,14 @@ void mla_config(int64_t batch, int64_t rows, int64_t most, int token_bytes, int 
 // Of gfx950's direct forms.
 void mla_direct_config(int64_t batch, int64_t rows, int64_t most, int64_t out[2]) {
     using namespace mla_decode::hip;
-    const Choice choice = pick_direct(Arch::gfx950, {batch, rows, most, 2 * mla_decode::kWidth});
+    const Picked choice = pick_direct(Arch::gfx950, {batch, rows, most, 2 * mla_decode::kWidth});
     out[0] = choice.form, out[1] = choice.splits;
 }
 // format: of mla_decode::Format. Rows and tokens of a tile, and splits.
 void cuda_mla_config(int hopper, int format, int64_t batch, int64_t rows, int64_t most, int multiprocessors,
                      int64_t out[3]) {
     using namespace mla_decode;
-    const cuda::Choice choice = cuda::pick(hopper, Format(format), {batch, rows, most, multiprocessors});
+    const cuda::Picked choice = cuda::pick(hopper, Format(format), {batch, rows, most, multiprocessors});
     out[0] = choice.form.rows;
     out[1] = choice.form.tokens;
     out[2] = choice.splits;

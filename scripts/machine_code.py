@@ -164,6 +164,7 @@ class Kernel:
 ENUMERATIONS = {
     "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz", "e8m0", "i8", "i32"],
     "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
+    "Short": ["plain", "columns", "any"],
     "Output": ["values", "fp8", "computed"],
     "Format": ["wide", "fp8", "mixed"],
     "Operation": ["", "all_reduce", "norm", "reduce_scatter", "all_gather", "gemm", "gemm_norm"],

@@ -141,6 +141,8 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
     if family == "grouped_gemm_stream":
         shape = configs().tables["grouped_streams"][int(values[0])]
         return grouped_stream(arch, kernel, figures, shape, values[1], values[2] == "true")
+    if family == "grouped_gemm_short":
+        return grouped_short(arch, kernel, figures, configs().tables["grouped_short"][int(values[0])], values[1])
     if family in ("skinny_gemm_stream", "skinny_gemm_send"):
         rules = stream(arch, kernel, figures, skinny_shapes()[int(values[0])], "none", careful=False)
         return rules + (sending(kernel) if family == "skinny_gemm_send" else [])
@@ -377,6 +379,26 @@ def grouped_stream(arch: str, kernel, f, shape, dtype: str, any_alignment: bool)
         ("not one loop", len(loops) == 1),
         # While the oldest block is waited for, the others stay in flight.
         ("drained in the loop", all(loop["least_vmcnt"] >= (shape["depth"] - 1) * of_block for loop in loops)),
+    ]
+
+
+def grouped_short(arch: str, kernel, f, shape, kind: str) -> list[tuple[str, bool]]:
+    rules = of_grouped(arch, kernel, f, shape | ({} if kind == "plain" else {"per_unit": 1}), shape["waves"], 16, "fp8")
+    if kind == "any":
+        return rules
+    of_turn = 2 * 2 * 2  # subtiles, blocks, halves
+    products = [i for i, each in enumerate(kernel.code) if "mfma" in each.name]
+    turns = kernel.code[products[0] : products[-1]]
+    waits = [count for each in turns if (count := each.count("vmcnt")) is not None]
+    return [
+        *rules,
+        ("weights loaded by less than 128 bits", named(kernel, "buffer_load_dwordx4") >= shape["depth"] * of_turn),
+        (
+            "results of 16 bits stored by less than 128",
+            named(kernel, "buffer_store_dwordx4") >= 2 * shape["rows"] // 16,
+        ),
+        # While a turn's first load is waited for, the next turn's stay in flight. Factors of columns drain all.
+        ("drained between turns", kind != "plain" or (bool(waits) and min(waits) >= of_turn)),
     ]
 
 

@@ -28,6 +28,14 @@ constexpr StreamShape kStreamShapes[] = {
     {.name = "s16x32w2", .rows = 16, .columns = 32, .waves = 2, .depth = 2, .per_unit = 6},
     {.name = "s16x32w4", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 3},
 };
+// FP8 whose K is two blocks at most (short.h). columns: a workgroup's; depth: turns in flight.
+constexpr int64_t kMostShortK = 256;
+constexpr int kTurnColumns = 32;
+constexpr StreamShape kShortShapes[] = {
+    {.name = "k16x512", .rows = 16, .columns = 512, .waves = 4, .depth = 2, .per_unit = 4},
+    {.name = "k32x512", .rows = 32, .columns = 512, .waves = 4, .depth = 2, .per_unit = 2},
+    {.name = "k64x512", .rows = 64, .columns = 512, .waves = 4, .depth = 2, .per_unit = 2},
+};
 // Tiles with SwiGLU and quantisation in the epilogue, of FP8: half of the columns are gates, half the ups of the same
 // hidden values. Those are whole groups of computed scales.
 constexpr int kMostHidden = 128;
@@ -40,26 +48,36 @@ constexpr TileShape kGatedShapes[] = {
 // clang-format on
 constexpr int kTileShapeCount = sizeof(kTileShapes) / sizeof(kTileShapes[0]);
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
+constexpr int kShortShapeCount = sizeof(kShortShapes) / sizeof(kShortShapes[0]);
 constexpr int kGatedShapeCount = sizeof(kGatedShapes) / sizeof(kGatedShapes[0]);
 // The shape whose loads take any alignment.
 constexpr int kFallbackTile = place_of(kTileShapes, "fallback");
 static_assert(kFallbackTile == kTileShapeCount - 1);
-static_assert(names_differ(kTileShapes) && names_differ(kStreamShapes) && names_differ(kGatedShapes));
+static_assert(names_differ(kTileShapes) && names_differ(kStreamShapes) && names_differ(kShortShapes) &&
+              names_differ(kGatedShapes));
 
-// All shapes: of tiles, then of streams, then those that are launch_swiglu's alone.
-constexpr int kGatedFrom = kTileShapeCount + kStreamShapeCount, kShapeCount = kGatedFrom + kGatedShapeCount;
-constexpr bool is_stream(int shape) { return shape >= kTileShapeCount; }
+// All shapes: of tiles, of streams, those of short K, then those that are launch_swiglu's alone.
+constexpr int kShortFrom = kTileShapeCount + kStreamShapeCount, kGatedFrom = kShortFrom + kShortShapeCount,
+              kShapeCount = kGatedFrom + kGatedShapeCount;
+constexpr bool is_short(int shape) { return shape >= kShortFrom; }
+constexpr bool is_stream(int shape) { return shape >= kTileShapeCount && !is_short(shape); }
 constexpr int shape_named(std::string_view name) {
-    const int stream = place_of(kStreamShapes, name), gated = place_of(kGatedShapes, name);
-    return stream >= 0 ? kTileShapeCount + stream : gated >= 0 ? kGatedFrom + gated : place_of(kTileShapes, name);
+    const auto from = [](int first, int place) { return place < 0 ? place : first + place; };
+    for (const int shape :
+         {from(kTileShapeCount, place_of(kStreamShapes, name)), from(kShortFrom, place_of(kShortShapes, name)),
+          from(kGatedFrom, place_of(kGatedShapes, name))}) {
+        if (shape >= 0) return shape;
+    }
+    return place_of(kTileShapes, name);
 }
 struct FormSize {
     int rows, columns;
 };
 constexpr FormSize form_of(int shape) {
-    if (is_stream(shape))
-        return {kStreamShapes[shape - kTileShapeCount].rows, kStreamShapes[shape - kTileShapeCount].columns};
-    return {kTileShapes[shape].rows, kTileShapes[shape].columns};
+    const auto size = [](const auto& form) { return FormSize{form.rows, form.columns}; };
+    return is_short(shape)    ? size(kShortShapes[shape - kShortFrom])
+           : is_stream(shape) ? size(kStreamShapes[shape - kTileShapeCount])
+                              : size(kTileShapes[shape]);
 }
 
 // Row tiles that m rows of `groups` groups may have at most, however they are spread.
@@ -69,7 +87,9 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
 }
 
 // K of so few bytes is over before one workgroup's next tile has begun: two share a unit.
-constexpr int64_t kShortK = 1024;
+constexpr int64_t kShortK = 2048;
+// Expected rows up to which tiles of 16 rows hold most experts, and of 32, where K is shorter still.
+constexpr int64_t kMost16 = 10, kMost32 = 24;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
 constexpr int64_t kFewestTallRows = 96;
 
@@ -79,12 +99,16 @@ constexpr double stream_us(const ChipModel& chip, int shape, int, const gemm::Si
 }
 constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; }
 
+// Of kShortShapes: one that holds what experts have beyond the mean. All give the same bits.
+constexpr int pick_short(int64_t expected) { return expected <= kMost16 ? 0 : expected <= kMost32 ? 1 : 2; }
+
 // Up to kFewExpected rows weights are streamed. Beyond, tiles whose waves without rows do not multiply are as fast, and
 // read weights and rows fewer times.
 // A stream's form decides bits: it does not depend on the expected rows, and on m by its class alone, as if each of the
 // class's rows had an expert of its own. K of few rows is not split: docs/journal/moe.md. Tiles give the same bits in all
 // shapes: the tallest that the rows fill well, and of which there are enough for the chip.
-constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, int arch) {
+constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n, int64_t k_bytes, bool fp8, int arch) {
+    if (fp8 && k_bytes <= kMostShortK) return kShortFrom + pick_short(expected);
     if (expected <= kFewExpected) {
         const int64_t most = slot_class(m);
         const gemm::Sizes sizes{0 < most && most < groups ? most : groups, kStreamShapes[0].rows, n, k_bytes};

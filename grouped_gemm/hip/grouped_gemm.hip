@@ -5,12 +5,13 @@
 //
 //     offsets --> which tile is whose (each wave for itself) --> tile of an expert's rows by columns
 //     few rows an expert     stream.h: weights from memory to registers, past LDS
+//     K of two blocks        short.h: rows stay in registers, weights stream past them
 //     more                   tiles.h: the main loop of all tiled GEMMs, rows of A gathered by its loads
 //     SwiGLU                 gated.h: in the tiles' epilogue; where those do not fit, ../gpu.h: a pass over the product,
 //                            which lies in memory meanwhile
 //
 // Files: grouped_gemm.hip (launcher), config.h (compiled shapes, and which one), row_tiles.h, gather.h (loads of rows),
-// stream.h, tiles.h, gated.h; common/gemm/hip.
+// stream.h, short.h, tiles.h, gated.h; common/gemm/hip.
 //
 // Limit today, by the simulator's clock: see docs/journal/moe.md. Nothing has been measured on an AMD GPU.
 #include "../../common/forced.h"
@@ -20,6 +21,7 @@
 #include "../../swiglu_fp8/hip/gated.h"
 #include "../gpu.h"
 #include "gated.h"
+#include "short.h"
 #include "stream.h"
 
 namespace rocm_fp8::grouped_gemm::hip {
@@ -43,6 +45,16 @@ auto stream_kernel(int stream, bool any) {
     return kernel_at<kStreamShapeCount>(stream, [=]<int i>() {
         return any ? grouped_gemm_stream<i, type, true> : grouped_gemm_stream<i, type, false>;
     });
+}
+
+const void* short_kernel(int index, Short kind) {
+    using Kernel = void (*)(Launch);
+    const Kernel kernel = kernel_at<kShortShapeCount>(index, [=]<int i>() -> Kernel {
+        return kind == Short::plain     ? grouped_gemm_short<i, Short::plain>
+               : kind == Short::columns ? grouped_gemm_short<std::min(i, kTallestOfColumns), Short::columns>
+                                        : grouped_gemm_short<0, Short::any>;
+    });
+    return reinterpret_cast<const void*>(kernel);
 }
 
 template <class Pick>
@@ -106,18 +118,40 @@ Status read_call(const Args& args, Call* call) {
     return read_forced_config("grouped_gemm", shape_named, 1, false, &call->forced);
 }
 
-// Of tiles of `tile` rows by columns, tiles_n a row of tiles.
+// Of tiles of `rows` rows, tiles_n in a row of tiles, by at most so many workgroups a compute unit.
+template <class Launch>
+Status launch_grouped_tiles(const void* kernel, int rows, int waves, int per_unit, int64_t tiles_n, Arch arch,
+                            Launch& launch, const Executor& on) {
+    const int64_t items = most_row_tiles(launch.args.m, launch.args.groups, rows) * tiles_n;
+    if (items > kMaxItems || !numbered(launch.args.m, rows)) return kTooMany;
+    if (tiles_n > kMostTilesAcross) return {"b has more rows than one launch takes"};
+    const int per_chiplet = int(ceil_div(items, kChiplets)), room = compute_units(arch) / kChiplets * per_unit;
+    launch.work = Work{0, int(tiles_n), 0, 0, 0}, launch.split = SplitK{1, nullptr, nullptr};
+    void* arguments[] = {&launch};
+    return launch_any(kernel, dim3(uint32_t(kChiplets * std::min(per_chiplet, room))), dim3(waves * kWave), on.stream,
+                      arguments);
+}
 template <class Launch>
 Status launch_grouped_tiles(const void* kernel, const TileShape& tile, int64_t tiles_n, Arch arch, Launch& launch,
                             const Executor& on) {
-    const int64_t items = most_row_tiles(launch.args.m, launch.args.groups, tile.rows) * tiles_n;
-    if (items > kMaxItems || !numbered(launch.args.m, tile.rows)) return kTooMany;
-    if (tiles_n > kMostTilesAcross) return {"b has more rows than one launch takes"};
-    const int per_chiplet = int(ceil_div(items, kChiplets)), room = compute_units(arch) / kChiplets * tile.per_unit;
-    launch.work = Work{0, int(tiles_n), 0, 0, 0}, launch.split = SplitK{1, nullptr, nullptr};
-    void* arguments[] = {&launch};
-    return launch_any(kernel, dim3(uint32_t(kChiplets * std::min(per_chiplet, room))), dim3(tile.waves() * kWave),
-                      on.stream, arguments);
+    return launch_grouped_tiles(kernel, tile.rows, tile.waves(), tile.per_unit, tiles_n, arch, launch, on);
+}
+
+// Workgroups come one after the other: each has little to do, and whoever is free takes the next one.
+constexpr int kShortPerUnit = 64;
+
+Status launch_short(const Job& job, int index, bool channels, Arch arch, const Executor& on) {
+    const FormSize form = form_of(kShortFrom + index);
+    const int64_t stride = job.out.row_stride * (job.out.dtype == DType::f32 ? 4 : 2);
+    const bool fit = aligned(job, form) && job.n % kEight == 0 && rows_aligned(job.out.data, stride) &&
+                     in_reach(form.rows, stride, stride);
+    const Short kind = !fit ? Short::any : channels || job.bias.data ? Short::columns : Short::plain;
+    const StreamShape& shape = kShortShapes[kind == Short::plain     ? index
+                                            : kind == Short::columns ? std::min(index, kTallestOfColumns)
+                                                                     : 0];
+    Launch launch{job, {}, {}, channels};
+    return launch_grouped_tiles(short_kernel(index, kind), shape.rows, shape.waves, kShortPerUnit,
+                                ceil_div(job.n, int64_t(shape.columns)), arch, launch, on);
 }
 
 // The shape of tiles from `shape` on that the launch takes: that one or a shorter one, whose bits are the same, with
@@ -133,8 +167,9 @@ int tile_in_reach(const Job& a, int shape) {
 // The shape of tiles that gate in their epilogue, or -1. Their loads of B count the rows of all of it.
 int gated_shape(const Call& call, const swiglu::Args& gated) {
     const Job& a = call.job;
-    if (!is_fp8(a.format) || gated.d % kMostHidden != 0 || !(gated.scale || gated.dynamic.group > 0) ||
-        gated.out_dtype != native_fp8(call.arch) || !rows_aligned(gated.out, gated.out_stride, kEight))
+    if (!is_fp8(a.format) || a.k <= kMostShortK || gated.d % kMostHidden != 0 ||
+        !(gated.scale || gated.dynamic.group > 0) || gated.out_dtype != native_fp8(call.arch) ||
+        !rows_aligned(gated.out, gated.out_stride, kEight))
         return -1;
     const int forced = call.forced.shape >= kGatedFrom ? call.forced.shape - kGatedFrom : -1;
     const int shape = call.forced.set ? forced : pick_gated(a.groups, a.expected, gated.d, int(call.arch));
@@ -165,11 +200,13 @@ Status launch(const Args& args, const Executor& on) {
     Call call;
     if (const Status read = read_call(args, &call); !read.ok()) return read;
     const auto& [job, arch, channels, forced] = call;
-    int shape = pick_shape(args.m, args.groups, args.expected, args.n, job.k, int(arch));
+    const bool fp8 = is_fp8(args.format);
+    int shape = pick_shape(args.m, args.groups, args.expected, args.n, job.k, fp8, int(arch));
     if (forced.set) {
-        if (forced.shape < 0 || forced.shape >= kGatedFrom) return {kUnfit};
         shape = forced.shape;
+        if (shape < 0 || shape >= kGatedFrom || (is_short(shape) && !(fp8 && job.k <= kMostShortK))) return {kUnfit};
     }
+    if (is_short(shape)) return launch_short(job, shape - kShortFrom, channels, arch, on);
     if (is_stream(shape)) {
         const StreamShape& stream = kStreamShapes[shape - kTileShapeCount];
         if (!reaches_scales(job, stream.rows)) return kScalesApart;

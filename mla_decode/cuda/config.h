@@ -48,14 +48,14 @@ constexpr int pick_splits(const Form& form, const Sizes& s) {
     return best;
 }
 
-struct Choice {
+struct Picked {
     Form form;
     int splits;
 };
-constexpr Choice pick(bool hopper, Format format, const Sizes& s) {
+constexpr Picked pick(bool hopper, Format format, const Sizes& s) {
     if (!hopper) return {kFallbackForm, pick_splits(kFallbackForm, s)};
     if (format == Format::wide) return {kWideForm, pick_splits(kWideForm, s)};
-    Choice best{};
+    Picked best{};
     double least = 0;
     for (const Form& form : format == Format::fp8 ? kFp8Forms : kMixedForms) {
         const int splits = pick_splits(form, s);

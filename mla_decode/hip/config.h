@@ -103,12 +103,12 @@ constexpr int pick_splits(Arch arch, const Form& form, const Sizes& s) {
     return best;
 }
 
-struct Choice {
+struct Picked {
     int form, splits;
 };
 // Of kDirectForms, by the same reckoning: rows in several tiles may be faster than tokens in several splits.
-constexpr Choice pick_direct(Arch arch, const Sizes& s) {
-    Choice best{0, 1};
+constexpr Picked pick_direct(Arch arch, const Sizes& s) {
+    Picked best{0, 1};
     double least = 0;
     for (int form = 0; form < kDirectCount; ++form) {
         const Form& of = kDirectForms[form];

@@ -66,7 +66,7 @@ struct Choice {
 Choice choose(Arch arch, const Args& args) {
     const Sizes sizes{args.batch, args.rows(), args.most, token_bytes(args.cache.format)};
     if (takes_direct(arch, args)) {
-        const Choice choice = pick_direct(arch, sizes);
+        const Picked choice = pick_direct(arch, sizes);
         return {true, choice.form, choice.splits};
     }
     const int form = pick_form(sizes.rows);

@@ -306,13 +306,16 @@ def _buffer(ins: Instruction, name: str):
             issue(wave, bits)
             return then
         numbers = np.arange(LANES) if lanes is None else lanes
-        for part in range(move.size // unit):
-            inside = np.flatnonzero(offsets + unit * (part + 1) <= limit)
+        # Checked dword by dword: a lane may lie in part inside. Where none does, it is one access.
+        whole = bool(((offsets + move.size <= limit) | (offsets >= limit)).all())
+        piece = move if whole else Move(unit, move.sign, move.half)
+        kept = np.dtype(f"V{piece.size}" if piece.size > 8 else f"u{piece.size}")
+        for part in range(move.size // piece.size):
+            inside = np.flatnonzero(offsets + piece.size * (part + 1) <= limit)
             chosen = numbers[inside]
-            addresses = (offsets[inside] + unit * part + base).astype(U64)
-            piece = Move(unit, move.sign, move.half)
+            addresses = (offsets[inside] + piece.size * part + base).astype(U64)
             if kind == "load":
-                values = np.zeros(len(numbers), f"u{unit}")
+                values = np.zeros(len(numbers), kept)
                 if chosen.size:
                     values[inside] = read_lanes(wave, addresses, piece, chosen, scope)
                 store_words(wave, row + part, piece, values, numbers)

@@ -94,6 +94,22 @@ def test_lines_of_an_access(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("size, accesses", [(512, 1), (264, 4)])
+def test_lanes_beyond_a_buffer_make_no_access_more(arch, size, accesses):
+    """Half of the lanes lie beyond: one access of the others'. A lane that lies in part inside is read by dwords."""
+    body = f"""
+      s_mov_b32 s6, {size}
+      s_mov_b32 s7, 0x00027000
+      v_lshlrev_b32 v1, 4, v0
+      buffer_load_dwordx4 v[4:7], v1, s[4:7], 0 offen
+      s_waitcnt vmcnt(0)
+    """
+    counters = counted(arch, body)
+    assert (counters.accesses, counters.bytes_loaded) == (accesses, size)
+    assert counters.half_lines_loaded == sum(-(-(size - 4 * i) // 64) for i in range(accesses))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_each_line_once_in_the_footprints(arch):
     # Every workgroup loads the first 1024 bytes twice, and stores 256 bytes of its own: 8 lines and 2 lines each.
     body = """

@@ -173,11 +173,11 @@ def stored_buffers(recording: Recording) -> set[int]:
     return set(stores[:, 5].tolist())
 
 
-def play_unit(recording: Recording, chip: Chip, moved: Traffic) -> tuple[Played, float, int]:
+def play_unit(recording: Recording, chip: Chip, moved: Traffic, heavier: float = 1.0) -> tuple[Played, float, int]:
     """(what was played, cycles of the fullest unit, workgroups that it gets)."""
     most = -(-recording.busy // chip.units)
-    # Units that have one workgroup less leave their share of the bandwidth to the others.
-    sharing = recording.busy / most
+    # Units that have one workgroup less, or less in their workgroup, leave their share of the bandwidth to the others.
+    sharing = recording.busy / most / heavier
     rates = UnitRates(
         hbm=min(chip.unit_hbm, chip.hbm / chip.clock / sharing),
         fabric=min(chip.unit_hbm, chip.fabric / chip.clock / sharing),
@@ -201,8 +201,11 @@ def play_unit(recording: Recording, chip: Chip, moved: Traffic) -> tuple[Played,
     return played, played.cycles + (most - 3 * resident) * a_group, most
 
 
-def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False, timing: str = "graph") -> Estimate:
-    """`warm`: all that the launch reads is in the memory-side cache. `timing`: of TIMINGS."""
+def estimate(
+    recording: Recording, chip: Chip | None = None, warm: bool = False, timing: str = "graph", heavier: float = 1.0
+) -> Estimate:
+    """`warm`: all that the launch reads is in the memory-side cache. `timing`: of TIMINGS. heavier: how many times as
+    much as the mean the recording's first workgroup loads, where persistent ones have different numbers of tiles."""
     chip = chip or CHIPS[recording.arch]
     grid = recording.busy
     busy_units = min(chip.units, grid)
@@ -220,7 +223,7 @@ def estimate(recording: Recording, chip: Chip | None = None, warm: bool = False,
         "matrix": recording.matrix * grid / SIMDS / unit_clock,
         "LDS": recording.lds * grid / unit_clock,
     }
-    played, cycles, most = play_unit(recording, chip, moved)
+    played, cycles, most = play_unit(recording, chip, moved, heavier)
     longest = max(parts.values())
     total = max(cycles / chip.clock, longest) + chip.power * parts["matrix"]
     launch = getattr(chip, f"launch_{timing}")
@@ -254,6 +257,20 @@ def band(result: Estimate) -> str:
     return (
         f"{low:.2f} to {high:.2f} us, as nine in ten of {known['pairs']} measured kernels of its kind ({result.kind})"
     )
+
+
+def of_fullest(recording: Recording, **options) -> Estimate:
+    """The estimate that plays what loads most of the recorded workgroups, as many as a unit gets: the last to end."""
+    courses, steps = recording.courses, recording.courses.steps
+    loads = np.where((steps[:, 0] == MEMORY) & (steps[:, 3] == ACCESSES["load"]), steps[:, 1], 0)
+    ends = courses.ends[np.cumsum(courses.waves) - 1]
+    each = np.add.reduceat(loads, np.r_[0, ends[:-1]])
+    chip = options.get("chip") or CHIPS[recording.arch]
+    count = -(-recording.busy // chip.units)
+    of_unit = np.array([np.take(each, range(i, i + count), mode="wrap").mean() for i in range(len(each))])
+    fullest = int(of_unit.argmax())
+    heavier = float(of_unit[fullest] / each.mean()) if each.any() else 1.0
+    return estimate(replace(recording, courses=courses.from_kind(fullest)), heavier=heavier, **options)
 
 
 def describe(result: Estimate) -> str:

@@ -52,7 +52,7 @@ def test_both_architectures_have_every_kernel(kernels):
             for form in ("rows", "fallback")
         ),
         "int8_gemm_tiles",
-        *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream"),
+        *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream", "grouped_gemm_short"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
         *("mla_decode", "mla_merge", "mla_append", "mla_append_rope"),
         *("rows_of_ranks", "norm_of_sum"),
@@ -106,6 +106,8 @@ SABOTAGE = [
     ("block_scaled_gemm_tiles<1, false, false, true, true>", "v_perm_b32", "v_nop", "not transposed"),
     ("block_scaled_gemm_stream<1, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
     ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
+    ("grouped_gemm_short<1, plain>", "s_waitcnt", "s_nop", "drained between turns"),
+    ("grouped_gemm_short<2, plain>", "buffer_store_dwordx4", "buffer_store_dwordx2", "stored by less than 128"),
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),

@@ -207,17 +207,21 @@ def test_silu_is_within_its_bound(tmp_path):
 
 @every_chip
 def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
-    """Few expected rows are streamed, in one form whatever they are; the bound of the tiles holds any counts."""
-    streams = len(library.tables["grouped_tiles"])
-    forms, reached = library.tables["grouped_tiles"] + library.tables["grouped_streams"], set()
+    """Few expected rows are streamed, in one form whatever they are; the bound of the tiles holds any counts. FP8 with
+    a short K has forms of its own, whatever the rows."""
+    tables = [library.tables[f"grouped_{kind}"] for kind in ("tiles", "streams", "short")]
+    streams, short = len(tables[0]), len(tables[0] + tables[1])
+    forms, reached = [form for table in tables for form in table], set()
     for m, n, groups in itertools.product((1, 8, 512, 8192, 65536), (64, 4096, 28672), (1, 8, 256, 1024)):
-        for k_bytes in (256, 7168):
-            few = {library.grouped_config(groups, expected, n, k_bytes, arch, m)[0] for expected in range(1, 5)}
+        for expected in (1, 20, 5000):
+            assert library.grouped_config(groups, expected, n, 256, 1, arch, m)[0] >= short
+        for k_bytes, fp8 in ((256, 0), (272, 1), (7168, 1)):
+            few = {library.grouped_config(groups, expected, n, k_bytes, fp8, arch, m)[0] for expected in range(1, 5)}
             assert len(few) == 1 and next(iter(few)) >= streams
             of_class = {1: (1, 2), 8: range(5, 11)}.get(m, (m,))
-            assert few == {library.grouped_config(groups, 1, n, k_bytes, arch, rows)[0] for rows in of_class}
+            assert few == {library.grouped_config(groups, 1, n, k_bytes, fp8, arch, rows)[0] for rows in of_class}
             for expected in (1, 5, 40, 96, 5000):
-                form, most = library.grouped_config(groups, expected, n, k_bytes, arch, m)
+                form, most = library.grouped_config(groups, expected, n, k_bytes, fp8, arch, m)
                 rows = forms[form]["rows"]
                 reached.add(form)
                 assert forms[form]["name"] != "fallback" and (form >= streams) == (expected <= 4)
@@ -225,7 +229,7 @@ def test_grouped_gemm_has_tiles_for_every_expert(library, arch):
                 assert most >= max(-(-m // rows), alone + -(-(m - alone) // rows))
     assert len(reached) >= 4
     # The streams that one token's experts fill, of those that all experts would.
-    few, many = (forms[library.grouped_config(257, 1, 512, 7168, arch, m)[0]]["name"] for m in (9, 64))
+    few, many = (forms[library.grouped_config(257, 1, 512, 7168, 1, arch, m)[0]]["name"] for m in (9, 64))
     assert (few, many) == ("s16x16w4", "s16x32w2") or arch != 0
 
 

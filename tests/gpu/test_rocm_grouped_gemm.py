@@ -21,6 +21,7 @@ ARCHS = tuple(FORMATS)
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 TABLES = configs().tables
 TILES, STREAMS, GATED = TABLES["grouped_tiles"], TABLES["grouped_streams"], TABLES["grouped_gated"]
+SHORT = [form["name"] for form in TABLES["grouped_short"]]
 FORMS = {form["name"]: form for form in TILES + STREAMS}
 # Unaligned tiles are the fallback's, which is the last one.
 LAID_OUT = [(form, "dense") for form in FORMS] + [(each["name"], "odd") for each in TILES[-1:] + STREAMS]
@@ -77,6 +78,63 @@ def test_all_tiles_give_the_same_bits(kernel, arch, environment, generator):
             environment(CONFIG, f"grouped_gemm:{tile['name']}")
             results.append(inputs.call(kernel, out_dtype=torch.float32)[: inputs.live()])
         assert all(same_bytes(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("k", [256, 144, 128, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "biased, scales", [(None, SCALES[0]), (torch.float16, SCALES[0]), (None, SCALES[1]), (torch.float16, SCALES[2])]
+)
+@pytest.mark.parametrize("exponents", [False, True], ids=["f32", "e8m0"])
+@pytest.mark.parametrize("slots", [0, 2])
+def test_short_k(kernel, arch, environment, generator, k, dtype, biased, scales, exponents, slots):
+    """All forms, and the careful loads, give the same bits: one block and two, tails of rows, columns and k, last turns
+    beyond the columns."""
+    n = 512 + 72
+    kwargs = dict(biased=biased, dtype=dtype, exponents=exponents, slots=slots)
+    inputs = draw(case(80, n, k, 0, scales, **kwargs), (FORMATS[arch],), generator)
+    inputs.offsets = problems.offsets_of([67, 0, 10])
+    results = {}
+    for form, layout in [*((form, "dense") for form in SHORT), (SHORT[-1], "odd")]:
+        placed, held = inputs.placed(CPU, layout)
+        environment(CONFIG, f"grouped_gemm:{form}")
+        out = Guarded((80, n), dtype, CPU)
+        placed.call(kernel, out=out.t)
+        out.assert_guards_intact()
+        for each in held:
+            each.assert_unchanged()
+        results[form, layout] = out.t[: inputs.live()].contiguous()
+        assert out.t[inputs.live() :].isnan().all()
+    first, *others = results.values()
+    inputs.assert_right(first, "short")
+    assert all(same_bytes(first, other) for other in others)
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+def test_a_block_that_is_missing_makes_no_nan(kernel, arch, generator):
+    """Products by an infinite scale are infinities; zeros of a second block would make NaN of them."""
+    inputs = draw(case(20, 64, 128, 0, slots=0, biased=None), (FORMATS[arch],), generator)
+    inputs.scale_a.fill_(float("inf"))
+    got, wanted = (
+        inputs.call(module, out_dtype=torch.float32)[: inputs.live()] for module in (kernel, kernel.reference)
+    )
+    assert wanted.isinf().any() and same_bytes(got, wanted)
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+def test_short_k_is_chosen(kernel, arch, launched, generator):
+    """Of FP8 alone, whatever the rows; results whose rows do not begin at 16 bytes take the careful stores."""
+    for which, k, n, expected, wanted in (
+        *((0, 256, 64, rows, f"grouped_gemm_short<{i}, plain>") for i, rows in enumerate((1, 16, 60))),
+        (0, 256, 60, 60, "grouped_gemm_short<0, any>"),
+        (0, 272, 64, 1, None),
+        (1, 128, 64, 1, None),
+    ):
+        inputs = draw(case(20, n, k, which, biased=None), (FORMATS[arch],), generator)
+        inputs.call(kernel, out_dtype=torch.bfloat16, expected_rows=expected)
+        (name,) = launched.names()
+        assert name == wanted or (wanted is None and "short" not in name)
 
 
 @pytest.mark.parametrize("arch", ARCHS, indirect=True)
