@@ -167,7 +167,7 @@ int tile_in_reach(const Job& a, int shape) {
 // The shape of tiles that gate in their epilogue, or -1. Their loads of B count the rows of all of it.
 int gated_shape(const Call& call, const swiglu::Args& gated) {
     const Job& a = call.job;
-    if (!is_fp8(a.format) || a.k <= kMostShortK || gated.d % kMostHidden != 0 ||
+    if (!is_fp8(a.format) || (a.k <= kMostShortK && !call.forced.set) || gated.d % kMostHidden != 0 ||
         !(gated.scale || gated.dynamic.group > 0) || gated.out_dtype != native_fp8(call.arch) ||
         !rows_aligned(gated.out, gated.out_stride, kEight))
         return -1;

@@ -298,6 +298,36 @@ def test_rows_that_are_read_twice_are_fetched_twice_where_l2_is_full():
     assert (moved[1].hbm, moved[1].fetched) == (8 << 24, 12 << 24)  # every second line is there no more
 
 
+UNEVEN = """
+  s_lshl_b32 s8, s2, 15
+  v_lshl_add_u32 v1, v0, 4, s8
+  s_cmp_eq_u32 s2, 0
+  s_cselect_b32 s10, 1, 7
+again:
+  global_load_dwordx4 v[4:7], v1, s[4:5]
+  s_movk_i32 s9, 0x1000
+  v_add_u32 v1, s9, v1
+  s_waitcnt vmcnt(0)
+  s_sub_u32 s10, s10, 1
+  s_cmp_lg_u32 s10, 0
+  s_cbranch_scc1 again"""
+
+
+def test_who_has_more_to_load_gets_what_others_leave():
+    """4 KiB and 28: the second workgroup ends last. It draws more than a half of the bandwidth, which is the bound."""
+    found = record(*run("gfx942", UNEVEN, grid=2, threads=256))
+    chip = dataclasses.replace(TOY, hbm=4e9)
+    light, heavy = (
+        cost.estimate(dataclasses.replace(found, courses=found.courses.from_kind(i)), chip).seconds for i in range(2)
+    )
+    both = cost.of_fullest(found, chip=chip)
+    assert light < both.seconds < heavy
+    # All bytes at the chip's bandwidth, a latency, the launch.
+    assert both.seconds == pytest.approx(32768 / 4e9 + 1e-6, rel=0.15)
+    turned = dataclasses.replace(found, courses=found.courses.from_kind(1))
+    assert cost.of_fullest(turned, chip=chip).seconds == both.seconds
+
+
 def test_no_more_lines_than_a_buffer_has():
     found = record(*run("gfx942", COPY, grid=16, threads=256, groups=range(2)))
     assert [each.own for each in found.buffers] == [64, 64]

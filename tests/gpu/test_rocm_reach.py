@@ -188,12 +188,12 @@ def test_weights_of_a_gated_tile(chosen, fp8, environment, form):
 def test_the_launchers_own_choice(chosen, library, arch, fp8):
     """Sizes that ask for the tallest tile: where its scales are out of reach, the next one takes the launch."""
     tallest = max(TILES, key=lambda form: form["rows"])
-    rows, k = tallest["rows"], 16
+    rows, k = tallest["rows"], 272
     place, chip = TILES.index(tallest), list(FORMATS).index(arch)
     n = next(
         n
         for n in range(tallest["columns"], 2**20, 256)
-        if library.grouped_config(1, rows, n, k, chip, rows)[0] == place
+        if library.grouped_config(1, rows, n, k, 1, chip, rows)[0] == place
     )
     a, b, out = reserved((rows, k), fp8), reserved((1, n, k), fp8), reserved((rows, n), torch.bfloat16)
     offsets = torch.tensor([0, rows], dtype=torch.int32)
