@@ -87,9 +87,7 @@ constexpr int64_t most_row_tiles(int64_t m, int64_t groups, int rows) {
 }
 
 // K of so few bytes is over before one workgroup's next tile has begun: two share a unit.
-constexpr int64_t kShortK = 2048;
-// Expected rows up to which tiles of 16 rows hold most experts, and of 32, where K is shorter still.
-constexpr int64_t kMost16 = 10, kMost32 = 24;
+constexpr int64_t kMostOfTwoTiles = 2048;
 // From which on the tallest tiles are: as the simulator's clock has it, see docs/journal/moe.md.
 constexpr int64_t kFewestTallRows = 96;
 
@@ -99,8 +97,9 @@ constexpr double stream_us(const ChipModel& chip, int shape, int, const gemm::Si
 }
 constexpr int any_stream(const ChipModel&, int, const gemm::Sizes&) { return 1; }
 
-// Of kShortShapes: one that holds what experts have beyond the mean. All give the same bits.
-constexpr int pick_short(int64_t expected) { return expected <= kMost16 ? 0 : expected <= kMost32 ? 1 : 2; }
+// Of kShortShapes: expected rows up to which tiles of 16 rows hold most experts, and of 32. All give the same bits.
+constexpr int64_t kMostOf16 = 10, kMostOf32 = 24;
+constexpr int pick_short(int64_t expected) { return expected <= kMostOf16 ? 0 : expected <= kMostOf32 ? 1 : 2; }
 
 // Up to kFewExpected rows weights are streamed. Beyond, tiles whose waves without rows do not multiply are as fast, and
 // read weights and rows fewer times.
@@ -114,7 +113,7 @@ constexpr int pick_shape(int64_t m, int64_t groups, int64_t expected, int64_t n,
         const gemm::Sizes sizes{0 < most && most < groups ? most : groups, kStreamShapes[0].rows, n, k_bytes};
         return kTileShapeCount + gemm::pick(kStreamShapeCount, kChipModels[arch], sizes, any_stream, stream_us).shape;
     }
-    int shape = expected >= kFewestTallRows ? 0 : k_bytes > kShortK ? 1 : place_of(kTileShapes, "t64x128");
+    int shape = expected >= kFewestTallRows ? 0 : k_bytes > kMostOfTwoTiles ? 1 : place_of(kTileShapes, "t64x128");
     for (; shape < kFallbackTile - 1; ++shape) {
         const TileShape& tile = kTileShapes[shape];
         const int64_t tiles = groups * ceil_div(expected, int64_t(tile.rows)) * ceil_div(n, int64_t(tile.columns));

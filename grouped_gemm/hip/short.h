@@ -1,11 +1,11 @@
 // K of at most two blocks of FP8: rows stay in registers, as fragments over all of K, and weights stream past them.
 //
 //     a wave's rows of A: L2 --> registers, once
-//     each turn           32 columns of B: HBM --> registers, S::depth turns in flight --> matrix instructions
+//     each turn           32 columns of B: HBM --> registers, two turns in flight --> matrix instructions
 //                         --> scales, bias, rounding --> 16-byte stores
 //
 // A loop over so short a K is over before its loads are under way, so the loop is over columns. A workgroup makes a tile
-// of an expert's rows by S::columns columns; its waves take turns in turn, and share nothing: no LDS, no barrier.
+// of an expert's rows by 512 columns. Its waves share out the turns, and nothing else: no LDS, no barrier.
 // Bound: bytes of weights, and of the result where an expert has many rows.
 //
 // All forms give a row the same bits: a sum is one wave's, of block 0, then of block 1.
