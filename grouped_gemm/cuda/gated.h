@@ -121,7 +121,7 @@ __device__ inline void make_gated(typename S::All& shared, const Args& a, const 
     constexpr bool kHalf = Operands<V, S>::kHalf;
     const Operands<V, S> operands(warpgroup);
     const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
-    const int thread = threadIdx.x - kWarpgroup, warp = thread / kWarp % 4;
+    const int thread = threadIdx.x - kWarpgroup, warp = known_uniform(thread / kWarp % 4);
     char* const parked = S::parked(shared);
     const int64_t column = int64_t(tile.piece) * kMostHidden;
     const int live = min(tile.end - tile.row, S::kRows);

@@ -12,8 +12,8 @@
 // Up to 20 rows of the result leave CTA slots free: the CTAs of a cluster split K, and a cluster makes one tile. It finds
 // its tile as CTAs do, and a cluster that finds none ends. Its parts are the sizes' alone (config.h).
 //
-// Gathered rows: up to 32 a tile come by a TMA copy each. For more, and for operands that TMA does not take, a pass
-// before the kernel copies the rows into memory of the launch's own (gather.h).
+// Gathered rows: up to 16 a tile come by a TMA copy each. For more, and for operands that TMA does not take, a pass
+// before the kernel copies the rows into memory of the launch's own; of many rows their scales, too (gather.h).
 //
 // Files: grouped_gemm.cu    launcher
 //        config.h           compiled forms, and which one takes a size
@@ -21,14 +21,14 @@
 //        tile.h             the kernel: multiplication
 //        shape.h, feed.h    stages in shared memory, and what fills them
 //        expert.h           one expert's GEMM
-//        gather.h           gathered rows
+//        gather.h           gathered rows and scales
 //        fallback.h         chips without wgmma, weights that TMA does not take
 //        gated.h            SwiGLU and quantisation in the tiles' epilogue
 //        ../gpu.h           SwiGLU as a pass of its own, where those forms do not fit
 //
-// Limit today (H100): few rows read weights at 2.93 to 3.09 TB/s; a sum over memory reaches 3.11. Many rows make 730 to
-// 890 TFLOP/s, where power limits the clock: A's scales, in rows, are 4 bytes of a line each (t256x128: 7 to 15 % more
-// time than in columns), tiles come from L2 without multicast, and CTAs with few short tiles end last.
+// Limit today: few rows read weights at 2.93 to 3.09 TB/s (H100); a sum over memory reaches 3.11. Many rows make 790 to
+// 970 TFLOP/s, DeepGEMM .84 to .89 of their time (H200): a step has 117 instructions of a warp, 64 of them additions, tiles
+// come from L2 without multicast, and CTAs with few short tiles end last.
 #include "../../common/cuda/device.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/gemm/cuda/forced.h"
@@ -108,18 +108,35 @@ Status launch_fallback(const Args& a, Kind kind, const Chip& chip, const Executo
     return as(vectors ? grouped_gemm_fallback<kF16, true> : grouped_gemm_fallback<kF16, false>);
 }
 
-// A's rows in the order of the result, in memory of the launch's own.
-Status gather(const Args& a, gemm::Operand* x, const Chip& chip, const Executor& on) {
+// Whether a form gains more by scales in columns than the pass takes: one of 128 rows a tile gained 1 % (H200).
+bool gathers_scales(const Args& a, Kind kind, const Form& form) {
+    const gemm::Scales& s = a.scale_a;
+    return kind == kScaled && rows_of(form) > 128 && s.row_stride != 0 && s.block_stride != 0 &&
+           (s.row_stride != 1 || s.dtype != DType::f32);
+}
+
+// `to`: a, with its rows or its scales in memory of the launch's own.
+Status gather(const Args& a, bool rows, bool scales, Args* to, const Chip& chip, const Executor& on) {
     constexpr int kCtasOfMultiprocessor = 8, kWarps = kGatherThreads / kWarp;
     const int64_t bytes = a.k * a.element_bytes(), stride = ceil_div(bytes, 16) * 16;
-    auto* const to = static_cast<uint8_t*>(on.scratch(on.context, a.m * stride));
-    if (!to) return {"no memory for the gathered rows"};
+    const auto memory = [&](int64_t size) { return on.scratch(on.context, size); };
+    Gathered own{nullptr, stride, nullptr};
+    if (rows) {
+        own.rows = static_cast<uint8_t*>(memory(a.m * stride));
+        if (!own.rows) return {"no memory for the gathered rows"};
+        to->a = {0, own.rows, stride, 1};
+    }
+    if (scales) {
+        own.scales = static_cast<float*>(memory(a.m * ceil_div(a.k, gemm::kBlock) * int64_t(sizeof(float))));
+        if (!own.scales) return {"no memory for the gathered scales"};
+        to->scale_a = {.data = own.scales, .row_stride = 1, .block_stride = a.m, .rows = 1, .dtype = DType::f32};
+        to->rows = nullptr, to->a_rows = a.m;
+    }
     const bool vectors = bytes % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride);
-    *x = {0, to, stride, 1};
     const int64_t ctas =
         std::min<int64_t>(ceil_div(a.m, kWarps), int64_t(chip.multiprocessors) * kCtasOfMultiprocessor);
     return launch_kernel(vectors ? grouped_gemm_gather<true> : grouped_gemm_gather<false>, chip, {ctas, kGatherThreads},
-                         on, a, to, stride);
+                         on, a, own);
 }
 
 // What launch_tiles returns, before it has launched anything, where TMA does not take the operands.
@@ -142,21 +159,20 @@ Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const
                    a.groups, a.groups > 1 ? a.b.group_stride : 0, gating != nullptr})) {
         return {kNotForTma};
     }
-    gemm::Operand x = a.a;
-    int64_t count = a.a_rows;
-    if ((a.rows && !launch.one_by_one) || !takes_a) {
-        if (const Status s = gather(a, &x, chip, on); !s.ok()) return s;
-        count = a.m;
+    Args own = a;
+    const bool gathers_rows = (a.rows && !launch.one_by_one) || !takes_a, of_scales = gathers_scales(a, kind, form);
+    if (gathers_rows || of_scales) {
+        if (const Status s = gather(a, gathers_rows, of_scales, &own, chip, on); !s.ok()) return s;
     }
-    if (!describe(&rows,
-                  {x.data, count, bytes, x.row_stride, tiles::kStep, launch.one_by_one ? 1 : rows_of_copy(form)}))
+    if (!describe(&rows, {own.a.data, gathers_rows ? a.m : a.a_rows, bytes, own.a.row_stride, tiles::kStep,
+                          launch.one_by_one ? 1 : rows_of_copy(form)}))
         return {kNotForTma};
     const int64_t ctas =
         splits > 1 ? most * splits : std::min<int64_t>(most, int64_t(chip.multiprocessors) * form.slots);
     const auto start = [&](const auto& choice, auto... more) {
         const Status s = allow_shared_bytes(choice.kernel, choice.shared_bytes, chip, choice.allowed);
         if (!s.ok()) return s;
-        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, splits, choice.shared_bytes}, on, a, weights,
+        return launch_kernel(choice.kernel, chip, {ctas, choice.threads, splits, choice.shared_bytes}, on, own, weights,
                              rows, launch, more...);
     };
     return gating ? start(gated_choice_of(gating->type, index), *gating) : start(choice_of(kind, index));

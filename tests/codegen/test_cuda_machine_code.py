@@ -38,6 +38,7 @@ class Kernel:
     registers: int
     stack: int  # bytes a thread
     instructions: Counter
+    main_loops: list[Counter]  # over steps of k, with multiplications of warpgroups
 
     def count(self, pattern: str) -> int:
         """Instructions whose name begins so."""
@@ -49,6 +50,18 @@ def dump(library: Path, arch: str, what: str) -> str:
     # It looks for nvdisasm in the PATH.
     environment = {"PATH": f"{CUDA_TOOLKIT / 'bin'}:/usr/bin:/bin"}
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def main_loops(code: str) -> list[Counter]:
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)([^;]*);", code, re.M)
+    lines = [(int(at, 16), name, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest in found]
+    ends = {(int(to[1], 16), at) for at, name, to in lines if name == "BRA" and to and int(to[1], 16) < at}
+    bodies = {
+        (first, last): Counter(name.split(".")[0] for at, name, _ in lines if first <= at <= last)
+        for first, last in ends
+    }
+    # Loops over tiles have thousands of instructions.
+    return [names for names in bodies.values() if names.total() < 600 and any(n.endswith("GMMA") for n in names)]
 
 
 def kernels_of(library: Path, arch: str) -> list[Kernel]:
@@ -65,7 +78,7 @@ def kernels_of(library: Path, arch: str) -> list[Kernel]:
         # 7fb96aac3 13 rms_norm_fast: the hash of the file before it ends in digits of the name's length.
         operations = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", code, re.M)
         template = tuple(int(value) for value in re.findall(r"L(?:[ib]|NS\d*_\w+?E|S\d*_)(\d+)E", values + "E"))
-        found.append(Kernel(name, template, *resources[mangled.strip()], Counter(operations)))
+        found.append(Kernel(name, template, *resources[mangled.strip()], Counter(operations), main_loops(code)))
     return found
 
 
@@ -272,6 +285,15 @@ def test_int8_multiplications_follow_each_other(kernels):
         tiles = 2 if kernel.template == (1,) else 1
         counts = [kernel.count(name) for name in ("IGMMA", r"WARPGROUP\.ARRIVE", r"WARPGROUP\.DEPBAR")]
         assert counts == ([4 * tiles, 1, 2] if arch == "sm_90a" else [0, 0, 0]), kernel
+
+
+def test_main_loops_keep_descriptors_in_uniform_registers(kernels):
+    """Where the compiler does not know that all lanes share them, each multiplication waits for four R2UR."""
+    arch, found = kernels
+    for kernel in [each for name in HOPPER_TILES if "gemm" in name for each in named(found, name)]:
+        assert bool(kernel.main_loops) == (arch == "sm_90a"), kernel
+        for loop in kernel.main_loops:
+            assert loop["R2UR"] <= 4, (kernel.name, kernel.template, loop)
 
 
 def test_the_gemm_feeds_its_matrix_instructions(kernels):

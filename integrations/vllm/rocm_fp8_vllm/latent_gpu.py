@@ -149,7 +149,6 @@ class MlaDecodeImpl(LatentOperators, MLACommonImpl[MLACommonMetadata]):
         sizes = tuple(mla_args[name] for name in ("kv_lora_rank", "qk_rope_head_dim"))
         lacks += [f"latent and rotated sizes of {sizes}"] if sizes != (LATENT, ROTATED) else []
         lacks += [f"{num_heads} heads"] if num_heads > MOST_HEADS else []
-        lacks += ["layers in stages"] if _stages(get_current_vllm_config_or_none()) > 1 else []
         if lacks:
             raise NotImplementedError(
                 f"latent attention on mla_decode: no {', no '.join(lacks)}; name another backend (--attention-backend)"
@@ -173,11 +172,6 @@ class MlaDecodeImpl(LatentOperators, MLACommonImpl[MLACommonMetadata]):
 # --- the choice ---
 
 
-def _stages(config: VllmConfig | None) -> int:
-    """Pipeline stages. With two, on two GPUs, prompts were right and decoded tokens were not; why is not known."""
-    return 1 if config is None else config.parallel_config.pipeline_parallel_size
-
-
 def why_not(
     wanted: AttentionSelectorConfig,
     heads: int | None,
@@ -192,8 +186,6 @@ def why_not(
         reasons.append("on CUDA vLLM's is faster; --attention-backend CUSTOM takes it")
     queries = 1 if config is None else max_decode_query_len(config)
     ranks = 1 if config is None else config.parallel_config.decode_context_parallel_size
-    if _stages(config) > 1:
-        reasons.append("pipeline parallel")
     if queries > MOST_QUERIES:
         reasons.append(f"mla_decode takes {MOST_QUERIES} new tokens a sequence, not {queries}")
     if (heads or 0) * ranks > MOST_HEADS:  # ranks of a cache have the queries of all

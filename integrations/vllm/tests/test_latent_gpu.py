@@ -32,11 +32,11 @@ def wanted(**changes) -> AttentionSelectorConfig:
     return AttentionSelectorConfig(**plain | changes)
 
 
-def config(speculative_tokens: int | None = None, ranks: int = 1, stages: int = 1) -> SimpleNamespace:
+def config(speculative_tokens: int | None = None, ranks: int = 1) -> SimpleNamespace:
     asked = SimpleNamespace(num_speculative_tokens=speculative_tokens, parallel_drafting=False)
     return SimpleNamespace(
         speculative_config=asked if speculative_tokens else None,
-        parallel_config=SimpleNamespace(decode_context_parallel_size=ranks, pipeline_parallel_size=stages),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=ranks),
         use_v2_model_runner=True,
     )
 
@@ -96,7 +96,6 @@ def test_sizes_of_the_engine_that_it_cannot_serve(rocm):
     assert "8 new tokens a sequence, not 9" in str(latent_gpu.why_not(wanted(), 128, MI300X, config(8)))
     assert latent_gpu.why_not(wanted(use_dcp=True), 16, MI300X, config(ranks=8)) == []
     assert "128 heads, not 136" in str(latent_gpu.why_not(wanted(use_dcp=True), 17, MI300X, config(ranks=8)))
-    assert latent_gpu.why_not(wanted(), 128, MI300X, config(stages=2)) == ["pipeline parallel"]
     for capability, taken in (((9, 4), True), ((9, 5), True), ((9, 0), False), ((11, 0), False)):
         assert (latent_gpu.why_not(wanted(), 16, DeviceCapability(*capability), None) == []) == taken
 

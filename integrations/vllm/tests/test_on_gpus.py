@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from .conftest import by_reference, generate, likely, teacher_forced, text
-from .settings import ON_CPU, two_devices
+from .settings import LATENT_BACKEND, ON_CPU, two_devices
 
 pytestmark = pytest.mark.skipif(ON_CPU, reason="vLLM does it on GPUs alone")
 
@@ -32,14 +32,21 @@ def test_an_engine_that_wakes_up_has_its_bits(name, eager, engine, checkpoint):
 
 @two_devices
 @pytest.mark.parametrize(
-    ("name", "eager", "spread"),
+    ("name", "eager", "spread", "latent"),
     # Bits of a byte, as in test_experts.py, and of dense models as in test_engine.py.
-    [("dynamic", True, 0.2), ("static", False, 0.2), ("Qwen3-MoE blocks", False, 0.4), ("byte DeepSeek", True, 0.4)],
+    [
+        ("dynamic", True, 0.2, None),
+        ("static", False, 0.2, None),
+        ("Qwen3-MoE blocks", False, 0.4, None),
+        ("byte DeepSeek", True, 0.4, None),
+        ("byte DeepSeek", True, 0.4, LATENT_BACKEND),
+    ],
 )
-def test_two_stages_give_a_text_its_likelihood(name, eager, spread, engine, reference):
-    """Latent attention is vLLM's there."""
+def test_two_stages_give_a_text_its_likelihood(name, eager, spread, latent, engine, reference, monkeypatch):
     ids = text(8, 400)
-    llm = engine(name, enforce_eager=eager, pipeline_parallel_size=2, attention_backend=None)
+    if "DeepSeek" in name:  # vLLM 0.32 decodes other tokens else, without the plugin, too
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    llm = engine(name, enforce_eager=eager, pipeline_parallel_size=2, attention_backend=latent)
     _, bits = teacher_forced(llm, ids)
     _, expected = by_reference(reference(name), ids)
     assert (bits - expected).square().mean().sqrt() <= spread
@@ -47,9 +54,3 @@ def test_two_stages_give_a_text_its_likelihood(name, eager, spread, engine, refe
     prompt = ids[0, :100].tolist()
     (tokens,) = generate(llm, [prompt], 16)
     assert sum(likely(reference(name), prompt, tokens)) >= 15
-
-
-@two_devices
-def test_latent_attention_on_stages_is_refused(engine):
-    with pytest.raises(Exception, match="layers in stages"):
-        engine("byte DeepSeek", enforce_eager=True, pipeline_parallel_size=2)
