@@ -24,14 +24,14 @@ GREEN = ROOT / "tests" / "green.json"
 @dataclass(frozen=True)
 class Group:
     tests: tuple[str, ...]  # files, or folders
-    inputs: tuple[str, ...]  # git's patterns of what they depend on
+    inputs: tuple[str, ...]  # git's patterns of what they depend on; of what they do not behind "!"
 
     def has(self, path: Path) -> bool:
         return any(path.is_relative_to(ROOT / each) for each in self.tests)
 
     def files(self) -> list[str]:
         """From the root: of what git knows or would add."""
-        patterns = [f":(glob){each}" for each in self.inputs]
+        patterns = [f":(exclude,glob){each[1:]}" if each[0] == "!" else f":(glob){each}" for each in self.inputs]
         command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z", "--", *self.tests, *patterns]
         found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return sorted({each for each in found.split("\0") if (ROOT / each).is_file()})
@@ -43,7 +43,9 @@ class Group:
 
 TESTS = ("*.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "problems/**", "scripts/**/*.py")
 SOURCES = ("torch-ext/*", "common/**", "*/*.h")
-PACKAGE = (*TESTS, *SOURCES, "torch-ext/**", "*/cpu/**")  # as a test on a CPU has it
+PACKAGE = (*TESTS, *SOURCES, "torch-ext/**", "*/cpu/**")
+# As a test on a CPU has it: kernels of GPUs change most, and what reads their machine code.
+ON_CPU = (*PACKAGE, "!**/hip/**", "!**/cuda/**", "!**/gpu/**", "!*/gpu.h", "!scripts/*gate*.py")
 GROUPS = {
     "CUDA's machine code": Group(
         ("tests/codegen/test_cuda_machine_code.py",), (*TESTS, *SOURCES, "*/cuda/**", "*/gpu/**")
@@ -54,10 +56,13 @@ GROUPS = {
         (*TESTS, *SOURCES, "*/hip/**", "*/gpu/**", "simulator/**"),
     ),
     # They need nothing of this package.
-    "the simulator": Group(("simulator/tests",), (*TESTS, "simulator/**")),
-    "the Hub": Group(("tests/hub",), (*PACKAGE, "CARD.md", "flake.*")),
+    "the simulator": Group(
+        ("simulator/tests",),
+        ("pytest.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "problems/**", "simulator/**"),
+    ),
+    "the Hub": Group(("tests/hub",), (*ON_CPU, "CARD.md", "flake.*")),
     "tools": Group(("tests/tools",), (*PACKAGE, "benchmarks/**", "docs/performance.md", "examples/**", "simulator/**")),
-    "vLLM": Group(("integrations/vllm/tests",), (*PACKAGE, "integrations/vllm/**", "examples/byte_*/**")),
+    "vLLM": Group(("integrations/vllm/tests",), (*ON_CPU, "integrations/vllm/**", "examples/byte_*/**")),
 }
 
 
