@@ -1,6 +1,6 @@
 // The simple kernel: for chips without wgmma, and for what TMA does not take. Any strides, alignment and sizes.
 //
-// A CTA of eight warps computes 64 columns by 64 rows. Of each block of 128 k it brings both operands to shared memory,
+// A CTA of eight warps computes 64 columns by 64 rows. Of each 128 bytes of k it brings both operands to shared memory,
 // 16 bytes a load where K is contiguous and aligned, byte by byte otherwise. A warp multiplies 16 columns by 32 rows
 // with the matrix instructions of common/cuda/mma.h, whose float32 sums are exact but for their own rounding.
 #pragma once
@@ -60,65 +60,74 @@ __device__ inline void store_staged(const gemm::Output& out, bool vectors, int s
     }
 }
 
-template <bool vectors>
-__global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(Args a) {
-    using Rows = uint8_t[kFallbackTile][kFallbackRow];
-    alignas(16) __shared__ uint8_t memory[2 * sizeof(Rows)];
-    static_assert(sizeof(memory) >= kFallbackTile * (kFallbackTile + 4) * sizeof(float));
-    Rows &columns = *reinterpret_cast<Rows*>(memory), &rows = *reinterpret_cast<Rows*>(memory + sizeof(Rows));
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-    const int64_t column_tiles = (a.n + kFallbackTile - 1) / kFallbackTile;
-    const int64_t n0 = blockIdx.x % column_tiles * kFallbackTile, m0 = blockIdx.x / column_tiles * kFallbackTile;
-    const int column = warp % 4 * kMmaWide, row = warp / 4 * 32;
-    wait_for_previous_kernel();
-    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
+struct FallbackMemory {
+    alignas(16) uint8_t columns[kFallbackTile][kFallbackRow];
+    uint8_t rows[kFallbackTile][kFallbackRow];
 
+    // In place of the operands.
+    using Staged = float[kFallbackTile][kFallbackTile + 4];
+    __device__ Staged& staged() { return *reinterpret_cast<Staged*>(this); }
+};
+static_assert(sizeof(FallbackMemory) >= sizeof(FallbackMemory::Staged));
+
+// The tile from row m0 and column n0 on, rows before a.m; bytes: of k. By all threads.
+//
+//     bring_rows(to, k0)             128 bytes of A's rows from k0 on, with zeros beyond both ends
+//     row_of(i)                      whose scale the i-th row has
+//     multiply(sums, wide, narrow)   half of them. scaled: sums are a block's
+template <bool vectors, bool scaled, class BringRows, class RowOf, class Multiply>
+__device__ inline void fallback_tile(FallbackMemory& memory, const Args& a, int64_t m0, int64_t n0, int64_t bytes,
+                                     const BringRows& bring_rows, const RowOf& row_of, const Multiply& multiply) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int column = warp % 4 * kMmaWide, row = warp / 4 * 32;
     // Of the lane's columns g and g + 8, and of its rows 2 t and 2 t + 1 of each 8.
-    const auto inside = [](int64_t i, int64_t count) { return i < count ? i : count - 1; };
     BlockScales of_columns(a.scale_b, 0), of_rows(a.scale_a, 0);
     int64_t column_place[2], row_place[4][2];
-    for (int i = 0; i < 2; ++i) column_place[i] = of_columns.place(inside(n0 + column + g + 8 * i, a.n));
+    for (int i = 0; i < 2; ++i) column_place[i] = of_columns.place(inside(a, n0 + column + g + 8 * i));
     for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 2; ++j) row_place[i][j] = of_rows.place(inside(m0 + row + 8 * i + 2 * t + j, a.m));
+        for (int j = 0; j < 2; ++j) row_place[i][j] = of_rows.place(row_of(row + 8 * i + 2 * t + j));
     }
-    float sums[4][4] = {};
-    for (int64_t k0 = 0; k0 < a.k; k0 += kBlock) {
-        bring<vectors>(columns, a.b, n0, a.n, k0, a.k);
-        bring<vectors>(rows, a.a, m0, a.m, k0, a.k);
+    float sums[1][4][4] = {};
+    for (int64_t k0 = 0; k0 < bytes; k0 += kBlock) {
+        bring<vectors>(memory.columns, a.b, n0, a.n, k0, bytes);
+        bring_rows(memory.rows, k0);
         // Barrier: other threads read the block.
         __syncthreads();
         Sums block[1][4] = {};
+        auto& target = scaled ? block : sums;
 #pragma unroll
         for (int half = 0; half < kBlock; half += 64) {
             uint4 wide[1][2], narrow[4];
             for (int i = 0; i < 2; ++i)
-                wide[0][i] = *reinterpret_cast<const uint4*>(&columns[column + g + 8 * i][half + 16 * t]);
+                wide[0][i] = *reinterpret_cast<const uint4*>(&memory.columns[column + g + 8 * i][half + 16 * t]);
             for (int i = 0; i < 4; ++i)
-                narrow[i] = *reinterpret_cast<const uint4*>(&rows[row + 8 * i + g][half + 16 * t]);
-            multiply_chunks(block, wide, narrow);
+                narrow[i] = *reinterpret_cast<const uint4*>(&memory.rows[row + 8 * i + g][half + 16 * t]);
+            multiply(target, wide, narrow);
         }
-        float s[2];
-        for (int i = 0; i < 2; ++i) s[i] = at_the_end(a.scale_b) ? 1 : of_columns.at(column_place[i]);
+        if constexpr (scaled) {
+            float s[2];
+            for (int i = 0; i < 2; ++i) s[i] = at_the_end(a.scale_b) ? 1 : of_columns.at(column_place[i]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float r[2] = {of_rows.at(row_place[i][0]), of_rows.at(row_place[i][1])};
+            for (int i = 0; i < 4; ++i) {
+                const float r[2] = {of_rows.at(row_place[i][0]), of_rows.at(row_place[i][1])};
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(r[e % 2] * s[e / 2], block[0][i][e], sums[i][e]);
+                for (int e = 0; e < 4; ++e)
+                    sums[0][i][e] = __fmaf_rn(r[e % 2] * s[e / 2], block[0][i][e], sums[0][i][e]);
+            }
+            of_columns.advance();
+            of_rows.advance();
         }
-        of_columns.advance();
-        of_rows.advance();
         // Barrier: the block has been read.
         __syncthreads();
     }
-    // Through shared memory, in place of the operands: a lane stores 16 bytes of a row.
-    float (*const staged)[kFallbackTile + 4] = reinterpret_cast<float (*)[kFallbackTile + 4]>(memory);
+    // Through shared memory: a lane stores 16 bytes of a row.
+    FallbackMemory::Staged& staged = memory.staged();
     const Column own[2] = {Column(a, n0 + column + g), Column(a, n0 + column + g + 8)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = own[e / 2].finished(sums[i][e]);
-        }
+        for (int e = 0; e < 4; ++e)
+            staged[row + 8 * i + 2 * t + e % 2][column + g + e / 2 * 8] = own[e / 2].finished(sums[0][i][e]);
     }
     // Barrier: other threads read the sums.
     __syncthreads();
@@ -128,6 +137,19 @@ __global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(A
     for (int r = threadIdx.x / lanes; r < kFallbackTile && m0 + r < a.m; r += kFallbackThreads / lanes) {
         store_staged(a.out, rows_of_vectors(a.out, size), size, m0 + r, n0 + first, a.n, &staged[r][first]);
     }
+}
+
+template <bool vectors>
+__global__ __launch_bounds__(kFallbackThreads) void block_scaled_gemm_fallback(Args a) {
+    __shared__ FallbackMemory memory;
+    const int64_t column_tiles = (a.n + kFallbackTile - 1) / kFallbackTile;
+    const int64_t n0 = blockIdx.x % column_tiles * kFallbackTile, m0 = blockIdx.x / column_tiles * kFallbackTile;
+    wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: see constant_b in docs/numerics.md
+    fallback_tile<vectors, true>(
+        memory, a, m0, n0, a.k, [&](auto& to, int64_t k0) { bring<vectors>(to, a.a, m0, a.m, k0, a.k); },
+        [&](int i) { return m0 + i < a.m ? m0 + i : a.m - 1; },
+        [](auto& sums, const auto& wide, const auto& narrow) { multiply_chunks(sums, wide, narrow); });
 }
 
 }  // namespace

@@ -9,50 +9,60 @@
 namespace rocm_fp8::block_scaled_gemm::cuda {
 namespace {
 
-// By kThreads threads: kRows scales a stage. float32 scales go to shared memory without passing through registers, as
-// many blocks ahead as the ring has stages.
+// By kThreads threads: a tile's kRows scales in every step, from `from` on. `async`, of float32: they pass through no
+// register, as many steps ahead as the ring has stages.
 //
-//     row_of(i, tile)           whose scale the i-th of a stage is         to(factors)    where it is stored
+//     row_of(i)     whose scale the i-th of a stage is         to(factors)    where it is stored
 template <class S, int kRows, int kThreads, class RowOf, class To>
-__device__ inline void feed_factors(typename S::Memory& shared, const Scales& scales, bool all_ones,
-                                    const Tiling& tiling, const Part& part, int thread, const RowOf& row_of,
+__device__ inline void feed_factors(typename S::Memory& shared, BlockScales from, bool all_ones, bool async, int steps,
+                                    int thread, Position<S::kStages>& at, bool& refills, const RowOf& row_of,
                                     const To& to) {
     constexpr int kEach = (kRows + kThreads - 1) / kThreads;
-    const bool async = !all_ones && scales.dtype == DType::f32;
-    Position<S::kStages> at;
-    bool refills = false;
-    for (Tiles tiles(tiling); tiles.left(); tiles.advance()) {
-        const gemm::TileAt tile = tiling.at(tiles.next);
-        BlockScales from(scales, part.first);
-        int64_t place[kEach];
-        uint32_t next[kEach];
+    int64_t place[kEach];
+    uint32_t next[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        place[i] = from.place(row_of(i * kThreads + thread));
+        next[i] = all_ones || async ? 0 : from.raw(place[i]);
+    }
+    for (int step = 0; step < steps; ++step) {
+        // Barrier: the stage's scales are replaced after their readers have left it.
+        if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
+        float* const stored = to(shared.factors[at.stage]) + thread;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            place[i] = from.place(row_of(i * kThreads + thread, tile));
-            next[i] = all_ones || async ? 0 : from.raw(place[i]);
+            if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
+            if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
+            else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
         }
-        for (int step = 0; step < part.count; ++step) {
-            if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
-            float* const stored = to(shared.factors[at.stage]) + thread;
+        from.advance();
+        if (async) {
+            arrive_after_copies(&shared.full[at.stage]);
+        } else {
+            arrive(&shared.full[at.stage]);
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
-                if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
-                if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
-                else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
+                if (!all_ones && step + 1 < steps) next[i] = from.raw(place[i]);
             }
-            from.advance();
-            if (async) {
-                arrive_after_copies(&shared.full[at.stage]);
-            } else {
-                arrive(&shared.full[at.stage]);
-#pragma unroll
-                for (int i = 0; i < kEach; ++i) {
-                    if (!all_ones && step + 1 < part.count) next[i] = from.raw(place[i]);
-                }
-            }
-            at.advance();
-            refills |= at.stage == 0;
         }
+        at.advance();
+        refills |= at.stage == 0;
+    }
+}
+
+// The same of all tiles of a CTA. row_of(i, tile)
+template <class S, int kRows, int kThreads, class RowOf, class To>
+__device__ inline void feed_all_factors(typename S::Memory& shared, const Scales& scales, bool all_ones,
+                                        const Tiling& tiling, const Part& part, int thread, const RowOf& row_of,
+                                        const To& to) {
+    Position<S::kStages> at;
+    bool refills = false;
+    const bool async = !all_ones && scales.dtype == DType::f32;
+    for (Tiles tiles(tiling); tiles.left(); tiles.advance()) {
+        const gemm::TileAt tile = tiling.at(tiles.next);
+        feed_factors<S, kRows, kThreads>(
+            shared, BlockScales(scales, part.first), all_ones, async, part.count, thread, at, refills,
+            [&](int i) { return row_of(i, tile); }, to);
     }
 }
 
@@ -80,12 +90,12 @@ __device__ inline void feed_scales(typename S::Memory& shared, const Args& a, co
     const auto inside = [](int64_t row, int64_t rows) { return row < rows ? row : rows - 1; };
     const int thread = threadIdx.x - kWarp;
     if (thread < kWideThreads) {
-        feed_factors<S, S::kWide, kWideThreads>(
+        feed_all_factors<S, S::kWide, kWideThreads>(
             shared, wide, S::kSwapped && of_channels, tiling, part, thread,
             [&](int i, const gemm::TileAt& tile) { return inside(tiling.first_row(tile.down) + i, tiling.wide_rows); },
             [](typename S::Factors& f) { return f.wide; });
     } else {
-        feed_factors<S, S::kNarrowFactors, kWarp>(
+        feed_all_factors<S, S::kNarrowFactors, kWarp>(
             shared, narrow, !S::kSwapped && of_channels, tiling, part, thread - kWideThreads,
             [&](int i, const gemm::TileAt& tile) {
                 const int64_t first = int64_t(tile.across) * S::kNarrow;

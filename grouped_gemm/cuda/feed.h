@@ -1,8 +1,7 @@
 // The loading warpgroup: one warp fills the ring with weights and rows, the others with their scales.
 #pragma once
 
-#include "../../common/cuda/async_copy.h"
-#include "../../common/gemm/cuda/kernel.h"
+#include "../../block_scaled_gemm/cuda/feed.h"
 #include "shape.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
@@ -86,45 +85,6 @@ __device__ inline void feed_operands(typename S::All& shared, const Args& a, con
     }
 }
 
-// By kThreads threads: a tile's kRows scales in every step, from `from` on. `async`, of float32: they pass through no
-// register, as many steps ahead as the ring has stages. row_of(i): whose scale the i-th is.
-template <class S, int kRows, int kThreads, class RowOf, class To>
-__device__ inline void feed_factors(typename S::Memory& shared, scaled::BlockScales from, bool all_ones, bool async,
-                                    int steps, int thread, Position<S::kStages>& at, bool& refills, const RowOf& row_of,
-                                    const To& to) {
-    constexpr int kEach = (kRows + kThreads - 1) / kThreads;
-    int64_t place[kEach];
-    uint32_t next[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        place[i] = from.place(row_of(i * kThreads + thread));
-        next[i] = all_ones || async ? 0 : from.raw(place[i]);
-    }
-    for (int step = 0; step < steps; ++step) {
-        // Barrier: the stage's scales are replaced after their readers have left it.
-        if (refills) wait_for(&shared.empty[at.stage], at.parity ^ 1);
-        float* const stored = to(shared.factors[at.stage]) + thread;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            if (kRows % kThreads != 0 && i * kThreads + thread >= kRows) continue;
-            if (async) copy_float_async(stored + i * kThreads, from.next + place[i]);
-            else stored[i * kThreads] = all_ones ? 1.0f : from.value(next[i]);
-        }
-        from.advance();
-        if (async) {
-            arrive_after_copies(&shared.full[at.stage]);
-        } else {
-            arrive(&shared.full[at.stage]);
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                if (!all_ones && step + 1 < steps) next[i] = from.raw(place[i]);
-            }
-        }
-        at.advance();
-        refills |= at.stage == 0;
-    }
-}
-
 // By the other warps: the second brings the scales of the weights, which 64 neighbours or more share; two those of A's
 // rows.
 template <class S>
@@ -139,7 +99,7 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
         const Tile tile = tile_at<S::kRows>(shared.beside.row_tiles, int(a.groups), launch.pieces, t);
         for (int turn = 0; turn < S::kTurns; ++turn) {
             if (of_weights) {
-                feed_factors<S, kWeightScales, kWarp>(
+                scaled::feed_factors<S, kWeightScales, kWarp>(
                     shared.ring, scaled::BlockScales(gemm_of(a, tile.expert, tile.end).scale_b, first_step), ones,
                     !ones && !exponents, launch.steps, thread, at, refills,
                     [&](int i) {
@@ -149,7 +109,7 @@ __device__ inline void feed_scales(typename S::All& shared, const Args& a, const
                     },
                     [](typename S::Factors& f) { return f.weights; });
             } else {
-                feed_factors<S, S::kRows, kRowThreads>(
+                scaled::feed_factors<S, S::kRows, kRowThreads>(
                     shared.ring, scaled::BlockScales(a.scale_a, first_step), false, !exponents, launch.steps, thread,
                     at, refills,
                     [&](int i) {

@@ -10,99 +10,30 @@ namespace {
 
 using scaled::TileSums;
 
-// sums += (scale of a row of A * scale of the weights) * block, of one tile of 64 wide rows. of: of the thread's two
-// wide rows, where these are A's, the product, for each range of narrow rows; else the weights' scales, and each column
-// has its own.
-template <class V>
-__device__ inline void add_scaled(float (&sums)[V::kGroups][4], const float (&block)[V::kGroups][4],
-                                  const float (&of_ranges)[V::kRanges][2], const float* rows) {
-    const int t = threadIdx.x % 4;
+// Scales of a thread's two wide rows, where these are A's, times the weights'; else the weights' alone, and each column
+// has its own. Where gated, eight narrow rows are of gates and eight of ups, in turn.
+template <class S>
+struct ExpertFactors {
+    static constexpr int kRanges = S::kRanges;
+    static constexpr __device__ int range_of(int group) { return group % kRanges; }
+    int first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
+
+    __device__ void read(float (&scales)[kRanges][2], const typename S::Factors& factors, int row, int tile) const {
 #pragma unroll
-    for (int i = 0; i < V::kGroups; ++i) {
-        const float (&of)[2] = of_ranges[i % V::kRanges];
-        float scale[4] = {of[0], of[0], of[1], of[1]};
-        if constexpr (V::kSwapped) {
-            const float2 own = *reinterpret_cast<const float2*>(rows + 8 * i + 2 * t);
-            scale[0] = own.x * of[0], scale[1] = own.y * of[0], scale[2] = own.x * of[1], scale[3] = own.y * of[1];
+        for (int r = 0; r < kRanges; ++r) {
+            float (&of)[2] = scales[r];
+            of[0] = of[1] = factors.weights[S::kGated ? r : S::kSwapped ? first + tile : 0];
+            if constexpr (S::kGated && S::kSwapped) of[1] = factors.weights[1];
+            if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
         }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][e] = __fmaf_rn(scale[e], block[i][e], sums[i][e]);
     }
-}
-
-// What a warpgroup multiplies of a stage: its own wide rows by all narrow ones; or, as V = Half, the first 64 wide rows
-// by its half of the narrow ones.
-template <class V, class S>
-struct Operands {
-    static constexpr bool kHalf = V::kGroups < S::kGroups;
-    int back, wide_back = 0, narrow_on = 0;  // rows; descriptors
-
-    __device__ explicit Operands(int warpgroup) : back(kHalf ? warpgroup * S::kTiles * kWgmmaRows : 0) {
-        if constexpr (kHalf) wide_back = back * kStep >> 4, narrow_on = warpgroup * V::kNarrow * kStep >> 4;
-    }
+    __device__ const float* narrow(const typename S::Factors& factors) const { return factors.rows; }
 };
 
-template <class T>
-__device__ inline void clear(T& sums) {
-#pragma unroll
-    for (auto& tile : sums)
-        for (auto& group : tile)
-            for (float& v : group) v = 0;
-}
-
-// FP8: of each block of 128 k the products' sum, then its scales. V: the shape S, or fewer tiles of it.
 template <class V, class S>
 __device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading,
                                        const Operands<V, S>& operands, TileSums<V>& sums) {
-    const int lane = threadIdx.x % kWarp, first = (threadIdx.x - kWarpgroup) / kWarpgroup * S::kTiles;
-    clear(sums);
-    const Position<S::kStages>& at = reading.at;
-    bool filled = completed(&ring.full[at.stage], at.parity);
-    for (int step = 0; step < steps; ++step) {
-        if (!filled) wait_for(&ring.full[at.stage], at.parity);
-        const typename S::Factors& factors = ring.factors[at.stage];
-        const uint32_t narrow = reading.narrow + operands.narrow_on, wide = reading.wide - operands.wide_back;
-        Barrier* const empty = &ring.empty[at.stage];
-        reading.advance();
-        // Read before the multiplications begin: the compiler would read them between two of these.
-        float scales[V::kTiles][V::kRanges][2];
-#pragma unroll
-        for (int i = 0; i < V::kTiles; ++i) {
-            const int row = reading.row - operands.back + i * kWgmmaRows;
-#pragma unroll
-            for (int r = 0; r < V::kRanges; ++r) {
-                float (&of)[2] = scales[i][r];
-                of[0] = of[1] = factors.weights[S::kGated ? r : S::kSwapped ? first + i : 0];
-                if constexpr (S::kGated && S::kSwapped) of[1] = factors.weights[1];
-                if constexpr (!S::kSwapped) of[0] *= factors.rows[row], of[1] *= factors.rows[row + 8];
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < V::kTiles; ++i) {
-            float block[V::kGroups][4];
-            begin_multiplications();
-#pragma unroll
-            for (int k = 0; k < kStep; k += kWgmmaK)
-                multiply_async(block, further(wide, i * kWgmmaRows * kStep + k), further(narrow, k), k > 0);
-            commit_multiplications();
-            wait_for_multiplications<0>();
-            if (i + 1 == V::kTiles) {
-                if (!S::kSwapped) {
-                    // Barrier: all lanes have read their scales, and the warp's multiplications have read the operands.
-                    __syncwarp();
-                    arrive_if(lane == 0, empty);
-                }
-                // Asked for while the sums are added. After the last block it is about the next tile's first.
-                filled = completed(&ring.full[at.stage], at.parity);
-            }
-            add_scaled<V>(sums[i], block, scales[i], factors.rows);
-        }
-        if (S::kSwapped) {
-            // Barrier: the same, of the narrow rows' scales.
-            __syncwarp();
-            arrive_if(lane == 0, empty);
-        }
-    }
+    multiply_blocks<V, S>(ring, steps, reading, operands, ExpertFactors<S>{}, sums);
 }
 
 // 16-bit: one sum over k, by the instructions themselves. Those of a step run while the next one's begin.
