@@ -41,10 +41,12 @@ class Tensor(ctypes.Structure):
     ]
 
 
-def emulated_library(operator: str) -> ctypes.CDLL:
-    """host/emulated_OPERATOR.cpp; compiled once for each state of the sources, by whichever worker comes first."""
+def emulated_library(operator: str, *others: str) -> ctypes.CDLL:
+    """host/emulated_OPERATOR.cpp; compiled once for each state of the sources, by whichever worker comes first. others:
+    operators whose headers it includes."""
+    folders = (operator, *others, "common")
     sources = [Path(__file__), HOST / f"emulated_{operator}.cpp", *sorted(HOST.glob("*.h"))]
-    sources += sorted(path for name in (operator, "common") for path in (ROOT / name).rglob("*.[hc]*"))
+    sources += sorted(path for name in folders for path in (ROOT / name).rglob("*.[hc]*"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file())).hexdigest()[:16]
     kept = ROOT / "build" / ".work" / "host"
     kept.mkdir(parents=True, exist_ok=True)
@@ -53,13 +55,13 @@ def emulated_library(operator: str) -> ctypes.CDLL:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.is_file():
             with tempfile.TemporaryDirectory(dir=kept) as folder:
-                os.replace(_compile(Path(folder), operator), library)
+                os.replace(_compile(Path(folder), operator, folders), library)
     return ctypes.CDLL(str(library))
 
 
-def _compile(folder: Path, operator: str) -> Path:
+def _compile(folder: Path, operator: str, folders: tuple[str, ...]) -> Path:
     """With a copy of the sources that it includes."""
-    for name in (operator, "common"):
+    for name in folders:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("cpu", "hip", "*.cu"))
     for name in REPLACED:
         (folder / "common" / "cuda" / f"{name}.h").write_text('#include "emulated_cuda.h"\n')

@@ -73,10 +73,14 @@ __device__ inline void run(int64_t k, bool constant_b, const CUtensorMap* wide, 
 template <class V, class S>
 struct Operands {
     static constexpr bool kHalf = V::kGroups < S::kGroups;
-    int back, wide_back = 0, narrow_on = 0;  // rows; descriptors
+    int back;                               // rows
+    uint32_t wide_back = 0, narrow_on = 0;  // descriptors
 
     __device__ explicit Operands(int warpgroup) : back(kHalf ? warpgroup * S::kTiles * kWgmmaRows : 0) {
-        if constexpr (kHalf) wide_back = back * kStep >> 4, narrow_on = warpgroup * V::kNarrow * kStep >> 4;
+        if constexpr (kHalf) {
+            wide_back = further(0, uint32_t(back * kStep));
+            narrow_on = further(0, uint32_t(warpgroup * V::kNarrow * kStep));
+        }
     }
 };
 

@@ -47,6 +47,7 @@ struct CUtensorMap {  // of bytes
     const uint8_t* data;
     int64_t rows, k, stride;
     int height;
+    int64_t group_stride = 0;
 };
 
 #include "../fp8.h"
@@ -311,7 +312,7 @@ inline void fetch_map(const CUtensorMap*) {}
 inline void copy_tile(void* to, const CUtensorMap* map, int column, int row, Barrier* barrier) {
     constexpr int kWidth = 128;
     const uint32_t at = shared_address(to);
-    if (at % 1024) fail("TMA's target is not aligned");
+    if (at % (map->height < 8 ? kWidth : 1024)) fail("TMA's target is not aligned");
     for (int r = 0; r < map->height; ++r) {
         for (int c = 0; c < kWidth; ++c) {
             const bool inside = row + r < map->rows && column + c < map->k;
@@ -321,6 +322,12 @@ inline void copy_tile(void* to, const CUtensorMap* map, int column, int row, Bar
     }
     counting(barrier).bytes -= map->height * kWidth;
     complete(counting(barrier));
+}
+
+inline void copy_tile_of(int group, void* to, const CUtensorMap* map, int column, int row, Barrier* barrier) {
+    CUtensorMap one = *map;
+    one.data += group * map->group_stride;
+    copy_tile(to, &one, column, row, barrier);
 }
 
 // --- wgmma.h, mma.h ---
