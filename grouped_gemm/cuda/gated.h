@@ -121,6 +121,7 @@ __device__ inline void make_gated(typename S::All& shared, const Args& a, const 
     constexpr bool kHalf = Operands<V, S>::kHalf;
     const Operands<V, S> operands(warpgroup);
     const block_scaled_gemm::Args one = gemm_of(a, tile.expert, tile.end);
+    // Known to be the warp's: a loop over rows counts by it, and the main loop's descriptors stay in uniform registers.
     const int thread = threadIdx.x - kWarpgroup, warp = known_uniform(thread / kWarp % 4);
     char* const parked = S::parked(shared);
     const int64_t column = int64_t(tile.piece) * kMostHidden;
@@ -130,7 +131,7 @@ __device__ inline void make_gated(typename S::All& shared, const Args& a, const 
 #pragma unroll 1
     for (int turn = 0; turn < S::kTurns; ++turn) {
         TileSums<V> sums;
-        multiply_scaled<V, S>(shared.ring, launch.steps, reading, operands, sums);
+        multiply_blocks<V, S>(shared.ring, launch.steps, reading, operands, ExpertFactors<S>{}, sums);
         const int first = turn * S::kOfTurn;
         if (scaled::at_the_end(one.scale_b)) scale_channels<V>(sums, one, column + first + (S::kSwapped ? 0 : own));
         park<V, type>(sums, gating.limit, parked, row, first + own);

@@ -30,12 +30,6 @@ struct ExpertFactors {
     __device__ const float* narrow(const typename S::Factors& factors) const { return factors.rows; }
 };
 
-template <class V, class S>
-__device__ inline void multiply_scaled(typename S::Memory& ring, int steps, Reading<S>& reading,
-                                       const Operands<V, S>& operands, TileSums<V>& sums) {
-    multiply_blocks<V, S>(ring, steps, reading, operands, ExpertFactors<S>{}, sums);
-}
-
 // 16-bit: one sum over k, by the instructions themselves. Those of a step run while the next one's begin.
 template <class V, class S>
 __device__ inline void multiply_half(typename S::Memory& ring, int steps, Reading<S>& reading,
@@ -75,7 +69,8 @@ __device__ inline void make_tile(typename S::All& shared, const Args& a, const L
     using One = Fewer<V, 1>;
     const Operands<V, S> operands(warpgroup);
     TileSums<V> sums;
-    if constexpr (S::kind == kScaled) multiply_scaled<V, S>(shared.ring, launch.steps, reading, operands, sums);
+    if constexpr (S::kind == kScaled)
+        multiply_blocks<V, S>(shared.ring, launch.steps, reading, operands, ExpertFactors<S>{}, sums);
     else multiply_half<V, S>(shared.ring, launch.steps, reading, operands, sums);
     int from = 0, to = V::kGroups;
     if constexpr (S::kSplits) {

@@ -79,22 +79,9 @@ def test_all_forms_are_here(emulated):
 
 
 GATHERED = problems.Case(
-    200,
-    3,
-    130,
-    272,
-    0,
-    problems.random,
-    3,
-    "group",
-    "block",
-    False,
-    torch.bfloat16,
-    torch.bfloat16,
-    random_fp8,
-    "dense",
-    None,
-)
+    rows=200, experts=3, n=130, k=272, which=0, routing=problems.random, slots=3, scale_a="group", scale_b="block",
+    exponents=False, biased=torch.bfloat16, dtype=torch.bfloat16, values=random_fp8, layout="dense", expected=None,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("form", range(PLAIN, FORMS))
