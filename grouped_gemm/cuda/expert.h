@@ -21,6 +21,7 @@ __device__ inline const void* moved(const void* p, int64_t elements, DType type)
 __device__ inline block_scaled_gemm::Args gemm_of(const Args& a, int64_t expert, int64_t end) {
     block_scaled_gemm::Args g{};
     g.a = a.a, g.b = a.b;
+    g.a.k_stride = g.b.k_stride = 1;  // all of it counts bytes
     g.b.data += expert * a.b.group_stride;
     g.m = end, g.n = a.n, g.k = a.k;
     g.scale_a = a.scale_a, g.scale_b = a.scale_b;

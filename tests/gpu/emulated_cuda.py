@@ -31,7 +31,7 @@ REPLACED = (
     "vector",
     "wgmma",
 )
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, E8M0: 5}  # common/types.h
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 3, E8M0: 5}  # common/types.h
 
 
 class Tensor(ctypes.Structure):

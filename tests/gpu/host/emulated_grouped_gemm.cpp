@@ -1,4 +1,5 @@
-// grouped_gemm's CUDA kernels for FP8, emulated: what its launcher does, with a form that the caller names.
+// grouped_gemm's CUDA kernels, emulated: what its launcher does, with a form that the caller names. Those with wgmma: for
+// FP8.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -11,12 +12,37 @@ namespace rocm_fp8 {
 
 using std::min;
 
-// Of other operands than FP8, and of SwiGLU in the epilogue: not emulated.
+// Four 16-bit numbers.
 struct Four {
-    uint32_t words[2];
+    uint32_t low, high;
 };
-inline void multiply(float (&)[4], Four, Four, Four) { fail("float16"); }
-inline void multiply_bf16(float (&)[4], Four, Four, Four) { fail("bfloat16"); }
+// common/cuda/mma.h's: lane 4 g + t has four of k of columns g and g + 8, and of row g.
+template <DType type>
+void multiply_halves(float (&sums)[4], Four first, Four second, Four narrow) {
+    const int lane = current->thread % kWarp, g = lane / 4, t = lane % 4;
+    auto& lanes = current->cta->exchanged[current->thread / kWarp];
+    lanes.resize(kWarp);
+    lanes[lane] = {first.low, first.high, second.low, second.high, narrow.low, narrow.high};
+    __syncwarp();
+    for (int e = 0; e < 4; ++e) {
+        for (int part = 0; part < 4; ++part) {
+            for (int i = 0; i < 2; ++i) {
+                const auto a = Pairs<type>::widen(lanes[g * 4 + part][e / 2 * 2 + i]);
+                const auto b = Pairs<type>::widen(lanes[(2 * t + e % 2) * 4 + part][4 + i]);
+                sums[e] += a.x * b.x;
+                sums[e] += a.y * b.y;
+            }
+        }
+    }
+    __syncwarp();
+}
+inline void multiply(float (&sums)[4], Four first, Four second, Four narrow) {
+    multiply_halves<DType::f16>(sums, first, second, narrow);
+}
+inline void multiply_bf16(float (&sums)[4], Four first, Four second, Four narrow) {
+    multiply_halves<DType::bf16>(sums, first, second, narrow);
+}
+// SwiGLU in the epilogue is not emulated.
 inline void copy_halves_of(int, void*, const CUtensorMap*, int, int, Barrier*) { fail("halves"); }
 
 }  // namespace rocm_fp8
@@ -39,6 +65,16 @@ void run_form(const Args& a, const CUtensorMap& rows, const Launch& launched, in
            [&] { grouped_gemm_tiles<index, kScaled>(a, weights, rows, launched); });
 }
 
+template <Kind kind>
+void run_plain(const Args& a, int64_t ctas) {
+    const bool vectors = a.k * a.element_bytes() % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride) &&
+                         rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % 16 == 0;
+    const int pieces = int(ceil_div(a.n, kFallbackTile));
+    launch(ctas, kFallbackThreads, 1, 0, [&] {
+        vectors ? grouped_gemm_fallback<kind, true>(a, pieces) : grouped_gemm_fallback<kind, false>(a, pieces);
+    });
+}
+
 }  // namespace
 
 extern "C" int form_count() { return kFormCount; }
@@ -47,15 +83,10 @@ extern "C" bool form_splits(int form) { return kForms[form].splits(); }
 // ctas: of a launch that does not split K. Scales of many rows are put into columns where `columns` asks for it.
 extern "C" void run(const Args* given, int form, int splits, int64_t ctas, bool columns) {
     Args a = *given;
-    a.format = DType::e4m3fn;
     if (form < 0) {
-        const bool vectors = a.k % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride) &&
-                             rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % 16 == 0;
-        const int pieces = int(ceil_div(a.n, kFallbackTile));
-        launch(ctas, kFallbackThreads, 1, 0, [&] {
-            vectors ? grouped_gemm_fallback<kScaled, true>(a, pieces)
-                    : grouped_gemm_fallback<kScaled, false>(a, pieces);
-        });
+        if (a.format == DType::bf16) run_plain<kBf16>(a, ctas);
+        else if (a.format == DType::f16) run_plain<kF16>(a, ctas);
+        else run_plain<kScaled>(a, ctas);
         return;
     }
     const Form& f = kForms[form];
