@@ -66,7 +66,8 @@ def run(emulated, inputs: problems.Inputs, out: torch.Tensor, form: int, splits:
         Bias(None, 0, 0) if bias is None else Bias(bias.data_ptr(), bias.stride(1), TYPES[bias.dtype]),
         0 if bias is None else bias.stride(0),
         Output(0, out.data_ptr(), out.stride(0), TYPES[out.dtype]),
-        *(TYPES[inputs.a.dtype], inputs.offsets.data_ptr(), None if inputs.rows is None else inputs.rows.data_ptr(), inputs.slots, 1),
+        *(TYPES[inputs.a.dtype], inputs.offsets.data_ptr(), None if inputs.rows is None else inputs.rows.data_ptr()),
+        *(inputs.slots, 1),
     )
     emulated.run(ctypes.byref(args), form, splits, ctypes.c_int64(ctas), columns)
 
