@@ -17,7 +17,7 @@
 
 namespace rocm_fp8 {
 
-enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz, e8m0, i8, i32 };
+enum class DType : int32_t { f32, f16, bf16, e4m3fn, e4m3fnuz, e8m0, i8, i32, e2m1 };
 
 ROCM_FP8_HD constexpr int64_t ceil_div(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 

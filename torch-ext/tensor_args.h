@@ -36,6 +36,7 @@ const char* name_of(DType t) {
         case DType::e8m0: return "float8_e8m0fnu";
         case DType::i8: return "int8";
         case DType::i32: return "int32";
+        case DType::e2m1: return "uint8";
     }
     return "?";
 }

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../fp8.h"
+#include "../mx.h"
 
 namespace rocm_fp8 {
 namespace {

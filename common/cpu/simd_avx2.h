@@ -133,6 +133,30 @@ struct Avx2 {
         out[2] = _mm256_cvtph_ps(_mm256_castsi256_si128(odd));
         out[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
     }
+    // --- MX ---
+    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
+        const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        // The look-up reads the lowest three bits of a lane.
+        const V magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+        const auto number = [&](__m256i code) {
+            const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
+            return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, code), _mm256_castsi256_ps(sign));
+        };
+        even = number(x);
+        odd = number(_mm256_srli_epi32(x, 4));
+    }
+    template <DType format>
+    static V decode_fp8(const uint8_t* p) {
+        const __m128i x = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        const __m128i code = _mm_and_si128(x, _mm_set1_epi16(0x7F));
+        const __m128i half =
+            _mm_or_si128(_mm_slli_epi16(code, 7), _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8));
+        const __m128i nan = Fp8Format<format>::has_negative_zero ? _mm_cmpeq_epi16(code, _mm_set1_epi16(0x7F))
+                                                                 : _mm_cmpeq_epi16(x, _mm_set1_epi16(0x80));
+        return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7E00)))),
+                             set1(Fp8Format<format>::half_scale));
+    }
+
     template <DType format>
     static void note_nan(NanMask& mask, const uint8_t* p) {
         const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

@@ -132,6 +132,27 @@ struct Avx512 {
         out[0] = _mm512_unpacklo_epi8(lo, hi);
         out[1] = _mm512_unpackhi_epi8(lo, hi);
     }
+    // --- MX ---
+    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
+        const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        // The look-up reads the lowest four bits of a lane.
+        const V numbers = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+        even = _mm512_permutexvar_ps(x, numbers);
+        odd = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), numbers);
+    }
+    template <DType format>
+    static V decode_fp8(const uint8_t* p) {
+        const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const __m256i code = _mm256_and_si256(x, _mm256_set1_epi16(0x7F));
+        const __m256i half = _mm256_or_si256(_mm256_slli_epi16(code, 7),
+                                             _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8));
+        const __mmask16 nan = Fp8Format<format>::has_negative_zero
+                                  ? _mm256_cmpeq_epi16_mask(code, _mm256_set1_epi16(0x7F))
+                                  : _mm256_cmpeq_epi16_mask(x, _mm256_set1_epi16(0x80));
+        return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7E00))),
+                             set1(Fp8Format<format>::half_scale));
+    }
+
     template <DType>
     static void note_nan(NanMask&, const uint8_t*) {}
     static bool any_nan(const NanMask&) { return false; }

@@ -151,6 +151,17 @@ struct Portable {
     static void decode(const uint8_t* p, Operand* out) {
         out[0] = map([&](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7Fu) << 7)); });
     }
+    // --- MX: width bytes, as numbers ---
+    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
+        static constexpr float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+        even = map([&](int i) { return numbers[p[i] & 15]; });
+        odd = map([&](int i) { return numbers[p[i] >> 4]; });
+    }
+    template <DType format>
+    static V decode_fp8(const uint8_t* p) {
+        return map([&](int i) { return fp8_decode<format>(p[i]); });
+    }
+
     template <DType format>
     static void note_nan(NanMask& mask, const uint8_t* p) {
         for (int i = 0; i < step; ++i)

@@ -22,6 +22,7 @@ from .int8 import (
 from .linear import fp8_linear as fp8_linear  # of models alone
 from .mla import mla_append, mla_decode
 from .moe import fused_moe, moe_combine, moe_route, moe_sort
+from .mx import moe_gate, quantize_mxfp4
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8
 from .quantize import quantize_fp8
 
@@ -46,10 +47,12 @@ __all__ = [
     "mla_append",
     "mla_decode",
     "moe_combine",
+    "moe_gate",
     "moe_route",
     "moe_sort",
     "quantize_fp8",
     "quantize_int8",
+    "quantize_mxfp4",
     "reread_environment",
     "rms_norm",
     "rms_norm_dynamic_fp8",

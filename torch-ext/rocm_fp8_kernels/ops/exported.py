@@ -11,10 +11,14 @@ __all__ = ["exported_moe"]
 _library = torch.library.Library(_raw.name, "FRAGMENT")
 _library.define(
     "fused_moe(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor? scale_w13, Tensor? scale_w2,"
-    " str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? shared, Tensor? expert_map, float? limit,"
+    " str? inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? bias13, Tensor? bias2, str gate, float? limit,"
+    " float alpha, float? beta, float? linear_beta, bool interleaved, Tensor? shared, Tensor? expert_map,"
     " bool power_of_two, ScalarType dtype) -> Tensor"
 )
-_NAMES = "scale_w13 scale_w2 inputs input_scale hidden_scale shared expert_map limit power_of_two dtype".split()
+_NAMES = (
+    "scale_w13 scale_w2 inputs input_scale hidden_scale bias13 bias2 gate limit alpha beta linear_beta interleaved"
+    " shared expert_map power_of_two dtype"
+).split()
 
 
 def _compute(x, w13, w2, weights, experts, *options) -> torch.Tensor:
@@ -31,9 +35,10 @@ torch.library.register_fake(
 )
 
 
-def exported_moe(x, w13, w2, weights, experts, *, out=None, **options) -> torch.Tensor:
-    """fused_moe's arguments, all by name that have defaults. Returns: out."""
+def exported_moe(x, w13, w2, weights, experts, *given) -> torch.Tensor:
+    """given: fused_moe's keywords in their order. Returns: out."""
+    *options, out, dtype, power_of_two = given
     fp8 = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-    options["dtype"] = options["dtype"] or (torch.bfloat16 if fp8 else x.dtype)
-    result = _raw.fused_moe(x, w13, w2, weights, experts, *(options[name] for name in _NAMES))
+    dtype = dtype or (torch.bfloat16 if fp8 else x.dtype)
+    result = _raw.fused_moe(x, w13, w2, weights, experts, *options, power_of_two, dtype)
     return result if out is None else out.copy_(result)

@@ -4,6 +4,7 @@ import torch
 
 from .arguments import WIDE, bytes_of_e8m0, check_dims, check_tensors, result
 from .calls import ops
+from .mx import holds_mx, mx_scales
 
 # The most rows that one skinny_gemm takes.
 SKINNY_GEMM_MAX_ROWS = 32
@@ -48,7 +49,7 @@ def skinny_gemm(
 def block_scaled_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
-    scale_a: torch.Tensor,
+    scale_a: torch.Tensor | None,
     scale_b: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
@@ -56,13 +57,14 @@ def block_scaled_gemm(
     out_dtype: torch.dtype | None = None,
     constant_b: bool = False,
 ) -> torch.Tensor:
-    """`out = a @ b.T + bias` for any number of rows, with scales for blocks of 128 k.
+    """`out = a @ b.T + bias` for any number of rows, with scales for blocks of 128 k, or of 32 (MX).
 
         p[m, n, j] = sum over the k of block j of a[m, k] * b[n, k]                      in float32
         out[m, n]  = sum over j of scale_a[m, j] * scale_b[n, j] * p[m, n, j] + bias[n]  in float32, then rounded
 
     A row's bits do not depend on the other rows. On a GPU they depend on M through its class alone: up to 16, 32, 64,
-    and then each multiple of 128. On a CPU they do not depend on M.
+    and then each multiple of 128. On a CPU they do not depend on M. With MX weights blocks j are of 32 k, and a row's
+    bits depend on nothing but the row and b.
 
     Args:
         a: FP8 [M, K], M >= 0, K >= 1; one of the dimensions contiguous. On a GPU the device's own format (`fp8_dtype`),
@@ -77,11 +79,20 @@ def block_scaled_gemm(
         out_dtype: dtype of the result: out's if None, bfloat16 if out is None too.
         constant_b: promises that whatever wrote b and scale_b has ended, as in skinny_gemm.
 
+    MX weights: b is MXFP4 (uint8 [N, K / 2], the even k in the low four bits of a byte) or MXFP8 (FP8 [N, K]), scale_b
+    float8_e8m0fnu (or its bytes as uint8) [N, K / 32]; K is a multiple of 32. Then a is float16 or bfloat16 [M, K]
+    without scale_a; FP8 with a float32 scale_a of one element, [M] or [M, 1]; MXFP8 (scale_a [M, K / 32]); or, with b
+    of MXFP4, MXFP4. Last dimensions are contiguous.
+
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
 
     Source: the scales of DeepSeek-V3 (1x128 of activations, 128x128 of weights), and the AMD FP8 GEMM challenge.
     """
+    if isinstance(b, torch.Tensor) and isinstance(scale_b, torch.Tensor) and holds_mx(b, scale_b):
+        out = gemm_result("block_scaled_gemm", a, b, b if scale_a is None else scale_a, scale_b, bias, out, out_dtype)
+        ops.block_scaled_gemm_mx(out, a, b, *mx_scales("block_scaled_gemm", a, scale_a, scale_b), bias)
+        return out
     out = gemm_result("block_scaled_gemm", a, b, scale_a, scale_b, bias, out, out_dtype)
     scales = (
         bytes_of_e8m0("block_scaled_gemm", "scale_a", scale_a),

@@ -6,6 +6,8 @@ from .activation import check_limit
 from .arguments import FP8, WIDE, bytes_of_e8m0, check_dims, check_tensors, refuse, result
 from .calls import ops
 from .device import fp8_dtype
+from .mx import gate_numbers, holds_mx, moe_gate, mx_scales
+from .quantize import quantize_fp8
 from .scales import scales_to_compute
 
 
@@ -30,7 +32,8 @@ def grouped_gemm(
 
     Nothing is read on the host: launches depend on shapes alone. A row's bits depend on its row of a and its expert,
     and on a GPU through a class (up to 4, or more) on expected_rows. Up to 4 it also depends on a class of R (1 to 2,
-    3 to 4, 5 to 8, 9 to 10, 11 to 20, or more). It never depends on how many rows its expert has.
+    3 to 4, 5 to 8, 9 to 10, 11 to 20, or more). It never depends on how many rows its expert has. With MX weights they
+    depend on the row and the expert alone.
 
     Args:
         a: FP8, float16 or bfloat16 [A, K], last dimension contiguous. On a GPU the device's own FP8 format.
@@ -45,11 +48,14 @@ def grouped_gemm(
         out_dtype: dtype of the result: out's if None, bfloat16 if out is None too.
         expected_rows: how many rows an expert is expected to have: R / E if None. It decides the form alone.
 
+    MX weights: b is MXFP4 (uint8 [E, N, K / 2]) or MXFP8 (FP8 [E, N, K]) with scale_b float8_e8m0fnu [E, N, K / 32]; a
+    and scale_a are then what block_scaled_gemm takes beside such weights.
+
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
     operator = "grouped_gemm"
-    scale_a, scale_b = _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows)
+    scale_a, scale_b, mx = _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows)
     if bias is not None:
         check_tensors(operator, bias=bias)
 
@@ -58,7 +64,9 @@ def grouped_gemm(
         return a.new_empty((count, b.shape[1]), dtype=dtype or torch.bfloat16)
 
     out = result(operator, out, out_dtype, WIDE, allocate)
-    ops.grouped_gemm(out, a, b, scale_a, scale_b, offsets, rows, slots, bias, expected_rows or 0)
+    (ops.grouped_gemm_mx if mx else ops.grouped_gemm)(
+        out, a, b, scale_a, scale_b, offsets, rows, slots, bias, expected_rows or 0
+    )
     return out
 
 
@@ -71,7 +79,13 @@ def grouped_gemm_swiglu_fp8(
     *,
     rows: torch.Tensor | None = None,
     slots: int = 1,
+    bias: torch.Tensor | None = None,
+    gate: str = "silu",
     limit: float | None = None,
+    alpha: float = 1.702,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    interleaved: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     scale: torch.Tensor | None = None,
     scaling: str = "row",
@@ -88,13 +102,16 @@ def grouped_gemm_swiglu_fp8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Byte for byte swiglu_dynamic_fp8, or with `scale` swiglu_fp8, of grouped_gemm's result in `dtype`.
 
-    Rows of the results from offsets[-1] on are not written.
+    Rows of the results from offsets[-1] on are not written. With MX weights, a bias, another gate or interleaved
+    columns it is, byte for byte, quantize_fp8 of moe_gate, in `dtype`, of grouped_gemm's result in float32; those rows
+    hold anything then.
 
     Args:
-        a, scale_a, scale_b, offsets, rows, slots, expected_rows: as in grouped_gemm.
-        b: a's dtype [E, 2 I, K]: gates, then ups.
-        limit: as in swiglu_dynamic_fp8.
-        dtype: float16 or bfloat16: what the product is rounded to before SwiGLU.
+        a, scale_a, scale_b, offsets, rows, slots, bias, expected_rows: as in grouped_gemm.
+        b: a's dtype, or MX, [E, 2 I, K]: gates, then ups.
+        gate, limit, alpha, beta, linear_beta, interleaved: as in moe_gate; where it is SwiGLU alone, limit as in
+            swiglu_dynamic_fp8.
+        dtype: float16 or bfloat16: what the product is rounded to before SwiGLU, or the gated values.
         scale: float32, one element: quantised by it. None: scales are computed.
         scaling: "row" or "group"; group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales, out,
             scale_out, out_dtype: as in quantize_fp8, of rows of I values.
@@ -103,10 +120,24 @@ def grouped_gemm_swiglu_fp8(
     Raises: RuntimeError naming the operator and the argument, before anything is written.
     """
     operator = "grouped_gemm_swiglu_fp8"
-    scale_a, scale_b = _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows)
+    given = scale_a, scale_b
+    scale_a, scale_b, mx = _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows)
     check_limit(operator, limit)
     if dtype not in WIDE[:2]:
         refuse(operator, "dtype", f"{dtype}; allowed: {WIDE[0]}, {WIDE[1]}")
+    if scale is None and scaling == "tensor":
+        refuse(operator, "scaling", "'tensor'; allowed: 'row', 'group'")
+    numbers = gate, limit, alpha, beta, linear_beta, interleaved
+    gate_numbers(operator, *numbers)
+    if mx or bias is not None or gate != "silu" or interleaved:
+        product = grouped_gemm(
+            a, b, *given, offsets, rows=rows, slots=slots, bias=bias, out_dtype=WIDE[2], expected_rows=expected_rows
+        )
+        names = "gate", "limit", "alpha", "beta", "linear_beta", "interleaved"
+        hidden = moe_gate(product, offsets, **dict(zip(names, numbers)), out_dtype=dtype)
+        wanted = dict(scaling=scaling, group_size=group_size, scale_dtype=scale_dtype, power_of_two=power_of_two)
+        wanted |= dict(scale_ub=scale_ub, fp8_max=fp8_max, column_major_scales=column_major_scales)
+        return quantize_fp8(hidden, scale, **wanted, out=out, scale_out=scale_out, out_dtype=out_dtype)
     count, d = (a.shape[0] if rows is None else rows.numel()), b.shape[1] // 2
 
     def allocate(wanted: torch.dtype | None) -> torch.Tensor:
@@ -119,8 +150,6 @@ def grouped_gemm_swiglu_fp8(
         check_tensors(operator, scale=scale)
         ops.grouped_gemm_swiglu_fp8(out, None, *of_gemm, scale, None, 0, 2.0, False, expected)
         return out, scale
-    if scaling == "tensor":
-        refuse(operator, "scaling", "'tensor'; allowed: 'row', 'group'")
     wanted = scaling, group_size, scale_dtype, power_of_two, scale_ub, fp8_max, column_major_scales
     returned, written, group, largest = scales_to_compute(operator, (count,), a.device, d, wanted, scale_out, out.dtype)
     ops.grouped_gemm_swiglu_fp8(out, written, *of_gemm, None, scale_ub, group, largest, bool(power_of_two), expected)
@@ -128,7 +157,7 @@ def grouped_gemm_swiglu_fp8(
 
 
 def _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows):
-    """The scales as the operators take them."""
+    """The scales as the operators take them, and whether b is MX."""
     check_tensors(operator, a=a, b=b, offsets=offsets)
     check_dims(operator, "a", a, 2, "[A, K]")
     check_dims(operator, "b", b, 3, "[E, N, K]")
@@ -138,7 +167,9 @@ def _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_ro
         refuse(operator, "slots", f"{slots!r}; needs a positive integer")
     if expected_rows is not None and not (isinstance(expected_rows, int) and expected_rows > 0):
         refuse(operator, "expected_rows", f"{expected_rows!r}; needs a positive integer, or None")
-    return tuple(_bytes(operator, name, scale) for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)))
+    if b.dtype == torch.uint8 or (isinstance(scale_b, torch.Tensor) and holds_mx(b, scale_b)):
+        return *mx_scales(operator, a, scale_a, scale_b), True
+    return *(_bytes(operator, name, scale) for name, scale in (("scale_a", scale_a), ("scale_b", scale_b))), False
 
 
 def _bytes(operator: str, name: str, scale: torch.Tensor | None) -> torch.Tensor | None:

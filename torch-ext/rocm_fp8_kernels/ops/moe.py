@@ -3,15 +3,15 @@
 import torch
 
 from .activation import check_limit
-from .arguments import FP8, SCALES, WIDE, check_dims, check_tensors, refuse, result
+from .arguments import FP8, WIDE, check_dims, check_tensors, refuse, result
 from .calls import ops
-from .device import fp8_dtype
 from .exported import exported_moe
 from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
+from .moe_checks import check_dtype, check_fused_moe, check_inputs, default_inputs, refuse_experts
+from .mx import MX_BLOCK, holds_mx, moe_gate, quantize_mxfp4
 from .quantize import quantize_fp8
 
 _HALF = WIDE[:2]
-_MOST_EXPERTS, _MOST_CHOSEN, _BLOCK = 1024, 32, 128
 
 
 def moe_route(
@@ -150,47 +150,64 @@ def fused_moe(
     *,
     scale_w13: torch.Tensor | None = None,
     scale_w2: torch.Tensor | None = None,
-    inputs: str = "group",
+    inputs: str | None = None,
     input_scale: torch.Tensor | None = None,
     hidden_scale: torch.Tensor | None = None,
+    bias13: torch.Tensor | None = None,
+    bias2: torch.Tensor | None = None,
+    gate: str = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    interleaved: bool = False,
     shared: torch.Tensor | None = None,
     expert_map: torch.Tensor | None = None,
-    limit: float | None = None,
     out: torch.Tensor | None = None,
     power_of_two: bool = False,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A mixture of experts with SwiGLU: moe_sort, quantize_fp8, grouped_gemm_swiglu_fp8, grouped_gemm and moe_combine,
-    one after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
+    """A mixture of experts: moe_sort, quantisation, grouped GEMMs with a gate between them, and moe_combine.
+
+    One after the other and byte for byte. Nothing is read on the host, so a captured graph serves every routing.
 
     Args:
         x: float16 or bfloat16 [T, D], last dimension contiguous; or FP8, as quantize_fp8 gives it: then nothing is
             quantised here.
-        w13: FP8 or x's dtype [E, 2 I, D]: gates, then ups, of this rank's experts.
-        w2: w13's dtype [E, D, I].
+        w13: x's dtype, FP8, or MX (as in grouped_gemm) [E, 2 I, D]: gates, then ups, of this rank's experts.
+        w2: of w13's kind [E, D, I].
         weights: float32 [T, k], of moe_route.
         experts: int32 or int64 [T, k]; outside of [0, E), after the map, a slot is dropped.
-        scale_w13, scale_w2: of FP8 weights, as in grouped_gemm.
-        inputs: how x and the hidden values are quantised: "group" (128 values have a scale), "row" or "static".
+        scale_w13, scale_w2: of FP8 and MX weights, as in grouped_gemm.
+        inputs: how x and the hidden values enter the products. FP8 weights: "group" (the default: 128 values have a
+            scale), "row" or "static". MX: "16bit" (the default, unless x is FP8), "fp8" (a scale a row), "mxfp8", or
+            with MXFP4 weights "mxfp4".
         input_scale, hidden_scale: float32, one element each, with inputs="static" and no other. With x in FP8
-            input_scale is x's scale: of one element, [T, 1] or [T, ceil(D / 128)], as `inputs` says.
+            input_scale is x's scale: of one element, [T, 1] or [T, ceil(D / 128)], or [T, D / 32] for "mxfp8".
+        bias13, bias2: float16, bfloat16 or float32 [E, 2 I] and [E, D], or None. bias2 counts in each slot, before its
+            weight.
+        gate, limit, alpha, beta, linear_beta, interleaved: as in moe_gate; limit of "silu" with FP8 or 16-bit weights
+            as in swiglu_dynamic_fp8.
         shared: [T, D], added to the result: of shared experts that are computed elsewhere. One whose rows are all
             tokens can be one more expert, too, with a slot of weight 1.
         expert_map: int32 [global experts], as in moe_sort.
-        limit: as in swiglu_dynamic_fp8.
         out: float16, bfloat16 or float32 [T, D]; allocated in `dtype` if None.
         power_of_two: as in quantize_fp8, of scales that are computed.
-        dtype: float16 or bfloat16: of the GEMMs' results. x's own; of FP8 bfloat16 if None.
+        dtype: float16 or bfloat16: of the GEMMs' results and the gate's. x's own; of FP8 bfloat16 if None.
+
+    Hidden values: with FP8 weights, gate="silu", no bias13 and no interleaving grouped_gemm_swiglu_fp8's; with 16-bit
+    weights and the same SwiGLU by torch in their dtype. Else moe_gate's of the product in float32.
 
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before `out` is written.
     """
+    given = (
+        *(scale_w13, scale_w2, inputs, input_scale, hidden_scale, bias13, bias2),
+        *(gate, limit, alpha, beta, linear_beta, interleaved, shared, expert_map, out, dtype),
+    )
     if torch.compiler.is_exporting():
-        options = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
-        options |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
-        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out)
-    scales = scale_w13, scale_w2, inputs, input_scale, hidden_scale
-    given = x, w13, w2, weights, experts, *scales, shared, expert_map, limit, out, dtype
+        return exported_moe(x, w13, w2, weights, experts, *given, power_of_two)
+    given = x, w13, w2, weights, experts, *given
     if torch.compiler.is_compiling():
         check_fused_moe(*given)
         return _fused_moe(*given, power_of_two)
@@ -212,25 +229,35 @@ def _why_refused(given: tuple) -> RuntimeError | None:
     return None
 
 
-def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_scale, hidden_scale, shared,
-               expert_map, limit, out, dtype, power_of_two) -> torch.Tensor:  # fmt: skip
+def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_scale, hidden_scale, bias13, bias2,
+               gate, limit, alpha, beta, linear_beta, interleaved, shared, expert_map, out, dtype,
+               power_of_two) -> torch.Tensor:  # fmt: skip
     """Refuses itself what none of its parts would."""
     operator = "fused_moe"
     check_tensors(operator, x=x, w13=w13, w2=w2, weights=weights, experts=experts)
-    given, static = x.dtype in FP8, inputs == "static"
-    dtype = _check_dtype(x, dtype)
+    mx = holds_mx(w13, scale_w13)
+    given, inputs = x.dtype in FP8, inputs or default_inputs(x, mx)
+    static = inputs == "static"
+    dtype = check_dtype(x, dtype)
     check_dims(operator, "w13", w13, 3, "[E, 2 I, D]")
     check_dims(operator, "experts", experts, 2, "[T, k]")
     check_dims(operator, "x", x, 2, "[T, D]")
     if experts.shape[0] != x.shape[0]:
-        _refuse_experts(x, experts)
-    _check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
+        refuse_experts(x, experts)
+    check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
     count, slots = w13.shape[0], experts.shape[1]
     rows, offsets, positions = moe_sort(experts, count, expert_map=expert_map)
     everyone = count if expert_map is None else max(expert_map.numel(), 1)
     sorted_by = dict(rows=rows, slots=slots, expected_rows=max(1, -(-rows.numel() // everyone)))
-    alike = dict(expected_rows=sorted_by["expected_rows"], out_dtype=dtype)
-    if w13.dtype not in FP8:
+    alike = dict(expected_rows=sorted_by["expected_rows"], bias=bias2, out_dtype=dtype)
+    if mx or bias13 is not None or gate != "silu" or interleaved:
+        of_gate = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
+        q, scale = (x, input_scale) if given else _entering(x, w13, inputs, input_scale, power_of_two)
+        product = grouped_gemm(q, w13, scale, scale_w13, offsets, **sorted_by, bias=bias13, out_dtype=torch.float32)
+        hidden = moe_gate(product, offsets, **of_gate, out_dtype=dtype)
+        hidden, scale = _entering(hidden, w13, inputs, hidden_scale, power_of_two)
+        y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, **alike)
+    elif w13.dtype not in FP8:
         hidden = _swiglu(grouped_gemm(x, w13, None, None, offsets, **sorted_by, out_dtype=x.dtype), limit)
         y = grouped_gemm(hidden, w2, None, None, offsets, **alike)
     else:
@@ -244,6 +271,23 @@ def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_
     return moe_combine(y, weights, positions, shared=shared, out=out)
 
 
+def _entering(values, w13, inputs, scale, power_of_two) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Values as they enter a GEMM, and their scales."""
+    if inputs == "16bit" or w13.dtype in _HALF:
+        return values, None
+    if inputs == "mxfp4":
+        return quantize_mxfp4(values)
+    kind = None if w13.dtype == torch.uint8 else w13.dtype
+    if inputs == "static":
+        return quantize_fp8(values, scale, out_dtype=kind)
+    if inputs == "mxfp8":
+        return quantize_fp8(
+            values, scaling="group", group_size=MX_BLOCK, scale_dtype=torch.float8_e8m0fnu, out_dtype=kind
+        )
+    scaling = "group" if inputs == "group" else "row"
+    return quantize_fp8(values, scaling=scaling, power_of_two=power_of_two, out_dtype=kind)
+
+
 def _swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:
     """In x's dtype: torch's own, as nothing is quantised."""
     check_limit("fused_moe", limit)
@@ -251,156 +295,3 @@ def _swiglu(x: torch.Tensor, limit: float | None) -> torch.Tensor:
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return torch.nn.functional.silu(gate) * up
-
-
-def check_fused_moe(
-    x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    scale_w13: torch.Tensor | None,
-    scale_w2: torch.Tensor | None,
-    inputs: str,
-    input_scale: torch.Tensor | None,
-    hidden_scale: torch.Tensor | None,
-    shared: torch.Tensor | None,
-    expert_map: torch.Tensor | None,
-    limit: float | None,
-    out: torch.Tensor | None,
-    dtype: torch.dtype | None,
-) -> torch.dtype:
-    """Refuses in words of fused_moe's own arguments, which its parts know by other names. Returns `dtype`."""
-    operator = "fused_moe"
-    tensors = dict(x=x, w13=w13, w2=w2, weights=weights, experts=experts)
-    scales = dict(scale_w13=scale_w13, scale_w2=scale_w2, input_scale=input_scale, hidden_scale=hidden_scale)
-    optional = scales | dict(shared=shared, expert_map=expert_map, out=out)
-    tensors |= {name: t for name, t in optional.items() if t is not None}
-    check_tensors(operator, **tensors)
-    for name, t in tensors.items():
-        if t.device != x.device:
-            refuse(operator, name, f"on device {t.device}, but x is on {x.device}")
-
-    dtype = _check_dtype(x, dtype)
-    if x.dim() != 2 or x.shape[1] < 1:
-        _refuse_shape("x", x, "[T, D]")
-    _check_experts(x, w13, w2, inputs, **scales)
-    _check_chosen(x, weights, experts, expert_map)
-    for name, t in (("x", x), ("w13", w13), ("w2", w2), ("shared", shared), ("out", out)):
-        if t is None:
-            continue
-        if name in ("shared", "out"):
-            if t.dtype not in WIDE:
-                refuse(operator, name, f"dtype {t.dtype}; allowed: {_names(*WIDE)}")
-            if t.shape != x.shape:
-                _refuse_shape(name, t, f"x's [T, D] = {list(x.shape)}")
-        if t.shape[-1] > 1 and t.stride(-1) != 1:
-            refuse(operator, name, f"last dimension has stride {t.stride(-1)}; needs 1")
-    _check_scales(x, w13, inputs, **scales)
-    check_limit(operator, limit)
-    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2  # rounds to zero
-    if w13.dtype in FP8 and limit is not None and limit <= least:
-        refuse(operator, "limit", f"{limit!r}; needs a number that is positive in {dtype}")
-    return dtype
-
-
-def _check_dtype(x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    given = x.dtype in FP8
-    if not given and x.dtype not in _HALF:
-        refuse("fused_moe", "x", f"dtype {x.dtype}; allowed: {_names(*_HALF, *FP8)}")
-    dtype = dtype or (torch.bfloat16 if given else x.dtype)
-    if dtype not in _HALF or not (given or dtype == x.dtype):
-        needs = _names(*_HALF) if given else f"x's, {x.dtype}"
-        refuse("fused_moe", "dtype", f"{dtype}; allowed: {needs}")
-    return dtype
-
-
-def _check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale) -> None:
-    """How x and the hidden values are quantised, and whether they are."""
-    operator, given, static = "fused_moe", x.dtype in FP8, inputs == "static"
-    if inputs not in ("group", "row", "static"):
-        refuse(operator, "inputs", f"{inputs!r}; allowed: 'group', 'row', 'static'")
-    if w13.dtype == x.dtype and not given:
-        scales = {name: s for name, s in (("scale_w13", scale_w13), ("scale_w2", scale_w2)) if s is not None}
-        if inputs != "group" or (scales and w2.dtype in FP8):
-            refuse(operator, "inputs", f"{inputs!r} or scales given; experts of {w13.dtype} (w13) have none")
-        for name in scales:
-            refuse(operator, name, f"given; needs None: experts of {w13.dtype} have no scales")
-    for name, scale, needed in (("input_scale", input_scale, static or given), ("hidden_scale", hidden_scale, static)):
-        if (scale is not None) != needed:
-            where = "with inputs='static'" + (", and with x in FP8" if name == "input_scale" else "")
-            refuse(operator, name, f"None; needs a tensor {where}" if needed else f"given; needs None but {where}")
-
-
-def _check_experts(x, w13, w2, inputs, scale_w13, scale_w2, input_scale, hidden_scale) -> None:
-    operator, d = "fused_moe", x.shape[1]
-    if w13.dim() != 3 or w13.shape[2] != d or w13.shape[1] < 2 or w13.shape[1] % 2 != 0:
-        _refuse_shape("w13", w13, f"[E, 2 I, D], gates and as many ups, with x's D = {d}")
-    count, columns = w13.shape[:2]
-    if not 1 <= count <= _MOST_EXPERTS:
-        _refuse_shape("w13", w13, f"[E, 2 I, D] with 1 to {_MOST_EXPERTS} experts")
-    if w13.dtype != x.dtype and (x.dtype in FP8 or w13.dtype not in FP8):
-        needs = "x's" if x.dtype in FP8 else f"x's, {_names(*FP8)}"
-        refuse(operator, "w13", f"dtype {w13.dtype} beside x's {x.dtype}; allowed: {needs}")
-    if w13.dtype in FP8 and x.device.type == "cuda" and w13.dtype != fp8_dtype(x.device):
-        refuse(operator, "w13", f"dtype {w13.dtype}; this GPU multiplies {fp8_dtype(x.device)}")
-    _check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
-    if w2.dtype != w13.dtype:
-        refuse(operator, "w2", f"dtype {w2.dtype}; needs w13's, {w13.dtype}")
-    if w2.shape != (count, d, columns // 2):
-        _refuse_shape("w2", w2, f"[E, D, I] = {[count, d, columns // 2]}, as w13 has them")
-
-
-def _check_chosen(x, weights, experts, expert_map) -> None:
-    operator = "fused_moe"
-    if experts.dim() != 2 or experts.shape[0] != x.shape[0] or not 1 <= experts.shape[1] <= _MOST_CHOSEN:
-        _refuse_experts(x, experts)
-    if experts.dtype not in (torch.int32, torch.int64):
-        refuse(operator, "experts", f"dtype {experts.dtype}; allowed: torch.int32, torch.int64")
-    if weights.dtype != torch.float32:
-        refuse(operator, "weights", f"dtype {weights.dtype}; allowed: torch.float32")
-    if weights.shape != experts.shape:
-        _refuse_shape("weights", weights, f"experts' [T, k] = {list(experts.shape)}")
-    if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
-        _refuse_shape("expert_map", expert_map, "int32 [global experts]")
-    for name, t in (("weights", weights), ("experts", experts), ("expert_map", expert_map)):
-        if t is not None and not t.is_contiguous():
-            refuse(operator, name, f"strides {list(t.stride())}; needs a contiguous tensor")
-
-
-def _check_scales(x, w13, inputs, scale_w13, scale_w2, input_scale, hidden_scale) -> None:
-    static, (tokens, d) = inputs == "static", x.shape
-    if w13.dtype in FP8:
-        count, columns = w13.shape[:2]
-        for name, scale, rows, k in (("scale_w13", scale_w13, columns, d), ("scale_w2", scale_w2, d, columns // 2)):
-            if scale is None:
-                refuse("fused_moe", name, f"None; experts of {w13.dtype} need scales")
-            blocks = count, -(-rows // _BLOCK), -(-k // _BLOCK)
-            _check_scale(name, scale, (count, 1, 1), (count, rows, 1), blocks)
-    if x.dtype in FP8:
-        _check_scale("input_scale", input_scale, (tokens,), (tokens, 1), (tokens, -(-d // _BLOCK)))
-    elif static:
-        _check_scale("input_scale", input_scale)
-    if static:
-        _check_scale("hidden_scale", hidden_scale)
-
-
-def _check_scale(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> None:
-    """Of one element, or of one of `shapes`; without these float32 alone."""
-    allowed = SCALES if shapes else SCALES[:1]
-    if scale.dtype not in allowed:
-        refuse("fused_moe", name, f"dtype {scale.dtype}; allowed: {_names(*allowed)}")
-    if scale.numel() != 1 and not any(scale.shape == shape for shape in shapes):
-        _refuse_shape(name, scale, " or ".join(["one element", *(str(list(shape)) for shape in shapes)]))
-
-
-def _refuse_experts(x: torch.Tensor, experts: torch.Tensor) -> None:
-    _refuse_shape("experts", experts, f"[T, k] with x's T = {x.shape[0]} and k from 1 to {_MOST_CHOSEN}")
-
-
-def _names(*dtypes: torch.dtype) -> str:
-    return ", ".join(map(str, dtypes))
-
-
-def _refuse_shape(name: str, t: torch.Tensor, needs: str) -> None:
-    refuse("fused_moe", name, f"{t.dtype} of shape {list(t.shape)}; needs {needs}")

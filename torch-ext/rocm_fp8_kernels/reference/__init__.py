@@ -21,6 +21,7 @@ from .int8 import (
 )
 from .mla import mla_append, mla_decode
 from .moe import fused_moe, grouped_gemm, grouped_gemm_swiglu_fp8, moe_combine, moe_route, moe_sort
+from .mx import moe_gate, quantize_mxfp4
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, normalize, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8
 from .quantize import encode_fp8, quantize_fp8
 
@@ -43,11 +44,13 @@ __all__ = [
     "mla_append",
     "mla_decode",
     "moe_combine",
+    "moe_gate",
     "moe_route",
     "moe_sort",
     "normalize",
     "quantize_fp8",
     "quantize_int8",
+    "quantize_mxfp4",
     "rms_norm",
     "rms_norm_dynamic_fp8",
     "rms_norm_fp8",

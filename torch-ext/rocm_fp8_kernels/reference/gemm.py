@@ -2,6 +2,8 @@
 
 import torch
 
+from ..ops.mx import holds_mx
+from .mx import mx_product
 from .quantize import into
 
 
@@ -28,6 +30,9 @@ def _block_scales(scale: torch.Tensor, rows: int, blocks: int, by_row: tuple[int
 
 
 def block_scaled_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, constant_b=False):
+    if holds_mx(b, scale_b):
+        c = mx_product(a, b, scale_a, scale_b, bias)
+        return into(out, c.to(out_dtype or (torch.bfloat16 if out is None else out.dtype)))
     (m, k), n = a.shape, b.shape[0]
     blocks = -(-k // 128)
     scale_a = _block_scales(scale_a, m, blocks, (m, 1), by_blocks=True)

@@ -4,9 +4,11 @@ import torch
 
 from ..ops.arguments import FP8
 from ..ops.exported import exported_moe
-from ..ops.moe import check_fused_moe
+from ..ops.moe_checks import check_fused_moe, default_inputs
+from ..ops.mx import MX_BLOCK, holds_mx
 from .activation import swiglu, swiglu_dynamic_fp8
 from .gemm import block_scaled_gemm
+from .mx import moe_gate, mx_product, quantize_mxfp4
 from .quantize import encode_fp8, fp8_dtype_of, into, quantize_fp8
 
 
@@ -99,7 +101,10 @@ def grouped_gemm(
     count = len(a) if rows is None else len(rows)
     out = torch.zeros(count, b.shape[1], dtype=dtype, device=a.device) if out is None else out
     for e, places, sources in _sources(a, offsets, rows, slots):
-        if scale_a is None:
+        if holds_mx(b, scale_b):
+            rows_of_a = a[sources] if a.itemsize == 2 else a.view(torch.uint8)[sources].view(a.dtype)
+            c = mx_product(rows_of_a, b[e], _rows_of(scale_a, sources), scale_b[e], None if bias is None else bias[e])
+        elif scale_a is None:
             c = a[sources].float() @ b[e].float().t()
             c = c if bias is None else c + bias[e].float()
         else:
@@ -130,7 +135,13 @@ def grouped_gemm_swiglu_fp8(
     *,
     rows=None,
     slots=1,
+    bias=None,
+    gate="silu",
     limit=None,
+    alpha=1.702,
+    beta=None,
+    linear_beta=None,
+    interleaved=False,
     dtype=torch.bfloat16,
     scale=None,
     scaling="row",
@@ -145,8 +156,15 @@ def grouped_gemm_swiglu_fp8(
     out_dtype=None,
     expected_rows=None,
 ):
-    c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, out_dtype=dtype)
     live, kind = int(offsets[-1]), fp8_dtype_of(a, out, out_dtype)
+    numbers = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
+    if holds_mx(b, scale_b) or bias is not None or gate != "silu" or interleaved:
+        c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, bias=bias, out_dtype=torch.float32)
+        wanted = dict(scaling=scaling, group_size=group_size, scale_dtype=scale_dtype, power_of_two=power_of_two)
+        wanted |= dict(scale_ub=scale_ub, fp8_max=fp8_max, column_major_scales=column_major_scales)
+        hidden = moe_gate(c, offsets, **numbers, out_dtype=dtype)
+        return quantize_fp8(hidden, scale, **wanted, out=out, scale_out=scale_out, out_dtype=kind)
+    c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, out_dtype=dtype)
     if scale is not None:
         q, scales = encode_fp8(swiglu(c, limit).float() / scale, kind), scale
     else:
@@ -192,39 +210,59 @@ def fused_moe(
     *,
     scale_w13=None,
     scale_w2=None,
-    inputs="group",
+    inputs=None,
     input_scale=None,
     hidden_scale=None,
+    bias13=None,
+    bias2=None,
+    gate="silu",
+    limit=None,
+    alpha=1.702,
+    beta=None,
+    linear_beta=None,
+    interleaved=False,
     shared=None,
     expert_map=None,
-    limit=None,
     out=None,
     power_of_two=False,
     dtype=None,
 ):
+    of_call, scales = (x, w13, w2, weights, experts), (scale_w13, scale_w2)
+    gating = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
+    rest = input_scale, hidden_scale, bias13, bias2, *gating.values(), shared, expert_map, out, dtype
     if torch.compiler.is_exporting():
-        options = dict(scale_w13=scale_w13, scale_w2=scale_w2, inputs=inputs, input_scale=input_scale, shared=shared)
-        options |= dict(hidden_scale=hidden_scale, expert_map=expert_map, limit=limit, power_of_two=power_of_two)
-        return exported_moe(x, w13, w2, weights, experts, **options, dtype=dtype, out=out)
+        return exported_moe(*of_call, *scales, inputs, *rest, power_of_two)
+    mx = isinstance(w13, torch.Tensor) and holds_mx(w13, scale_w13)
     # Of experts that are not quantised `inputs` says nothing.
-    quantised = isinstance(w13, torch.Tensor) and w13.dtype in FP8
-    dtype = check_fused_moe(
-        *(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs if quantised else "group"),
-        *(input_scale, hidden_scale, shared, expert_map, limit, out, dtype),
-    )
-    given = x.dtype in FP8
+    quantised = mx or (isinstance(w13, torch.Tensor) and w13.dtype in FP8)
+    inputs = (inputs if quantised else None) or default_inputs(x, mx)
+    dtype = check_fused_moe(*of_call, *scales, inputs, *rest)
     rows, offsets, positions = moe_sort(experts, len(w13), expert_map=expert_map)
     by = dict(rows=rows, slots=experts.shape[1])
-    if not quantised:
-        hidden = swiglu(grouped_gemm(x, w13, None, None, offsets, **by, out_dtype=dtype), limit)
-        y = grouped_gemm(hidden, w2, None, None, offsets, out_dtype=dtype)
+
+    def entering(values, scale):
+        """As they enter a GEMM, and their scales."""
+        if not quantised or inputs == "16bit":
+            return values, None
+        if inputs == "mxfp4":
+            return quantize_mxfp4(values)
+        if inputs == "mxfp8":
+            wanted = dict(scaling="group", group_size=MX_BLOCK, scale_dtype=torch.float8_e8m0fnu)
+        else:
+            wanted = dict(scaling="group" if inputs == "group" else "row", power_of_two=power_of_two)
+        kind = None if w13.dtype == torch.uint8 else w13.dtype
+        return quantize_fp8(values, scale if inputs == "static" else None, **wanted, out_dtype=kind)
+
+    q, scale = (x, input_scale) if x.dtype in FP8 else entering(x, input_scale)
+    if mx or bias13 is not None or gate != "silu" or interleaved:
+        product = grouped_gemm(q, w13, scale, scale_w13, offsets, **by, bias=bias13, out_dtype=torch.float32)
+        hidden, scale = entering(moe_gate(product, offsets, **gating, out_dtype=dtype), hidden_scale)
+    elif not quantised:
+        hidden = swiglu(grouped_gemm(q, w13, None, None, offsets, **by, out_dtype=dtype), limit)
     else:
-        static = inputs == "static"
-        computed = {} if static else dict(scaling=inputs, power_of_two=power_of_two)
-        q, scale = (x, input_scale) if given else quantize_fp8(x, input_scale, **computed, out_dtype=w13.dtype)
-        scaling = dict(scale=hidden_scale) if static else computed
+        scaling = dict(scale=hidden_scale) if inputs == "static" else dict(scaling=inputs, power_of_two=power_of_two)
         hidden, scale = grouped_gemm_swiglu_fp8(
             q, w13, scale, scale_w13, offsets, **by, limit=limit, dtype=dtype, **scaling, out_dtype=w2.dtype
         )
-        y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, out_dtype=dtype)
+    y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, bias=bias2, out_dtype=dtype)
     return moe_combine(y, weights, positions, shared=shared, out=out)

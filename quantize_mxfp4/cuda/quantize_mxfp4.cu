@@ -1,0 +1,13 @@
+// quantize_mxfp4 for NVIDIA GPUs: the launcher of ../gpu.h's kernel.
+#include "../../common/rows/cuda/vendor.h"
+#include "../../common/vendor.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::quantize_mxfp4 {
+
+Status launch(const Args& args, const Executor& on) {
+    const auto [chip, status] = current_chip();
+    return status.ok() ? launch_by(args, Vendor(chip, on)) : status;
+}
+
+}  // namespace rocm_fp8::quantize_mxfp4

@@ -1,0 +1,244 @@
+#include "../mx_gemm/mx_gemm.h"
+
+#include "../moe_gate/moe_gate.h"
+#include "../quantize_mxfp4/quantize_mxfp4.h"
+#include "binding.h"
+#include "gemm_args.h"
+#include "operators.h"
+
+namespace rocm_fp8::binding {
+namespace {
+
+constexpr std::initializer_list<DType> kOfA = {DType::bf16, DType::f16, DType::e4m3fn, DType::e4m3fnuz};
+
+// uint8: two codes a byte.
+DType format_of(const Arg& x, std::initializer_list<DType> others) {
+    return x.tensor().scalar_type() == ScalarType::Byte ? DType::e2m1 : x.dtype(others);
+}
+
+// The arguments of one product. With offsets: a grouped one, b [E, N, K]; else a dense one, b [N, K].
+struct MxCall {
+    MxCall(const char* name, const Tensor& out_t, const Tensor& a_t, const Tensor& b_t,
+           const std::optional<Tensor>& scale_a, const Tensor& scale_b, const std::optional<Tensor>& offsets)
+        : grouped(offsets), name(name), out(name, "out", out_t), a(name, "a", a_t), b(name, "b", b_t) {
+        args.format_a = format_of(a, kOfA), args.format_b = format_of(b, {DType::e4m3fn, DType::e4m3fnuz});
+        a.check_dim(2);
+        b.check_dim(grouped ? 3 : 2);
+        b.check_device_of(a);
+        const int64_t per_a = args.format_a == DType::e2m1 ? 2 : 1, per_b = args.format_b == DType::e2m1 ? 2 : 1;
+        if (per_a > per_b) a.refuse("dtype uint8 (MXFP4) with b of FP8; needs b of MXFP4");
+        if (is_fp8(args.format_a) && is_fp8(args.format_b)) b.dtype({args.format_a});
+        args.a_rows = a.size(0), args.k = a.last() * per_a;
+        args.n = b.size(b.dim() - 2), args.groups = grouped ? b.size(0) : 1;
+        if (args.k < 1 || args.k % kMxBlock != 0) a.refuse("shape ", a.shape(), "; needs K a multiple of ", kMxBlock);
+        if (b.last() * per_b != args.k)
+            b.refuse("shape ", b.shape(), "; needs a last dimension of ", args.k / per_b, " for a's K = ", args.k);
+        if (args.groups < 1 || args.groups > mx_gemm::kMostGroups)
+            b.refuse("shape ", b.shape(), "; needs [E, N, K] with 1 to ", mx_gemm::kMostGroups, " experts");
+        a.check_last_contiguous();
+        b.check_last_contiguous();
+        args.a = operand(a), args.b = operand(b);
+        if (grouped) {
+            const Arg given(name, "offsets", *offsets);
+            given.dtype({DType::i32});
+            given.check_device_of(a);
+            given.check_shape({args.groups + 1}, "[E + 1]");
+            given.check_dense();
+            args.offsets = static_cast<const int32_t*>(given.data());
+        }
+        args.m = args.a_rows, args.slots = 1;
+        set_scale_a(scale_a);
+        const Arg scale(name, "scale_b", scale_b);
+        check_exponents(scale);
+        if (grouped) scale.check_shape({args.groups, args.n, args.k / kMxBlock}, "[E, N, K / 32]");
+        else scale.check_shape({args.n, args.k / kMxBlock}, "[N, K / 32]");
+        args.scale_b = exponents(scale);
+    }
+
+    void gather(const std::optional<Tensor>& rows_t, int64_t slots) {
+        if (!rows_t && slots != 1) refuse(name, "slots: ", slots, "; needs rows, or 1");
+        if (!rows_t) return;
+        const Arg rows(name, "rows", *rows_t);
+        rows.dtype({DType::i32});
+        rows.check_device_of(a);
+        rows.check_dim(1);
+        rows.check_dense();
+        if (slots < 1 || slots >= int64_t(1) << 31) refuse(name, "slots: ", slots, "; needs 1 to 2147483647");
+        args.rows = static_cast<const int32_t*>(rows.data());
+        args.m = rows.numel(), args.slots = int32_t(slots);
+    }
+
+    void set_bias(const std::optional<Tensor>& t) {
+        if (!t) return;
+        const Arg bias(name, "bias", *t);
+        args.bias.dtype = bias.dtype(kWide);
+        bias.check_device_of(a);
+        if (grouped) bias.check_shape({args.groups, args.n}, "[E, N]");
+        else bias.check_shape({args.n}, "[N]");
+        args.bias.data = bias.data(), args.bias.stride = t->stride(t->dim() - 1);
+        args.bias_group_stride = grouped ? t->stride(0) : 0;
+    }
+
+    const bool grouped;
+    const char* const name;
+    const Arg out, a, b;
+    mx_gemm::Args args{};
+
+  private:
+    static gemm::Operand operand(const Arg& x) {
+        const Tensor& t = x.tensor();
+        const int64_t size = t.element_size(), dim = x.dim();
+        const auto stride = [&](int64_t i) { return x.size(i) > 1 ? t.stride(i) * size : 0; };
+        return {dim == 3 ? stride(0) : 0, static_cast<const uint8_t*>(x.data()), stride(dim - 2), 1};
+    }
+    // The Python functions pass the bytes of float8_e8m0fnu.
+    static bool holds_exponents(const Arg& scale) {
+        const ScalarType type = scale.tensor().scalar_type();
+        return type == ScalarType::Byte || type == ScalarType::Float8_e8m0fnu;
+    }
+    void check_exponents(const Arg& scale) const {
+        if (!holds_exponents(scale)) scale.dtype({DType::e8m0});
+        scale.check_device_of(a);
+    }
+    gemm::Scales exponents(const Arg& scale) const {
+        const Tensor& t = scale.tensor();
+        const int64_t dim = scale.dim();
+        return {dim == 3 ? t.stride(0) : 0, scale.data(), t.stride(dim - 2), t.stride(dim - 1), 1, DType::e8m0, 0};
+    }
+    void set_scale_a(const std::optional<Tensor>& given) {
+        if (!given) {
+            if (args.format_a == DType::e2m1) refuse(name, "scale_a: None; MXFP4 operands need scales of 32");
+            if (is_fp8(args.format_a)) refuse(name, "scale_a: None; FP8 operands need scales");
+            return;
+        }
+        const Arg scale(name, "scale_a", *given);
+        if (!is_fp8(args.format_a) && args.format_a != DType::e2m1)
+            scale.refuse("given; operands of ", name_of(args.format_a), " have no scales");
+        if (args.format_a == DType::e2m1 || holds_exponents(scale)) {
+            check_exponents(scale);
+            scale.check_shape({args.a_rows, args.k / kMxBlock}, "[M, K / 32]");
+            args.scale_a = exponents(scale);
+            return;
+        }
+        scale.dtype({DType::f32, DType::e8m0});
+        scale.check_device_of(a);
+        const Tensor& t = *given;
+        args.scale_a = {0, scale.data(), 0, 0, 1, DType::f32, 0};
+        if (t.numel() == 1) return;
+        if (t.size(0) != args.a_rows || t.numel() != args.a_rows)
+            scale.refuse("shape ", scale.shape(), "; needs one element, [M] or [M, 1] with M = ", args.a_rows,
+                         "; or float8_e8m0fnu [M, K / 32]");
+        args.scale_a.row_stride = t.stride(0);
+    }
+};
+
+// The rest of a call, which is checked after its operands.
+void launch_mx(MxCall& call, const Tensor& out_t,
+               std::initializer_list<std::pair<const char*, const std::optional<Tensor>*>> read) {
+    mx_gemm::Args& args = call.args;
+    const Arg& out = call.out;
+    args.out.dtype = out.dtype(kWide);
+    out.check_device_of(call.a);
+    out.check_shape({args.m, args.n}, call.grouped ? "[rows, N]" : "[M, N]");
+    out.check_last_contiguous();
+    out.check_no_self_overlap();
+    out.check_apart_from(call.a);
+    out.check_apart_from(call.b);
+    for (const auto& [name, t] : read)
+        if (*t) out.check_apart_from(Arg(call.name, name, **t));
+    args.out.data = out.mutable_data(), args.out.row_stride = args.m > 1 ? out_t.stride(0) : 0;
+    check(call.name, mx_gemm::launch(args, Launch(call.a.tensor())));
+}
+
+void block_scaled_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
+                          const Tensor& scale_b, const std::optional<Tensor>& bias) {
+    MxCall call("block_scaled_gemm", out, a, b, scale_a, scale_b, std::nullopt);
+    call.set_bias(bias);
+    call.args.expected = std::max<int64_t>(1, call.args.m);
+    const std::optional<Tensor> of_b = scale_b;
+    launch_mx(call, out, {{"scale_a", &scale_a}, {"scale_b", &of_b}, {"bias", &bias}});
+}
+
+void grouped_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
+                     const Tensor& scale_b, const Tensor& offsets, const std::optional<Tensor>& rows, int64_t slots,
+                     const std::optional<Tensor>& bias, int64_t expected_rows) {
+    MxCall call("grouped_gemm", out, a, b, scale_a, scale_b, offsets);
+    call.gather(rows, slots);
+    call.set_bias(bias);
+    if (call.args.m >= int64_t(1) << 31) call.a.refuse("shape ", call.a.shape(), "; needs less than 2^31 rows");
+    if (expected_rows < 0) refuse(call.name, "expected_rows: ", expected_rows, "; needs a positive number, or None");
+    call.args.expected = expected_rows ? expected_rows : std::max<int64_t>(1, ceil_div(call.args.m, call.args.groups));
+    const std::optional<Tensor> of_b = scale_b, given = offsets;
+    launch_mx(call, out,
+              {{"scale_a", &scale_a}, {"scale_b", &of_b}, {"bias", &bias}, {"offsets", &given}, {"rows", &rows}});
+}
+
+void moe_gate_op(const Tensor& out_t, const Tensor& x_t, const std::optional<Tensor>& offsets, int64_t kind,
+                 bool interleaved, double limit, double alpha, double beta, double linear_beta) {
+    const char* const name = "moe_gate";
+    const Arg out(name, "out", out_t), x(name, "x", x_t);
+    moe_gate::Args args{};
+    args.dtype = x.dtype({DType::f32, DType::bf16, DType::f16});
+    x.check_dim(2);
+    if (x.last() % 2 != 0) x.refuse("shape ", x.shape(), "; needs [R, 2 I]");
+    args.rows = x.size(0), args.d = x.last() / 2, args.x_stride = x.row_stride();
+    args.out_dtype = out.dtype({DType::bf16, DType::f16});
+    out.check_device_of(x);
+    out.check_shape({args.rows, args.d}, "[R, I]");
+    args.out_stride = out.written_row_stride();
+    out.check_apart_from(x);
+    if (offsets) {
+        const Arg given(name, "offsets", *offsets);
+        given.dtype({DType::i32});
+        given.check_device_of(x);
+        given.check_dim(1);
+        given.check_dense();
+        if (given.numel() < 1) given.refuse("shape ", given.shape(), "; needs [E + 1]");
+        out.check_apart_from(given);
+        args.end = static_cast<const int32_t*>(given.data()) + given.numel() - 1;
+    }
+    args.gate = {moe_gate::Kind(kind), interleaved, float(limit), float(alpha), float(beta), float(linear_beta)};
+    args.x = x.data(), args.out = out.mutable_data();
+    check(name, moe_gate::launch(args, Launch(x_t)));
+}
+
+void quantize_mxfp4_op(const Tensor& out_t, const Tensor& scale_out, const Tensor& x_t, bool even) {
+    const char* const name = "quantize_mxfp4";
+    const Arg out(name, "out", out_t), scales(name, "scale_out", scale_out), x(name, "x", x_t);
+    quantize_mxfp4::Args args{};
+    args.dtype = x.dtype({DType::f32, DType::bf16, DType::f16});
+    args.k = x.last();
+    if (args.k % kMxBlock != 0)
+        x.refuse("shape ", x.shape(), "; needs a last dimension that is a multiple of ", kMxBlock);
+    args.rows = x.rows(), args.x_stride = x.row_stride(), args.even = even;
+    for (const Arg* written : {&out, &scales}) {
+        if (written->tensor().scalar_type() != ScalarType::Byte) written->dtype({DType::e2m1});
+        written->check_device_of(x);
+        written->check_rows_of(x, written == &out ? args.k / 2 : args.k / kMxBlock);
+        written->check_dense();
+        written->check_apart_from(x);
+    }
+    out.check_apart_from(scales);
+    args.x = x.data();
+    args.codes = static_cast<uint8_t*>(out.mutable_data()), args.scales = static_cast<uint8_t*>(scales.mutable_data());
+    check(name, quantize_mxfp4::launch(args, Launch(x_t)));
+}
+
+}  // namespace
+
+ROCM_FP8_OPERATORS(ops) {
+    // What block_scaled_gemm and grouped_gemm call where b is MXFP4 (uint8) or MXFP8. Scales of blocks are bytes.
+    // expected_rows: 0: as many as there are on average.
+    ops.add<&block_scaled_gemm_mx>(
+        "block_scaled_gemm_mx(Tensor(a!) out, Tensor a, Tensor b, Tensor? scale_a, Tensor scale_b, Tensor? bias) -> ()");
+    ops.add<&grouped_gemm_mx>(
+        "grouped_gemm_mx(Tensor(a!) out, Tensor a, Tensor b, Tensor? scale_a, Tensor scale_b, Tensor offsets, Tensor? "
+        "rows, int slots, Tensor? bias, SymInt expected_rows) -> ()");
+    // kind: 0 silu, 1 oai, 2 situ. limit: infinity for none; linear_beta: 0 for none.
+    ops.add<&moe_gate_op>(
+        "moe_gate(Tensor(a!) out, Tensor x, Tensor? offsets, int kind, bool interleaved, float limit, float alpha, float "
+        "beta, float linear_beta) -> ()");
+    ops.add<&quantize_mxfp4_op>("quantize_mxfp4(Tensor(a!) out, Tensor(b!) scale_out, Tensor x, bool even) -> ()");
+}
+
+}  // namespace rocm_fp8::binding
