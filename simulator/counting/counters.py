@@ -52,14 +52,15 @@ def class_of(mnemonic: str) -> str:
     return next((name for pattern, name in CLASSES if re.match(pattern, mnemonic)), "other")
 
 
-@functools.cache
-def matrix_cycles(mnemonic: str) -> int:
+def matrix_cycles(mnemonic: str, modifiers: dict) -> int:
     """Cycles that a matrix instruction holds its SIMD's matrix unit: 4 a pass. A table by size is enough for those that
-    the simulator knows: 16 rows take 4 passes, 32 take 8, f8f6f4 twice that."""
+    the simulator knows: 16 rows take 4 passes, 32 take 8. f8f6f4 takes twice that where A or B has 8 bits: so FlyDSL's
+    table and LLVM's model say; nobody has published a measurement of it."""
     match = MATRIX.match(mnemonic)
     if match is None:
         return 0
-    return 4 * {16: 4, 32: 8}[int(match[1])] * (2 if match[2].startswith("f8f6f4") else 1)
+    wide = match[2] == "f8f6f4" and min(int(str(modifiers.get(each, 0)), 0) for each in ("cbsz", "blgp")) < 2
+    return 4 * {16: 4, 32: 8}[int(match[1])] * (2 if wide else 1)
 
 
 # --- Banks of the LDS ---
@@ -316,7 +317,7 @@ class Counters:
                 name = class_of(ins.mnemonic)
                 self.instructions[name] = self.instructions.get(name, 0) + count
                 self.mnemonics[ins.mnemonic] = self.mnemonics.get(ins.mnemonic, 0) + count
-                self.matrix_cycles += matrix_cycles(ins.mnemonic) * count
+                self.matrix_cycles += matrix_cycles(ins.mnemonic, ins.text.modifiers) * count
         for write, touched in self._touched.items():
             parts = [self._by_number[number].half_lines + first // HALF_LINE for first, number in touched]
             if parts:

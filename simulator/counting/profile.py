@@ -143,7 +143,7 @@ class Profile:
         if kind in VECTOR_CYCLES:
             return self._vector(VECTOR_CYCLES[kind])
         if kind == "mfma":
-            return self._simple((MATRIX, matrix_cycles(ins.mnemonic)))
+            return self._simple((MATRIX, matrix_cycles(ins.mnemonic, ins.text.modifiers)))
         if kind.startswith("vmem_") or ins.mnemonic == "buffer_wbl2":
             return self._memory(kind.removeprefix("vmem_") if kind != "other" else "store", site, ins)
         if kind == "lds":

@@ -1,53 +1,84 @@
-"""Conversions between formats: FP8 of both kinds, bfloat16, halves, integers."""
+"""Conversions between formats: FP8 of both kinds and the other small floats, bfloat16, halves, integers."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from .floats import quiet
 
 
-def fp8_values(fnuz: bool) -> np.ndarray:
-    """The 256 values of an e4m3 byte: FNUZ (gfx942: bias 8, one NaN) or OCP (gfx950: bias 7)."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    bias = 8 if fnuz else 7
-    magnitude = np.where(
-        exponent == 0, mantissa * 2.0 ** (1 - bias - 3), (8 + mantissa) * 2.0 ** (exponent - 3.0 - bias)
-    )
-    value = np.where(code & 0x80, -magnitude, magnitude).astype(np.float32)
-    nan = code == 0x80 if fnuz else code & 0x7F == 0x7F
-    value[nan] = np.nan
-    return value
+@dataclass(frozen=True)
+class Format:
+    """A float of at most 8 bits: a sign, so many bits of exponent and of mantissa. Codes are without the sign.
+
+    `beyond` is the code of what lies beyond the largest number, `nan` that of a NaN. FP6 and FP4 have neither."""
+
+    exponent: int
+    mantissa: int
+    bias: int
+    largest: float
+    beyond: int | None = None
+    nan: int | None = None
+    fnuz: bool = False  # no -0: its code is the one NaN
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent + self.mantissa
 
 
-MANTISSA_BITS = 3
-# By FNUZ or not: (exponent of the smallest normal, largest finite value).
-FORMATS = {True: (-7, 240.0), False: (-6, 448.0)}
-DECODE = {fnuz: fp8_values(fnuz) for fnuz in FORMATS}
+FORMATS = {
+    "e4m3fnuz": Format(4, 3, 8, 240.0, 0, 0, fnuz=True),
+    "e4m3": Format(4, 3, 7, 448.0, 0x7F, 0x7F),
+    "e5m2": Format(5, 2, 15, 57344.0, 0x7C, 0x7E),  # 0x7C is infinity; of the NaN codes HIP's headers make this one
+    "e2m3": Format(2, 3, 1, 7.5),
+    "e3m2": Format(3, 2, 3, 28.0),
+    "e2m1": Format(2, 1, 1, 6.0),
+}
+FP8 = {"gfx942": "e4m3fnuz", "gfx950": "e4m3"}
 
 
-def encode8(value: np.ndarray, fnuz: bool, clamp: bool) -> np.ndarray:
-    """Bytes of float32 values, to nearest even. What lies beyond the range becomes NaN, or with `clamp`
-    (MODE.FP16_OVFL) the largest finite value. FNUZ has no -0."""
-    lowest, largest = FORMATS[fnuz]
-    wide = np.nan_to_num(np.abs(value.astype(np.float64)), nan=0.0, posinf=2.0**40)
+def values(kind: str) -> np.ndarray:
+    """The values of all codes, with the sign in the highest bit."""
+    form = FORMATS[kind]
+    code = np.arange(1 << form.bits)
+    exponent, mantissa = code >> form.mantissa & (1 << form.exponent) - 1, code & (1 << form.mantissa) - 1
+    significand = np.where(exponent == 0, mantissa, mantissa + (1 << form.mantissa))
+    magnitude = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - form.bias - form.mantissa)
+    magnitude[magnitude > form.largest] = np.nan
+    sign = 1 << form.bits - 1
+    if kind == "e5m2":
+        magnitude[code & ~sign == form.beyond] = np.inf
+    if form.fnuz:
+        magnitude[sign] = np.nan
+    negative = (code & sign != 0) & ~np.isnan(magnitude)
+    return np.where(negative, -magnitude, magnitude).astype(np.float32)
+
+
+DECODE = {kind: values(kind) for kind in FORMATS}
+
+
+def encode(value: np.ndarray, kind: str, clamp: bool) -> np.ndarray:
+    """Codes of floats, to nearest even. What lies beyond the range becomes `beyond`, or with `clamp` (MODE.FP16_OVFL)
+    the largest finite value. A format without NaN has the largest value for NaN too. FNUZ has no -0."""
+    form = FORMATS[kind]
+    lowest = 1 - form.bias
+    wide = np.nan_to_num(np.abs(value.astype(np.float64)), nan=0.0, posinf=2.0**300)
     _, exponent = np.frexp(wide)
-    step = np.maximum(exponent - 1, lowest) - MANTISSA_BITS
+    step = np.maximum(exponent - 1, lowest) - form.mantissa
     rounded = np.ldexp(np.rint(np.ldexp(wide, -step)), step)
-    over = rounded > largest
-    if clamp:
-        rounded = np.minimum(rounded, largest)
-        over[:] = False
+    nan, over = np.isnan(value), rounded > form.largest
+    rounded = np.where(over | nan, form.largest, rounded)
     _, exponent = np.frexp(rounded)
     field = np.maximum(exponent - 1, lowest)
-    digits = np.ldexp(rounded, MANTISSA_BITS - field).astype(np.int64)
     # A normal number's leading one carries into the exponent field.
-    code = np.where(over | (digits == 0), 0, digits + ((field - lowest) << MANTISSA_BITS)).astype(np.uint32)
-    sign = np.signbit(value).astype(np.uint32) << np.uint32(7)
-    nan = np.isnan(value)
-    if fnuz:
-        code = np.where(code == 0, 0, code | sign)
-        return np.where(nan | over, 0x80, code).astype(np.uint32)
-    return np.where(nan | over, 0x7F | sign, code | sign).astype(np.uint32)
+    digits = np.ldexp(rounded, form.mantissa - field).astype(np.int64)
+    code = np.where(digits == 0, 0, digits + ((field - lowest) << form.mantissa)).astype(np.uint32)
+    if form.nan is not None:
+        code = np.where(nan, form.nan, code if clamp else np.where(over, form.beyond, code)).astype(np.uint32)
+    sign = np.signbit(value).astype(np.uint32) << np.uint32(form.bits - 1)
+    if form.fnuz:
+        return np.where(nan | (over & (not clamp)), 0x80, np.where(code == 0, 0, code | sign)).astype(np.uint32)
+    return code | sign
 
 
 def f32_to_bf16(value: np.ndarray) -> np.ndarray:
@@ -91,14 +122,14 @@ def to_integer(value: np.ndarray, dtype) -> np.ndarray:
 _encode_tables: dict[tuple, np.ndarray] = {}
 
 
-def f32_to_byte(value: np.ndarray, fnuz: bool, clamp: bool) -> np.ndarray:
-    """`encode8` by table: the upper 16 bits of a float32 and whether any lower bit is set decide the byte."""
-    key = fnuz, clamp
+def f32_to_byte(value: np.ndarray, kind: str, clamp: bool) -> np.ndarray:
+    """`encode` by table: the upper 16 bits of a float32 and whether any lower bit is set decide the byte."""
+    key = kind, clamp
     if key not in _encode_tables:
         index = np.arange(1 << 17, dtype=np.uint32)
         samples = (index >> np.uint32(1) << np.uint32(16) | index & np.uint32(1)).view(np.float32)
         with np.errstate(invalid="ignore"):
-            _encode_tables[key] = encode8(samples, fnuz, clamp)
+            _encode_tables[key] = encode(samples, kind, clamp)
     bits = value.view(np.uint32)
     sticky = (bits & np.uint32(0xFFFF)) != 0
     return _encode_tables[key][(bits >> np.uint32(16) << np.uint32(1)) | sticky]

@@ -5,34 +5,38 @@ consecutive k from width·⌊l / M⌋ on, where width = K·M / 64. Of D it holds
 8·⌊r / 4⌋ + 4·⌊l / 32⌋ + r mod 4 for 32 × 32, and 4·⌊l / 16⌋ + r for 16 × 16.
 
 gfx950's instructions of twice that K hold their k in an order that nobody has confirmed here. A and B have the
-same one, so it does not matter to the sum of the products.
+same one, so it does not matter to the sum of the products. Those with types and scales of their own are in mx.py.
 
-The products are summed exactly (in float64) with the accumulator and rounded once to float32. The hardware's order
-and roundings are not published; sums that float32 holds exactly are the same in any order.
+The products are summed in float64 with the accumulator and rounded once to float32: exactly, but where exponents lie
+far apart. The hardware's order and roundings are not published; sums that float32 holds exactly are the same in any
+order.
 """
 
+import functools
 import re
 
 import numpy as np
 
 from simulator.faults import UnsupportedError
 
-from .conversions import DECODE
+from . import mx
+from .conversions import DECODE, FP8
 from .operands import Instruction
 from .wave import LANES
 
-NAME = re.compile(r"^v_(?P<op>mfma|smfmac)_(?P<result>f32|i32)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<types>\w+)$")
+NAME = re.compile(
+    r"^v_(?P<op>mfma|smfmac)_(scale_)?(?P<result>f32|i32)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)_(?P<types>\w+)$"
+)
 SUPPORTED = {
     "mfma_16x16x32_fp8_fp8", "mfma_32x32x16_fp8_fp8", "mfma_16x16x16_bf16", "mfma_32x32x8_bf16", "mfma_16x16x16_f16",
     "mfma_32x32x8_f16",
     "mfma_16x16x32_i8", "mfma_32x32x16_i8", "smfmac_16x16x64_fp8_fp8", "smfmac_32x32x32_fp8_fp8",
 }  # fmt: skip
-# f8f6f4: e4m3, without scales.
 OF_GFX950 = {
     "mfma_16x16x128_f8f6f4", "mfma_32x32x64_f8f6f4", "mfma_16x16x64_i8", "mfma_32x32x32_i8",
     "mfma_16x16x32_bf16", "mfma_32x32x16_bf16", "mfma_16x16x32_f16", "mfma_32x32x16_f16",
 }  # fmt: skip
-BITS = {"fp8": 8, "f8f6f4": 8, "i8": 8, "bf16": 16, "f16": 16}
+BITS = {"fp8": 8, "i8": 8, "bf16": 16, "f16": 16}
 LANE = np.arange(LANES)
 
 
@@ -48,8 +52,8 @@ def output_positions(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def decoder(kind: str, arch: str):
     """A function from an array of dwords, [lane, register], to its elements, [lane, element]."""
-    if kind in ("fp8", "f8f6f4"):
-        table = DECODE[arch == "gfx942"].astype(np.float64)
+    if kind == "fp8":
+        table = DECODE[FP8[arch]].astype(np.float64)
         return lambda words: table[words.view(np.uint8)]
     if kind == "i8":
         return lambda words: words.view(np.int8).astype(np.int64)
@@ -89,6 +93,14 @@ def _read_rows(wave, rows: slice) -> np.ndarray:
     return np.ascontiguousarray(wave.registers.words[rows].T)
 
 
+def _take_index_set(ins: Instruction, sparse: bool) -> int:
+    """Of 8-bit elements: ABID chooses one of two halves of the index register, but where CBSZ is not 0."""
+    index_set, first_set_alone = ins.number("abid"), ins.number("cbsz")
+    if ins.number("blgp") or ((index_set or first_set_alone) and not sparse) or (index_set > 1 and not first_set_alone):
+        raise UnsupportedError(ins.text.line)
+    return 0 if first_set_alone else index_set
+
+
 def build(ins: Instruction, name: str):
     """The closure for a matrix instruction, or None if it is not one."""
     match = NAME.match(name.removesuffix("_1k"))
@@ -99,25 +111,28 @@ def build(ins: Instruction, name: str):
     stem = f"{match['op']}_{m}x{n}x{k}_{match['types']}"
     if stem not in SUPPORTED and not (ins.arch == "gfx950" and stem in OF_GFX950):
         raise UnsupportedError(f"{name} on {ins.arch}")
-    kinds = match["types"].split("_") * 2
     sparse = match["op"] == "smfmac"
-    index_set, first_set_alone = ins.number("abid"), ins.number("cbsz")
-    if ins.number("blgp") or ((index_set or first_set_alone) and not sparse):
-        raise UnsupportedError(ins.text.line)
-    # Of 8-bit elements: ABID chooses one of two halves of the index register, but where CBSZ is not 0.
-    if first_set_alone:
-        index_set = 0
-    if index_set > 1:
-        raise UnsupportedError(ins.text.line)
-    depth_bits = k * m // LANES
-    a_rows = _rows(ins, 1, depth_bits * BITS[kinds[0]] // (64 if sparse else 32))
-    b_rows = _rows(ins, 2, depth_bits * BITS[kinds[1]] // 32)
+    scaled, index_set = None, 0
+    if match["types"] == "f8f6f4":
+        types, scaled = mx.take_types(ins), mx.take_scales(ins, m)
+        sizes = [mx.registers(kind) for kind in types]
+        matrix_a, matrix_b = (functools.partial(mx.elements, kind=kind, size=m) for kind in types)
+    else:
+        index_set = _take_index_set(ins, sparse)
+        kind = match["types"].split("_")[0]
+        depth_bits = k * m // LANES * BITS[kind]
+        sizes = [depth_bits // (64 if sparse else 32), depth_bits // 32]
+        decode = decoder(kind, ins.arch)
+        matrix_a = decode if sparse else lambda words: gather_matrix(decode(words), m)
+        matrix_b = lambda words: gather_matrix(decode(words), n)
+    if ins.modifiers:
+        raise UnsupportedError(f"modifiers of {ins.text.line}")
+    a_rows, b_rows = (_rows(ins, position, size) for position, size in zip((1, 2), sizes))
     count = m * n // LANES
     d_operand = ins.operands[0]
     ins.note(d_operand, count, read=False)
     d_rows = slice(d_operand.row, d_operand.row + count)
     row, column = output_positions(m)
-    decode_a, decode_b = decoder(kinds[0], ins.arch), decoder(kinds[1], ins.arch)
     dtype = np.float32 if match["result"] == "f32" else np.int32
 
     if sparse:
@@ -136,12 +151,14 @@ def build(ins: Instruction, name: str):
         if not wave.full:
             # The hardware ignores EXEC here; compilers never do this on purpose.
             raise UnsupportedError(f"{name} with inactive lanes")
-        a = decode_a(_read_rows(wave, a_rows))
+        a, b = matrix_a(_read_rows(wave, a_rows)), matrix_b(_read_rows(wave, b_rows))
         if sparse:
-            a = spread_sparse(a, wave.u32[index_row] >> np.uint32(16 * index_set))
-        b = decode_b(_read_rows(wave, b_rows))
-        with np.errstate(invalid="ignore"):
-            product = gather_matrix(a, m) @ gather_matrix(b, n).T
+            a = gather_matrix(spread_sparse(a, wave.u32[index_row] >> np.uint32(16 * index_set)), m)
+        with np.errstate(invalid="ignore", over="ignore"):
+            if scaled:
+                scales_a, scales_b = scaled(wave)
+                a, b = a * scales_a, b * scales_b
+            product = a @ b.T
             total = product[row, column]
             if c_rows is not None:
                 total = total + wave.registers.words[c_rows].view(dtype)

@@ -160,7 +160,7 @@ def _division_fmas(ins: Instruction, name: str):
 
 def _pack_bytes(ins: Instruction, name: str):
     """v_cvt_pk_fp8_f32: two bytes into the half that op_sel names."""
-    fnuz = ins.arch == "gfx942"
+    kind = convert.FP8[ins.arch]
     half = ins.op_sel[-1] if ins.op_sel else 0
     ins.op_sel = [0, 0, half] if ins.op_sel else None
     a, b = ins.source(1, "f32"), ins.source(2, "f32")
@@ -172,7 +172,7 @@ def _pack_bytes(ins: Instruction, name: str):
 
     def run(wave):
         clamp = wave.fp16_overflow_clamps
-        low, high = (convert.f32_to_byte(np.ascontiguousarray(v(wave)), fnuz, clamp) for v in (a, b))
+        low, high = (convert.f32_to_byte(np.ascontiguousarray(v(wave)), kind, clamp) for v in (a, b))
         np.copyto(wave.u16[row][half::2], (low | high << U32(8)).astype(np.uint16), where=wave.mask)
 
     return run
@@ -180,7 +180,7 @@ def _pack_bytes(ins: Instruction, name: str):
 
 def _unpack_bytes(ins: Instruction, name: str):
     """v_cvt_f32_fp8 and v_cvt_pk_f32_fp8: the byte, or the two, by SDWA or op_sel."""
-    table = convert.DECODE[ins.arch == "gfx942"]
+    table = convert.DECODE[convert.FP8[ins.arch]]
     part = ins.sdwa.sources[0] if ins.sdwa else None
     shift = part.shift if part else 0
     if ins.op_sel:

@@ -56,6 +56,8 @@ def _writes_high_half(ins: Instruction) -> bool:
     if ins.sdwa:
         return ins.sdwa.destination is not None
     chosen = str(ins.text.modifiers.get("op_sel", "")).strip("[]")
+    if ins.mnemonic.startswith("v_cvt_scalef32_pk_fp4_"):  # two bits choose the byte
+        return "1" in chosen[-3:]
     return chosen.endswith("1") and not ins.mnemonic.startswith(NO_DESTINATION_IN_OP_SEL)
 
 
@@ -65,9 +67,11 @@ def views(ins: Instruction) -> dict[str, int]:
     vector_reads = ins.reads & ~SCALARS
     if ins.kind == "mfma":
         c = _accumulator(ins)
-        index = _operand_bits(ins, 3) if ins.mnemonic.startswith("v_smfmac") else 0
+        beside = (3,) if ins.mnemonic.startswith("v_smfmac") else range(4, len(ins.operands))  # an index, scales
         found["matrix operand"] = vector_reads
-        found["A or B"] = _operand_bits(ins, 1) | _operand_bits(ins, 2) | index
+        found["A or B"] = 0
+        for position in (1, 2, *beside):
+            found["A or B"] |= _operand_bits(ins, position)
         found["C"] = c
         found["plain read by VALU"] = vector_reads
         found["EXEC of a matrix instruction"] = EXEC_BITS
@@ -99,7 +103,7 @@ def views(ins: Instruction) -> dict[str, int]:
 
 
 def _left_by_matrix(ins: Instruction, gfx950: bool) -> list[Hazard]:
-    passes = matrix_cycles(ins.mnemonic) // 4
+    passes = matrix_cycles(ins.mnemonic, ins.text.modifiers) // 4
     extra = 1 if gfx950 else 0
     d, c = ins.writes, _accumulator(ins)
     return [

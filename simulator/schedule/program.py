@@ -6,7 +6,7 @@ import gc
 from simulator.binary.code_object import CodeObject, Kernel
 from simulator.binary.disassembly import Text, disassemble, parse_line
 from simulator.faults import UnsupportedError
-from simulator.isa import matrix, packed, scalar, vector
+from simulator.isa import matrix, packed, scalar, scaled, vector
 from simulator.isa.operands import Instruction
 from simulator.isa.wave import ACCUMULATION, VECTOR_BIT
 from simulator.memory import atomics, lds, vmem, waits
@@ -30,7 +30,7 @@ def _builders(mnemonic: str):
         return (scalar.build,)
     if mnemonic.startswith("ds_"):
         return (lds.build,)
-    return matrix.build, packed.build, vector.build
+    return matrix.build, packed.build, scaled.build, vector.build
 
 
 def decode(line: str, address: int, arch: str) -> Instruction:

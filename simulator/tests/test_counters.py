@@ -68,7 +68,7 @@ def test_names_of_classes():
         "v_mfma_f32_16x16x32_bf16": 16, "v_mfma_f32_32x32x16_f16": 32,
         "v_add_f32_e32": 0,
     }  # fmt: skip
-    assert {name: matrix_cycles(name) for name in cycles} == cycles
+    assert {name: matrix_cycles(name, {}) for name in cycles} == cycles
 
 
 # How a load of 4 bytes a lane is addressed: (bytes, different bytes, 128-byte lines, 64-byte lines)
