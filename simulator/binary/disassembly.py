@@ -72,6 +72,8 @@ def parse_line(line: str) -> Text:
     match = LINE.match(line)
     if match is None:
         raise UnsupportedError(f"line {line!r} of llvm-objdump")
+    if "/*" in match["text"]:  # LLVM's remark on an operand that the instruction cannot have
+        raise UnsupportedError(f"`{match['text'].strip()}`")
     words = [int(word, 16) for word in match["words"].split()]
     mnemonic, _, rest = match["text"].strip().partition(" ")
     # The counters of s_waitcnt are read from its encoding: its text has no commas.

@@ -298,7 +298,7 @@ REWRITES = [
     (r"\b(?:INST|WAVE_MODE)\.", ""),
     (r"declare (\w+) : (\d+)'\w+\[(\d+)\]", r"\1 = array(\2, \3)"),
     (r"declare [^\n]*", ""),
-    (r"\.fp8\b", ".u8"),
+    (r"\.(?:fp|bf)([48])\b", r".u\1"),
     # Two zeros are equal, but these lines want to tell them apart.
     (r"\((?:64'F\()?(S\S+?)\)? == ([+-])0\.0\)", lambda m: f"(is_zero({m[1]}, {int(m[2] == '-')}))"),
     (rf"\b(\d+)'({NUMBER})([UI]?)", lambda m: f"V('{m[3].lower() or 'b'}', {m[1]}, {m[2]})"),

@@ -1,5 +1,7 @@
 """The simulator's counters against numbers worked out by hand."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,10 @@ def test_names_of_classes():
         "v_add_f32_e32": 0,
     }  # fmt: skip
     assert {name: matrix_cycles(name, {}) for name in cycles} == cycles
+    for a, b in itertools.product(range(5), repeat=2):
+        types = {"cbsz": str(a)} | ({"blgp": str(b)} if b else {})
+        cycles = [matrix_cycles(f"v_mfma_scale_f32_{shape}_f8f6f4", types) for shape in ("16x16x128", "32x32x64")]
+        assert cycles == ([32, 64] if min(a, b) < 2 else [16, 32])
 
 
 # How a load of 4 bytes a lane is addressed: (bytes, different bytes, 128-byte lines, 64-byte lines)

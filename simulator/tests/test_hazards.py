@@ -1,6 +1,7 @@
 """Wait states that the hardware does not insert: every rule planted, one state short and just enough."""
 
 import functools
+import itertools
 
 import pytest
 
@@ -69,6 +70,8 @@ RULES = {
     "M0": ("s_mov_b32 m0, s20", "global_load_lds_dword v0, s[4:5]", 1, 1),
 }  # fmt: skip
 
+SCALED = "v_mfma_scale_f32_16x16x128_f8f6f4 v[20:23], v[40:43], v[48:51], v[20:23], v8, v9 cbsz:4 blgp:4"
+
 # Of 4, 8 and 16 passes.
 OF_GFX950 = {
     "result of 16x16x64 read": (
@@ -85,6 +88,14 @@ OF_GFX950 = {
     "result of 32x32x64 read": (
         "v_mfma_f32_32x32x64_f8f6f4 v[0:15], v[40:47], v[48:55], 0", "v_mov_b32 v30, v15", 20,
     ),
+    "result of scaled FP4 read": (SCALED, "v_mov_b32 v30, v23", 8),
+    "result of scaled FP4 and FP8 read": (SCALED.replace("48:51", "48:55")[:-1] + "1", "v_mov_b32 v30, v23", 12),
+    "result as a scale": (MFMA, SCALED.replace("20:23", "24:27").replace("v9", "v22"), 8),
+    "vector to a scale": ("v_mov_b32 v9, v11", SCALED, 2),
+    "a byte of FP4": ("v_cvt_scalef32_pk_fp4_f32 v20, v10, v11, v12 op_sel:[0,0,1,0]", "v_mov_b32 v21, v20", 1),
+    "the lowest byte of FP4": ("v_cvt_scalef32_pk_fp4_f32 v20, v10, v11, v12", "v_mov_b32 v21, v20", 0),
+    "a half of FP8": ("v_cvt_scalef32_pk_fp8_bf16 v20, v10, v12 op_sel:[0,0,1]", "v_mov_b32 v21, v20", 1),
+    "a source of FP4": ("v_cvt_scalef32_pk_bf16_fp4 v20, v10, v12 op_sel:[1,1,0]", "v_mov_b32 v21, v20", 0),
 }  # fmt: skip
 
 
@@ -202,3 +213,39 @@ def test_the_compiler_leaves_as_many_between_matrix_instructions(arch, tmp_path)
         tight = {(each.hazard.view, each.hazard.states) for each in hazards.violations(instructions, arch, slack=1)}
         needed = passes + (4 if arch == "gfx950" else 3)
         assert {("A or B", needed), ("vector read", needed)} <= tight
+
+
+# Of A's and B's type: twice as many passes where either has 8 bits.
+SCALED_SOURCE = r"""
+#include <hip/hip_runtime.h>
+typedef int Words __attribute__((ext_vector_type(8)));
+typedef float Four __attribute__((ext_vector_type(4)));
+typedef float Sixteen __attribute__((ext_vector_type(16)));
+#ifdef __gfx950__
+#define MULTIPLY(SHAPE, ...) __builtin_amdgcn_mfma_scale_f32_##SHAPE##_f8f6f4(__VA_ARGS__)
+#else
+#define MULTIPLY(SHAPE, X, Y, C, ...) C
+#endif
+#define KERNEL(SHAPE, SUMS, A, B)                                                                               \
+    extern "C" __global__ void k##SHAPE##_##A##B(const Words* x, const Words* y, const int* s, SUMS* c) {       \
+        const int i = threadIdx.x;                                                                              \
+        c[i] = MULTIPLY(SHAPE, x[i], y[i], c[i], A, B, 0, s[i], 0, s[i + 64]);                                  \
+    }
+#define TYPES(SHAPE, SUMS, A) \
+    KERNEL(SHAPE, SUMS, A, 0) KERNEL(SHAPE, SUMS, A, 1) KERNEL(SHAPE, SUMS, A, 2) KERNEL(SHAPE, SUMS, A, 3) \
+    KERNEL(SHAPE, SUMS, A, 4)
+#define ALL(SHAPE, SUMS) \
+    TYPES(SHAPE, SUMS, 0) TYPES(SHAPE, SUMS, 1) TYPES(SHAPE, SUMS, 2) TYPES(SHAPE, SUMS, 3) TYPES(SHAPE, SUMS, 4)
+ALL(16x16x128, Four)
+ALL(32x32x64, Sixteen)
+"""
+
+
+def test_the_compiler_leaves_as_many_behind_each_pair_of_types(tmp_path):
+    code = load(compile_hip(SCALED_SOURCE, tmp_path), "gfx950")
+    for shape, passes in (("16x16x128", 4), ("32x32x64", 8)):
+        for a, b in itertools.product(range(5), repeat=2):
+            instructions, _ = program(code, code.kernels[f"k{shape}_{a}{b}"])
+            assert not [str(each) for each in hazards.violations(instructions, "gfx950")]
+            tight = {(each.hazard.view, each.hazard.states) for each in hazards.violations(instructions, "gfx950", 1)}
+            assert ("vector read", passes * (2 if min(a, b) < 2 else 1) + 4) in tight, (shape, a, b)
