@@ -10,9 +10,9 @@ The scale of the row's k from 32·g on is a byte of the lane's dword: 2^(byte - 
 and OP_SEL_HI the upper bit of the byte's number; bit 0 is A's, bit 1 B's. So of 8 bits a lane's scale is not that of
 the elements that it holds.
 
-Sources: Composable Kernel's tests of these instructions (test/mx_mfma_op) have the layouts of 8 and 4 bits, and lists,
-printed by an MI355X, of the lane that scales each e4m3 element. AMD's emulator rocjitsu has FP6 as FP4. LLVM has the
-encodings. It takes a scale from a vector register alone: the hardware reads bits 30 to 23 of any other one.
+Sources: Composable Kernel's tests of these instructions (test/mx_mfma_op) have the layouts of 8 and 4 bits. They have
+lists, printed by a gfx950 chip, of the lane that scales each e4m3 element. AMD's emulator rocjitsu has FP6 as FP4. LLVM
+has the encodings. It takes a scale from a vector register alone: the hardware reads bits 30 to 23 of any other one.
 """
 
 import numpy as np

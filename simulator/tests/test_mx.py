@@ -220,8 +220,8 @@ def test_every_scale(kind):
         assert np.array_equal(got, np.where(nan, np.nan, wanted), equal_nan=True), f"seed {SEED}"
 
 
-# e4m3: an MI355X printed these lanes (Composable Kernel, test/mx_mfma_op/scale_mapping_*.txt) for row 0, by the lanes'
-# group and the half of its 32 bytes.
+# e4m3: a gfx950 chip printed these lanes (Composable Kernel, test/mx_mfma_op/scale_mapping_*.txt) for row 0, by the
+# lanes' group and the half of its 32 bytes.
 PRINTED = {
     16: {(0, 0): 0, (0, 1): 32, (1, 0): 0, (1, 1): 32, (2, 0): 16, (2, 1): 48, (3, 0): 16, (3, 1): 48},
     32: {(0, 0): 0, (0, 1): 32, (1, 0): 0, (1, 1): 32},
