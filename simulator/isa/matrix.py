@@ -125,8 +125,6 @@ def build(ins: Instruction, name: str):
         decode = decoder(kind, ins.arch)
         matrix_a = decode if sparse else lambda words: gather_matrix(decode(words), m)
         matrix_b = lambda words: gather_matrix(decode(words), n)
-    if ins.modifiers:
-        raise UnsupportedError(f"modifiers of {ins.text.line}")
     a_rows, b_rows = (_rows(ins, position, size) for position, size in zip((1, 2), sizes))
     count = m * n // LANES
     d_operand = ins.operands[0]

@@ -21,22 +21,27 @@ from simulator.faults import UnsupportedError
 
 from .conversions import DECODE, FORMATS
 from .operands import Instruction
-from .scaled import scales
+from .scaled import SCALES
 from .wave import LANES
 
 TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+VALUES = {kind: DECODE[kind].astype(np.float64) for kind in TYPES}
 BLOCK = 32  # elements with one scale, and elements a lane
 
 
 def elements(words: np.ndarray, kind: str, size: int) -> np.ndarray:
     """[lane, register] dwords as values [row, k]."""
-    bits, groups = FORMATS[kind].bits, LANES // size
+    bits, groups, data = FORMATS[kind].bits, LANES // size, words.view(np.uint8)
     if bits == 8:
-        codes = words.view(np.uint8).reshape(groups, size, 2, 16).transpose(1, 2, 0, 3)
+        codes = data.reshape(groups, size, 2, 16).transpose(1, 2, 0, 3)
     else:
-        unpacked = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").reshape(groups, size, BLOCK, bits)
-        codes = (unpacked @ (1 << np.arange(bits))).transpose(1, 0, 2)
-    return DECODE[kind][codes.reshape(size, -1)].astype(np.float64)
+        if bits == 4:
+            codes = np.stack([data & 15, data >> 4], axis=2)
+        else:
+            unpacked = np.unpackbits(data, axis=1, bitorder="little").reshape(LANES, BLOCK, bits)
+            codes = np.packbits(unpacked, axis=2, bitorder="little")
+        codes = codes.reshape(groups, size, BLOCK).transpose(1, 0, 2)
+    return VALUES[kind].take(codes.reshape(size, -1))
 
 
 def registers(kind: str) -> int:
@@ -67,6 +72,6 @@ def take_scales(ins: Instruction, size: int):
     def read(wave):
         for row, shift in places:
             byte = (wave.u32[row] >> shift & np.uint32(255)).reshape(LANES // size, size)
-            yield np.repeat(scales(byte).T, BLOCK, axis=1)
+            yield np.repeat(SCALES[byte].T, BLOCK, axis=1)
 
     return read

@@ -35,9 +35,8 @@ NAMES = [
 U32 = np.uint32
 
 
-def scales(bits: np.ndarray) -> np.ndarray:
-    """2^(e - 127) of exponents e; NaN of 255."""
-    return np.where(bits == 255, np.nan, np.ldexp(1.0, bits.astype(np.int32) - 127))
+# 2^(e - 127) by e.
+SCALES = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)
 
 
 def _chosen(ins: Instruction, narrow: str, of_source: bool) -> int:
@@ -53,15 +52,16 @@ def _chosen(ins: Instruction, narrow: str, of_source: bool) -> int:
 
 
 def _scale(ins: Instruction, position: int):
+    """[lane, 1]."""
     read = ins.source(position, "f32")
-    return lambda wave: scales(np.ascontiguousarray(read(wave)).view(U32) >> U32(23) & U32(255))
+    return lambda wave: SCALES[np.ascontiguousarray(read(wave)).view(U32) >> U32(23) & U32(255), None]
 
 
-def _halves(kind: str, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _halves(kind: str, words: np.ndarray) -> np.ndarray:
+    """[lane, 2] float32 of dwords."""
     if kind == "f16":
-        pair = np.ascontiguousarray(words).view(np.float16)
-        return convert.f16_to_f32(pair[0::2]), convert.f16_to_f32(pair[1::2])
-    return (words << U32(16)).view(np.float32), (words & U32(0xFFFF0000)).view(np.float32)
+        return convert.f16_to_f32(words.copy().view(np.float16).reshape(-1, 2))
+    return np.stack([words << U32(16), words & U32(0xFFFF0000)], axis=1).view(np.float32)
 
 
 def _narrowing(ins: Instruction, narrow: str, wide: str):
@@ -69,8 +69,8 @@ def _narrowing(ins: Instruction, narrow: str, wide: str):
     width = convert.FORMATS[form].bits
     shift = _chosen(ins, narrow, of_source=False)
     if wide == "f32":
-        sources = [ins.source(position, "f32") for position in (1, 2)]
-        read = lambda wave: [source(wave) for source in sources]
+        a, b = (ins.source(position, "f32") for position in (1, 2))
+        read = lambda wave: np.stack([a(wave), b(wave)], axis=1)
     else:
         words = ins.source(1, "u32")
         read = lambda wave: _halves(wide, words(wave))
@@ -81,13 +81,13 @@ def _narrowing(ins: Instruction, narrow: str, wide: str):
     row, kept = operand.row, U32(~((1 << 2 * width) - 1 << shift) & 0xFFFFFFFF)
 
     def run(wave):
-        by, codes = scale(wave), 0
+        value = read(wave)
         with np.errstate(invalid="ignore"):
-            for i, value in enumerate(read(wave)):
-                # Dividing by a NaN loses the sign.
-                scaled = np.copysign(np.abs(value.astype(np.float64)) / by, value)
-                codes = codes | convert.encode(scaled, form, wave.fp16_overflow_clamps) << U32(i * width)
-        np.copyto(wave.u32[row], wave.u32[row] & kept | codes << U32(shift), where=wave.mask)
+            # Dividing by a NaN loses the sign.
+            scaled = np.copysign(np.abs(value.astype(np.float64)) / scale(wave), value)
+            codes = convert.encode(scaled, form, wave.fp16_overflow_clamps)
+        both = codes[:, 0] | codes[:, 1] << U32(width)
+        np.copyto(wave.u32[row], wave.u32[row] & kept | both << U32(shift), where=wave.mask)
 
     return run
 
@@ -95,28 +95,26 @@ def _narrowing(ins: Instruction, narrow: str, wide: str):
 def _widening(ins: Instruction, narrow: str, wide: str):
     table = convert.DECODE[NARROW[narrow]].astype(np.float64)
     width = convert.FORMATS[NARROW[narrow]].bits
-    shift = U32(_chosen(ins, narrow, of_source=True))
+    shifts, mask = _chosen(ins, narrow, of_source=True) + np.array([0, width], U32), U32((1 << width) - 1)
     codes, scale = ins.source(1, "u32"), _scale(ins, 2)
     operand, count = ins.operands[0], 2 if wide == "f32" else 1
     ins.note(operand, count, read=False)
     row, text = operand.row, ins.text.line
+    dtype = np.float16 if wide == "f16" else np.float32
 
     def run(wave):
-        by, both = scale(wave), codes(wave) >> shift
         with np.errstate(invalid="ignore", over="ignore"):
-            exact = [table[both >> U32(i * width) & U32((1 << width) - 1)] * by for i in (0, 1)]
-            results = [each.astype(np.float16 if wide == "f16" else np.float32) for each in exact]
+            exact = table[codes(wave)[:, None] >> shifts & mask] * scale(wave)
+            result = exact.astype(dtype)
         if wide == "f32":
-            for i, result in enumerate(results):
-                np.copyto(wave.f32[row + i], result, where=wave.mask)
+            for i in (0, 1):
+                np.copyto(wave.f32[row + i], result[:, i], where=wave.mask)
             return
-        if wave.fp16_overflow_clamps:
-            over = [np.isinf(result) & np.isfinite(each) & wave.mask for result, each in zip(results, exact)]
-            if np.any(over):
-                raise UnsupportedError(f"a result beyond its range under MODE.FP16_OVFL: `{text}`")
-        # float32 holds what becomes bfloat16 exactly, or overflows where that does.
-        low, high = (r.view(np.uint16) if wide == "f16" else convert.f32_to_bf16(r) for r in results)
-        np.copyto(wave.u32[row], low.astype(U32) | high.astype(U32) << U32(16), where=wave.mask)
+        if wave.fp16_overflow_clamps and (np.isinf(result) & np.isfinite(exact) & wave.mask[:, None]).any():
+            raise UnsupportedError(f"a result beyond its range under MODE.FP16_OVFL: `{text}`")
+        if wide == "bf16":  # float32 holds it exactly, or overflows where bfloat16 does
+            result = convert.f32_to_bf16(result).astype(np.uint16)
+        np.copyto(wave.u32[row], result.view(U32)[:, 0], where=wave.mask)
 
     return run
 
