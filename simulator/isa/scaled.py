@@ -14,8 +14,6 @@ says NaN, the headers always saturate. What that mode makes of a 16-bit result b
 Stochastic rounding, the forms of one number and of 32 (FP6) are not modelled.
 """
 
-import re
-
 import numpy as np
 
 from simulator.faults import UnsupportedError
@@ -24,19 +22,11 @@ from . import conversions as convert
 from .operands import Instruction
 
 NARROW = {"fp8": "e4m3", "bf8": "e5m2", "fp4": "e2m1"}
-NAME = re.compile(r"^v_cvt_scalef32_pk_(?P<result>fp8|bf8|fp4|f32|f16|bf16)_(?P<source>fp8|bf8|fp4|f32|f16|bf16)$")
 WIDE = ("f32", "f16", "bf16")
-NAMES = [
-    f"v_cvt_scalef32_pk_{result}_{source}"
-    for narrow in NARROW
-    for wide in WIDE
-    for result, source in ((narrow, wide), (wide, narrow))
-]
+PAIRS = [pair for narrow in NARROW for wide in WIDE for pair in ((narrow, wide), (wide, narrow))]
+NAMES = {f"v_cvt_scalef32_pk_{result}_{source}": (result, source) for result, source in PAIRS}
 U32 = np.uint32
-
-
-# 2^(e - 127) by e.
-SCALES = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)
+SCALES = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)  # by exponent
 
 
 def _chosen(ins: Instruction, narrow: str, of_source: bool) -> int:
@@ -121,12 +111,10 @@ def _widening(ins: Instruction, narrow: str, wide: str):
 
 def build(ins: Instruction, name: str):
     """The closure for a scaled conversion, or None if it is not one of this file's."""
-    match = NAME.match(name)
-    if match is None or name not in NAMES:
+    if name not in NAMES:
         return None
     ins.kind = "valu"
     if ins.arch != "gfx950":
         raise UnsupportedError(f"{name} on {ins.arch}")
-    if match["result"] in NARROW:
-        return _narrowing(ins, match["result"], match["source"])
-    return _widening(ins, match["source"], match["result"])
+    result, source = NAMES[name]
+    return _narrowing(ins, result, source) if result in NARROW else _widening(ins, source, result)

@@ -80,6 +80,7 @@ def functions(clamp: bool) -> dict:
 
 
 def parts(name: str) -> tuple[str, str]:
+    """(result, source)."""
     return tuple(name.removeprefix("v_cvt_scalef32_pk_").split("_"))
 
 
