@@ -113,6 +113,13 @@ def assert_half_close(got, a, b, bias, what: str) -> None:
     _assert_sums_close(got, a @ b.t(), a.abs() @ b.abs().t(), 2 * (a.shape[1] + 1), 0, bias, what)
 
 
+def assert_mx_close(got, a, b, bias, what: str) -> None:
+    """a [M, K], b [N, K]: float64, scales included. K additions, and for each block of 32 a product of scales, one with
+    it and an addition; a scale of rows; matrix units that cut off where others round: twice that."""
+    roundings = 2 * (a.shape[1] + 3 * a.shape[1] // 32 + 1)
+    _assert_sums_close(got, a @ b.t(), a.abs() @ b.abs().t(), roundings, roundings, bias, what)
+
+
 def on_hopper(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and bool(torch.version.cuda) and torch.cuda.get_device_capability(tensor.device)[0] == 9
 

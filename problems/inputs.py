@@ -37,6 +37,19 @@ def random_codes(shape, dtype: torch.dtype, generator: torch.Generator) -> torch
     return codes.view(dtype)
 
 
+def mx_codes(shape, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Bytes of two e2m1 codes (uint8), or FP8 numbers."""
+    if dtype != torch.uint8:
+        return random_fp8(shape, dtype, generator)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def mx_exponents(shape, generator: torch.Generator, low: int = 120, high: int = 132) -> torch.Tensor:
+    """float8_e8m0fnu: 2^(low - 127) and more, below 2^(high - 127)."""
+    bytes_ = torch.randint(low, high, shape, dtype=torch.uint8, generator=generator)
+    return bytes_.view(torch.float8_e8m0fnu)
+
+
 def every_number(dtype: torch.dtype) -> torch.Tensor:
     """Every bit pattern of a 16-bit type, NaN and infinities included."""
     return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)

@@ -34,7 +34,7 @@ def comm_operators(kernel: ModuleType) -> set[str]:
 
 def function_of(operator: str) -> str:
     """Name of the Python function that calls the operator."""
-    return operator.replace("_static", "")
+    return operator.replace("_static", "").removesuffix("_mx")
 
 
 def functions(kernel: ModuleType) -> set[str]:

@@ -207,6 +207,7 @@ void quantize_mxfp4_op(const Tensor& out_t, const Tensor& scale_out, const Tenso
     const Arg out(name, "out", out_t), scales(name, "scale_out", scale_out), x(name, "x", x_t);
     quantize_mxfp4::Args args{};
     args.dtype = x.dtype({DType::f32, DType::bf16, DType::f16});
+    if (x.dim() < 1) x.refuse("0 dimensions (shape ", x.shape(), "); needs [..., K]");
     args.k = x.last();
     if (args.k % kMxBlock != 0)
         x.refuse("shape ", x.shape(), "; needs a last dimension that is a multiple of ", kMxBlock);

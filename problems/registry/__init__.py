@@ -4,11 +4,11 @@ What holds for every operator is tested by it: tests/operators/test_contract_*.p
 OPERATORS; test_contract_calls.py finds one that is missing.
 """
 
-from problems.registry import comm, fused, gemms, int8, mla, moe, rows
+from problems.registry import comm, fused, gemms, int8, mla, moe, mx, rows
 from problems.registry.entry import Operator
 
 OPERATORS: dict[str, Operator] = {
-    each.name: each for family in (rows, gemms, int8, moe, fused, mla, comm) for each in family.OPERATORS
+    each.name: each for family in (rows, gemms, int8, moe, mx, fused, mla, comm) for each in family.OPERATORS
 }
 FORMS = tuple((each, form) for each in OPERATORS.values() for form in each.forms)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from problems.inputs import mx_codes, mx_exponents, normal
 from problems.registry.changes import Arguments, Bad, given, replace
 from problems.registry.entry import Draw, Operator
 from problems.registry.moe import EXPERTS, SLOTS
@@ -36,6 +37,16 @@ def shared(args: Arguments) -> Arguments:
     return dict(shared=args["x"] * 0.5, expert_map=of_map, limit=1.5, experts=args["experts"].long(), power_of_two=True)
 
 
+def of_mxfp4(args: Arguments) -> Arguments:
+    """K and I of 32: a gate, biases, rows in turn."""
+    g, tokens = torch.Generator().manual_seed(len(args["x"])), len(args["x"])
+    mx = dict(w13=mx_codes((EXPERTS, 128, 32), torch.uint8, g), w2=mx_codes((EXPERTS, 64, 32), torch.uint8, g))
+    mx |= dict(scale_w13=mx_exponents((EXPERTS, 128, 2), g), scale_w2=mx_exponents((EXPERTS, 64, 2), g))
+    biases = dict(bias13=normal((EXPERTS, 128), torch.float32, g), bias2=normal((EXPERTS, 64), BF16, g))
+    gate = dict(gate="situ", beta=4.0, linear_beta=25.0, alpha=1.702, interleaved=True, limit=7.0)
+    return dict(x=normal((tokens, 64), BF16, g), inputs="16bit") | mx | biases | gate
+
+
 STATICALLY = dict(inputs="static", input_scale=torch.full((1,), 0.05), hidden_scale=torch.full((1,), 0.05))
 FORMS = {
     "dynamic": {},
@@ -44,6 +55,8 @@ FORMS = {
     "quantised": quantised,
     "half": halves,
     "shared": shared,
+    "mxfp4": of_mxfp4,
+    "oai": lambda args: dict(gate="oai", inputs="row", bias2=normal((EXPERTS, D), BF16, torch.Generator())),
 }
 
 
@@ -104,6 +117,24 @@ SPOILT = {
     "scale_w2 of nothing": ("scale_w2", "None; experts of", QUANTISING, given(scale_w2=None)),
     "scale_w13 of half experts": ("scale_w13", "have no scales", ("half",), given(scale_w13=THREE)),
     "scale_w2 of half experts": ("scale_w2", "have no scales", ("half",), given(scale_w2=THREE)),
+    "w13 of no blocks": (
+        "w13",
+        "multiple of 32",
+        ("mxfp4",),
+        lambda a: a.update(w13=a["w13"][..., :-8], x=a["x"][:, :-16]),
+    ),
+    "w13 of half a D": ("w13", "D / 2", ("mxfp4",), replace("w13", lambda t: t[..., :-1])),
+    "w2 in FP8": ("w2", "needs w13's", ("mxfp4",), replace("w2", lambda t: t.view(torch.float8_e4m3fn))),
+    "w2 of half an I": ("w2", r"\[3, 64, 32\]", ("mxfp4",), replace("w2", lambda t: t[..., :-1])),
+    "scale_w13 of 128": ("scale_w13", r"\[3, 128, 2\]", ("mxfp4",), replace("scale_w13", lambda t: t[..., :1])),
+    "scale_w2 in float32": ("scale_w2", "e8m0", ("mxfp4",), replace("scale_w2", torch.Tensor.float)),
+    "MX without scales": ("scale_w13", "None; MX experts", ("mxfp4",), given(scale_w13=None)),
+    "MX by groups": ("inputs", "16bit", ("mxfp4",), given(inputs="group")),
+    "MX inputs of FP8": ("inputs", "allowed: 'group'", ("dynamic",), given(inputs="mxfp8")),
+    "a bias of other experts": ("bias13", r"\[3, 128\]", ("mxfp4",), replace("bias13", lambda t: t[:-1])),
+    "a bias of integers": ("bias2", "allowed", ("mxfp4",), replace("bias2", torch.Tensor.int)),
+    "no gate": ("gate", "'silu', 'oai', 'situ'", ("dynamic", "mxfp4"), given(gate="relu")),
+    "a beta of silu": ("beta", "situ", ("dynamic",), given(beta=1.0)),
     "inputs of a tensor": ("inputs", "", ("dynamic",), given(inputs="tensor")),
     "half experts beside FP8": ("inputs", "", ("dynamic",), given(w13=torch.zeros(3, 48, 40, dtype=BF16))),
     "no input scale": ("input_scale", "", ("static",), given(input_scale=None)),

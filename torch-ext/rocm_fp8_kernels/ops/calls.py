@@ -30,6 +30,11 @@ OPERATORS = _operators()
 # --- torch.compile, opcheck and meta tensors ---
 
 
+def function_of(operator: str) -> str:
+    """Name of the Python function that calls it."""
+    return operator.replace("_static", "").removesuffix("_mx")
+
+
 def _register_fake(name: str) -> None:
     """Every operator writes into its arguments and returns nothing, so a fake has nothing to compute.
 
@@ -40,7 +45,7 @@ def _register_fake(name: str) -> None:
     # The kernels compare devices with that of the first input that every call has.
     inputs = (i for i, argument in enumerate(arguments) if not argument.is_write)
     first = next(i for i in inputs if not isinstance(arguments[i].type, torch.OptionalType))
-    operator = name.replace("_static", "")  # of the Python function
+    operator = function_of(name)
 
     def fake(*args) -> None:
         device = args[first].device
@@ -76,7 +81,7 @@ def _call_of(name: str) -> Callable[..., None]:
     whole = [i for i in written if not isinstance(arguments[i].type, torch.OptionalType)]
     those, optional = itemgetter(*whole, whole[0]), [i for i in written if i not in whole]  # two at least: a tuple
     tensors = [(i, argument.name) for i, argument in enumerate(arguments) if "Tensor" in str(argument.type)]
-    public = name.replace("_static", "")  # of the Python function
+    public = function_of(name)
 
     def refuse_gradients(args: tuple) -> None:
         for i, argument in tensors:

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from .arguments import FP8, result
-from .calls import OPERATORS, ops
+from .calls import OPERATORS, function_of, ops
 
 
 @functools.cache
@@ -58,8 +58,10 @@ def call_counts() -> dict[str, int]:
     """Name of an operator of this module -> its calls in this process since the package was loaded.
 
     Counted where an operator is launched, eager or from compiled code. A CUDA or HIP graph counts when it is captured,
-    not when it is replayed. A refused call does not count. `quantize_fp8` counts both static and computed scales.
+    not when it is replayed. A refused call does not count. `quantize_fp8` counts both static and computed scales, GEMMs
+    both kinds of weights.
     """
-    counts = {name: ops.call_count(name) for name in OPERATORS}
-    counts["quantize_fp8"] += counts.pop("quantize_static_fp8")
+    counts: dict[str, int] = {}
+    for name in OPERATORS:
+        counts[function_of(name)] = counts.get(function_of(name), 0) + ops.call_count(name)
     return counts

@@ -89,7 +89,8 @@ def block_scaled_gemm(
 
     Source: the scales of DeepSeek-V3 (1x128 of activations, 128x128 of weights), and the AMD FP8 GEMM challenge.
     """
-    if isinstance(b, torch.Tensor) and isinstance(scale_b, torch.Tensor) and holds_mx(b, scale_b):
+    tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and isinstance(scale_b, torch.Tensor)
+    if tensors and holds_mx(b, scale_b, a):
         out = gemm_result("block_scaled_gemm", a, b, b if scale_a is None else scale_a, scale_b, bias, out, out_dtype)
         ops.block_scaled_gemm_mx(out, a, b, *mx_scales("block_scaled_gemm", a, scale_a, scale_b), bias)
         return out

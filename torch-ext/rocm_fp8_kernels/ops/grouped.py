@@ -167,7 +167,7 @@ def _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_ro
         refuse(operator, "slots", f"{slots!r}; needs a positive integer")
     if expected_rows is not None and not (isinstance(expected_rows, int) and expected_rows > 0):
         refuse(operator, "expected_rows", f"{expected_rows!r}; needs a positive integer, or None")
-    if b.dtype == torch.uint8 or (isinstance(scale_b, torch.Tensor) and holds_mx(b, scale_b)):
+    if b.dtype == torch.uint8 or (isinstance(scale_b, torch.Tensor) and holds_mx(b, scale_b, a)):
         return *mx_scales(operator, a, scale_a, scale_b), True
     return *(_bytes(operator, name, scale) for name, scale in (("scale_a", scale_a), ("scale_b", scale_b))), False
 

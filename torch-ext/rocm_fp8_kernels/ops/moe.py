@@ -8,7 +8,7 @@ from .calls import ops
 from .exported import exported_moe
 from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
 from .moe_checks import check_dtype, check_fused_moe, check_inputs, default_inputs, refuse_experts
-from .mx import MX_BLOCK, holds_mx, moe_gate, quantize_mxfp4
+from .mx import MX_BLOCK, gate_numbers, holds_mx, moe_gate, quantize_mxfp4
 from .quantize import quantize_fp8
 
 _HALF = WIDE[:2]
@@ -245,6 +245,8 @@ def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_
     if experts.shape[0] != x.shape[0]:
         refuse_experts(x, experts)
     check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
+    if beta is not None or linear_beta is not None:  # gates that have none do not look
+        gate_numbers(operator, gate, limit, alpha, beta, linear_beta, interleaved)
     count, slots = w13.shape[0], experts.shape[1]
     rows, offsets, positions = moe_sort(experts, count, expert_map=expert_map)
     everyone = count if expert_map is None else max(expert_map.numel(), 1)

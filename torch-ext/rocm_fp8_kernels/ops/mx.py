@@ -13,14 +13,16 @@ GATES = ("silu", "oai", "situ")
 _E8M0, _HALF = torch.float8_e8m0fnu, WIDE[:2]
 
 
-def holds_mx(b: torch.Tensor, scale_b: torch.Tensor | None) -> bool:
-    """Whether b is MXFP4 (uint8) or MXFP8: FP8 whose exponents' shape says that 32 k have one."""
+def holds_mx(b: torch.Tensor, scale_b: torch.Tensor | None, a: torch.Tensor | None = None) -> bool:
+    """Whether b is MXFP4 (uint8) or MXFP8: FP8 whose exponents' shape says that 32 k have one. Where K is 32 that is a
+    scale a column as well, which is the same product: then a of another type says it."""
     if b.dtype == torch.uint8:
         return True
     if scale_b is None or scale_b.dtype != _E8M0 or scale_b.dim() != b.dim() or b.dim() < 2:
         return False
     n, k = b.shape[-2:]
-    return k > MX_BLOCK and scale_b.shape[-2] == n and scale_b.shape[-1] * MX_BLOCK == k
+    told = k > MX_BLOCK or (a is not None and a.dtype != b.dtype)
+    return told and scale_b.shape[-2] == n and scale_b.shape[-1] * MX_BLOCK == k
 
 
 def mx_scales(operator: str, a: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None) -> tuple:

@@ -30,7 +30,7 @@ def _block_scales(scale: torch.Tensor, rows: int, blocks: int, by_row: tuple[int
 
 
 def block_scaled_gemm(a, b, scale_a, scale_b, bias=None, *, out=None, out_dtype=None, constant_b=False):
-    if holds_mx(b, scale_b):
+    if holds_mx(b, scale_b, a):
         c = mx_product(a, b, scale_a, scale_b, bias)
         return into(out, c.to(out_dtype or (torch.bfloat16 if out is None else out.dtype)))
     (m, k), n = a.shape, b.shape[0]

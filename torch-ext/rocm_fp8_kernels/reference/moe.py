@@ -101,7 +101,7 @@ def grouped_gemm(
     count = len(a) if rows is None else len(rows)
     out = torch.zeros(count, b.shape[1], dtype=dtype, device=a.device) if out is None else out
     for e, places, sources in _sources(a, offsets, rows, slots):
-        if holds_mx(b, scale_b):
+        if holds_mx(b, scale_b, a):
             rows_of_a = a[sources] if a.itemsize == 2 else a.view(torch.uint8)[sources].view(a.dtype)
             c = mx_product(rows_of_a, b[e], _rows_of(scale_a, sources), scale_b[e], None if bias is None else bias[e])
         elif scale_a is None:
@@ -158,7 +158,7 @@ def grouped_gemm_swiglu_fp8(
 ):
     live, kind = int(offsets[-1]), fp8_dtype_of(a, out, out_dtype)
     numbers = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
-    if holds_mx(b, scale_b) or bias is not None or gate != "silu" or interleaved:
+    if holds_mx(b, scale_b, a) or bias is not None or gate != "silu" or interleaved:
         c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, bias=bias, out_dtype=torch.float32)
         wanted = dict(scaling=scaling, group_size=group_size, scale_dtype=scale_dtype, power_of_two=power_of_two)
         wanted |= dict(scale_ub=scale_ub, fp8_max=fp8_max, column_major_scales=column_major_scales)

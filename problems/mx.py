@@ -1,0 +1,158 @@
+"""Problems of GEMMs with MX weights: kinds of operands, their values in float64, calls dense and grouped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from problems.buffers import Guarded
+from problems.comparisons import assert_mx_close
+from problems.gemm import placed
+from problems.grouped_gemm import ROUTINGS, offsets_of
+from problems.inputs import FLOATS, mx_codes, mx_exponents, normal, positive, short
+from problems.pairwise import SAMPLE, pairwise
+
+BLOCK = 32
+NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+# Of A beside each kind of B: MXFP4 beside MXFP8 there is not.
+KINDS = tuple(
+    (a, b)
+    for b in ("mxfp4", "mxfp8")
+    for a in ("bf16", "f16", "row", "one", "mxfp8", "mxfp4")
+    if (a, b) != ("mxfp4", "mxfp8")
+)
+
+
+def values(t: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """float64 of codes (uint8: two a byte) or numbers, times their blocks', their row's or the tensor's scale."""
+    if t.dtype == torch.uint8:
+        t = torch.stack([NUMBERS[(t & 15).long()], NUMBERS[(t >> 4).long()]], -1).flatten(-2)
+    t = t.float().double() if t.dtype != torch.float64 else t
+    if scale is None:
+        return t
+    if scale.dtype != torch.float8_e8m0fnu:
+        return t * scale.double().reshape(-1, 1)
+    byte = scale.view(torch.uint8)
+    factor = torch.where(byte == 255, torch.nan, torch.exp2(byte.double() - 127))
+    return t * factor.repeat_interleave(BLOCK, -1)
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int  # of the result
+    experts: int
+    n: int
+    k: int
+    kinds: tuple[str, str]
+    fnuz: bool  # FP8's format, where the device has both
+    routing: Callable
+    slots: int  # 0: no gather
+    biased: torch.dtype | None
+    dtype: torch.dtype
+    layout: str
+    expected: int | None
+
+    @property
+    def id(self) -> str:
+        biased = self.biased and short(self.biased)
+        rest = self.routing.__name__, self.slots, biased, short(self.dtype), self.layout, self.expected
+        return f"{self.rows}x{self.experts}x{self.n}x{self.k}-{'-'.join(map(str, (*self.kinds, self.fnuz, *rest)))}"
+
+
+def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tuple[Case, ...]:
+    return tuple(
+        Case(*each)
+        for each in pairwise(
+            *(
+                rows,
+                experts,
+                n,
+                k,
+                KINDS,
+                (False, True),
+                ROUTINGS,
+                (0, 1, 3),
+                (None, *FLOATS),
+                FLOATS,
+                layouts,
+                expected,
+            ),
+            seed=SAMPLE,
+        )
+    )
+
+
+def drawn(kind: str, shape: tuple[int, ...], fp8: torch.dtype, g) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """An operand [..., K] and its scales."""
+    *rows, k = shape
+    if kind in ("bf16", "f16"):
+        return normal(shape, torch.bfloat16 if kind == "bf16" else torch.float16, g), None
+    if kind in ("row", "one"):
+        return mx_codes(shape, fp8, g), positive((*rows, 1) if kind == "row" else (1,), g)
+    codes = mx_codes(shape, fp8, g) if kind == "mxfp8" else mx_codes((*rows, k // 2), torch.uint8, g)
+    return codes, mx_exponents((*rows, k // BLOCK), g)
+
+
+@dataclass
+class Inputs:
+    a: torch.Tensor
+    b: torch.Tensor
+    scale_a: torch.Tensor | None
+    scale_b: torch.Tensor
+    offsets: torch.Tensor
+    rows: torch.Tensor | None
+    slots: int
+    bias: torch.Tensor | None
+
+    def to(self, device) -> "Inputs":
+        moved = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **moved)
+
+    def placed(self, device, how: str) -> tuple["Inputs", list[Guarded]]:
+        """Operands and exponents among poison, which as an exponent is NaN."""
+        names = [n for n in ("a", "b", "scale_a", "scale_b") if getattr(self, n) is not None]
+        held = {n: placed(getattr(self, n), device, how if n in ("a", "b") else "dense") for n in names}
+        moved = replace(self.to(device), **{name: each.t for name, each in held.items()})
+        return moved, [each.buffer for each in held.values()]
+
+    def call(self, module, **kwargs) -> torch.Tensor:
+        gather = {} if self.rows is None else dict(rows=self.rows, slots=self.slots)
+        operands = self.a, self.b, self.scale_a, self.scale_b, self.offsets
+        return module.grouped_gemm(*operands, **gather, bias=self.bias, **kwargs)
+
+    def dense(self, module, **kwargs) -> torch.Tensor:
+        """All rows of A by the first matrix."""
+        bias = None if self.bias is None else self.bias[0]
+        return module.block_scaled_gemm(self.a, self.b[0], self.scale_a, self.scale_b[0], bias, **kwargs)
+
+    @property
+    def count(self) -> int:
+        return len(self.a) if self.rows is None else len(self.rows)
+
+    def live(self) -> int:
+        return int(self.offsets[-1])
+
+    def assert_right(self, out: torch.Tensor, what: str) -> None:
+        """Each expert's rows."""
+        cpu = self.to("cpu")
+        a = values(cpu.a, cpu.scale_a)
+        for e, (begin, end) in enumerate(zip(cpu.offsets[:-1].tolist(), cpu.offsets[1:].tolist())):
+            if begin == end:
+                continue
+            sources = slice(begin, end) if cpu.rows is None else cpu.rows[begin:end].long() // self.slots
+            bias = None if cpu.bias is None else cpu.bias[e]
+            b = values(cpu.b[e], cpu.scale_b[e])
+            assert_mx_close(out[begin:end].cpu(), a[sources], b, bias, f"{what}, expert {e}")
+
+
+def draw(case: Case, fp8: torch.dtype, g) -> Inputs:
+    counts = case.routing(case.rows, case.experts, g)
+    tokens = case.rows if case.slots == 0 else max(1, -(-case.rows // case.slots))
+    a, scale_a = drawn(case.kinds[0], (tokens, case.k), fp8, g)
+    b, scale_b = drawn(case.kinds[1], (case.experts, case.n, case.k), fp8, g)
+    rows = None
+    if case.slots:
+        slots = torch.randperm(tokens * case.slots, generator=g)[: case.rows]
+        rows = torch.where(torch.arange(len(slots)) < sum(counts), slots, -1).int()
+    bias = None if case.biased is None else normal((case.experts, case.n), case.biased, g, 5.0)
+    return Inputs(a, b, scale_a, scale_b, offsets_of(counts), rows, max(case.slots, 1), bias)
