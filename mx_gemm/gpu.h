@@ -63,9 +63,9 @@ __device__ inline int row_tiles(const Args& a, int group, int rows) {
     return count > 0 ? (count + rows - 1) / rows : 0;
 }
 
-// By all threads.
-template <int kRows>
-__device__ inline void number_tiles(Memory<kRows>& memory, const Args& a) {
+// Into memory.before, by all threads, with memory.partial between.
+template <int kRows, class Table>
+__device__ inline void number_tiles(Table& memory, const Args& a) {
     const int groups = int(a.groups), each = (groups + kThreads - 1) / kThreads, begin = int(threadIdx.x) * each;
     int mine = 0;
     for (int g = begin; g < begin + each && g < groups; ++g) mine += row_tiles(a, g, kRows);
@@ -87,6 +87,22 @@ __device__ inline void number_tiles(Memory<kRows>& memory, const Args& a) {
     if (threadIdx.x == kThreads - 1) memory.before[groups] = memory.partial[threadIdx.x];
     // Barrier: all threads read the table.
     __syncthreads();
+}
+
+// Tile number `number` of all, of `pieces` a tile of rows. Row tiles of a piece follow each other, so that they share its
+// weights in L2.
+template <int kRows, class Table>
+__device__ inline RowTile find_tile(const Table& memory, const Args& a, int64_t pieces, int64_t number,
+                                    int64_t* piece) {
+    const int groups = int(a.groups);
+    int group = 0;  // the last one that begins no later
+    for (int span = kMostGroups / 2; span > 0; span /= 2) {
+        if (group + span < groups && memory.before[group + span] * pieces <= number) group += span;
+    }
+    const int down = memory.before[group + 1] - memory.before[group];
+    const int64_t within = number - memory.before[group] * pieces;
+    *piece = within / down;
+    return {group, first_row(a, group) + int(within % down) * kRows, first_row(a, group + 1)};
 }
 
 // A row's row of A. Bad ones stay inside of the operands.
@@ -297,20 +313,12 @@ __global__ __launch_bounds__(kThreads) void mx_gemm_plain(Args a) {
         memory.of_a[byte] = number_bits<type>(a.format_a, byte);
         memory.of_b[byte] = number_bits<type>(a.format_b, byte);
     }
-    number_tiles(memory, a);
-    const int groups = int(a.groups);
-    const int64_t pieces = (a.n + kColumns - 1) / kColumns, tiles = memory.before[groups] * pieces;
+    number_tiles<kRows>(memory, a);
+    const int64_t pieces = (a.n + kColumns - 1) / kColumns, tiles = memory.before[a.groups] * pieces;
     for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
-        // The last group that begins no later.
-        int group = 0;
-        for (int span = kMostGroups / 2; span > 0; span /= 2) {
-            if (group + span < groups && memory.before[group + span] * pieces <= number) group += span;
-        }
-        // Row tiles of a column follow each other, so that they share its weights in L2.
-        const int down = memory.before[group + 1] - memory.before[group];
-        const int64_t within = number - memory.before[group] * pieces;
-        const int first = first_row(a, group) + int(within % down) * kRows;
-        Tile<type, kRows, aligned>(a, memory, {group, first, first_row(a, group + 1)}, within / down * kColumns).make();
+        int64_t piece;
+        const RowTile tile = find_tile<kRows>(memory, a, pieces, number, &piece);
+        Tile<type, kRows, aligned>(a, memory, tile, piece * kColumns).make();
         // Barrier: the tile's sources have been read.
         __syncthreads();
     }
@@ -332,16 +340,17 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     return start(aligned ? mx_gemm_plain<type, kManyRows, true> : mx_gemm_plain<type, kManyRows, false>);
 }
 
-// FP8 that the device does not multiply is refused: what it is widened to holds either, but a checkpoint that was not
-// converted would pass unseen.
-template <class Vendor>
-Status launch_by_type(const Args& a, const Vendor& vendor) {
+// fits(a): whether launch_fast(a, vendor) takes it. FP8 that the device does not multiply is refused: what it is widened to
+// holds either, but a checkpoint that was not converted would pass unseen.
+template <class Vendor, class Fits, class Fast>
+Status launch_by_type(const Args& a, const Vendor& vendor, const Fits& fits, const Fast& launch_fast) {
     if (a.m == 0 || a.n == 0 || a.a_rows == 0) return {};
     for (const DType format : {a.format_a, a.format_b}) {
         if (is_fp8(format) && format != vendor.fp8)
             return {vendor.fp8 == DType::e4m3fn ? "a, b: dtype float8_e4m3fnuz; this GPU multiplies float8_e4m3fn"
                                                 : "a, b: dtype float8_e4m3fn; this GPU multiplies float8_e4m3fnuz"};
     }
+    if (fits(a)) return launch_fast(a, vendor);
     return a.format_a == DType::bf16 ? launch_as<DType::bf16>(a, vendor) : launch_as<DType::f16>(a, vendor);
 }
 

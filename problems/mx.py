@@ -60,7 +60,8 @@ class Case:
 
 
 def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tuple[Case, ...]:
-    return tuple(
+    """FP8 by FP8 of one block is no MX: a scale a column is the same."""
+    drawn = (
         Case(*each)
         for each in pairwise(
             *(
@@ -80,6 +81,7 @@ def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tu
             seed=SAMPLE,
         )
     )
+    return tuple(replace(c, k=64) if c.k == BLOCK and c.kinds[1] == "mxfp8" and not c.kinds[0].endswith("16") else c for c in drawn)
 
 
 def drawn(kind: str, shape: tuple[int, ...], fp8: torch.dtype, g) -> tuple[torch.Tensor, torch.Tensor | None]:

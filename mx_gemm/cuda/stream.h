@@ -1,0 +1,265 @@
+// MXFP4 weights beside rows in 16 bits or FP8 with a scale a row: weights go from memory to registers, and from there to
+// mma.sync, without shared memory.
+//
+//     HBM --> a lane: a word, eight codes of a block of 32 k, of a column --> 16-bit numbers, exactly
+//     L2  --> a lane: the same eight k of a row of A                      --> the same type
+//         --> m16n8k16 over a block, two of them --> sums += scale * products, in float32
+//     eight warps share out K --> their sums through shared memory, added in the warps' order --> scale, bias, rounding
+//
+// A CTA makes kRows rows of a group by 64 columns. Codes decode as pairs (i, i + 4) of a word's eight, so A's pairs are put
+// in that order. A code's bits, put where float16 has exponent and mantissa, are its number by 2^-14: the block's scale
+// has 2^14 more. bfloat16 has no room for products by 2^-126: there they are multiplied, exactly.
+// Bound: bytes of weights with few rows, instructions otherwise: some 20 for eight codes.
+//
+// All numbers of rows add a row's products in the same order, aligned operands or not.
+// Steps and figures: docs/journal/mx_gemm.md.
+#pragma once
+
+#include "../../common/cuda/mma.h"
+#include "../gpu.h"
+
+namespace rocm_fp8::mx_gemm {
+namespace {
+
+constexpr int kStreamColumns = 64, kWideTiles = kStreamColumns / kMmaWide, kWarps = kThreads / kWarp;
+constexpr int kStoredRows = 16;  // at once, through shared memory
+
+struct StreamMemory {
+    alignas(16) float sums[kWarps][kStoredRows][kStreamColumns];
+    int32_t before[kMostGroups + 1], partial[kThreads];
+};
+
+// Eight codes as four pairs (i, i + 4) of float16 by 2^-14, or of bfloat16.
+template <DType type>
+__device__ inline void decode(uint32_t codes, uint32_t (&pairs)[4]) {
+    constexpr int kPlace = type == DType::f16 ? 9 : 6;  // of the lowest bit of the mantissa that a code has
+    constexpr uint32_t kMagnitude = 0x70007u << kPlace, kSign = 0x80008000u;
+    const auto moved = [&](int by) { return by < 0 ? codes >> -by : codes << by; };
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        pairs[i] = (moved(kPlace - 4 * i) & kMagnitude) | (moved(12 - 4 * i) & kSign);
+        if constexpr (type == DType::bf16)
+            asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs[i]) : "r"(0x7E807E80u), "r"(0x80008000u));  // 2^126, -0
+    }
+}
+
+// Eight numbers of a row from `from` on: as pairs (i, i + 4). inside: else zeros.
+template <DType type, bool bytes, bool aligned>
+__device__ inline void load_row(const uint8_t* from, bool inside, uint32_t (&pairs)[4]) {
+    uint32_t words[4] = {0, 0, 0, 0};
+    if (inside) {
+        if constexpr (aligned && bytes) {
+            const auto two = *reinterpret_cast<const uint2*>(from);
+            words[0] = two.x, words[1] = two.y;
+        } else if constexpr (aligned) {
+            const auto four = *reinterpret_cast<const uint4*>(from);
+            words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+        } else {
+            for (int i = 0; i < (bytes ? 8 : 16); ++i) words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
+        }
+    }
+    if constexpr (bytes) {
+        const Four low = widen(words[0]), high = widen(words[1]);
+        words[0] = low.low, words[1] = low.high, words[2] = high.low, words[3] = high.high;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = __byte_perm(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+}
+
+// A lane's part of a block of all columns of the CTA: words of columns g and g + 8 of each 16.
+struct Weights {
+    uint32_t words[kWideTiles][2];
+    uint8_t exponents[kWideTiles][2];
+};
+
+template <DType type, bool bytes, int kRows, bool aligned>
+class Stream {
+    static constexpr int kNarrowTiles = kRows / kMmaNarrow, kElement = bytes ? 1 : 2, kAhead = 2;
+    static constexpr float kMissing =
+        type == DType::f16 ? 0x1p14f : 1.0f;  // not in the scale, which may be the largest
+
+    const Args& args;
+    StreamMemory& memory;
+    const RowTile tile;
+    const int64_t column;
+    const int g = int(threadIdx.x) % kWarp / 4, t = int(threadIdx.x) % 4, warp = int(threadIdx.x) / kWarp;
+    const uint8_t *const b, *const exponents;  // of the CTA's first column
+    uint32_t b_at[kWideTiles][2], exponents_at[kWideTiles][2];
+    const uint8_t* rows[kNarrowTiles];
+    float sums[kWideTiles][kNarrowTiles][4];
+
+  public:
+    __device__ Stream(const Args& a, StreamMemory& memory, const RowTile& tile, int64_t column)
+        : args(a),
+          memory(memory),
+          tile(tile),
+          column(column),
+          b(a.b.data + tile.group * a.b.group_stride + column * a.b.row_stride),
+          exponents(static_cast<const uint8_t*>(a.scale_b.data) + tile.group * a.scale_b.group_stride +
+                    column * a.scale_b.row_stride) {}
+
+    __device__ void make() {
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                // Columns beyond the last are others' again: their results are not stored.
+                const int64_t n = w * kMmaWide + g + 8 * i, last = args.n - 1 - column, mine = n < last ? n : last;
+                b_at[w][i] = uint32_t(mine * args.b.row_stride) + 4 * t;
+                exponents_at[w][i] = uint32_t(mine * args.scale_b.row_stride);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < kNarrowTiles; ++n) {
+            const int row = tile.first + n * kMmaNarrow + g, last = tile.end - 1;
+            rows[n] = args.a.data + source_of(args, row < last ? row : last) * args.a.row_stride + 8 * t * kElement;
+        }
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w)
+            for (int n = 0; n < kNarrowTiles; ++n)
+                for (float& v : sums[w][n]) v = 0;
+        const int blocks = int(args.k / kMxBlock), first = blocks * warp / kWarps, end = blocks * (warp + 1) / kWarps;
+        Weights ahead[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) load(first + i, end, ahead[i]);
+        for (int block = first; block < end; block += kAhead) {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                if (block + i >= end) break;
+                const Weights now = ahead[i];
+                load(block + i + kAhead, end, ahead[i]);
+                multiply(now, block + i);
+            }
+        }
+        store();
+    }
+
+  private:
+    __device__ void load(int block, int end, Weights& to) const {
+        if (block >= end) return;
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint8_t* const from = b + int64_t(block) * (kMxBlock / 2) + b_at[w][i];
+                if constexpr (aligned) {
+                    to.words[w][i] = *reinterpret_cast<const uint32_t*>(from);
+                } else {
+                    to.words[w][i] = 0;
+                    for (int byte = 0; byte < 4; ++byte) to.words[w][i] |= uint32_t(from[byte]) << byte * 8;
+                }
+                to.exponents[w][i] = exponents[block * args.scale_b.block_stride + exponents_at[w][i]];
+            }
+        }
+    }
+
+    __device__ void multiply(const Weights& now, int block) {
+        uint32_t narrow[kNarrowTiles][4];
+#pragma unroll
+        for (int n = 0; n < kNarrowTiles; ++n)
+            load_row<type, bytes, aligned>(rows[n] + int64_t(block) * kMxBlock * kElement, true, narrow[n]);
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w) {
+            uint32_t wide[2][4];
+            decode<type>(now.words[w][0], wide[0]);
+            decode<type>(now.words[w][1], wide[1]);
+            const float scale[2] = {e8m0_value(now.exponents[w][0]), e8m0_value(now.exponents[w][1])};
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) {
+                Sums products = {};
+#pragma unroll
+                for (int half = 0; half < 4; half += 2) {
+                    const Four first{wide[0][half], wide[0][half + 1]}, second{wide[1][half], wide[1][half + 1]},
+                        row{narrow[n][half], narrow[n][half + 1]};
+                    if constexpr (type == DType::bf16) multiply_bf16(products, first, second, row);
+                    else rocm_fp8::multiply(products, first, second, row);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    sums[w][n][e] = __fmaf_rn(scale[e / 2], products[e] * kMissing, sums[w][n][e]);
+            }
+        }
+    }
+
+    __device__ void store() {
+        gemm::Bias bias = args.bias;
+        if (bias.data)
+            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+        const int live = tile.end - tile.first;
+#pragma unroll
+        for (int part = 0; part < (kRows + kStoredRows - 1) / kStoredRows; ++part) {
+            if (part * kStoredRows >= live) break;
+            // Barrier: sums of the part, or of the tile, before have been read.
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) {
+                if (n * kMmaNarrow / kStoredRows != part) continue;
+#pragma unroll
+                for (int w = 0; w < kWideTiles; ++w) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        memory.sums[warp][n * kMmaNarrow % kStoredRows + 2 * t + e % 2][w * kMmaWide + g + e / 2 * 8] =
+                            sums[w][n][e];
+                }
+            }
+            // Barrier: other threads read them.
+            __syncthreads();
+            for (int i = int(threadIdx.x); i < kStoredRows * kStreamColumns; i += kThreads) {
+                const int in_part = i / kStreamColumns, row = part * kStoredRows + in_part;
+                const int64_t n = column + i % kStreamColumns, m = tile.first + row;
+                if (row >= live || row >= kRows || n >= args.n) continue;
+                float v = 0;
+                for (int w = 0; w < kWarps; ++w) v += memory.sums[w][in_part][i % kStreamColumns];
+                if (bytes) v *= gemm::scale_at(args.scale_a, source_of(args, int(m)));
+                if (bias.data) v += gemm::bias_at(bias, n);  // without one, -0 stays -0
+                gemm::put(args.out, m * args.out.row_stride + n, v);
+            }
+        }
+    }
+};
+
+template <DType type, bool bytes, int kRows, bool aligned>
+__global__ __launch_bounds__(kThreads, kRows > 16 ? 1 : 2) void mx_gemm_stream(Args a) {
+    __shared__ StreamMemory memory;
+    wait_for_previous_kernel();
+    let_next_kernel_start();  // not earlier: it may write what this one reads
+    number_tiles<kRows>(memory, a);
+    const int64_t pieces = (a.n + kStreamColumns - 1) / kStreamColumns, tiles = memory.before[a.groups] * pieces;
+    for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
+        int64_t piece;
+        const RowTile tile = find_tile<kRows>(memory, a, pieces, number, &piece);
+        Stream<type, bytes, kRows, aligned>(a, memory, tile, piece * kStreamColumns).make();
+    }
+}
+
+// Whether it is for these operands.
+inline bool streams(const Args& a) {
+    constexpr int64_t kMostStride = int64_t(1) << 26;  // 64 columns are reached by 32 bits
+    return a.format_b == DType::e2m1 && !of_blocks(a.scale_a) && a.format_a != DType::e2m1 &&
+           a.b.row_stride < kMostStride && a.scale_b.row_stride < kMostStride;
+}
+
+template <DType type, bool bytes, class Vendor>
+Status launch_stream_as(const Args& a, const Vendor& vendor) {
+    constexpr int kPerUnit = 2;
+    const bool aligned = rows_aligned(a.b.data, a.b.row_stride, 4) && a.b.group_stride % 4 == 0 &&
+                         rows_aligned(a.a.data, a.a.row_stride, bytes ? 8 : 16);
+    const int rows = a.expected <= 8 ? 8 : a.expected <= 16 ? 16 : 32;
+    // Groups add at most a tile each.
+    const int64_t tiles = (a.m / rows + (a.groups < a.m ? a.groups : a.m)) * ceil_div(a.n, kStreamColumns);
+    const int64_t most = int64_t(vendor.units) * kPerUnit, ctas = tiles < most ? tiles : most;
+    const auto start = [&](auto kernel) { return vendor.launch(kernel, ctas, kThreads, 1, a); };
+    if (!aligned) return start(mx_gemm_stream<type, bytes, 32, false>);
+    if (rows == 8) return start(mx_gemm_stream<type, bytes, 8, true>);
+    return start(rows == 16 ? mx_gemm_stream<type, bytes, 16, true> : mx_gemm_stream<type, bytes, 32, true>);
+}
+
+template <class Vendor>
+Status launch_stream(const Args& a, const Vendor& vendor) {
+    if (a.format_a == DType::bf16) return launch_stream_as<DType::bf16, false>(a, vendor);
+    if (a.format_a == DType::f16) return launch_stream_as<DType::f16, false>(a, vendor);
+    return launch_stream_as<DType::f16, true>(a, vendor);
+}
+
+}  // namespace
+}  // namespace rocm_fp8::mx_gemm
