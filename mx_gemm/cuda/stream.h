@@ -7,8 +7,8 @@
 //     eight warps share out K --> their sums through shared memory, added in the warps' order --> scale, bias, rounding
 //
 // A CTA makes kRows rows of a group by 64 columns. Codes decode as pairs (i, i + 4) of a word's eight, so A's pairs are put
-// in that order. A code's bits, put where float16 has exponent and mantissa, are its number by 2^-14: the block's scale
-// has 2^14 more. bfloat16 has no room for products by 2^-126: there they are multiplied, exactly.
+// in that order. A code's bits, put where float16 has exponent and mantissa, are its number by 2^-14, which products make
+// good. bfloat16 has no room for products by 2^-126: there codes are multiplied, exactly. FP8 becomes bfloat16.
 // Bound: bytes of weights with few rows, instructions otherwise: some 20 for eight codes.
 //
 // All numbers of rows add a row's products in the same order, aligned operands or not.
@@ -32,49 +32,57 @@ struct StreamMemory {
 // Eight codes as four pairs (i, i + 4) of float16 by 2^-14, or of bfloat16.
 template <DType type>
 __device__ inline void decode(uint32_t codes, uint32_t (&pairs)[4]) {
-    constexpr int kPlace = type == DType::f16 ? 9 : 6;  // of the lowest bit of the mantissa that a code has
-    constexpr uint32_t kMagnitude = 0x70007u << kPlace, kSign = 0x80008000u;
-    const auto moved = [&](int by) { return by < 0 ? codes >> -by : codes << by; };
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        pairs[i] = (moved(kPlace - 4 * i) & kMagnitude) | (moved(12 - 4 * i) & kSign);
-        if constexpr (type == DType::bf16)
+        const uint32_t moved = i < 2 ? codes : codes >> 8;
+        const int at = i % 2 * 4;
+        if constexpr (type == DType::f16) {
+            pairs[i] = (moved << (9 - at) & 0x0E000E00u) | (moved << (12 - at) & 0x80008000u);
+        } else {
+            // One multiplication is two shifts: it puts magnitudes and signs where they belong, and copies beside them.
+            const uint32_t both = (moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at);
+            pairs[i] = both & 0x81C081C0u;
             asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs[i]) : "r"(0x7E807E80u), "r"(0x80008000u));  // 2^126, -0
+        }
     }
 }
 
-// Eight numbers of a row from `from` on: as pairs (i, i + 4). inside: else zeros.
-template <DType type, bool bytes, bool aligned>
-__device__ inline void load_row(const uint8_t* from, bool inside, uint32_t (&pairs)[4]) {
-    uint32_t words[4] = {0, 0, 0, 0};
-    if (inside) {
-        if constexpr (aligned && bytes) {
-            const auto two = *reinterpret_cast<const uint2*>(from);
-            words[0] = two.x, words[1] = two.y;
-        } else if constexpr (aligned) {
-            const auto four = *reinterpret_cast<const uint4*>(from);
-            words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-        } else {
-            for (int i = 0; i < (bytes ? 8 : 16); ++i) words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
-        }
+// Eight numbers of a row as they lie in memory; then as pairs (i, i + 4).
+struct RowPart {
+    uint32_t words[4];
+};
+template <bool bytes, bool aligned>
+__device__ inline RowPart load_row(const uint8_t* from) {
+    RowPart part{};
+    if constexpr (aligned && bytes) {
+        const auto two = *reinterpret_cast<const uint2*>(from);
+        part.words[0] = two.x, part.words[1] = two.y;
+    } else if constexpr (aligned) {
+        const auto four = *reinterpret_cast<const uint4*>(from);
+        part.words[0] = four.x, part.words[1] = four.y, part.words[2] = four.z, part.words[3] = four.w;
+    } else {
+        for (int i = 0; i < (bytes ? 8 : 16); ++i) part.words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
     }
-    if constexpr (bytes) {
-        const Four low = widen(words[0]), high = widen(words[1]);
-        words[0] = low.low, words[1] = low.high, words[2] = high.low, words[3] = high.high;
+    return part;
+}
+template <bool bytes>
+__device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
+    uint32_t words[4] = {part.words[0], part.words[1], part.words[2], part.words[3]};
+    if constexpr (bytes) {  // bfloat16 holds all FP8 numbers
+        const Four low = widen(part.words[0]), high = widen(part.words[1]);
+        const uint32_t halves[4] = {low.low, low.high, high.low, high.high};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = Pairs<DType::bf16>::round(Pairs<DType::f16>::widen(halves[i]));
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = __byte_perm(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
 }
 
-// A lane's part of a block of all columns of the CTA: words of columns g and g + 8 of each 16.
-struct Weights {
-    uint32_t words[kWideTiles][2];
-    uint8_t exponents[kWideTiles][2];
-};
-
 template <DType type, bool bytes, int kRows, bool aligned>
 class Stream {
-    static constexpr int kNarrowTiles = kRows / kMmaNarrow, kElement = bytes ? 1 : 2, kAhead = 2;
+    // Blocks ahead: as many as lanes have the columns of. Lane t converts the exponents of the t-th of them for all.
+    static constexpr int kAhead = 4;
+    static constexpr int kNarrowTiles = kRows / kMmaNarrow, kElement = bytes ? 1 : 2;
     static constexpr float kMissing =
         type == DType::f16 ? 0x1p14f : 1.0f;  // not in the scale, which may be the largest
 
@@ -83,10 +91,10 @@ class Stream {
     const RowTile tile;
     const int64_t column;
     const int g = int(threadIdx.x) % kWarp / 4, t = int(threadIdx.x) % 4, warp = int(threadIdx.x) / kWarp;
-    const uint8_t *const b, *const exponents;  // of the CTA's first column
-    uint32_t b_at[kWideTiles][2], exponents_at[kWideTiles][2];
+    const int first, end;          // the warp's blocks
+    const uint8_t *b, *exponents;  // of the lane's first column
     const uint8_t* rows[kNarrowTiles];
-    float sums[kWideTiles][kNarrowTiles][4];
+    float sums[kWideTiles][kNarrowTiles][4] = {};
 
   public:
     __device__ Stream(const Args& a, StreamMemory& memory, const RowTile& tile, int64_t column)
@@ -94,90 +102,109 @@ class Stream {
           memory(memory),
           tile(tile),
           column(column),
-          b(a.b.data + tile.group * a.b.group_stride + column * a.b.row_stride),
+          first(int(a.k / kMxBlock) * warp / kWarps),
+          end(int(a.k / kMxBlock) * (warp + 1) / kWarps),
+          b(a.b.data + tile.group * a.b.group_stride + (column + g) * a.b.row_stride + 4 * t +
+            int64_t(first) * (kMxBlock / 2)),
           exponents(static_cast<const uint8_t*>(a.scale_b.data) + tile.group * a.scale_b.group_stride +
-                    column * a.scale_b.row_stride) {}
-
-    __device__ void make() {
-#pragma unroll
-        for (int w = 0; w < kWideTiles; ++w) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                // Columns beyond the last are others' again: their results are not stored.
-                const int64_t n = w * kMmaWide + g + 8 * i, last = args.n - 1 - column, mine = n < last ? n : last;
-                b_at[w][i] = uint32_t(mine * args.b.row_stride) + 4 * t;
-                exponents_at[w][i] = uint32_t(mine * args.scale_b.row_stride);
-            }
-        }
+                    (column + g) * a.scale_b.row_stride) {
 #pragma unroll
         for (int n = 0; n < kNarrowTiles; ++n) {
             const int row = tile.first + n * kMmaNarrow + g, last = tile.end - 1;
-            rows[n] = args.a.data + source_of(args, row < last ? row : last) * args.a.row_stride + 8 * t * kElement;
+            rows[n] = a.a.data + source_of(a, row < last ? row : last) * a.a.row_stride +
+                      (8 * t + int64_t(first) * kMxBlock) * kElement;
         }
+    }
+
+    __device__ void make() {
+        uint32_t words[kAhead][kWideTiles][2];
+        RowPart parts[kNarrowTiles];
+        uint8_t bytes_of[kWideTiles][2];
+        const int count = end - first;
 #pragma unroll
-        for (int w = 0; w < kWideTiles; ++w)
-            for (int n = 0; n < kNarrowTiles; ++n)
-                for (float& v : sums[w][n]) v = 0;
-        const int blocks = int(args.k / kMxBlock), first = blocks * warp / kWarps, end = blocks * (warp + 1) / kWarps;
-        Weights ahead[kAhead];
+        for (int i = 0; i < kAhead; ++i) {
+            if (i < count) load(i, words[i]);
+        }
+        load_exponents(0, bytes_of);
+        if (count > 0) load_rows(0, parts);
+        for (int block = 0; block < count; block += kAhead) {
+            float scales[kWideTiles][2];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) load(first + i, end, ahead[i]);
-        for (int block = first; block < end; block += kAhead) {
+            for (int w = 0; w < kWideTiles; ++w)
+                for (int i = 0; i < 2; ++i) scales[w][i] = e8m0_value(bytes_of[w][i]);
+            load_exponents(block + kAhead, bytes_of);
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
-                if (block + i >= end) break;
-                const Weights now = ahead[i];
-                load(block + i + kAhead, end, ahead[i]);
-                multiply(now, block + i);
+                if (block + i >= count) break;
+                uint32_t narrow[kNarrowTiles][4];
+#pragma unroll
+                for (int n = 0; n < kNarrowTiles; ++n) put_in_pairs<bytes>(parts[n], narrow[n]);
+                if (block + i + 1 < count) load_rows(i + 1, parts);
+#pragma unroll
+                for (int w = 0; w < kWideTiles; ++w) {
+                    uint32_t wide[2][4];
+                    decode<type>(words[i][w][0], wide[0]);
+                    decode<type>(words[i][w][1], wide[1]);
+                    const float scale[2] = {__shfl_sync(kWholeWarp, scales[w][0], i, 4),
+                                            __shfl_sync(kWholeWarp, scales[w][1], i, 4)};
+                    multiply(wide, narrow, scale, sums[w]);
+                }
+                if (block + i + kAhead < count) load(i + kAhead, words[i]);
             }
+            b += kAhead * kMxBlock / 2;
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) rows[n] += kAhead * kMxBlock * kElement;
         }
         store();
     }
 
   private:
-    __device__ void load(int block, int end, Weights& to) const {
-        if (block >= end) return;
+    // Columns from the lane's first to another of its own.
+    static __device__ constexpr uint32_t away(int w, int i) { return uint32_t(w * kMmaWide + 8 * i); }
+
+    // The lane's words of a block, which is counted from those that the pointers are at.
+    __device__ void load(int block, uint32_t (&to)[kWideTiles][2]) const {
 #pragma unroll
         for (int w = 0; w < kWideTiles; ++w) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const uint8_t* const from = b + int64_t(block) * (kMxBlock / 2) + b_at[w][i];
+                const uint8_t* const from = b + away(w, i) * uint32_t(args.b.row_stride) + block * (kMxBlock / 2);
                 if constexpr (aligned) {
-                    to.words[w][i] = *reinterpret_cast<const uint32_t*>(from);
+                    to[w][i] = *reinterpret_cast<const uint32_t*>(from);
                 } else {
-                    to.words[w][i] = 0;
-                    for (int byte = 0; byte < 4; ++byte) to.words[w][i] |= uint32_t(from[byte]) << byte * 8;
+                    to[w][i] = 0;
+                    for (int byte = 0; byte < 4; ++byte) to[w][i] |= uint32_t(from[byte]) << byte * 8;
                 }
-                to.exponents[w][i] = exponents[block * args.scale_b.block_stride + exponents_at[w][i]];
             }
         }
     }
+    // Of the t-th block from there on; beyond the last the last one's, which nobody uses.
+    __device__ void load_exponents(int block, uint8_t (&to)[kWideTiles][2]) const {
+        const int mine = first + block + t < end ? first + block + t : end > first ? end - 1 : 0;
+        const uint8_t* const from = exponents + mine * args.scale_b.block_stride;
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w)
+            for (int i = 0; i < 2; ++i) to[w][i] = from[away(w, i) * uint32_t(args.scale_b.row_stride)];
+    }
+    __device__ void load_rows(int block, RowPart (&to)[kNarrowTiles]) const {
+#pragma unroll
+        for (int n = 0; n < kNarrowTiles; ++n) to[n] = load_row<bytes, aligned>(rows[n] + block * kMxBlock * kElement);
+    }
 
-    __device__ void multiply(const Weights& now, int block) {
-        uint32_t narrow[kNarrowTiles][4];
+    static __device__ void multiply(const uint32_t (&wide)[2][4], const uint32_t (&narrow)[kNarrowTiles][4],
+                                    const float (&scale)[2], float (&sums)[kNarrowTiles][4]) {
 #pragma unroll
-        for (int n = 0; n < kNarrowTiles; ++n)
-            load_row<type, bytes, aligned>(rows[n] + int64_t(block) * kMxBlock * kElement, true, narrow[n]);
+        for (int n = 0; n < kNarrowTiles; ++n) {
+            Sums products = {};
 #pragma unroll
-        for (int w = 0; w < kWideTiles; ++w) {
-            uint32_t wide[2][4];
-            decode<type>(now.words[w][0], wide[0]);
-            decode<type>(now.words[w][1], wide[1]);
-            const float scale[2] = {e8m0_value(now.exponents[w][0]), e8m0_value(now.exponents[w][1])};
-#pragma unroll
-            for (int n = 0; n < kNarrowTiles; ++n) {
-                Sums products = {};
-#pragma unroll
-                for (int half = 0; half < 4; half += 2) {
-                    const Four first{wide[0][half], wide[0][half + 1]}, second{wide[1][half], wide[1][half + 1]},
-                        row{narrow[n][half], narrow[n][half + 1]};
-                    if constexpr (type == DType::bf16) multiply_bf16(products, first, second, row);
-                    else rocm_fp8::multiply(products, first, second, row);
-                }
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    sums[w][n][e] = __fmaf_rn(scale[e / 2], products[e] * kMissing, sums[w][n][e]);
+            for (int half = 0; half < 4; half += 2) {
+                const Four first{wide[0][half], wide[0][half + 1]}, second{wide[1][half], wide[1][half + 1]},
+                    row{narrow[n][half], narrow[n][half + 1]};
+                if constexpr (type == DType::bf16) multiply_bf16(products, first, second, row);
+                else rocm_fp8::multiply(products, first, second, row);
             }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[n][e] = __fmaf_rn(scale[e / 2], products[e] * kMissing, sums[n][e]);
         }
     }
 
@@ -207,7 +234,7 @@ class Stream {
             for (int i = int(threadIdx.x); i < kStoredRows * kStreamColumns; i += kThreads) {
                 const int in_part = i / kStreamColumns, row = part * kStoredRows + in_part;
                 const int64_t n = column + i % kStreamColumns, m = tile.first + row;
-                if (row >= live || row >= kRows || n >= args.n) continue;
+                if (row >= live || row >= kRows) continue;
                 float v = 0;
                 for (int w = 0; w < kWarps; ++w) v += memory.sums[w][in_part][i % kStreamColumns];
                 if (bytes) v *= gemm::scale_at(args.scale_a, source_of(args, int(m)));
@@ -228,14 +255,16 @@ __global__ __launch_bounds__(kThreads, kRows > 16 ? 1 : 2) void mx_gemm_stream(A
     for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
         int64_t piece;
         const RowTile tile = find_tile<kRows>(memory, a, pieces, number, &piece);
-        Stream<type, bytes, kRows, aligned>(a, memory, tile, piece * kStreamColumns).make();
+        // The last ones begin earlier, and store some columns anew: the same bits.
+        const int64_t column = piece * kStreamColumns, last = a.n - kStreamColumns;
+        Stream<type, bytes, kRows, aligned>(a, memory, tile, column < last ? column : last).make();
     }
 }
 
 // Whether it is for these operands.
 inline bool streams(const Args& a) {
     constexpr int64_t kMostStride = int64_t(1) << 26;  // 64 columns are reached by 32 bits
-    return a.format_b == DType::e2m1 && !of_blocks(a.scale_a) && a.format_a != DType::e2m1 &&
+    return a.n >= kStreamColumns && a.format_b == DType::e2m1 && !of_blocks(a.scale_a) && a.format_a != DType::e2m1 &&
            a.b.row_stride < kMostStride && a.scale_b.row_stride < kMostStride;
 }
 
@@ -258,7 +287,7 @@ template <class Vendor>
 Status launch_stream(const Args& a, const Vendor& vendor) {
     if (a.format_a == DType::bf16) return launch_stream_as<DType::bf16, false>(a, vendor);
     if (a.format_a == DType::f16) return launch_stream_as<DType::f16, false>(a, vendor);
-    return launch_stream_as<DType::f16, true>(a, vendor);
+    return launch_stream_as<DType::bf16, true>(a, vendor);
 }
 
 }  // namespace
