@@ -9,6 +9,7 @@ from problems.inputs import FLOATS, normal, short
 from problems.pairwise import pairwise
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 32
+SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 ULP = 2.0**-24  # half of float32's, relative: one rounding
 LEAST = 2.0**-100  # far above what exponentials lose that become 0
 
@@ -60,7 +61,7 @@ class Route:
 
 
 def routes(seed: int) -> list[Route]:
-    axes = ((0, 1, 3, 17), EXPERTS, (1, 2, 6, 8, MOST_CHOSEN), FLOATS, ("softmax", "sigmoid"), (False, True))
+    axes = ((0, 1, 3, 17), EXPERTS, (1, 2, 6, 8, MOST_CHOSEN), FLOATS, SCORINGS, (False, True))
     cases = pairwise(*axes, ("top2", "max"), (False, True), (1.0, 2.5), ("dense", "padded"), seed=seed)
     return [
         Route(tokens, *experts, min(chosen, experts[2] * (experts[0] // experts[1])), *rest)
@@ -95,10 +96,15 @@ def exact(problem: Route, logits: torch.Tensor, bias: torch.Tensor | None) -> Ex
         # an addition. Of the quotient: one.
         of_exp = below + 4
         relative = of_exp + (scores * of_exp).sum(-1, keepdim=True) + problem.experts + 1
+    elif problem.scoring == "sqrtsoftplus":
+        # Half of what is under the root: the exponential, the series' argument and its dozen terms; the root's own.
+        scores = torch.nn.functional.softplus(wide, threshold=1e3).sqrt()
+        relative = torch.full_like(scores, 16)
     else:
         scores = wide.sigmoid()
         relative = torch.full_like(scores, 4 + 4 + 2)  # the exponential, twice; the sum; the quotient
-    of_scores = scores * relative * ULP * 1.01 + LEAST
+    # What exponentials lose that become 0 is under the root, too.
+    of_scores = scores * relative * ULP * 1.01 + (LEAST if problem.scoring != "sqrtsoftplus" else 2.0**-62)
     choices = scores if bias is None else scores + bias.double()
     return Exact(scores, of_scores, choices, of_scores + (choices.abs() * ULP if bias is not None else 0))
 

@@ -81,7 +81,10 @@ def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tu
             seed=SAMPLE,
         )
     )
-    return tuple(replace(c, k=64) if c.k == BLOCK and c.kinds[1] == "mxfp8" and not c.kinds[0].endswith("16") else c for c in drawn)
+    return tuple(
+        replace(c, k=64) if c.k == BLOCK and c.kinds[1] == "mxfp8" and not c.kinds[0].endswith("16") else c
+        for c in drawn
+    )
 
 
 def drawn(kind: str, shape: tuple[int, ...], fp8: torch.dtype, g) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -20,8 +20,8 @@ void check_written(const Arg& out, DType type, std::initializer_list<int64_t> sh
 }
 
 void moe_route(const Tensor& weights_t, const Tensor& experts_t, const Tensor& logits_t,
-               const std::optional<Tensor>& bias_t, int64_t top_k, bool sigmoid, int64_t groups, int64_t top_groups,
-               bool group_max, bool renormalize, double factor) {
+               const std::optional<Tensor>& bias_t, const std::optional<Tensor>& given_t, int64_t top_k,
+               int64_t scoring, int64_t groups, int64_t top_groups, bool group_max, bool renormalize, double factor) {
     const char* const name = "moe_route";
     const Arg logits(name, "logits", logits_t), weights(name, "weights", weights_t),
         experts(name, "experts", experts_t);
@@ -52,12 +52,23 @@ void moe_route(const Tensor& weights_t, const Tensor& experts_t, const Tensor& l
         experts.check_apart_from(bias);
         args.bias = static_cast<const float*>(bias.data());
     }
+    if (given_t) {
+        const Arg given(name, "given", *given_t);
+        given.dtype({DType::i32});
+        given.check_device_of(logits);
+        given.check_shape({tokens, top_k}, "[T, top_k]");
+        given.check_dense();
+        weights.check_apart_from(given);
+        experts.check_apart_from(given);
+        args.given = static_cast<const int32_t*>(given.data());
+    }
     args.logits = logits.data();
     args.weights = static_cast<float*>(weights.mutable_data());
     args.ids = static_cast<int32_t*>(experts.mutable_data());
     args.tokens = tokens, args.experts = int32_t(count), args.chosen = int32_t(top_k);
     args.groups = int32_t(groups), args.top_groups = int32_t(top_groups);
-    args.sigmoid = sigmoid, args.group_max = group_max, args.renormalize = renormalize, args.factor = float(factor);
+    args.scoring = op::Scoring(scoring), args.group_max = group_max, args.renormalize = renormalize,
+    args.factor = float(factor);
     check(name, op::launch_route(args, Launch(logits_t)));
 }
 
@@ -150,8 +161,8 @@ void moe_combine(const Tensor& out_t, const Tensor& y_t, const Tensor& weights_t
 
 ROCM_FP8_OPERATORS(ops) {
     ops.add<&moe_route>(
-        "moe_route(Tensor(a!) weights, Tensor(b!) experts, Tensor logits, Tensor? bias, int top_k, bool sigmoid, int "
-        "groups, int top_groups, bool group_max, bool renormalize, float factor) -> ()");
+        "moe_route(Tensor(a!) weights, Tensor(b!) experts, Tensor logits, Tensor? bias, Tensor? given, int "
+        "top_k, int scoring, int groups, int top_groups, bool group_max, bool renormalize, float factor) -> ()");
     ops.add<&moe_sort>(
         "moe_sort(Tensor(a!) rows, Tensor(b!) offsets, Tensor(c!) positions, Tensor experts, Tensor? expert_map, int "
         "num_experts) -> ()");

@@ -17,19 +17,14 @@ float logit(const RouteArgs& a, int64_t at) {
     return a.dtype == DType::f16 ? half_to_float(bits) : bits_float(uint32_t(bits) << 16);
 }
 
-float sigmoid(float v) {
-    const float e = exp_of_negative(v < 0 ? v : -v);
-    return v < 0 ? e / (1 + e) : 1 / (1 + e);
-}
-
 float no_nan(float v) { return v == v ? v : kLeast; }
 
 // One token: scores s, then choices, of `experts`.
 void scores(const RouteArgs& a, int64_t token, float* s) {
     const int n = a.experts;
     for (int e = 0; e < n; ++e) s[e] = logit(a, token * a.stride + e);
-    if (a.sigmoid) {
-        for (int e = 0; e < n; ++e) s[e] = sigmoid(s[e]);
+    if (a.scoring != Scoring::softmax) {
+        for (int e = 0; e < n; ++e) s[e] = score_of(a.scoring, s[e]);
         return;
     }
     float largest = kLeast, sum = 0;
@@ -61,11 +56,31 @@ void keep_groups(const RouteArgs& a, const float* choice, bool* taken) {
     for (int e = 0; e < a.experts; ++e) taken[e] = !kept[e / size];
 }
 
+void finish(const RouteArgs& a, float sum, float* weights) {
+    for (int j = 0; j < a.chosen; ++j) {
+        if (a.renormalize) weights[j] /= sum + 1e-20f;
+        weights[j] *= a.factor;
+    }
+}
+
+void weigh_given(const RouteArgs& a, int64_t token, const float* s) {
+    float *weights = a.weights + token * a.chosen, sum = 0;
+    for (int j = 0; j < a.chosen; ++j) {
+        const int32_t e = a.ids[token * a.chosen + j] = a.given[token * a.chosen + j];
+        sum += weights[j] = e >= 0 && e < a.experts ? s[e] : 0;
+    }
+    finish(a, sum, weights);
+}
+
 void route_rows(const RouteArgs& a, int64_t begin, int64_t end) {
     float s[kMostExperts], choice[kMostExperts];
     for (int64_t token = begin; token < end; ++token) {
         bool taken[kMostExperts] = {};
         scores(a, token, s);
+        if (a.given) {
+            weigh_given(a, token, s);
+            continue;
+        }
         for (int e = 0; e < a.experts; ++e) choice[e] = no_nan(a.bias ? s[e] + a.bias[e] : s[e]);
         if (a.groups > 1) keep_groups(a, choice, taken);
         float* weights = a.weights + token * a.chosen;
@@ -79,10 +94,7 @@ void route_rows(const RouteArgs& a, int64_t begin, int64_t end) {
             ids[j] = best;
             sum += weights[j] = s[best];
         }
-        for (int j = 0; j < a.chosen; ++j) {
-            if (a.renormalize) weights[j] /= sum + 1e-20f;
-            weights[j] *= a.factor;
-        }
+        finish(a, sum, weights);
     }
 }
 

@@ -21,21 +21,19 @@ constexpr int kRouteWaves = 4, kRouteThreads = kRouteWaves * kLanes;  // of a wo
 
 __device__ inline uint32_t key_of(float choice) { return ordered(choice == choice ? choice : -__builtin_inff()); }
 
-struct Scoring {
-    bool sigmoid;
+struct Scorer {
+    Scoring scoring;
     float largest = 0, sum = 1;  // of the token's logits, for softmax
 
     __device__ float operator()(float logit) const {
-        if (!sigmoid) return exp_of_negative(logit - largest) / sum;
-        const float e = exp_of_negative(logit < 0 ? logit : -logit);
-        return (logit < 0 ? e : 1.0f) / (1.0f + e);
+        return scoring == Scoring::softmax ? exp_of_negative(logit - largest) / sum : score_of(scoring, logit);
     }
 };
 
 template <int kHeld>
-__device__ inline Scoring scoring_of(const RouteArgs& a, const float (&logits)[kHeld], int lane) {
-    Scoring scoring{a.sigmoid};
-    if (a.sigmoid) return scoring;
+__device__ inline Scorer scorer_of(const RouteArgs& a, const float (&logits)[kHeld], int lane) {
+    Scorer scoring{a.scoring};
+    if (a.scoring != Scoring::softmax) return scoring;
     float largest = -__builtin_inff();
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) largest = logits[v] > largest ? logits[v] : largest;
@@ -100,7 +98,7 @@ __global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider 
         for (int v = 0; v < kHeld; ++v) bias[v] = global<float>(a.bias)[loaded(v)];
     }
     keep_order();  // the loads first
-    const Scoring scoring = scoring_of(a, scores, lane);
+    const Scorer scoring = scorer_of(a, scores, lane);
     uint32_t keys[kHeld];
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) {
@@ -124,7 +122,8 @@ __global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider 
 #pragma unroll
     for (int v = 0; v < kHeld; ++v) of_groups[wave][expert(v)] = float_bits(scores[v]);
     int mine = 0;
-    for (int j = 0; j < a.chosen; ++j) {
+    if (a.given && lane < a.chosen) mine = global<int32_t>(a.given)[token * a.chosen + lane];
+    for (int j = 0; !a.given && j < a.chosen; ++j) {
         uint32_t most = 0, last = 0;
 #pragma unroll
         for (int v = 0; v < kHeld; ++v) most = larger(most, keys[v]);
@@ -138,7 +137,8 @@ __global__ __launch_bounds__(kRouteThreads) void moe_route(RouteArgs a, Divider 
     }
     // Barrier: scores are read by lanes that did not write them.
     meet_lanes();
-    float weight = bits_float(of_groups[wave][mine]);
+    const bool known = mine >= 0 && mine < a.experts;
+    float weight = known ? bits_float(of_groups[wave][known ? mine : 0]) : 0.0f;
     if (a.renormalize) {
         float sum = 0;
         for (int j = 0; j < a.chosen; ++j) sum += of_lane(weight, j);

@@ -26,7 +26,8 @@ ROUTES = {
     "groups": {},
     "softmax": dict(scoring="softmax", bias=None, groups=1, top_groups=1, renormalize=False, factor=1.0),
     "max": lambda args: dict(group_score="max", logits=args["logits"].half()),
-    "float32": lambda args: dict(logits=args["logits"].float()),
+    "float32": lambda args: dict(logits=args["logits"].float(), scoring="sqrtsoftplus"),
+    "given": lambda args: dict(experts=integers(3, 9).expand(len(args["logits"]), 2).contiguous(), bias=None),
 }
 OF_ROUTE = (
     Bad("logits", "no-experts", replace("logits", lambda t: t[:, :0])),
@@ -185,12 +186,14 @@ OPERATORS = (
         {
             "logits": T(FLOATS, instead="weights|bias|groups"),
             "bias": T((F32,), "fixed", "dense", optional=True, vector=True),
+            "given": T((I32,), "fixed", "dense", optional=True, made=True),  # the function's `experts`
             "weights": T((F32,), "fixed", "dense", made=True),
             "experts": T((I32,), "fixed", "dense", made=True),
         },
         ("weights", "experts"),
         (),
         OF_ROUTE,
+        {"groups": ("logits", "bias", "weights", "experts"), "given": ("given",)},
         registered_is_spoilt=True,
     ),
     Operator(

@@ -11,6 +11,7 @@ import torch
 
 from problems.buffers import LAYOUTS, Guarded, guarded, same_bytes
 from problems.moe_routing import (
+    SCORINGS,
     assert_route,
     combined,
     combines,
@@ -40,14 +41,14 @@ def test_route(emulated, generator, problem):
     logits, bias = draw_route(problem, generator)
     read, shape = guarded(logits, "cpu", **LAYOUTS[problem.layout]), (problem.tokens, problem.chosen)
     weights, experts = Guarded(shape, torch.float32, "cpu"), Guarded(shape, torch.int32, "cpu")
-    pointers = at(bias), at(weights.t), at(experts.t)
+    pointers = at(bias), at(weights.t), at(experts.t), 0
     sizes = problem.tokens, problem.experts, problem.chosen, problem.groups, problem.top_groups
-    flags = problem.scoring == "sigmoid", problem.group_score == "max", problem.renormalize
+    flags = SCORINGS.index(problem.scoring), problem.group_score == "max", problem.renormalize
     start = at(read.t), read.t.stride(0), TYPES[problem.dtype]
     # Of several tokens a CTA, and of one.
     for multiprocessors in (0, 100):
         emulated.route(
-            struct.pack("<Qqi4x3Qq4i3?xf", *start, *pointers, *sizes, *flags, problem.factor), multiprocessors
+            struct.pack("<Qqi4x4Qq5i2?2xf", *start, *pointers, *sizes, *flags, problem.factor), multiprocessors
         )
         for buffer in (weights, experts):
             buffer.assert_guards_intact(problem.id)

@@ -8,6 +8,7 @@ from problems.inputs import FLOATS, normal, short
 from problems.moe_routing import (
     MAPS,
     ROUTINGS,
+    SCORINGS,
     Combine,
     Operands,
     Route,
@@ -47,9 +48,9 @@ def test_route(kernel, device, generator, problem):
     shape = problem.tokens, problem.chosen
     weights, experts = Guarded(shape, torch.float32, device), Guarded(shape, torch.int32, device)
     options = problem.options(on(device, bias))
-    best, sigmoid = options["group_score"] == "max", options["scoring"] == "sigmoid"
+    best, scoring = options["group_score"] == "max", SCORINGS.index(options["scoring"])
     of_groups = problem.groups, problem.top_groups, best, problem.renormalize, problem.factor
-    kernel._ops.ops.moe_route(weights.t, experts.t, read.t, options["bias"], problem.chosen, sigmoid, *of_groups)
+    kernel._ops.ops.moe_route(weights.t, experts.t, read.t, options["bias"], None, problem.chosen, scoring, *of_groups)
     for buffer in (weights, experts):
         buffer.assert_guards_intact(problem.id)
     read.assert_unchanged(problem.id)
@@ -65,7 +66,29 @@ def spread_logits(tokens: int, experts: int, generator) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("renormalize", (False, True))
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_experts_that_are_given_are_weighed(kernel, device, generator, scoring, renormalize):
+    """None are chosen; twice the same, and those that there are not, may be among them."""
+    logits = normal((9, 32), torch.float32, generator, 3.0).to(device)
+    given = torch.randint(-3, 36, (9, 5), generator=generator).int()
+    given[0], given[1] = -1, 31
+    options = dict(scoring=scoring, renormalize=renormalize, factor=1.5)
+    weights, experts = kernel.moe_route(logits, 5, experts=given.to(device), **options)
+    assert torch.equal(experts.cpu(), given)
+    every, by_choice = kernel.moe_route(logits, 32, scoring=scoring)
+    scores = torch.zeros_like(every).scatter(1, by_choice.long(), every)
+    known = ((given >= 0) & (given < 32)).to(device)
+    wanted = torch.where(known, scores.gather(1, given.clamp(0, 31).long().to(device)), 0)
+    if renormalize:
+        wanted = wanted / (wanted.sum(-1, keepdim=True) + 1e-20)
+    torch.testing.assert_close(weights, wanted * 1.5, rtol=1e-6, atol=0)
+    reference = kernel.reference.moe_route(logits, 5, experts=given.to(device), **options)[0]
+    torch.testing.assert_close(weights, reference, rtol=2e-6, atol=1e-20)
+    assert bool((weights[~known] == 0).all())
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("groups, top_groups, group_score", [(1, 1, "max"), (5, 2, "top2"), (5, 3, "max")])
 def test_route_of_special_values(kernel, device, generator, scoring, groups, top_groups, group_score):
     """NaN and infinities, some and all, beside ordinary tokens: distinct experts in range, of the definition."""
@@ -105,7 +128,7 @@ def test_route_of_special_biases(kernel, device, generator, groups, top_groups, 
 def test_route_of_equal_logits(kernel, device, experts):
     """Ties go to the lower index, of groups to the lower group."""
     top, logits = min(experts, 32), torch.full((3, experts), 0.25, device=device)
-    for scoring in ("softmax", "sigmoid"):
+    for scoring in SCORINGS:
         weights, chosen = kernel.moe_route(logits, top, scoring=scoring, renormalize=True, factor=2.0)
         assert torch.equal(chosen.cpu(), torch.arange(top).int().expand(3, -1))
         assert ((weights - 2 / top).abs() <= 2 / top * (top + 4) * 2.0**-24).all()

@@ -11,7 +11,7 @@ from .moe_checks import check_dtype, check_fused_moe, check_inputs, default_inpu
 from .mx import MX_BLOCK, gate_numbers, holds_mx, moe_gate, quantize_mxfp4
 from .quantize import quantize_fp8
 
-_HALF = WIDE[:2]
+_HALF, _SCORINGS = WIDE[:2], ("softmax", "sigmoid", "sqrtsoftplus")
 
 
 def moe_route(
@@ -20,6 +20,7 @@ def moe_route(
     *,
     scoring: str = "softmax",
     bias: torch.Tensor | None = None,
+    experts: torch.Tensor | None = None,
     groups: int = 1,
     top_groups: int = 1,
     group_score: str = "top2",
@@ -28,7 +29,7 @@ def moe_route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which experts a token takes, and with which weights; in float32.
 
-        s       = softmax(logits) over all experts, or sigmoid(logits)
+        s       = softmax(logits) over all experts, sigmoid(logits), or sqrt(softplus(logits))
         choice  = s + bias
         experts = the top_k largest choices of the best groups, largest first, ties to the lower index
         weights = s[experts], with renormalize / (their sum + 1e-20); times factor
@@ -38,18 +39,20 @@ def moe_route(
     Args:
         logits: float32, float16 or bfloat16 [T, E], E up to 1024; rows strided freely.
         top_k: 1 to 32 experts a token.
-        scoring: "softmax" or "sigmoid".
+        scoring: "softmax", "sigmoid" or "sqrtsoftplus".
         bias: float32 [E], for the choice alone, or None.
+        experts: int32 [T, top_k]: they are taken, none are chosen; one outside of [0, E) has the weight 0. Or None.
         groups: E / groups neighbours each; only experts of the top_groups best are chosen, ties to the lower group.
         top_groups: how many groups stay.
         group_score: "top2" (the sum of its two largest choices) or "max" (the largest).
         renormalize: whether weights are divided by their sum.
         factor: what weights are multiplied by at the end.
 
-    Returns: (weights float32 [T, top_k], experts int32 [T, top_k]).
+    Returns: (weights float32 [T, top_k], experts int32 [T, top_k]); experts that were given come back as a copy.
     Raises: RuntimeError naming the operator and the argument, before anything is written.
 
-    Source: the routers of Mixtral and Qwen3-MoE (softmax) and DeepSeek-V3 (sigmoid, bias, groups).
+    Source: the routers of Mixtral and Qwen3-MoE (softmax), DeepSeek-V3 (sigmoid, bias, groups) and DeepSeek-V4
+        (sqrtsoftplus; experts by a token's hash).
     """
     operator = "moe_route"
     check_tensors(operator, logits=logits)
@@ -59,17 +62,18 @@ def moe_route(
     for name, value in (("top_k", top_k), ("groups", groups), ("top_groups", top_groups)):
         if not isinstance(value, int) or value < 1:
             refuse(operator, name, f"{value!r}; needs a positive integer")
-    if scoring not in ("softmax", "sigmoid"):
-        refuse(operator, "scoring", f"{scoring!r}; allowed: 'softmax', 'sigmoid'")
+    if scoring not in _SCORINGS:
+        refuse(operator, "scoring", f"{scoring!r}; allowed: {', '.join(map(repr, _SCORINGS))}")
     if group_score not in ("top2", "max"):
         refuse(operator, "group_score", f"{group_score!r}; allowed: 'top2', 'max'")
     weights = logits.new_empty((logits.shape[0], top_k), dtype=torch.float32)
-    experts = logits.new_empty((logits.shape[0], top_k), dtype=torch.int32)
+    if experts is not None:
+        check_tensors(operator, experts=experts)
+    chosen = logits.new_empty((logits.shape[0], top_k), dtype=torch.int32)
     best = group_score == "max"
-    ops.moe_route(
-        weights, experts, logits, bias, top_k, scoring == "sigmoid", groups, top_groups, best, bool(renormalize), factor
-    )
-    return weights, experts
+    numbers = top_k, _SCORINGS.index(scoring), groups, top_groups, best, bool(renormalize), factor
+    ops.moe_route(weights, chosen, logits, bias, experts, *numbers)
+    return weights, chosen
 
 
 def moe_sort(

@@ -18,13 +18,22 @@ def moe_route(
     *,
     scoring="softmax",
     bias=None,
+    experts=None,
     groups=1,
     top_groups=1,
     group_score="top2",
     renormalize=False,
     factor=1.0,
 ):
-    s = logits.float().softmax(-1) if scoring == "softmax" else logits.float().sigmoid()
+    wide = logits.float()
+    if scoring == "softmax":
+        s = wide.softmax(-1)
+    else:
+        s = wide.sigmoid() if scoring == "sigmoid" else torch.logaddexp(wide, torch.zeros_like(wide)).sqrt()
+    if experts is not None:
+        known = (experts >= 0) & (experts < s.shape[1])
+        weights = torch.where(known, s.gather(-1, torch.where(known, experts, 0).long()), 0)
+        return _finished(weights, renormalize, factor), experts.clone()
     choice = s if bias is None else s + bias
     least = torch.tensor(-torch.inf, device=choice.device)
     choice = torch.where(choice.isnan(), least, choice)
@@ -42,10 +51,13 @@ def moe_route(
     by_choice = choice.sort(dim=-1, descending=True, stable=True).indices
     in_groups = order.gather(-1, by_choice).sort(dim=-1, stable=True).indices
     experts = by_choice.gather(-1, in_groups)[..., :top_k]
-    weights = s.gather(-1, experts)
+    return _finished(s.gather(-1, experts), renormalize, factor), experts.int()
+
+
+def _finished(weights, renormalize, factor):
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * factor, experts.int()
+    return weights * factor
 
 
 def moe_sort(experts, num_experts, *, expert_map=None):
