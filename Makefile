@@ -73,7 +73,7 @@ test: build
 # leaves groups of tests whose inputs have not changed (tests/selection.py).
 test-full:
 	@$(MAKE) --no-print-directory test test-latest ARGS="--full $(ARGS)"
-	@$(RUN) -m tests.selection "CUDA's machine code" "planted faults" "the simulator" "the Hub" tools
+	@$(RUN) -m tests.selection
 	@$(MAKE) --no-print-directory test-vllm ARGS="--full $(ARGS)"
 	@$(RUN) -m tests.selection vLLM
 

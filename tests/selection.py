@@ -4,10 +4,13 @@ Marked `covering`, of a test with many cases those are taken that have every val
 other, each time the one with the most values that no case before it had, then with the most new pairs of values. So
 every form, mode and size is met in every run. Marked `covering(pairs=True)`, every pair of values is.
 
-A group of tests (GROUPS) is left while the files that it depends on are those with which it passed. green.json has
-their digest: `make test-full` writes it where all passed. On a GPU, and where one of its files is named, a group runs.
+A group of tests (GROUPS) is left while the files that it depends on are those with which it passed: what its tests
+import, and what the group names. green.json has their digest: `make test-full` writes it where all passed. On a GPU,
+and where one of its files is named, a group runs. What depends on the machine's CPU or torch is in no group.
 """
 
+import ast
+import functools
 import hashlib
 import itertools
 import json
@@ -21,47 +24,132 @@ ROOT = Path(__file__).resolve().parents[1]
 GREEN = ROOT / "tests" / "green.json"
 
 
+@functools.cache
+def imports(file: Path) -> frozenset[Path]:
+    """The files of this repository that a file imports. What a fixture imports only tests with that fixture need: of a
+    conftest.py it is left out, and their group names it."""
+    tree, found = ast.parse(file.read_bytes()), set()
+    for node in tree.body if file.name == "conftest.py" else ast.walk(tree):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            parts = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{each.name}" for each in node.names)]
+        for name in names:
+            for root in (ROOT, ROOT / "scripts"):  # as pytest.toml has them
+                path = root.joinpath(*name.split("."))
+                found |= {each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()}
+    return frozenset(found)
+
+
+def tracked(*patterns: str) -> set[Path]:
+    """Files that git knows or would add."""
+    globs = (f":(glob){each}" for each in patterns)
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z", "--", *globs]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {path for each in found.split("\0") if each and (path := ROOT / each).is_file()}
+
+
 @dataclass(frozen=True)
 class Group:
     tests: tuple[str, ...]  # files, or folders
-    inputs: tuple[str, ...]  # git's patterns of what they depend on; of what they do not behind "!"
+    inputs: tuple[str, ...]  # git's patterns of what they depend on, beside what they import. "!": of what they do not
 
     def has(self, path: Path) -> bool:
         return any(path.is_relative_to(ROOT / each) for each in self.tests)
 
-    def files(self) -> list[str]:
-        """From the root: of what git knows or would add."""
-        patterns = [f":(exclude,glob){each[1:]}" if each[0] == "!" else f":(glob){each}" for each in self.inputs]
-        command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z", "--", *self.tests, *patterns]
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return sorted({each for each in found.split("\0") if (ROOT / each).is_file()})
+    def files(self) -> set[Path]:
+        own = tracked(*self.tests, *(f"{each}/**" for each in self.tests))
+        beside = {parent / "conftest.py" for file in own for parent in file.parents if parent.is_relative_to(ROOT)}
+        left = tracked(*(each[1:] for each in self.inputs if each[0] == "!"), "nothing") - own
+        met = tracked("pytest.toml", *(each for each in self.inputs if each[0] != "!")) - left
+        met |= own | {each for each in beside if each.is_file()}
+        todo = [each for each in met if each.suffix == ".py"]
+        while todo:
+            new = imports(todo.pop()) - met - left
+            met |= new
+            todo += new
+        return met
 
     def digest(self) -> str:
-        sums = (f"{each} {hashlib.sha256((ROOT / each).read_bytes()).hexdigest()}" for each in self.files())
+        files = sorted((str(each.relative_to(ROOT)), each) for each in self.files())
+        sums = (f"{name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for name, each in files)
         return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
-TESTS = ("*.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "problems/**", "scripts/**/*.py")
-SOURCES = ("torch-ext/*", "common/**", "*/*.h")
-PACKAGE = (*TESTS, *SOURCES, "torch-ext/**", "*/cpu/**")
-# As a test on a CPU has it: kernels of GPUs change most, and what reads their machine code.
-ON_CPU = (*PACKAGE, "!**/hip/**", "!**/cuda/**", "!**/gpu/**", "!*/gpu.h", "!scripts/*gate*.py")
+OPERATORS = tuple(sorted(each.parent.name for each in ROOT.glob("*/hip") if each.parent.name != "common"))
+VERSIONS = ("requirements*.txt", "scripts/build.py", "scripts/*_toolchain.py")
+
+
+def sources(vendor: str, operators: Sequence[str] = OPERATORS) -> tuple[str, ...]:
+    """What the kernels of operators for one vendor are made of."""
+    others = (f"!**/{each}/**" for each in ("cpu", "cuda", "hip") if each != vendor)
+    return (*VERSIONS, "build.toml", *(f"{each}/**" for each in ("common", *operators)), *others)
+
+
+# A ROCm library as the simulator runs it: its bindings, the operators' Python.
+SIMULATED = (
+    *("torch-ext/*", "torch-ext/rocm_fp8_kernels/**"),
+    *(f"!torch-ext/rocm_fp8_kernels/{each}/**" for each in ("layers", "models")),
+    *("benchmarks/harness/simulated_rocm.py", "benchmarks/harness/torch_double.cpp", "tests/gpu/simulated_*.py"),
+    *("tests/gpu/host/arguments.cpp", "scripts/host_configs.cpp", "simulator/**", "!simulator/tests/test_*"),
+)
+
+
+def simulated(tests: Sequence[str], operators: Sequence[str]) -> Group:
+    return Group(tuple(f"tests/gpu/test_rocm_{each}.py" for each in tests), (*sources("hip", operators), *SIMULATED))
+
+
+def emulated(test: str, *operators: str) -> Group:
+    inputs = (*sources("cuda", operators), "tests/gpu/host/*", "!benchmarks/**", "!simulator/**")
+    return Group((f"tests/gpu/test_{test}_emulated.py",), inputs)
+
+
+def faults(tests: Sequence[str], operators: Sequence[str]) -> Group:
+    """Each case is a library of its own: whether the simulator finds what is planted in the kernels."""
+    inputs = (*sources("hip", operators), "simulator/**", "!simulator/tests/test_*")
+    return Group(tuple(f"tests/gpu/test_rocm_{each}_faults.py" for each in tests), inputs)
+
+
+ROWS, RANKS = (
+    ("quantize_fp8", "rmsnorm_fp8", "swiglu_fp8"),
+    ("all_reduce", "quantize_fp8", "rmsnorm_fp8", "skinny_gemm"),
+)
+INT8_ROWS = ("layer_norm_int8", "quantize_int8", "softmax_int8")
+EXPERTS = ("grouped_gemm", "quantize_fp8", "swiglu_fp8")
+# The package as a CPU has it: kernels of GPUs change most, and what reads their machine code.
+ON_CPU = (*sources("cpu"), "torch-ext/**", "!common/**/gpu/**", "!*/gpu/**", "!*/gpu.h")
 GROUPS = {
-    "CUDA's machine code": Group(
-        ("tests/codegen/test_cuda_machine_code.py",), (*TESTS, *SOURCES, "*/cuda/**", "*/gpu/**")
+    "CUDA's machine code": Group(("tests/codegen/test_cuda_machine_code.py",), (*sources("cuda"), "torch-ext/*")),
+    "the ROCm library": Group(
+        (
+            *(f"tests/codegen/test_{each}.py" for each in ("machine_code", "split_k_gate")),
+            *(f"tests/gpu/test_rocm_{each}.py" for each in ("forced_configs", "gemm_limits", "variant")),
+            "tests/gpu/test_simulator_library.py",
+        ),
+        (*sources("hip"), *SIMULATED, "simulator/tests/**", "tests/gpu/host/**"),
     ),
-    # Each is a library of its own. They tell whether the simulator finds what is planted in the kernels.
-    "planted faults": Group(
-        tuple(f"tests/gpu/test_rocm_{name}_faults.py" for name in ("mla", "send", "exchange")),
-        (*TESTS, *SOURCES, "*/hip/**", "*/gpu/**", "simulator/**"),
-    ),
+    "rows, simulated": simulated(("dynamic", "long_rows", "quantize"), ROWS),
+    "skinny_gemm, simulated": simulated(("operators",), ("skinny_gemm", *ROWS)),
+    "block_scaled_gemm, simulated": simulated(("block_scaled_gemm", "gemm_parts"), ("block_scaled_gemm",)),
+    "INT8, simulated": simulated(("int8",), ("int8_gemm", *INT8_ROWS)),
+    "grouped_gemm, simulated": simulated(("grouped_gemm", "reach"), EXPERTS),
+    "moe_routing, simulated": simulated(("moe_routing",), ("moe_routing",)),
+    "mla, simulated": simulated(("mla_decode",), ("mla_append", "mla_decode")),
+    "ranks, simulated": simulated(("all_reduce", "send"), RANKS),
+    "planted faults in mla": faults(("mla",), ("mla_decode",)),
+    "planted faults between ranks": faults(("exchange", "send"), RANKS),
+    "block_scaled_gemm, emulated": emulated("cuda", "block_scaled_gemm"),
+    "INT8, emulated": emulated("int8", "int8_gemm"),
+    "grouped_gemm, emulated": emulated("grouped", "block_scaled_gemm", *EXPERTS),
+    "moe_routing, emulated": emulated("moe", "moe_routing"),
     # They need nothing of this package.
-    "the simulator": Group(
-        ("simulator/tests",),
-        ("pytest.toml", "requirements*.txt", "**/conftest.py", "tests/*.py", "problems/**", "simulator/**"),
+    "the simulator": Group(("simulator/tests",), ("requirements*.txt", "simulator/**")),
+    "the Hub": Group(("tests/hub",), (*ON_CPU, "scripts/release.py", "examples/consumer/**", "CARD.md", "flake.*")),
+    "tools": Group(
+        ("tests/tools",),
+        (*ON_CPU, *SIMULATED, "*/hip/**", "scripts/**", "benchmarks/**", "docs/performance.md", "examples/**"),
     ),
-    "the Hub": Group(("tests/hub",), (*ON_CPU, "CARD.md", "flake.*")),
-    "tools": Group(("tests/tools",), (*PACKAGE, "benchmarks/**", "docs/performance.md", "examples/**", "simulator/**")),
     "vLLM": Group(("integrations/vllm/tests",), (*ON_CPU, "integrations/vllm/**", "examples/byte_*/**")),
 }
 
@@ -120,7 +208,8 @@ def _values(item) -> dict[str, Hashable]:
 
 if __name__ == "__main__" and sys.argv[1:2] == ["--left"]:  # python -m tests.selection --left GROUP: is it?
     sys.exit(sys.argv[2] not in green())
-if __name__ == "__main__":  # python -m tests.selection GROUP ...: they have passed
+if __name__ == "__main__":  # python -m tests.selection GROUP ...: they have passed, or all of `make test`
+    passed = sys.argv[1:] or [name for name in GROUPS if name != "vLLM"]
     known = json.loads(GREEN.read_text()) if GREEN.exists() else {}
-    known |= {name: GROUPS[name].digest() for name in sys.argv[1:]}
+    known = {name: known[name] for name in GROUPS if name in known} | {name: GROUPS[name].digest() for name in passed}
     GREEN.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")

@@ -1,9 +1,9 @@
 """Which tests a run takes: the same ones each time, every value of every parameter; groups that have not changed."""
 
-import ast
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,38 +108,47 @@ def test_another_seed_takes_the_same_tests():
     assert one == other and len(one) > 1000
 
 
-def imports(file: Path) -> set[Path]:
-    """The files of this repository that it imports."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            parts = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
-            base = ".".join([*parts, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{each.name}" for each in node.names)]
-        for name in names:
-            path = ROOT.joinpath(*name.split("."))
-            found |= {each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()}
-    return found
+def test_a_group_depends_on_what_its_tests_import(tmp_path, monkeypatch):
+    texts = {
+        "tests/conftest.py": "import top\ndef fixture(): import lazy",
+        "tests/one/test_one.py": "from . import near",
+        "tests/one/near.py": "def late():\n    from package.inner import name",
+        "package/__init__.py": "from package import left",
+        **dict.fromkeys(("package/inner.py", "package/left.py", "scripts/top.py", "lazy.py", "data/a", "data/b"), ""),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    group = selection.Group(("tests/one",), ("data/*", "!data/b", "!package/left.py"))
+    found = {str(each.relative_to(tmp_path)) for each in group.files()}
+    assert found == texts.keys() - {"package/left.py", "lazy.py", "data/b"} - {"package/__init__.py"}
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_a_group_depends_on_all_that_its_tests_import(name):
-    files = {ROOT / each for each in GROUPS[name].files()}
-    own = [file for file in files if GROUPS[name].has(file) and file.suffix == ".py"]
-    assert own
-    met, todo = set(own), list(own)
-    while todo:
-        new = imports(todo.pop()) - met
-        met |= new
-        todo += new
-    assert not {str(each.relative_to(ROOT)) for each in met - files}
+ROCM = re.compile(r"^pytestmark = .*needs_rocm_toolchain|\b(rocm_library|rocm_variant)\b", re.MULTILINE)
+
+
+def test_no_test_outside_a_group_needs_the_rocm_library():
+    """Who changes no kernel need not build it."""
+    asking = [path for path in (ROOT / "tests").rglob("test_*.py") if ROCM.search(path.read_text())]
+    assert len(asking) > 20
+    assert not [path for path in asking if not any(group.has(path) for group in GROUPS.values())]
+
+
+@pytest.mark.parametrize("operator", selection.OPERATORS)
+def test_a_change_of_a_kernel_brings_back_few_groups(operator):
+    """The library as a whole, tools, and where the kernel is simulated, emulated or spoilt: with what is made of it."""
+    for vendor, most in (("hip", 4), ("cuda", 3)):
+        folder = ROOT / operator / vendor
+        back = [name for name, group in GROUPS.items() if any(each.is_relative_to(folder) for each in group.files())]
+        assert 1 <= len(back) <= most + 3 * (operator in selection.ROWS), (vendor, back)
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_each_pattern_of_a_group_finds_files(name):
     for pattern in (*GROUPS[name].tests, *GROUPS[name].inputs):
-        assert selection.Group((), (pattern.lstrip("!"), f"{pattern.lstrip('!')}/**")).files(), pattern
+        assert selection.tracked(pattern.lstrip("!"), f"{pattern.lstrip('!')}/**"), pattern
 
 
 def test_a_change_of_an_input_is_seen(tmp_path, monkeypatch):
