@@ -9,11 +9,11 @@ import, and what the group names. green.json has their digest: `make test-full` 
 and where one of its files is named, a group runs. What depends on the machine's CPU or torch is in no group.
 """
 
-import ast
 import functools
 import hashlib
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,17 +24,22 @@ ROOT = Path(__file__).resolve().parents[1]
 GREEN = ROOT / "tests" / "green.json"
 
 
+IMPORT = re.compile(r"^([ \t]*)(?:from (\S+) import (\([^)]*\)|.*)|import (.*))", re.MULTILINE)
+
+
 @functools.cache
 def imports(file: Path) -> frozenset[Path]:
     """The files of this repository that a file imports. What a fixture imports only tests with that fixture need: of a
     conftest.py it is left out, and their group names it."""
-    tree, found = ast.parse(file.read_bytes()), set()
-    for node in tree.body if file.name == "conftest.py" else ast.walk(tree):
-        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            parts = file.relative_to(ROOT).parts[: -node.level] if node.level else ()
-            base = ".".join([*parts, *([node.module] if node.module else [])])
-            names = [base, *(f"{base}.{each.name}" for each in node.names)]
+    found, folder = set(), file.relative_to(ROOT).parts[:-1]
+    for space, base, names, modules in IMPORT.findall(file.read_text()):
+        if space and file.name == "conftest.py":
+            continue
+        if base.startswith("."):
+            up = len(base) - len(base.lstrip("."))
+            base = ".".join(filter(None, (*folder[: len(folder) + 1 - up], base[up:])))
+        names = re.findall(r"[\w.]+", re.sub(r"\bas \w+", "", names or modules))
+        names = [base, *(f"{base}.{each}" for each in names)] if base else names
         for name in names:
             for root in (ROOT, ROOT / "scripts"):  # as pytest.toml has them
                 path = root.joinpath(*name.split("."))

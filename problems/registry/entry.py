@@ -8,7 +8,7 @@ import torch
 
 from problems.buffers import Guarded, guarded
 from problems.inputs import normal, positive, random_fp8, weights
-from problems.operators import function_of, registered
+from problems.operators import function_of
 from problems.registry.changes import Arguments, Bad
 
 Form = dict | Callable[[Arguments], Arguments]
@@ -117,7 +117,7 @@ class Operator:
         return next(iter(self.forms))
 
     def schema(self, kernel: ModuleType) -> torch.FunctionSchema:
-        return registered(kernel)[self.name]
+        return getattr(kernel._ops.ops, self.name).default._schema
 
     def function(self, draw: Draw) -> Callable:
         return getattr(draw.communicator if self.between_ranks else draw.kernel, function_of(self.name))

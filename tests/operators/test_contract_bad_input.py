@@ -5,21 +5,25 @@ import torch
 
 from problems.buffers import same_bytes
 from problems.operators import function_of
-from problems.registry import OPERATORS, spoilt
+from problems.registry import OPERATORS, name_of, spoilt
 from problems.registry.changes import Bad
 from problems.registry.entry import Operator
 
-CASES = [(each, bad) for each in OPERATORS.values() for bad in spoilt.cases(each)]
+ARGUMENTS = [(each, name) for each in OPERATORS.values() for name in {bad.named: None for bad in spoilt.cases(each)}]
 
 
-def case_id(value) -> str:
-    if isinstance(value, Operator):
-        return value.name
-    return "-".join(filter(None, (value.form, value.named, value.why)))
+@pytest.mark.parametrize("operator, argument", ARGUMENTS, ids=name_of)
+def test_refused(on, operator: Operator, argument: str):
+    for bad in spoilt.cases(operator):
+        if bad.named == argument:
+            try:
+                assert_refused(on, operator, bad)
+            except BaseException as error:
+                error.add_note("-".join(filter(None, (bad.form, bad.named, bad.why))))
+                raise
 
 
-@pytest.mark.parametrize("operator, bad", CASES, ids=case_id)
-def test_refused(on, operator: Operator, bad: Bad):
+def assert_refused(on, operator: Operator, bad: Bad) -> None:
     of_registered = operator.registered_is_spoilt and not bad.of_function
     call = operator.call(on(operator), bad.form or operator.first, of_registered)
     bad.change(call.arguments)

@@ -71,11 +71,11 @@ def test_every_parameter_is_given_in_some_form(on, name):
 @pytest.mark.covering
 @every_registered_form
 def test_torchs_checks_of_the_registration(on, operator: Operator, form):
-    """Rows, none, and rows apart."""
+    """Rows apart, and in the first form none: graphs of dense and of no rows are test_contract_compile.py's."""
     op = getattr(on(operator).kernel._ops.ops, operator.name).default
-    for rows, pad in ((4, 0), (0, 0), (4, 16)):
+    for rows in (4, 0) if form == operator.first else (4,):
         given = operator.registered_arguments(on(operator, rows=rows), form)
-        sample = [apart(operator, name, t, pad) for name, t in given.items()]
+        sample = [apart(operator, name, t) for name, t in given.items()]
         utilities = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
         # It compares arguments with arithmetic that torch lacks for FP8; the next test does the same for all.
         if not any(isinstance(t, torch.Tensor) and t.dtype in FP8 for t in sample):
@@ -182,6 +182,8 @@ def test_a_gradient_that_would_get_lost_is_refused(on, operator: Operator, compi
     for form in operator.forms:
         floats = [name for name, t in tensors_of(operator.arguments(draw, form)).items() if t.dtype in FLOATS]
         form_of = dict.fromkeys(floats, form) | form_of
+    if compiler and operator.composite:  # of what it calls, each is compiled by itself
+        form_of = dict(list(form_of.items())[:1])
     for name, form in form_of.items():
         given = operator.arguments(draw, form)
         given[name].requires_grad_()
@@ -196,8 +198,9 @@ def test_a_gradient_that_would_get_lost_is_refused(on, operator: Operator, compi
         with pytest.raises(Exception, match=refused):
             function(**given)
         assert versions == {each: t._version for each, t in tensors_of(given).items()}
-        with torch.no_grad():
-            function(**given)
+        if not compiler or name == next(iter(form_of)):  # each is a graph of its own
+            with torch.no_grad():
+                function(**given)
 
 
 @every_operator
