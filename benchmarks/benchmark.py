@@ -235,10 +235,20 @@ del Rotating, Gemm
 def main() -> None:
     """All workloads on this repository's CPU build. `kernels benchmark` picks the variant by torch's own build, so
     with a CUDA or ROCm build of torch it looks for a GPU."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    from benchmarks.harness import sections
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections.add_options(parser)
+    args = parser.parse_args()
+    with sections.recorded("benchmark", args):
+        print_medians()
+
+
+def print_medians() -> None:
+    from benchmarks.harness.table import Table
     from scripts.load import load_kernel
 
-    kernel = load_kernel("cpu")
+    kernel, table = load_kernel("cpu"), Table(["operator", "workload", "median, ms"], ["median, ms"])
     for cls in (AddRmsNormFp8, SwigluFp8, QuantizeFp8, SkinnyGemm, BlockScaledGemm):
         for method in [name for name in dir(cls) if name.startswith("benchmark_")]:
             workload = cls()
@@ -251,4 +261,4 @@ def main() -> None:
                 begin = time.perf_counter()
                 workload.run()
                 times.append(time.perf_counter() - begin)
-            print(f"{cls.__name__:14} {method.removeprefix('benchmark_'):18} median {sorted(times)[7] * 1e3:.4f} ms")
+            table.row(cls.__name__, method.removeprefix("benchmark_"), f"{sorted(times)[7] * 1e3:.4f}")

@@ -23,6 +23,7 @@ import torch
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
 from benchmarks.harness.shapes import LLAMA_405B_TP8
+from benchmarks.harness.table import Table, cell
 from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
 from scripts.load import load_kernel
 
@@ -209,7 +210,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the random data (default: a new one)")
     sections.add_options(parser)
     args = parser.parse_args()
-    with sections.recorded("cpu_ratios", args, fenced=True):
+    with sections.recorded("cpu_ratios", args):
         failures = measure(args.seed)
     for failure in failures:
         print(f"below its bound: {failure}", file=sys.stderr)
@@ -229,14 +230,24 @@ def measure(seed: int | None) -> list[str]:
     kernel = load_kernel("cpu")
     isa = os.environ.get("ROCM_FP8_KERNELS_CPU", "the best")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, instruction set: {isa}, seed {seed}")
-    print(f"{processor()}, {datetime.date.today().isoformat()}, commit {commit()}")
+    print(f"{processor()}, {datetime.date.today().isoformat()}, commit {commit()}\n")
 
     failures = []
+    others = ("floor", LINEAR, *OTHERS, LOOP, "static", "torch.compile")
+    timed = ["ours, ms", *(f"{name}, ms" for name in others)]
+    table = Table(["operator", "size", *timed, "ratios"], timed)
 
-    def bound(what: str, value: float, least: float) -> str:
-        if value < least:
-            failures.append(f"{what}: {value:.2f} < {least}")
-        return f"{value:5.2f} (bound {least})"
+    def show(operator: str, size: str, t: dict[str, float], bounds: dict[str, float], ours: str = "") -> None:
+        """bounds: the case that ours is held to, the least ratio."""
+        base, ratios = t[ours or operator], []
+        for against, least in bounds.items():
+            value = t[against] / base
+            if value < least:
+                failures.append(f"{operator} {size}: {value:.2f} < {least} of {against}")
+            ratios.append(f"{against} {value:.2f} (bound {least})")
+        times = (t.get(name) for name in others)
+        cells = [cell(each and each * 1e3) for each in (base, *times)]
+        table.row(operator, size, *cells, ", ".join(ratios))
 
     # Of each M: what stands against the operator, and the bound. int8_gemm's are of AVX2; asked for: 0.8 at M = 1, and
     # of VNNI 2.5 at M = 512.
@@ -246,38 +257,16 @@ def measure(seed: int | None) -> list[str]:
         ("int8_gemm", int8, ((1, "floor", 0.6), (32, LINEAR, 1.0), (512, LINEAR, 1.0))),
     ):
         for m, against, least in bounds:
-            t = times_of(kernel, m, generator)
-            others = [name for name in ("floor", LINEAR, *OTHERS) if name in t]
-            shown = ", ".join(f"{name} {t[name] * 1e3:.2f} ms" for name in others)
-            share = "share of the read rate" if against == "floor" else f"times faster than {LINEAR}"
-            ratio = bound(f"{operator} M={m}", t[against] / t[operator], least)
-            print(f"{operator} M={m:3} {N}x{K}: {t[operator] * 1e3:6.2f} ms, {shown}; {share}: {ratio}")
+            show(operator, f"M={m} {N}x{K}", times_of(kernel, m, generator), {against: least})
     # Asked for at one token: 0.7.
     for tokens, against, least in ((1, "floor", 0.5), (64, LOOP, 2.5)):
-        t = experts(kernel, tokens, generator)
-        share = "share of the read rate" if against == "floor" else f"times faster than {LOOP}"
-        ratio = bound(f"fused_moe {tokens} tokens", t[against] / t["fused_moe"], least)
-        print(
-            f"fused_moe E{LAYER[0]} top{LAYER[1]} D{LAYER[2]} I{LAYER[3]}, tokens {tokens:2}: "
-            f"{t['fused_moe'] * 1e3:6.2f} ms, floor {t['floor'] * 1e3:.2f} ms, {LOOP} {t[LOOP] * 1e3:.2f} ms; "
-            f"{share}: {ratio}"
-        )
+        size = "E{} top{} D{} I{}".format(*LAYER)
+        show("fused_moe", f"{tokens} tokens, {size}", experts(kernel, tokens, generator), {against: least})
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
-        t = rows(kernel, operator, generator)
-        print(
-            f"{operator} [{ROWS},{D}] bfloat16: {t[operator] * 1e3:.2f} ms, "
-            f"floor {t['floor'] * 1e3:.2f} ms, torch.compile {t['torch.compile'] * 1e3:.2f} ms; "
-            f"share of the copy rate: {bound(operator, t['floor'] / t[operator], least)}, "
-            f"torch.compile's {t['floor'] / t['torch.compile']:.2f}"
-        )
+        show(operator, f"[{ROWS}, {D}] bfloat16", rows(kernel, operator, generator), {"floor": least})
     for operator in ("quantize", "add_rms_norm", "swiglu"):
         for scaling in ("row", "group"):
-            t = dynamic(kernel, operator, scaling, generator)
-            name = f"{operator_by_computed_scales(operator)} by {scaling}"
-            print(
-                f"{name} [{ROWS},{D}] bfloat16: {t['dynamic'] * 1e3:.2f} ms, by a given scale "
-                f"{t['static'] * 1e3:.2f} ms, torch.compile {t['torch.compile'] * 1e3:.2f} ms; "
-                f"share of the given scale's rate: {bound(name, t['static'] / t['dynamic'], 0.8)}, "
-                f"times faster than torch.compile: {bound(name, t['torch.compile'] / t['dynamic'], 2.0)}"
-            )
+            t, size = dynamic(kernel, operator, scaling, generator), f"[{ROWS}, {D}] by {scaling}"
+            bounds = {"static": 0.8, "torch.compile": 2.0}
+            show(operator_by_computed_scales(operator), size, t, bounds, ours="dynamic")
     return failures

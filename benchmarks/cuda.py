@@ -12,21 +12,20 @@ is told that its weights do not change, so that it reads them meanwhile; "b may 
 "alone" without any overlap.
 """
 
-import json
 import math
 import statistics
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
-from benchmarks.harness import bars, gpu_cases, gpu_report, gpu_timing
+from benchmarks.harness import gpu_cases, gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase, by_flashinfer, without_overlap
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
-from benchmarks.harness.gpu_report import Cases, attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import Cases, attempt, note
 from benchmarks.harness.gpu_timing import Recorded, Times, record
+from benchmarks.harness.table import Table, cell
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,13 @@ class Line:
         return [gpu_report.shown(self.size), cell(self.floor_us), *ours, *times, cell(self.share), cell(self.ratio)]
 
     @property
+    def timed(self) -> list[str]:
+        return ["floor", "ours", *(TITLES.get(name, name) for name in self.times if name != "ours")]
+
+    @property
     def columns(self) -> list[str]:
-        names = [TITLES.get(name, name) for name in self.times if name != "ours"]
-        return [gpu_report.size_title(self.operator), "floor", "ours", "±", *names, "share of memory rate", "ratio"]
+        floor, ours, *names = self.timed
+        return [gpu_report.size_title(self.operator), floor, ours, "±", *names, "share of memory rate", "ratio"]
 
     @classmethod
     def of_raw(cls, raw: dict, memory_rate: float) -> "Line":
@@ -194,58 +197,29 @@ def run(gpu: Gpu, args) -> dict:
     flashinfer = "add_rms_norm_fp8" in sizes and flashinfer_there(gpu)
     lines: list[Line] = []
     for operator in sizes:
-        print(f"\n### {gpu_report.title(operator)}\n")
-        begun = len(lines)
+        begun, table = len(lines), None
         for size in sizes[operator]:
             case = gpu_report.make_case(gpu, operator, size, generator)
             note(f"[{len(lines) + 1}/{count}, {time.monotonic() - began:.0f} s] {case.name}")
             cases = record_gemm(case) if operator == "skinny_gemm" else record_rows(case, flashinfer)
             times = gpu_report.times_of(cases, args)
             lines.append(Line(operator, size, case.bytes, times, figures["memory_bytes_per_us"]))
-            if len(lines) == begun + 1:
-                print(table_header(lines[-1].columns))
-            print(table_row(lines[-1].cells), flush=True)
+            table = table or Table(lines[-1].columns, lines[-1].timed, gpu_report.title(operator))
+            table.row(*lines[-1].cells)
         print(f"\nGeometric mean of the ratios: {cell(mean(lines[begun:]))}", flush=True)
     return figures | {"results": [line.raw() for line in lines]}
 
 
-def draw(lines: list[Line], facts: dict[str, str], path: Path) -> None:
-    """A row of panels for each operator: the share of the memory's rate, and how many times faster than the others."""
-    panels = []
-    for operator in dict.fromkeys(line.operator for line in lines):
-        of_it = [line for line in lines if line.operator == operator]
-        series: dict[str, list[bars.Point]] = {}
-        for line in of_it:
-            rows = f"M = {line.size[0]}" if isinstance(line.size, tuple) else operator
-            series.setdefault(rows, []).append(bars.Point(line.ratio, line.share))
-        sizes = dict.fromkeys(f"{s[1]}\nx {s[2]}" if isinstance(s, tuple) else str(s) for s in (x.size for x in of_it))
-        across = "N x K" if operator == "skinny_gemm" else f"rows of {gpu_cases.WIDTH}, float16"
-        there = {name for line in of_it for name, time in line.times.items() if time and name not in OURS}
-        others = sorted(TITLES.get(name, name) for name in there)
-        family = bars.Family(operator, across, list(sizes), series, others, round(of_it[0].memory_rate / 1e6, 2))
-        panels += [family.shares(), family.times()]
-    title = ", ".join([facts["GPU"], f"torch {facts['torch']}", facts["date"], facts["commit"]])
-    bars.draw(panels, title, path)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = gpu_report.parser(__doc__, BOUNDS)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="a PNG of the shares and the ratios")
-    parser.add_argument("--figures", type=Path, metavar="JSON", help="draw what --json wrote; time nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="exit with 1 where a bound is missed")
     gpu_report.add_sizes(what, "skinny_gemm alone, with such weights; may be repeated")
     args = parser.parse_args(argv)
-    if args.figures and not args.plot:
-        parser.error("--figures needs --plot")
-    if args.figures:
-        figures = json.loads(args.figures.read_text())
-    elif (figures := gpu_report.figures_of("cuda", lambda: run(find_gpu(), args), args)) is None:
+    if (figures := gpu_report.figures_of("cuda", lambda: run(find_gpu(), args), args)) is None:
         return 1
     lines = [Line.of_raw(raw, figures["memory_bytes_per_us"]) for raw in figures["results"]]
-    if args.plot:
-        draw(lines, figures["environment"], args.plot)
-    if args.figures or not args.check:
+    if not args.check:
         return 0
     failures = missed(lines)
     for text in failures:

@@ -26,9 +26,10 @@ import torch.distributed as dist
 from benchmarks.harness import sections
 from benchmarks.harness.fused_comm import flashinfer_case, torch_cases
 from benchmarks.harness.gpu_environment import find_gpu
-from benchmarks.harness.gpu_report import note, table_header, table_row
+from benchmarks.harness.gpu_report import note
 from benchmarks.harness.parallel_step import Step, layers_of
 from benchmarks.harness.shapes import LLAMA_70B
+from benchmarks.harness.table import Table
 
 HIDDEN, TOKENS = (4096, 8192, 16384), (1, 4, 8, 16, 32, 64, 128, 512)
 LINEARS = [LLAMA_70B.linears[name] for name in ("O", "Down")]  # N, K of one rank alone
@@ -247,16 +248,15 @@ def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Cas
 def table(
     rank: Rank, what: str, sizes: list[tuple], make: Callable[..., dict[str, Case]], launches: int = LAUNCHES
 ) -> None:
-    header = None
+    shown = None
     for size in sizes:
         found = times(make(*size), rank, launches)
         if rank.rank:
             continue
-        if header is None:
-            header = list(found)
-            print("\n" + table_header([what, *header]))
-        row = [" x ".join(map(str, size)), *(f"{found[name]:.2f}" for name in header)]
-        print(table_row(row), flush=True)
+        if shown is None:
+            print()
+            shown = Table([what, *found], [*found])
+        shown.row(" x ".join(map(str, size)), *(f"{found[name]:.2f}" for name in shown.times))
 
 
 # --- ranks as streams ---
@@ -268,7 +268,8 @@ def one_gpu(kernel, count: int) -> None:
     os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
     kernel.reread_environment()
     together = Ranks(kernel, torch.device("cuda"), count, max_bytes=4 << 20, timeout=5.0)
-    print(table_header([f"{count} ranks on one GPU, hidden x tokens", "ours", "all_reduce", "the norm alone"]))
+    timed = ["ours", "all_reduce", "the norm alone"]
+    shown = Table([f"{count} ranks on one GPU, hidden x tokens", *timed], timed)
     for hidden in HIDDEN:
         for tokens in (t for t in TOKENS if t * hidden * count * count <= 1 << 21):
             torch.manual_seed(0)
@@ -280,8 +281,7 @@ def one_gpu(kernel, count: int) -> None:
                 lambda c, r: c.all_reduce(xs[r], out=outs[r]),
                 lambda c, r: kernel.add_rms_norm_fp8(xs[r], residuals[r], weight, scale),
             )
-            row = [f"{hidden} x {tokens}", *(f"{streams_us(together, case):.2f}" for case in cases)]
-            print(table_row(row), flush=True)
+            shown.row(f"{hidden} x {tokens}", *(f"{streams_us(together, case):.2f}" for case in cases))
 
 
 def one_gpu_gemms(kernel, count: int) -> None:
@@ -291,7 +291,8 @@ def one_gpu_gemms(kernel, count: int) -> None:
     os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
     kernel.reread_environment()
     together = Ranks(kernel, torch.device("cuda"), count, max_bytes=1 << 20, timeout=5.0)
-    print(table_header([f"{count} ranks on one GPU, N x K x rows", "ours", "one by one", "the GEMM alone"]))
+    timed = ["ours", "one by one", "the GEMM alone"]
+    shown = Table([f"{count} ranks on one GPU, N x K x rows", *timed], timed)
     for n, k in LINEARS:
         k = k // count
         for rows in (rows for rows in (1, 4, 8, 16) if rows * n * count * count <= 1 << 20):
@@ -308,8 +309,7 @@ def one_gpu_gemms(kernel, count: int) -> None:
                 c.all_reduce_add_rms_norm_fp8(kernel.skinny_gemm(*of_ranks[r], one, one), residuals[r], weight, scale)
 
             cases = fused, apart, lambda c, r: kernel.skinny_gemm(*of_ranks[r], one, one)
-            row = [f"{n} x {k} x {rows}", *(f"{streams_us(together, case):.2f}" for case in cases)]
-            print(table_row(row), flush=True)
+            shown.row(f"{n} x {k} x {rows}", *(f"{streams_us(together, case):.2f}" for case in cases))
 
 
 def streams_us(together, case) -> float:

@@ -19,7 +19,8 @@ from benchmarks.cuda import BOUNDS, Size
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase, RowCase
 from benchmarks.harness.gpu_environment import Gpu, find_gpu, load_builds
-from benchmarks.harness.gpu_report import attempt, cell, table_header, table_row
+from benchmarks.harness.gpu_report import attempt
+from benchmarks.harness.table import Table, cell
 
 Case = GemmCase | RowCase
 NOW = "now"
@@ -91,13 +92,13 @@ def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
     results, all_right = [], True
     for operator in args.only or BOUNDS:
-        print(f"\n### {gpu_report.title(operator)}\n")
         columns = [column for name in others for column in (name, "±", "gain", "same bits")]
-        print(table_header([gpu_report.size_title(operator), NOW, "±", *columns]))
+        columns = [gpu_report.size_title(operator), NOW, "±", *columns]
+        table = Table(columns, [NOW, *others], gpu_report.title(operator))
         for size in sizes_of(operator, args):
             case = gpu_report.make_case(gpu, operator, size, generator)
             cells, right, samples = row(case, others, gpu.kernel, args)
-            print(table_row([gpu_report.shown(size), *cells]), flush=True)
+            table.row(gpu_report.shown(size), *cells)
             all_right &= right
             results.append({"operator": operator, "size": size, "times": samples})
     return figures | {"results": results, "all right": all_right}

@@ -24,8 +24,9 @@ from transformers.cache_utils import StaticLayer
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
-from benchmarks.harness.gpu_report import cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import note
 from benchmarks.harness.shapes import LLAMA_8B
+from benchmarks.harness.table import Table, cell
 from examples.llama_fp8.decoding import with_cache
 
 CONTEXT, CACHE, VOCABULARY = 64, 128, 128256
@@ -130,10 +131,10 @@ def versions(gpu: Gpu, scales: str, layers: int, generator: torch.Generator) -> 
     model = copy.deepcopy(original)
     text = None if scales == "dynamic" else [torch.randint(VOCABULARY, (4, 64), generator=generator, device="cuda")]
     gpu.kernel.quantization.quantize(model, text, **SCALES[scales])
-    others = {name: copy.deepcopy(model) for name in ("torch", "reference")}
+    on_torch = copy.deepcopy(model)  # kernelize changes the other; the reference is another backend of the same modules
     with kernels.use_kernel_mapping(gpu.kernel.layers.mapping()):
         kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
-    return {"ours": model, "bfloat16": original} | others
+    return {"ours": model, "bfloat16": original, "torch": on_torch, "reference": on_torch}
 
 
 def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int, args) -> dict[str, gpu_timing.Times]:
@@ -160,8 +161,9 @@ def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int, args
 def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
     results = []
-    print(f"\n### A decode step of Llama 3.1 8B's shapes, {args.layers} layers: microseconds\n")
-    print(table_header(["scales", "rows", "ours", "±", "torch", "bfloat16", "torch by ours", "bfloat16 by ours"]))
+    columns = ["scales", "rows", "ours", "±", "torch", "bfloat16", "torch by ours", "bfloat16 by ours"]
+    title = f"A decode step of Llama 3.1 8B's shapes, {args.layers} layers: microseconds"
+    table = Table(columns, ["ours", "torch", "bfloat16"], title)
     for scales in args.only or SCALES:
         models = versions(gpu, scales, args.layers, generator)
         for rows in args.rows or ROWS:
@@ -169,7 +171,7 @@ def run(gpu: Gpu, args) -> dict:
             us = {name: one.median_us for name, one in times.items()}
             cells = [cell(value, 0) for value in (us["ours"], times["ours"].spread_us, us["torch"], us["bfloat16"])]
             ratios = [cell(us[name] / us["ours"]) for name in ("torch", "bfloat16")]
-            print(table_row([scales, str(rows), *cells, *ratios]), flush=True)
+            table.row(scales, str(rows), *cells, *ratios)
             results.append({"scales": scales, "rows": rows, "times": gpu_report.raw(times)})
         del models
         torch.cuda.empty_cache()

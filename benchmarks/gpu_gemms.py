@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from benchmarks.harness import gpu_report
 from benchmarks.harness.gemm_cases import CHALLENGE, DECODE, OPT, OPT_DECODE, BlockScaled, Int8, Size, random_sizes
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
-from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import attempt, note
 from benchmarks.harness.gpu_timing import record
+from benchmarks.harness.table import Table, cell
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def run(gpu: Gpu, args) -> dict:
         }
     for operator in args.only or series:
         for title, make, sizes, bound in series[operator]:
-            print(f"\n### {operator}: {title}: microseconds\n")
-            print(table_header(["M, N x K", "ours", "±", *make.peers.values(), "share of memory rate", "ratio"]))
+            columns = ["M, N x K", "ours", "±", *make.peers.values(), "share of memory rate", "ratio"]
+            table = Table(columns, ["ours", *make.peers.values()], f"{operator}: {title}: microseconds")
             ratios = []
             for size in sizes:
                 case = make(gpu.kernel, size, generator)
@@ -74,7 +75,7 @@ def run(gpu: Gpu, args) -> dict:
                 ratios.append(min(counted, default=math.nan) / ours.median_us)
                 cells = [f"{size[0]}, {size[1]} x {size[2]}", cell(ours.median_us), cell(ours.spread_us)]
                 cells += map(cell, others)
-                print(table_row([*cells, cell(case.moved / rate / ours.median_us), cell(ratios[-1])]), flush=True)
+                table.row(*cells, cell(case.moved / rate / ours.median_us), cell(ratios[-1]))
                 results.append({"operator": operator, "size": size, "times": gpu_report.raw(times)})
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             print(f"\nGeometric mean of the ratios: {cell(mean)}; least {cell(min(ratios))}", flush=True)

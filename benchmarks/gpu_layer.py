@@ -22,8 +22,9 @@ from benchmarks.gpu_builds import NOW
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import EPSILON, GEMM_ROWS, Wrong, without_overlap
 from benchmarks.harness.gpu_environment import Gpu, find_gpu, load_builds
-from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import attempt, note
 from benchmarks.harness.shapes import LLAMA_8B, LLAMA_70B_TP8, LLAMA_405B_TP8, LlamaShapes
+from benchmarks.harness.table import Table, cell
 
 QWEN_14B = LlamaShapes("Qwen2.5 14B", hidden=5120, heads=40, kv_heads=8, intermediate=13824)
 LAYERS = {shapes.name: shapes for shapes in (LLAMA_8B, QWEN_14B, LLAMA_70B_TP8, LLAMA_405B_TP8)}
@@ -132,13 +133,14 @@ def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
     kernels, results, all_right = {NOW: gpu.kernel, **builds}, [], True
     columns = ["floor", "ours", "±", *builds, "alone", "torch", "share of memory rate", "ratio"]
-    print(f"\n### A decoder layer's FP8 kernels: microseconds\n\n{table_header(['layer', 'rows', *columns])}")
+    timed = ["floor", "ours", *builds, "alone", "torch"]
+    table = Table(["layer", "rows", *columns], timed, "A decoder layer's FP8 kernels: microseconds")
     for name in args.only or LAYERS:
         for rows in args.rows or GEMM_ROWS:
             layer = Layer(gpu.kernel.reference, LAYERS[name], rows, gpu.kernel.fp8_dtype(gpu.device), generator)
             note(layer.name)
             cells, right, samples = row(layer, kernels, args, figures["memory_bytes_per_us"])
-            print(table_row([name, str(rows), *cells]), flush=True)
+            table.row(name, str(rows), *cells)
             all_right &= right
             results.append({"layer": name, "rows": rows, "bytes": layer.bytes, "times": samples})
     return figures | {"results": results, "all right": all_right}

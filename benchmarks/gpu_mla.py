@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu_moe import graph_us
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import find_gpu
-from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.table import Table
 
 CASES = (  # batch, heads, tokens
     *((128, 128, 512), (128, 128, 2048), (128, 128, 4096), (128, 128, 6144), (32, 128, 4096), (8, 128, 8192)),
@@ -73,7 +73,7 @@ def main() -> None:
     torch.manual_seed(0)
     with sections.recorded("gpu_mla", args):
         print(f"- {', '.join(gpu.environment.values())}\n")
-        print(table_header(["mla_decode", "batch", "heads", "tokens", "us", "TB/s of the cache", "TFLOPS"]))
+        table = Table(["mla_decode", "batch", "heads", "tokens", "us", "TB/s of the cache", "TFLOPS"], ["us"])
         for kind in BYTES:
             for case in CASES:
                 wanted = args.batch, args.heads, args.tokens
@@ -82,5 +82,4 @@ def main() -> None:
                 batch, heads, tokens = case
                 us = timed(gpu.kernel, kind, *case)
                 read, work = batch * tokens * BYTES[kind] / us / 1e6, 2 * 1088 * batch * heads * tokens / us / 1e6
-                row = [kind, str(batch), str(heads), str(tokens), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}"]
-                print(table_row(row), flush=True)
+                table.row(kind, str(batch), str(heads), str(tokens), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}")

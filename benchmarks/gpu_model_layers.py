@@ -27,9 +27,10 @@ from benchmarks.gpu_decode import Standing
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
-from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import attempt, note
 from benchmarks.harness.layer_peers import PeerExperts, PeerLinear, in_blocks
 from benchmarks.harness.shapes import EIGHTH_OF_HEADS
+from benchmarks.harness.table import Table, cell
 from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
@@ -199,9 +200,10 @@ def row(gpu: Gpu, models: dict[str, torch.nn.Module], rows: int, seed: int) -> d
 def run(gpu: Gpu, args) -> dict:
     generator, figures = gpu_report.begin(gpu, args)
     results = []
-    print(f"\n### A decode step of one layer behind {CONTEXT} tokens: microseconds\n")
     names = ["DeepGEMM", "bfloat16"] if args.deep_gemm else ["bfloat16"]
-    print(table_header(["layer", "sequences", "ours", "±", *names, *(f"{name} by ours" for name in names)]))
+    columns = ["layer", "sequences", "ours", "±", *names, *(f"{name} by ours" for name in names)]
+    title = f"A decode step of one layer behind {CONTEXT} tokens: microseconds"
+    table = Table(columns, ["ours", *names], title)
     for name in args.only or MODELS:
         original = model_of(name, generator.initial_seed() % 2**31)
         models = dict(zip(("ours", "reference"), ours_of(gpu, original)))
@@ -216,7 +218,7 @@ def run(gpu: Gpu, args) -> dict:
             cells = [cell(us["ours"], 1), cell(times["ours"].spread_us / LAYERS if us["ours"] else None, 1)]
             cells += [cell(us.get(key), 1) for key in names]
             cells += [cell(us[key] / us["ours"] if us.get(key) and us["ours"] else None) for key in names]
-            print(table_row([name, str(rows), *cells]), flush=True)
+            table.row(name, str(rows), *cells)
             results.append({"model": name, "rows": rows, "times": gpu_report.raw(times)})
         del models, original
         torch.cuda.empty_cache()

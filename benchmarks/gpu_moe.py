@@ -20,8 +20,9 @@ import torch
 
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import find_gpu
-from benchmarks.harness.gpu_report import attempt, cell, table_header, table_row
+from benchmarks.harness.gpu_report import attempt
 from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, unfused
+from benchmarks.harness.table import Table, cell
 
 LAYERS = ((256, 8, 7168, 256), (256, 8, 7168, 2048), (128, 8, 4096, 768), (8, 2, 4096, 14336))  # E, top, D, I
 TOKENS = (1, 16, 64, 256, 1024)
@@ -89,13 +90,13 @@ def routing_parts(kernel) -> None:
         "moe_combine": lambda: kernel.moe_combine(y, weights, positions),
         "all three": together,
     }
-    print(table_header(["64 tokens, E 256, top 8, D 7168", "us"]))
+    table = Table(["64 tokens, E 256, top 8, D 7168", "us"], ["us"])
     for name, call in calls.items():
-        print(table_row([name, f"{graph_us(call, 20):.1f}"]), flush=True)
+        table.row(name, f"{graph_us(call, 20):.1f}")
     print()
 
 
-def fused(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+def fused(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
     experts, chosen, d, hidden = layer
     fp8 = kernel.fp8_dtype("cuda")
     w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
@@ -115,7 +116,7 @@ def fused(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> 
         us, active = graph_us(lambda a=arguments: kernel.fused_moe(*a, **scales)), len(ids.unique())
         read, work = active * 3 * hidden * d / us / 1e6, 6 * count * chosen * hidden * d / us / 1e6
         name = f"E{experts} top{chosen} D{d} I{hidden}"
-        print(table_row([name, str(count), str(active), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}"]), flush=True)
+        table.row(name, str(count), str(active), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}")
 
 
 def held_to(got: torch.Tensor, wanted: torch.Tensor, least: float, what: str) -> None:
@@ -123,7 +124,7 @@ def held_to(got: torch.Tensor, wanted: torch.Tensor, least: float, what: str) ->
         raise SystemExit(f"{what} is wrong")
 
 
-def beside_deep_gemm(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
     """Sorted rows without a gather, which DeepGEMM has not; its padding of rows is made outside of the call."""
     experts, chosen, d, hidden = layer
     for n, k in ((2 * hidden, d), (d, hidden)):
@@ -149,10 +150,10 @@ def beside_deep_gemm(kernel, layer: tuple[int, int, int, int], tokens: tuple[int
             us = in_turn_us(calls)
             ratio = us["peer"] / us["ours"] if "peer" in us else None
             name = f"E{experts} top{chosen}, {n} x {k}"
-            print(table_row([name, str(count), cell(us["ours"]), cell(us.get("peer")), cell(ratio)]), flush=True)
+            table.row(name, str(count), cell(us["ours"]), cell(us.get("peer")), cell(ratio))
 
 
-def beside_torch(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
+def beside_torch(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
     experts, chosen, d, hidden = layer
     fp8 = kernel.fp8_dtype("cuda")
     w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
@@ -181,7 +182,7 @@ def beside_torch(kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ..
         us = in_turn_us(calls)
         ratio = us["theirs"] / us["ours"] if "theirs" in us else None
         name = f"E{experts} top{chosen} D{d} I{hidden}"
-        print(table_row([name, str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio)]), flush=True)
+        table.row(name, str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
 
 
 def main() -> None:
@@ -199,14 +200,16 @@ def main() -> None:
         layers = [layer for layer in LAYERS if args.only in "E{} top{} D{} I{}".format(*layer)]
         if not args.peers:
             routing_parts(kernel)
-            print(table_header(["fused_moe", "tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]))
+            table = Table(["fused_moe", "tokens", "active experts", "us", "TB/s of weights", "TFLOPS"], ["us"])
             for layer in layers:
-                fused(kernel, layer, tuple(args.tokens or TOKENS))
+                fused(table, kernel, layer, tuple(args.tokens or TOKENS))
             print()
         beside = tuple(args.tokens or PEER_TOKENS)
-        print(table_header(["grouped_gemm", "tokens", "us", "DeepGEMM, us", "ratio"]))
-        for layer in layers:
-            beside_deep_gemm(kernel, layer, beside)
-        print("\n" + table_header(["fused_moe", "tokens", "us", "torch.compile, bfloat16, us", "ratio"]))
-        for layer in layers:
-            beside_torch(kernel, layer, beside)
+        for operator, peer, run in (
+            ("grouped_gemm", "DeepGEMM, us", beside_deep_gemm),
+            ("fused_moe", "torch.compile, bfloat16, us", beside_torch),
+        ):
+            table = Table([operator, "tokens", "us", peer, "ratio"], ["us", peer])
+            for layer in layers:
+                run(table, kernel, layer, beside)
+            print()

@@ -16,8 +16,9 @@ import torch
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import EPSILON, Wrong
 from benchmarks.harness.gpu_environment import find_gpu
-from benchmarks.harness.gpu_report import attempt, cell, note, table_header, table_row
+from benchmarks.harness.gpu_report import attempt, note
 from benchmarks.harness.gpu_timing import record
+from benchmarks.harness.table import Table, cell
 
 ROWS = (1, 8, 32, 128, 512, 2048)
 WIDTHS = (2048, 4096, 5120, 6144, 7168, 8192, 16384)
@@ -135,15 +136,15 @@ def run(args) -> dict:
     began, results = time.monotonic(), []
     generator, figures = gpu_report.begin(gpu, args)
     for operator in args.only or OPERATORS:
-        print(f"\n### {operator} of bfloat16: microseconds\n")
-        print(table_header(["rows x d", "floor", "static", *MODES, *(f"torch {m}" for m in TORCH_MODES)]))
+        timed = ["floor", "static", *MODES, *(f"torch {m}" for m in TORCH_MODES)]
+        table = Table(["rows x d", *timed], timed, f"{operator} of bfloat16: microseconds")
         for rows in ROWS:
             for d in WIDTHS:
                 case = Case(gpu.kernel, operator, rows, d, generator)
                 note(f"[{time.monotonic() - began:.0f} s] {case.name}")
                 torchs = not args.without_torch and rows in TORCH_ROWS and d in TORCH_WIDTHS
                 times = gpu_report.times_of(dict(recorded_cases(case, torchs)), args)
-                print(table_row(cells(case, times, figures["memory_bytes_per_us"], f"{rows} x {d}")), flush=True)
+                table.row(*cells(case, times, figures["memory_bytes_per_us"], f"{rows} x {d}"))
                 found = {"operator": operator, "size": [rows, d], "bytes": case.bytes, "times": gpu_report.raw(times)}
                 results.append(found)
     return figures | {"results": results}

@@ -8,16 +8,18 @@ Floors: the cache's bytes at 4.2 TB/s, and 2176 operations a row and token at 70
 measurement (simulator/README.md).
 """
 
+import argparse
 import math
 from dataclasses import dataclass
 
 import torch
 
+from benchmarks.harness import sections
 from benchmarks.harness.clock import Clock, parser
 from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
-from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, empty
+from benchmarks.harness.table import Table
 from simulator.timing import cost
 
 BYTES_PER_US, OPERATIONS_PER_US = 4.2e6, 708e6
@@ -123,18 +125,24 @@ def main() -> None:
     options.add_argument("--describe", action="store_true", help="the parts of each launch's time")
     options.add_argument("--challenge", action="store_true", help="a step of examples/mla_challenge.py")
     args = options.parse_args()
-    clock = Clock(args.arch)
-    if args.challenge:
-        for number, (batch, tokens) in enumerate(CHALLENGE):
-            us = challenge(clock, batch, tokens)
-            kept = us["mla_append, new tokens"] + us["mla_decode"]
-            rotating = us["mla_append, rotated numbers"] + kept
-            if number == 0:
-                print(table_header(["batch", "tokens", *(f"{name}, us" for name in us), "sum, anew", "sum, kept"]))
-            cells = [*us.values(), rotating, kept]
-            print(table_row([str(batch), str(tokens), *(f"{v:.1f}" for v in cells)]), flush=True)
-        return
-    print(table_header(["case", "us", "merge, us", "bytes, us", "ratio", "TFLOP/s", "bound"]))
+    with sections.recorded("mla_rocm", args):
+        (of_challenge if args.challenge else of_cases)(Clock(args.arch), args)
+
+
+def of_challenge(clock: Clock, args: argparse.Namespace) -> None:
+    table = None
+    for batch, tokens in CHALLENGE:
+        us = challenge(clock, batch, tokens)
+        kept = us["mla_append, new tokens"] + us["mla_decode"]
+        rotating = us["mla_append, rotated numbers"] + kept
+        timed = [*(f"{name}, us" for name in us), "sum, anew", "sum, kept"]
+        table = table or Table(["batch", "tokens", *timed], timed)
+        table.row(str(batch), str(tokens), *(f"{v:.1f}" for v in (*us.values(), rotating, kept)))
+
+
+def of_cases(clock: Clock, args: argparse.Namespace) -> None:
+    timed = ["us", "merge, us", "bytes, us"]
+    table = Table(["case", *timed, "ratio", "TFLOP/s", "bound"], timed)
     for case in CASES:
         if args.only and args.only not in case.name:
             continue
@@ -143,6 +151,6 @@ def main() -> None:
         floor, operations = case.floors
         rate = operations * OPERATIONS_PER_US / sum(parts) / 1e6
         cells = [sum(parts), sum(parts[1:]), floor, sum(parts) / floor, rate]
-        print(table_row([case.name, *(f"{v:.2f}" for v in cells), found[0].bound]), flush=True)
+        table.row(case.name, *(f"{v:.2f}" for v in cells), found[0].bound)
         if args.describe:
             print(*map(cost.describe, found), sep="\n\n")

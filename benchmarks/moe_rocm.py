@@ -20,8 +20,8 @@ from benchmarks.harness import sections
 from benchmarks.harness.clock import Clock, parser
 from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
-from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import FORMATS, empty
+from benchmarks.harness.table import Table
 from simulator.timing import cost
 
 CHIPLETS = 4  # whose first workgroups are looked at: groups differ
@@ -108,7 +108,6 @@ def main() -> None:
     options.add_argument("--tokens", type=int, action="append")
     options.add_argument("--first", type=Config.parse, metavar="FORM", help="as --config, of stage 1")
     options.add_argument("--challenge", action="store_true")
-    sections.add_options(options)
     args = options.parse_args()
     clock = Clock(args.arch)
     layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
@@ -118,11 +117,12 @@ def main() -> None:
 
 
 def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.Namespace) -> None:
-    print(table_header(["layer", "tokens", "stage 1, us", "stage 2, us", "stages, us", "AITER, us", "ratio"]))
+    timed = ["stage 1, us", "stage 2, us", "stages, us", "AITER, us"]
+    shown = Table(["layer", "tokens", *timed, "ratio"], timed)
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
             parts = stages(clock, count, layer, dtype, args.first, args.config)
             total, theirs = sum(time for time, _ in parts), layer.aiter.get(count)
             cells = [f"{time:.1f} {bound}".strip() for time, bound in parts]
             beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]
-            print(table_row([layer.name, str(count), *cells, f"{total:.1f}", *beside]), flush=True)
+            shown.row(layer.name, str(count), *cells, f"{total:.1f}", *beside)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness import bars
 from benchmarks.harness.sections import PERFORMANCE, section
+from benchmarks.harness.table import number
 
 ROW_HEIGHT = 1.9
 H200, H100 = 4.8, 3.35  # rates of memory, TB/s
@@ -32,11 +33,6 @@ def tables(body: str) -> dict[str, list[Row]]:
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
         found[heading.removesuffix(": microseconds")] = [dict(zip(cells[0], row)) for row in cells[2:]]
     return found
-
-
-def number(cell: str | None) -> float | None:
-    """Of "1.05 (1.40)" the first; None where nothing was measured."""
-    return float(cell.split()[0]) if cell and cell != "-" else None
 
 
 def others_of(rows: list[Row]) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from benchmarks import simulate
 from benchmarks.harness import gpu_environment, sections
 from benchmarks.harness.published import ADD_RMS_NORM_FP8, ROWS, SKINNY_GEMM, SWIGLU_FP8, SWIGLU_WIDTH, Published
+from benchmarks.harness.table import Table, cell
 from simulator.calibration.store import load_all
 from simulator.timing import cost
 
@@ -53,21 +54,15 @@ def cases(everything: bool) -> Iterator[Case]:
             yield Case(f"skinny_gemm --m {m} --n {n} --k {k}", published, name, warm=False)
 
 
-HEAD = """\
-| operator, size | measured: theirs | vLLM | torch | estimated: theirs | vLLM | ours | ours / theirs |
-|---|---|---|---|---|---|---|---|"""
+TIMES = [*(f"measured: {name}" for name in ("theirs", "vLLM", "torch"))]
+TIMES += [*(f"estimated: {name}" for name in ("theirs", "vLLM", "ours"))]
 
 
-def line(case: Case, theirs: float, vllm: float | None, ours: float) -> str:
+def cells_of(case: Case, theirs: float, vllm: float | None, ours: float) -> list[str]:
     """Of the table; estimates in seconds."""
-
-    def us(value: float | None) -> str:
-        return "" if value is None else f"{value:.2f}"
-
     measured = [case.published.kernel_us, case.published.vllm_us, case.published.torch_us]
     estimated = [1e6 * theirs, vllm and 1e6 * vllm, 1e6 * ours]
-    cells = [f"{case.arguments.split()[0]} {case.size}", *map(us, measured + estimated), f"{ours / theirs:.2f}"]
-    return f"| {' | '.join(cells)} |"
+    return [f"{case.arguments.split()[0]} {case.size}", *map(cell, measured + estimated), cell(ours / theirs)]
 
 
 def main() -> None:
@@ -83,7 +78,7 @@ def main() -> None:
     with sections.recorded("published_mi300x", args):
         print(f"- microseconds; commit {gpu_environment.commit()}, {datetime.date.today()}; mean errors: {errors}")
         print("- estimated: theirs is a ring (GEMM) and rows, ours a GEMM and rows\n")
-        print(HEAD)
+        table = Table(["operator, size", *TIMES, "ours / theirs"], TIMES)
         for case in cases(args.all):
             command = [*case.arguments.split(), "--sample", str(args.sample)]
             _, _, recording = device.run(simulate.parse(command))
@@ -91,4 +86,4 @@ def main() -> None:
                 cost.estimate(each, warm=case.warm).seconds if each else None
                 for each in (stored[case.theirs], stored.get(case.vllm), recording)
             ]
-            print(line(case, *estimates), flush=True)
+            table.row(*cells_of(case, *estimates))

@@ -13,8 +13,9 @@ import torch
 from benchmarks.harness import gpu_report, gpu_timing, published
 from benchmarks.harness.gpu_cases import GemmCase, RowCase, forced
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
-from benchmarks.harness.gpu_report import Cases, attempt, cell, table_header, table_row
+from benchmarks.harness.gpu_report import Cases, attempt
 from benchmarks.harness.gpu_timing import Recorded, Times, record
+from benchmarks.harness.table import Table, cell
 
 PUBLISHED = {
     "add_rms_norm_fp8": published.ADD_RMS_NORM_FP8,
@@ -45,13 +46,15 @@ def record_gemm(case: GemmCase, backend: str) -> Cases:
     return cases | gpu_report.torchs_gemm(case)
 
 
-def header(size: str, competitors: list[str]) -> str:
-    columns = [size, "floor", "ours", "±", "GB/s"]
-    columns += [TITLES.get(name, name) for name in competitors if name != "ours"] + ["published", "ours / published"]
-    return table_header(columns)
+def begun(operator: str, competitors: list[str]) -> Table:
+    others = [TITLES.get(name, name) for name in competitors if name != "ours"] + ["published"]
+    columns = [gpu_report.size_title(operator), "floor", "ours", "±", "GB/s", *others, "ours / published"]
+    return Table(columns, ["floor", "ours", *others], gpu_report.title(operator, WIDTHS.get(operator)))
 
 
-def line(size: str, moved: int, times: dict[str, Times | None], floor: float, published_us: float, same: bool) -> str:
+def cells_of(
+    size: str, moved: int, times: dict[str, Times | None], floor: float, published_us: float, same: bool
+) -> list[str]:
     """A row of a table. `same`: this is the GPU that the published figure is of, else there is no ratio to give."""
     ours = times["ours"]
     cells = [
@@ -62,23 +65,20 @@ def line(size: str, moved: int, times: dict[str, Times | None], floor: float, pu
         cell(moved / ours.median_us / 1e3, 0),
     ]
     cells += [cell(other and other.median_us) for name, other in times.items() if name != "ours"]
-    cells += [cell(published_us), cell(ours.median_us / published_us if same else None)]
-    return table_row(cells)
+    return [*cells, cell(published_us), cell(ours.median_us / published_us if same else None)]
 
 
 def table(gpu: Gpu, operator: str, args, generator: torch.Generator, memory_rate: float) -> list[dict]:
     """Times an operator at every published size; prints each row as it comes. Returns the raw figures."""
-    results = []
-    print(f"\n### {gpu_report.title(operator, WIDTHS.get(operator))}\n")
+    results, shown = [], None
     for size, others in PUBLISHED[operator].items():
         case = gpu_report.make_case(gpu, operator, size, generator, WIDTHS.get(operator))
         cases = record_gemm(case, gpu.backend) if operator == "skinny_gemm" else record_rows(case, args.compile)
         times = gpu_report.times_of(cases, args)
-        if not results:
-            print(header(gpu_report.size_title(operator), list(times)))
+        shown = shown or begun(operator, list(times))
         floor = gpu_timing.floor_us(case.bytes, times.values(), memory_rate)
         same = gpu.arch == "gfx942"
-        print(line(gpu_report.shown(size), case.bytes, times, floor, others.kernel_us, same), flush=True)
+        shown.row(*cells_of(gpu_report.shown(size), case.bytes, times, floor, others.kernel_us, same))
         results.append(
             {
                 "operator": operator,

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import bars
-from benchmarks.harness.gpu_report import table_header, table_row
+from benchmarks.harness.table import Table
 from benchmarks.harness.timing import copies, samples_in_turn
 from examples.llama_fp8 import decoding, text
 from scripts.load import load_kernel
@@ -217,9 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     columns["with quantisation"] = [f"{taken[name][1] / base:.2f}" for name in names]
     if device.type == "cuda":
         columns["us"] = [f"{1e6 * taken[name][0]:.1f}" for name in names]
-    print(table_header(["", *columns]))
-    for name, *cells in zip(names, *columns.values()):
-        print(table_row([name, *cells]))
+    table = Table(["", *columns], ["us"] * ("us" in columns))
+    for row in zip(names, *columns.values()):
+        table.row(*row)
     if args.plot:
         draw(names, error, taken, f"Scales of FP8 operands, {args.m} x {args.n} x {args.k}, {where}", args.plot)
     return 0

@@ -17,12 +17,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import ck_smoothquant, clock
+from benchmarks.harness import ck_smoothquant, clock, sections
 from benchmarks.harness.clock import CALLS, estimated
 from benchmarks.harness.forms import ARCHS, Size, form_names, picked
 from benchmarks.harness.gemm_cases import CHALLENGE, OPT
-from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.simulated_rocm import SimulatedRocm
+from benchmarks.harness.table import Table
 from simulator.calibration import ck_block_scaled, record, store
 from simulator.calibration.pairs import Pair
 from simulator.timing import cost
@@ -103,11 +103,16 @@ def main() -> None:
         parser.error("--library needs --ck")
     if args.config and (args.config.pieces or args.config.form not in form_names(CALLS[operator][1], "rocm")):
         parser.error(f"--config: {operator} has no form {args.config} on ROCm")
-    rocm = SimulatedRocm.built()
-    library = args.library or record.OBJECTS
+    with sections.recorded("simulated_gemms", args):
+        run(args, beside)
+
+
+def run(args, beside: bool) -> None:
+    operator, rocm, library = args.operator, SimulatedRocm.built(), args.library or record.OBJECTS
     estimates = ck_estimates(operator, args.ck, library) if operator in RECORDINGS and beside else {}
     columns = [column for peer in PEERS[operator] for column in (f"{peer}, us", "which", "by ours")]
-    print(table_header(["M x N x K", "form, parts", "ours, us", "bound", *columns]))
+    timed = ["ours, us", *(f"{peer}, us" for peer in PEERS[operator])]
+    table = Table(["M x N x K", "form, parts", "ours, us", "bound", *columns], timed)
     ratios: dict[str, list[float]] = {}
     for size in [tuple(map(int, each.split("x"))) for each in args.only] or SIZES[operator]:
         result = estimated(rocm, operator, size, args.arch, args.config)
@@ -118,7 +123,7 @@ def main() -> None:
             cells += [f"{theirs:.1f}", which, f"{theirs / us:.2f}"] if theirs else ["none", "", ""]
             ratios.setdefault(peer, []).extend([theirs / us] if theirs else [])
         cells += [""] * (4 + len(columns) - len(cells))
-        print(table_row(cells), flush=True)
+        table.row(*cells)
         if args.parts:
             print(cost.describe(result))
     for peer, of in ratios.items():

@@ -23,10 +23,11 @@ from benchmarks.harness.forms import ARCHS, Size, candidates, form_names, picked
 from benchmarks.harness.gemm_cases import CASES, CHALLENGE, DECODE, OPT, OPT_DECODE
 from benchmarks.harness.gpu_cases import GEMM_ROWS, GemmCase
 from benchmarks.harness.gpu_environment import Missing, find_gpu
-from benchmarks.harness.gpu_report import cell, shown, table_header, table_row
+from benchmarks.harness.gpu_report import shown
 from benchmarks.harness.shapes import MODELS
 from benchmarks.harness.simulated_rocm import SimulatedRocm
 from benchmarks.harness.sweep import Choice, sweep, tried
+from benchmarks.harness.table import Table, cell
 
 ROW_CLASSES = (8, 16, 32)  # of skinny_gemm on ROCm, by their largest
 OPERATORS = ("skinny_gemm", "block_scaled_gemm", "int8_gemm")
@@ -37,7 +38,7 @@ MODEL_SIZES = (
     *((4096, 14336), (5120, 5120), (5120, 8192), (5120, 13824), (6144, 4096), (6144, 16384), (7168, 8192)),
     *((8192, 8192), (10240, 8192), (12288, 4096), (13312, 16384), (14336, 4096), (16384, 6656), (28672, 4096)),
 )
-COLUMNS = ["M, N x K", "own choice", "us", "±", "best", "us", "±", "gain"]
+COLUMNS = ["M, N x K", "own choice", "own, us", "±", "best", "best, us", "±", "gain"]
 
 
 def random_size(draw: random.Random) -> Size:
@@ -78,19 +79,19 @@ def choices_of(args, backend: str, size: Size, multiprocessors: int = 0):
     return found if not args.form else lambda us: (config for config in found(us) if config.form in args.form)
 
 
-class Table:
-    """Prints a row a size, and keeps what --json gets."""
+class Tried:
+    """A table of a row a size, and what --json gets."""
 
     def __init__(self, operator: str):
         self.operator, self.results, self.ratios = operator, [], []
-        print(f"\n### {operator}: microseconds\n\n{table_header(COLUMNS)}")
+        self.table = Table(COLUMNS, ["own, us", "best, us"], f"{operator}: microseconds")
 
     def add(self, size: Size, us: dict[Choice, float], own: Choice, best: Choice, spreads: dict[Choice, float]) -> None:
         name = str(own or "own")
         cells = [name, cell(us.get(own)), cell(spreads.get(own)), str(best or "own"), cell(us[best])]
         gain = us[own] / us[best] - 1 if own in us else None
         cells += [cell(spreads.get(best)), "-" if gain is None else f"{gain:.1%}"]
-        print(table_row([shown(size), *cells]), flush=True)
+        self.table.row(shown(size), *cells)
         self.ratios += [us[own] / min(us.values())] if own in us else []
         times = {str(choice): value for choice, value in us.items() if choice}
         self.results.append({"operator": self.operator, "size": size, "picked": us.get(own), "times": times})
@@ -104,7 +105,7 @@ class Table:
 
 def by_clock(args) -> dict:
     """Estimates of the ROCm variant; the own choice is among the configurations."""
-    table, rocm, all_right = Table(args.operator), SimulatedRocm.built(), True
+    table, rocm, all_right = Tried(args.operator), SimulatedRocm.built(), True
     for size in sizes_of(args, "rocm"):
         own, listed = picked(args.operator, size, args.clock), choices_of(args, "rocm", size)
         us, right = tried(
@@ -128,7 +129,7 @@ def on_gpu(args) -> dict:
     sizes = sizes_of(args, gpu.backend, generator.initial_seed())
     make = CASES.get(args.operator, lambda kernel, size, generator: GemmCase(kernel, *size, generator))
     processors = torch.cuda.get_device_properties(gpu.device).multi_processor_count if gpu.backend == "cuda" else 0
-    table, all_right = Table(args.operator), True
+    table, all_right = Tried(args.operator), True
     for size in sizes:
         choices, case = choices_of(args, gpu.backend, size, processors), make(gpu.kernel, size, generator)
         us, times, right = sweep(args.operator, case, choices, gpu_report.effort(args))

@@ -28,10 +28,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.harness import bars, sections
+from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
-from benchmarks.harness.gpu_report import table_header, table_row
 from benchmarks.harness.shapes import CONFIGS, EIGHTH_OF_HEADS
+from benchmarks.harness.table import Table
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
@@ -188,7 +188,7 @@ def report(args: argparse.Namespace) -> None:
     names = [f"batch {batch}" for batch in args.batch] + [f"first token of {prompt}" for prompt in args.prompts]
     names += [f"graph, batch {batch}" for batch in args.batch if gpu]
     columns = ["mode", *names, "start, s", *(["memory, GiB"] if gpu else [])]
-    print(table_header(columns))
+    table = Table(columns, names)
     rows: dict[str, list[float | None]] = {}
     memory: dict[str, list[str]] = {}
     for mode, found in measured(args):
@@ -203,31 +203,13 @@ def report(args: argparse.Namespace) -> None:
         beside = rows.get(mode.replace("ours", "vLLM's")) if "ours" in mode else None
         beside = next(iter(rows.values())) if mode == "bfloat16" else beside
         cells = [cell(time, beside and beside[index]) for index, time in enumerate(times)]
-        print(table_row([mode, *cells, *memory[mode]]), flush=True)
-    if args.plot:
-        plot(args, names, rows)
+        table.row(mode, *cells, *memory[mode])
 
 
 def cell(time: float | None, beside: float | None) -> str:
     if time is None:
         return "-"
     return f"{time:.2f} ({beside / time:.2f})" if beside else f"{time:.2f}"
-
-
-def plot(args: argparse.Namespace, names: list[str], rows: dict[str, list[float | None]]) -> None:
-    """Each mode's time by that of the first row: of steps, first tokens, graphs."""
-    first = next(iter(rows.values()))
-    panels = []
-    for kind in ("batch", "first token", "graph"):
-        places = [place for place, name in enumerate(names) if name.startswith(kind)]
-        drawn = [
-            bars.Bars(mode, f"C{i}", [times[at] / first[at] if times[at] and first[at] else None for at in places])
-            for i, (mode, times) in enumerate(rows.items())
-        ]
-        if places:
-            unit = f"time, by that of {next(iter(rows))}"
-            panels.append(bars.Panel(kind, unit, "", [names[at] for at in places], drawn, line=1.0))
-    bars.draw(panels, f"vLLM, {args.model or f'{args.shape} by shape'}", args.plot)
 
 
 def int8_linears() -> None:
@@ -262,8 +244,8 @@ def int8_linears() -> None:
         return lambda x: made.apply_weights(layer, x)
 
     print(f"{torch.get_num_threads()} threads, {datetime.date.today()}, commit {commit()}\n")
-    columns = ["K x N", "rows", "ours, ms", f"{other.__name__}, ms", "times as fast", "error of ours", "of the other"]
-    print(table_header(columns))
+    timed = ["ours, ms", f"{other.__name__}, ms"]
+    table = Table(["K x N", "rows", *timed, "times as fast", "error of ours", "of the other"], timed)
     for k, n in ((4096, 4096), (4096, 11008)):
         weight = torch.randn(n, k)
         scale = weight.float().abs().amax(1, keepdim=True) / 127
@@ -277,7 +259,7 @@ def int8_linears() -> None:
             errors = [(call(0)[:32] - exact).norm() / exact.norm() for call in cases.values()]
             ours, theirs = (statistics.median(each) * 1e3 for each in samples_in_turn(cases).values())
             figures = [f"{value:.2f}" for value in (ours, theirs, theirs / ours)] + [f"{error:.4f}" for error in errors]
-            print(table_row([f"{k} x {n}", str(rows), *figures]), flush=True)
+            table.row(f"{k} x {n}", str(rows), *figures)
 
 
 def main() -> int:
@@ -295,7 +277,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="MODE", help="rows, such as 'dynamic, ours' bfloat16")
     parser.add_argument("--together", action="store_true", help="start all engines at once: a GPU has room for all")
     parser.add_argument("--engine", default="{}", metavar="JSON", help='more arguments of LLM: {"enforce_eager": true}')
-    parser.add_argument("--plot", type=Path, metavar="PNG")
     parser.add_argument("--int8-linears", action="store_true", help="no model: INT8 linears alone")
     sections.add_options(parser)
     args = parser.parse_args()

@@ -148,6 +148,15 @@ GROUPS = {
     "INT8, emulated": emulated("int8", "int8_gemm"),
     "grouped_gemm, emulated": emulated("grouped", "block_scaled_gemm", *EXPERTS),
     "moe_routing, emulated": emulated("moe", "moe_routing"),
+    # Of packages of one kernel, by the scripts.
+    "builds": Group(
+        tuple(f"tests/package/test_{each}.py" for each in ("build", "cuda_build", "rocm_build")),
+        (*VERSIONS, "build.toml"),
+    ),
+    "the worked example": Group(
+        ("tests/package/test_increment_example.py",),
+        (*VERSIONS, "examples/increment/**", "benchmarks/harness/torch_double.cpp"),
+    ),
     # They need nothing of this package.
     "the simulator": Group(("simulator/tests",), ("requirements*.txt", "simulator/**")),
     "the Hub": Group(("tests/hub",), (*ON_CPU, "scripts/release.py", "examples/consumer/**", "CARD.md", "flake.*")),

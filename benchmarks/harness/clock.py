@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.harness import sections
 from benchmarks.harness.forms import ARCHS, Config, Size, picked, table
 from benchmarks.harness.gpu_cases import forced
 from benchmarks.harness.simulated_rocm import FORMATS, SimulatedRocm, empty
@@ -21,10 +22,11 @@ CHECKS = Checks(uninitialised_lds=False, races=False, hazards=False, coherence=F
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """--arch and --config."""
+    """--arch, --config, and what `sections.recorded` takes."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help="figures of other kernels are an MI300X's")
     result.add_argument("--config", type=Config.parse, metavar="FORM[,split=N]", help="in place of what is picked")
+    sections.add_options(result)
     return result
 
 

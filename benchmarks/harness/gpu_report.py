@@ -73,18 +73,6 @@ def torchs_gemm(case: GemmCase) -> Cases:
     return {"torch": attempt(f"torch._scaled_mm, {case.name}", library)}
 
 
-def cell(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def table_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def table_header(columns: list[str]) -> str:
-    return f"{table_row(columns)}\n|{' --- |' * len(columns)}"
-
-
 def weight_size(text: str) -> tuple[int, int]:
     """NxK, as --size has it."""
     if not (match := re.fullmatch(r"(\d+)x(\d+)", text)):

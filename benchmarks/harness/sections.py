@@ -6,6 +6,7 @@ hand and stays as it is.
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import os
 import shlex
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from benchmarks.harness import bars
 from benchmarks.harness.commands import command
+from benchmarks.harness.table import Table
 
 PERFORMANCE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 # Of each benchmark, where --section names no other.
@@ -84,22 +87,39 @@ class _Tee(io.TextIOBase):
             stream.flush()
 
 
+def picture(path: str) -> Path:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("needs matplotlib: pip install matplotlib")
+    return Path(path)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--write and --section, for `recorded`."""
+    """--write, --section and --plot, for `recorded`."""
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="a PNG of the tables' times; needs matplotlib")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put what is printed into a section of FILE")
     parser.add_argument("--section", help="which one (default: this benchmark's)")
 
 
 @contextlib.contextmanager
-def recorded(benchmark: str, args: argparse.Namespace, *, fenced: bool = False) -> Iterator[None]:
+def recorded(benchmark: str, args: argparse.Namespace) -> Iterator[None]:
     """What is printed meanwhile becomes, below the command, the section that --write and --section name.
 
-    Nothing is written where the block raises. Without --write nothing happens. `benchmark`: its module's name;
-    `fenced`: what it prints is no markdown.
+    Nothing is written where the block raises. Of its tables' times --plot makes a picture. `benchmark`: its module's
+    name.
     """
+    Table.printed.clear()
+    line = shlex.join([*command(benchmark), *sys.argv[1:]])
     if args.write is None:
         yield
-        return
+    else:
+        with _section(benchmark, args, line):
+            yield
+    if args.plot:
+        bars.draw([panel for table in Table.printed for panel in table.panels()], line, args.plot)
+
+
+@contextlib.contextmanager
+def _section(benchmark: str, args: argparse.Namespace, line: str) -> Iterator[None]:
     name = args.section or SECTIONS.get(benchmark)
     if name is None:
         raise SectionError(f"{benchmark} has no section of its own: --section names one")
@@ -107,5 +127,4 @@ def recorded(benchmark: str, args: argparse.Namespace, *, fenced: bool = False) 
     printed = io.StringIO()
     with contextlib.redirect_stdout(_Tee(sys.stdout, printed)):
         yield
-    text = f"```text\n{printed.getvalue()}```" if fenced else printed.getvalue()
-    write(args.write, name, f"`{shlex.join([*command(benchmark), *sys.argv[1:]])}`\n\n{text}")
+    write(args.write, name, f"`{line}`\n\n{printed.getvalue()}")

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.processes import run_ranks
+from tests.settings import full
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,7 +26,7 @@ def test_shares_of_mixtures_compute_what_the_whole_does(ranks):
     run_ranks(WORKER, "split_experts", ranks)
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
+@pytest.mark.parametrize("ranks", (2, full(4)))
 def test_the_byte_level_llama_gives_the_tokens_of_one_rank(ranks):
     run_ranks(WORKER, "decode", ranks)
 

@@ -277,7 +277,7 @@ def test_no_function_is_shared_between_instruction_sets(variant, device):
 # --- loading ---
 
 LOAD = """
-import socket
+import socket, sys
 
 def refuse(*args, **kwargs):
     raise AssertionError("the network was asked for")
@@ -288,11 +288,12 @@ from kernels import get_kernel
 
 kernel = get_kernel({repo_id!r}, version=1, backend={backend!r})
 x = torch.ones(2, 8, dtype=torch.bfloat16, device={device!r})
-print(kernel.rms_norm(x, x[0])[0, 0].item(), kernel.__file__)
+print(kernel.rms_norm(x, x[0])[0, 0].item(), kernel.__file__, "transformers" in sys.modules)
 """
 
 
 def test_get_kernel_loads_it_without_a_network(variant, metadata, device, tmp_path):
+    """And without transformers, which takes longer than all the rest."""
     backend = metadata["backend"]["type"]
     code = LOAD.format(repo_id=REPO_ID, backend="cpu" if backend == "cpu" else None, device=str(device))
     env = os.environ | {
@@ -300,8 +301,8 @@ def test_get_kernel_loads_it_without_a_network(variant, metadata, device, tmp_pa
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp_path),  # nothing in a cache either
     }
-    value, path = run(sys.executable, "-c", code, env=env).split()
-    assert float(value) == 1.0
+    value, path, with_transformers = run(sys.executable, "-c", code, env=env).split()
+    assert float(value) == 1.0 and with_transformers == "False"
     assert Path(path).resolve() == (variant / "__init__.py").resolve()
 
 

@@ -73,6 +73,8 @@ def test_each_has_help(called, module):
     words = " ".join(command(module)[3:])
     code, out, err = called(f"{words} --help")
     assert (code, err) == (0, "") and out.startswith(f"usage: python -m benchmarks {words} [-h]")
+    prints = " Table(" in (ROOT / "benchmarks" / f"{module}.py").read_text()
+    assert not prints or "--plot" in out, "a table of times is drawn"
 
 
 def test_a_module_by_itself_is_refused():

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from benchmarks import cuda
-from benchmarks.harness import gpu_cases, gpu_environment, gpu_timing
+from benchmarks.harness import bars, gpu_cases, gpu_environment, gpu_timing
 from tests.tools.tables import tables
 
 Bound = cuda.Bound
@@ -159,30 +159,9 @@ def test_the_tables_the_figures_and_the_picture(script, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_figures_are_drawn_without_a_gpu(script, monkeypatch, tmp_path, capsys):
-    figures = tmp_path / "figures.json"
-    assert cuda.main(["--quick", "--json", str(figures)]) == 0
-    monkeypatch.setattr(cuda, "find_gpu", lambda: pytest.fail("nothing is to be timed"))
-    drawn = []
-    monkeypatch.setattr(cuda.bars, "draw", lambda panels, title, path: drawn.append((panels, title)))
-    assert cuda.main(["--figures", str(figures), "--plot", str(tmp_path / "a.png")]) == 0
-    ((panels, title),) = drawn
-    assert title.startswith("Some GPU, torch 2.13, 2026-11-21") and len(panels) == 6
-    norm_share, norm_ratio, *_, gemm_share, gemm_ratio = panels
-    assert norm_share.groups == ["1", "4"] and gemm_share.groups == ["48\nx 160"]
-    # Of the memory's rate, ours and the best competitor's; and how many times faster ours is.
-    (ours,) = norm_share.bars
-    assert ours.heights == pytest.approx([7 * 96 / 1e4, 4 * 7 * 96 / 1e4]) and ours.heights[0] < 1
-    assert ours.marks == pytest.approx([height / 1.25 for height in ours.heights])
-    assert norm_ratio.bars[0].heights == [1.25, 1.25] and gemm_ratio.bars[0].label == "M = 2"
-    with pytest.raises(SystemExit):
-        cuda.main(["--figures", str(figures)])
-
-
-def test_axes_are_linear_and_begin_at_0(monkeypatch):
+def test_axes_are_linear_and_begin_at_0():
     from matplotlib import pyplot
 
-    bars = cuda.bars
     figure, axis = pyplot.subplots()
     of_two = bars.Bars("a", "red", [0.5, None], [0.25, None])
     bars._fill(axis, bars.Panel("title", "share", "rows", ["1", "2"], [of_two], top=1.0))

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import performance
 from benchmarks.harness import gpu_report, sections
 from benchmarks.harness.gpu_environment import Missing
+from benchmarks.harness.table import Table
 
 TEXT = """# Title
 
@@ -32,7 +33,7 @@ def path(tmp_path):
 
 
 def arguments(**given) -> argparse.Namespace:
-    return argparse.Namespace(**({"write": None, "section": None, "json": None} | given))
+    return argparse.Namespace(**(dict.fromkeys(("write", "section", "json", "plot")) | given))
 
 
 def test_one_section_is_replaced_and_nothing_else():
@@ -77,6 +78,28 @@ def test_what_a_benchmark_prints_is_recorded(path, monkeypatch, capsys):
         print("| 1 |")
         assert capsys.readouterr().out == "| 1 |\n", "and seen at once"
     assert "\n`python -m benchmarks measure cuda --write performance.md`\n\n| 1 |\n" in path.read_text()
+
+
+def test_times_are_drawn_and_name_what_was_run(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sys, "argv", ["cuda.py", "--quick"])
+    monkeypatch.setattr(sections.bars, "draw", lambda *given: drawn.append(given))
+    with sections.recorded("cuda", arguments(plot=tmp_path / "a.png")):
+        table = Table(["rows", "d", "ours", "±", "torch", "ratio"], ["ours", "torch"], "an operator")
+        for rows in range(9):
+            table.row(str(rows), "64", "1.50", "0.00", "-" if rows else "3.00 (2.00)", "2")
+    ((panels, title, _),) = drawn
+    assert title == "python -m benchmarks measure cuda --quick" and [len(panel.groups) for panel in panels] == [8, 1]
+    first = panels[0]
+    assert (first.title, first.across, first.groups[0]) == ("an operator", "rows, d", "0\n64")
+    assert [(each.label, each.heights[:2]) for each in first.bars] == [("ours", [1.5, 1.5]), ("torch", [3.0, None])]
+
+
+def test_without_matplotlib_nothing_is_drawn_and_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(sections.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        gpu_report.parser("").parse_args(["--plot", "a.png"])
+    assert "--plot: needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_nothing_is_recorded_of_a_run_that_fails(path, capsys):

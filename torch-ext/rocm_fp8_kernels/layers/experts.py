@@ -2,18 +2,18 @@
 experts, which need no change of the model."""
 
 import torch
-from transformers.activations import ACT2FN
 
 from ..operators import operators
 from ..ops.device import fp8_dtype
 
 _BLOCK = [128, 128]
-_SILU = tuple({type(ACT2FN[name]) for name in ("silu", "swish")})
 
 
 def is_silu(activation) -> bool:
     """Whether an activation, a module or a function, is SiLU."""
-    return type(activation) in _SILU or activation is torch.nn.functional.silu
+    from transformers.activations import ACT2CLS  # importing it takes longer than the rest of the package
+
+    return activation is torch.nn.functional.silu or type(activation) in (ACT2CLS["silu"], ACT2CLS["swish"])
 
 
 def why_not_silu(activation) -> str | None:
@@ -85,16 +85,9 @@ def fp8_experts_forward(
         _refuse(self, f"needs {fp8_dtype(self.gate_up_proj.device)} here; quantization.load_quantized converts it")
     if self.swiglu_alpha is not None:
         _refuse(self, "swiglu_alpha is another gate")
-    return (
-        operators()
-        .fused_moe(
-            *operands(self, hidden_states, top_k_index, top_k_weights),
-            scale_w13=self.gate_up_proj_scale_inv,
-            scale_w2=self.down_proj_scale_inv,
-            limit=self.limit,
-        )
-        .view(hidden_states.shape)
-    )
+    ops, given = operators(), operands(self, hidden_states, top_k_index, top_k_weights)
+    scales = dict(scale_w13=self.gate_up_proj_scale_inv, scale_w2=self.down_proj_scale_inv)
+    return ops.fused_moe(*given, **scales, limit=self.limit).view(hidden_states.shape)
 
 
 def register(name: str) -> str:
