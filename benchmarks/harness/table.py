@@ -49,5 +49,6 @@ class Table:
                 bars.Bars(self.columns[at], f"C{i}", [number(row[at]) for row in rows]) for i, at in enumerate(where)
             ]
             groups = ["\n".join(row[:labels]) for row in rows]
-            found.append(bars.Panel(self.title, "time", ", ".join(self.columns[:labels]), groups, drawn))
+            unit = self.times[0] if len(self.times) == 1 else "time"
+            found.append(bars.Panel(self.title, unit, ", ".join(self.columns[:labels]), groups, drawn))
         return found

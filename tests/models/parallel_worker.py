@@ -1,6 +1,6 @@
 """A rank of test_parallel.py, in a process of its own:
 
-python -m tests.models.parallel_worker CASE RANK RANKS PORT SEED
+python -m tests.models.parallel_worker CASE[,CASE] RANK RANKS PORT SEED
 """
 
 import copy
@@ -205,14 +205,15 @@ def refused(kernel, rank: int, ranks: int) -> None:
 
 
 def main() -> None:
-    case, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
+    cases, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
     from scripts.load import load_kernel
 
     kernel = load_kernel("cpu")
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    with torch.no_grad():
-        globals()[case](kernel, rank, ranks)
-    print(f"{case}: done")
+    for case in cases.split(","):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            globals()[case](kernel, rank, ranks)
+    print(f"{cases}: done")
     dist.destroy_process_group()

@@ -16,24 +16,12 @@ def cpu(kernel, backend):
 WORKER = "tests.models.parallel_worker"
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
-def test_shares_compute_what_the_whole_does(ranks):
-    run_ranks(WORKER, "split", ranks)
+# Of parallel_worker.py. A process takes several: it imports transformers once.
+SHARES = "split,split_experts"
 
 
-@pytest.mark.parametrize("ranks", (2, 4))
-def test_shares_of_mixtures_compute_what_the_whole_does(ranks):
-    run_ranks(WORKER, "split_experts", ranks)
-
-
-@pytest.mark.parametrize("ranks", (2, full(4)))
-def test_the_byte_level_llama_gives_the_tokens_of_one_rank(ranks):
-    run_ranks(WORKER, "decode", ranks)
-
-
-def test_the_byte_level_deepseek_gives_the_bytes_of_one_rank():
-    run_ranks(WORKER, "decode_experts", 2)
-
-
-def test_what_cannot_be_split():
-    run_ranks(WORKER, "refused", 2)
+@pytest.mark.parametrize(
+    "ranks, cases", [(2, f"{SHARES},decode,decode_experts,refused"), (4, SHARES), full(4, "decode")]
+)
+def test_models_split_over_ranks(ranks, cases):
+    run_ranks(WORKER, cases, ranks)

@@ -24,7 +24,7 @@ def parts(shape, ranks: int, generator) -> list[torch.Tensor]:
 
 
 def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
-    """Every collective, several lives of a communicator, two at the same time, a compiled layer."""
+    """Every collective, several lives of a communicator, two at the same time; between two ranks a compiled layer."""
     for max_bytes in (1 << 20, 4096):
         with (
             kernel.comm.Communicator(max_bytes=max_bytes, timeout=TIMEOUT) as c,
@@ -43,6 +43,8 @@ def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
                 q = c.all_reduce_add_rms_norm_fp8(given[rank], residual, weight, scale)
                 assert same_bytes(q, kernel.add_rms_norm_fp8(wanted, after, weight, scale))
                 assert same_bytes(residual, after)
+    if ranks > 2:
+        return
     with kernel.comm.Communicator(timeout=TIMEOUT) as c:
         a, b = random_fp8((4, 64), torch.float8_e4m3fn, g), random_fp8((96, 64), torch.float8_e4m3fn, g)
         weight, residual, one = weights((96,), torch.bfloat16, g), torch.zeros(4, 96).bfloat16(), torch.ones(1)
