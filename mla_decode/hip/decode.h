@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "finish.h"
+#include "tile.h"
 #include "wide_rows.h"
 
 namespace rocm_fp8::mla_decode::hip {
