@@ -126,6 +126,13 @@ def forked():
 
 
 @pytest.fixture
+def fresh_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def environment(kernel, monkeypatch):
     """environment(name, value) sets a variable of the package (None: removes it) and has it read again."""
 

@@ -11,14 +11,17 @@ import torch
 from benchmarks.harness.simulated_rocm import FORMATS
 from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
-from tests.settings import SEED
+from tests.settings import SEED, needs_rocm_toolchain
 
 
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
-        simulated = {"simulated_rocm", "kernels"} & set(item.fixturenames)
-        if item.path.parent.name == "gpu" and simulated:
+        if item.path.parent.name != "gpu":
+            continue
+        if {"simulated_rocm", "kernels"} & set(item.fixturenames):
             item.add_marker(pytest.mark.covering)
+        if "rocm_variant" in item.fixturenames:
+            item.add_marker(needs_rocm_toolchain)
 
 
 @pytest.fixture(scope="session")

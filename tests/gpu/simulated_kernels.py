@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 
 from problems.quantize import Problem
@@ -15,6 +16,13 @@ from simulator import Simulator
 from tests.settings import SEED
 
 LANES = {"quarter_wave": 16, "wave": 64, "workgroup": 128}  # that hold a row; of a workgroup two waves
+
+
+@pytest.fixture
+def simulated(simulated_rocm, arch):
+    """The package on a simulated chip, which modules give its common name, `kernel`."""
+    with simulated_rocm.on(arch, seed=SEED) as module:
+        yield module
 
 
 def readable(symbols: list[str]) -> list[str]:

@@ -15,10 +15,7 @@ from problems.ranks import CONTROL_BYTES, sum_of
 from simulator.devices import Devices
 from tests.gpu.simulated_kernels import row_launch, row_width
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
-from tests.settings import SEED, full, needs_rocm_toolchain
-
-pytestmark = needs_rocm_toolchain
-
+from tests.settings import SEED, full
 
 # Eight ranks are eight launches. Their kernels run with three in the other cases.
 every_count = pytest.mark.parametrize("count", (1, 2, 3, full(4), full(8)), ids=lambda count: f"{count}-ranks")

@@ -26,9 +26,10 @@ from problems.gemm import (
 from problems.inputs import FLOATS, positive, random_codes, random_fp8, short
 from problems.pairwise import SAMPLE, by_form, pairwise
 from scripts.host_configs import configs
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 TABLES = configs().tables
@@ -43,12 +44,6 @@ def shapes_of(arch: str) -> range:
 
 
 CHIPLETS = 8
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 @pytest.fixture

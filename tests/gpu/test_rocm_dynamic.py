@@ -31,19 +31,22 @@ from problems.inputs import HALF, normal, short, weights
 from problems.pairwise import SAMPLE, pairwise
 from problems.quantize import KINDS, PLACES, SCALINGS, Problem, assert_as_defined, special_values, values
 from problems.rms_norm import assert_normalised
-from tests.gpu.simulated_kernels import LANES, Results, gated_source, norm_arguments, pieces_of, row_launch, row_width
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import (
+    LANES,
+    Results,
+    gated_source,
+    norm_arguments,
+    pieces_of,
+    row_launch,
+    row_width,
+    simulated,
+)
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 TYPES = {short(dtype): dtype for dtype in (torch.float32, *HALF)}
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 # --- kernels by themselves ---

@@ -12,9 +12,7 @@ from problems.operators import comm_operators, moe_operators, operators, tensors
 from problems.reserved import reserved
 from scripts.host_configs import configs
 from tests.gpu.simulated_kernels import readable
-from tests.settings import needs_rocm_toolchain
 
-pytestmark = needs_rocm_toolchain
 COUNTERS = 1024  # of a set: those of the next stream lie behind it
 PARTS = 2
 TABLES = configs().tables

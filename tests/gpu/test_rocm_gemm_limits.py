@@ -8,9 +8,7 @@ import torch
 
 from problems.reserved import reserved
 from scripts.host_configs import configs
-from tests.settings import needs_rocm_toolchain
 
-pytestmark = needs_rocm_toolchain
 BF16 = torch.bfloat16
 
 

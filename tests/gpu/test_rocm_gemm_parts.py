@@ -6,17 +6,11 @@ import torch
 from problems import block_scaled_gemm as gemm
 from problems.buffers import same_bytes
 from problems.gemm import Problem
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 # K that is split, for the whole in other parts than for its parts alone; few rows and many; columns of no whole tile.
 SIZES = ((70, 520, 2064), (300, 264, 1040), (33, 768, 4112))
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 @pytest.mark.parametrize("m, n, k", SIZES)

@@ -12,10 +12,9 @@ from problems.buffers import Guarded, same_bytes, same_codes
 from problems.grouped_gemm import Case, draw
 from problems.inputs import normal, positive, random_fp8
 from scripts.host_configs import configs
-from tests.gpu.simulated_kernels import readable
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import readable, simulated
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
@@ -26,12 +25,6 @@ FORMS = {form["name"]: form for form in TILES + STREAMS}
 # Unaligned tiles are the fallback's, which is the last one.
 LAID_OUT = [(form, "dense") for form in FORMS] + [(each["name"], "odd") for each in TILES[-1:] + STREAMS]
 SCALES = (("group", "block"), ("row", "channel"), ("one", "tensor"))
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 def case(rows: int, n: int, k: int, which: int, scales=SCALES[0], **kwargs) -> Case:

@@ -16,20 +16,15 @@ from problems.inputs import FLOATS, normal, short
 from problems.int8 import INT8, LAYOUTS, RESULTS, SHAPES, VALUES, Case, any_bytes, draw, extremes, run
 from problems.pairwise import SAMPLE, by_form, pairwise
 from scripts.host_configs import configs
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
 TILES = configs().tables["int8_tiles"]
 GENERAL = sorted({configs().int8_fallback_shape(shape) for shape in range(len(TILES))})
 UNITS = (304, 256)
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 @pytest.fixture

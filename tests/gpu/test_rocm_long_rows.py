@@ -12,9 +12,8 @@ from problems.inputs import normal, positive, short
 from problems.quantize import assert_as_defined
 from problems.reserved import reserved
 from simulator.schedule.engine import Checks
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
 BF16, F32 = torch.bfloat16, torch.float32
 REACH = {BF16: 2**31, F32: 2**30}  # elements in 4 GiB
 # A record of every byte that is stored would be as large as the tensors, and four times as large again.

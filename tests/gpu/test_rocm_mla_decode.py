@@ -12,9 +12,10 @@ from problems.buffers import Guarded, guarded, same_bytes
 from problems.inputs import HALF, normal, positive, short
 from problems.mla import LATENT, ROPE, SCALE, WIDTH, Mla, Operands, assert_attended, draw
 from scripts.host_configs import configs
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 FORMS = {form["name"]: form for form in configs().tables["mla_forms"]}
 DIRECT = {form["name"]: form for form in configs().tables["mla_direct"]}  # of gfx950
@@ -23,12 +24,6 @@ APPENDS = ("mla_append", "mla_append_rope")  # all of a token, its rotated numbe
 # (queries, heads) that leave a form's last wave rows without work.
 ROWS = {"r16": (1, 11), "r32": (3, 9), "r64": (2, 25), "r128": (1, 100)}
 ROWS |= {name.replace("r", "d"): rows for name, rows in ROWS.items()}
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 def attend(kernel, problem: Mla, o: Operands, **layout) -> tuple[torch.Tensor, torch.Tensor]:

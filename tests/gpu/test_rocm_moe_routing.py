@@ -23,17 +23,12 @@ from problems.moe_routing import (
     draw_route,
     draw_sort,
 )
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 FAMILIES = ("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place")
 INTEGERS = (torch.int32, torch.int64)
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 def check_sort(kernel, problem: Sort, generator) -> None:

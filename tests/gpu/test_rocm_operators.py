@@ -23,18 +23,12 @@ from problems.gemm import BIASES, assert_nan_stays_in_its_row_or_column, bias_of
 from problems.inputs import FLOATS, HALF, normal, positive, random_codes, random_fp8, short
 from problems.pairwise import SAMPLE, by_form, pairwise
 from scripts.machine_code_gates import skinny_shapes
-from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import LANES, norm_arguments, row_launch, row_width, simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
 ARCHS = tuple(FORMATS)
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 # How rows lie in memory: the fast kernels' two cases, and the careful ones'.

@@ -13,17 +13,10 @@ from benchmarks.harness.simulated_rocm import FORMATS
 from problems.buffers import Guarded, guarded, same_bytes
 from problems.inputs import FLOATS, positive, short
 from problems.quantize import KINDS, SCALINGS, Problem, assert_as_defined, special_values, values
-from tests.gpu.simulated_kernels import Results, pieces_of, row_launch, row_width, values_source
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import Results, pieces_of, row_launch, row_width, simulated, values_source
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 def problem(dtype, fp8, rows, d, scaling, number: int) -> Problem:

@@ -16,9 +16,10 @@ from problems.grouped_gemm import Case, draw
 from problems.inputs import positive, random_fp8
 from problems.reserved import reserved
 from scripts.host_configs import configs
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.gpu.simulated_kernels import simulated
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
+kernel = simulated  # the package on each chip
 CONFIG = "ROCM_FP8_KERNELS_CONFIG"
 REACH = 2**30
 TABLES = configs().tables
@@ -59,12 +60,6 @@ def with_scales(rows: int, n: int, exponents: bool, fp8: torch.dtype, generator)
     given = dict(slots=0, scale_a="group", scale_b="block", exponents=exponents, biased=None)
     kinds = dict(dtype=torch.float32, values=random_fp8, layout="dense", expected=None)
     return draw(Case(rows, 1, n, 144, 0, routing=problems.even, **given, **kinds), (fp8,), generator)
-
-
-@pytest.fixture
-def kernel(simulated_rocm, arch):
-    with simulated_rocm.on(arch, seed=SEED) as module:
-        yield module
 
 
 @pytest.mark.parametrize("exponents", (False, True), ids=("float32", "e8m0"))

@@ -15,9 +15,8 @@ from problems.quantize import assert_as_defined, special_values
 from problems.ranks import sum_of
 from scripts.machine_code_gates import skinny_shapes
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
-from tests.settings import SEED, needs_rocm_toolchain
+from tests.settings import SEED
 
-pytestmark = needs_rocm_toolchain
 # Forms, parts of K, dtypes, ranks, widths (whole vectors of 16 bytes, tiles with columns beyond the last), row strides.
 FORMS = range(-1, len(skinny_shapes()))
 CASES = by_form(pairwise(FORMS, (1, 2, 4), FLOATS, (2, 3, 4), (8, 40, 72), (0, 3), seed=SAMPLE), 1)

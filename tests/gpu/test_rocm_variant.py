@@ -16,9 +16,8 @@ import torch
 
 from problems.inputs import normal
 from scripts import machine_code
-from tests.settings import ROCM_HEADERS, ROOT, needs_rocm_toolchain
+from tests.settings import ROCM_HEADERS, ROOT
 
-pytestmark = needs_rocm_toolchain
 ARCHS = ["gfx942", "gfx950"]
 FOREIGN_DEVICE = 2  # of the double: a gfx1100
 

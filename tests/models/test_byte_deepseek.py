@@ -2,9 +2,7 @@
 
 import copy
 import json
-import logging
 
-import kernels
 import pytest
 import torch
 from safetensors import safe_open
@@ -13,6 +11,7 @@ from transformers import DeepseekV3ForCausalLM
 from examples.byte_deepseek import train
 from examples.byte_llama.train import Streams
 from examples.llama_fp8 import decoding, text
+from problems.tiny_llama import kernelized
 
 CHECKPOINT = text.DEEPSEEK.checkpoint
 TINY = dict(
@@ -145,9 +144,7 @@ def test_quality(kernel, device, formats, loaded, held_out, wanted, scales):
     """On modules held out from training: 0.005 bits a byte, 97 % of the likeliest next bytes."""
     inputs = text.calibration_windows(loaded.tokenizer, loaded.context, 8).split(1) if scales == "static" else None
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), inputs, **SCALES[scales])
-    logging.getLogger("kernels").setLevel(logging.ERROR)
-    with kernels.use_kernel_mapping(kernel.layers.mapping()):
-        kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
+    kernelized(kernel, model)
     with torch.no_grad():
         got = decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
     assert wanted.bits_per_byte < 1.5
@@ -158,9 +155,7 @@ def test_quality(kernel, device, formats, loaded, held_out, wanted, scales):
 @pytest.fixture(scope="module")
 def in_blocks(kernel, loaded):
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), activations="dynamic", granularity="block")
-    logging.getLogger("kernels").setLevel(logging.ERROR)
-    with kernels.use_kernel_mapping(kernel.layers.mapping()):
-        return kernels.kernelize(model, mode=kernels.Mode.INFERENCE)
+    return kernelized(kernel, model)
 
 
 def bits_of(logits: torch.Tensor, ids: torch.Tensor, half: int) -> float:

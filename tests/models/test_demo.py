@@ -8,16 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.settings import ROOT
-
-pytest.importorskip("transformers")
-pytest.importorskip("matplotlib")
-
 import torch
 
 from examples.byte_llama import corpus
 from problems.tiny_llama import llama
+from tests.settings import ROOT
 
 try:
     corpus.stdlib_folder()

@@ -311,13 +311,6 @@ def test_a_batchs_sequences_do_not_depend_on_each_other(kernel, device, generato
 # --- torch.compile and autograd ---
 
 
-@pytest.fixture
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 # Inductor keeps float32 where eager rounds to bfloat16 between elementwise steps, and its divisions on a GPU are not
 # correctly rounded, unless told otherwise.
 EAGERS_NUMBERS = {"emulate_precision_casts": True, "eager_numerics.division_rounding": True}

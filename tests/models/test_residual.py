@@ -23,13 +23,6 @@ LAYERS = 3
 
 
 @pytest.fixture
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
 def made(kernel, device, generator):
     """made(name, activations): (on the reference operators, on the kernels), of three layers."""
 

@@ -216,13 +216,6 @@ def test_kernel_config_is_for_gpus(kernel, device, generator, variant):
 # --- generate ---
 
 
-@pytest.fixture
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def written(model, ids: torch.Tensor, **keywords) -> torch.Tensor:
     mask = torch.ones_like(ids)
     return model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, **keywords)

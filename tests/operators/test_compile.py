@@ -13,16 +13,11 @@ from problems.operators import function_of
 from problems.registry import OPERATORS
 from tests.operators.compiled import BACKEND, assert_meta_as, both_ways
 
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
+
 E8M0 = torch.float8_e8m0fnu
 NORMS = ("rms_norm_dynamic_fp8", "add_rms_norm_dynamic_fp8")
 COMPUTED = ("quantize_fp8", *NORMS, "swiglu_dynamic_fp8")
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def drawn(on, operator: str, form: str | None = None, **sizes) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,8 @@ from problems.registry import FORMS, OPERATORS, name_of
 from problems.registry.entry import Draw, Operator
 from tests.operators.compiled import BACKEND, assert_meta_as, both_ways, parts
 
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
+
 every_form = pytest.mark.parametrize("operator, form", FORMS, ids=name_of)
 every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=name_of)
 # Inductor, which takes seconds: one form of each operator, scales of bytes, and each kind of scales that are computed
@@ -20,13 +22,6 @@ if BACKEND != "aot_eager":
     COMPILED += [
         (each, form, BACKEND) for each, form in FORMS if form in (each.first, "bytes") or each.name == "quantize_fp8"
     ]
-
-
-@pytest.fixture(autouse=True)
-def fresh_graphs():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Program(torch.nn.Module):

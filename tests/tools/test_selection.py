@@ -126,7 +126,7 @@ def test_a_group_depends_on_what_its_tests_import(tmp_path, monkeypatch):
     assert found == texts.keys() - {"package/left.py", "lazy.py", "data/b"} - {"package/__init__.py"}
 
 
-ROCM = re.compile(r"^pytestmark = .*needs_rocm_toolchain|\b(rocm_library|rocm_variant)\b", re.MULTILINE)
+ROCM = re.compile(r"simulated_rocm\b(?! import)|simulated_kernels|\b(rocm_library|rocm_variant)\b|needs_rocm")
 
 
 def test_no_test_outside_a_group_needs_the_rocm_library():

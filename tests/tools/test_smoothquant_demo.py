@@ -4,10 +4,6 @@ import json
 import sys
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("matplotlib")
-
 import torch
 
 from examples import smoothquant_demo as module
