@@ -4,9 +4,10 @@ Marked `covering`, of a test with many cases those are taken that have every val
 other, each time the one with the most values that no case before it had, then with the most new pairs of values. So
 every form, mode and size is met in every run. Marked `covering(pairs=True)`, every pair of values is.
 
-A group of tests (GROUPS) is left while the files that it depends on are those with which it passed: what its tests
-import, and what the group names. green.json has their digest: `make test-full` writes it where all passed. On a GPU,
-and where one of its files is named, a group runs. What depends on the machine's CPU or torch is in no group.
+A group of tests (GROUPS) is unchanged while the files that it depends on are those with which it passed: what its tests
+import, and what the group names. A test is left where all its groups are unchanged. green.json has their digests:
+`make test-full` writes them where all passed. On a GPU, and where its file is named, a test runs. What depends on the
+machine's CPU or torch is in no group.
 """
 
 import functools
@@ -124,12 +125,13 @@ INT8_ROWS = ("layer_norm_int8", "quantize_int8", "softmax_int8")
 EXPERTS = ("grouped_gemm", "quantize_fp8", "swiglu_fp8")
 # The package as a CPU has it: kernels of GPUs change most, and what reads their machine code.
 ON_CPU = (*sources("cpu"), "torch-ext/**", "!common/**/gpu/**", "!*/gpu/**", "!*/gpu.h")
+PUBLISHED = ("scripts/release.py", "benchmarks/**", "examples/consumer/**", "CARD.md", "flake.*")
 GROUPS = {
     "CUDA's machine code": Group(("tests/codegen/test_cuda_machine_code.py",), (*sources("cuda"), "torch-ext/*")),
     "the ROCm library": Group(
         (
             *(f"tests/codegen/test_{each}.py" for each in ("machine_code", "split_k_gate")),
-            *(f"tests/gpu/test_rocm_{each}.py" for each in ("forced_configs", "gemm_limits", "variant")),
+            *(f"tests/gpu/test_rocm_{each}.py" for each in ("forced_configs", "gemm_limits", "reach", "variant")),
             "tests/gpu/test_simulator_library.py",
         ),
         (*sources("hip"), *SIMULATED, "simulator/tests/**", "tests/gpu/host/**"),
@@ -138,7 +140,7 @@ GROUPS = {
     "skinny_gemm, simulated": simulated(("operators",), ("skinny_gemm", *ROWS)),
     "block_scaled_gemm, simulated": simulated(("block_scaled_gemm", "gemm_parts"), ("block_scaled_gemm",)),
     "INT8, simulated": simulated(("int8",), ("int8_gemm", *INT8_ROWS)),
-    "grouped_gemm, simulated": simulated(("grouped_gemm", "reach"), EXPERTS),
+    "grouped_gemm, simulated": simulated(("grouped_gemm",), EXPERTS),
     "moe_routing, simulated": simulated(("moe_routing",), ("moe_routing",)),
     "mla, simulated": simulated(("mla_decode",), ("mla_append", "mla_decode")),
     "ranks, simulated": simulated(("all_reduce", "send"), RANKS),
@@ -159,10 +161,15 @@ GROUPS = {
     ),
     # They need nothing of this package.
     "the simulator": Group(("simulator/tests",), ("requirements*.txt", "simulator/**")),
-    "the Hub": Group(("tests/hub",), (*ON_CPU, "scripts/release.py", "examples/consumer/**", "CARD.md", "flake.*")),
+    "the Hub": Group(("tests/hub",), (*ON_CPU, *PUBLISHED)),
     "tools": Group(
         ("tests/tools",),
-        (*ON_CPU, *SIMULATED, "*/hip/**", "scripts/**", "benchmarks/**", "docs/performance.md", "examples/**"),
+        (*ON_CPU, *SIMULATED, "scripts/**", "benchmarks/**", "docs/performance.md", "examples/**"),
+    ),
+    # Of these tools, besides.
+    "simulated tools": Group(
+        tuple(f"tests/tools/test_{each}.py" for each in ("simulate_command", "simulated_gemms", "tune")),
+        (*sources("hip"), *SIMULATED, "benchmarks/**"),
     ),
     "vLLM": Group(("integrations/vllm/tests",), (*ON_CPU, "integrations/vllm/**", "examples/byte_*/**")),
 }
@@ -188,11 +195,15 @@ def split(items: list, named: Sequence[str] = ()) -> tuple[list, list]:
     tests: dict[str, list] = {}
     left = set()
     files = {Path(each.partition("::")[0]).resolve() for each in named}
-    unchanged = [GROUPS[name] for name in green()]
+    unchanged = set(green())
+
+    @functools.cache
+    def is_left(path: Path) -> bool:
+        of_groups = {name for name, group in GROUPS.items() if group.has(path)}
+        return bool(of_groups) and of_groups <= unchanged and path not in files
+
     for item in items:
-        if item.get_closest_marker("full") or (
-            item.path not in files and any(each.has(item.path) for each in unchanged)
-        ):
+        if item.get_closest_marker("full") or is_left(item.path):
             left.add(item.nodeid)
         elif item.get_closest_marker("covering") and hasattr(item, "callspec"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
