@@ -67,6 +67,7 @@ OF_BLOCKS = tuple(
         ("block-missing-e8m0", replace(name, lambda t: t[:, :-1].to(E8M0))),
     )
 ) + (
+    Bad("scale_b", "of-float32-beside-mxfp4", to_dtype("b", torch.uint8)),
     Bad("scale_a", "a-row-of-rows", replace("scale_a", lambda t: t[:, :1].t())),
     Bad("scale_b", "a-column-of-channels", lambda a: a.update(scale_b=a["scale_b"][:, :1].expand(len(a["b"]), 1))),
     *(Bad(name, "strided-both-ways", replace(name, lambda t: spread(t.t().contiguous()).t())) for name in ("a", "b")),
@@ -131,7 +132,7 @@ OPERATORS = (
             "bytes-of-b": of_bytes("scale_b"),
             "columns": lambda args: {name: args[name].t().contiguous().t() for name in ("a", "b", "scale_a")},
         },
-        TENSORS | BYTES,
+        TENSORS | BYTES | {"b": T((*FP8, torch.uint8))},
         bad=BAD + OF_BLOCKS,
     ),
 )
