@@ -19,6 +19,16 @@ def full(*values):
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def need_stdlib() -> None:
+    """A module whose tests read the standard library's sources, as the byte-level models do, says so."""
+    from examples.byte_llama import corpus
+
+    try:
+        corpus.stdlib_folder()
+    except FileNotFoundError as error:
+        pytest.skip(str(error), allow_module_level=True)
+
+
 # Where scripts/rocm_toolchain.py and scripts/cuda_toolchain.py unpack (scripts/builder/prefixes.py).
 ROCM_HEADERS = ROOT / "build" / ".rocm" / "usr" / "include"
 needs_rocm_toolchain = pytest.mark.skipif(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
+from problems.ranks import Ranks
 from scripts.host_configs import Configs, configs
 from tests.gpu.host_arguments import Arguments
 from tests.settings import SEED, needs_rocm_toolchain
@@ -78,3 +79,14 @@ def ranks(simulated_rocm, arch):
                 together.assert_clean()
 
     return make
+
+
+@pytest.fixture
+def together(kernel, device, request, environment):
+    if device.type != "cuda":
+        pytest.skip("this variant is not the GPU's")
+    environment("ROCM_FP8_KERNELS_PDL", "0")
+    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=1 << 18)
+    yield made
+    if not any(int(one._report[0]) for one in made.all):
+        made.assert_clean()

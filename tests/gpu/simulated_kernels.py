@@ -25,6 +25,12 @@ def simulated(simulated_rocm, arch):
         yield module
 
 
+@pytest.fixture
+def loaded(simulated_rocm):
+    """The same on no chip: what `environment` has read its variables again."""
+    return simulated_rocm.kernel
+
+
 def readable(symbols: list[str]) -> list[str]:
     names = machine_code.tool("llvm-cxxfilt", text="\n".join(symbols)).splitlines()
     return [machine_code.readable(name) for name in names]

@@ -5,21 +5,11 @@ import torch
 
 from problems.buffers import same_bytes
 from problems.inputs import normal, positive, weights
-from problems.ranks import Ranks, sum_of
+from problems.ranks import sum_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 SIZES = ((1, 4096), (4, 512), (3, 1000), (8, 1024))
-
-
-@pytest.fixture
-def together(kernel, device, request, environment):
-    if device.type != "cuda":
-        pytest.skip("this variant is not the GPU's")
-    environment("ROCM_FP8_KERNELS_PDL", "0")
-    made = Ranks(kernel, device, request.param, timeout=20.0)
-    yield made
-    made.assert_clean()
 
 
 every_count = pytest.mark.parametrize("together", (2, 4), ids=lambda n: f"{n}-ranks", indirect=True)

@@ -24,17 +24,6 @@ FORMS = [(f"b{width}", rows, rows <= 16 or width <= 48) for rows, widths in WIDT
 FORMS += [("b96w16", 32, False), ("b112w16", 32, False), ("b128w16", 32, False), ("b80c", 32, True)]
 
 
-@pytest.fixture
-def together(kernel, device, request, environment):
-    if device.type != "cuda":
-        pytest.skip("this variant is not the GPU's")
-    environment("ROCM_FP8_KERNELS_PDL", "0")
-    made = Ranks(kernel, device, request.param, timeout=20.0, max_bytes=1 << 18)
-    yield made
-    if not any(int(one._report[0]) for one in made.all):
-        made.assert_clean()
-
-
 ranks = pytest.mark.parametrize("together", (2, 4), ids=lambda n: f"{n}-ranks", indirect=True)
 two_ranks = pytest.mark.parametrize("together", (2,), ids=("2-ranks",), indirect=True)
 

@@ -11,7 +11,9 @@ from benchmarks.harness.gpu_cases import CONFIG_VARIABLE
 from problems.operators import comm_operators, moe_operators, operators, tensors
 from problems.reserved import reserved
 from scripts.host_configs import configs
-from tests.gpu.simulated_kernels import readable
+from tests.gpu.simulated_kernels import loaded, readable
+
+kernel = loaded
 
 COUNTERS = 1024  # of a set: those of the next stream lie behind it
 PARTS = 2
@@ -38,12 +40,6 @@ def launch(simulated_rocm, arch, environment):
         return readable([name])[0], grid[0]
 
     return start
-
-
-@pytest.fixture
-def kernel(simulated_rocm):
-    """The module that `environment` has read its variables again."""
-    return simulated_rocm.kernel
 
 
 # What makes a stream take its general form, whatever the table's shape: (k, scale_b, its dtype).

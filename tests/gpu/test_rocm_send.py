@@ -14,8 +14,11 @@ from problems.pairwise import SAMPLE, by_form, pairwise
 from problems.quantize import assert_as_defined, special_values
 from problems.ranks import sum_of
 from scripts.machine_code_gates import skinny_shapes
+from tests.gpu.simulated_kernels import loaded
 from tests.gpu.simulated_ranks import SMALL, assert_another_call, assert_equal_on_all, assert_sum, parts_of
 from tests.settings import SEED
+
+kernel = loaded
 
 # Forms, parts of K, dtypes, ranks, widths (whole vectors of 16 bytes, tiles with columns beyond the last), row strides.
 FORMS = range(-1, len(skinny_shapes()))
@@ -23,12 +26,6 @@ CASES = by_form(pairwise(FORMS, (1, 2, 4), FLOATS, (2, 3, 4), (8, 40, 72), (0, 3
 SENDS = [f"skinny_gemm_send<{i}>" for i in range(len(skinny_shapes()))] + [
     f"skinny_gemm_send_any<{i}>" for i in range(3)
 ]
-
-
-@pytest.fixture
-def kernel(simulated_rocm):
-    """The module that `environment` has read its variables again."""
-    return simulated_rocm.kernel
 
 
 def rows_of(shape: int) -> int:

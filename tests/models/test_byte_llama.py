@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from examples.byte_llama import corpus
+from tests.settings import need_stdlib
 
-try:
-    corpus.stdlib_folder()
-except FileNotFoundError as error:
-    pytest.skip(str(error), allow_module_level=True)
+need_stdlib()
 
 
 @pytest.fixture(scope="module")

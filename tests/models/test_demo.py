@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples.byte_llama import corpus
-from problems.tiny_llama import llama
-from tests.settings import ROOT
-
-try:
-    corpus.stdlib_folder()
-except FileNotFoundError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
 from examples import demo as module
+from problems.tiny_llama import llama
+from tests.settings import ROOT, need_stdlib
+
+need_stdlib()
 
 DEMO = [sys.executable, "-m", "examples.demo"]
 SHORT = ["--skip-operators", "--tokens", "8", "--windows", "1"]

@@ -12,11 +12,9 @@ from benchmarks.harness.shapes import LlamaShapes
 from examples.byte_llama import corpus
 from examples.llama_fp8 import decoding, operator_times, plot, text
 from problems.tiny_llama import llama, tokens
+from tests.settings import need_stdlib
 
-try:
-    corpus.stdlib_folder()
-except FileNotFoundError as error:
-    pytest.skip(str(error), allow_module_level=True)
+need_stdlib()
 
 TIMES = [
     operator_times.OperatorTime(model, f"skinny_gemm {name}", "64x32", 2e-6 * i, 3e-6 * i, 1e-6 * i)

@@ -29,6 +29,7 @@ from problems.dynamic import (
 from problems.inputs import FP8, HALF, normal, short
 from problems.pairwise import SAMPLE
 from problems.quantize import KINDS, SCALINGS, assert_as_defined, special_values
+from tests.operators.views import VIEWS
 
 every_scaling = pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: f"{s[0]}{s[1] if s[0] == 'group' else ''}")
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: short(k[0]) + ("-pow2" if k[1] else ""))
@@ -156,21 +157,11 @@ def test_a_limit_clamps_before_silu(kernel, device, generator, limit, dtype):
 # --- shapes, layouts, repetitions ---
 
 
-SHAPES = {
-    "row": lambda x: x[0, 0],
-    "batch": lambda x: x,
-    "four-dims": lambda x: x.unflatten(1, (5, 1)),
-    "transposed": lambda x: x.transpose(0, 1),
-    "sliced": lambda x: x[:, 1::2],
-    "columns": lambda x: x[..., 7:277],
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [each for each in VIEWS if each != "expanded"])
 @every_operator
 def test_leading_dimensions(kernel, device, generator, operator, shape):
     """The bytes of the same rows, dense; the residual is updated through its strides."""
-    operands = draw(operator, (3, 5, 320), torch.bfloat16, generator).to(device).rows(SHAPES[shape])
+    operands = draw(operator, (3, 5, 320), torch.bfloat16, generator).to(device).rows(VIEWS[shape])
     flat = operands.rows(lambda t: t.reshape(-1, t.shape[-1]))
     leading = operands.x.shape[:-1]
     for scaling, kind, column_major in itertools.product(SCALINGS, KINDS, (False, True)):

@@ -8,6 +8,7 @@ from problems.comparisons import assert_rounded_alike
 from problems.inputs import FP8, HALF, normal, short
 from problems.pairwise import SAMPLE, pairwise
 from problems.rms_norm import FORMS, OPERATORS, ROWS, WIDTHS, Inputs, Problem, assert_right, draw
+from tests.operators.views import VIEWS
 
 # rms_norm quantises nothing.
 OPERATOR_FORMATS = [("rms_norm", None), *((operator, fp8) for operator in OPERATORS[1:] for fp8 in FP8)]
@@ -69,24 +70,10 @@ def test_the_modules_of_transformers_give_the_same(kernel, device, generator, d,
         assert same_bytes(residual, summed)
 
 
-# Tensors that are rows only after some thought: a single row; leading ones; a batch; a transposed batch, whose
-# leading dimensions have no common stride; one row seen many times.
-SHAPES = {
-    "row": lambda x: x[0, 0],
-    "one": lambda x: x[:1, :1],
-    "batch": lambda x: x,
-    "four-dims": lambda x: x.unflatten(1, (5, 1)),
-    "transposed": lambda x: x.transpose(0, 1),
-    "sliced": lambda x: x[:, 1::2],
-    "columns": lambda x: x[..., 8:40],
-    "expanded": lambda x: x[1:2, 2:3].expand(4, 6, -1),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", VIEWS)
 @pytest.mark.parametrize("operator, fp8", OPERATOR_FORMATS, ids=short_or_name)
 def test_leading_dimensions(kernel, device, generator, operator, fp8, shape):
-    view = SHAPES[shape]
+    view = VIEWS[shape]
     inputs = draw((3, 5, 48), torch.bfloat16, generator)
     x, base = view(inputs.x.to(device)), inputs.residual.to(device)
     weight, scale = inputs.weight.to(device)[: x.shape[-1]], inputs.scale.to(device)

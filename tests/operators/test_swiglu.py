@@ -9,6 +9,7 @@ from problems.comparisons import assert_rounded_alike
 from problems.inputs import FP8, HALF, every_number, normal, positive, short
 from problems.pairwise import SAMPLE, pairwise
 from problems.swiglu import FORMS, ROWS, WIDTHS, Problem, assert_every_gate_within_two_ulps
+from tests.operators.views import VIEWS
 
 # From here downwards exp(-gate) overflows float32, and torch's silu gives -0 where the true value is some 1e-37.
 TORCH_LOSES_BELOW = -88.0
@@ -30,21 +31,10 @@ def test_against_the_reference(kernel, device, generator, problem):
     x.assert_unchanged("x")
 
 
-SHAPES = {
-    "row": lambda x: x[0, 0],
-    "batch": lambda x: x,
-    "four-dims": lambda x: x.unflatten(1, (5, 1)),
-    "transposed": lambda x: x.transpose(0, 1),
-    "sliced": lambda x: x[:, 1::2],
-    "columns": lambda x: x[..., 7:41],
-    "expanded": lambda x: x[1:2, 2:3].expand(4, 6, -1),
-}
-
-
 @pytest.mark.parametrize("fp8", FP8, ids=short)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", VIEWS)
 def test_leading_dimensions(kernel, device, generator, shape, fp8):
-    x = SHAPES[shape](normal((3, 5, 48), torch.bfloat16, generator, 3.0).to(device))
+    x = VIEWS[shape](normal((3, 5, 48), torch.bfloat16, generator, 3.0).to(device))
     scale = positive((), generator).to(device)
     wanted = kernel.reference.swiglu_fp8(x.contiguous(), scale, out_dtype=fp8)
     assert_rounded_alike(kernel.swiglu_fp8(x, scale, out_dtype=fp8), wanted, shape)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scripts import cuda_toolchain
-from tests.package.small_package import build_package, build_toml, write_package
+from tests.package.small_package import build_package, build_toml
 from tests.settings import CUDA_TOOLKIT, needs_cuda_toolchain
 
 ARCHS = ["10.0", "8.9+PTX", "9.0a"]  # in the order of metadata.json: as text
@@ -45,22 +45,6 @@ extern "C" const char* name_of_source() { return __FILE__; }
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """,
 }
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    return write_package(SOURCES, tmp_path / "package")
-
-
-@pytest.fixture(scope="module")
-def first_build(tmp_path_factory) -> subprocess.CompletedProcess:
-    return build(write_package(SOURCES, tmp_path_factory.mktemp("built") / "package"))
-
-
-@pytest.fixture(scope="module")
-def library(first_build) -> Path:
-    (found,) = Path(first_build.stdout.strip()).glob("*.abi3.so")
-    return found
 
 
 def build(package: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import machine_code, rocm_toolchain
-from tests.package.small_package import build_package, build_toml, write_package
+from tests.package.small_package import build_package, build_toml
 from tests.settings import needs_rocm_toolchain
 
 ARCHS = ["gfx942", "gfx950"]
@@ -25,22 +25,6 @@ extern "C" int launch_twice(float* x, int blocks, void* stream) {
 """,
     "torch-ext/binding.cpp": '#include "registration.h"\nREGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n',
 }
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    return write_package(SOURCES, tmp_path / "package")
-
-
-@pytest.fixture(scope="module")
-def first_build(tmp_path_factory) -> subprocess.CompletedProcess:
-    return build(write_package(SOURCES, tmp_path_factory.mktemp("built") / "package"))
-
-
-@pytest.fixture(scope="module")
-def library(first_build) -> Path:
-    (found,) = Path(first_build.stdout.strip()).glob("*.abi3.so")
-    return found
 
 
 def build(package: Path, **environment: str) -> subprocess.CompletedProcess:

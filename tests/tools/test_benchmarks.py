@@ -285,18 +285,16 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     below = re.findall(r"below its bound: (\S+)", captured.err)
     # By row and by group each operator is below both its bounds.
     computed = [name for name in ("quantize_fp8", "add_rms_norm_dynamic_fp8", "swiglu_dynamic_fp8") for _ in range(4)]
-    assert (
-        below
-        == {
-            None: [],
-            "gemm": ["skinny_gemm"] * 3,
-            "blocks": ["block_scaled_gemm"] * 3,
-            "int8": ["int8_gemm"] * 3,
-            "experts": ["fused_moe"] * 2,
-            "rows": ["swiglu_fp8"],
-            "dynamic": computed,
-        }[slow]
-    )
+    wanted = {
+        None: [],
+        "gemm": ["skinny_gemm"] * 3,
+        "blocks": ["block_scaled_gemm"] * 3,
+        "int8": ["int8_gemm"] * 3,
+        "experts": ["fused_moe"] * 2,
+        "rows": ["swiglu_fp8"],
+        "dynamic": computed,
+    }
+    assert below == wanted[slow]
     assert len(tables(captured.out)) == 2 + 19
 
 

@@ -8,14 +8,11 @@ import torch
 
 from examples import smoothquant_demo as module
 from examples.byte_llama import corpus
-
-try:
-    corpus.stdlib_folder()
-except FileNotFoundError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
 from examples.byte_llama.train import Settings, Streams
 from examples.byte_opt import train
+from tests.settings import need_stdlib
+
+need_stdlib()
 
 
 @pytest.fixture
