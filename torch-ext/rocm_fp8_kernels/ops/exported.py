@@ -5,6 +5,7 @@ import torch
 
 from .._ops import add_op_namespace_prefix
 from .._ops import ops as _raw
+from .arguments import refuse
 
 __all__ = ["exported_moe"]
 
@@ -38,6 +39,11 @@ torch.library.register_fake(
 def exported_moe(x, w13, w2, weights, experts, *given) -> torch.Tensor:
     """given: fused_moe's keywords in their order. Returns: out."""
     *options, out, dtype, power_of_two = given
+    if torch.is_grad_enabled():
+        tensors = dict(zip(("x", "w13", "w2", "weights", "experts", *_NAMES), (x, w13, w2, weights, experts, *options)))
+        for name, t in tensors.items():
+            if isinstance(t, torch.Tensor) and t.requires_grad:
+                refuse("fused_moe", name, "requires grad, and the operator has no backward; needs torch.no_grad()")
     fp8 = x.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
     dtype = dtype or (torch.bfloat16 if fp8 else x.dtype)
     result = _raw.fused_moe(x, w13, w2, weights, experts, *options, power_of_two, dtype)
