@@ -16,6 +16,7 @@ from problems.block_scaled_gemm import Inputs
 from problems.buffers import same_bytes
 from problems.comparisons import assert_gemm_close
 from problems.mla import Mla, Operands, assert_attended
+from problems.mx import Inputs as MxInputs
 from problems.operators import functions
 
 VARIABLE = "ROCM_FP8_KERNELS_CPU"
@@ -140,19 +141,22 @@ def test_runs_without_touching_a_forbidden_page(results, path):
     assert len(results(path)) > 1000
 
 
+MX = {"grouped_gemm_mx"}  # the other's kernel, too
+
+
 def test_no_operator_is_left_out(kernel, results):
     # These run the kernels of the other wrappers, with parts of their epilogues.
     wrappers = {"linear_abde_i8", "linear_ab_i8_de_f32", "bmm_abe_i8"}
     # Gathers copy, norms of sums are the norms.
     sums = {"all_reduce", "reduce_scatter"}
-    assert {run["operator"] for run in results("portable").values()} == (functions(kernel) - wrappers) | sums
+    assert {run["operator"] for run in results("portable").values()} == (functions(kernel) - wrappers) | sums | MX
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
 def test_row_operators_give_the_same_bytes(results, path):
     portable, other = results("portable"), results(path)
     assert portable.keys() == other.keys()
-    bounded = ("skinny_gemm", "block_scaled_gemm", "grouped_gemm", "grouped_gemm_swiglu_fp8", "mla_decode")
+    bounded = ("skinny_gemm", "block_scaled_gemm", "grouped_gemm", "grouped_gemm_swiglu_fp8", "mla_decode", *MX)
     rows = [name for name in portable if portable[name]["operator"] not in bounded]
     different = [
         name for name in rows for a, b in zip(portable[name]["results"], other[name]["results"]) if not same_bytes(a, b)
@@ -187,6 +191,21 @@ def test_grouped_gemm_stays_within_the_bound(results, path):
             inputs = Inputs(a, given["b"][e], scale_a, given["scale_b"][e].t(), given["bias"][e])
             if end > begin:
                 inputs.assert_right(out[begin:end], name)
+    assert runs
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_mx_weights_stay_within_the_bound(results, path):
+    def exponents(scale: torch.Tensor | None) -> torch.Tensor | None:
+        return scale.view(torch.float8_e8m0fnu) if scale is not None and scale.dtype == torch.uint8 else scale
+
+    runs = {name: run for name, run in results(path).items() if run["operator"] in MX}
+    for name, run in runs.items():
+        given, (out,) = run["arguments"], run["results"]
+        operands = (given[name] for name in ("a", "b"))
+        scales = (exponents(given[name]) for name in ("scale_a", "scale_b"))
+        rest = (given[name] for name in ("offsets", "rows", "slots", "bias"))
+        MxInputs(*operands, *scales, *rest).assert_right(out, name)
     assert runs
 
 

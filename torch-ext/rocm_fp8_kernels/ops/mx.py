@@ -155,4 +155,4 @@ def gate_numbers(operator: str, gate, limit, alpha, beta, linear_beta, interleav
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
