@@ -6,15 +6,16 @@
 
 namespace rocm_fp8::mx_gemm::hip {
 
-// depth: steps of kStep k in flight.
+constexpr int kStep = 128, kStepBlocks = kStep / kMxBlock;
+
+// depth: steps of kStep k in flight. They differ in K, whose exponents lie in LDS.
 constexpr StreamShape kStreamShapes[] = {
-    {.name = "m16x32w4", .rows = 16, .columns = 32, .waves = 4, .depth = 4, .per_unit = 3},
+    {.name = "m16x32", .rows = 16, .columns = 32, .waves = 1, .depth = 4, .per_unit = 12},
+    {.name = "m16x32k", .rows = 16, .columns = 32, .waves = 1, .depth = 4, .per_unit = 7},
 };
+constexpr int kMostBlocks[] = {128, 256};  // of a row
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 
-constexpr int kStep = 128, kStepBlocks = kStep / kMxBlock;
-// Blocks of a row, whose exponents lie in LDS.
-constexpr int kMostBlocks = 256;
 constexpr int64_t kMostNumbered = (int64_t(1) << 31) - 64;  // rows or columns, and those behind them in a tile
 // Rows of a group up to which weights are streamed.
 constexpr int64_t kMostStreamed = 16;

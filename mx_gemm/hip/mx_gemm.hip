@@ -22,10 +22,11 @@ bool streams(const Args& a, DType fp8) {
     const bool fp8_a = is_own(a.format_a) && !of_blocks(a.scale_a), fp8_b = is_own(a.format_b);
     const int64_t blocks = a.k / kMxBlock, rows_of_a = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, shape.rows);
     return a.expected <= kMostStreamed && (half_a || fp8_a) &&
-           (fp8_b ? a.format_a != DType::f16 : a.format_b == DType::e2m1) && blocks <= kMostBlocks &&
-           (a.scale_b.block_stride == 1 || blocks == 1) && (a.scale_b.row_stride == blocks || a.n == 1) &&
-           rows_aligned(a.a.data, a.a.row_stride) && rows_aligned(a.b.data, a.b.row_stride) &&
-           a.b.group_stride % kChunk == 0 && gemm::hip::in_reach(rows_of_a, a.a.row_stride, a.bytes_of(a.format_a)) &&
+           (fp8_b ? a.format_a != DType::f16 : a.format_b == DType::e2m1) &&
+           blocks <= kMostBlocks[kStreamShapeCount - 1] && (a.scale_b.block_stride == 1 || blocks == 1) &&
+           (a.scale_b.row_stride == blocks || a.n == 1) && rows_aligned(a.a.data, a.a.row_stride) &&
+           rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % kChunk == 0 &&
+           gemm::hip::in_reach(rows_of_a, a.a.row_stride, a.bytes_of(a.format_a)) &&
            gemm::hip::in_reach(std::min<int64_t>(a.n, shape.columns), a.b.row_stride, a.bytes_of(a.format_b)) &&
            a.a_rows < kMostNumbered && a.m < kMostNumbered && a.n < kMostNumbered;
 }
@@ -36,22 +37,24 @@ int64_t most_row_tiles(const Args& a, int rows) {
     return a.offsets ? some + (a.m - some) / rows : ceil_div(a.m, int64_t(rows));
 }
 
+template <int index>
 auto stream_kernel(const Args& a) {
     const bool fp8_a = is_fp8(a.format_a), fp8_b = is_fp8(a.format_b);
-    return fp8_a   ? fp8_b ? mx_gemm_stream<0, DType::bf16, true, true> : mx_gemm_stream<0, DType::bf16, true, false>
-           : fp8_b ? mx_gemm_stream<0, DType::bf16, false, true>
-           : a.format_a == DType::f16 ? mx_gemm_stream<0, DType::f16, false, false>
-                                      : mx_gemm_stream<0, DType::bf16, false, false>;
+    return fp8_a                      ? fp8_b ? mx_gemm_stream<index, DType::bf16, true, true>
+                                              : mx_gemm_stream<index, DType::bf16, true, false>
+           : fp8_b                    ? mx_gemm_stream<index, DType::bf16, false, true>
+           : a.format_a == DType::f16 ? mx_gemm_stream<index, DType::f16, false, false>
+                                      : mx_gemm_stream<index, DType::bf16, false, false>;
 }
 
 Status launch_stream(const Args& a, const Executor& on) {
-    const StreamShape& shape = kStreamShapes[0];
+    const int index = a.k / kMxBlock > kMostBlocks[0];
+    const StreamShape& shape = kStreamShapes[index];
     const int64_t columns = ceil_div(a.n, int64_t(shape.columns)), items = most_row_tiles(a, shape.rows) * columns;
-    if (items * shape.waves * kWave > kMaxThreads) return {"a and b have more rows than one launch takes"};
-    const int steps = int(ceil_div(a.k, int64_t(kStep)));
-    const StreamLaunch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots)), steps / shape.waves,
-                              steps % shape.waves};
-    return launch_kernel(stream_kernel(a), items, shape.waves * kWave, on, launch);
+    if (items * kWave > kMaxThreads) return {"a and b have more rows than one launch takes"};
+    const StreamLaunch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots))};
+    const auto kernel = kernel_at<kStreamShapeCount>(index, [&]<int i>() { return stream_kernel<i>(a); });
+    return launch_kernel(kernel, items, kWave, on, launch);
 }
 
 }  // namespace

@@ -1,22 +1,25 @@
 // Few rows an expert: weights stream from HBM past LDS into registers, and through decode.h into matrix instructions.
 //
-//     each wave   scales of B's blocks: HBM --> LDS, once
-//                 B: HBM, A: L2 --> registers, S::depth steps of 128 k in flight --> 16-bit numbers, B's with their scale
-//                 --> matrix instructions, which add over all of the wave's k
-//     workgroup   sums --> LDS --> added in the order of the waves --> scales of rows, bias, rounding
+//     a wave   scales of B's blocks: HBM --> LDS, once
+//              B: HBM, A: L2 --> registers, depth steps of 128 k in flight --> 16-bit numbers, B's with their scale
+//              --> matrix instructions, which add over all of K --> scales of rows, bias, rounding
 //
-// A workgroup makes a tile of one expert's rows by S::columns; its waves share K. It finds its expert in the offsets. The
-// launch has as many workgroups as there may be tiles; those beyond the last end.
+// A workgroup is one wave, which makes a tile of one expert's rows by 32 columns. Waves share nothing: no barrier, and one
+// starts while others stream. It finds its expert in the offsets. The launch has as many workgroups as there may be tiles;
+// those beyond the last end.
 //
 // Lane 16 g + j has row j of A and of B, of each 128 k block g: a load of 16 bytes is its block's 32 codes of e2m1. So all
 // that a lane multiplies in a step has one scale. Blocks whose scale does not fold (decode.h) are multiplied one by one
 // and scaled in float32, as the contract has it (add_scaled): a rare branch of the whole wave.
 //
+// A lane of the products has four columns of each subtile. Rows of B are dealt to them so that those are eight neighbours:
+// subtile t, lane j has column 8 (j / 4) + 4 t + j % 4 of the tile's.
+//
 // Bound: bytes of weights. Steps and figures: docs/journal/mx_gemm-hip.md.
 #pragma once
 
-#include "../../common/gemm/hip/stream_end.h"
-#include "../../common/hip/lds.h"
+#include "../../common/gemm/epilogue.h"
+#include "../../common/hip/buffer.h"
 #include "../../grouped_gemm/hip/row_tiles.h"
 #include "config.h"
 #include "decode.h"
@@ -24,21 +27,25 @@
 namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
-using gemm::hip::kChunk;
-using gemm::hip::store_sums;
 using grouped_gemm::hip::RowTile;
 using grouped_gemm::hip::RowTiles;
+
+constexpr int kChunk = 16;  // bytes of a load
 
 struct StreamLaunch {
     Args args;
     Divider columns, by_slots;  // tiles of columns
-    int steps, longer;          // of a wave's share of K; the first `longer` shares have one more
 };
 
-// A step of e4m3 is twice the bytes.
+// A form with what its loads are. A step of e4m3 is twice the bytes.
 template <int index, bool fp8_b>
-struct StreamForm : gemm::hip::Stream<kStreamShapes[index], kStreamShapes[index].depth / (fp8_b ? 2 : 1)> {
-    static constexpr int policy = kPlainAccess;
+struct StreamForm {
+    static constexpr const StreamShape& shape = kStreamShapes[index];
+    static constexpr int rows = shape.rows, columns = shape.columns, sub_m = rows / 16, sub_n = columns / 16,
+                         depth = shape.depth / (fp8_b ? 2 : 1), waves_per_simd = (shape.per_unit + 3) / 4;
+    static_assert(sub_n == 2 && shape.waves == 1);
+    static constexpr int policy = kNonTemporal;  // most experts have one tile: nobody reads their weights again
+    static constexpr int most_blocks = kMostBlocks[index];
 };
 
 // The row of A of a row of the result. What is no row of A becomes one.
@@ -50,52 +57,44 @@ __device__ inline int source_of(const StreamLaunch& launch, int row) {
     return found < last ? found : last;
 }
 
-// The scale of A's rows, of FP8.
-template <bool fp8>
-struct RowFactors {
-    static constexpr bool kRows = fp8, kColumns = false, kSplits = false, kEarly = false;
-    const StreamLaunch& launch;
-    int first;
-    __device__ float row(int m) const { return gemm::scale_at(launch.args.scale_a, source_of(launch, first + m)); }
-};
+// Exponents of B's blocks, a tile's columns after one another as in memory, with 16 bytes behind each 128: columns of as
+// many blocks would have the same banks.
+ROCM_FP8_HD constexpr uint32_t place_of_exponent(uint32_t byte) { return byte + byte / 128 * kChunk; }
 
-// Exponents of B's blocks, a tile's columns after one another: dense, as in memory.
-template <class S>
+template <int most_bytes>
 class ScalesInLds {
-    static constexpr int kPieces = int(S::columns * kMostBlocks / kChunk) / S::threads;
-    static_assert(kPieces >= 1);
+    static constexpr int kPieces = most_bytes / kChunk / kWave;
     u32x4 pieces[kPieces];
     uint32_t last;
     int bytes;
 
-  public:
-    static constexpr int kBytes = S::columns * kMostBlocks;
+    template <class Body>
+    __device__ void each_piece(const Body& body) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (const int piece = i * kWave + int(threadIdx.x); piece < bytes / kChunk) body(i, piece * kChunk);
+        }
+    }
+    __device__ int tail() const { return bytes / kChunk * kChunk + int(threadIdx.x); }
 
-    // bytes: up to kBytes, from any address.
+  public:
+    // count: up to most_bytes, from any address.
     __device__ void request(const uint8_t* from, int count) {
         bytes = count;
-        const int thread = int(threadIdx.x), whole = bytes / kChunk, tail = whole * kChunk + thread;
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            if (const int piece = i * S::threads + thread; piece < whole)
-                pieces[i] = load_unaligned(from + piece * kChunk);
-        }
-        last = tail < bytes ? global<uint8_t>(from)[tail] : 0;
+        each_piece([&](int i, int at) { pieces[i] = load_unaligned(from + at); });
+        last = tail() < bytes ? global<uint8_t>(from)[tail()] : 0;
     }
     __device__ void store(uint8_t* to) const {
-        const int thread = int(threadIdx.x), whole = bytes / kChunk, tail = whole * kChunk + thread;
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            if (const int piece = i * S::threads + thread; piece < whole)
-                *reinterpret_cast<u32x4*>(to + piece * kChunk) = pieces[i];
-        }
-        if (tail < bytes) to[tail] = uint8_t(last);
+        each_piece([&](int i, int at) { *reinterpret_cast<u32x4*>(to + place_of_exponent(at)) = pieces[i]; });
+        if (tail() < bytes) to[place_of_exponent(tail())] = uint8_t(last);
+        // The wave's other lanes read them.
+        meet_lanes();
     }
 };
 
-// What a wave does of its share of K.
+// A wave's tile.
 template <class S, DType type, bool fp8_a, bool fp8_b>
-class StreamSlice {
+class StreamTile {
     static constexpr bool dealt = kDealt && !fp8_b;
     static constexpr int kOfA = fp8_a ? 2 : 4, kOfB = fp8_b ? 2 : 1, kEights = kMxBlock / 8,
                          kStepOfA = kStep * (fp8_a ? 1 : 2), kStepOfB = fp8_b ? kStep : kStep / 2;
@@ -103,23 +102,26 @@ class StreamSlice {
     f32x4 sums[S::sub_m][S::sub_n];
     Buffer of_a{nullptr, 0}, of_b{nullptr, 0};
     uint32_t at_a[S::sub_m], at_b[S::sub_n];
-    const uint8_t* scales[S::sub_n];  // in LDS
-    int blocks;                       // of K
+    const uint8_t* exponents;  // in LDS
+    uint32_t first_exponent[S::sub_n];
+    int blocks;  // of K
 
     static __device__ int own_row() { return int(threadIdx.x) % 16; }
-    static __device__ int own_block() { return int(threadIdx.x) % kWave / 16; }
+    static __device__ int own_block() { return int(threadIdx.x) / 16; }
+    // Of B, for subtile c.
+    static __device__ int own_column(int c) { return own_row() / 4 * 8 + 4 * c + own_row() % 4; }
 
   public:
     __device__ void start(const StreamLaunch& launch, const RowTile& tile, int row, int column, const uint8_t* in_lds) {
         const Args& args = launch.args;
-        blocks = int(args.k / kMxBlock);
+        exponents = in_lds, blocks = int(args.k / kMxBlock);
         const int columns = int(args.n) - column;
         of_b = Buffer(args.b.data + tile.group * args.b.group_stride + int64_t(column) * args.b.row_stride, kNowhere);
 #pragma unroll
         for (int c = 0; c < S::sub_n; ++c) {
-            const int mine = 16 * c + own_row();
+            const int mine = own_column(c);
             at_b[c] = mine < columns ? mine * uint32_t(args.b.row_stride) + own_block() * kOfB * kChunk : kNowhere;
-            scales[c] = in_lds + (mine < columns ? mine : columns - 1) * blocks;
+            first_exponent[c] = (mine < columns ? mine : columns - 1) * blocks;
         }
         of_a = Buffer(args.a.data + (args.rows ? 0 : row * args.a.row_stride), kNowhere);
 #pragma unroll
@@ -133,21 +135,44 @@ class StreamSlice {
         }
     }
 
-    // Asks for the steps [first, first + S::depth).
-    __device__ void request_first(int first) {
+    __device__ void request_first() {
 #pragma unroll
-        for (int slot = 0; slot < S::depth; ++slot) request(slot, first + slot);
+        for (int slot = 0; slot < S::depth; ++slot) request(slot, slot);
     }
-    __device__ void multiply_all(int first, int count) {
-        for (int step = first; step < first + count; step += S::depth) {
+    __device__ void multiply_all() {
+        const int steps = (blocks + kStepBlocks - 1) / kStepBlocks;
+        for (int step = 0; step < steps; step += S::depth) {
 #pragma unroll
             for (int slot = 0; slot < S::depth; ++slot) {
-                if (step + slot < first + count) multiply(slot, step + slot);
+                if (step + slot < steps) multiply(slot, step + slot);
                 request(slot, step + slot + S::depth);
             }
         }
     }
-    __device__ void store(float* region) const { store_sums<S>(region, sums); }
+
+    __device__ void store(const StreamLaunch& launch, const RowTile& tile, int row, int column) const {
+        const Args& args = launch.args;
+        gemm::Bias bias = args.bias;
+        if (bias.data)
+            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+        const int first = column + own_block() * 8;
+#pragma unroll
+        for (int m = 0; m < S::sub_m; ++m) {
+            const int mine = row + 16 * m + own_row();
+            if (mine >= tile.end) continue;
+            float by = 1;
+            if constexpr (fp8_a) by = gemm::scale_at(args.scale_a, source_of(launch, mine));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int n = first + i;
+                if (n >= args.n) continue;
+                float v = sums[m][i / 4][i % 4];
+                if constexpr (fp8_a) v *= by;
+                if (bias.data) v += gemm::bias_at(bias, n);  // without one, -0 stays -0
+                gemm::put(args.out, mine * args.out.row_stride + n, v);
+            }
+        }
+    }
 
   private:
     // Beyond K, and beyond the tile's rows and columns: zeros, which touch no memory.
@@ -185,7 +210,7 @@ class StreamSlice {
         bool fold = true;
 #pragma unroll
         for (int c = 0; c < S::sub_n; ++c) {
-            scale[c] = scales[c][block];
+            scale[c] = exponents[place_of_exponent(first_exponent[c] + block)];
             fold &= folds<type, fp8_b>(scale[c]);
         }
         if (__builtin_expect(any_lane(!fold), 0)) return add_scaled(slot, scale);
@@ -211,7 +236,6 @@ class StreamSlice {
     __device__ void add_scaled(int slot, const uint32_t (&scale)[S::sub_n]) {
         keep_branch();
         const Decoder<type, fp8_b> unscaled(127);
-        const int lane = int(threadIdx.x) % kWave;
 #pragma unroll 1
         for (int block = 0; block < kStepBlocks; ++block) {
             const bool mine = own_block() == block;
@@ -220,7 +244,7 @@ class StreamSlice {
                 f32x4 by;
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const int from = 16 * block + lane / 16 * 4 + e;  // a lane that has the sum's column
+                    const int from = 16 * block + own_block() * 4 + e;  // a lane that has the sum's column
                     by[e] = e8m0_value(uint32_t(__builtin_amdgcn_ds_bpermute(from * 4, int(scale[c]))));
                 }
 #pragma unroll
@@ -238,52 +262,27 @@ class StreamSlice {
 };
 
 template <int index, DType type, bool fp8_a, bool fp8_b>
-__global__ __launch_bounds__((StreamForm<index, fp8_b>::threads), (StreamForm<index, fp8_b>::waves_per_simd)) void
-mx_gemm_stream(StreamLaunch) {
+__global__ __launch_bounds__(kWave, (StreamForm<index, fp8_b>::waves_per_simd)) void mx_gemm_stream(StreamLaunch) {
     using S = StreamForm<index, fp8_b>;
-    using Scales = ScalesInLds<S>;
-    // First the exponents, then the sums.
-    __shared__ alignas(16) char memory[std::max(Scales::kBytes, int(S::waves * S::sums * sizeof(float)))];
+    __shared__ alignas(16) uint8_t exponents[place_of_exponent(S::columns * S::most_blocks)];
     const StreamLaunch& launch = arguments<StreamLaunch>();
     const Args& args = launch.args;
     const int number = int(divide(blockIdx.x, launch.columns));
-    const int column = int(blockIdx.x - number * launch.columns.divisor) * S::columns;
+    const int column = int(blockIdx.x - number * launch.columns.divisor) * S::columns, columns = int(args.n) - column;
     const RowTile tile = args.offsets ? RowTiles<S::rows>(args).tile(number) : RowTile{0, 0, int(args.m), number, 0};
     if (tile.group < 0) return;
-    const int row = tile.first + tile.tile * S::rows, columns = int(args.n) - column;
-    const int wave = uniform(threadIdx.x / kWave), steps = launch.steps, longer = launch.longer;
-    const int first = wave * steps + (wave < longer ? wave : longer), count = steps + (wave < longer);
+    const int row = tile.first + tile.tile * S::rows, blocks = int(args.k / kMxBlock);
 
-    Scales scales;
-    auto* const in_lds = reinterpret_cast<uint8_t*>(memory);
-    const int blocks = int(args.k / kMxBlock);
+    ScalesInLds<S::columns * S::most_blocks> scales;
     scales.request(static_cast<const uint8_t*>(args.scale_b.data) + tile.group * args.scale_b.group_stride +
                        int64_t(column) * blocks,
                    (columns < S::columns ? columns : S::columns) * blocks);
-    StreamSlice<S, type, fp8_a, fp8_b> slice;
-    slice.start(launch, tile, row, column, in_lds);
-    slice.request_first(first);
-    scales.store(in_lds);
-
-    const RowFactors<fp8_a> factors{launch, row};
-    gemm::Output out = args.out;
-    out.data = offset(out.data, row * out.row_stride * (out.dtype == DType::f32 ? 4 : 2));
-    gemm::Bias bias = args.bias;
-    if (bias.data)
-        bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
-    const int left = tile.end - row;
-    gemm::hip::StreamEnd<S, RowFactors<fp8_a>> ending(factors, bias, out, SplitK{1, nullptr, nullptr},
-                                                      left < S::rows ? left : S::rows, int(args.n), column, 0, 0);
-    // Barrier: the exponents are read below by other waves.
-    lds_barrier();
-    slice.multiply_all(first, count);
-    // Barrier: all waves have read the exponents, where sums are stored now.
-    lds_barrier();
-    auto* const regions = reinterpret_cast<float*>(memory);
-    slice.store(regions + wave * S::sums);
-    // Barrier: the sums are added below by other waves.
-    lds_barrier();
-    ending.template finish<S::sums>(regions, S::waves);
+    StreamTile<S, type, fp8_a, fp8_b> sums;
+    sums.start(launch, tile, row, column, exponents);
+    sums.request_first();
+    scales.store(exponents);
+    sums.multiply_all();
+    sums.store(launch, tile, row, column);
 }
 
 }  // namespace
