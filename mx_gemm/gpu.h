@@ -151,6 +151,15 @@ __device__ inline void store_chunk(char* to, const Chunk& chunk, DType format, c
     else store([&](int i) { return chunk.words[i]; });
 }
 
+// The launch's arguments. On AMD they are loaded anew: kept in scalar registers through a tile, they would be spilled.
+__device__ inline const Args& anew([[maybe_unused]] const Args& a) {
+#if defined(__HIPCC__)
+    return arguments<Args>();
+#else
+    return a;
+#endif
+}
+
 // One tile.
 template <DType type, int kRows, bool aligned>
 class Tile {
@@ -220,6 +229,7 @@ class Tile {
     }
 
     __device__ void request(int64_t k) {
+        const Args& args = anew(this->args);
         each_chunk<kOfB>(kColumns, [&](int i, int row, int chunk) {
             const int64_t at = k + chunk * kChunkNumbers, n = column + row;
             load_chunk<aligned>(of_b[i], b + n * args.b.row_stride + byte_of(args.format_b, at), args.format_b,
@@ -233,6 +243,7 @@ class Tile {
         });
     }
     __device__ void put(int64_t k) {
+        const Args& args = anew(this->args);
         each_chunk<kOfB>(kColumns, [&](int i, int row, int chunk) {
             store_chunk(memory.b + row * kRowBytes + chunk * kChunkNumbers * 2, of_b[i], args.format_b, memory.of_b);
         });
@@ -280,6 +291,7 @@ class Tile {
     static __device__ float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
     __device__ void store() {
+        const Args& args = anew(this->args);
         gemm::Bias bias = args.bias;
         if (bias.data)
             bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));

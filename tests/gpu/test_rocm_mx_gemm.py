@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.harness.simulated_rocm import FORMATS
 from problems.buffers import Guarded, same_bytes
+from problems.gemm import placed
 from problems.grouped_gemm import offsets_of, random
 from problems.inputs import HALF
 from problems.mx import KINDS, Case, draw, values
@@ -16,6 +17,10 @@ CPU, F32, U8, E8M0 = torch.device("cpu"), torch.float32, torch.uint8, torch.floa
 EXPECTED = (1, 100)  # rows of a group, as the launcher is told: few, many
 each_arch = pytest.mark.parametrize("arch", FORMATS, indirect=True)
 each_kind = pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+
+
+def streamed(kinds: tuple[str, str]) -> bool:
+    return not kinds[0].startswith("mx") and kinds != ("f16", "mxfp8")
 
 
 @pytest.fixture
@@ -92,6 +97,35 @@ def test_nan_stays_in_its_row_or_column(kernel, arch, generator, kinds, expected
     exact = values(inputs.a, inputs.scale_a) @ values(inputs.b[1], inputs.scale_b[1]).t()
     assert torch.equal(got.isnan(), exact.isnan()) and torch.equal(got.isinf(), exact.isinf())
     assert exact.isnan().any() and not exact.isnan().all()
+
+
+@each_arch
+@pytest.mark.parametrize("kinds", [kinds for kinds in KINDS if streamed(kinds)], ids="-".join)
+@pytest.mark.parametrize("k", (4096, 4128))
+def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
+    """Both forms of the streams, by K. Blocks whose exponents are beyond a 16-bit type's lie among others."""
+    inputs = draw(case(5, 40, k, kinds), FORMATS[arch], generator)
+    inputs.offsets = offsets_of([0, 1, 0, 4])
+    near = inputs.scale_b.view(U8)
+    beyond = torch.rand(near.shape, generator=generator) < 0.02
+    near[beyond] = torch.randint(0, 140, near.shape, dtype=U8, generator=generator)[beyond]
+    inputs.assert_right(inputs.call(kernel, out_dtype=F32), "long k")
+    (name,) = launched.names()
+    assert name.startswith(f"mx_gemm_stream<{int(k > 4096)}, ")
+
+
+@each_arch
+def test_what_streams(kernel, arch, generator, launched):
+    """Few rows of a group, operands at multiples of 16 bytes."""
+    for expected, shift, wanted in ((16, 0, "mx_gemm_stream"), (17, 0, "mx_gemm_plain"), (1, 8, "mx_gemm_plain")):
+        inputs = draw(case(5, 40, 64, ("bf16", "mxfp4")), FORMATS[arch], generator)
+        codes = torch.zeros(inputs.b.numel() + 64, dtype=U8)
+        start = -codes.data_ptr() % 16 + shift
+        inputs.b = codes[start : start + inputs.b.numel()].view(inputs.b.shape).copy_(inputs.b)
+        inputs.a = placed(inputs.a, CPU, "dense").t
+        inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], wanted)
+        (name,) = launched.names()
+        assert name.startswith(wanted)
 
 
 @each_arch
