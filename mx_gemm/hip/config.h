@@ -1,4 +1,4 @@
-// The compiled forms of the kernel for few rows (stream.h), and which launches take it: with no HIP in it.
+// The compiled forms of the streams (stream.h), with no HIP in it. All give a row the same bits.
 #pragma once
 
 #include "../../common/gemm/hip/stream_shape.h"
@@ -17,7 +17,5 @@ constexpr int kMostBlocks[] = {128, 256};  // of a row
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 
 constexpr int64_t kMostNumbered = (int64_t(1) << 31) - 64;  // rows or columns, and those behind them in a tile
-// Rows of a group up to which weights are streamed.
-constexpr int64_t kMostStreamed = 16;
 
 }  // namespace rocm_fp8::mx_gemm::hip

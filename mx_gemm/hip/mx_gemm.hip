@@ -1,7 +1,7 @@
 // MX weights on MI300X (gfx942) and MI350 (gfx950): the launcher.
 //
-//     few rows a group   stream.h: weights from memory to registers, past LDS
-//     else               ../gpu.h: any strides, alignment, sizes and formats
+//     stream.h    weights from memory to registers, past LDS; however many rows, so that a row's bits are the same
+//     ../gpu.h    else: any strides, alignment, sizes and formats
 //
 // Files: mx_gemm.hip (launcher), config.h (compiled forms), stream.h, decode.h (numbers and scales), products.h (of ../gpu.h).
 #include "../../common/gemm/hip/launch.h"
@@ -21,8 +21,7 @@ bool streams(const Args& a, DType fp8) {
     const bool half_a = a.format_a == DType::bf16 || a.format_a == DType::f16;
     const bool fp8_a = is_own(a.format_a) && !of_blocks(a.scale_a), fp8_b = is_own(a.format_b);
     const int64_t blocks = a.k / kMxBlock, rows_of_a = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, shape.rows);
-    return a.expected <= kMostStreamed && (half_a || fp8_a) &&
-           (fp8_b ? a.format_a != DType::f16 : a.format_b == DType::e2m1) &&
+    return (half_a || fp8_a) && (fp8_b ? a.format_a != DType::f16 : a.format_b == DType::e2m1) &&
            blocks <= kMostBlocks[kStreamShapeCount - 1] && (a.scale_b.block_stride == 1 || blocks == 1) &&
            (a.scale_b.row_stride == blocks || a.n == 1) && rows_aligned(a.a.data, a.a.row_stride) &&
            rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % kChunk == 0 &&

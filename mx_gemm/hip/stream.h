@@ -1,4 +1,4 @@
-// Few rows an expert: weights stream from HBM past LDS into registers, and through decode.h into matrix instructions.
+// Weights stream from HBM past LDS into registers, and through decode.h into matrix instructions.
 //
 //     a wave   scales of B's blocks: HBM --> LDS, once
 //              B: HBM, A: L2 --> registers, depth steps of 128 k in flight --> 16-bit numbers, B's with their scale
@@ -15,7 +15,8 @@
 // A lane of the products has four columns of each subtile. Rows of B are dealt to them so that those are eight neighbours:
 // subtile t, lane j has column 8 (j / 4) + 4 t + j % 4 of the tile's.
 //
-// Bound: bytes of weights. Steps and figures: docs/journal/mx_gemm-hip.md.
+// Bound: bytes of weights with few rows. Limit today: each 16 rows of an expert read and decode its weights anew.
+// Steps and figures: docs/journal/mx_gemm-hip.md.
 #pragma once
 
 #include "../../common/gemm/epilogue.h"
@@ -44,7 +45,6 @@ struct StreamForm {
     static constexpr int rows = shape.rows, columns = shape.columns, sub_m = rows / 16, sub_n = columns / 16,
                          depth = shape.depth / (fp8_b ? 2 : 1), waves_per_simd = (shape.per_unit + 3) / 4;
     static_assert(sub_n == 2 && shape.waves == 1);
-    static constexpr int policy = kNonTemporal;  // most experts have one tile: nobody reads their weights again
     static constexpr int most_blocks = kMostBlocks[index];
 };
 
@@ -182,7 +182,7 @@ class StreamTile {
 #pragma unroll
         for (int c = 0; c < S::sub_n; ++c) {
 #pragma unroll
-            for (int i = 0; i < kOfB; ++i) b[slot][c][i] = of_b.template load<S::policy>(at_b[c] + in_b + i * kChunk);
+            for (int i = 0; i < kOfB; ++i) b[slot][c][i] = of_b.load(at_b[c] + in_b + i * kChunk);
         }
 #pragma unroll
         for (int m = 0; m < S::sub_m; ++m) {

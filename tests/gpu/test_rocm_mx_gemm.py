@@ -14,13 +14,20 @@ from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU, F32, U8, E8M0 = torch.device("cpu"), torch.float32, torch.uint8, torch.float8_e8m0fnu
-EXPECTED = (1, 100)  # rows of a group, as the launcher is told: few, many
+EXPECTED = (1, 100)  # rows of a group, as the launcher is told: the plain kernel's tiles of few and of many
 each_arch = pytest.mark.parametrize("arch", FORMATS, indirect=True)
 each_kind = pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 
 
 def streamed(kinds: tuple[str, str]) -> bool:
     return not kinds[0].startswith("mx") and kinds != ("f16", "mxfp8")
+
+
+def shifted(codes: torch.Tensor, by: int) -> torch.Tensor:
+    """That many bytes behind a multiple of 16."""
+    buffer = torch.zeros(codes.numel() + 64, dtype=U8)
+    start = -buffer.data_ptr() % 16 + by
+    return buffer[start : start + codes.numel()].view(codes.shape).copy_(codes)
 
 
 @pytest.fixture
@@ -58,13 +65,13 @@ def test_sums(kernel, arch, generator, kinds, expected, n, k, slots, layout):
 
 
 @each_arch
-@pytest.mark.parametrize("rows", (16, 64))
+@pytest.mark.parametrize("rows, shift", ((16, 0), (16, 8), (64, 8)), ids=("stream", "plain", "plain of many rows"))
 @pytest.mark.parametrize("dtype", (*HALF, None), ids=str)
-def test_every_code_in_every_place_with_every_exponent(kernel, arch, rows, dtype):
+def test_every_code_in_every_place_with_every_exponent(kernel, arch, launched, rows, shift, dtype):
     """One number of a row of A is 1: the row is B's numbers there, exactly. Column 255 alone is NaN."""
     k, columns = 64, torch.arange(256)
     codes = (torch.arange(k)[None] + columns[:, None] % 16) % 16
-    b = (codes[:, ::2] | codes[:, 1::2] << 4).to(U8)
+    b = shifted((codes[:, ::2] | codes[:, 1::2] << 4).to(U8), shift)
     scales = columns.to(U8)[:, None].expand(-1, 2).contiguous().view(E8M0)
     for first in range(0, k, rows):
         places = torch.arange(first, first + rows)
@@ -75,6 +82,7 @@ def test_every_code_in_every_place_with_every_exponent(kernel, arch, rows, dtype
         wanted = values(b, scales)[:, places].t().float()
         assert torch.equal(got.isnan(), wanted.isnan()) and bool(got[:, 255].isnan().all())
         assert torch.equal(got[:, :255], wanted[:, :255])
+    assert all(name.startswith("mx_gemm_plain" if shift else "mx_gemm_stream") for name in launched.names())
 
 
 @each_arch
@@ -116,12 +124,10 @@ def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
 
 @each_arch
 def test_what_streams(kernel, arch, generator, launched):
-    """Few rows of a group, operands at multiples of 16 bytes."""
-    for expected, shift, wanted in ((16, 0, "mx_gemm_stream"), (17, 0, "mx_gemm_plain"), (1, 8, "mx_gemm_plain")):
+    """Operands at multiples of 16 bytes."""
+    for expected, shift, wanted in ((1, 0, "mx_gemm_stream"), (1000, 0, "mx_gemm_stream"), (1, 8, "mx_gemm_plain")):
         inputs = draw(case(5, 40, 64, ("bf16", "mxfp4")), FORMATS[arch], generator)
-        codes = torch.zeros(inputs.b.numel() + 64, dtype=U8)
-        start = -codes.data_ptr() % 16 + shift
-        inputs.b = codes[start : start + inputs.b.numel()].view(inputs.b.shape).copy_(inputs.b)
+        inputs.b = shifted(inputs.b, shift)
         inputs.a = placed(inputs.a, CPU, "dense").t
         inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], wanted)
         (name,) = launched.names()
