@@ -38,13 +38,22 @@ struct Memory {
     int32_t partial[kThreads];
 };
 
+// fp8_decode without a conversion of integers: float32 holds e4m3's bits as a number that is smaller by a power of two.
+template <DType format>
+__device__ inline float e4m3_value(uint32_t byte) {
+    using F = Fp8Format<format>;
+    constexpr int kMantissaGap = 20;
+    constexpr float kByBias = F::has_negative_zero ? 0x1p120f : 0x1p119f, kNan = __builtin_nanf("");
+    const bool nan = F::has_negative_zero ? (byte & 0x7F) == F::nan : byte == F::nan;
+    const float magnitude = bits_float((byte & 0x7F) << kMantissaGap) * kByBias;
+    return nan ? kNan : byte & 0x80 ? -magnitude : magnitude;
+}
+
 template <DType type>
 __device__ inline uint32_t number_bits(DType format, uint32_t byte) {
     f32x2 two = {0, 0};
     if (format == DType::e2m1) two = f32x2{e2m1_value(byte), e2m1_value(byte >> 4)};
-    else
-        two.x = format == DType::e4m3fn ? fp8_decode<DType::e4m3fn>(uint8_t(byte))
-                                        : fp8_decode<DType::e4m3fnuz>(uint8_t(byte));
+    else two.x = format == DType::e4m3fn ? e4m3_value<DType::e4m3fn>(byte) : e4m3_value<DType::e4m3fnuz>(byte);
     return Pairs<type>::round_any_nan(two);
 }
 
@@ -66,9 +75,10 @@ __device__ inline int row_tiles(const Args& a, int group, int rows) {
 // Into memory.before, by all threads, with memory.partial between.
 template <int kRows, class Table>
 __device__ inline void number_tiles(Table& memory, const Args& a) {
-    const int groups = int(a.groups), each = (groups + kThreads - 1) / kThreads, begin = int(threadIdx.x) * each;
+    const uint32_t groups = uint32_t(a.groups), each = (groups + kThreads - 1) / kThreads, begin = threadIdx.x * each,
+                   end = begin + each < groups ? begin + each : groups;
     int mine = 0;
-    for (int g = begin; g < begin + each && g < groups; ++g) mine += row_tiles(a, g, kRows);
+    for (uint32_t g = begin; g < end; ++g) mine += row_tiles(a, int(g), kRows);
     memory.partial[threadIdx.x] = mine;
     // Barrier: other threads read it.
     __syncthreads();
@@ -80,9 +90,9 @@ __device__ inline void number_tiles(Table& memory, const Args& a) {
         __syncthreads();
     }
     int sum = memory.partial[threadIdx.x] - mine;
-    for (int g = begin; g < begin + each && g < groups; ++g) {
+    for (uint32_t g = begin; g < end; ++g) {
         memory.before[g] = sum;
-        sum += row_tiles(a, g, kRows);
+        sum += row_tiles(a, int(g), kRows);
     }
     if (threadIdx.x == kThreads - 1) memory.before[groups] = memory.partial[threadIdx.x];
     // Barrier: all threads read the table.
@@ -139,20 +149,31 @@ __device__ inline void load_chunk(Chunk& to, const uint8_t* from, DType format, 
     }
 }
 
-// As 16-bit numbers.
+// As 16-bit numbers, to a multiple of 16 bytes.
 __device__ inline void store_chunk(char* to, const Chunk& chunk, DType format, const uint32_t (&table)[256]) {
-    auto* words = reinterpret_cast<uint32_t*>(to);
     const auto byte = [&](int i) { return chunk.words[i / 4] >> i % 4 * 8 & 255; };
-    if (format == DType::e2m1) {
+    const auto store = [&](auto&& word) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) words[i] = table[byte(i)];
-    } else if (is_fp8(format)) {
+        for (int half = 0; half < 2; ++half) {
+            Vector128 v;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) words[i] = (table[byte(2 * i)] & 0xFFFFu) | table[byte(2 * i + 1)] << 16;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) words[i] = chunk.words[i];
-    }
+            for (int i = 0; i < 4; ++i) set_word(v, i, word(4 * half + i));
+            *reinterpret_cast<Vector128*>(to + 16 * half) = v;
+        }
+    };
+    if (format == DType::e2m1) store([&](int i) { return table[byte(i)]; });
+    else if (is_fp8(format))
+        store([&](int i) { return (table[byte(2 * i)] & 0xFFFFu) | table[byte(2 * i + 1)] << 16; });
+    else store([&](int i) { return chunk.words[i]; });
+}
+
+// The launch's arguments. On AMD they are loaded anew: kept in scalar registers through a tile, they would be spilled.
+__device__ inline const Args& anew([[maybe_unused]] const Args& a) {
+#if defined(__HIPCC__)
+    return arguments<Args>();
+#else
+    return a;
+#endif
 }
 
 // One tile.
@@ -224,6 +245,7 @@ class Tile {
     }
 
     __device__ void request(int64_t k) {
+        const Args& args = anew(this->args);
         each_chunk<kOfB>(kColumns, [&](int i, int row, int chunk) {
             const int64_t at = k + chunk * kChunkNumbers, n = column + row;
             load_chunk<aligned>(of_b[i], b + n * args.b.row_stride + byte_of(args.format_b, at), args.format_b,
@@ -237,6 +259,7 @@ class Tile {
         });
     }
     __device__ void put(int64_t k) {
+        const Args& args = anew(this->args);
         each_chunk<kOfB>(kColumns, [&](int i, int row, int chunk) {
             store_chunk(memory.b + row * kRowBytes + chunk * kChunkNumbers * 2, of_b[i], args.format_b, memory.of_b);
         });
@@ -284,6 +307,7 @@ class Tile {
     static __device__ float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
     __device__ void store() {
+        const Args& args = anew(this->args);
         gemm::Bias bias = args.bias;
         if (bias.data)
             bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));

@@ -9,6 +9,7 @@
 #include "../int8_gemm/hip/config.h"
 #include "../mla_decode/cuda/config.h"
 #include "../mla_decode/hip/config.h"
+#include "../mx_gemm/hip/config.h"
 #include "../rmsnorm_fp8/hip/config.h"
 #include "../rmsnorm_fp8/cuda/config.h"
 #include "../skinny_gemm/hip/config.h"
@@ -102,6 +103,7 @@ const char* tables() {
                ", \"grouped_gated\": " + list(grouped_gemm::hip::kGatedShapes, tile) +
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"grouped_short\": " + list(grouped_gemm::hip::kShortShapes, stream) +
+               ", \"mx_streams\": " + list(mx_gemm::hip::kStreamShapes, stream) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
                ", \"mla_direct\": " + list(mla_decode::hip::kDirectForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +

@@ -34,7 +34,9 @@ struct RowTiles {
         return end > first ? int((uint32_t(end - first) + tile_rows - 1) / tile_rows) : 0;
     }
 
-    __device__ RowTiles(const Args& a)
+    // a: of any operator that has offsets, groups and m.
+    template <class Grouped>
+    __device__ explicit RowTiles(const Grouped& a)
         : offsets(a.offsets), groups(int(a.groups)), m(int(a.m)), each(int(a.groups + kWave - 1) / kWave) {
         const int mine = int(threadIdx.x % kWave) * each;
         uint32_t tiles = 0;

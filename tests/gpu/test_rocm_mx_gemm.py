@@ -1,0 +1,150 @@
+"""MX weights in the ROCm variant, simulated: both kernels on both chips, with the checks of waits, hazards, races and
+coherence."""
+
+import pytest
+import torch
+
+from benchmarks.harness.simulated_rocm import FORMATS
+from problems.buffers import Guarded, same_bytes
+from problems.gemm import placed
+from problems.grouped_gemm import offsets_of, random
+from problems.inputs import HALF
+from problems.mx import KINDS, Case, draw, values
+from tests.settings import SEED, needs_rocm_toolchain
+
+pytestmark = needs_rocm_toolchain
+CPU, F32, U8, E8M0 = torch.device("cpu"), torch.float32, torch.uint8, torch.float8_e8m0fnu
+EXPECTED = (1, 100)  # rows of a group, as the launcher is told: the plain kernel's tiles of few and of many
+each_arch = pytest.mark.parametrize("arch", FORMATS, indirect=True)
+each_kind = pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+
+
+def streamed(kinds: tuple[str, str]) -> bool:
+    return not kinds[0].startswith("mx") and kinds != ("f16", "mxfp8")
+
+
+def shifted(codes: torch.Tensor, by: int) -> torch.Tensor:
+    """That many bytes behind a multiple of 16."""
+    buffer = torch.zeros(codes.numel() + 64, dtype=U8)
+    start = -buffer.data_ptr() % 16 + by
+    return buffer[start : start + codes.numel()].view(codes.shape).copy_(codes)
+
+
+@pytest.fixture
+def kernel(simulated_rocm, arch):
+    with simulated_rocm.on(arch, seed=SEED) as module:
+        yield module
+
+
+def case(rows: int, n: int, k: int, kinds: tuple[str, str], **kwargs) -> Case:
+    given = dict(fnuz=False, routing=random, slots=0, biased=None, dtype=F32, layout="dense", expected=None)
+    return Case(rows, 4, n, k, kinds, **(given | kwargs))
+
+
+@each_arch
+@each_kind
+@pytest.mark.parametrize("expected", EXPECTED)
+@pytest.mark.parametrize(
+    "n, k, slots, layout", [(144, 288, 2, "dense"), (37, 32, 0, "near"), (137, 160, 3, "odd"), (48, 416, 1, "dense")]
+)
+def test_sums(kernel, arch, generator, kinds, expected, n, k, slots, layout):
+    """Tails of rows, columns and k; a group of two tiles, one without rows; gathers."""
+    biased, dtype = (torch.bfloat16, F32) if slots else (None, torch.bfloat16)
+    problem = case(30, n, k, kinds, slots=slots, biased=biased, dtype=dtype)
+    inputs, held = draw(problem, FORMATS[arch], generator).placed(CPU, layout)
+    inputs.offsets = offsets_of([3, 0, 18, 7])
+    if inputs.rows is not None:
+        inputs.rows = torch.arange(30, dtype=torch.int32).flip(0)
+    out = Guarded((inputs.count, n), dtype, CPU)
+    inputs.call(kernel, out=out.t, expected_rows=expected)
+    out.assert_guards_intact()
+    for each in held:
+        each.assert_unchanged()
+    inputs.assert_right(out.t[:28], "mx")
+    assert out.t[28:].isnan().all(), "rows beyond the last were written"
+
+
+@each_arch
+@pytest.mark.parametrize("rows, shift", ((16, 0), (16, 8), (64, 8)), ids=("stream", "plain", "plain of many rows"))
+@pytest.mark.parametrize("dtype", (*HALF, None), ids=str)
+def test_every_code_in_every_place_with_every_exponent(kernel, arch, launched, rows, shift, dtype):
+    """One number of a row of A is 1: the row is B's numbers there, exactly. Column 255 alone is NaN."""
+    k, columns = 64, torch.arange(256)
+    codes = (torch.arange(k)[None] + columns[:, None] % 16) % 16
+    b = shifted((codes[:, ::2] | codes[:, 1::2] << 4).to(U8), shift)
+    scales = columns.to(U8)[:, None].expand(-1, 2).contiguous().view(E8M0)
+    for first in range(0, k, rows):
+        places = torch.arange(first, first + rows)
+        a = torch.zeros(rows, k)
+        a[torch.arange(rows), places] = 1
+        operands = a.to(dtype or FORMATS[arch]), b, None if dtype else torch.ones(1), scales
+        got = kernel.block_scaled_gemm(*operands, out_dtype=F32)
+        wanted = values(b, scales)[:, places].t().float()
+        assert torch.equal(got.isnan(), wanted.isnan()) and bool(got[:, 255].isnan().all())
+        assert torch.equal(got[:, :255], wanted[:, :255])
+    assert all(name.startswith("mx_gemm_plain" if shift else "mx_gemm_stream") for name in launched.names())
+
+
+@each_arch
+@each_kind
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_nan_stays_in_its_row_or_column(kernel, arch, generator, kinds, expected):
+    inputs = draw(case(20, 24, 96, kinds), FORMATS[arch], generator)
+    inputs.offsets = offsets_of([0, 20, 0, 0])
+    inputs.scale_b.view(U8)[1, 5, 1] = 255
+    nan = 0x80 if arch == "gfx942" else 0x7F
+    if kinds[1] == "mxfp8":
+        inputs.b.view(U8)[1, 9, 40] = nan
+    if inputs.a.dtype in HALF:
+        inputs.a[3, 70], inputs.a[4, 1] = float("nan"), float("inf")
+    elif inputs.a.dtype != U8:
+        inputs.a.view(U8)[3, 70] = nan
+    if kinds[0].startswith("mx"):
+        inputs.scale_a.view(U8)[11, 2] = 255
+    got = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
+    exact = values(inputs.a, inputs.scale_a) @ values(inputs.b[1], inputs.scale_b[1]).t()
+    assert torch.equal(got.isnan(), exact.isnan()) and torch.equal(got.isinf(), exact.isinf())
+    assert exact.isnan().any() and not exact.isnan().all()
+
+
+@each_arch
+@pytest.mark.parametrize("kinds", [kinds for kinds in KINDS if streamed(kinds)], ids="-".join)
+@pytest.mark.parametrize("k", (4096, 4128))
+def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
+    """Both forms of the streams, by K. Blocks whose exponents are beyond a 16-bit type's lie among others."""
+    inputs = draw(case(5, 40, k, kinds), FORMATS[arch], generator)
+    inputs.offsets = offsets_of([0, 1, 0, 4])
+    near = inputs.scale_b.view(U8)
+    beyond = torch.rand(near.shape, generator=generator) < 0.02
+    near[beyond] = torch.randint(0, 140, near.shape, dtype=U8, generator=generator)[beyond]
+    inputs.assert_right(inputs.call(kernel, out_dtype=F32), "long k")
+    (name,) = launched.names()
+    assert name.startswith(f"mx_gemm_stream<{int(k > 4096)}, ")
+
+
+@each_arch
+def test_what_streams(kernel, arch, generator, launched):
+    """Operands at multiples of 16 bytes."""
+    for expected, shift, wanted in ((1, 0, "mx_gemm_stream"), (1000, 0, "mx_gemm_stream"), (1, 8, "mx_gemm_plain")):
+        inputs = draw(case(5, 40, 64, ("bf16", "mxfp4")), FORMATS[arch], generator)
+        inputs.b = shifted(inputs.b, shift)
+        inputs.a = placed(inputs.a, CPU, "dense").t
+        inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], wanted)
+        (name,) = launched.names()
+        assert name.startswith(wanted)
+
+
+@each_arch
+@each_kind
+def test_a_rows_bits_are_its_own(kernel, arch, generator, kinds):
+    """Whatever rows are beside it, in a tile or in others."""
+    inputs = draw(case(40, 40, 288, kinds), FORMATS[arch], generator)
+    inputs.rows, inputs.slots = torch.arange(40, dtype=torch.int32), 1
+    for expected in EXPECTED:
+        inputs.offsets = offsets_of([40, 0, 0, 0])
+        whole = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
+        order = torch.randperm(40, generator=generator).int()
+        inputs.rows, inputs.offsets = order, offsets_of([7, 0, 0, 0])
+        part = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
+        assert same_bytes(part[:7].contiguous(), whole[order[:7].long()])
+        inputs.rows = torch.arange(40, dtype=torch.int32)
