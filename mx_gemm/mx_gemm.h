@@ -7,12 +7,12 @@
 //     out[i, n]  = round_out(c * scale_a[source(i)] + bias[e, n])
 //
 // A is float16 or bfloat16 without scales, FP8 with a scale a row or one for all (which multiplies the whole sum), or MXFP8
-// or MXFP4 with scales of blocks. Products of a block are added in any order, unscaled, so that no exponent is lost: what is
-// beyond float32 is infinite, what is below it is rounded. A NaN of A, or a scale 255, makes its row's or its column's
-// results NaN, and no others.
+// or MXFP4 with scales of blocks. Products of a block are added in any order: unscaled, or scaled where their numbers stay
+// normal, so that no exponent is lost. What is beyond float32 is infinite, what is below it is rounded. A NaN of A, or a
+// scale 255, makes its row's or its column's results NaN, and no others.
 //
 // offsets and rows are on the device, as in ../grouped_gemm/grouped_gemm.h. Without offsets all rows are of one matrix.
-// A row's bits depend on its row of A and its matrix alone, on a GPU also on the class of `expected`.
+// A row's bits depend on its row of A, its matrix, their layout and formats: never on how many rows there are.
 #pragma once
 
 #include "../common/gemm/args.h"
