@@ -22,13 +22,17 @@
 namespace rocm_fp8::mx_gemm {
 namespace {
 
-constexpr int kThreads = 256, kStep = 128, kStepBlocks = kStep / kMxBlock, kColumns = 128;
+constexpr int kThreads = 256, kStep = 128, kStepBlocks = kStep / kMxBlock;
 constexpr int kRowBytes = kStep * 2 + 16;  // of a row of numbers: no bank conflicts between lanes of neighbouring rows
 constexpr int kFewRows = 16, kManyRows = 64;
+ROCM_FP8_HD constexpr int columns_of(int rows) {
+    return rows == kFewRows ? 128 : 64;
+}                                  // shared memory is 48 KiB at most
 constexpr int kChunkNumbers = 16;  // what a thread brings at once
 
 template <int kRows>
 struct Memory {
+    static constexpr int kColumns = columns_of(kRows);
     alignas(16) char a[kRows * kRowBytes];
     alignas(16) char b[kColumns * kRowBytes];
     float scale_a[kStepBlocks][kRows], scale_b[kStepBlocks][kColumns];
@@ -180,6 +184,7 @@ __device__ inline const Args& anew([[maybe_unused]] const Args& a) {
 template <DType type, int kRows, bool aligned>
 class Tile {
     using P = Products<type>;
+    static constexpr int kColumns = columns_of(kRows);
     static constexpr int kPerRow = kStep / kChunkNumbers,
                          kOfA = kRows * kPerRow / kThreads < 1 ? 1 : kRows * kPerRow / kThreads,
                          kOfB = kColumns * kPerRow / kThreads, kWaves = kThreads / kLanes, kAcross = kColumns / 16,
@@ -338,6 +343,7 @@ __global__ __launch_bounds__(kThreads) void mx_gemm_plain(Args a) {
         memory.of_b[byte] = number_bits<type>(a.format_b, byte);
     }
     number_tiles<kRows>(memory, a);
+    constexpr int kColumns = Memory<kRows>::kColumns;
     const int64_t pieces = (a.n + kColumns - 1) / kColumns, tiles = memory.before[a.groups] * pieces;
     for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
         int64_t piece;
@@ -357,7 +363,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     const bool aligned = fits(a.a) && fits(a.b), few = a.expected <= kFewRows;
     const int rows = few ? kFewRows : kManyRows;
     // Groups add at most a tile each.
-    const int64_t tiles = (a.m / rows + (a.groups < a.m ? a.groups : a.m)) * ceil_div(a.n, kColumns);
+    const int64_t tiles = (a.m / rows + (a.groups < a.m ? a.groups : a.m)) * ceil_div(a.n, int64_t(columns_of(rows)));
     const int64_t most = int64_t(vendor.units) * kPerUnit, workgroups = tiles < most ? tiles : most;
     const auto start = [&](auto kernel) { return vendor.launch(kernel, workgroups, kThreads, 1, a); };
     if (few) return start(aligned ? mx_gemm_plain<type, kFewRows, true> : mx_gemm_plain<type, kFewRows, false>);
