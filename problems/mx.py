@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from problems import grouped_gemm
 from problems.buffers import Guarded
 from problems.comparisons import assert_mx_close
 from problems.gemm import placed
-from problems.grouped_gemm import ROUTINGS, offsets_of
 from problems.inputs import FLOATS, mx_codes, mx_exponents, normal, positive, short
 from problems.pairwise import SAMPLE, pairwise
 
@@ -71,7 +71,7 @@ def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tu
                 k,
                 KINDS,
                 (False, True),
-                ROUTINGS,
+                grouped_gemm.ROUTINGS,
                 (0, 1, 3),
                 (None, *FLOATS),
                 FLOATS,
@@ -99,20 +99,7 @@ def drawn(kind: str, shape: tuple[int, ...], fp8: torch.dtype, g) -> tuple[torch
 
 
 @dataclass
-class Inputs:
-    a: torch.Tensor
-    b: torch.Tensor
-    scale_a: torch.Tensor | None
-    scale_b: torch.Tensor
-    offsets: torch.Tensor
-    rows: torch.Tensor | None
-    slots: int
-    bias: torch.Tensor | None
-
-    def to(self, device) -> "Inputs":
-        moved = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        return replace(self, **moved)
-
+class Inputs(grouped_gemm.Inputs):
     def placed(self, device, how: str) -> tuple["Inputs", list[Guarded]]:
         """Operands and exponents among poison, which as an exponent is NaN."""
         names = [n for n in ("a", "b", "scale_a", "scale_b") if getattr(self, n) is not None]
@@ -120,22 +107,10 @@ class Inputs:
         moved = replace(self.to(device), **{name: each.t for name, each in held.items()})
         return moved, [each.buffer for each in held.values()]
 
-    def call(self, module, **kwargs) -> torch.Tensor:
-        gather = {} if self.rows is None else dict(rows=self.rows, slots=self.slots)
-        operands = self.a, self.b, self.scale_a, self.scale_b, self.offsets
-        return module.grouped_gemm(*operands, **gather, bias=self.bias, **kwargs)
-
     def dense(self, module, **kwargs) -> torch.Tensor:
         """All rows of A by the first matrix."""
         bias = None if self.bias is None else self.bias[0]
         return module.block_scaled_gemm(self.a, self.b[0], self.scale_a, self.scale_b[0], bias, **kwargs)
-
-    @property
-    def count(self) -> int:
-        return len(self.a) if self.rows is None else len(self.rows)
-
-    def live(self) -> int:
-        return int(self.offsets[-1])
 
     def assert_right(self, out: torch.Tensor, what: str) -> None:
         """Each expert's rows."""
@@ -160,4 +135,4 @@ def draw(case: Case, fp8: torch.dtype, g) -> Inputs:
         slots = torch.randperm(tokens * case.slots, generator=g)[: case.rows]
         rows = torch.where(torch.arange(len(slots)) < sum(counts), slots, -1).int()
     bias = None if case.biased is None else normal((case.experts, case.n), case.biased, g, 5.0)
-    return Inputs(a, b, scale_a, scale_b, offsets_of(counts), rows, max(case.slots, 1), bias)
+    return Inputs(a, b, scale_a, scale_b, grouped_gemm.offsets_of(counts), rows, max(case.slots, 1), bias)
