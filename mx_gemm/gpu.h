@@ -25,9 +25,8 @@ namespace {
 constexpr int kThreads = 256, kStep = 128, kStepBlocks = kStep / kMxBlock;
 constexpr int kRowBytes = kStep * 2 + 16;  // of a row of numbers: no bank conflicts between lanes of neighbouring rows
 constexpr int kFewRows = 16, kManyRows = 64;
-ROCM_FP8_HD constexpr int columns_of(int rows) {
-    return rows == kFewRows ? 128 : 64;
-}                                  // shared memory is 48 KiB at most
+// Shared memory is 48 KiB at most.
+ROCM_FP8_HD constexpr int columns_of(int rows) { return rows == kFewRows ? 128 : 64; }
 constexpr int kChunkNumbers = 16;  // what a thread brings at once
 
 template <int kRows>

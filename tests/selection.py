@@ -141,6 +141,7 @@ GROUPS = {
     "block_scaled_gemm, simulated": simulated(("block_scaled_gemm", "gemm_parts"), ("block_scaled_gemm",)),
     "INT8, simulated": simulated(("int8",), ("int8_gemm", *INT8_ROWS)),
     "grouped_gemm, simulated": simulated(("grouped_gemm",), EXPERTS),
+    "MX, simulated": simulated(("mx_gemm",), ("moe_gate", "mx_gemm", "quantize_mxfp4", *EXPERTS)),
     "moe_routing, simulated": simulated(("moe_routing",), ("moe_routing",)),
     "mla, simulated": simulated(("mla_decode",), ("mla_append", "mla_decode")),
     "ranks, simulated": simulated(("all_reduce", "send"), RANKS),

@@ -74,7 +74,7 @@ def kernels_of(library: Path, arch: str) -> list[Kernel]:
     found = []
     for part in re.split(r"\n\s*Function : ", dump(library, arch, "-sass"))[1:]:
         mangled, code = part.split("\n", 1)
-        name, values = re.search(r"_cu_[0-9a-f]{8}\d+([a-z_][a-z0-9_]*)I(.*)EEv", mangled).groups()
+        name, values = re.search(r"_cu_[0-9a-f]{8}\d+([a-z_][a-z0-9_]*)(?:I(.*)EEv|E)", mangled).groups(default="")
         # 7fb96aac3 13 rms_norm_fast: the hash of the file before it ends in digits of the name's length.
         operations = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", code, re.M)
         template = tuple(int(value) for value in re.findall(r"L(?:[ib]|NS\d*_\w+?E|S\d*_)(\d+)E", values + "E"))

@@ -148,3 +148,34 @@ def test_a_rows_bits_are_its_own(kernel, arch, generator, kinds):
         part = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
         assert same_bytes(part[:7].contiguous(), whole[order[:7].long()])
         inputs.rows = torch.arange(40, dtype=torch.int32)
+
+
+@each_arch
+@pytest.mark.parametrize("dtype", (F32, *HALF))
+def test_quantisation_gives_the_references_bytes(kernel, arch, generator, dtype):
+    """Both roundings; zeros, NaN and infinities beside numbers of all sizes."""
+    x = torch.randn(7, 96, generator=generator) * torch.logspace(-40, 38, 7, dtype=torch.float64).float()[:, None]
+    x[0, :32], x[1, 40], x[2, 70], x[3, 5] = 0, torch.nan, -torch.inf, -0.0
+    x = x.to(dtype)
+    for rounding in ("up", "even"):
+        got, wanted = (module.quantize_mxfp4(x, rounding=rounding) for module in (kernel, kernel.reference))
+        assert all(same_bytes(g, w) for g, w in zip(got, wanted))
+
+
+GATES = (
+    dict(gate="silu"),
+    dict(gate="oai", limit=3.0, interleaved=True),
+    dict(gate="situ", beta=4.0, linear_beta=25.0),
+)
+
+
+@each_arch
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate["gate"])
+def test_gates(kernel, arch, generator, gate):
+    x, offsets = torch.randn(9, 2 * 37, generator=generator) * 3, torch.tensor([0, 2, 7], dtype=torch.int32)
+    out = Guarded((9, 37), torch.float16, CPU)
+    kernel.moe_gate(x, offsets, **gate, out=out.t)
+    out.assert_guards_intact()
+    wanted = kernel.reference.moe_gate(x, **gate, out_dtype=torch.float16)
+    torch.testing.assert_close(out.t[:7], wanted[:7], rtol=2.0**-9, atol=2.0**-20)
+    assert out.t[7:].isnan().all()
