@@ -353,6 +353,12 @@ __global__ __launch_bounds__(kThreads) void mx_gemm_plain(Args a) {
     }
 }
 
+// Row tiles that there may be, however the rows are spread.
+inline int64_t most_row_tiles(const Args& a, int rows) {
+    const int64_t some = a.groups < a.m ? a.groups : a.m;  // with a row at least
+    return a.offsets ? some + (a.m - some) / rows : ceil_div(a.m, rows);
+}
+
 template <DType type, class Vendor>
 Status launch_as(const Args& a, const Vendor& vendor) {
     constexpr int kPerUnit = 4;
@@ -361,8 +367,7 @@ Status launch_as(const Args& a, const Vendor& vendor) {
     };
     const bool aligned = fits(a.a) && fits(a.b), few = a.expected <= kFewRows;
     const int rows = few ? kFewRows : kManyRows;
-    // Groups add at most a tile each.
-    const int64_t tiles = (a.m / rows + (a.groups < a.m ? a.groups : a.m)) * ceil_div(a.n, int64_t(columns_of(rows)));
+    const int64_t tiles = most_row_tiles(a, rows) * ceil_div(a.n, columns_of(rows));
     const int64_t most = int64_t(vendor.units) * kPerUnit, workgroups = tiles < most ? tiles : most;
     const auto start = [&](auto kernel) { return vendor.launch(kernel, workgroups, kThreads, 1, a); };
     if (few) return start(aligned ? mx_gemm_plain<type, kFewRows, true> : mx_gemm_plain<type, kFewRows, false>);

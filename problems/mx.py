@@ -87,6 +87,11 @@ def cases(rows, experts, n, k, expected, layouts=("dense", "odd", "near")) -> tu
     )
 
 
+def plain(rows: int, n: int, k: int, kinds: tuple[str, str], experts: int = 1, **kwargs) -> Case:
+    given = dict(fnuz=False, routing=grouped_gemm.random, slots=0, biased=None, dtype=torch.float32)
+    return Case(rows, experts, n, k, kinds, **(given | dict(layout="dense", expected=None) | kwargs))
+
+
 def drawn(kind: str, shape: tuple[int, ...], fp8: torch.dtype, g) -> tuple[torch.Tensor, torch.Tensor | None]:
     """An operand [..., K] and its scales."""
     *rows, k = shape

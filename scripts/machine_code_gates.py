@@ -3,13 +3,12 @@
 from collections.abc import Set
 
 from exchange_gate import exchange, sending, within_the_device
+from experts_gate import grouped_short, grouped_stream, grouped_tiles, moe_combine, moe_route, moe_sort
 from gate_parts import LDS_OF_A_UNIT, SIMDS, loop_loads, matrix_instruction, named
 from host_configs import configs
 from mla_gate import mla_decode, mla_direct, mla_merge
 from mx_gate import mx_plain, mx_stream
 from split_k_gate import parts_of_a_tile, split_k
-
-from moe_gate import grouped_short, grouped_stream, grouped_tiles, moe_combine, moe_route, moe_sort
 
 
 def skinny_shapes() -> list[dict[str, int]]:

@@ -274,8 +274,7 @@ Status launch_stream_as(const Args& a, const Vendor& vendor) {
     const bool aligned = rows_aligned(a.b.data, a.b.row_stride, 4) && a.b.group_stride % 4 == 0 &&
                          rows_aligned(a.a.data, a.a.row_stride, bytes ? 8 : 16);
     const int rows = a.expected <= 8 ? 8 : a.expected <= 16 ? 16 : 32;
-    // Groups add at most a tile each.
-    const int64_t tiles = (a.m / rows + (a.groups < a.m ? a.groups : a.m)) * ceil_div(a.n, kStreamColumns);
+    const int64_t tiles = most_row_tiles(a, rows) * ceil_div(a.n, kStreamColumns);
     const int64_t most = int64_t(vendor.units) * kPerUnit, ctas = tiles < most ? tiles : most;
     const auto start = [&](auto kernel) { return vendor.launch(kernel, ctas, kThreads, 1, a); };
     if (!aligned) return start(mx_gemm_stream<type, bytes, 32, false>);

@@ -30,12 +30,6 @@ bool streams(const Args& a, DType fp8) {
            a.a_rows < kMostNumbered && a.m < kMostNumbered && a.n < kMostNumbered;
 }
 
-// Row tiles that there may be, however the rows are spread.
-int64_t most_row_tiles(const Args& a, int rows) {
-    const int64_t some = std::min(a.m, a.groups);  // with a row at least
-    return a.offsets ? some + (a.m - some) / rows : ceil_div(a.m, int64_t(rows));
-}
-
 template <int index>
 auto stream_kernel(const Args& a) {
     const bool fp8_a = is_fp8(a.format_a), fp8_b = is_fp8(a.format_b);

@@ -7,9 +7,9 @@ import torch
 from benchmarks.harness.simulated_rocm import FORMATS
 from problems.buffers import Guarded, same_bytes
 from problems.gemm import placed
-from problems.grouped_gemm import offsets_of, random
+from problems.grouped_gemm import offsets_of
 from problems.inputs import HALF
-from problems.mx import KINDS, Case, draw, values
+from problems.mx import KINDS, draw, plain, values
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -36,11 +36,6 @@ def kernel(simulated_rocm, arch):
         yield module
 
 
-def case(rows: int, n: int, k: int, kinds: tuple[str, str], **kwargs) -> Case:
-    given = dict(fnuz=False, routing=random, slots=0, biased=None, dtype=F32, layout="dense", expected=None)
-    return Case(rows, 4, n, k, kinds, **(given | kwargs))
-
-
 @each_arch
 @each_kind
 @pytest.mark.parametrize("expected", EXPECTED)
@@ -50,7 +45,7 @@ def case(rows: int, n: int, k: int, kinds: tuple[str, str], **kwargs) -> Case:
 def test_sums(kernel, arch, generator, kinds, expected, n, k, slots, layout):
     """Tails of rows, columns and k; a group of two tiles, one without rows; gathers."""
     biased, dtype = (torch.bfloat16, F32) if slots else (None, torch.bfloat16)
-    problem = case(30, n, k, kinds, slots=slots, biased=biased, dtype=dtype)
+    problem = plain(30, n, k, kinds, slots=slots, biased=biased, dtype=dtype, experts=4)
     inputs, held = draw(problem, FORMATS[arch], generator).placed(CPU, layout)
     inputs.offsets = offsets_of([3, 0, 18, 7])
     if inputs.rows is not None:
@@ -89,7 +84,7 @@ def test_every_code_in_every_place_with_every_exponent(kernel, arch, launched, r
 @each_kind
 @pytest.mark.parametrize("expected", EXPECTED)
 def test_nan_stays_in_its_row_or_column(kernel, arch, generator, kinds, expected):
-    inputs = draw(case(20, 24, 96, kinds), FORMATS[arch], generator)
+    inputs = draw(plain(20, 24, 96, kinds, experts=4), FORMATS[arch], generator)
     inputs.offsets = offsets_of([0, 20, 0, 0])
     inputs.scale_b.view(U8)[1, 5, 1] = 255
     nan = 0x80 if arch == "gfx942" else 0x7F
@@ -112,7 +107,7 @@ def test_nan_stays_in_its_row_or_column(kernel, arch, generator, kinds, expected
 @pytest.mark.parametrize("k", (4096, 4128))
 def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
     """Both forms of the streams, by K. Blocks whose exponents are beyond a 16-bit type's lie among others."""
-    inputs = draw(case(5, 40, k, kinds), FORMATS[arch], generator)
+    inputs = draw(plain(5, 40, k, kinds, experts=4), FORMATS[arch], generator)
     inputs.offsets = offsets_of([0, 1, 0, 4])
     near = inputs.scale_b.view(U8)
     beyond = torch.rand(near.shape, generator=generator) < 0.02
@@ -126,7 +121,7 @@ def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
 def test_what_streams(kernel, arch, generator, launched):
     """Operands at multiples of 16 bytes."""
     for expected, shift, wanted in ((1, 0, "mx_gemm_stream"), (1000, 0, "mx_gemm_stream"), (1, 8, "mx_gemm_plain")):
-        inputs = draw(case(5, 40, 64, ("bf16", "mxfp4")), FORMATS[arch], generator)
+        inputs = draw(plain(5, 40, 64, ("bf16", "mxfp4"), experts=4), FORMATS[arch], generator)
         inputs.b = shifted(inputs.b, shift)
         inputs.a = placed(inputs.a, CPU, "dense").t
         inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], wanted)
@@ -138,7 +133,7 @@ def test_what_streams(kernel, arch, generator, launched):
 @each_kind
 def test_a_rows_bits_are_its_own(kernel, arch, generator, kinds):
     """Whatever rows are beside it, in a tile or in others."""
-    inputs = draw(case(40, 40, 288, kinds), FORMATS[arch], generator)
+    inputs = draw(plain(40, 40, 288, kinds, experts=4), FORMATS[arch], generator)
     inputs.rows, inputs.slots = torch.arange(40, dtype=torch.int32), 1
     for expected in EXPECTED:
         inputs.offsets = offsets_of([40, 0, 0, 0])
