@@ -85,7 +85,7 @@ def drawn(config: PretrainedConfig, generator: torch.Generator, dtype: torch.dty
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1 and name.endswith("weight"):  # a norm's
                 values = 1 + 0.5 * values
-            elif name.endswith("bias"):
+            elif name.endswith("bias") or parameter.dim() == 1:  # gpt-oss has sinks
                 values = 0.5 * values
             elif "embed" not in name:
                 values = values / parameter.shape[1] ** 0.5

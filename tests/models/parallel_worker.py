@@ -93,13 +93,13 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
         ("mixtral", heads | inner, "block"),
         ("qwen3_moe", heads | inner | parts, "block"),
         ("qwen3_moe", heads | inner | parts, "channel"),
+        ("qwen3_moe", heads | inner | parts, "mxfp4"),
         ("deepseek_v3", latent | inner | parts, "block"),
         ("deepseek_v3", latent | inner | parts | dict(q_lora_rank=None), "channel"),
     ]
     for name, sizes, granularity in cases:
-        whole = kernel.quantization.quantize(
-            moe(name, generator, **sizes), activations="dynamic", granularity=granularity
-        )
+        options = dict(experts="mxfp4") if granularity == "mxfp4" else dict(granularity=granularity)
+        whole = kernel.quantization.quantize(moe(name, generator, **sizes), activations="dynamic", **options)
         share, ids = copy.deepcopy(whole), torch.randint(0, 128, (2, 12))
         with kernel.comm.Communicator(timeout=600) as c:
             before = reference_logits(kernel, whole, ids)

@@ -251,17 +251,33 @@ def test_unsupported_experts_stay_and_are_named(kernel, generator):
     assert any(isinstance(module, kernel.quantization.Fp8Linear) for module in made.modules())
 
 
-def test_experts_with_biases_have_a_reason(kernel, generator):
+def test_biases_through_the_interface(kernel, device, generator):
+    """Added where transformers adds them; refused where it would not."""
     why_not = kernel.models.fp8.experts.why_not
-    module = next(iter(expert_modules(moe("mixtral", generator)).values()))
-    assert why_not(module) is None
-    module.gate_up_proj_bias = torch.nn.Parameter(torch.zeros(4, 512))
-    assert why_not(module) == "they have biases"
+    module = next(iter(expert_modules(moe("mixtral", generator, device=device)).values()))
     name = kernel.layers.register_experts()
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-    with pytest.raises(ValueError, match="MixtralExperts: they have biases; another experts_implementation takes them"):
-        ALL_EXPERTS_FUNCTIONS[name](module, torch.zeros(1, 128), torch.zeros(1, 2), torch.zeros(1, 2))
+    assert why_not(module) is None
+    for stack, size in (("gate_up_proj", 2 * SIZES["intermediate_size"]), ("down_proj", SIZES["hidden_size"])):
+        bias = torch.randn(4, size, generator=generator).bfloat16().to(device)
+        setattr(module, f"{stack}_bias", torch.nn.Parameter(bias))
+    given = routed(generator, device, 4)
+    with pytest.raises(ValueError, match="MixtralExperts: they have biases that their has_bias denies; another"):
+        ALL_EXPERTS_FUNCTIONS[name](module, *given)
+    module.has_bias = True
+    module.config._experts_implementation = "grouped_mm"
+    assert distance(ALL_EXPERTS_FUNCTIONS[name](module, *given), module(*given)) <= NEAR_MODULES
+
+
+def test_transposed_weights_through_the_interface(kernel, generator):
+    from transformers import GptOssConfig
+
+    config = GptOssConfig(**(SIZES | dict(num_local_experts=4, num_experts_per_tok=2, head_dim=32)))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.set_experts_implementation(kernel.layers.register_experts())
+    with pytest.raises(ValueError, match="GptOssExperts: their weights are transposed, and each call would copy them"):
+        model(input_ids=torch.zeros(1, 3, dtype=torch.long))
 
 
 def test_experts_with_a_forward_of_their_own_stay(kernel, generator):

@@ -236,7 +236,7 @@ def run_moe(kernel, device, formats, generator, tokens, inputs, weights_kind) ->
         if inputs == "16bit":
             return v, None
         if inputs == "mxfp4":
-            return kernel.quantize_mxfp4(v)
+            return kernel.quantize_mxfp4(v, rounding="even")
         by = dict(scaling="group", group_size=32, scale_dtype=E8M0) if inputs == "mxfp8" else dict(scaling="row")
         return kernel.quantize_fp8(v, **by)
 

@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["CODES", "Codes", "refuse_adapters", "refuse_save_pretrained"]
 
-CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _METADATA = "rocm_fp8_kernels"
 
 

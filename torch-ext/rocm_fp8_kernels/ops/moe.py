@@ -185,7 +185,7 @@ def fused_moe(
         scale_w13, scale_w2: of FP8 and MX weights, as in grouped_gemm.
         inputs: how x and the hidden values enter the products. FP8 weights: "group" (the default: 128 values have a
             scale), "row" or "static". MX: "16bit" (the default, unless x is FP8), "fp8" (a scale a row), "mxfp8", or
-            with MXFP4 weights "mxfp4".
+            with MXFP4 weights "mxfp4" (rounding="even", as Quark and compressed-tensors mean it).
         input_scale, hidden_scale: float32, one element each, with inputs="static" and no other. With x in FP8
             input_scale is x's scale: of one element, [T, 1] or [T, ceil(D / 128)], or [T, D / 32] for "mxfp8".
         bias13, bias2: float16, bfloat16 or float32 [E, 2 I] and [E, D], or None. bias2 counts in each slot, before its
@@ -282,7 +282,7 @@ def _entering(values, w13, inputs, scale, power_of_two) -> tuple[torch.Tensor, t
     if inputs == "16bit" or w13.dtype in _HALF:
         return values, None
     if inputs == "mxfp4":
-        return quantize_mxfp4(values)
+        return quantize_mxfp4(values, rounding="even")
     kind = None if w13.dtype == torch.uint8 else w13.dtype
     if inputs == "static":
         return quantize_fp8(values, scale, out_dtype=kind)

@@ -257,7 +257,7 @@ def fused_moe(
         if not quantised or inputs == "16bit":
             return values, None
         if inputs == "mxfp4":
-            return quantize_mxfp4(values)
+            return quantize_mxfp4(values, rounding="even")
         if inputs == "mxfp8":
             wanted = dict(scaling="group", group_size=MX_BLOCK, scale_dtype=torch.float8_e8m0fnu)
         else:

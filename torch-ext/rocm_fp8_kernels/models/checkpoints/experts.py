@@ -2,6 +2,7 @@
 
     mlp.experts.E.{gate,up,down}_proj.weight              one by one, after Names.own: published names are others
     mlp.experts.{gate_up,down}_proj                       stacked, as transformers has them, with .…_scale_inv
+    mlp.experts.{gate_up,down}_proj_{blocks,scales,bias}  gpt-oss' in MXFP4: rows of gates and ups in turn
 
 transformers' models hold them stacked, so no rule for linears would name them. A stand-in on the device meta has a
 linear for each matrix: what targets, is ignored and is checked is then said of experts as of any linear.
@@ -11,16 +12,21 @@ from collections.abc import Iterator
 
 import torch
 
-from ..fp8.experts import Fp8Experts, experts_of, why_not
+from ...layers.experts import biases_of, gate_of, is_transposed, sizes_of, why_not
+from ...ops.mx import MX_BLOCK
+from ..fp8.experts import Fp8Experts, experts_of
 from ..fp8.linear import BLOCK
-from .joined import check_codes, scale_of
+from ..fp8.mx_linear import MX
+from .joined import check_codes, exponents_of, scale_of
 from .published import DOWN, GATE_UP
-from .schemes import Scheme
+from .schemes import EXPONENTS, Scheme
 from .tensors import Tensors
 
-__all__ = ["Apart", "StoredExperts", "split_experts", "split_stacks", "take_apart"]
+__all__ = ["Apart", "StoredExperts", "mx_tensors", "split_blocks", "split_experts", "split_stacks", "take_apart"]
 
 _STACKS = {"gate_up_proj": GATE_UP, "down_proj": DOWN}
+BLOCKS, SCALES = "_blocks", "_scales"  # of gpt-oss' stacks
+_BUFFERS = ("proj", "scale", "bias")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -29,7 +35,7 @@ class Apart(torch.nn.Module):
 
     def __init__(self, stacked: torch.nn.Module):
         super().__init__()
-        count, d, hidden = stacked.down_proj.shape
+        count, d, hidden = sizes_of(stacked)
         with torch.device("meta"):
             for e in range(count):
                 expert = torch.nn.Module()
@@ -49,7 +55,13 @@ def take_apart(model: torch.nn.Module, tensors: Tensors) -> dict[str, torch.nn.M
     """
     found = {}
     for name, module in experts_of(model).items():
-        if (why := why_not(module)) is None:
+        why = why_not(module)
+        if why is None and f"{name}.{DOWN[0]}{BLOCKS}" not in tensors:
+            if is_transposed(module):
+                why = "their weights are transposed, and the files have no blocks of MXFP4"
+            elif biases_of(module):
+                why = "they have biases, and the files have no blocks of MXFP4"
+        if why is None:
             found[name] = module
         elif not all(f"{name}.{stack}" in tensors for stack, _ in module.named_parameters(recurse=False)):
             raise ValueError(f"{name}: these experts are not supported: {why}")
@@ -68,8 +80,13 @@ class StoredExperts:
 
     def __init__(self, name: str, own: torch.nn.Module, tensors: Tensors):
         self.name, self._own, self._tensors = name, own, tensors
-        self._count, self._d, self._hidden = own.down_proj.shape
-        self.stacked = any(f"{name}.{stack}" in tensors for stack in _STACKS)
+        self._count, self._d, self._hidden = sizes_of(own)
+        self._shapes = {
+            "gate_up_proj": (self._count, 2 * self._hidden, self._d),
+            "down_proj": (self._count, self._d, self._hidden),
+        }
+        self._blocks = f"{name}.{DOWN[0]}{BLOCKS}" in tensors  # gpt-oss'
+        self.stacked = self._blocks or any(f"{name}.{stack}" in tensors for stack in _STACKS)
 
     def linears(self, parts: tuple[str, ...] = GATE_UP + DOWN) -> list[str]:
         return [f"{self.name}.{e}.{part}" for e in range(self._count) for part in parts]
@@ -94,7 +111,7 @@ class StoredExperts:
             raise ValueError(f"{names} are quantised in different ways: experts have one scheme")
         if gate_up is None:
             return None
-        if self.stacked and gate_up.weights != "block":
+        if self.stacked and gate_up.weights != ("mxfp4" if self._blocks else "block"):
             raise ValueError(f"{self.name}: stacked experts with scales by {gate_up.weights}; known: blocks of {BLOCK}")
         if gate_up.scale_ub is not None:
             raise ValueError(f"{self.name}: activation_scale_ub; experts' scales have no upper bound")
@@ -107,12 +124,21 @@ class StoredExperts:
 
     def check_stacks(self, scheme: Scheme | None, check) -> None:
         """Of stacked experts: as `Tensors.check`, which `check` calls."""
-        for stack in _STACKS:
-            shape = tuple(getattr(self._own, stack).shape)
-            check(f"{self.name}.{stack}", [shape], _FLOATS if scheme is None else (torch.float8_e4m3fn,))
+        if self._blocks and scheme is None:
+            raise ValueError(f"{self.name}: blocks of MXFP4, which the settings do not name")
+        for stack, shape in self._shapes.items():
+            name = f"{self.name}.{stack}"
+            if self._blocks:
+                blocks = (*shape[:-1], shape[-1] // MX_BLOCK)
+                check(f"{name}{BLOCKS}", [(*blocks, MX_BLOCK // 2)], (torch.uint8,))
+                check(f"{name}{SCALES}", [blocks], EXPONENTS)
+                if getattr(self._own, f"{stack}_bias", None) is not None:
+                    check(f"{name}_bias", [shape[:2]], _FLOATS)
+                continue
+            check(name, [shape], _FLOATS if scheme is None else (torch.float8_e4m3fn,))
             if scheme is not None:
                 blocks = (shape[0], *(-(-size // BLOCK) for size in shape[1:]))
-                check(f"{self.name}.{stack}_scale_inv", [blocks], (*_FLOATS, torch.float8_e8m0fnu))
+                check(f"{name}_scale_inv", [blocks], (*_FLOATS, torch.float8_e8m0fnu))
 
     def read(self, schemes: dict[str, Scheme], dtype: torch.dtype) -> torch.nn.Module:
         """Fp8Experts; where the experts are not quantised, transformers' module in dtype. One expert is read after the
@@ -133,48 +159,60 @@ class StoredExperts:
         if not scheme.dynamic:
             inputs = dict(input_scale=self._largest(schemes, GATE_UP), hidden_scale=self._largest(schemes, DOWN))
         stacks = [
-            (self._weights(stack, parts, torch.float8_e4m3fn), self._scales(stack, parts, schemes))
+            (self._weights(stack, parts, scheme.of_weight(0)[1][0], schemes), self._scales(stack, parts, schemes))
             for stack, parts in _STACKS.items()
         ]
-        return Fp8Experts(*stacks, inputs=scheme.inputs, dtype=dtype, power_of_two=scheme.power_of_two, **inputs)
+        biased = self._blocks and biases_of(self._own)
+        biases = [self._tensors.read(f"{self.name}.{stack}_bias") if biased else None for stack in _STACKS]
+        settings = dict(inputs=scheme.inputs, dtype=dtype, power_of_two=scheme.power_of_two)
+        return Fp8Experts(*stacks, **settings, biases=tuple(biases), gate=gate_of(self._own), **inputs)
 
-    def _weights(self, stack: str, parts: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
-        codes = dtype == torch.float8_e4m3fn
+    def _weights(
+        self, stack: str, parts: tuple[str, ...], dtype: torch.dtype, schemes: dict[str, Scheme] | None = None
+    ) -> torch.Tensor:
+        """schemes: of codes. Without them the weights are not quantised."""
+        codes, name = dtype == torch.float8_e4m3fn, f"{self.name}.{stack}"
+        if self._blocks:
+            return self._tensors.read(f"{name}{BLOCKS}").flatten(-2)
         if self.stacked:
-            result = self._tensors.read(f"{self.name}.{stack}")
+            result = self._tensors.read(name)
             for of_expert in result if codes else ():
-                check_codes(f"{self.name}.{stack}", of_expert)
+                check_codes(name, of_expert)
             return result.to(dtype)
         result = None
         for e in range(self._count):
             begin = 0
             for part in parts:
-                name = f"{self.name}.{e}.{part}.weight"
+                linear = f"{self.name}.{e}.{part}"
+                name = f"{linear}.{schemes[linear].weight_name if schemes else 'weight'}"
                 weight = self._tensors.read(name)
                 if codes:
                     check_codes(name, weight)
                 if result is None:
-                    shape = getattr(self._own, stack).shape
+                    shape = (*self._shapes[stack][:2], weight.shape[1])
                     result = torch.empty(shape, dtype=dtype, device=weight.device)
                 result[e, begin : begin + len(weight)].copy_(weight)
                 begin += len(weight)
         return result
 
     def _scales(self, stack: str, parts: tuple[str, ...], schemes: dict[str, Scheme]) -> torch.Tensor:
+        read = self._tensors.read
+        if self._blocks:
+            return exponents_of(read, f"{self.name}.{stack}{SCALES}")
         if self.stacked:
-            return scale_of(self._tensors.read, f"{self.name}.{stack}_scale_inv").contiguous()
+            return scale_of(read, f"{self.name}.{stack}_scale_inv").contiguous()
         names = self.linears(parts)
-        scales = [scale_of(self._tensors.read, f"{name}.{schemes[name].scale_name}") for name in names]
-        kind = schemes[names[0]].weights
-        rows = getattr(self._own, stack).shape[1] // len(parts)
+        kind, rows = schemes[names[0]].weights, self._shapes[stack][1] // len(parts)
+        scaled = exponents_of if kind in MX else scale_of
+        scales = [scaled(read, f"{name}.{schemes[name].scale_name}") for name in names]
         by_expert = [scales[i : i + len(parts)] for i in range(0, len(scales), len(parts))]
+        if kind == "block" or kind in MX:
+            return torch.stack([torch.cat(of) for of in by_expert])
         firsts = [of[0].reshape(-1)[:1].reshape(1, 1) for of in by_expert]
-        if kind != "block" and all(
-            bool((scale == first).all()) for of, first in zip(by_expert, firsts) for scale in of
-        ):
+        if all(bool((scale == first).all()) for of, first in zip(by_expert, firsts) for scale in of):
             return torch.stack(firsts)  # of an expert, whatever the format has it for
-        if kind != "block":  # different scales of gate and up become those of their channels
-            by_expert = [[scale.reshape(-1, 1).expand(rows, 1) for scale in of] for of in by_expert]
+        # Different scales of gate and up become those of their channels.
+        by_expert = [[scale.reshape(-1, 1).expand(rows, 1) for scale in of] for of in by_expert]
         return torch.stack([torch.cat(of) for of in by_expert])
 
     def _largest(self, schemes: dict[str, Scheme], parts: tuple[str, ...]) -> torch.Tensor:
@@ -191,12 +229,25 @@ def _alike(scheme: Scheme | None) -> tuple | None:
     return None if scheme is None else (scheme.weights, *_inputs(scheme))
 
 
+def split_blocks(name: str, experts: Fp8Experts) -> dict[str, torch.Tensor]:
+    """Experts of gpt-oss in MXFP4 as its files hold them."""
+    found = {}
+    for stack in _STACKS:
+        codes, scale, bias = (getattr(experts, f"{stack.removesuffix('_proj')}_{last}") for last in _BUFFERS)
+        found[f"{name}.{stack}{BLOCKS}"] = codes.unflatten(-1, (-1, MX_BLOCK // 2))
+        found[f"{name}.{stack}{SCALES}"] = scale.view(torch.uint8)
+        found[f"{name}.{stack}_bias"] = bias
+    return found
+
+
 def split_experts(name: str, experts: Fp8Experts) -> Iterator[tuple[str, tuple[str, str], dict[str, torch.Tensor]]]:
     """(A linear's name in a checkpoint, what has a scale of its weight and its input, its tensors), of each matrix.
 
     Raises: ValueError where blocks hold rows of gate and of up.
     """
-    hidden, weights = experts.down_proj.shape[2], experts.weights()
+    hidden, weights = experts.intermediate_size, experts.weights()
+    if experts.gate.get("interleaved") or experts.gate_up_bias is not None or experts.down_bias is not None:
+        raise ValueError(f"{name}: files with a tensor for each matrix have no place for biases or interleaved rows")
     if weights["down_proj"] == "block" and hidden % BLOCK:
         raise ValueError(f"{name}: {hidden} is no multiple of {BLOCK}: blocks hold rows of gate_proj and of up_proj")
     scales = {"gate_up_proj": experts.gate_up_scale, "down_proj": experts.down_scale}
@@ -209,12 +260,21 @@ def split_experts(name: str, experts: Fp8Experts) -> Iterator[tuple[str, tuple[s
             # Clones: safetensors refuses tensors that share memory.
             of_parts = [scale] * len(parts) if of_tensor else scale.chunk(len(parts))
             for part, of_part, own in zip(parts, codes.chunk(len(parts)), of_parts):
+                if kind[0] in MX:
+                    yield f"{name}.{e}.{part}", kind, mx_tensors(of_part, own)
+                    continue
                 values = {"weight": of_part.clone()}
                 rows = len(of_part) if of_tensor and kind[0] == "channel" else len(own)
                 values["weight_scale"] = own.reshape(1).clone() if kind[0] == "tensor" else own.expand(rows, -1).clone()
                 if inputs[stack] is not None:
                     values["input_scale"] = inputs[stack].clone()
                 yield f"{name}.{e}.{part}", kind, values
+
+
+def mx_tensors(codes: torch.Tensor, exponents: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A matrix of an MX format as compressed-tensors stores it."""
+    name = "weight_packed" if codes.dtype == torch.uint8 else "weight"
+    return {name: codes.clone(), "weight_scale": exponents.view(torch.uint8).clone()}
 
 
 def split_stacks(name: str, own: torch.nn.Module) -> dict[str, torch.Tensor]:

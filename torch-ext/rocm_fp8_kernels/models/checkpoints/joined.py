@@ -1,4 +1,4 @@
-"""Stored FP8 linears as Fp8Linear: a checkpoint's, or those of a model that transformers has loaded."""
+"""Stored linears as Fp8Linear or MxLinear: a checkpoint's, or those of a model that transformers has loaded."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,18 @@ import torch
 
 from ...ops import fp8_dtype as _device_fp8_dtype
 from ..fp8.linear import Fp8Linear, join_block_scales
+from ..fp8.mx_linear import MxLinear
 from .schemes import Scheme
 
-__all__ = ["check_codes", "input_kinds", "joined", "scale_of", "to_format_of"]
+__all__ = ["check_codes", "exponents_of", "input_kinds", "joined", "scale_of", "to_format_of"]
 
 
 def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
     """How each linear's input is quantised: linears of one input are fused where these are equal."""
-    return {name: (scheme.inputs, scheme.scale_ub, scheme.power_of_two) for name, scheme in schemes.items()}
+    return {
+        name: scheme.inputs if scheme.mx else (scheme.inputs, scheme.scale_ub, scheme.power_of_two)
+        for name, scheme in schemes.items()
+    }
 
 
 def joined(
@@ -23,8 +27,8 @@ def joined(
     dtype: torch.dtype,
     *,
     bias: bool,
-) -> Fp8Linear:
-    """The linears of these names, which have one input, as one.
+) -> Fp8Linear | MxLinear:
+    """The linears of these names, which have one input, as one. Those of MX weights come one by one.
 
     Args:
         read: of a tensor's qualified name, the tensor, in memory that the result may keep.
@@ -34,6 +38,14 @@ def joined(
     Raises: ValueError that names a scale that is no positive number, or a weight that holds NaN.
     """
     scheme = schemes[names[0]]
+    if scheme.mx:
+        (name,) = names
+        weight = read(f"{name}.{scheme.weight_name}")
+        if scheme.weights == "mxfp8":
+            check_codes(f"{name}.{scheme.weight_name}", weight)
+        scale = exponents_of(read, f"{name}.{scheme.scale_name}")
+        added = read(f"{name}.bias").to(dtype) if bias else None
+        return MxLinear(weight, scale, added, inputs=scheme.inputs, dtype=dtype)
     weights = [read(f"{name}.weight") for name in names]
     for name, weight in zip(names, weights):
         check_codes(f"{name}.weight", weight)
@@ -84,12 +96,19 @@ def scale_of(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
     return scale
 
 
+def exponents_of(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
+    """float8_e8m0fnu, of that or its bytes. Raises: ValueError where one is NaN."""
+    exponents = read(name).view(torch.uint8)
+    if bool(exponents.eq(255).any()):
+        raise ValueError(f"{name}: holds NaN")
+    return exponents.view(torch.float8_e8m0fnu)
+
+
 def to_format_of(model: torch.nn.Module) -> None:
     """On gfx942: float8_e4m3fnuz, in place."""
     from ..fp8.experts import Fp8Experts
 
     for module in model.modules():
-        if isinstance(module, (Fp8Linear, Fp8Experts)):
-            codes = module.weight if isinstance(module, Fp8Linear) else module.down_proj
-            if _device_fp8_dtype(codes.device) == torch.float8_e4m3fnuz:
-                module.to_fnuz_()
+        ours = isinstance(module, (Fp8Linear, MxLinear, Fp8Experts))
+        if ours and _device_fp8_dtype(module.weight.device) == torch.float8_e4m3fnuz:
+            module.to_fnuz_()

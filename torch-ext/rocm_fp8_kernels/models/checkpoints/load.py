@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...ops.mx import MX_BLOCK
 from ..codes import refuse_save_pretrained
 from ..fp8.experts import experts_of
 from ..fp8.linear import BLOCK, Fp8Linear
@@ -14,14 +15,15 @@ from .experts import StoredExperts, take_apart
 from .joined import input_kinds, joined, to_format_of
 from .names import check_left, check_tied, pop_settings, tied_names
 from .published import Names
-from .schemes import Scheme, schemes_of
+from .schemes import EXPONENTS, Scheme, schemes_of
 from .tensors import Tensors, read_json
 
 __all__ = ["compute_buffers", "load_quantized"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALF, torch.float32)
-# What a scheme's scales may be called: vLLM's and compressed-tensors' names, and transformers'.
+# What a scheme's weights and scales may be called: vLLM's and compressed-tensors' names, and transformers'.
+_WEIGHTS = ("weight", "weight_packed")
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 
@@ -29,7 +31,7 @@ _INPUT_SCALES = ("input_scale", "activation_scale")
 @torch.inference_mode(False)
 @torch.no_grad()
 def load_quantized(directory: str | os.PathLike, device: torch.device | str = "cpu") -> torch.nn.Module:
-    """A causal language model of transformers from an FP8 checkpoint, on `device`, in its FP8 format, for inference.
+    """A causal language model of transformers from an FP8 or MX checkpoint, for inference, on `device`.
 
     Q, K and V become one linear, Gate and Up another. Different weight scales of such parts become scales of channels:
     the weights stay what they are. Of different static input scales the largest is taken, as vLLM does. The experts of
@@ -43,11 +45,12 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
 
     Args:
         directory: config.json with a quantization_config, and model.safetensors or files with an index. Formats:
-            compressed-tensors (float-quantized), fp8 (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8; weights in
-            float8_e4m3fn with scales per tensor, channel or block of 128x128. Experts have a tensor for each matrix, by
-            the names of DeepSeek-V3 and Qwen3-MoE or of Mixtral, or are stacked as transformers has them, with scales
-            of blocks. Scales of the KV cache and of attention, and layers that predict more tokens, are not used, with
-            a warning.
+            compressed-tensors (float-quantized, mxfp4-pack-quantized, mxfp8-quantized, mixed-precision of these), fp8
+            (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8, mxfp4 (gpt-oss); weights in float8_e4m3fn with scales
+            per tensor, channel or block of 128x128, MXFP4 or MXFP8. Inputs beside MX weights are what the settings say:
+            none in 16 bits. Experts have a tensor for each matrix, by the names of DeepSeek-V3 and Qwen3-MoE or of
+            Mixtral, or are stacked as transformers has them, with scales of blocks, or as gpt-oss'. Scales of the KV
+            cache and of attention, and layers that predict more tokens, are not used, with a warning.
         device: where the tensors are read to.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError
@@ -181,13 +184,20 @@ def _check(
         if linear in loose and tensors.dtype(name) in _FLOATS and not _scales(tensors, linear):
             check(name, [tuple(value.shape)], _FLOATS)
             continue
-        rows = value.shape[0]
-        check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
+        rows, k = value.shape
         scheme, blocks = schemes[linear], tuple(-(-size // BLOCK) for size in value.shape)
         scheme = found[linear] = scheme._replace(
             scale_name=_stored(tensors, linear, (scheme.scale_name, *_WEIGHT_SCALES)),
             input_name=_stored(tensors, linear, _INPUT_SCALES),
+            weight_name=_stored(tensors, linear, _WEIGHTS) if scheme.mx else _WEIGHTS[0],
         )
+        if scheme.mx:
+            if k % MX_BLOCK:
+                raise ValueError(f"{directory}: {linear}: {k} inputs; MX weights need a multiple of {MX_BLOCK}")
+            check(f"{linear}.{scheme.weight_name}", *scheme.of_weight(rows, k))
+            check(f"{linear}.{scheme.scale_name}", [(rows, k // MX_BLOCK)], EXPONENTS)
+            continue
+        check(name, [tuple(value.shape)], (torch.float8_e4m3fn,))
         one = [(1,), (), (1, 1)]
         shapes = {"tensor": one, "channel": [(rows, 1), (rows,), (1, rows)], "block": [blocks]}[scheme.weights]
         of_blocks = (torch.float8_e8m0fnu,) if scheme.weights == "block" else ()

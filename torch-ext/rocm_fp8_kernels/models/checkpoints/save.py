@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
+from ...layers.experts import why_not
 from ..codes import refuse_adapters
-from ..fp8.experts import Fp8Experts, experts_of, why_not
+from ..fp8.experts import Fp8Experts, experts_of
 from ..fp8.linear import BLOCK, Fp8Linear
-from .experts import split_experts, split_stacks
+from ..fp8.mx_linear import MxLinear
+from .experts import mx_tensors, split_blocks, split_experts, split_stacks
 from .names import complete_settings
 from .published import DOWN, GATE_UP, Names
 from .tensors import read_json
@@ -24,8 +26,9 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     """Writes a quantised model as a checkpoint that transformers and load_quantized read, and vLLM where it knows the
     architecture's linears by transformers' names.
 
-    The format is compressed-tensors ("float-quantized"), with scales of blocks "fp8", as DeepSeek's checkpoints have
-    it. Where blocks are cut off at an edge such that transformers would take those of "fp8" for smaller ones, it is
+    The format is compressed-tensors ("float-quantized", "mxfp4-pack-quantized", of both "mixed-precision"), with scales
+    of blocks "fp8", as DeepSeek's checkpoints have it, and of gpt-oss with experts in MXFP4 "mxfp4", its own. Where
+    blocks are cut off at an edge such that transformers would take those of "fp8" for smaller ones, it is
     compressed-tensors, which transformers then does not read, and says so.
 
     The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
@@ -37,7 +40,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         activation_scale_ub, for which the formats have no place; where blocks of 128x128 hold rows of an expert's
         gate_proj and up_proj; where published checkpoints of the architecture hold experts stacked, for whose scales
         there is no format, or transformers would not read a tensor; of experts by blocks, and of inputs' scales that
-        are rounded to powers of two, where the format is not "fp8". FileExistsError; ImportError without
+        are rounded to powers of two, where the format is not "fp8"; of gpt-oss where more than experts, or other than
+        MXFP4 beside 16 bits, is quantised. FileExistsError; ImportError without
         compressed-tensors.
     """
     try:
@@ -48,13 +52,14 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
 
     directory = Path(directory)
     refuse_adapters(model)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, (Fp8Linear, MxLinear))}
     experts = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Experts)}
     _check(model, linears, experts)
     stacks = {name: module for name, module in experts_of(model).items() if why_not(module) is None}
     names = Names(model, {name: len(module.down_proj) for name, module in (experts | stacks).items()})
     stacks = {name: module for name, module in stacks.items() if names.has_matrices(name)}
-    for name in experts:
+    in_blocks = _are_in_blocks(model, linears, experts)
+    for name in experts if not in_blocks else ():
         if not names.has_matrices(name):
             kind = type(model).__name__
             raise ValueError(f"{name}: checkpoints of {kind} hold experts stacked, and have no place for their scales")
@@ -70,14 +75,18 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
             state |= {f"{part}.{key}": value for key, value in values.items()}
-            kinds.setdefault((linear.weights, linear.inputs), []).extend(names.of_rules(part))
+            kind = linear.format if isinstance(linear, MxLinear) else linear.weights, linear.inputs
+            kinds.setdefault(kind, []).extend(names.of_rules(part))
     for name, module in experts.items():
+        if in_blocks:
+            state |= split_blocks(name, module)
+            continue
         for part, kind, values in split_experts(name, module):
             state |= {f"{part}.{key}": value for key, value in values.items()}
             pattern = names.pattern(name, part.rpartition(".")[2])
             if pattern not in kinds.setdefault(kind, []):
                 kinds[kind].append(pattern)
-    fp8 = _is_fp8(linears | experts, state)
+    fp8 = not in_blocks and _is_fp8(linears | experts, state)
     ignore = [each for name in _left_out(model) for each in names.of_rules(name)]
     for name, module in stacks.items():
         state |= split_stacks(name, module)
@@ -88,9 +97,11 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         model.config.save_pretrained(partial)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(partial)
-        if not fp8:
+        if not fp8 and not in_blocks:
             ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
         settings = complete_settings(read_json(partial / "config.json"), model)
+        if in_blocks:
+            settings["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=ignore)
         if fp8:
             rounded = any(module.power_of_two for module in (linears | experts).values())
             settings["quantization_config"] = _fp8_settings(ignore, rounded)
@@ -98,16 +109,30 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         save_torch_state_dict(state, partial)
 
 
-def _is_fp8(quantised: dict[str, Fp8Linear | Fp8Experts], state: dict[str, torch.Tensor]) -> bool:
+def _are_in_blocks(model, linears: dict[str, torch.nn.Module], experts: dict[str, Fp8Experts]) -> bool:
+    """Whether the format is "mxfp4", gpt-oss'. Raises: ValueError that names what it has no place for."""
+    if getattr(model.config, "model_type", None) != "gpt_oss":
+        return False
+    for name, module in experts.items():
+        if (module.format, module.inputs) != ("mxfp4", "16bit"):
+            raise ValueError(f"{name}: checkpoints of gpt-oss hold MXFP4 beside 16 bits, not {module.kind()}")
+    if linears:
+        raise ValueError(f"{next(iter(linears))} is quantised; checkpoints of gpt-oss have experts in MXFP4 alone")
+    return True
+
+
+def _is_fp8(quantised: dict[str, Fp8Linear | MxLinear | Fp8Experts], state: dict[str, torch.Tensor]) -> bool:
     """Whether the format is "fp8". Raises: ValueError that names what only this format holds, where it is not."""
+    mx = {name for name, module in quantised.items() if module.format != "fp8"}
     by_blocks = {name for name, module in quantised.items() if module.inputs == "group"}
-    rounded = {module.power_of_two for module in quantised.values()}
-    smaller = next((name for name in state if name.endswith(".weight_scale") and _taken_for_smaller(name, state)), None)
+    rounded = {module.power_of_two for name, module in quantised.items() if name not in mx}
+    scales = [name for name in state if name.endswith(".weight_scale") and state[name].dtype != torch.uint8]
+    smaller = next((name for name in scales if _taken_for_smaller(name, state)), None)
     if len(by_blocks) == len(quantised) and len(rounded) == 1 and smaller is None:
         return True
     why = f"transformers would take {smaller} for one of smaller blocks" if smaller else "other linears differ"
     for name, module in quantised.items():
-        if module.power_of_two:
+        if name not in mx and module.power_of_two:
             raise ValueError(f"{name} rounds the scales of its inputs; compressed-tensors cannot say so, and {why}")
         if name in by_blocks and isinstance(module, Fp8Experts):
             raise ValueError(f"{name} has scales of blocks, which compressed-tensors has no place for, and {why}")
@@ -120,7 +145,7 @@ def _taken_for_smaller(name: str, state: dict[str, torch.Tensor]) -> bool:
     return any(count > 1 and size % count == 0 and size != count * BLOCK for size, count in zip(*sizes))
 
 
-def _check(model, linears: dict[str, Fp8Linear], experts: dict[str, Fp8Experts]) -> None:
+def _check(model, linears: dict[str, Fp8Linear | MxLinear], experts: dict[str, Fp8Experts]) -> None:
     """Raises: ValueError that names what no file can say."""
     if not linears and not experts:
         raise ValueError("the model is not quantised")
@@ -133,10 +158,9 @@ def _check(model, linears: dict[str, Fp8Linear], experts: dict[str, Fp8Experts])
         if type(module).__name__ in replaced:
             raise ValueError(f"{name}: transformers puts other modules in its place in a quantised checkpoint")
     for name, module in (linears | experts).items():
-        codes = module.weight if name in linears else module.down_proj
-        if codes.dtype != torch.float8_e4m3fn:
-            raise ValueError(f"the model's FP8 format is {codes.dtype}; checkpoints hold float8_e4m3fn")
-        if name in linears and module.scale_ub is not None:
+        if module.weight.dtype == torch.float8_e4m3fnuz:
+            raise ValueError(f"the model's FP8 format is {module.weight.dtype}; checkpoints hold float8_e4m3fn")
+        if isinstance(module, Fp8Linear) and module.scale_ub is not None:
             raise ValueError(f"{name} has a scale_ub; compressed-tensors checkpoints hold none")
 
 
@@ -191,10 +215,14 @@ def whole(directory: Path) -> Iterator[Path]:
         raise
 
 
-def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
+def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear | MxLinear):
     """(transformers' name, its tensors) of each linear that is in this one."""
     from ..fp8.planning import parts_of
 
+    if isinstance(linear, MxLinear):
+        bias = {} if linear.bias is None else {"bias": linear.bias.clone()}
+        yield name, mx_tensors(linear.weight, linear.weight_scale) | bias
+        return
     parts, rows = parts_of(model, name)
     ends = torch.tensor(rows).cumsum(0).tolist()
     for part, end, count in zip(parts, ends, rows):
@@ -211,7 +239,7 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear):
 
 def _left_out(model: torch.nn.Module) -> list[str]:
     """Names of what is a linear in some engine, and not quantised: transformers' routers are none, vLLM's are."""
-    others = (Fp8Linear, Fp8Experts, torch.nn.Embedding)
+    others = (Fp8Linear, MxLinear, Fp8Experts, torch.nn.Embedding)
     modules = ((name, module) for name, module in model.named_modules() if not isinstance(module, others))
     return [
         name for name, module in modules if getattr(module, "weight", None) is not None and module.weight.dim() == 2

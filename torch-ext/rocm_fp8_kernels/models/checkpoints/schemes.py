@@ -12,36 +12,56 @@ from typing import NamedTuple
 
 import torch
 
+from ...ops.mx import MX_BLOCK
 from ..fp8.linear import BLOCK
+from ..fp8.mx_linear import MX
 from .names import no_sparsity
 
-__all__ = ["METHODS", "Scheme", "schemes_of"]
+__all__ = ["EXPONENTS", "METHODS", "Scheme", "schemes_of"]
 
 # Fp8Linear's words -> compressed-tensors'.
 _WEIGHTS = {
     "tensor": {"strategy": "tensor"},
     "channel": {"strategy": "channel"},
     "block": {"strategy": "block", "block_structure": [BLOCK, BLOCK]},
+    **{name: {"strategy": "group", "group_size": MX_BLOCK} for name in MX},
 }
 _INPUTS = {
     "tensor": {"strategy": "tensor", "dynamic": False},
     "row": {"strategy": "token", "dynamic": True},
     "group": {"strategy": "group", "group_size": BLOCK, "dynamic": True},
+    **{name: {"strategy": "group", "group_size": MX_BLOCK, "dynamic": True} for name in MX},
 }
-_PACKED = ("float-quantized", "naive-quantized")
+_FP8 = ("float-quantized", "naive-quantized")
+# Of weights.
+FORMATS = {"mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}
+_MIXED = "mixed-precision"
+_KNOWN = (*_FP8, *FORMATS.values(), _MIXED)
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)  # what stored scales of MX weights are
 
 
 class Scheme(NamedTuple):
-    weights: str  # what has a weight scale, as Fp8Linear has it: "tensor", "channel" or "block"
-    inputs: str  # "tensor": a stored scale; "row" or "group" (of 128): computed ones
+    weights: str  # what has a weight scale, as Fp8Linear has it: "tensor", "channel" or "block"; or "mxfp4", "mxfp8"
+    inputs: str  # "tensor": a stored scale; "row" or "group" (of 128): computed ones; beside MX weights MxLinear's
     scale_ub: float | None = None  # upper bound of a row's largest magnitude
     power_of_two: bool = False  # computed scales are rounded up to powers of two
     scale_name: str = "weight_scale"  # of the tensors, after the linear's name
     input_name: str = "input_scale"
+    weight_name: str = "weight"
 
     @property
     def dynamic(self) -> bool:
         return self.inputs != "tensor"
+
+    @property
+    def mx(self) -> bool:
+        return self.weights in MX
+
+    def of_weight(self, *shape: int) -> tuple[list[tuple[int, ...]], tuple[torch.dtype, ...]]:
+        """Shape and dtype of a stored weight of this shape, as Tensors.check takes them."""
+        if self.weights == "mxfp4":
+            return [(*shape[:-1], shape[-1] // 2)], (torch.uint8,)
+        return [shape], (torch.float8_e4m3fn,)
 
 
 def schemes_of(
@@ -105,8 +125,8 @@ def _parsed(settings: dict):
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (NotImplementedError, KeyError) as error:
         raise ValueError(error.args[0]) from None
-    if config.format not in _PACKED:
-        raise ValueError(f"format {config.format!r}; known: {', '.join(_PACKED)}")
+    if config.format not in _KNOWN:
+        raise ValueError(f"format {config.format!r}; known: {', '.join(_KNOWN)}")
     return config
 
 
@@ -117,8 +137,15 @@ def _of_group(group: str, scheme) -> Scheme:
     weights, inputs = scheme.weights, scheme.input_activations
     if scheme.output_activations is not None:
         refuse("output_activations", "quantised outputs; known: none")
-    if scheme.format is not None and scheme.format not in _PACKED:
-        refuse("format", f"{scheme.format!r}; known: {', '.join(_PACKED)}")
+    if scheme.format is not None and scheme.format not in _KNOWN:
+        refuse("format", f"{scheme.format!r}; known: {', '.join(_KNOWN)}")
+    if weights is not None and (found := _mx(weights)) is not None:
+        if weights.dynamic:
+            refuse("weights", "dynamic; known: static")
+        kind = "16bit" if inputs is None else _mx(inputs) or ("fp8" if _is_fp8_row(inputs) else None)
+        if kind is None or (inputs is not None and inputs.dynamic is not True) or (kind, found) == ("mxfp4", "mxfp8"):
+            refuse("input_activations", f"{inputs.num_bits}-bit {inputs.strategy!r} beside {found} weights")
+        return Scheme(found, kind)
     for field, given in (("weights", weights), ("input_activations", inputs)):
         if given is None:
             refuse(field, "not quantised; known: 8-bit float weights and activations")
@@ -143,22 +170,42 @@ def _of_group(group: str, scheme) -> Scheme:
     return Scheme(weights.strategy, kinds[0])
 
 
+def _mx(given) -> str | None:
+    """The MX format that settings of weights or inputs say: groups of 32 with exponents for scales."""
+    exponents = given.num_bits == 4 or given.scale_dtype == torch.uint8
+    if (given.type, given.strategy, given.group_size, given.symmetric) != ("float", "group", MX_BLOCK, True):
+        return None
+    return f"mxfp{given.num_bits}" if exponents and f"mxfp{given.num_bits}" in MX else None
+
+
+def _is_fp8_row(given) -> bool:
+    return (given.type, given.num_bits, given.symmetric, given.strategy) == ("float", 8, True, "token")
+
+
 # --- the formats, as compressed-tensors' settings ---
 
 
 def settings_of_groups(groups: dict[str, tuple[list[str], str, str]], ignore: list[str]) -> dict:
     """groups: name -> (targets, weights, inputs), the latter as in Scheme."""
-    fp8 = {"num_bits": 8, "type": "float", "symmetric": True}
+
+    def bits(kind: str) -> dict:
+        numbers = {"num_bits": 4 if kind == "mxfp4" else 8, "type": "float", "symmetric": True}
+        return numbers | ({"scale_dtype": "torch.uint8"} if kind in MX else {})
+
+    def group(targets: list[str], weights: str, inputs: str) -> dict:
+        found = {"targets": targets, "weights": bits(weights) | _WEIGHTS[weights]}
+        if inputs != "16bit":
+            of_inputs = "row" if inputs == "fp8" else inputs
+            found["input_activations"] = bits(of_inputs) | _INPUTS[of_inputs]
+        return found
+
+    formats = {name: FORMATS.get(weights, _FP8[0]) for name, (_, weights, _) in groups.items()}
+    one = len(set(formats.values())) == 1
     return {
         "config_groups": {
-            name: {
-                "targets": targets,
-                "weights": fp8 | _WEIGHTS[weights],
-                "input_activations": fp8 | _INPUTS[inputs],
-            }
-            for name, (targets, weights, inputs) in groups.items()
+            name: group(*of_group) | ({} if one else {"format": formats[name]}) for name, of_group in groups.items()
         },
-        "format": _PACKED[0],
+        "format": next(iter(formats.values())) if one else _MIXED,
         "quantization_status": "compressed",
         "ignore": ignore,
     }
@@ -174,7 +221,7 @@ def _modules(names: list[str] | None) -> list[str]:
             rules.append(name)
             continue
         literal = re.escape(name)
-        rules += [rf"re:(?:.*\.)?{literal}(?:\..*)?$", rf"re:.*{literal}$"]
+        rules += [r"re:(?:.*\.)?{literal}(?:\..*)?$", rf"re:.*{literal}$"]
         try:
             re.compile(name)
         except re.error:
@@ -259,12 +306,23 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
     def read(name: str) -> tuple[str, bool]:
         tensor = settings.get(name)
         if not isinstance(tensor, dict):
-            raise ValueError(f"{where}.{name}: {tensor!r}; known: fp8_e4m3")
-        if tensor.get("dtype") != "fp8_e4m3":
-            raise ValueError(f"{where}.{name}.dtype {tensor.get('dtype')!r}; known: fp8_e4m3")
+            raise ValueError(f"{where}.{name}: {tensor!r}; known: fp8_e4m3, fp4")
+        dtype, exponents = tensor.get("dtype"), tensor.get("scale_format") == "e8m0"
+        if dtype not in ("fp8_e4m3", "fp4"):
+            raise ValueError(f"{where}.{name}.dtype {dtype!r}; known: fp8_e4m3, fp4")
+        if tensor.get("qscheme") == "per_group" and exponents and tensor.get("group_size") == MX_BLOCK:
+            return "mxfp4" if dtype == "fp4" else "mxfp8", bool(tensor.get("is_dynamic"))
+        if dtype == "fp4":
+            known = f"per_group, of {MX_BLOCK}, scale_format e8m0"
+            raise ValueError(f"{where}.{name}.qscheme {tensor.get('qscheme')!r}; known of fp4: {known}")
         return tensor.get("qscheme"), bool(tensor.get("is_dynamic"))
 
+    if settings.get("input_tensors") is None and read("weight")[0] in MX:
+        return read("weight")[0], "16bit"
     weight, inputs = read("weight"), read("input_tensors")
+    mx = weight in ((name, False) for name in MX) and inputs in ((name, True) for name in MX)
+    if mx and (weight[0], inputs[0]) != ("mxfp8", "mxfp4"):
+        return weight[0], inputs[0]
     if weight not in (("per_tensor", False), ("per_channel", False)):
         raise ValueError(f"{where}.weight.qscheme {weight[0]!r}; known: per_tensor, per_channel, static")
     if inputs not in (("per_tensor", False), ("per_channel", True), ("per_token", True)):
@@ -275,4 +333,17 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
     return weight[0].removeprefix("per_"), "row" if inputs[1] else "tensor"
 
 
-METHODS = {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "quark": _quark, "fbgemm_fp8": _fbgemm}
+def _mxfp4(settings: dict) -> dict:
+    """gpt-oss': its experts alone."""
+    ignored = _modules(settings.get("modules_to_not_convert"))
+    experts = [r"re:.*\.experts\.\d+\.(?:gate|up|down)_proj$"]
+    return settings_of_groups({"mxfp4": (experts, "mxfp4", "16bit")}, ignored)
+
+
+METHODS = {
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "quark": _quark,
+    "fbgemm_fp8": _fbgemm,
+    "mxfp4": _mxfp4,
+}

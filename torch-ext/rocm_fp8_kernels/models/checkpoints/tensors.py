@@ -11,6 +11,7 @@ _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
     "I8": torch.int8,
     "I32": torch.int32,
     "I64": torch.int64,

@@ -92,21 +92,24 @@ def quantize(
     model: torch.nn.Module,
     inputs: Iterable[torch.Tensor | Mapping] | None = None,
     *,
-    granularity: str = "channel",
+    granularity: str | None = "channel",
+    experts: str | None = None,
     fp8_dtype: torch.dtype | None = None,
     activations: str = "static",
     headroom: float = 1.0,
 ) -> torch.nn.Module:
     """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
-    mixtures of experts with SwiGLU. Whatever chooses experts stays in its type. So do experts with biases or another
-    activation, and linears whose weight other code reads (T5's wo, Mamba's dt_proj): the warning names them.
+    mixtures of experts. Whatever chooses experts stays in its type. So do experts with a gate that fused_moe has not,
+    and linears whose weight other code reads (T5's wo, Mamba's dt_proj): the warning names them.
 
     Args:
         model: a transformers model in float16 or bfloat16. What is not fused is named by one warning.
         inputs: as in `calibrate`, for static scales; None for dynamic ones.
         granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear; "block": one
             for each 128x128 of a linear, and scales of an input's groups of 128, as DeepSeek-V3 has them (with
-            activations="dynamic").
+            activations="dynamic"). None, with experts="mxfp4": linears stay as they are, and nothing is calibrated.
+        experts: "mxfp4": mixtures get weights of MXFP4, by quantize_mxfp4, and inputs in 16 bits, as gpt-oss has them.
+            None: they are quantised by `granularity`.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
         activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
             format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
@@ -119,15 +122,24 @@ def quantize(
     Returns: model. It runs on the package's operators, which have no backward: under torch.no_grad().
     Raises: ValueError that says what is wrong, before the model is changed.
     """
-    from . import experts, planning
+    from . import experts as stacks
+    from . import planning
 
     refuse_adapters(model)
-    names, unquantised = planning.quantisable(model), planning.unquantised(model)
-    if granularity not in GRANULARITIES:
+    if experts not in (None, "mxfp4"):
+        raise ValueError(f"experts: {experts!r}; needs 'mxfp4' or None")
+    if granularity not in GRANULARITIES and (granularity is not None or experts is None):
         raise ValueError(f"granularity: {granularity!r}; needs one of {', '.join(GRANULARITIES)}")
     if activations not in _ACTIVATIONS:
         raise ValueError(f"activations: {activations!r}; needs 'static' or 'dynamic'")
-    dynamic = activations == "dynamic"
+    if granularity is None and fp8_dtype is not None:
+        raise ValueError(f"fp8_dtype: {fp8_dtype}; granularity None needs none")
+    names, unquantised = [], {}
+    if granularity is not None:
+        names, unquantised = planning.quantisable(model), planning.unquantised(model)
+    if experts is not None:
+        stacks.check_mxfp4(model)
+    dynamic = activations == "dynamic" or granularity is None
     if granularity == "block" and not dynamic:
         raise ValueError(f"activations: {activations!r}; granularity 'block' needs 'dynamic'")
     if dynamic != (inputs is None):
@@ -136,11 +148,12 @@ def quantize(
         raise ValueError(f"headroom: {headroom!r}; needs a number from 1 to {_MOST_HEADROOM}")
     if dynamic and headroom != 1:
         raise ValueError(f"headroom: {headroom}; dynamic scales need none")
-    fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)
-    if fp8_dtype not in FP8:
+    if names:
+        fp8_dtype = fp8_dtype or _device_fp8_dtype(model.get_submodule(names[0]).weight.device)
+    if names and fp8_dtype not in FP8:
         raise ValueError(f"fp8_dtype: {fp8_dtype}; allowed: {', '.join(map(str, FP8))}")
     planning.check_linears(model, names)
-    experts.check_experts(model)
+    stacks.check_experts(model)
     largest = {} if dynamic else calibrate(model, inputs)
 
     def join(parts: list[str]) -> Fp8Linear:
@@ -152,9 +165,10 @@ def quantize(
 
     planned = planning.plan(model, dict.fromkeys(names))
     planning.replace_linears(model, planned, join)
-    planned.stay |= unquantised | experts.replace_experts(model, granularity, fp8_dtype)
+    planned.stay |= unquantised | stacks.replace_experts(model, experts or granularity, fp8_dtype)
     planning.finish(model)
     refuse_save_pretrained(model, "quantization.save_quantized")
+    planned.known |= granularity is None  # no linear was to be fused
     planned.warn(model)
     return model.requires_grad_(False)
 

@@ -161,21 +161,22 @@ def _normalised_both(
     ranks: Communicator | None = None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
     """(y, (q, scales)): the norm of the residual that x is added to, in x's dtype and as half.first takes it; None
-    where that has a stored scale, or where somebody watches. With ranks x is this rank's part."""
-    experts = half.first
-    in_16_bits = not _is_plain(norm, half) or experts.input_scale is not None
-    if ranks is not None and in_16_bits:
-        x, ranks = ranks.all_reduce(x), None
-    if in_16_bits:
-        return norm(residual.add_(x).clone()), None
+    where that computes no scales, or where somebody watches. With ranks x is this rank's part."""
+    experts, plain = half.first, _is_plain(norm, half)
+    scaling = experts.input_scaling() if plain else None
+    if scaling is None:
+        residual.add_(x if ranks is None else ranks.all_reduce(x))
+        if plain:
+            return operators().rms_norm(residual, norm.weight, norm.variance_epsilon), None
+        return norm(residual.clone()), None
     operator = operators().add_rms_norm_dynamic_fp8 if ranks is None else ranks.all_reduce_add_rms_norm_dynamic_fp8
-    y, kind = torch.empty_like(x, memory_format=torch.contiguous_format), experts.weight.dtype
+    y, kind = torch.empty_like(x, memory_format=torch.contiguous_format), experts.input_dtype
     q, scales = operator(
         x,
         residual,
         norm.weight,
         norm.variance_epsilon,
-        **experts.input_scaling(),
+        **scaling,
         normalized_out=y,
         out_dtype=kind,
     )

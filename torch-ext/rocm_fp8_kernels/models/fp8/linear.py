@@ -117,6 +117,7 @@ class Fp8Linear(Codes):
     """
 
     FOLLOWS = ("bias",)
+    format = "fp8"  # of experts and MxLinear an MX one
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""A mixture of experts as the half of a decoder layer: one norm feeds the router in 16 bits and the experts in FP8."""
+"""A mixture of experts as the half of a decoder layer: one norm feeds the router in 16 bits, and the experts in FP8
+where they take it."""
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,7 @@ class FusedMoe(FusedHalf):
             return module(x)
         linear = module.gate_up_proj
         plain = isinstance(linear, Fp8Linear) and not is_watched(module) and not is_watched(linear)
-        alike = plain and quantized is not None and linear.input_scale is None
-        if alike and linear.input_scaling() == self.experts.input_scaling():
+        alike = plain and quantized is not None and quantized[0].dtype == linear.weight.dtype
+        if alike and linear.input_scale is None and linear.input_scaling() == self.experts.input_scaling():
             return module(quantized[0], input_scale=quantized[1])
         return module(x)

@@ -15,11 +15,13 @@ and hold the same latent cache.
 import torch
 
 from ...comm import Communicator
+from ...ops.mx import MX_BLOCK
 from .experts import Fp8Experts
 from .halves import AttentionHalf, FusedAttention, FusedMLP
 from .latent import FusedLatentAttention
 from .linear import BLOCK, Fp8Linear
 from .moe import FusedMoe
+from .mx_linear import MxLinear
 
 __all__ = ["parallelize"]
 
@@ -48,7 +50,7 @@ def _layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
             found.append((name, module))
             split.update(id(part) for half in (attention, mlp) for part in half.modules())
     for name, module in model.named_modules():
-        if isinstance(module, Fp8Linear | Fp8Experts) and id(module) not in split:
+        if isinstance(module, Fp8Linear | MxLinear | Fp8Experts) and id(module) not in split:
             raise ValueError(f"{name} is in no decoder layer that is fused as a whole; only those are split")
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused decoder layer; quantize or load it first")
@@ -65,19 +67,26 @@ def _check(name: str, layer: torch.nn.Module, ranks: int) -> None:
         _check_attention(name, layer.self_attn, ranks)
     mlp = layer.mlp
     if not isinstance(mlp, FusedMoe):
-        _check_inner(name, mlp.down_proj.in_features, mlp.down_proj.weights == "block", ranks)
+        _check_inner(name, mlp.down_proj.in_features, _unit(mlp.down_proj), ranks)
         return
-    _check_inner(f"{name}: experts", mlp.experts.down_proj.shape[2], mlp.experts.inputs == "group", ranks)
+    _check_inner(f"{name}: experts", mlp.experts.intermediate_size, _unit(mlp.experts), ranks)
     shared = getattr(mlp, "shared_experts", None)
     if shared is None:
         return
     if not isinstance(shared, FusedMLP):
         raise ValueError(f"{name}: shared_experts are not fused; only what is fused as a whole is split")
-    _check_inner(f"{name}: shared_experts", shared.down_proj.in_features, shared.down_proj.weights == "block", ranks)
+    _check_inner(f"{name}: shared_experts", shared.down_proj.in_features, _unit(shared.down_proj), ranks)
 
 
-def _check_inner(name: str, inner: int, blocks: bool, ranks: int) -> None:
-    needed = ranks * (BLOCK if blocks else 1)
+def _unit(module: Fp8Linear | Fp8Experts) -> int:
+    """How many inner values share a scale."""
+    if isinstance(module, Fp8Experts) and module.format != "fp8":
+        return MX_BLOCK
+    return BLOCK if module.inputs == "group" else 1
+
+
+def _check_inner(name: str, inner: int, unit: int, ranks: int) -> None:
+    needed = ranks * unit
     if inner % needed:
         raise ValueError(f"{name}: {inner} inner values; {ranks} ranks need a multiple of {needed}")
 
@@ -122,7 +131,7 @@ def _keep_share(layer: torch.nn.Module, rank: int, ranks: int) -> None:
         _keep_heads(layer.self_attn, rank, ranks)
     mlp = layer.mlp
     if isinstance(mlp, FusedMoe):
-        _keep_inner_of_experts(mlp.experts, rank, ranks)
+        keep_inner_of_experts(mlp.experts, rank, ranks)
         mlp = getattr(mlp, "shared_experts", None)
     if mlp is not None:
         _keep_inner(mlp, rank, ranks)
@@ -166,21 +175,31 @@ def _keep_inner(mlp: FusedMLP, rank: int, ranks: int) -> None:
     _keep_columns(mlp.down_proj, first, last, bias=rank == 0)
 
 
-def _keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
-    inner, dtype = experts.down_proj.shape[2], experts.weight.dtype
+def keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
+    inner, dtype = experts.intermediate_size, experts.weight.dtype
     first, last = rank * inner // ranks, (rank + 1) * inner // ranks
 
-    def of_gate_up(t: torch.Tensor, unit: int) -> torch.Tensor:
+    def of_gate_up(t: torch.Tensor, unit: int = 1) -> torch.Tensor:
+        if experts.gate.get("interleaved"):
+            return t[:, 2 * first : 2 * last].contiguous()
         return torch.cat([t[:, (at + first) // unit : (at + last) // unit] for at in (0, inner)], dim=1)
 
-    kinds = experts.weights()
-    experts.gate_up_proj = of_gate_up(experts.gate_up_proj.view(torch.uint8), 1).view(dtype)
+    def of_down(t: torch.Tensor, unit: int) -> torch.Tensor:
+        return t.view(torch.uint8)[:, :, first // unit : last // unit].contiguous().view(t.dtype)
+
+    kinds, mx = experts.weights(), experts.format != "fp8"
+    experts.gate_up_proj = of_gate_up(experts.gate_up_proj.view(torch.uint8)).view(dtype)
     if kinds["gate_up_proj"] != "tensor":
-        unit = BLOCK if kinds["gate_up_proj"] == "block" else 1
-        experts.gate_up_scale = of_gate_up(experts.gate_up_scale, unit)
-    experts.down_proj = experts.down_proj.view(torch.uint8)[:, :, first:last].contiguous().view(dtype)
-    if kinds["down_proj"] == "block":
+        experts.gate_up_scale = of_gate_up(experts.gate_up_scale, BLOCK if kinds["gate_up_proj"] == "block" else 1)
+    experts.down_proj = of_down(experts.down_proj, 2 if experts.format == "mxfp4" else 1)
+    if mx:
+        experts.down_scale = of_down(experts.down_scale, MX_BLOCK)
+    elif kinds["down_proj"] == "block":
         experts.down_scale = experts.down_scale[:, :, first // BLOCK : last // BLOCK].contiguous()
+    if experts.gate_up_bias is not None:
+        experts.gate_up_bias = of_gate_up(experts.gate_up_bias)
+    if rank > 0:
+        experts.down_bias = None  # it counts once
 
 
 def _keep_rows(linear: Fp8Linear, parts: list[tuple[int, int]]) -> None:

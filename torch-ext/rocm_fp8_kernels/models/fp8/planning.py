@@ -21,6 +21,7 @@ from .halves import FusedHalf
 from .latent import FusedLatentAttention
 from .linear import Fp8Linear
 from .moe import FusedMoe
+from .mx_linear import MX_INPUTS, MxLinear
 from .residual import hand_on_residual
 from .source import choosers, readers
 
@@ -94,7 +95,7 @@ class Plan:
 def quantisable(model: torch.nn.Module) -> list[str]:
     """Names of the linears that `quantize` takes: those of the decoder layers of a known architecture. Of another
     model: all but the head. ValueError where there are none, or where some are FP8 already."""
-    if any(isinstance(module, Fp8Linear) for module in model.modules()):
+    if any(isinstance(module, (Fp8Linear, MxLinear)) for module in model.modules()):
         raise ValueError("the model is quantised already")
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and name}
     known = {name: module for name, module in model.named_modules() if type(module) in CLASSES}
@@ -124,7 +125,7 @@ def share_left(model: torch.nn.Module) -> float:
     if all(name.rpartition(".")[0] in choose for name in of_experts):
         return 0.0
     codes = sum(
-        value.numel()
+        value.numel() * (2 if value.dtype == torch.uint8 else 1)  # of MXFP4
         for module in model.modules()
         if isinstance(module, Codes)
         for value in module.buffers(recurse=False)
@@ -219,6 +220,8 @@ def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping
         return f"act_fn is a {type(module.act_fn).__name__}, and swiglu_fp8 needs hidden_act's"
     for parts in joined.values():
         names = ", ".join(part.rpartition(".")[2] for part in parts)
+        if any(wanted[part] in MX_INPUTS for part in parts):
+            return f"of {names} some have MX weights, and only FP8 linears are joined"
         if len({wanted[part] for part in parts}) > 1:
             return f"the inputs of {names} are quantised in different ways"
         if len({modules[part].bias is None for part in parts}) > 1:

@@ -1,0 +1,226 @@
+"""Checkpoints of MXFP4 and MXFP8 as others publish them: what they compute, and which are refused."""
+
+import copy
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from problems import checkpoints
+from problems.buffers import same_bytes
+from problems.tiny_llama import NEAR, distance, tokens
+from problems.tiny_moe import expert_modules
+from tests.models.test_bad_checkpoints import refused
+from tests.models.test_mx_models import BLOCK, MARKS, assert_as_reference, model_of, numbers, one_routing, quantised
+
+pytestmark = MARKS
+
+
+def mx(bits: int, activations: bool) -> dict:
+    numbers = dict(num_bits=bits, type="float", strategy="group", group_size=BLOCK, symmetric=True)
+    numbers |= dict(scale_dtype="torch.uint8")
+    inputs = numbers | dict(dynamic=True) if activations else None
+    return dict(weights=numbers | dict(dynamic=False), input_activations=inputs)
+
+
+def compressed(bits: int, activations: bool) -> dict:
+    name = {4: "mxfp4-pack-quantized", 8: "mxfp8-quantized"}[bits]
+    group = dict(targets=["Linear"], **mx(bits, activations))
+    return dict(quant_method="compressed-tensors", format=name, config_groups=dict(group_0=group), ignore=["lm_head"])
+
+
+def quark(weight: str, inputs: str | None) -> dict:
+    def tensor(dtype: str | None, dynamic: bool) -> dict | None:
+        if dtype is None:
+            return None
+        scale = dict(scale_type="float", scale_format="e8m0", scale_calculation_mode="even")
+        return dict(dtype=dtype, qscheme="per_group", group_size=BLOCK, ch_axis=-1, is_dynamic=dynamic, **scale)
+
+    general = dict(weight=tensor(weight, False), input_tensors=tensor(inputs, True), output_tensors=None, bias=None)
+    return dict(
+        quant_method="quark",
+        global_quant_config=general,
+        layer_quant_config={},
+        exclude=["lm_head", "*mlp.gate", "*router"],
+        export=dict(weight_format="real_quantized", pack_method="reorder"),
+    )
+
+
+# name -> (settings, bits, inputs, name of a weight of 4 bits)
+FORMATS = {
+    "compressed-tensors, MXFP4A16": (compressed(4, False), 4, "16bit", "weight_packed"),
+    "compressed-tensors, MXFP4": (compressed(4, True), 4, "mxfp4", "weight_packed"),
+    "compressed-tensors, MXFP8A16": (compressed(8, False), 8, "16bit", "weight"),
+    "compressed-tensors, MXFP8": (compressed(8, True), 8, "mxfp8", "weight"),
+    "quark, MXFP4": (quark("fp4", "fp4"), 4, "mxfp4", "weight"),
+    "quark, W4A16": (quark("fp4", None), 4, "16bit", "weight"),
+    "quark, W4A8": (quark("fp4", "fp8_e4m3"), 4, "mxfp8", "weight"),
+    "quark, MXFP8": (quark("fp8_e4m3", "fp8_e4m3"), 8, "mxfp8", "weight"),
+}
+
+
+def write(kernel, form: str, model: torch.nn.Module, directory) -> torch.nn.Module:
+    """Every linear but routers and the head, and every matrix of an expert. Returns the model of these numbers."""
+    settings, bits, _, name = FORMATS[form]
+    defined, tensors = copy.deepcopy(model), {}
+
+    def stored(linear: str, weight: torch.Tensor) -> torch.Tensor:
+        if bits == 4:
+            codes, scale = kernel.reference.quantize_mxfp4(weight, rounding="even")
+        else:
+            options = dict(scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
+            codes, scale = kernel.reference.quantize_fp8(weight, **options, out_dtype=torch.float8_e4m3fn)
+        tensors[f"{linear}.{name}"], tensors[f"{linear}.weight_scale"] = codes, scale.view(torch.uint8)
+        return numbers(codes, scale)
+
+    linears = {each: module for each, module in defined.named_modules() if isinstance(module, torch.nn.Linear)}
+    for each, module in linears.items():
+        if each != "lm_head":
+            module.weight.copy_(stored(each, module.weight))
+    for each, module in expert_modules(defined).items():
+        for e in range(len(module.down_proj)):
+            gate, up = module.gate_up_proj[e].chunk(2)
+            for part, values in (("gate_proj", gate), ("up_proj", up), ("down_proj", module.down_proj[e])):
+                values.copy_(stored(f"{each}.{e}.{part}", values))
+    done = {f"{each}.weight" for each in linears if each != "lm_head"}
+    rest = {
+        key: value.contiguous()
+        for key, value in model.state_dict().items()
+        if key not in done and ".experts." not in key and key != "model.rotary_emb.inv_freq"
+    }
+    directory.mkdir(parents=True)
+    safetensors.torch.save_file(tensors | rest, directory / "model.safetensors", metadata={"format": "pt"})
+    model.config.save_pretrained(directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(quantization_config=settings)))
+    return defined
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_published_format(kernel, device, formats, generator, tmp_path, form, name):
+    """Dense linears and experts. On a device of float8_e4m3fnuz MXFP8 is converted."""
+    model, ids = model_of(name, generator), tokens(generator, 2, 11, device)
+    defined = write(kernel, form, model, tmp_path / "made").to(device)
+    loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
+    _, bits, inputs, _ = FORMATS[form]
+    assert {(each.format, each.inputs) for each in expert_modules(loaded).values()} == {(f"mxfp{bits}", inputs)}
+    linears = [module for module in loaded.modules() if type(module).__name__ == "MxLinear"]
+    assert len(linears) == (4 * 2 if name == "qwen3_moe" else 5 * 2 + 2 * 3)  # a dense layer, and shared experts
+    assert {(each.format, each.inputs) for each in linears} == {(f"mxfp{bits}", inputs)}
+    assert_as_reference(kernel, loaded, generator, device)
+    theirs, got = one_routing([defined, loaded], ids)
+    assert distance(got, theirs) <= {"16bit": NEAR, "mxfp8": 0.25, "mxfp4": 0.75}[inputs]
+    kernel.quantization.save_quantized(loaded, tmp_path / "again")
+    again = kernel.quantization.load_quantized(tmp_path / "again", device)
+    state = loaded.state_dict()
+    assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
+    assert [module.inputs for module in expert_modules(again).values()] == [
+        module.inputs for module in expert_modules(loaded).values()
+    ]
+
+
+def test_compressed_tensors_own_codes(kernel, generator, tmp_path):
+    """The library writes the files: what it calls these formats is what is read here."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    for preset, bits in (("MXFP4A16", 4), ("MXFP8A16", 8)):
+        form = {"MXFP4A16": "compressed-tensors, MXFP4A16", "MXFP8A16": "compressed-tensors, MXFP8A16"}[preset]
+        weight = torch.randn(64, 128, generator=generator).bfloat16()
+        if bits == 4:
+            _, scale = kernel.reference.quantize_mxfp4(weight, rounding="even")
+        else:
+            options = dict(scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
+            _, scale = kernel.reference.quantize_fp8(weight, **options, out_dtype=torch.float8_e4m3fn)
+        scheme = preset_name_to_scheme(preset, ["Linear"])
+        compressor = compressors.BaseCompressor.get_value_from_registry(FORMATS[form][0]["format"])
+        made = compressor.compress(dict(weight=weight, weight_scale=scale.float().bfloat16()), scheme)
+        name = FORMATS[form][3]
+        assert made["weight_scale"].dtype == torch.uint8 and torch.equal(made["weight_scale"], scale.view(torch.uint8))
+        wide = compressor.decompress(dict(made), scheme)["weight"].float()
+        assert torch.equal(numbers(made[name], made["weight_scale"]), wide)
+
+
+# --- refused ---
+
+
+def damaged(directory, change) -> None:
+    stored = checkpoints.stored(directory)
+    change(stored)
+    safetensors.torch.save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+LINEAR, EXPERT = "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.experts.3.up_proj"
+DAMAGES = {
+    "NaN": (lambda t: t[f"{EXPERT}.weight_scale"].fill_(255), f"{EXPERT}.weight_scale: holds NaN"),
+    "NaN of a linear": (lambda t: t[f"{LINEAR}.weight_scale"][3].fill_(255), f"{LINEAR}.weight_scale: holds NaN"),
+    "missing": (lambda t: t.pop(f"{EXPERT}.weight_packed"), f"no tensor {EXPERT}.weight"),
+    "short": (
+        lambda t: t.update({f"{EXPERT}.weight_scale": t[f"{EXPERT}.weight_scale"][:, 1:].contiguous()}),
+        "weight_scale: shape [128, 3]; needs [128, 4]",
+    ),
+    "type": (
+        lambda t: t.update({f"{EXPERT}.weight_packed": t[f"{EXPERT}.weight_packed"].view(torch.int8)}),
+        "weight_packed: dtype I8; needs U8",
+    ),
+    "unknown": (lambda t: t.update({f"{EXPERT}.weight_global_scale": torch.ones(1)}), "unknown tensor"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_damaged_files(kernel, generator, tmp_path, case):
+    write(kernel, "compressed-tensors, MXFP4A16", model_of("qwen3_moe", generator), tmp_path / "made")
+    change, why = DAMAGES[case]
+    damaged(tmp_path / "made", change)
+    refused(kernel, tmp_path / "made", why)
+
+
+def setting(path: str, value):
+    def change(settings: dict) -> None:
+        *inner, last = path.split(".")
+        for each in inner:
+            settings = settings[each]
+        settings[last] = value
+
+    return change
+
+
+WEIGHTS = "config_groups.group_0.weights"
+UNKNOWN = {
+    "groups of 16": ("compressed-tensors, MXFP4A16", setting(f"{WEIGHTS}.group_size", 16), "4-bit symmetric float"),
+    "MXFP8 beside MXFP4": (
+        "compressed-tensors, MXFP8",
+        setting("config_groups.group_0.input_activations", mx(4, True)["input_activations"]),
+        "4-bit 'group' beside mxfp8 weights",
+    ),
+    "scales of e4m3": ("quark, MXFP4", setting("global_quant_config.weight.scale_format", "e4m3"), "known of fp4"),
+    "fp6": (
+        "quark, MXFP4",
+        setting("global_quant_config.weight.dtype", "fp6_e3m2"),
+        "'fp6_e3m2'; known: fp8_e4m3, fp4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unknown_settings(kernel, generator, tmp_path, case):
+    form, change, why = UNKNOWN[case]
+    write(kernel, form, model_of("qwen3_moe", generator), tmp_path / "made")
+    file = tmp_path / "made" / "config.json"
+    config = json.loads(file.read_text())
+    change(config["quantization_config"])
+    file.write_text(json.dumps(config))
+    refused(kernel, tmp_path / "made", why)
+
+
+def test_blocks_that_the_settings_do_not_name(kernel, generator, tmp_path):
+    """gpt-oss: and experts that are stored as transformers has them stay so."""
+    model = model_of("gpt_oss", generator)
+    kernel.quantization.save_quantized(quantised(kernel, model), tmp_path / "made")
+    file = tmp_path / "made" / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= dict(quant_method="fp8", activation_scheme="dynamic")
+    file.write_text(json.dumps(config))
+    refused(kernel, tmp_path / "made", "stacked experts with scales by tensor")
