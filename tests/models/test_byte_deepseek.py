@@ -152,6 +152,25 @@ def test_quality(kernel, device, formats, loaded, held_out, wanted, scales):
     assert decoding.share_of_equal(wanted, got) > 0.97
 
 
+# inputs -> (bits a byte, share of the likeliest next bytes) that MXFP4 experts may cost, linears in bfloat16.
+MXFP4 = {"16bit": (0.005, 0.96), "mxfp8": (0.005, 0.96), "mxfp4": (0.02, 0.93)}
+
+
+@pytest.mark.parametrize("inputs", MXFP4)
+def test_experts_in_mxfp4_keep_the_quality(kernel, device, loaded, held_out, wanted, inputs):
+    model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
+    for module in model.modules():
+        if hasattr(module, "gate_up_scale"):
+            assert module.format == "mxfp4"
+            module.inputs = inputs
+    kernelized(kernel, model)
+    with torch.no_grad():
+        got = decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
+    bits, share = MXFP4[inputs]
+    assert abs(got.bits_per_byte - wanted.bits_per_byte) < bits
+    assert decoding.share_of_equal(wanted, got) > share
+
+
 @pytest.fixture(scope="module")
 def in_blocks(kernel, loaded):
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), activations="dynamic", granularity="block")

@@ -108,8 +108,8 @@ def quantize(
         granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear; "block": one
             for each 128x128 of a linear, and scales of an input's groups of 128, as DeepSeek-V3 has them (with
             activations="dynamic"). None, with experts="mxfp4": linears stay as they are, and nothing is calibrated.
-        experts: "mxfp4": mixtures get weights of MXFP4, by quantize_mxfp4, and inputs in 16 bits, as gpt-oss has them.
-            None: they are quantised by `granularity`.
+        experts: "mxfp4": mixtures get weights of MXFP4, by quantize_mxfp4(rounding="even"), and inputs in 16 bits, as
+            gpt-oss has them. What MXFP4 codes stand for stays what it is. None: they are quantised by `granularity`.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
         activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
             format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
