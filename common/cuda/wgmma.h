@@ -159,6 +159,7 @@ ROCM_FP8_BOTH_TYPES(32, "256", "%128", "%129", "%130")
 ROCM_FP8_BOTH_BY_ROWS(2, "16", "%8", "%9", "%10", "%11", "%12", "%13")
 ROCM_FP8_BOTH_BY_ROWS(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 ROCM_FP8_BOTH_BY_ROWS(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+ROCM_FP8_BOTH_BY_ROWS(16, "128", "%64", "%65", "%66", "%67", "%68", "%69")
 
 // d[32][4] += a [64, 16] * b [16, 256], b as swizzled_columns has it. a: in registers, in pairs of neighbours in k: rows
 // 16 w + g and 16 w + g + 8 of k 2 t, then both of k 2 t + 8; or in shared memory, K-major.

@@ -36,15 +36,19 @@ __device__ inline int added(int a, int b) {
 }
 
 // By all threads, of which there are at least kPlanThreads, behind whatever wrote the offsets. Ends with a barrier.
-template <int kHeight>
-__device__ inline void make_row_tiles(RowTiles& row_tiles, const Args& a) {
+// Without offsets all rows are the one expert's.
+template <int kHeight, class A>
+__device__ inline void make_row_tiles(RowTiles& row_tiles, const A& a) {
     const int thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp, groups = int(a.groups);
     const int first = thread * kExpertsOfThread;
     int begin[kExpertsOfThread + 1], tiles[kExpertsOfThread + 1] = {}, before = 0;
     if (thread < kPlanThreads) {
 #pragma unroll
-        for (int i = 0; i <= kExpertsOfThread; ++i)
-            begin[i] = first + i <= groups ? clamped(global<int32_t>(a.offsets)[first + i], a.m) : 0;
+        for (int i = 0; i <= kExpertsOfThread; ++i) {
+            const int expert = first + i;
+            const int offset = a.offsets ? global<int32_t>(a.offsets)[min(expert, groups)] : expert * int(a.m);
+            begin[i] = expert <= groups ? clamped(offset, a.m) : 0;
+        }
 #pragma unroll
         for (int i = 0; i < kExpertsOfThread; ++i) {
             const bool any = first + i < groups && begin[i + 1] > begin[i];

@@ -1,19 +1,25 @@
 // MX weights on NVIDIA GPUs: the launcher.
 //
-// Files: stream.h             MXFP4 weights, rows of 16 bits or of FP8 with a scale each
+// Files: tiles.h              Hopper: MXFP4 weights, rows of bfloat16 or of FP8 with a scale each
+//        stream.h             the same of float16, and wherever TMA does not take the weights
 //        ../gpu.h, products.h   all others: the plain kernel
 #include "../../common/rows/cuda/vendor.h"
 #include "../../common/vendor.h"
 #include "products.h"
 #include "../gpu.h"
 #include "stream.h"
+#include "tiles.h"
 
 namespace rocm_fp8::mx_gemm {
 
 Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
-    return launch_by_type(args, Vendor(chip, on), streams, launch_stream<Vendor>);
+    const auto fast = [&](const Args& a, const Vendor& vendor) {
+        return tiles_fit(a, vendor.chip) ? launch_tiles(a, vendor.chip, vendor.on) : launch_stream(a, vendor);
+    };
+    const auto fits = [&](const Args& a) { return tiles_fit(a, chip) || streams(a); };
+    return launch_by_type(args, Vendor(chip, on), fits, fast);
 }
 
 }  // namespace rocm_fp8::mx_gemm
