@@ -65,33 +65,43 @@ struct Form {
 // word w of the same block t of a row, and gives four lanes of one w a pair each.
 template <bool bytes, bool aligned>
 __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
-    constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf;
+    constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int lane = int(threadIdx.x) % kLanesOf, t = lane / 4, w = lane % 4;
     const uint32_t across = uint32_t((a.k + kOrdered - 1) / kOrdered), group = blockIdx.x % across;
     const int64_t live = first_row(a, int(a.groups)), k = int64_t(group) * kOrdered + lane * 8,
                   step = int64_t(gridDim.x / across) * kRowsOfCta;
-    // All lanes of a warp go on together.
-    for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += step) {
-        const int64_t row = first + threadIdx.x / kLanesOf;
-        RowPart part{};
-        if (row < live && k < a.k)
-            part = load_row<bytes, aligned>(a.a.data + source_of(a, int(row)) * a.a.row_stride + k * (bytes ? 1 : 2));
-        uint32_t pairs[4], turned[4];
-        put_in_pairs<bytes>(part, pairs);
+    // All lanes of a warp go on together. Several rows are on their way at once.
+    for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += step * kAtOnce) {
+        RowPart parts[kAtOnce] = {};
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int other = t ^ r;
-            const uint32_t given = other < 2 ? (other == 0 ? pairs[0] : pairs[1]) : (other == 2 ? pairs[2] : pairs[3]);
-            const uint32_t taken = __shfl_xor_sync(kWholeWarp, given, r * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (other == i) turned[i] = taken;
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
+            if (row < live && k < a.k) {
+                parts[i] =
+                    load_row<bytes, aligned>(a.a.data + source_of(a, int(row)) * a.a.row_stride + k * (bytes ? 1 : 2));
+            }
         }
-        if (row < live) {
-            *reinterpret_cast<uint4*>(to + row * stride + int64_t(group) * kOrdered * 2 + w * 64 + t * 16) = {
-                turned[0], turned[1], turned[2], turned[3]};
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
+            uint32_t pairs[4], turned[4];
+            put_in_pairs<bytes>(parts[i], pairs);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int other = t ^ r;
+                const uint32_t given =
+                    other < 2 ? (other == 0 ? pairs[0] : pairs[1]) : (other == 2 ? pairs[2] : pairs[3]);
+                const uint32_t taken = __shfl_xor_sync(kWholeWarp, given, r * 4);
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (other == j) turned[j] = taken;
+            }
+            if (row < live) {
+                *reinterpret_cast<uint4*>(to + row * stride + int64_t(group) * kOrdered * 2 + w * 64 + t * 16) = {
+                    turned[0], turned[1], turned[2], turned[3]};
+            }
         }
     }
 }
@@ -228,11 +238,14 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int
         const grouped::Tile made = tile;
         if (t + int(gridDim.x) < tiles)
             tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t + gridDim.x);
+        Exponents next(a, tile, column_of(tile));
+        // Here, not in each step: the compiler would compute it there.
+        asm volatile("" : "+l"(next.columns[0]), "+l"(next.columns[1]));
         float sums[F::kGroups][4];
         for (int step = 0; step < steps; ++step) {
             const uint32_t current[2][2] = {{exponents[0][0], exponents[0][1]}, {exponents[1][0], exponents[1][1]}};
             // The next step's, or the next tile's first.
-            if (step + 1 == steps) own = Exponents(a, tile, column_of(tile));
+            if (step + 1 == steps) own = next;
             own.read(step + 1 < steps ? step + 1 : 0, last, block_stride, exponents);
             wait_for(&memory.full[at.stage], at.parity);
             const auto& stage = memory.stages[at.stage];
