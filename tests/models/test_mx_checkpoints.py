@@ -215,9 +215,9 @@ def test_unknown_settings(kernel, generator, tmp_path, case):
     refused(kernel, tmp_path / "made", why)
 
 
-def test_blocks_that_the_settings_do_not_name(kernel, generator, tmp_path):
+def test_blocks_that_the_settings_do_not_name(kernel, device, generator, tmp_path):
     """gpt-oss: and experts that are stored as transformers has them stay so."""
-    model = model_of("gpt_oss", generator)
+    model = model_of("gpt_oss", generator, device)
     kernel.quantization.save_quantized(quantised(kernel, model), tmp_path / "made")
     file = tmp_path / "made" / "config.json"
     config = json.loads(file.read_text())
