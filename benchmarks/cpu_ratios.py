@@ -300,7 +300,7 @@ def measure(seed: int | None) -> list[str]:
     for m, least in ((1, 2.0), (4, 1.1), (16, 0.3)):
         size, t = f"{MX} M={m} {MX_SIZE}x{MX_SIZE}", mx(kernel, m, generator)
         show("block_scaled_gemm", size, t, {"linear bfloat16": least}, ours=MX)
-    show("fused_moe", f"{MX} 1 token, {MIXTURE.title}", mx_experts(kernel, generator), {"floor": 0.35}, ours=MX)
+    show("fused_moe", f"{MX} 1 token, {MIXTURE.name}", mx_experts(kernel, generator), {"floor": 0.35}, ours=MX)
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         show(operator, f"[{ROWS}, {D}] bfloat16", rows(kernel, operator, generator), {"floor": least})
     for operator in ("quantize", "add_rms_norm", "swiglu"):

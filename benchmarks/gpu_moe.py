@@ -211,9 +211,9 @@ def main() -> None:
                 fused(table, kernel, title(layer), layer[1], fp8_experts(kernel, layer), tuple(args.tokens or TOKENS))
             table, generator = Table(["MXFP4 weights", *columns], ["us"]), torch.Generator("cuda")
             for layer in mx_cases.MIXTURES:
-                if args.only in layer.title:
+                if args.only in layer.name:
                     experts = mx_cases.experts_of(layer, generator)
-                    fused(table, kernel, layer.title, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
+                    fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
             print()
         beside = tuple(args.tokens or PEER_TOKENS)
         for operator, peer, run in (

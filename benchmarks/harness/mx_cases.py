@@ -12,7 +12,7 @@ LEAST_EXPONENT, MOST_EXPONENT = 118, 122
 
 @dataclass(frozen=True)
 class Mixture:
-    name: str
+    model: str
     experts: int
     chosen: int
     d: int
@@ -21,8 +21,8 @@ class Mixture:
     biased: bool = False
 
     @property
-    def title(self) -> str:
-        return f"{self.name} E{self.experts} top{self.chosen} D{self.d} I{self.hidden}"
+    def name(self) -> str:
+        return f"{self.model} E{self.experts} top{self.chosen} D{self.d} I{self.hidden}"
 
 
 GPT_OSS = Mixture("gpt-oss-120b", 128, 4, 2880, 2880, dict(gate="oai", limit=7.0, interleaved=True), biased=True)
