@@ -64,7 +64,8 @@ __device__ inline int row_tiles(const Args& a, int group, int rows) {
     return count > 0 ? (count + rows - 1) / rows : 0;
 }
 
-// Into memory.before, by all threads, with memory.partial between.
+// Into memory.before, by all threads, with memory.partial between. grouped_gemm's row_tiles.h do not serve here: HIP's
+// finds one tile for a wave, CUDA's needs offsets. Workgroups here take many tiles, with offsets or without.
 template <int kRows, class Table>
 __device__ inline void number_tiles(Table& memory, const Args& a) {
     const uint32_t groups = uint32_t(a.groups), each = (groups + kThreads - 1) / kThreads, begin = threadIdx.x * each,
