@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
+from benchmarks.harness.mx_cases import GPT_OSS, experts_of, mxfp4
 from benchmarks.harness.shapes import LLAMA_405B_TP8
 from benchmarks.harness.table import Table, cell
 from benchmarks.harness.timing import ceiling_cases, copies, floor, samples_in_turn
@@ -31,6 +32,7 @@ N, K = LLAMA_405B_TP8.linears["QKV"]
 ROWS, D = 256, 16384
 LINEAR, OTHERS = "linear float32", ("linear bfloat16", "dequantise, linear")  # torch's cases
 LAYER, LOOP = (16, 4, 4096, 1536), "loop float32"  # experts, of a token, D, I
+MX, MX_SIZE, MIXTURE = "MXFP4", 4096, GPT_OSS
 
 
 def medians(cases: dict, moved: dict[str, int], operator: str) -> dict[str, float]:
@@ -158,6 +160,38 @@ def row_operands(swiglu: bool, generator: torch.Generator) -> tuple[int, torch.T
     return count, weight, x, residual, [torch.empty(ROWS, D, dtype=torch.float8_e4m3fn) for _ in range(count)]
 
 
+def mx(kernel, m: int, generator: torch.Generator) -> dict[str, float]:
+    """Medians of block_scaled_gemm with MXFP4 weights, of torch's bfloat16 linear, and of reading the weights."""
+    count = copies(MX_SIZE * MX_SIZE // 2)
+    weights = [mxfp4((MX_SIZE, MX_SIZE), generator) for _ in range(count)]
+    a = torch.randn(m, MX_SIZE, generator=generator).bfloat16()
+    bf16 = [torch.randn(MX_SIZE, MX_SIZE, generator=generator).bfloat16() for _ in range(copies(2 * MX_SIZE**2))]
+
+    def ours(i: int) -> torch.Tensor:
+        codes, exponents = weights[i % count]
+        return kernel.block_scaled_gemm(a, codes, None, exponents)
+
+    cases, moved = ceiling_cases(generator)
+    cases |= {MX: ours, "linear bfloat16": lambda i: torch.nn.functional.linear(a, bf16[i % len(bf16)])}
+    moved |= {MX: sum(t.nbytes for t in weights[0]), "linear bfloat16": bf16[0].nbytes}
+    return medians(cases, moved, MX)
+
+
+def mx_experts(kernel, generator: torch.Generator) -> dict[str, float]:
+    """Medians of one token through experts in MXFP4, and of reading the weights of those that it has."""
+    layer = MIXTURE
+    w13, w2, keywords = experts_of(layer, generator)
+    x, of_slots = torch.randn(1, layer.d, generator=generator).bfloat16(), torch.rand(1, layer.chosen)
+    turns = torch.arange(layer.experts // layer.chosen * layer.chosen).view(-1, 1, layer.chosen).int()
+
+    def ours(i: int) -> torch.Tensor:
+        return kernel.fused_moe(x, w13, w2, of_slots, turns[i % len(turns)], **keywords)
+
+    cases, moved = ceiling_cases(generator)
+    each = sum(t.nbytes for t in (w13, w2, *keywords.values()) if isinstance(t, torch.Tensor)) // layer.experts
+    return medians(cases | {MX: ours}, moved | {MX: layer.chosen * each}, MX)
+
+
 def rows(kernel, operator: str, generator: torch.Generator) -> dict[str, float]:
     """Medians of a row operator, of its reference compiled by torch, and of the copy of as many bytes."""
     scale = torch.tensor(0.02)
@@ -262,6 +296,11 @@ def measure(seed: int | None) -> list[str]:
     for tokens, against, least in ((1, "floor", 0.5), (64, LOOP, 2.5)):
         size = "E{} top{} D{} I{}".format(*LAYER)
         show("fused_moe", f"{tokens} tokens, {size}", experts(kernel, tokens, generator), {against: least})
+    # Where torch has AMX, and ours AVX-512.
+    for m, least in ((1, 2.0), (4, 1.1), (16, 0.3)):
+        size, t = f"{MX} M={m} {MX_SIZE}x{MX_SIZE}", mx(kernel, m, generator)
+        show("block_scaled_gemm", size, t, {"linear bfloat16": least}, ours=MX)
+    show("fused_moe", f"{MX} 1 token, {MIXTURE.name}", mx_experts(kernel, generator), {"floor": 0.35}, ours=MX)
     for operator, least in (("add_rms_norm_fp8", 0.6), ("swiglu_fp8", 0.4)):
         show(operator, f"[{ROWS}, {D}] bfloat16", rows(kernel, operator, generator), {"floor": least})
     for operator in ("quantize", "add_rms_norm", "swiglu"):

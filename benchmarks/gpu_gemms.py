@@ -3,18 +3,29 @@
     python -m benchmarks measure gemms [--only block_scaled_gemm] [--check] [--write docs/performance.md]
     python -m benchmarks measure gemms --random 60 --check
 
-The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears; or random ones of
-block_scaled_gemm. Each row is timed in turn in this process (harness/gpu_timing.py) and verified before. Peers:
-DeepGEMM where it can be imported, and torch._scaled_mm with the same scales; with scales of rows it computes less,
-which does not count at random sizes; torch.mm in float16, and torch._int_mm with an epilogue that torch.compile
-makes.
+The sizes are those of the AMD FP8 GEMM challenge, DeepSeek-V3's with few rows, and OPT's linears; of MXFP4 weights
+those of models that have them; or random ones of block_scaled_gemm. Each row is timed in turn in this process
+(harness/gpu_timing.py) and verified before. Peers: DeepGEMM where it can be imported, and torch._scaled_mm with the
+same scales; with scales of rows it computes less, which does not count at random sizes; torch.mm in float16, and
+torch._int_mm with an epilogue that torch.compile makes; of MXFP4 torch.mm with bfloat16 weights.
 """
 
 import math
 from dataclasses import dataclass
 
 from benchmarks.harness import gpu_report
-from benchmarks.harness.gemm_cases import CHALLENGE, DECODE, OPT, OPT_DECODE, BlockScaled, Int8, Size, random_sizes
+from benchmarks.harness.gemm_cases import (
+    CHALLENGE,
+    DECODE,
+    MX,
+    OPT,
+    OPT_DECODE,
+    BlockScaled,
+    Int8,
+    Mxfp4,
+    Size,
+    random_sizes,
+)
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
 from benchmarks.harness.gpu_report import attempt, note
 from benchmarks.harness.gpu_timing import record
@@ -36,6 +47,7 @@ SERIES: dict[str, list[tuple[str, type, tuple[Size, ...], Bound]]] = {
     "block_scaled_gemm": [
         ("the challenge's sizes", BlockScaled, CHALLENGE, Bound(1.0, 1 / 1.1)),
         ("DeepSeek-V3, few rows", BlockScaled, DECODE, Bound(1.05, 1.0)),
+        ("MXFP4 weights, bfloat16 rows", Mxfp4, MX, Bound(0.0, 0.0)),  # nothing is promised yet
     ],
     "int8_gemm": [
         ("OPT's linears", Int8, OPT, Bound(1.5, 1.0)),

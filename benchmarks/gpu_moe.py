@@ -7,9 +7,9 @@ DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's 
     python -m benchmarks measure moe --tokens 64 --only I2048
     python -m benchmarks measure moe --peers              the tables with peers alone; each row is timed in turn
 
-FP8 weights of random codes with scales of 128x128 blocks, routings at random, launches in a graph. Each result is held
-to the reference's parts before it is timed. Layers of one call follow one another without a pause: what the cache holds
-of their weights is as in a model whose layers are as large.
+FP8 weights of random codes with scales of 128x128 blocks, and MXFP4 ones that take 16-bit values; routings at random,
+launches in a graph. Each result is held to the reference's before it is timed. Layers of one call follow one another
+without a pause: what the cache holds of their weights is as in a model whose layers are as large.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.harness import sections
+from benchmarks.harness import mx_cases, sections
 from benchmarks.harness.gpu_environment import find_gpu
 from benchmarks.harness.gpu_report import attempt
 from benchmarks.harness.moe_peers import deep_gemm_call, dequantised, unfused
@@ -96,26 +96,37 @@ def routing_parts(kernel) -> None:
     print()
 
 
-def fused(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
-    experts, chosen, d, hidden = layer
+def title(layer: tuple[int, int, int, int]) -> str:
+    return "E{} top{} D{} I{}".format(*layer)
+
+
+def fp8_experts(kernel, layer: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """w13, w2 and their scales."""
+    experts, _, d, hidden = layer
     fp8 = kernel.fp8_dtype("cuda")
     w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
     scales = dict(
         scale_w13=torch.rand(experts, -(-2 * hidden // BLOCK), -(-d // BLOCK), device="cuda") * 1e-3,
         scale_w2=torch.rand(experts, -(-d // BLOCK), -(-hidden // BLOCK), device="cuda") * 1e-3,
     )
+    return w13, w2, scales
+
+
+def fused(table: Table, kernel, name: str, chosen: int, weights_of: tuple, tokens: tuple[int, ...]) -> None:
+    """weights_of: w13, w2 and keywords."""
+    w13, w2, keywords = weights_of
+    (experts, d), device = w2.shape[:2], w2.device
+    each = sum(t.nbytes for t in (w13, w2, *keywords.values()) if isinstance(t, torch.Tensor)) / experts
     for count in tokens:
-        x = torch.randn(count, d, device="cuda", dtype=torch.bfloat16)
-        weights, ids = kernel.moe_route(torch.randn(count, experts, device="cuda"), chosen, renormalize=True)
+        x = torch.randn(count, d, device=device, dtype=torch.bfloat16)
+        weights, ids = kernel.moe_route(torch.randn(count, experts, device=device), chosen, renormalize=True)
         arguments = (x, w13, w2, weights, ids)
-        got = kernel.fused_moe(*arguments, **scales)
+        got = kernel.fused_moe(*arguments, **keywords)
         few = slice(0, min(count, 4))  # the reference takes wide copies of experts
-        wanted = kernel.reference.fused_moe(x[few], w13, w2, weights[few], ids[few], **scales)
-        if not (got[few] - wanted).float().norm() <= 2e-2 * wanted.float().norm():
-            raise SystemExit(f"fused_moe is wrong at {layer}, {count} tokens")
-        us, active = graph_us(lambda a=arguments: kernel.fused_moe(*a, **scales)), len(ids.unique())
-        read, work = active * 3 * hidden * d / us / 1e6, 6 * count * chosen * hidden * d / us / 1e6
-        name = f"E{experts} top{chosen} D{d} I{hidden}"
+        wanted = kernel.reference.fused_moe(x[few], w13, w2, weights[few], ids[few], **keywords)
+        held_to(got[few], wanted, 2e-2, f"fused_moe at {name}, {count} tokens")
+        us, active = graph_us(lambda a=arguments: kernel.fused_moe(*a, **keywords)), len(ids.unique())
+        read, work = active * each / us / 1e6, 3 * count * chosen * w13.shape[1] * d / us / 1e6
         table.row(name, str(count), str(active), f"{us:.1f}", f"{read:.2f}", f"{work:.0f}")
 
 
@@ -154,13 +165,8 @@ def beside_deep_gemm(table: Table, kernel, layer: tuple[int, int, int, int], tok
 
 
 def beside_torch(table: Table, kernel, layer: tuple[int, int, int, int], tokens: tuple[int, ...]) -> None:
-    experts, chosen, d, hidden = layer
-    fp8 = kernel.fp8_dtype("cuda")
-    w13, w2 = codes((experts, 2 * hidden, d), fp8), codes((experts, d, hidden), fp8)
-    scales = dict(
-        scale_w13=torch.rand(experts, -(-2 * hidden // BLOCK), -(-d // BLOCK), device="cuda") * 1e-3,
-        scale_w2=torch.rand(experts, -(-d // BLOCK), -(-hidden // BLOCK), device="cuda") * 1e-3,
-    )
+    experts, chosen, d, _ = layer
+    w13, w2, scales = fp8_experts(kernel, layer)
     wide = dequantised(w13, scales["scale_w13"]), dequantised(w2, scales["scale_w2"])
     for count in tokens:
         torch._dynamo.reset()  # each size is compiled for itself
@@ -181,8 +187,7 @@ def beside_torch(table: Table, kernel, layer: tuple[int, int, int, int], tokens:
             held_to(ours(), result, 0.1, f"fused_moe, or torch's composition, at {layer}, {count} tokens")
         us = in_turn_us(calls)
         ratio = us["theirs"] / us["ours"] if "theirs" in us else None
-        name = f"E{experts} top{chosen} D{d} I{hidden}"
-        table.row(name, str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
+        table.row(title(layer), str(count), cell(us["ours"]), cell(us.get("theirs")), cell(ratio))
 
 
 def main() -> None:
@@ -197,12 +202,18 @@ def main() -> None:
     torch.manual_seed(0)
     with sections.recorded("gpu_moe", args):
         print(f"- {', '.join(gpu.environment.values())}\n")
-        layers = [layer for layer in LAYERS if args.only in "E{} top{} D{} I{}".format(*layer)]
+        layers = [layer for layer in LAYERS if args.only in title(layer)]
         if not args.peers:
             routing_parts(kernel)
-            table = Table(["fused_moe", "tokens", "active experts", "us", "TB/s of weights", "TFLOPS"], ["us"])
+            columns = ["tokens", "active experts", "us", "TB/s of weights", "TFLOPS"]
+            table = Table(["fused_moe", *columns], ["us"])
             for layer in layers:
-                fused(table, kernel, layer, tuple(args.tokens or TOKENS))
+                fused(table, kernel, title(layer), layer[1], fp8_experts(kernel, layer), tuple(args.tokens or TOKENS))
+            table, generator = Table(["MXFP4 weights", *columns], ["us"]), torch.Generator("cuda")
+            for layer in mx_cases.MIXTURES:
+                if args.only in layer.name:
+                    experts = mx_cases.experts_of(layer, generator)
+                    fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
             print()
         beside = tuple(args.tokens or PEER_TOKENS)
         for operator, peer, run in (

@@ -4,9 +4,11 @@
     python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --config t128x128
     python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
     python -m benchmarks simulate moe --challenge         the AMD MoE challenge's problem: float16, all parts
+    python -m benchmarks simulate moe --mxfp4             models with MXFP4 experts, bfloat16 rows
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
-columns. Of 16-bit experts stage 1 has no SwiGLU. Routings are drawn at random; all tokens have the last expert.
+columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm and moe_gate. Routings are drawn at
+random; all tokens have the last expert, but of MXFP4 ones.
 Estimates rank; they are no measurement (simulator/README.md).
 """
 
@@ -20,6 +22,7 @@ from benchmarks.harness import sections
 from benchmarks.harness.clock import Clock, parser
 from benchmarks.harness.forms import Config
 from benchmarks.harness.gpu_cases import forced
+from benchmarks.harness.mx_cases import BLOCK, MIXTURES, TOKENS, Mixture
 from benchmarks.harness.simulated_rocm import FORMATS, empty
 from benchmarks.harness.table import Table
 from simulator.timing import cost
@@ -50,8 +53,10 @@ LAYERS = (
 CHALLENGE = (Layer(7168, 2048, 33, 5, {}), (2048, 8192))
 
 
-def routing(tokens: int, layer: Layer) -> torch.Tensor:
+def routing(tokens: int, layer: Layer | Mixture) -> torch.Tensor:
     generator = torch.Generator().manual_seed(tokens)
+    if isinstance(layer, Mixture):
+        return torch.rand(tokens, layer.experts, generator=generator).argsort(1)[:, : layer.chosen].int()
     routed = torch.rand(tokens, layer.experts - 1, generator=generator).argsort(1)[:, : layer.chosen - 1].int()
     return torch.cat([routed, torch.full((tokens, 1), layer.experts - 1, dtype=torch.int32)], 1)
 
@@ -102,15 +107,40 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
         return to_hidden, gemm(slots, layer.d, layer.hidden, False)
 
 
+def mx_stages(clock: Clock, tokens: int, layer: Mixture):
+    """As `stages`, each with its biases."""
+    rows, offsets, _ = map(placed, clock.rocm.kernel.reference.moe_sort(routing(tokens, layer), layer.experts))
+    slots, bf16 = tokens * layer.chosen, torch.bfloat16
+
+    def gemm(kernel, a_rows: int, n: int, k: int, dtype: torch.dtype, **gather) -> torch.Tensor:
+        a, b, ones = empty((a_rows, k), bf16), empty((layer.experts, n, k // 2), torch.uint8), torch.tensor(127)
+        exponents = placed(ones.to(torch.uint8).expand(layer.experts, n, k // BLOCK))
+        bias = empty((layer.experts, n), bf16) if layer.biased else None
+        return kernel.grouped_gemm(a, b, None, exponents, offsets, bias=bias, **gather, out=empty((slots, n), dtype))
+
+    def to_hidden(kernel) -> None:
+        gather = dict(rows=rows, slots=layer.chosen)
+        product = gemm(kernel, tokens, 2 * layer.hidden, layer.d, torch.float32, **gather)
+        kernel.moe_gate(product, offsets, **layer.gate, out=empty((slots, layer.hidden), bf16))
+
+    return us(clock, to_hidden), us(clock, lambda kernel: gemm(kernel, slots, layer.d, layer.hidden, bf16))
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", metavar="TEXT", help="layers whose name holds it")
     options.add_argument("--tokens", type=int, action="append")
     options.add_argument("--first", type=Config.parse, metavar="FORM", help="as --config, of stage 1")
-    options.add_argument("--challenge", action="store_true")
+    problems = options.add_mutually_exclusive_group()
+    problems.add_argument("--challenge", action="store_true")
+    problems.add_argument("--mxfp4", action="store_true")
     args = options.parse_args()
+    if args.mxfp4 and (args.config or args.first):
+        options.error("--mxfp4: its kernels have one form")
     clock = Clock(args.arch)
     layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
+    if args.mxfp4:
+        layers = [(layer, TOKENS) for layer in MIXTURES]
     dtype = torch.float16 if args.challenge else None
     with sections.recorded("moe_rocm", args):
         table(clock, layers, dtype, args)
@@ -121,8 +151,11 @@ def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.
     shown = Table(["layer", "tokens", *timed, "ratio"], timed)
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
-            parts = stages(clock, count, layer, dtype, args.first, args.config)
-            total, theirs = sum(time for time, _ in parts), layer.aiter.get(count)
+            if isinstance(layer, Mixture):
+                parts, theirs = mx_stages(clock, count, layer), None
+            else:
+                parts, theirs = stages(clock, count, layer, dtype, args.first, args.config), layer.aiter.get(count)
+            total = sum(time for time, _ in parts)
             cells = [f"{time:.1f} {bound}".strip() for time, bound in parts]
             beside = [f"{theirs:.1f}", f"{theirs / total:.2f}"] if theirs else ["", ""]
             shown.row(layer.name, str(count), *cells, f"{total:.1f}", *beside)

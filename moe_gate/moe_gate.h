@@ -7,8 +7,8 @@
 //     situ: beta tanh(g / beta) sigmoid(g) * (linear_beta tanh(u / linear_beta), or u)
 //     out[i, j] = round_out(that)
 //
-// In float32, with the same bits on all backends; one rounding to out's type. NaN stays NaN. Rows from *end on are not
-// written.
+// In float32, with the same bits on all backends but for NaN's: no compiler may fuse. One rounding to out's type. NaN
+// stays NaN. Rows from *end on are not written.
 #pragma once
 
 #include "../common/exponential.h"

@@ -41,22 +41,11 @@ struct Memory {
     int32_t partial[kThreads];
 };
 
-// fp8_decode without a conversion of integers: float32 holds e4m3's bits as a number that is smaller by a power of two.
-template <DType format>
-__device__ inline float e4m3_value(uint32_t byte) {
-    using F = Fp8Format<format>;
-    constexpr int kMantissaGap = 20;
-    constexpr float kByBias = F::has_negative_zero ? 0x1p120f : 0x1p119f, kNan = __builtin_nanf("");
-    const bool nan = F::has_negative_zero ? (byte & 0x7F) == F::nan : byte == F::nan;
-    const float magnitude = bits_float((byte & 0x7F) << kMantissaGap) * kByBias;
-    return nan ? kNan : byte & 0x80 ? -magnitude : magnitude;
-}
-
 template <DType type>
 __device__ inline uint32_t number_bits(DType format, uint32_t byte) {
     f32x2 two = {0, 0};
     if (format == DType::e2m1) two = f32x2{e2m1_value(byte), e2m1_value(byte >> 4)};
-    else two.x = format == DType::e4m3fn ? e4m3_value<DType::e4m3fn>(byte) : e4m3_value<DType::e4m3fnuz>(byte);
+    else two.x = fp8_decode<kNativeFp8>(byte);  // the other FP8 is refused
     return Pairs<type>::round_any_nan(two);
 }
 
@@ -75,7 +64,8 @@ __device__ inline int row_tiles(const Args& a, int group, int rows) {
     return count > 0 ? (count + rows - 1) / rows : 0;
 }
 
-// Into memory.before, by all threads, with memory.partial between.
+// Into memory.before, by all threads, with memory.partial between. grouped_gemm's row_tiles.h do not serve here: HIP's
+// finds one tile for a wave, CUDA's needs offsets. Workgroups here take many tiles, with offsets or without.
 template <int kRows, class Table>
 __device__ inline void number_tiles(Table& memory, const Args& a) {
     const uint32_t groups = uint32_t(a.groups), each = (groups + kThreads - 1) / kThreads, begin = threadIdx.x * each,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/gemm/scales.h"
+#include "../common/gpu/cells.h"
 #include "../common/gpu/overlap.h"
 #include "quantize_mxfp4.h"
 
@@ -10,12 +11,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ __launch_bounds__(kThreads) void quantize_mxfp4_blocks(Args a) {
+__global__ __launch_bounds__(kThreads) void quantize_mxfp4_blocks(Args a, Cells cells) {
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may write what this one reads
-    const int64_t blocks = a.k / kMxBlock, count = a.rows * blocks, step = int64_t(gridDim.x) * kThreads;
-    for (int64_t n = int64_t(blockIdx.x) * kThreads + threadIdx.x; n < count; n += step) {
-        const int64_t first = n / blocks * a.x_stride + n % blocks * kMxBlock;
+    each_cell(cells, a.rows, blockIdx.x * kThreads + threadIdx.x, [&](int64_t row, int64_t block) {
+        const int64_t first = row * a.x_stride + block * kMxBlock, n = row * cells.columns + block;
         float values[kMxBlock];
 #pragma unroll
         for (int i = 0; i < kMxBlock; ++i) {
@@ -27,15 +27,16 @@ __global__ __launch_bounds__(kThreads) void quantize_mxfp4_blocks(Args a) {
 #pragma unroll
         for (int i = 0; i < kMxBlock / 2; ++i) global<uint8_t>(a.codes)[n * (kMxBlock / 2) + i] = codes[i];
         global<uint8_t>(a.scales)[n] = scale;
-    }
+    });
 }
 
 template <class Vendor>
 Status launch_by(const Args& a, const Vendor& vendor) {
     if (a.rows == 0 || a.k == 0) return {};
     constexpr int64_t kPerUnit = 8;
-    const int64_t all = ceil_div(a.rows * (a.k / kMxBlock), kThreads), most = vendor.units * kPerUnit;
-    return vendor.launch(quantize_mxfp4_blocks, all < most ? all : most, kThreads, 1, a);
+    const int64_t blocks = a.k / kMxBlock, all = ceil_div(a.rows * blocks, kThreads), most = vendor.units * kPerUnit,
+                  workgroups = all < most ? all : most;
+    return vendor.launch(quantize_mxfp4_blocks, workgroups, kThreads, 1, a, cells_of(blocks, workgroups * kThreads));
 }
 
 }  // namespace

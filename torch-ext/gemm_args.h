@@ -10,6 +10,65 @@
 namespace rocm_fp8::binding {
 namespace {
 
+constexpr std::initializer_list<DType> kFp8 = {DType::e4m3fn, DType::e4m3fnuz};
+constexpr std::initializer_list<DType> kWide = {DType::bf16, DType::f16, DType::f32};
+
+// [N], or of experts [E, N]; nothing where there is none.
+inline gemm::Bias bias_of(const char* name, const std::optional<Tensor>& t, const Arg& a,
+                          std::initializer_list<int64_t> shape) {
+    if (!t) return {};
+    const Arg bias(name, "bias", *t);
+    const DType dtype = bias.dtype(kWide);
+    bias.check_device_of(a);
+    bias.check_shape(shape, shape.size() == 1 ? "[N]" : "[E, N]");
+    return {bias.data(), t->stride(t->dim() - 1), dtype};
+}
+
+// What products of sorted rows have besides operands and scales.
+struct SortedRows {
+    const Tensor& offsets;
+    const std::optional<Tensor>& rows;
+    int64_t slots;
+    const std::optional<Tensor>& bias;
+    int64_t expected;
+
+    // Into args, which have a_rows, n and groups.
+    template <class Args>
+    void set(Args& args, const char* name, const Arg& a) const {
+        args.offsets = integers(Arg(name, "offsets", offsets), a);
+        Arg(name, "offsets", offsets).check_shape({args.groups + 1}, "[E + 1]");
+        args.m = args.a_rows, args.slots = 1;
+        if (rows) {
+            const Arg given(name, "rows", *rows);
+            given.check_dim(1);
+            args.rows = integers(given, a), args.m = given.numel();
+            if (slots < 1 || slots >= int64_t(1) << 31) refuse(name, "slots: ", slots, "; needs 1 to 2147483647");
+            args.slots = int32_t(slots);
+        } else if (slots != 1) {
+            refuse(name, "slots: ", slots, "; needs rows, or 1");
+        }
+        if (args.m >= int64_t(1) << 31) a.refuse("shape ", a.shape(), "; needs less than 2^31 rows");
+        if (expected < 0) refuse(name, "expected_rows: ", expected, "; needs a positive number, or None");
+        args.expected = expected ? expected : std::max<int64_t>(1, ceil_div(args.m, args.groups));
+        args.bias = bias_of(name, bias, a, {args.groups, args.n});
+        if (bias) args.bias_group_stride = bias->stride(0);
+    }
+
+    void check_apart(const char* name, const Arg& written) const {
+        written.check_apart_from(Arg(name, "offsets", offsets));
+        if (rows) written.check_apart_from(Arg(name, "rows", *rows));
+        if (bias) written.check_apart_from(Arg(name, "bias", *bias));
+    }
+
+  private:
+    static const int32_t* integers(const Arg& x, const Arg& a) {
+        x.dtype({DType::i32});
+        x.check_device_of(a);
+        x.check_dense();
+        return static_cast<const int32_t*>(x.data());
+    }
+};
+
 // Whose scales they are: of A's rows or of B's, the result's columns.
 enum class Side { a, b };
 // Whether blocks of 128 k may have scales of their own. before_rows: a [1, N] that could be either is one row of
@@ -124,13 +183,9 @@ class GemmCall {
     }
 
     gemm::Bias bias(const std::optional<Tensor>& t) const {
-        if (!t) return {};
-        const Arg bias(name, "bias", *t);
-        const DType dtype = bias.dtype({DType::bf16, DType::f16, DType::f32});
-        bias.check_device_of(a);
-        bias.check_shape({n}, "[N]");
-        out.check_apart_from(bias);
-        return {bias.data(), t->stride(0), dtype};
+        const gemm::Bias bias = bias_of(name, t, a, {n});
+        if (t) out.check_apart_from(Arg(name, "bias", *t));
+        return bias;
     }
 
     // Of [..., rows, values]. 0 for one of them.
@@ -143,9 +198,6 @@ class GemmCall {
     bool batched;
     int64_t groups, m, n, k;
 };
-
-constexpr std::initializer_list<DType> kFp8 = {DType::e4m3fn, DType::e4m3fnuz};
-constexpr std::initializer_list<DType> kWide = {DType::bf16, DType::f16, DType::f32};
 
 }  // namespace
 }  // namespace rocm_fp8::binding

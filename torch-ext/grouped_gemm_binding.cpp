@@ -15,18 +15,13 @@ namespace op = rocm_fp8::grouped_gemm;
 struct Grouped {
     const Tensor &a, &b;
     const std::optional<Tensor>&scale_a, &scale_b;
-    const Tensor& offsets;
-    const std::optional<Tensor>& rows;
-    int64_t slots;
-    const std::optional<Tensor>& bias;
-    int64_t expected_rows;
+    SortedRows sorted;
 };
 
 // Checks one call's tensors, the result's place beside them: `out`, [m, columns(n)].
 class GroupedCall {
   public:
-    GroupedCall(const char* name, const Grouped& g)
-        : name(name), a(name, "a", g.a), b(name, "b", g.b), offsets(name, "offsets", g.offsets), g(g) {
+    GroupedCall(const char* name, const Grouped& g) : name(name), a(name, "a", g.a), b(name, "b", g.b), g(g) {
         args.format = a.dtype({DType::e4m3fn, DType::e4m3fnuz, DType::bf16, DType::f16});
         b.dtype({args.format});
         a.check_dim(2);
@@ -43,38 +38,9 @@ class GroupedCall {
         const auto stride = [&](const Arg& x, int64_t i) { return x.size(i) > 1 ? x.tensor().stride(i) * bytes : 0; };
         args.a = {0, static_cast<const uint8_t*>(a.data()), stride(a, 0), bytes};
         args.b = {stride(b, 0), static_cast<const uint8_t*>(b.data()), stride(b, 1), bytes};
-        offsets.dtype({DType::i32});
-        offsets.check_device_of(a);
-        offsets.check_shape({args.groups + 1}, "[E + 1]");
-        offsets.check_dense();
-        args.offsets = static_cast<const int32_t*>(offsets.data());
-        args.m = args.a_rows, args.slots = 1;
-        if (g.rows) {
-            const Arg rows(name, "rows", *g.rows);
-            rows.dtype({DType::i32});
-            rows.check_device_of(a);
-            rows.check_dim(1);
-            rows.check_dense();
-            args.rows = static_cast<const int32_t*>(rows.data());
-            args.m = rows.numel();
-            if (g.slots < 1 || g.slots >= int64_t(1) << 31) refuse(name, "slots: ", g.slots, "; needs 1 to 2147483647");
-            args.slots = int32_t(g.slots);
-        } else if (g.slots != 1) {
-            refuse(name, "slots: ", g.slots, "; needs rows, or 1");
-        }
-        if (args.m >= int64_t(1) << 31) a.refuse("shape ", a.shape(), "; needs less than 2^31 rows");
-        if (g.expected_rows < 0) refuse(name, "expected_rows: ", g.expected_rows, "; needs a positive number, or None");
-        args.expected = g.expected_rows ? g.expected_rows : std::max<int64_t>(1, ceil_div(args.m, args.groups));
+        g.sorted.set(args, name, a);
         scale(args.scale_a, "scale_a", g.scale_a, false);
         scale(args.scale_b, "scale_b", g.scale_b, true);
-        if (g.bias) {
-            const Arg bias(name, "bias", *g.bias);
-            const DType dtype = bias.dtype(kWide);
-            bias.check_device_of(a);
-            bias.check_shape({args.groups, args.n}, "[E, N]");
-            args.bias = {bias.data(), g.bias->stride(1), dtype};
-            args.bias_group_stride = g.bias->stride(0);
-        }
     }
 
     // Of what is written.
@@ -82,15 +48,13 @@ class GroupedCall {
         written.check_device_of(a);
         written.check_apart_from(a);
         written.check_apart_from(b);
-        written.check_apart_from(offsets);
-        const std::pair<const char*, const std::optional<Tensor>*> optional[] = {
-            {"rows", &g.rows}, {"scale_a", &g.scale_a}, {"scale_b", &g.scale_b}, {"bias", &g.bias}};
-        for (const auto& [argument, t] : optional)
-            if (*t) written.check_apart_from(Arg(name, argument, **t));
+        if (g.scale_a) written.check_apart_from(Arg(name, "scale_a", *g.scale_a));
+        if (g.scale_b) written.check_apart_from(Arg(name, "scale_b", *g.scale_b));
+        g.sorted.check_apart(name, written);
     }
 
     const char* const name;
-    const Arg a, b, offsets;
+    const Arg a, b;
     op::Args args{};
 
   private:
@@ -137,7 +101,7 @@ class GroupedCall {
 void grouped_gemm(const Tensor& out_t, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
                   const std::optional<Tensor>& scale_b, const Tensor& offsets, const std::optional<Tensor>& rows,
                   int64_t slots, const std::optional<Tensor>& bias, int64_t expected_rows) {
-    GroupedCall call("grouped_gemm", {a, b, scale_a, scale_b, offsets, rows, slots, bias, expected_rows});
+    GroupedCall call("grouped_gemm", {a, b, scale_a, scale_b, {offsets, rows, slots, bias, expected_rows}});
     op::Args& args = call.args;
     const Arg out(call.name, "out", out_t);
     const DType dtype = out.dtype(kWide);
@@ -156,7 +120,7 @@ void grouped_gemm_swiglu_fp8(const Tensor& out_t, const std::optional<Tensor>& s
                              const std::optional<Tensor>& scale, const std::optional<Tensor>& upper_bound,
                              int64_t group, double fp8_max, bool power_of_two, int64_t expected_rows) {
     const std::optional<Tensor> none;
-    GroupedCall call("grouped_gemm_swiglu_fp8", {a, b, scale_a, scale_b, offsets, rows, slots, none, expected_rows});
+    GroupedCall call("grouped_gemm_swiglu_fp8", {a, b, scale_a, scale_b, {offsets, rows, slots, none, expected_rows}});
     const char* const name = call.name;
     const op::Args& args = call.args;
     if (args.n % 2 != 0) call.b.refuse("shape ", call.b.shape(), "; needs [E, 2 I, K]");

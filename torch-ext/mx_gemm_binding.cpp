@@ -16,11 +16,11 @@ DType format_of(const Arg& x, std::initializer_list<DType> others) {
     return x.tensor().scalar_type() == ScalarType::Byte ? DType::e2m1 : x.dtype(others);
 }
 
-// The arguments of one product. With offsets: a grouped one, b [E, N, K]; else a dense one, b [N, K].
+// The arguments of one product: a grouped one, b [E, N, K]; or a dense one, b [N, K].
 struct MxCall {
     MxCall(const char* name, const Tensor& out_t, const Tensor& a_t, const Tensor& b_t,
-           const std::optional<Tensor>& scale_a, const Tensor& scale_b, const std::optional<Tensor>& offsets)
-        : grouped(offsets), name(name), out(name, "out", out_t), a(name, "a", a_t), b(name, "b", b_t) {
+           const std::optional<Tensor>& scale_a, const Tensor& scale_b, bool grouped)
+        : grouped(grouped), name(name), out(name, "out", out_t), a(name, "a", a_t), b(name, "b", b_t) {
         args.format_a = format_of(a, kOfA), args.format_b = format_of(b, {DType::e4m3fn, DType::e4m3fnuz});
         a.check_dim(2);
         b.check_dim(grouped ? 3 : 2);
@@ -38,45 +38,12 @@ struct MxCall {
         a.check_last_contiguous();
         b.check_last_contiguous();
         args.a = operand(a), args.b = operand(b);
-        if (grouped) {
-            const Arg given(name, "offsets", *offsets);
-            given.dtype({DType::i32});
-            given.check_device_of(a);
-            given.check_shape({args.groups + 1}, "[E + 1]");
-            given.check_dense();
-            args.offsets = static_cast<const int32_t*>(given.data());
-        }
-        args.m = args.a_rows, args.slots = 1;
         set_scale_a(scale_a);
         const Arg scale(name, "scale_b", scale_b);
         check_exponents(scale);
         if (grouped) scale.check_shape({args.groups, args.n, args.k / kMxBlock}, "[E, N, K / 32]");
         else scale.check_shape({args.n, args.k / kMxBlock}, "[N, K / 32]");
         args.scale_b = exponents(scale);
-    }
-
-    void gather(const std::optional<Tensor>& rows_t, int64_t slots) {
-        if (!rows_t && slots != 1) refuse(name, "slots: ", slots, "; needs rows, or 1");
-        if (!rows_t) return;
-        const Arg rows(name, "rows", *rows_t);
-        rows.dtype({DType::i32});
-        rows.check_device_of(a);
-        rows.check_dim(1);
-        rows.check_dense();
-        if (slots < 1 || slots >= int64_t(1) << 31) refuse(name, "slots: ", slots, "; needs 1 to 2147483647");
-        args.rows = static_cast<const int32_t*>(rows.data());
-        args.m = rows.numel(), args.slots = int32_t(slots);
-    }
-
-    void set_bias(const std::optional<Tensor>& t) {
-        if (!t) return;
-        const Arg bias(name, "bias", *t);
-        args.bias.dtype = bias.dtype(kWide);
-        bias.check_device_of(a);
-        if (grouped) bias.check_shape({args.groups, args.n}, "[E, N]");
-        else bias.check_shape({args.n}, "[N]");
-        args.bias.data = bias.data(), args.bias.stride = t->stride(t->dim() - 1);
-        args.bias_group_stride = grouped ? t->stride(0) : 0;
     }
 
     const bool grouped;
@@ -133,8 +100,7 @@ struct MxCall {
 };
 
 // The rest of a call, which is checked after its operands.
-void launch_mx(MxCall& call, const Tensor& out_t,
-               std::initializer_list<std::pair<const char*, const std::optional<Tensor>*>> read) {
+void launch_mx(MxCall& call, const Tensor& out_t, const std::optional<Tensor>& scale_a, const Tensor& scale_b) {
     mx_gemm::Args& args = call.args;
     const Arg& out = call.out;
     args.out.dtype = out.dtype(kWide);
@@ -144,33 +110,30 @@ void launch_mx(MxCall& call, const Tensor& out_t,
     out.check_no_self_overlap();
     out.check_apart_from(call.a);
     out.check_apart_from(call.b);
-    for (const auto& [name, t] : read)
-        if (*t) out.check_apart_from(Arg(call.name, name, **t));
+    if (scale_a) out.check_apart_from(Arg(call.name, "scale_a", *scale_a));
+    out.check_apart_from(Arg(call.name, "scale_b", scale_b));
     args.out.data = out.mutable_data(), args.out.row_stride = args.m > 1 ? out_t.stride(0) : 0;
     check(call.name, mx_gemm::launch(args, Launch(call.a.tensor())));
 }
 
 void block_scaled_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
                           const Tensor& scale_b, const std::optional<Tensor>& bias) {
-    MxCall call("block_scaled_gemm", out, a, b, scale_a, scale_b, std::nullopt);
-    call.set_bias(bias);
-    call.args.expected = std::max<int64_t>(1, call.args.m);
-    const std::optional<Tensor> of_b = scale_b;
-    launch_mx(call, out, {{"scale_a", &scale_a}, {"scale_b", &of_b}, {"bias", &bias}});
+    MxCall call("block_scaled_gemm", out, a, b, scale_a, scale_b, false);
+    mx_gemm::Args& args = call.args;
+    args.m = args.a_rows, args.slots = 1, args.expected = std::max<int64_t>(1, args.m);
+    args.bias = bias_of(call.name, bias, call.a, {args.n});
+    if (bias) call.out.check_apart_from(Arg(call.name, "bias", *bias));
+    launch_mx(call, out, scale_a, scale_b);
 }
 
 void grouped_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
                      const Tensor& scale_b, const Tensor& offsets, const std::optional<Tensor>& rows, int64_t slots,
                      const std::optional<Tensor>& bias, int64_t expected_rows) {
-    MxCall call("grouped_gemm", out, a, b, scale_a, scale_b, offsets);
-    call.gather(rows, slots);
-    call.set_bias(bias);
-    if (call.args.m >= int64_t(1) << 31) call.a.refuse("shape ", call.a.shape(), "; needs less than 2^31 rows");
-    if (expected_rows < 0) refuse(call.name, "expected_rows: ", expected_rows, "; needs a positive number, or None");
-    call.args.expected = expected_rows ? expected_rows : std::max<int64_t>(1, ceil_div(call.args.m, call.args.groups));
-    const std::optional<Tensor> of_b = scale_b, given = offsets;
-    launch_mx(call, out,
-              {{"scale_a", &scale_a}, {"scale_b", &of_b}, {"bias", &bias}, {"offsets", &given}, {"rows", &rows}});
+    MxCall call("grouped_gemm", out, a, b, scale_a, scale_b, true);
+    const SortedRows sorted{offsets, rows, slots, bias, expected_rows};
+    sorted.set(call.args, call.name, call.a);
+    sorted.check_apart(call.name, call.out);
+    launch_mx(call, out, scale_a, scale_b);
 }
 
 void moe_gate_op(const Tensor& out_t, const Tensor& x_t, const std::optional<Tensor>& offsets, int64_t kind,

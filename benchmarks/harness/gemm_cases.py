@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_timing import copies
+from benchmarks.harness.mx_cases import TOKENS, mxfp4
 
 Size = tuple[int, int, int]
 BLOCK = 128
@@ -29,6 +30,9 @@ DECODE = tuple(
 OPT = tuple((m, n, k) for d in (2048, 4096, 5120) for m in (32, 512, 2048) for n, k in ((d, d), (4 * d, d), (d, 4 * d)))
 OPT_DECODE = tuple((1, n, k) for n, k in ((4096, 16384), (16384, 4096), (5120, 20480), (20480, 5120)))
 
+# An expert of gpt-oss-120b, a square one, and Down of Llama 3 70B.
+MX = tuple((m, n, k) for n, k in ((5760, 2880), (4096, 4096), (8192, 28672)) for m in TOKENS)
+
 
 def random_sizes(count: int, generator: torch.Generator) -> tuple[Size, ...]:
     """M to 8192 evenly by its logarithm, N of 64s and K of 128s to 14,000: what DeepGEMM takes."""
@@ -45,17 +49,23 @@ class _Gemm:
 
     operator: str
     out_dtype: torch.dtype
+    bits: tuple[float, float] = (8, 8)  # of a number of a and of b
 
     def __init__(self, kernel: ModuleType, size: Size, generator: torch.Generator):
         (m, n, k), self.device, self.generator = size, generator.device, generator
         self.kernel, self.name = kernel, f"{self.operator} M={m} {n}x{k}"
-        self.moved = m * k + n * k + 2 * m * n
+        self.moved = int(m * k * self.bits[0] + n * k * self.bits[1]) // 8 + 2 * m * n
         self.count = copies(self.moved)
-        self.a, self.b = ([self.codes(rows, k) for _ in range(self.count)] for rows in (m, n))
+        self.a, self.b = (
+            [make(rows, k) for _ in range(self.count)] for make, rows in ((self.rows, m), (self.codes, n))
+        )
         self.out = [torch.empty((m, n), dtype=self.out_dtype, device=self.device) for _ in range(self.count)]
 
     def codes(self, rows: int, k: int) -> torch.Tensor:
         raise NotImplementedError
+
+    def rows(self, m: int, k: int) -> torch.Tensor:
+        return self.codes(m, k)
 
     def random(self, make: Callable, *shape: int) -> torch.Tensor:
         return make(shape, generator=self.generator, device=self.device)
@@ -125,6 +135,33 @@ class BlockScaled(_Gemm):
         got, want = self.ours(0).float(), self.want
         if not (got - want).abs().max() <= 0.01 * want.abs().max():
             raise Wrong(f"block_scaled_gemm, {what}: differs from the reference by more than 1 % of the largest result")
+
+
+class Mxfp4(BlockScaled):
+    """bfloat16 [m, k] and MXFP4 [n, k], result bfloat16."""
+
+    bits, peers, computes_less = (16, 4 + 8 / 32), {"bfloat16": "torch.mm, bfloat16"}, ()
+
+    def __init__(self, kernel: ModuleType, size: Size, generator: torch.Generator):
+        _Gemm.__init__(self, kernel, size, generator)
+
+    def codes(self, rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return mxfp4((rows, k), self.generator)
+
+    def rows(self, m: int, k: int) -> torch.Tensor:
+        return self.random(torch.randn, m, k).bfloat16()
+
+    def operands(self, i: int) -> tuple:
+        codes, exponents = self.b[i]
+        return self.a[i], codes, None, exponents
+
+    @cached_property
+    def wide(self) -> list[torch.Tensor]:
+        """Weights of other values, of as many rows: they have four times the bytes."""
+        return [self.rows(len(codes), self.a[0].shape[1]) for codes, _ in self.b]
+
+    def bfloat16(self, i: int) -> torch.Tensor:
+        return torch.mm(self.a[i], self.wide[i].t(), out=self.out[i])
 
 
 class Int8(_Gemm):

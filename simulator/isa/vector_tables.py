@@ -64,6 +64,10 @@ def _signed_24(a):
     return a << I32(8) >> I32(8)
 
 
+def _byte(place: int):
+    return lambda a: a.view(np.uint8)[place::4].astype(np.float32)
+
+
 def _mbcnt(half: int):
     below = np.array([(1 << max(0, min(32, lane - 32 * half))) - 1 for lane in range(LANES)], U32)
     return lambda mask, base: base + np.bitwise_count(mask & below)
@@ -112,6 +116,7 @@ OPERATIONS = {
     "v_mul_u32_u24": ("u32", ["u32"] * 2, lambda a, b: _low_24(a) * _low_24(b)),
     "v_mad_u32_u24": ("u32", ["u32"] * 3, lambda a, b, c: _low_24(a) * _low_24(b) + c),
     "v_mul_i32_i24": ("i32", ["i32"] * 2, lambda a, b: _signed_24(a) * _signed_24(b)),
+    "v_mad_i32_i24": ("i32", ["i32"] * 3, lambda a, b, c: _signed_24(a) * _signed_24(b) + c),
     "v_add3_u32": ("u32", ["u32"] * 3, lambda a, b, c: a + b + c),
     "v_add_lshl_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a + b) << (c & U32(31))),
     "v_lshl_add_u32": ("u32", ["u32"] * 3, lambda a, b, c: (a << (b & U32(31))) + c),
@@ -167,6 +172,7 @@ OPERATIONS = {
     "v_cvt_f16_f32": ("f16", ["f32"], convert.f32_to_f16),
     "v_cvt_f32_u32": ("f32", ["u32"], lambda a: a.astype(np.float32)),
     "v_cvt_f32_i32": ("f32", ["i32"], lambda a: a.astype(np.float32)),
+    **{f"v_cvt_f32_ubyte{i}": ("f32", ["u32"], _byte(i)) for i in range(4)},
     "v_cvt_u32_f32": ("u32", ["f32"], lambda a: convert.to_integer(a, U32)),
     "v_cvt_i32_f32": ("i32", ["f32"], lambda a: convert.to_integer(a, I32)),
     "v_pack_b32_f16": ("u32", ["f16"] * 2, _pack_halves),

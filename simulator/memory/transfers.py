@@ -31,9 +31,9 @@ STORES = {
 }  # fmt: skip
 DS_READS = {
     "u8": Move(1), "i8": Move(1, True), "u16": Move(2), "u16_d16_hi": Move(2, False, 1),
-    "b32": Move(4), "b64": Move(8), "b128": Move(16),
+    "b32": Move(4), "b64": Move(8), "b96": Move(12), "b128": Move(16),
 }  # fmt: skip
-DS_WRITES = {"b8": Move(1), "b16": Move(2), "b32": Move(4), "b64": Move(8), "b128": Move(16)}
+DS_WRITES = {"b8": Move(1), "b16": Move(2), "b32": Move(4), "b64": Move(8), "b96": Move(12), "b128": Move(16)}
 
 
 def store_words(wave, row: int, move: Move, values: np.ndarray, lanes) -> None:

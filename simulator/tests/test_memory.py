@@ -140,6 +140,20 @@ def test_lds(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_three_words_of_lds(arch):
+    body = """
+      v_lshlrev_b32 v20, 2, v0
+      ds_write_b128 v20, v[10:13]
+      ds_write_b96 v20, v[12:14] offset:4
+      ds_read_b96 v[30:32], v20
+      ds_read_b32 v33, v20 offset:12
+      s_waitcnt lgkmcnt(0)"""
+    data = np.random.default_rng(3).integers(0, 1 << 32, (5, LANES), np.uint32)
+    got = Snippets({"three": body}, arch, lds=1024).run("three", data)
+    assert (got[:4] == data[[0, 2, 3, 4]]).all()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_parts_of_lds_words(arch):
     body = """
       ds_write_b32 v0, v10

@@ -54,7 +54,7 @@ def test_both_architectures_have_every_kernel(kernels):
         "int8_gemm_tiles",
         *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream", "grouped_gemm_short"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
-        *("mx_gemm_plain", "mx_gemm_stream", "quantize_mxfp4_blocks(Args)", "moe_gate_values(Args)"),
+        *("mx_gemm_plain", "mx_gemm_stream", "quantize_mxfp4_blocks(Args, Cells)", "moe_gate_values(Args, Cells)"),
         *("mla_decode", "mla_merge", "mla_append", "mla_append_rope"),
         *("rows_of_ranks", "norm_of_sum"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),

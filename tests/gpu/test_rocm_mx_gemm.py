@@ -10,6 +10,7 @@ from problems.gemm import placed
 from problems.grouped_gemm import offsets_of
 from problems.inputs import HALF
 from problems.mx import KINDS, draw, plain, values
+from scripts.load import load_kernel
 from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
@@ -165,12 +166,42 @@ GATES = (
 
 
 @each_arch
+@pytest.mark.parametrize("dtype", (F32, *HALF))
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate["gate"])
-def test_gates(kernel, arch, generator, gate):
-    x, offsets = torch.randn(9, 2 * 37, generator=generator) * 3, torch.tensor([0, 2, 7], dtype=torch.int32)
-    out = Guarded((9, 37), torch.float16, CPU)
-    kernel.moe_gate(x, offsets, **gate, out=out.t)
-    out.assert_guards_intact()
-    wanted = kernel.reference.moe_gate(x, **gate, out_dtype=torch.float16)
-    torch.testing.assert_close(out.t[:7], wanted[:7], rtol=2.0**-9, atol=2.0**-20)
-    assert out.t[7:].isnan().all()
+def test_gates_give_the_cpus_bytes(kernel, arch, generator, gate, dtype):
+    """Those are held to float64 in tests/operators/test_mx.py."""
+    x = torch.randn(9, 2 * 37, generator=generator) * torch.logspace(-3, 3, 9)[:, None]
+    x, offsets = x.to(dtype), torch.tensor([0, 2, 7], dtype=torch.int32)
+    for out_dtype in HALF:
+        out = Guarded((9, 37), out_dtype, CPU)
+        kernel.moe_gate(x, offsets, **gate, out=out.t)
+        out.assert_guards_intact()
+        assert same_bytes(out.t[:7], load_kernel("cpu").moe_gate(x, **gate, out_dtype=out_dtype)[:7])
+        assert out.t[7:].isnan().all()
+
+
+@each_arch
+def test_threads_step_from_row_to_row(simulated_rocm, arch, generator):
+    """More cells than the grid has threads, on the first and the last of its workgroups."""
+    rows, cells = 3, 230000
+    x, threads = torch.randn(rows, 2 * cells, generator=generator).half(), []
+
+    def sample(grid):
+        last = grid[0] * grid[1] * grid[2] - 1
+        at = torch.cat([torch.arange(256) + 256 * group for group in (0, last)])
+        at = torch.cat([at, at + 256 * (last + 1)])
+        threads.append(at[at < rows * cells])
+        return [0, last]
+
+    out = torch.full((rows, cells), torch.nan).half()
+    blocks = torch.randn(rows * cells, generator=generator).half()[:, None].expand(-1, 32).reshape(rows, -1)
+    codes, scales = (torch.zeros(rows, cells * each, dtype=U8) for each in (16, 1))
+    with simulated_rocm.on(arch, seed=SEED, sample=sample) as kernel:
+        kernel.moe_gate(x, out=out)
+        kernel.quantize_mxfp4(blocks, out=codes, scale_out=scales)
+        gate, up = (each.flatten()[threads[0]] for each in x.chunk(2, 1))
+        wanted = kernel.reference.moe_gate(torch.cat([gate, up])[None], out_dtype=out.dtype)
+        torch.testing.assert_close(out.flatten()[threads[0]][None], wanted, rtol=2.0**-9, atol=2.0**-20)
+        wanted = kernel.reference.quantize_mxfp4(blocks.view(-1, 32)[threads[1]])
+    got = codes.view(-1, 16)[threads[1]], scales.view(-1, 1)[threads[1]].view(E8M0)
+    assert all(map(same_bytes, got, wanted)) and out.isnan().sum() == out.numel() - len(threads[0])

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import types
+from dataclasses import replace
 
 import kernels
 import pytest
@@ -257,7 +258,7 @@ def test_the_command_by_itself(classes, capsys, monkeypatch):
 # --- benchmarks/cpu_ratios.py ---
 
 
-@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "experts", "rows", "dynamic"])
+@pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "experts", "mx", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
     gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
@@ -277,6 +278,9 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     monkeypatch.setattr(cpu_ratios, "int8", lambda kernel, m, generator: int8_times)
     expert_times = {"fused_moe": 3.0 if slow == "experts" else 1.0, "loop float32": 6.0, "floor": 0.9}
     monkeypatch.setattr(cpu_ratios, "experts", lambda kernel, tokens, generator: expert_times)
+    mx_times = {cpu_ratios.MX: 8.0 if slow == "mx" else 1.0, "linear bfloat16": 2.2, "floor": 0.9}
+    monkeypatch.setattr(cpu_ratios, "mx", lambda kernel, m, generator: mx_times)
+    monkeypatch.setattr(cpu_ratios, "mx_experts", lambda kernel, generator: mx_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
     monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
@@ -291,11 +295,12 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
         "blocks": ["block_scaled_gemm"] * 3,
         "int8": ["int8_gemm"] * 3,
         "experts": ["fused_moe"] * 2,
+        "mx": ["block_scaled_gemm"] * 3 + ["fused_moe"],
         "rows": ["swiglu_fp8"],
         "dynamic": computed,
     }
     assert below == wanted[slow]
-    assert len(tables(captured.out)) == 2 + 19
+    assert len(tables(captured.out)) == 2 + 23
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
@@ -316,6 +321,10 @@ def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
         times = cpu_ratios.experts(kernel, tokens, generator)
         assert set(times) == {"read", "copy", "fused_moe", "loop float32", "floor"}
         assert min(times.values()) > 0
+    monkeypatch.setattr(cpu_ratios, "MX_SIZE", 64)
+    monkeypatch.setattr(cpu_ratios, "MIXTURE", replace(cpu_ratios.MIXTURE, experts=8, d=96, hidden=64))
+    for times in (cpu_ratios.mx(kernel, 3, generator), cpu_ratios.mx_experts(kernel, generator)):
+        assert set(times) - {"linear bfloat16"} == {"read", "copy", "MXFP4", "floor"} and min(times.values()) > 0
 
 
 @pytest.mark.parametrize("operator_ns, floor", [(5.0, 5.0), (20.0, 10.0)], ids=["beats-the-probe", "slower"])

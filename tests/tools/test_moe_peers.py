@@ -1,12 +1,15 @@
-"""What benchmarks/gpu_moe.py is timed beside, on a CPU: the same numbers come out."""
+"""What benchmarks/gpu_moe.py times, and what beside, on a CPU: the same numbers come out."""
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.harness import moe_peers
+from benchmarks import gpu_moe
+from benchmarks.harness import moe_peers, mx_cases
+from benchmarks.harness.table import Table
 from problems import grouped_gemm as problems
 from problems.inputs import normal
 
@@ -77,3 +80,18 @@ def test_torchs_composition_is_fused_moe(kernel, device, generator):
     assert (got - sixteen).float().norm() <= 2e-2 * sixteen.float().norm()
     eight = kernel.fused_moe(x, w13, w2, weights, ids, **keywords)
     assert (got - eight).float().norm() <= 0.1 * eight.float().norm()
+
+
+@pytest.mark.parametrize("layer", mx_cases.MIXTURES, ids=lambda layer: layer.model)
+def test_mixtures_of_mxfp4_are_verified(kernel, device, generator, monkeypatch, layer):
+    if device.type != "cpu":
+        pytest.skip("the CPU's operators")
+    monkeypatch.setattr(gpu_moe, "graph_us", lambda call: call() is None or 2.0)
+    small, table = replace(layer, experts=8, d=64, hidden=96), Table(["", "tokens", "", "us", "", ""], ["us"])
+    weights = mx_cases.experts_of(small, generator)
+    gpu_moe.fused(table, kernel, small.name, small.chosen, weights, (1, 9))
+    assert [row[1] for row in table.rows] == ["1", "9"] and table.rows[0][2] == str(layer.chosen)
+    wrong = types.SimpleNamespace(**vars(kernel))
+    wrong.fused_moe = lambda *args, **keywords: kernel.fused_moe(*args, **keywords) * 1.1
+    with pytest.raises(SystemExit, match="is wrong"):
+        gpu_moe.fused(table, wrong, small.name, small.chosen, weights, (1,))

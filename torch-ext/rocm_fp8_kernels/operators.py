@@ -22,7 +22,8 @@ def by_reference() -> Iterator[None]:
             wanted = model(input_ids).logits
 
     Modules: quantised models, and those of `layers`. Of the whole process. Operators that are called by name, and those
-    between ranks, stay what they are.
+    between ranks, stay what they are. A program of torch.export keeps those that it was exported with; fused_moe alone
+    asks at each call.
     """
     global _by_reference
     before, _by_reference = _by_reference, True

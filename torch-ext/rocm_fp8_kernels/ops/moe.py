@@ -248,7 +248,7 @@ def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_
     check_dims(operator, "x", x, 2, "[T, D]")
     if experts.shape[0] != x.shape[0]:
         refuse_experts(x, experts)
-    check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
+    check_inputs(mx, x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
     if beta is not None or linear_beta is not None:  # gates that have none do not look
         gate_numbers(operator, gate, limit, alpha, beta, linear_beta, interleaved)
     count, slots = w13.shape[0], experts.shape[1]

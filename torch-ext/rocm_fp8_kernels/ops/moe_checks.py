@@ -97,10 +97,9 @@ def check_dtype(x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
-def check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale) -> None:
-    """How x and the hidden values are quantised, and whether they are."""
+def check_inputs(mx, x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale) -> None:
+    """How x and the hidden values are quantised, and whether they are. mx: whether w13 is."""
     operator, given, static = "fused_moe", x.dtype in FP8, inputs == "static"
-    mx = holds_mx(w13, scale_w13)
     allowed = _OF_MX if mx else ("group", "row", "static")
     if inputs not in allowed:
         refuse(operator, "inputs", f"{inputs!r}; allowed: {', '.join(map(repr, allowed))}")
@@ -128,7 +127,7 @@ def _check_experts(x, w13, w2, inputs, scale_w13, scale_w2, input_scale, hidden_
         refuse(operator, "w13", f"dtype {w13.dtype} beside x's {x.dtype}; allowed: {needs}")
     if w13.dtype in FP8 and x.device.type == "cuda" and w13.dtype != fp8_dtype(x.device):
         refuse(operator, "w13", f"dtype {w13.dtype}; this GPU multiplies {fp8_dtype(x.device)}")
-    check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
+    check_inputs(False, x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
     if w2.dtype != w13.dtype:
         refuse(operator, "w2", f"dtype {w2.dtype}; needs w13's, {w13.dtype}")
     if w2.shape != (count, d, columns // 2):
@@ -148,7 +147,7 @@ def _check_mx_experts(x, w13, w2, inputs, scale_w13, scale_w2, input_scale, hidd
         _refuse_shape("w13", w13, f"I = {hidden} a multiple of {MX_BLOCK}")
     if each == 1 and x.device.type == "cuda" and w13.dtype != fp8_dtype(x.device):
         refuse(operator, "w13", f"dtype {w13.dtype}; this GPU multiplies {fp8_dtype(x.device)}")
-    check_inputs(x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
+    check_inputs(True, x, w13, w2, scale_w13, scale_w2, inputs, input_scale, hidden_scale)
     if inputs == "mxfp4" and each == 1:
         refuse(operator, "inputs", "'mxfp4' beside MXFP8 weights; needs MXFP4 ones")
     if x.dtype in FP8 and inputs not in ("fp8", "mxfp8"):
