@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from problems import checkpoints, mx
-from problems.tiny_moe import PARTS, apart, expert_modules
+from problems.tiny_moe import apart, expert_modules
 from tests.settings import SEED
 
 BLOCK = 32
@@ -89,16 +89,31 @@ def write(kernel, form: str, model: torch.nn.Module, folder: Path) -> None:
 
 
 @torch.no_grad()
-def reference(kernel, form: str, model: torch.nn.Module) -> torch.nn.Module:
-    """Of such a model, in transformers: the inputs of its experts' linears are rounded where the checkpoint asks."""
-    if not form.endswith("W4A4"):
-        return model
-    model = apart(model)
-    for module in expert_modules(model).values():
-        for expert in module:
-            for part in PARTS:
-                getattr(expert, part).register_forward_pre_hook(lambda _, inputs: rounded(kernel, inputs[0])[2])
-    return model
+def defined(kernel, form: str, model: torch.nn.Module, layer: int, x, weights, chosen) -> torch.Tensor:
+    """float64 [T, D]: what a layer's experts make of x [T, D] by these weights and choices [T, k]. The values between
+    the two products are rounded to x's dtype, and where the checkpoint says so both inputs to MXFP4."""
+    experts, gpt = model.model.layers[layer].mlp.experts, form == GPT_OSS
+    stacked = [s for name, s in matrices(model) if name.startswith(f"model.layers.{layer}.")]
+    biases = [getattr(experts, f"{part}_bias") if gpt else torch.zeros(1, 1) for part in ("gate_up_proj", "down_proj")]
+    (w13, w2), (b13, b2) = (tuple(each.double() for each in both) for both in (stacked, biases))
+
+    def entering(values: torch.Tensor) -> torch.Tensor:
+        values = values.to(x.dtype)
+        return (rounded(kernel, values)[2] if form.endswith("W4A4") else values).double()
+
+    given, out = entering(x), torch.zeros(x.shape, dtype=torch.float64)
+    for expert in range(len(w13)):
+        rows, slot = (chosen == expert).nonzero(as_tuple=True)
+        products = given[rows] @ w13[expert].t() + b13[expert % len(b13)]
+        if gpt:
+            gate, up = products[:, ::2].clamp(max=7.0), products[:, 1::2].clamp(-7.0, 7.0)
+            hidden = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+        else:
+            gate, up = products.chunk(2, -1)
+            hidden = gate * torch.sigmoid(gate) * up
+        y = entering(hidden) @ w2[expert].t() + b2[expert % len(b2)]
+        out.index_add_(0, rows, weights[rows, slot, None].double() * y)
+    return out
 
 
 @torch.no_grad()
