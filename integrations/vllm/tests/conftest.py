@@ -212,6 +212,7 @@ CASES = {
     "Qwen3-MoE mxfp4": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors"),
     "Qwen3-MoE mxfp4, changed": Case(lambda: mx(changed(qwen3_moe())), "mxfp4, compressed-tensors"),
     "Qwen3-MoE mxfp4 W4A4": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors, W4A4"),
+    "Qwen3-MoE mxfp4 W4A8": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors, W4A8"),
     "Qwen3-MoE mxfp4 quark": Case(lambda: mx(qwen3_moe()), "mxfp4, quark"),
     "Qwen3-MoE mxfp4 quark, changed": Case(lambda: mx(changed(qwen3_moe())), "mxfp4, quark"),
     "Qwen3-MoE mxfp4 quark W4A4": Case(lambda: mx(qwen3_moe()), "mxfp4, quark, W4A4"),

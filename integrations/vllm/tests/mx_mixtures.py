@@ -33,10 +33,12 @@ def quark(inputs: dict | None) -> dict:
 
 
 GPT_OSS = "mxfp4, gpt-oss"
+FP8_ROWS = dict(num_bits=8, strategy="token", group_size=None, scale_dtype=None, dynamic=True)
 # Format -> (its settings, the name of a matrix's codes)
 FORMATS: dict[str, tuple[Callable[[], dict], str]] = {
     "mxfp4, compressed-tensors": (lambda: compressed(None), "weight_packed"),
     "mxfp4, compressed-tensors, W4A4": (lambda: compressed(dict(dynamic=True)), "weight_packed"),
+    "mxfp4, compressed-tensors, W4A8": (lambda: compressed(FP8_ROWS), "weight_packed"),
     "mxfp4, quark": (lambda: quark(None), "weight"),
     "mxfp4, quark, W4A4": (lambda: quark(dict(is_dynamic=True)), "weight"),
     GPT_OSS: (lambda: dict(quant_method="mxfp4", modules_to_not_convert=[]), "blocks"),
