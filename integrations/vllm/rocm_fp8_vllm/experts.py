@@ -35,7 +35,7 @@ from .block_linear import BLOCK, powers_of_two
 from .kernel import kernel
 from .patching import replace
 
-__all__ = ["FusedMoeExperts", "install", "runs_on"]
+__all__ = ["FusedMoeExperts", "experts_of", "install", "is_left_to_vllm", "none_serves"]
 
 # Weights -> the inputs that a checkpoint may ask for beside them. Dynamic inputs a tensor get a scale a row, as in
 # linears.
@@ -50,6 +50,7 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
     """FP8 weights with a scale a tensor, an output channel or a block of 128x128. Inputs with a scale a tensor
     (static), a row or 128 numbers of a row."""
 
+    kind = "FP8"  # of weights, in words
     power_of_two = False  # whether scales of 128 numbers are
 
     @property
@@ -72,17 +73,23 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
     ) -> tuple[bool, str | None]:
         if moe_config.in_dtype not in (torch.bfloat16, torch.float16):
             return False, f"fused_moe has no {moe_config.in_dtype}"
-        if moe_config.has_bias:
-            return False, "fused_moe has no bias"
-        if moe_config.swiglu_alpha is not None or moe_config.swiglu_beta is not None:
-            return False, "fused_moe has no swiglu_alpha and no swiglu_beta"
         if moe_config.is_lora_enabled and not cls.supports_lora():
             return False, "fused_moe has no LoRA: let --lora-target-modules name other modules than the experts"
+        if reason := cls._why_not(moe_config, weight_key):
+            return False, reason
+        return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+
+    @staticmethod
+    def _why_not(config: FusedMoEConfig, weight_key: QuantKey | None) -> str | None:
+        if config.has_bias:
+            return "fused_moe has no bias beside FP8"
+        if config.swiglu_alpha is not None or config.swiglu_beta is not None:
+            return "fused_moe has no swiglu_alpha and no swiglu_beta beside FP8"
         block = weight_key.scale.group_shape if weight_key is not None else (1, 1)
         if min(block) > 1 and weight_key != kFp8Static128BlockSym:
             given = "x".join(map(str, block))
-            return False, f"fused_moe has blocks of 128x128, not of {given}{_why_blocks_are_cut(moe_config)}"
-        return mk.FusedMoEExperts.is_supported_config(cls, moe_config, weight_key, activation_key, activation_format)
+            return f"fused_moe has blocks of 128x128, not of {given}{_why_blocks_are_cut(config)}"
+        return None
 
     @staticmethod
     def supports_lora() -> bool:
@@ -143,7 +150,7 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
         expert_tokens_meta: mk.ExpertTokensMetadata | None,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """output: hidden_states' dtype [T, D], written. w1: FP8 [E, 2 I, D]; w2: FP8 [E, D, I]; topk_weights [T, k];
+        """output: hidden_states' dtype [T, D], written. w1, w2: as fused_moe's w13 and w2; topk_weights [T, k];
         topk_ids: int32 or int64 [T, k]; expert_map: int32 [global experts] or None. The others are not read."""
         if apply_router_weight_on_input:  # vLLM has multiplied the inputs
             topk_weights = torch.ones_like(topk_weights)
@@ -156,13 +163,15 @@ class FusedMoeExperts(mk.FusedMoEExpertsModular):
             topk_ids,
             self.w1_scale,
             self.w2_scale,
-            "group" if self.block_shape else "row" if self.a1_scale is None else "static",
-            self.a1_scale,
-            self.a2_scale,
-            expert_map,
-            self.quant_config.gemm1_clamp_limit,
-            self.power_of_two,
+            expert_map=expert_map,
+            **self._how(),
         )
+
+    def _how(self) -> dict:
+        """What else the operator is told."""
+        inputs = "group" if self.block_shape else "row" if self.a1_scale is None else "static"
+        scales = dict(input_scale=self.a1_scale, hidden_scale=self.a2_scale)
+        return scales | dict(inputs=inputs, limit=self.quant_config.gemm1_clamp_limit, power_of_two=self.power_of_two)
 
 
 def _why_blocks_are_cut(config: FusedMoEConfig) -> str:
@@ -179,10 +188,10 @@ class PowersOfTwoExperts(FusedMoeExperts):
     power_of_two = True
 
 
-def runs_on(module: torch.nn.Module) -> bool:
-    """Whether this is a mixture's module (RoutedExperts) that runs on FusedMoeExperts."""
+def experts_of(module: torch.nn.Module) -> FusedMoeExperts | None:
+    """Those that a mixture's module (RoutedExperts) runs on, where they are ours."""
     made = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
-    return made is not None and isinstance(made.fused_experts, FusedMoeExperts)
+    return made.fused_experts if made is not None and isinstance(made.fused_experts, FusedMoeExperts) else None
 
 
 # One operator, so that no compiled graph depends on the number of rows.
@@ -190,7 +199,8 @@ _library = torch.library.Library("rocm_fp8_vllm", "FRAGMENT")
 _library.define(
     "experts(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor experts, Tensor scale_w13,"
     " Tensor scale_w2, str inputs, Tensor? input_scale, Tensor? hidden_scale, Tensor? expert_map, float? limit,"
-    " bool power_of_two) -> ()"
+    " bool power_of_two, *, Tensor? bias13=None, Tensor? bias2=None, str gate='silu', float alpha=1.702,"
+    " float? beta=None, float? linear_beta=None, bool interleaved=False) -> ()"
 )
 
 
@@ -209,6 +219,7 @@ def _experts(
     expert_map,
     limit,
     power_of_two,
+    **gate_and_biases,
 ):
     """As fused_moe's, but for scales: those of weights may be float32 [E], too; static ones have any shape."""
     kernel.fused_moe(
@@ -226,6 +237,7 @@ def _experts(
         limit=limit,
         out=out,
         power_of_two=power_of_two,
+        **gate_and_biases,
     )
 
 
@@ -233,7 +245,7 @@ def _of_experts(scale: torch.Tensor) -> torch.Tensor:
     return scale.view(-1, 1, 1) if scale.dim() == 1 else scale
 
 
-def _experts_fake(*arguments) -> None:
+def _experts_fake(*arguments, **gate_and_biases) -> None:
     return None
 
 
@@ -242,6 +254,15 @@ torch.library.register_fake("rocm_fp8_vllm::experts", _experts_fake, lib=_librar
 
 
 # --- in vLLM's place ---
+
+
+def is_left_to_vllm(config: FusedMoEConfig) -> bool:
+    """Whether its own variables name other experts than ours."""
+    return FusedMoeExperts.__name__ in envs.VLLM_DISABLED_KERNELS or config.moe_backend != "auto"
+
+
+def none_serves(kind: str, reason: str | None) -> NotImplementedError:
+    return NotImplementedError(f"{kind} experts: vLLM has none for this platform, and ours: {reason}")
 
 
 def _is_asked_for(weight_key: QuantKey | None) -> bool:
@@ -260,8 +281,7 @@ def _ours_first(theirs):
         activation_key: QuantKey | None,
         allow_vllm_cutlass: bool = False,
     ):
-        named = FusedMoeExperts.__name__ in envs.VLLM_DISABLED_KERNELS or config.moe_backend != "auto"
-        if named or not _is_asked_for(weight_key):
+        if is_left_to_vllm(config) or not _is_asked_for(weight_key):
             return theirs(config, weight_key, activation_key, allow_vllm_cutlass)
         standard = mk.FusedMoEActivationFormat.Standard
         supported, reason = FusedMoeExperts.is_supported_config(
@@ -271,7 +291,7 @@ def _ours_first(theirs):
             return _choice.Fp8MoeBackend.TRITON, PowersOfTwoExperts if powers_of_two() else FusedMoeExperts
         chosen = theirs(config, weight_key, activation_key, allow_vllm_cutlass)
         if chosen[1] is None:  # vLLM would go on, to an assertion that says nothing
-            raise NotImplementedError(f"FP8 experts: vLLM has none for this platform, and ours: {reason}")
+            raise none_serves(FusedMoeExperts.kind, reason)
         return chosen
 
     select.rocm_fp8_first = True

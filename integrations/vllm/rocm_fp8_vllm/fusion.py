@@ -135,7 +135,7 @@ def fuse(model: torch.nn.Module) -> None:
         _log.info(
             "rocm-fp8-kernels: %d FP8 linears, %s%d norms and activations that quantise for them",
             linears,
-            f"{mixtures} mixtures of FP8 experts, " if mixtures else "",
+            "".join(f"{count} mixtures of {kind} experts, " for kind, count in mixtures.items()),
             fused,
         )
     tensor_parallel.connect(model, layers)

@@ -8,12 +8,14 @@ them in every combination, in the order of vLLM's routers on GPUs: score, bias f
 factor.
 """
 
+from collections import Counter
+
 import torch
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.fused_moe.router.fused_moe_router import FusedMoERouter
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-from .experts import runs_on
+from .experts import experts_of
 from .kernel import kernel
 
 __all__ = ["MoeRouteRouter", "connect"]
@@ -63,16 +65,19 @@ class MoeRouteRouter(CPURouter):
         )
 
 
-def connect(model: torch.nn.Module) -> int:
-    """Gives the mixtures that run on FusedMoeExperts a MoeRouteRouter, in place. Returns: how many those are.
+def connect(model: torch.nn.Module) -> Counter[str]:
+    """Gives the mixtures that run on FusedMoeExperts a MoeRouteRouter, in place. Returns: kind of weights -> how many.
 
     Raises: ValueError that names n_group or topk_group of a router, where they make no groups.
     """
-    mixtures = [each for each in model.modules() if isinstance(each, MoERunner) and runs_on(each.routed_experts)]
-    for mixture in mixtures:
+    kinds = Counter()
+    for mixture in model.modules():
+        if not isinstance(mixture, MoERunner) or (experts := experts_of(mixture.routed_experts)) is None:
+            continue
+        kinds[experts.kind] += 1
         if _can_route(mixture.router):
             mixture.router.__class__ = MoeRouteRouter
-    return len(mixtures)
+    return kinds
 
 
 def _can_route(router: FusedMoERouter) -> bool:

@@ -17,7 +17,7 @@ from problems.tiny_moe import edit
 from scripts.load import load_kernel
 from tests.settings import SEED
 
-from . import mixtures
+from . import mixtures, mx_mixtures
 from .settings import BACKEND, DEVICE, ENGINE, LATENT_BACKEND, ON_CPU, ROOT
 
 BYTE_LLAMA, BYTE_DEEPSEEK = (ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek"))
@@ -41,7 +41,8 @@ SAVED |= {"saved, static": dict(granularity="channel")}
 
 @dataclass(frozen=True)
 class Case:
-    """A model's checkpoint. format: of problems/checkpoints.py, INT8_ARGUMENTS or SAVED; BFLOAT16 or STORED."""
+    """A model's checkpoint. format: of problems/checkpoints.py, mx_mixtures.py, INT8_ARGUMENTS or SAVED; BFLOAT16 or
+    STORED."""
 
     model: Callable[[], torch.nn.Module]
     format: str
@@ -126,6 +127,11 @@ def mixtral() -> torch.nn.Module:
     return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
 
 
+def mx(model: torch.nn.Module) -> torch.nn.Module:
+    """With weights of experts that MXFP4 has."""
+    return mx_mixtures.round_experts(load_kernel(BACKEND), model)
+
+
 def minimax() -> torch.nn.Module:
     return mixtures.minimax(byte_llama(), text(4, 256))
 
@@ -139,9 +145,12 @@ def one_layer() -> torch.nn.Module:
 
 @torch.no_grad()
 def changed(model: torch.nn.Module) -> torch.nn.Module:
-    """With other numbers in all decoder layers, as after some steps of training."""
+    """With other numbers in all decoder layers, as after some steps of training. Sinks stay: vLLM 0.32 does not reload
+    them, without the plugin either."""
     generator = torch.Generator().manual_seed(SEED)
-    for weight in model.model.layers.parameters():
+    for name, weight in model.model.layers.named_parameters():
+        if name.endswith("sinks"):
+            continue
         weight.mul_(1 + 0.2 * torch.rand(weight.shape, generator=generator))
     return model
 
@@ -200,6 +209,15 @@ CASES = {
     "Qwen3-MoE saved, static": Case(qwen3_moe, "saved, static", experts=True),
     "DeepSeek-V3 saved, block": Case(mixtures.deepseek, "saved, block", experts=True),
     "Qwen3-MoE e8m0": Case(qwen3_moe, "fp8, blocks, ue8m0", experts=True, e8m0=True),
+    "Qwen3-MoE mxfp4": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors"),
+    "Qwen3-MoE mxfp4, changed": Case(lambda: mx(changed(qwen3_moe())), "mxfp4, compressed-tensors"),
+    "Qwen3-MoE mxfp4 W4A4": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors, W4A4"),
+    "Qwen3-MoE mxfp4 W4A8": Case(lambda: mx(qwen3_moe()), "mxfp4, compressed-tensors, W4A8"),
+    "Qwen3-MoE mxfp4 quark": Case(lambda: mx(qwen3_moe()), "mxfp4, quark"),
+    "Qwen3-MoE mxfp4 quark, changed": Case(lambda: mx(changed(qwen3_moe())), "mxfp4, quark"),
+    "Qwen3-MoE mxfp4 quark W4A4": Case(lambda: mx(qwen3_moe()), "mxfp4, quark, W4A4"),
+    "gpt-oss": Case(lambda: mx(mx_mixtures.gpt_oss()), mx_mixtures.GPT_OSS),
+    "gpt-oss, changed": Case(lambda: mx(changed(mx_mixtures.gpt_oss())), mx_mixtures.GPT_OSS),
 }
 
 
@@ -282,6 +300,8 @@ def checkpoint(tmp_path_factory):
                 folder = Path(case.model().config.name_or_path)
             elif case.format in (BFLOAT16, STORED):
                 case.model().save_pretrained(folder)
+            elif case.format in mx_mixtures.FORMATS:
+                mx_mixtures.write(load_kernel(BACKEND), case.format, case.model(), folder)
             elif case.experts:
                 with torch.no_grad():
                     mixtures.write(case.format, case.model(), text(8, 256), folder, case.ignored)
@@ -302,7 +322,7 @@ def reference(checkpoint):
     kernel, loaded = load_kernel(BACKEND), {}
 
     def load(name: str) -> torch.nn.Module:
-        if CASES[name].format == STORED:
+        if CASES[name].format in (STORED, *mx_mixtures.FORMATS):
             return CASES[name].model()
         if name not in loaded:
             if CASES[name].int8:

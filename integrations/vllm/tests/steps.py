@@ -39,6 +39,13 @@ def of_mixtures(count: int) -> dict[str, int]:
     return dict.fromkeys(parts, count)
 
 
+def of_mx_mixtures(count: int, inputs_quantised: bool = False) -> dict[str, int]:
+    """What so many fused_moe of MXFP4 weights and their routers launch."""
+    parts = dict.fromkeys(("moe_sort", "moe_gate", "moe_combine"), count) | {"grouped_gemm": 2 * count}
+    parts |= {"moe_route": count} if ON_CPU else {}
+    return parts | ({"quantize_mxfp4": 2 * count} if inputs_quantised else {})
+
+
 def of_latent(count: int) -> dict[str, int]:
     """What a decode step of so many layers with latent attention launches for their caches."""
     return dict.fromkeys(("mla_append", "mla_decode"), count)

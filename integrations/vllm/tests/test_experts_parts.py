@@ -1,5 +1,6 @@
 """The parts beside an engine: the operator of experts, which experts are taken, their scales; latent attention."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from .conftest import asks_for
+from .moe_config import moe_config
 from .settings import of_cpus_alone
 
 pytestmark = of_cpus_alone
@@ -102,6 +104,7 @@ def test_experts_are_their_definition(kind, inputs, made_by, mapped, dtype, gene
         w1_scale=scale_w13, w2_scale=scale_w2, a1_scale=of_input, a2_scale=of_hidden, quant_config=config
     )
     made.block_shape, made.power_of_two = [128, 128] if kind == "block" else None, power_of_two
+    made._how = partial(experts.FusedMoeExperts._how, made)
     for on_input in (False, True):
         again = torch.empty_like(x)
         nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
@@ -137,20 +140,11 @@ def test_it_compiles_for_any_number_of_rows(generator):
 BLOCKS = dict(weight_key=quant_utils.kFp8Static128BlockSym, activation_key=quant_utils.kFp8Dynamic128Sym)
 
 
-def config(parallel: dict | None = None, **changes) -> SimpleNamespace:
-    alone = dict(tp_size=1, dp_size=1, use_all2all_kernels=False, enable_eplb=False) | (parallel or {})
-    default = dict(in_dtype=torch.bfloat16, has_bias=False, swiglu_alpha=None, swiglu_beta=None, moe_backend="auto")
-    default |= dict(is_act_and_mul=True, activation=MoEActivation.SILU, is_lora_enabled=False, has_hash_routing=False)
-    default |= dict(routing_method=None, router_logits_dtype=None, hidden_dim=256, intermediate_size_per_partition=192)
-    default |= dict(require_decomposed_backend=False)  # vLLM 0.33 reads it
-    return SimpleNamespace(**(default | changes), moe_parallel_config=SimpleNamespace(**alone))
-
-
 def select(theirs=None, **changes):
     """What is chosen where vLLM would choose `theirs`."""
     keys = {name: changes.pop(name, key) for name, key in BLOCKS.items()}
     ours = experts._ours_first(lambda *_: (choice.Fp8MoeBackend.NONE, theirs))
-    return ours(config(**changes), **keys)
+    return ours(moe_config(**changes), **keys)
 
 
 @pytest.mark.parametrize("scale_fmt, made_by", [("float", "FusedMoeExperts"), ("ue8m0", "PowersOfTwoExperts")])

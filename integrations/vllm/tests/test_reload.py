@@ -16,8 +16,14 @@ from .conftest import teacher_forced, text
         ("int8, zero points", dict(enforce_eager=True)),  # sums of weights' rows follow
         full("bfloat16", dict(enforce_eager=True, quantization="fp8")),
         ("Mixtral dynamic", dict(enforce_eager=True)),  # scales of gates and ups change their shape
+        ("Qwen3-MoE mxfp4", dict(enforce_eager=True)),  # weights change their name
+        full("Qwen3-MoE mxfp4 quark", dict(enforce_eager=True)),
+        full("gpt-oss", dict(enforce_eager=True)),
     ],
-    ids=["static, compiled", "cut blocks", "int8, zero points", "bfloat16 to fp8", "experts"],
+    ids=[
+        *("static, compiled", "cut blocks", "int8, zero points", "bfloat16 to fp8", "experts"),
+        *("MXFP4 experts", "MXFP4 experts, quark", "gpt-oss"),
+    ],
 )
 def test_reloaded_weights_give_the_bits_of_an_engine_that_loaded_them(name, arguments, engine, checkpoint):
     ids = text(2, 200)

@@ -1,0 +1,285 @@
+"""MXFP4 experts beside an engine: every gate by vLLM's configuration, which experts are taken, what vLLM does to
+weights for them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rocm_fp8_vllm import EXPERTS, mx_experts
+from rocm_fp8_vllm.kernel import kernel
+from rocm_fp8_vllm.mx_experts import Backend, MxExperts, MxExpertsOfMxInputs
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.activation import SituAndMul
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as choice
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w4a4_mxfp4 as compressed,
+)
+from vllm.model_executor.layers.quantization.quark import quark_moe
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kMxfp4Dynamic, kMxfp8Dynamic
+
+from problems import mx
+
+from .moe_config import moe_config
+from .settings import of_cpus_alone
+
+pytestmark = of_cpus_alone
+
+E, D, HIDDEN, TOP, ROWS = 6, 96, 64, 2, 9
+OURS, THEIRS = choice.Mxfp4MoeBackend.MARLIN, object()
+ACTIVATION = MoEActivation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    mx_experts.install()
+
+
+# --- what they compute ---
+
+
+def oai(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+
+def silu(gate: torch.Tensor, up: torch.Tensor, limit: float = torch.inf) -> torch.Tensor:
+    return torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+def situ(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    with set_current_vllm_config(VllmConfig()):
+        return SituAndMul(2.0, 3.0).forward_native(torch.cat([gate, up], -1))
+
+
+# (vLLM's configuration of the model, of the method; the gate)
+GATES = {
+    "silu": (dict(), dict(), silu),
+    "silu, the model's limit": (dict(swiglu_limit=0.5), dict(), lambda g, u: silu(g, u, 0.5)),
+    "silu, the method's limit": (dict(swiglu_limit=9.0), dict(swiglu_limit=0.5), lambda g, u: silu(g, u, 0.5)),
+    "gpt-oss": (dict(activation=ACTIVATION.SWIGLUOAI), dict(), lambda g, u: oai(g, u, 1.702, 7.0)),
+    "gpt-oss, its method's numbers": (
+        dict(activation=ACTIVATION.SWIGLUOAI, has_bias=True),
+        dict(gemm1_alpha=1.2, gemm1_beta=1.0, swiglu_limit=0.7),
+        lambda g, u: oai(g, u, 1.2, 0.7),
+    ),
+    "MiniMax-M3": (
+        dict(activation=ACTIVATION.SWIGLUOAI_UNINTERLEAVE, swiglu_alpha=1.5, swiglu_beta=1.0, swiglu_limit=0.7),
+        dict(),
+        lambda g, u: oai(g, u, 1.5, 0.7),
+    ),
+    "Kimi-K3": (
+        dict(activation=ACTIVATION.SITU, activation_situ_beta=2.0, activation_situ_linear_beta=3.0),
+        dict(),
+        situ,
+    ),
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["all experts", "experts of a rank"])
+@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("case", GATES)
+def test_experts_are_their_definition(case, backend, mapped, generator):
+    model, method, gated = GATES[case]
+    config = moe_config(**model)
+    made = mx_experts._CLASSES[backend]
+    x = torch.randn(ROWS, D, generator=generator).bfloat16()
+    w13, scale13 = kernel.quantize_mxfp4(torch.randn(E, 2 * HIDDEN, D, generator=generator) / D**0.5)
+    w2, scale2 = kernel.quantize_mxfp4(torch.randn(E, D, HIDDEN, generator=generator) / HIDDEN**0.5)
+    biases = [torch.randn(E, n, generator=generator).bfloat16() if config.has_bias else None for n in (2 * HIDDEN, D)]
+    everyone = 2 * E if mapped else E
+    # This rank's are every second one.
+    expert_map = torch.tensor([e // 2 if e % 2 else -1 for e in range(everyone)], dtype=torch.int32) if mapped else None
+    chosen = torch.stack([torch.randperm(everyone, generator=generator)[:TOP] for _ in range(ROWS)]).to(torch.int32)
+    weights = torch.rand(ROWS, TOP, generator=generator)
+
+    def entering(values: torch.Tensor) -> torch.Tensor:
+        values = values.bfloat16()
+        return values.double() if backend is Backend.W4A16 else mx.values(*kernel.reference.quantize_mxfp4(values))
+
+    expected = torch.zeros(ROWS, D, dtype=torch.float64)
+    wide13, wide2 = mx.values(w13, scale13), mx.values(w2, scale2)
+    for row, slot in torch.cartesian_prod(torch.arange(ROWS), torch.arange(TOP)).tolist():
+        expert = int(chosen[row, slot] if expert_map is None else expert_map[chosen[row, slot]])
+        if expert < 0:
+            continue
+        product = wide13[expert] @ entering(x[row]) + (biases[0][expert].double() if config.has_bias else 0)
+        alternate = config.activation == ACTIVATION.SWIGLUOAI
+        hidden = gated(*((product[::2], product[1::2]) if alternate else product.chunk(2)))
+        y = wide2[expert] @ entering(hidden) + (biases[1][expert].double() if config.has_bias else 0)
+        expected[row] += weights[row, slot].double() * y
+
+    scales = dict(w1_scale=scale13.view(torch.uint8), w2_scale=scale2.view(torch.uint8))
+    given = dict(zip(("w1_bias", "w2_bias"), biases)) | scales | method
+    experts = made(config, choice.make_mxfp4_moe_quant_config(mxfp4_backend=backend, **given))
+    nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
+    call = dict(hidden_states=x, w1=w13, w2=w2, topk_ids=chosen, activation=config.activation, expert_map=expert_map)
+    out = torch.empty_like(x)
+    call |= nothing | dict(output=out, topk_weights=weights, global_num_experts=everyone)
+    experts.apply(**call, apply_router_weight_on_input=False)
+    # As of FP8's experts: two roundings to bfloat16, and few codes of the hidden values.
+    assert (out.double() - expected).norm() <= 2.0**-7 * expected.norm()
+
+
+# --- which are taken ---
+
+
+@pytest.fixture(autouse=True)
+def no_switch(monkeypatch) -> None:
+    monkeypatch.delenv(EXPERTS, raising=False)
+    # What a user's --quantization-config says of inputs: nothing.
+    monkeypatch.setattr(choice, "_user_moe_activation_override", lambda: None)
+
+
+def on(platform: str, monkeypatch) -> None:
+    for each in ("cpu", "cuda", "rocm"):
+        monkeypatch.setattr(type(mx_experts.current_platform), f"is_{each}", lambda self, is_it=each == platform: is_it)
+
+
+def select(theirs=THEIRS, backend=OURS, key=None, **changes):
+    """What is chosen where vLLM would choose `theirs`, or has none (None)."""
+
+    def chosen(*_):
+        if theirs is None:
+            raise NotImplementedError("No MXFP4 MoE backend supports the deployment configuration.")
+        return backend, theirs
+
+    return mx_experts._ours_first(chosen)(moe_config(**changes), key)
+
+
+def test_ours_come_first_on_a_cpu_and_inputs_are_the_checkpoints():
+    assert select() == (Backend.W4A16, MxExperts)
+    assert select(key=kMxfp4Dynamic) == (Backend.W4A4, MxExpertsOfMxInputs)
+    for name in ("select_mxfp4_moe_backend", "select_deepseek_v4_mxfp4_moe_backend"):
+        assert getattr(choice, name).rocm_fp8_first
+    first = choice.select_mxfp4_moe_backend
+    mx_experts.install()
+    assert choice.select_mxfp4_moe_backend is first is quark_moe.select_mxfp4_moe_backend
+
+
+EMULATION = choice.Mxfp4MoeBackend.EMULATION
+
+
+@pytest.mark.parametrize(
+    ("platform", "theirs", "taken"),
+    [
+        *(("cuda", dict(), False), ("cuda", dict(backend=EMULATION), False)),
+        *(("rocm", dict(), False), ("rocm", dict(backend=EMULATION), True), ("rocm", dict(theirs=None), True)),
+        *(("cpu", dict(), True), ("cpu", dict(theirs=None), True)),
+    ],
+    ids=str,
+)
+def test_what_is_taken_on_each_platform_and_by_the_users_switch(platform, theirs, taken, monkeypatch):
+    on(platform, monkeypatch)
+    for switch, ours in ((None, taken), ("1", True), ("0", False)):
+        if switch is not None:
+            monkeypatch.setenv(EXPERTS, switch)
+        if not ours and theirs.get("theirs", THEIRS) is None:
+            with pytest.raises(NotImplementedError, match="No MXFP4 MoE backend"):
+                select(**theirs)
+        else:
+            assert select(**theirs)[1] is (MxExperts if ours else THEIRS)
+
+
+OTHERS = {
+    "fused_moe has no torch.float32": dict(in_dtype=torch.float32),
+    "fused_moe has no LoRA: let --lora-target-modules name other modules": dict(is_lora_enabled=True),
+    "kernel does not support quantization scheme": dict(key=kFp8StaticTensorSym),
+    "kernel does not support .* activation": dict(activation=ACTIVATION.GELU),
+    "kernel does not support parallel config": dict(parallel=dict(dp_size=2)),
+    "fused_moe has blocks of 32: an expert's intermediate size on each worker is 48": dict(
+        intermediate_size_per_partition=48
+    ),
+    "fused_moe has no swiglu_alpha and no swiglu_beta beside MoEActivation.SILU": dict(swiglu_alpha=1.7),
+    "fused_moe adds 1 to what is gated: not swiglu_beta 0": dict(activation=ACTIVATION.SWIGLUOAI, swiglu_beta=0.0),
+    "fused_moe adds 1 to what is gated: not swiglu_beta None": dict(activation=ACTIVATION.SWIGLUOAI_UNINTERLEAVE),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_others_are_vllms_or_one_line(reason):
+    assert select(**OTHERS[reason])[1] is THEIRS
+    with pytest.raises(
+        NotImplementedError, match=f"MXFP4 experts: vLLM has none for this platform, and ours: {reason}"
+    ):
+        select(None, **OTHERS[reason])
+
+
+def test_a_workers_share_of_gpt_oss_may_be_padded():
+    assert select(activation=ACTIVATION.SWIGLUOAI, intermediate_size_per_partition=720)[1] is MxExperts
+
+
+def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
+    assert select(moe_backend="marlin")[1] is THEIRS
+    # --quantization-config '{"moe": {"activation": "mxfp8"}}'
+    monkeypatch.setattr(choice, "_user_moe_activation_override", lambda: kMxfp8Dynamic)
+    assert select()[1] is THEIRS
+    monkeypatch.undo()
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "FusedMoeExperts")
+    monkeypatch.setattr(choice, "_user_moe_activation_override", lambda: None)
+    assert select()[1] is THEIRS
+
+
+# --- in vLLM's methods ---
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_weights_stay_as_they_are_loaded(backend):
+    sizes = choice.mxfp4_round_up_hidden_size_and_intermediate_size
+    assert sizes(backend, 2880, 2880 // 4) == (2880, 736)  # vLLM's own: 64, 128 or 256
+    assert (
+        choice.backend_to_kernel_cls(backend)
+        == quark_moe.backend_to_kernel_cls(backend)
+        == [mx_experts._CLASSES[backend]]
+    )
+    weights = [torch.zeros(E, 2, 2, dtype=torch.uint8) for _ in range(4)] + [torch.zeros(E, 2) for _ in range(2)]
+    names = ("w13_weight", "w2_weight", "w13_weight_scale", "w2_weight_scale", "w13_bias", "w2_bias")
+    for convert in (
+        choice.convert_gpt_oss_weight_to_mxfp4_moe_kernel_format,
+        choice.convert_weight_to_mxfp4_moe_kernel_format,
+    ):
+        kept = convert(mxfp4_backend=backend, layer=None, **dict(zip(names, weights)))
+        assert all(one is other for one, other in zip(kept, weights, strict=True))
+    assert choice.backend_to_kernel_cls(choice.Mxfp4MoeBackend.CPU)[0].__name__ == "CPUExpertsMxfp4"
+    assert sizes(choice.Mxfp4MoeBackend.MARLIN, 2880, 720) == (3072, 768)
+
+
+FP4, FP8 = SimpleNamespace(num_bits=4), SimpleNamespace(num_bits=8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "made"), [(None, MxExperts), (FP4, MxExpertsOfMxInputs), (FP8, None)], ids=["W4A16", "W4A4", "W4A8"]
+)
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
+def test_compressed_tensors_inputs_are_the_checkpoints(platform, inputs, made, monkeypatch):
+    """vLLM's method does not look at them."""
+    on(platform, monkeypatch)
+    theirs = SimpleNamespace(_supports_current_device=lambda: platform == "cuda", __name__="MarlinExperts")
+    method = object.__new__(compressed.CompressedTensorsW4A4Mxfp4MoEMethod)
+    given = (OURS, theirs, True)
+    method.mxfp4_backend, method.experts_cls, method.use_cutlass_mxfp4 = given
+    method.moe = moe_config()
+    scheme = dict(input_activations=inputs)
+    config = SimpleNamespace(get_scheme_dict=lambda layer, name: scheme if name == "x.0.gate" else None)
+    config._is_mxfp4 = lambda each: each is FP4
+    choose = mx_experts._of_compressed_tensors(lambda *_: method)
+    layer = SimpleNamespace(ckpt_gate_proj_name="gate")
+    if platform != "cuda" and made is None:
+        with pytest.raises(NotImplementedError, match="MXFP4 experts: .* does not support quantization scheme"):
+            choose(config, layer, "x")
+        return
+    assert choose(config, layer, "x") is method
+    if platform == "cuda":
+        assert (method.mxfp4_backend, method.experts_cls, method.use_cutlass_mxfp4) == given
+        monkeypatch.setenv(EXPERTS, "1")
+        choose(config, layer, "x")
+    if made is None:
+        assert method.experts_cls is theirs
+    else:
+        assert method.experts_cls is made and not method.use_cutlass_mxfp4
+        assert method.mxfp4_backend in compressed.B12X_BACKENDS
+
+
+def test_other_methods_of_compressed_tensors_stay():
+    other = object()
+    assert mx_experts._of_compressed_tensors(lambda *_: other)(None, None, "x") is other
