@@ -78,7 +78,7 @@ class MxExperts(FusedMoeExperts):
 
 
 class MxExpertsOfMxInputs(MxExperts):
-    """The same beside MXFP4 inputs, whose scales round up."""
+    """The same beside MXFP4 inputs, whose scales round to even, as those of Quark and compressed-tensors."""
 
     inputs, input_key = "mxfp4", kMxfp4Dynamic
 

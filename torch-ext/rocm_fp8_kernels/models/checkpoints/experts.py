@@ -206,7 +206,10 @@ class StoredExperts:
         scaled = exponents_of if kind in MX else scale_of
         scales = [scaled(read, f"{name}.{schemes[name].scale_name}") for name in names]
         by_expert = [scales[i : i + len(parts)] for i in range(0, len(scales), len(parts))]
-        if kind == "block" or kind in MX:
+        if kind in MX:  # as bytes: torch 2.11 joins no float8_e8m0fnu
+            joined = [torch.cat([scale.view(torch.uint8) for scale in of]) for of in by_expert]
+            return torch.stack(joined).view(torch.float8_e8m0fnu)
+        if kind == "block":
             return torch.stack([torch.cat(of) for of in by_expert])
         firsts = [of[0].reshape(-1)[:1].reshape(1, 1) for of in by_expert]
         if all(bool((scale == first).all()) for of, first in zip(by_expert, firsts) for scale in of):

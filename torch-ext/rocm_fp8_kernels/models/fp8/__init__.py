@@ -93,10 +93,10 @@ def quantize(
     inputs: Iterable[torch.Tensor | Mapping] | None = None,
     *,
     granularity: str | None = "channel",
-    experts: str | None = None,
     fp8_dtype: torch.dtype | None = None,
     activations: str = "static",
     headroom: float = 1.0,
+    experts: str | None = None,
 ) -> torch.nn.Module:
     """Quantises a model's linears, in place: those of its decoder layers, of an unknown model all but the head; and its
     mixtures of experts. Whatever chooses experts stays in its type. So do experts with a gate that fused_moe has not,
@@ -108,8 +108,6 @@ def quantize(
         granularity: "channel": a weight scale for each output channel; "tensor": one a (joined) linear; "block": one
             for each 128x128 of a linear, and scales of an input's groups of 128, as DeepSeek-V3 has them (with
             activations="dynamic"). None, with experts="mxfp4": linears stay as they are, and nothing is calibrated.
-        experts: "mxfp4": mixtures get weights of MXFP4, by quantize_mxfp4(rounding="even"), and inputs in 16 bits, as
-            gpt-oss has them. What MXFP4 codes stand for stays what it is. None: they are quantised by `granularity`.
         fp8_dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz; that of the model's device if None.
         activations: "static": each linear's input has one scale, which puts the largest magnitude in `inputs` on the
             format's largest number; what exceeds it later saturates. "dynamic": each row of an input, or each group
@@ -118,6 +116,8 @@ def quantize(
         headroom: of static scales, 1 to 64: the format's largest number stands for so many times the largest magnitude
             in `inputs`. Text that is unlike them then saturates later; the smallest numbers are rounded more coarsely,
             those above 2^-14 of the largest, times headroom, as before.
+        experts: "mxfp4": mixtures get weights of MXFP4, by quantize_mxfp4(rounding="even"), and inputs in 16 bits, as
+            gpt-oss has them. What MXFP4 codes stand for stays what it is. None: they are quantised by `granularity`.
 
     Returns: model. It runs on the package's operators, which have no backward: under torch.no_grad().
     Raises: ValueError that says what is wrong, before the model is changed.

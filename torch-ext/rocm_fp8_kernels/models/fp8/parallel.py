@@ -189,7 +189,10 @@ def keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
 
     kinds, mx = experts.weights(), experts.format != "fp8"
     experts.gate_up_proj = of_gate_up(experts.gate_up_proj.view(torch.uint8)).view(dtype)
-    if kinds["gate_up_proj"] != "tensor":
+    if mx:
+        exponents = experts.gate_up_scale  # torch 2.11 joins no float8_e8m0fnu
+        experts.gate_up_scale = of_gate_up(exponents.view(torch.uint8)).view(exponents.dtype)
+    elif kinds["gate_up_proj"] != "tensor":
         experts.gate_up_scale = of_gate_up(experts.gate_up_scale, BLOCK if kinds["gate_up_proj"] == "block" else 1)
     experts.down_proj = of_down(experts.down_proj, 2 if experts.format == "mxfp4" else 1)
     if mx:
