@@ -146,6 +146,9 @@ def test_every_form_is_there(kernels):
         # 2 types of 16 bits, 2 tiles, any alignment; 3 types of A, 3 tiles and one for any alignment.
         "mx_gemm_plain": 2 * 2 * 2,
         "mx_gemm_stream": 3 * (3 + 1),
+        # 4 heights of tiles; rows in 16 bits or FP8, any alignment.
+        "mx_gemm_tiles": 4,
+        "mx_gemm_order": 2 * 2,
         "moe_gate_values": 1,
         "quantize_mxfp4_blocks": 1,
         "int8_gemm_tiles": 4 * 2,
@@ -176,7 +179,7 @@ def test_every_kernel_waits_for_the_one_before_it(kernels):
     """ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents; chips before Hopper have neither."""
     arch, found = kernels
     for kernel in found:
-        if kernel.name in HOPPER_TILES and arch != "sm_90a":
+        if kernel.name in (*HOPPER_TILES, "mx_gemm_tiles") and arch != "sm_90a":
             assert kernel.count("EXIT") >= 1 and kernel.instructions.total() < 50, kernel  # never launched there
             continue
         assert bool(kernel.count("ACQBULK")) == bool(kernel.count("PREEXIT")) == (arch != "sm_89"), kernel
@@ -301,6 +304,15 @@ def test_main_loops_keep_descriptors_in_uniform_registers(kernels):
         assert bool(kernel.main_loops) == (arch == "sm_90a"), kernel
         for loop in kernel.main_loops:
             assert loop["R2UR"] <= 4, (kernel.name, kernel.template, loop)
+
+
+def test_decoded_weights_are_multiplied_together(kernels):
+    """Two halves of a step, with one factor or two: eight multiplications each, begun once and waited for once. Where
+    codes are decoded beside multiplications the compiler waits for each."""
+    arch, found = kernels
+    for kernel in named(found, "mx_gemm_tiles"):
+        counts = [kernel.count(name) for name in ("HGMMA", r"WARPGROUP\.ARRIVE", r"WARPGROUP\.DEPBAR")]
+        assert counts == ([32, 4, 4] if arch == "sm_90a" else [0, 0, 0]), kernel
 
 
 def test_the_gemm_feeds_its_matrix_instructions(kernels):
