@@ -168,7 +168,6 @@ def quantize(
     planned.stay |= unquantised | stacks.replace_experts(model, experts or granularity, fp8_dtype)
     planning.finish(model)
     refuse_save_pretrained(model, "quantization.save_quantized")
-    planned.known |= granularity is None  # no linear was to be fused
     planned.warn(model)
     return model.requires_grad_(False)
 

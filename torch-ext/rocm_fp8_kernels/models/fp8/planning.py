@@ -79,7 +79,7 @@ class Plan:
         for (_, why), names in kinds.items():
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             what += f"; {names[0]}{more} stays as it is, because {why}"
-        if not self.known:
+        if not self.known and (self.alone or self.plain):
             message = f"{type(model).__name__} has no decoder layer that can be fused: {what}"
         elif self.why:
             name, why = next(iter(self.why.items()))
