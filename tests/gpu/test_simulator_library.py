@@ -51,7 +51,8 @@ LIKELY = set(
     v_not_b32 v_bfi_b32 v_max_u32 v_min_i32 v_sub_f32 v_cvt_i32_f32 v_fmaak_f32 v_cvt_f32_fp8 v_add_f16 v_sub_f16
     s_min_i32 s_max_i32 s_max_u32 s_not_b32 s_not_b64 s_abs_i32 s_andn2_b32 s_bfe_i32 s_bfe_i64 s_bcnt1_i32_b32
     s_ff1_i32_b32 s_orn2_b32 s_nor_b32 s_ff1_i32_b64 s_bitcmp0_b32 s_bitcmp0_b64 s_bitcmp1_b32 s_bitcmp1_b64
-    s_flbit_i32_b32 s_sext_i32_i8 s_sext_i32_i16 s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16
+    s_flbit_i32_b32 s_sext_i32_i8 s_sext_i32_i16 s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16 v_mad_i32_i24
+    v_cvt_f32_ubyte1 v_cvt_f32_ubyte2 v_cvt_f32_ubyte3
 """.split()
 )
 # What the kernels of simulator/calibration have and the shipped ones do not.
