@@ -47,7 +47,7 @@ FORMATS: dict[str, tuple[Callable[[], dict], str]] = {
 
 def rounded(kernel, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(codes, exponents as bytes, what they stand for, in x's dtype: exact) of x [..., K]"""
-    codes, scale = kernel.reference.quantize_mxfp4(x)
+    codes, scale = kernel.reference.quantize_mxfp4(x, rounding="even")
     return codes, scale.view(torch.uint8), mx.values(codes, scale).to(x.dtype)
 
 
