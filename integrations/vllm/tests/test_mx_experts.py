@@ -13,9 +13,10 @@ from .settings import ON_CPU
 from .steps import a_step, of_mx_mixtures, step_is
 
 # Weights are the same numbers in transformers, which rounds to bfloat16 in other places: a byte's information moves by
-# 0.06 to 0.1 bits, and with inputs in MXFP4 by 0.7. Another choice of experts moves the text's by 1.7.
-SPREAD, SPREAD_W4A4 = 0.2, 1.1
-SAME, SAME_W4A4 = 0.93, 0.75
+# 0.06 to 0.1 bits, of the random gpt-oss by up to 0.2, and with inputs in MXFP4 by 0.7. Another choice of experts moves
+# the text's by 1.7; a gpt-oss without sinks is 0.47 off, without its limit 0.54.
+SPREAD, SPREAD_GPT_OSS, SPREAD_W4A4 = 0.2, 0.35, 1.1
+SAME, SAME_GPT_OSS, SAME_W4A4 = 0.93, 0.88, 0.75
 # As of FP8's experts: two roundings to bfloat16, and of MXFP4 inputs the few codes that the order of sums changes. By
 # 16-bit inputs in the place of MXFP4 ones the distance is 0.14.
 NEAR = 2.0**-7
@@ -59,14 +60,18 @@ def listen(llm, layer: int) -> dict[str, torch.Tensor]:
 
 def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference):
     name, llm = served
-    ids, coarse = text(8, 400), name.endswith("W4A4")
+    ids = text(8, 400)
     best, bits = teacher_forced(llm, ids)
     expected, expected_bits = by_reference(reference(name), ids)
-    spread = SPREAD_W4A4 if coarse else SPREAD
+    spread, same = SPREAD, SAME
+    if name == "gpt-oss":
+        spread, same = SPREAD_GPT_OSS, SAME_GPT_OSS
+    elif name.endswith("W4A4"):
+        spread, same = SPREAD_W4A4, SAME_W4A4
     assert (bits - expected_bits).square().mean().sqrt() <= spread
     # Four deviations of a mean of so many bytes.
     assert abs((bits - expected_bits).mean()) <= 4 * spread / bits.numel() ** 0.5
-    assert (best == expected).float().mean() >= (SAME_W4A4 if coarse else SAME)
+    assert (best == expected).float().mean() >= same
 
 
 @pytest.mark.parametrize("name", [each for each in CASES if "mxfp4" in each and "changed" not in each] + ["gpt-oss"])
