@@ -20,7 +20,7 @@ SAME, SAME_GPT_OSS, SAME_W4A4 = 0.93, 0.88, 0.75
 # As of FP8's experts: two roundings to bfloat16, and of MXFP4 inputs the few codes that the order of sums changes. By
 # 16-bit inputs in the place of MXFP4 ones the distance is 0.14.
 NEAR = 2.0**-7
-RIGHT = 0.95
+RIGHT, RIGHT_W4A4 = 0.95, 0.8
 
 
 @pytest.fixture(
@@ -96,7 +96,7 @@ def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, re
     for prompt, tokens in zip(prompts, generate(llm, prompts, 32)):
         assert len(tokens) == 32
         right += likely(reference(name), prompt, tokens)
-    assert sum(right) / len(right) >= RIGHT
+    assert sum(right) / len(right) >= (RIGHT_W4A4 if name.endswith("W4A4") else RIGHT)
 
 
 def test_a_decode_step_launches_what_the_layers_need(served):
