@@ -29,20 +29,31 @@ struct StreamMemory {
     int32_t before[kMostGroups + 1], partial[kThreads];
 };
 
+// Of eight codes the pair (i, i + 4) where bfloat16 has exponent and mantissa: their numbers by 2^-126. One multiplication
+// is two shifts: it puts magnitudes and signs where they belong, and copies beside them.
+__device__ inline uint32_t bf16_bits(uint32_t codes, int i) {
+    const uint32_t moved = i < 2 ? codes : codes >> 8;
+    const int at = i % 2 * 4;
+    return (moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at) & 0x81C081C0u;
+}
+// Of pairs of bfloat16.
+__device__ inline uint32_t times(uint32_t pair, uint32_t factor) {
+    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(factor), "r"(0x80008000u));  // -0
+    return pair;
+}
+
 // Eight codes as four pairs (i, i + 4) of float16 by 2^-14, or of bfloat16.
 template <DType type>
 __device__ inline void decode(uint32_t codes, uint32_t (&pairs)[4]) {
+    constexpr uint32_t kLift = 0x7E807E80u;  // 2^126
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const uint32_t moved = i < 2 ? codes : codes >> 8;
-        const int at = i % 2 * 4;
         if constexpr (type == DType::f16) {
+            const uint32_t moved = i < 2 ? codes : codes >> 8;
+            const int at = i % 2 * 4;
             pairs[i] = (moved << (9 - at) & 0x0E000E00u) | (moved << (12 - at) & 0x80008000u);
         } else {
-            // One multiplication is two shifts: it puts magnitudes and signs where they belong, and copies beside them.
-            const uint32_t both = (moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at);
-            pairs[i] = both & 0x81C081C0u;
-            asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pairs[i]) : "r"(0x7E807E80u), "r"(0x80008000u));  // 2^126, -0
+            pairs[i] = times(bf16_bits(codes, i), kLift);
         }
     }
 }

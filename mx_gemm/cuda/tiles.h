@@ -60,9 +60,9 @@ struct Form {
 
 // --- rows as the tiles take them ---
 
-// Where 128 k of a row lie: lane t of four has block t of a column. Of its word w the pairs (i, i + 4), i = 0 to 3, are
-// numbers 2 t and 2 t + 1 of the first or second eight of one of 16, two pairs after the other. Here a lane has the same
-// word w of the same block t of a row, and gives four lanes of one w a pair each.
+// Where 128 k of a row lie. Lane t of four has block t of a column. A word w of it has the pairs (i, i + 4), i = 0 to 3.
+// Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
+// Here a lane has the same word of the same block of a row. It gives each of the four lanes of that word a pair.
 template <bool bytes, bool aligned>
 __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
     constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
@@ -118,20 +118,13 @@ __device__ inline uint32_t second_factor(uint32_t exponent) {
            : exponent > kFirstAlone ? (exponent - kFirstAlone + kOne) * 0x00800080u
                                     : kOne * 0x00800080u;
 }
-__device__ inline uint32_t times(uint32_t pair, uint32_t factor) {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(factor), "r"(0x80008000u));  // -0
-    return pair;
-}
 
-// Eight codes as pairs (i, i + 4). One multiplication of integers is two shifts: it puts magnitudes and signs where they
-// belong, and copies beside them.
+// Eight codes as pairs (i, i + 4).
 template <bool large>
 __device__ inline void decode_scaled(uint32_t codes, uint32_t first, uint32_t second, uint32_t (&pairs)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int at = i % 2 * 4;
-        const uint32_t moved = i < 2 ? codes : codes >> 8;
-        pairs[i] = times((moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at) & 0x81C081C0u, first);
+        pairs[i] = times(bf16_bits(codes, i), first);
         if (large) pairs[i] = times(pairs[i], second);
     }
 }
