@@ -9,15 +9,16 @@ import torch
 
 from problems import checkpoints
 from problems.buffers import same_bytes
+from problems.mx import BLOCK
 from problems.tiny_llama import NEAR, distance, tokens
 from problems.tiny_moe import expert_modules
 from tests.models.test_bad_checkpoints import refused
-from tests.models.test_mx_models import BLOCK, MARKS, assert_as_reference, model_of, numbers, one_routing, quantised
+from tests.models.test_mx_models import MARKS, assert_as_reference, model_of, numbers, one_routing, quantised
 
 pytestmark = MARKS
 
 
-def mx(bits: int, activations: bool) -> dict:
+def mx_settings(bits: int, activations: bool) -> dict:
     numbers = dict(num_bits=bits, type="float", strategy="group", group_size=BLOCK, symmetric=True)
     numbers |= dict(scale_dtype="torch.uint8")
     inputs = numbers | dict(dynamic=True) if activations else None
@@ -26,7 +27,7 @@ def mx(bits: int, activations: bool) -> dict:
 
 def compressed(bits: int, activations: bool) -> dict:
     name = {4: "mxfp4-pack-quantized", 8: "mxfp8-quantized"}[bits]
-    group = dict(targets=["Linear"], **mx(bits, activations))
+    group = dict(targets=["Linear"], **mx_settings(bits, activations))
     return dict(quant_method="compressed-tensors", format=name, config_groups=dict(group_0=group), ignore=["lm_head"])
 
 
@@ -139,7 +140,7 @@ def test_compressed_tensors_own_codes(kernel, generator, tmp_path):
         made = compressor.compress(dict(weight=weight, weight_scale=scale.float().bfloat16()), scheme)
         name = FORMATS[form][3]
         assert made["weight_scale"].dtype == torch.uint8 and torch.equal(made["weight_scale"], scale.view(torch.uint8))
-        wide = compressor.decompress(dict(made), scheme)["weight"].float()
+        wide = compressor.decompress(dict(made), scheme)["weight"].double()
         assert torch.equal(numbers(made[name], made["weight_scale"]), wide)
 
 
@@ -192,7 +193,7 @@ UNKNOWN = {
     "groups of 16": ("compressed-tensors, MXFP4A16", setting(f"{WEIGHTS}.group_size", 16), "4-bit symmetric float"),
     "MXFP8 beside MXFP4": (
         "compressed-tensors, MXFP8",
-        setting("config_groups.group_0.input_activations", mx(4, True)["input_activations"]),
+        setting("config_groups.group_0.input_activations", mx_settings(4, True)["input_activations"]),
         "4-bit 'group' beside mxfp8 weights",
     ),
     "scales of e4m3": ("quark, MXFP4", setting("global_quant_config.weight.scale_format", "e4m3"), "known of fp4"),

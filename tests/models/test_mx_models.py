@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GptOssConfig
 
+from problems import mx
 from problems.buffers import same_bytes
+from problems.mx import BLOCK
 from problems.tiny_llama import NEAR, distance, drawn, logits, tokens
 from problems.tiny_moe import MODELS, NEAR_MODULES, SIZES, expert_modules, logits_with_one_routing, moe, routed
 
@@ -20,8 +22,6 @@ MARKS = [
 ]
 pytestmark = MARKS
 ALL = ("gpt_oss", *MODELS)
-BLOCK = 32
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def model_of(name: str, generator, device="cpu"):
@@ -37,14 +37,8 @@ def quantised(kernel, model: torch.nn.Module, **options) -> torch.nn.Module:
 
 
 def numbers(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """What MXFP4 codes [..., K / 2], or MXFP8 ones [..., K], stand for, by the formats' definition: float32."""
-    if codes.dtype == torch.uint8:
-        table = torch.tensor([*MAGNITUDES, *(-each for each in MAGNITUDES)], device=codes.device)
-        wide = torch.stack([table[(codes % 16).long()], table[(codes // 16).long()]], -1).flatten(-2)
-    else:
-        wide = codes.float()
-    scales = torch.exp2(exponents.view(torch.uint8).float() - 127)
-    return (wide.unflatten(-1, (-1, BLOCK)) * scales[..., None]).flatten(-2)
+    """What MXFP4 codes [..., K / 2] or MXFP8 ones [..., K] stand for, by the formats' definition: float64, on a CPU."""
+    return mx.values(codes.cpu(), exponents.view(torch.float8_e8m0fnu).cpu())
 
 
 def by_definition(model: torch.nn.Module, made: torch.nn.Module) -> torch.nn.Module:
@@ -149,11 +143,9 @@ def test_experts_of_gpt_oss_in_fp8(kernel, device, formats, generator):
             wide = getattr(module, stack).float() * scale
             getattr(defined.get_submodule(name), stack).copy_(wide.transpose(1, 2))
     for name, module in expert_modules(defined).items():
-        x = torch.randn(9, SIZES["hidden_size"], generator=generator).bfloat16().to(device)
-        index = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(9)]).to(device)
-        weights = torch.rand(9, 2, generator=generator).to(device)
-        got = made.get_submodule(name)(x, index, weights)
-        assert distance(got, module(x, index, weights)) <= 2.0**-4  # the inputs are rounded to FP8
+        given = routed(generator, device, 4, 9)
+        got = made.get_submodule(name)(*given)
+        assert distance(got, module(*given)) <= 2.0**-4  # the inputs are rounded to FP8
     wanted, got = one_routing([model, made], ids)
     assert distance(got, wanted) <= 0.25
 
@@ -292,17 +284,15 @@ def test_a_stored_model_comes_back(kernel, device, generator, tmp_path, name, gr
         for each, module in expert_modules(loaded).items():
             if name == "gpt_oss":
                 values = numbers(module.gate_up_proj, module.gate_up_scale).transpose(1, 2)
-                assert torch.equal(theirs.get_submodule(each).gate_up_proj.float(), values)
+                assert torch.equal(theirs.get_submodule(each).gate_up_proj.double().cpu(), values)
 
 
 def test_modules_agree_with_one_another(kernel, device, generator):
     """One module of experts in each format, of one weight: the finer the codes, the nearer."""
     model = model_of("mixtral", generator, device)
     name, own = next(iter(expert_modules(model).items()))
-    x = torch.randn(33, SIZES["hidden_size"], generator=generator).bfloat16().to(device)
-    index = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(33)]).to(device)
-    weights = torch.rand(33, 2, generator=generator).to(device)
-    made = quantised(kernel, model).get_submodule(name)
-    defined = by_definition(model, quantised(kernel, model)).get_submodule(name)
-    assert distance(made(x, index, weights), defined(x, index, weights)) <= NEAR_MODULES
-    assert NEAR_MODULES < distance(made(x, index, weights), own(x, index, weights)) < 0.25
+    given, made = routed(generator, device, 4, 33), quantised(kernel, model)
+    defined = by_definition(model, made).get_submodule(name)
+    got = made.get_submodule(name)(*given)
+    assert distance(got, defined(*given)) <= NEAR_MODULES
+    assert NEAR_MODULES < distance(got, own(*given)) < 0.25
