@@ -53,8 +53,8 @@ def test_planted_outliers_change_no_bit(generator):
     model, ids = opt(generator), tokens(generator, 2, 24)
     before = logits(model, ids)
     planted = with_outliers(copy.deepcopy(model))
-    norms = [m.model.decoder.layers[0].final_layer_norm.weight.abs().amax() for m in (model, planted)]
-    assert norms[1] > 8 * norms[0]
+    norms = [m.model.decoder.layers[0].final_layer_norm.weight for m in (model, planted)]
+    assert sorted((norms[1] / norms[0]).tolist()) == [1] * 62 + [64] * 2
     # A power of 2 leaves each product as it was, and the sums keep their order.
     assert torch.equal(logits(planted, ids), before)
 
