@@ -162,7 +162,7 @@ class Kernel:
 
 # Of templates' enumerations, by value.
 ENUMERATIONS = {
-    "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz", "e8m0", "i8", "i32"],
+    "DType": ["f32", "f16", "bf16", "e4m3fn", "e4m3fnuz", "e8m0", "i8", "i32", "e2m1"],
     "Holder": ["wave", "workgroup", "cluster", "quarter_wave"],
     "Short": ["plain", "columns", "any"],
     "Output": ["values", "fp8", "computed"],

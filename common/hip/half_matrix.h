@@ -54,6 +54,20 @@ __device__ inline Sums multiply_chunks(const u32x4& left, const u32x4& right, Su
     return c;
 #endif
 }
+// The same by its instructions, 0 to kInstructionsOnChunks - 1, for others to lie between them.
+#if defined(__gfx950__)
+constexpr int kInstructionsOnChunks = 1;
+#else
+constexpr int kInstructionsOnChunks = kHalfInstructions;
+#endif
+template <int matrix, DType type, class Sums>
+__device__ inline Sums multiply_part(const u32x4& left, const u32x4& right, Sums c, [[maybe_unused]] int n) {
+#if defined(__gfx950__)
+    return multiply_chunks<matrix, type>(left, right, c);
+#else
+    return multiply_half<matrix, type>(left, right, c, n);
+#endif
+}
 
 }  // namespace
 }  // namespace rocm_fp8

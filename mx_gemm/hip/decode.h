@@ -19,6 +19,12 @@ constexpr bool kDealt = false;
 #else
 constexpr bool kDealt = true;
 #endif
+// Whether codes are multiplied as they are. The host chooses by the chip.
+#if defined(__gfx942__)
+constexpr bool kScaledProducts = false;
+#else
+constexpr bool kScaledProducts = true;
+#endif
 constexpr uint32_t kLowerHalves = 0x05040100, kUpperHalves = 0x07060302;
 
 // Exponent bytes of the smallest and the largest block that holds normal numbers of `type` alone. e2m1: 2^-1 to 6; e4m3 of
@@ -127,6 +133,30 @@ __device__ inline u32x4 numbers_of_a(u32x2 codes) {
                 d = two_values<true>(codes.y);
     if constexpr (dealt) return {pair(a.x, b.x), pair(c.x, d.x), pair(a.y, b.y), pair(c.y, d.y)};
     return {pair(a.x, a.y), pair(b.x, b.y), pair(c.x, c.y), pair(d.x, d.y)};
+}
+
+// A lane's codes as an operand of gfx950's matrix instructions: four registers of e2m1, eight of FP8.
+using Operand = int __attribute__((ext_vector_type(8)));
+__device__ inline Operand operand_of(const u32x4 (&pieces)[1]) {
+    const auto v = __builtin_bit_cast(i32x4, pieces[0]);
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3, -1, -1, -1, -1);
+}
+__device__ inline Operand operand_of(const u32x4 (&pieces)[2]) {
+    return __builtin_bit_cast(Operand, __builtin_shufflevector(pieces[0], pieces[1], 0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+constexpr uint32_t kUnscaled = 127;  // as e8m0
+// Exponents: the lowest byte.
+template <bool fp8_b, bool fp8_a>
+__device__ inline f32x4 multiply_scaled([[maybe_unused]] const Operand& b, [[maybe_unused]] const Operand& a, f32x4 c,
+                                        [[maybe_unused]] uint32_t scale_b, [[maybe_unused]] uint32_t scale_a) {
+#if defined(__gfx950__)
+    constexpr int kFp8 = 0, kE2m1 = 4;
+    return __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(b, a, c, fp8_b ? kFp8 : kE2m1, fp8_a ? kFp8 : kE2m1, 0,
+                                                            int(scale_b), 0, int(scale_a));
+#else
+    return c;
+#endif
 }
 
 }  // namespace

@@ -1,53 +1,92 @@
 // MX weights on MI300X (gfx942) and MI350 (gfx950): the launcher.
 //
-//     stream.h    weights from memory to registers, past LDS; however many rows, so that a row's bits are the same
+//     stream.h    few rows of an expert: weights from memory to registers, past LDS
+//     tiles.h     more of them, or long rows of B
 //     ../gpu.h    else: any strides, alignment, sizes and formats
 //
-// Files: mx_gemm.hip (launcher), config.h (compiled forms), stream.h, decode.h (numbers and scales), products.h (of ../gpu.h).
+// Files: mx_gemm.hip (launcher), config.h (compiled forms), wave.h (a wave's products), stream.h, tiles.h, decode.h (numbers
+// and scales), products.h (of ../gpu.h).
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"
 #include "products.h"
 #include "stream.h"
+#include "tiles.h"
 #include "../gpu.h"
 
 namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
-// Whether 128-bit loads with offsets of 32 bits take the operands, and a workgroup's exponents lie in one piece.
-bool streams(const Args& a, DType fp8) {
-    const StreamShape& shape = kStreamShapes[0];
-    const auto is_own = [&](DType format) { return is_fp8(format) && format == fp8; };
-    const bool half_a = a.format_a == DType::bf16 || a.format_a == DType::f16;
-    const bool fp8_a = is_own(a.format_a) && !of_blocks(a.scale_a), fp8_b = is_own(a.format_b);
-    const int64_t blocks = a.k / kMxBlock, rows_of_a = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, shape.rows);
-    return (half_a || fp8_a) && (fp8_b ? a.format_a != DType::f16 : a.format_b == DType::e2m1) &&
-           blocks <= kMostBlocks[kStreamShapeCount - 1] && (a.scale_b.block_stride == 1 || blocks == 1) &&
-           (a.scale_b.row_stride == blocks || a.n == 1) && rows_aligned(a.a.data, a.a.row_stride) &&
-           rows_aligned(a.b.data, a.b.row_stride) && a.b.group_stride % kChunk == 0 &&
-           gemm::hip::in_reach(rows_of_a, a.a.row_stride, a.bytes_of(a.format_a)) &&
-           gemm::hip::in_reach(std::min<int64_t>(a.n, shape.columns), a.b.row_stride, a.bytes_of(a.format_b)) &&
-           a.a_rows < kMostNumbered && a.m < kMostNumbered && a.n < kMostNumbered;
+using Kernel = void (*)(Launch);
+
+// Whether 128-bit loads with offsets of 32 bits take the operands, and exponents of a row lie in one piece.
+bool is_fast(const Args& a, Arch arch) {
+    const bool blocks_a = of_blocks(a.scale_a);
+    if (blocks_a && arch != Arch::gfx950) return false;
+    if (a.format_a == DType::f16 && a.format_b != DType::e2m1) return false;  // scaled, FP8's numbers leave float16
+    constexpr TileForm largest = kTileForms[kTileFormCount - 1];
+    const auto in_reach = [](int64_t rows, int64_t stride, int64_t row_bytes) {
+        return stride >= 0 && gemm::hip::in_reach(rows, stride, row_bytes);
+    };
+    const int64_t rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, largest.rows),
+                  columns = std::min<int64_t>(a.n, largest.columns()), blocks = a.k / kMxBlock;
+    const auto exponents = [&](const gemm::Scales& s, int64_t count) {
+        return (s.block_stride == 1 || blocks == 1) && in_reach(count, s.row_stride, blocks) &&
+               (count - 1) * s.row_stride + blocks >= kChunk;
+    };
+    return rows_aligned(a.a.data, a.a.row_stride) && rows_aligned(a.b.data, a.b.row_stride) &&
+           a.b.group_stride % kChunk == 0 && in_reach(rows, a.a.row_stride, a.bytes_of(a.format_a)) &&
+           in_reach(columns, a.b.row_stride, a.bytes_of(a.format_b)) && exponents(a.scale_b, a.n) &&
+           (!blocks_a || exponents(a.scale_a, a.a_rows)) && a.a_rows < kMostNumbered && a.m < kMostNumbered &&
+           a.n < kMostNumbered;
 }
 
-template <int index>
-auto stream_kernel(const Args& a) {
-    const bool fp8_a = is_fp8(a.format_a), fp8_b = is_fp8(a.format_b);
-    return fp8_a                      ? fp8_b ? mx_gemm_stream<index, DType::bf16, true, true>
-                                              : mx_gemm_stream<index, DType::bf16, true, false>
-           : fp8_b                    ? mx_gemm_stream<index, DType::bf16, false, true>
-           : a.format_a == DType::f16 ? mx_gemm_stream<index, DType::f16, false, false>
-                                      : mx_gemm_stream<index, DType::bf16, false, false>;
+// make.operator()<a, blocks_a, b>() of the formats.
+template <class Make>
+Kernel by_formats(const Args& a, const Make& make) {
+    constexpr DType kBf16 = DType::bf16, kF16 = DType::f16, kFp8 = DType::e4m3fnuz, kE2m1 = DType::e2m1;
+    const bool fp8_b = is_fp8(a.format_b);
+    if constexpr (kScaledProducts) {
+        if (a.format_a == kE2m1) return make.template operator()<kE2m1, true, kE2m1>();
+        if (of_blocks(a.scale_a))
+            return fp8_b ? make.template operator()<kFp8, true, kFp8>() : make.template operator()<kFp8, true, kE2m1>();
+    }
+    if (is_fp8(a.format_a))
+        return fp8_b ? make.template operator()<kFp8, false, kFp8>() : make.template operator()<kFp8, false, kE2m1>();
+    if (a.format_a == kF16) return make.template operator()<kF16, false, kE2m1>();
+    return fp8_b ? make.template operator()<kBf16, false, kFp8>() : make.template operator()<kBf16, false, kE2m1>();
 }
 
-Status launch_stream(const Args& a, const Executor& on) {
-    const int index = a.k / kMxBlock > kMostBlocks[0];
-    const StreamShape& shape = kStreamShapes[index];
-    const int64_t columns = ceil_div(a.n, int64_t(shape.columns)), items = most_row_tiles(a, shape.rows) * columns;
-    if (items * kWave > kMaxThreads) return {"a and b have more rows than one launch takes"};
-    const StreamLaunch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots))};
-    const auto kernel = kernel_at<kStreamShapeCount>(index, [&]<int i>() { return stream_kernel<i>(a); });
-    return launch_kernel(kernel, items, kWave, on, launch);
+// The form of the streams, or -1: a workgroup's exponents lie in one piece, which LDS holds.
+int stream_form(const Args& a) {
+    const int64_t blocks = a.k / kMxBlock;
+    if (a.expected > kStreamShapes[0].rows || (a.scale_b.row_stride != blocks && a.n != 1)) return -1;
+    for (int i = 0; i < kStreamShapeCount; ++i)
+        if (blocks <= kMostBlocks[i]) return i;
+    return -1;
+}
+int tile_form(const Args& a) {
+    int form = 0;
+    while (form < kTileFormCount - 1 && a.expected > kTileForms[form].rows) ++form;
+    return form;
+}
+
+Status launch_fast(const Args& a, const Executor& on) {
+    const int stream = stream_form(a), form = tile_form(a);
+    const int rows = stream >= 0 ? kStreamShapes[stream].rows : kTileForms[form].rows;
+    const int threads = stream >= 0 ? kWave : kTileForms[form].threads();
+    const int64_t columns = ceil_div(a.n, int64_t(stream >= 0 ? kWaveColumns : kTileForms[form].columns()));
+    const int64_t workgroups = most_row_tiles(a, rows) * columns;
+    if (workgroups * threads > kMaxThreads) return {"a and b have more rows than one launch takes"};
+    const Kernel kernel = by_formats(a, [&]<DType format_a, bool blocks_a, DType format_b>() -> Kernel {
+        if (stream >= 0)
+            return kernel_at<kStreamShapeCount>(
+                stream, []<int i>() -> Kernel { return mx_gemm_stream<i, format_a, blocks_a, format_b>; });
+        return kernel_at<kTileFormCount>(
+            form, []<int i>() -> Kernel { return mx_gemm_tiles<i, format_a, blocks_a, format_b>; });
+    });
+    const Launch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots))};
+    return launch_kernel(kernel, workgroups, threads, on, launch);
 }
 
 }  // namespace
@@ -60,8 +99,8 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const Vendor vendor(chip.arch, on);
     return launch_by_type(
-        args, vendor, [&](const Args& a) { return hip::streams(a, vendor.fp8); },
-        [&](const Args& a, const Vendor&) { return hip::launch_stream(a, on); });
+        args, vendor, [&](const Args& a) { return hip::is_fast(a, chip.arch); },
+        [&](const Args& a, const Vendor&) { return hip::launch_fast(a, on); });
 }
 
 }  // namespace rocm_fp8::mx_gemm

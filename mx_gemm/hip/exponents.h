@@ -1,0 +1,73 @@
+// Exponents of blocks on their way to lanes: a window of a row's at once from memory to registers, then to LDS.
+//
+// A step needs four bytes of each row, which lie far apart: loads of these alone would fetch a line for each. Rows may begin
+// at any byte. So a load may reach into the next row, but not beyond the last one: it is moved back then, and its bytes are
+// shifted into place.
+#pragma once
+
+#include "../../common/gpu/lanes.h"
+#include "config.h"
+
+namespace rocm_fp8::mx_gemm::hip {
+namespace {
+
+constexpr int kChunk = 16;  // bytes of a load
+
+// Right by `count` bytes, up to 15.
+__device__ inline u32x4 shifted(u32x4 v, uint32_t count) {
+    using Halves = uint64_t __attribute__((ext_vector_type(2)));
+    const auto of = __builtin_bit_cast(Halves, v);
+    const uint32_t bits = count % 8 * 8;
+    const uint64_t joined = bits ? of.x >> bits | of.y << (64 - bits) : of.x, upper = of.y >> bits;
+    return __builtin_bit_cast(u32x4, count < 8 ? Halves{joined, upper} : Halves{upper, 0});
+}
+
+// Of `rows` rows, for `threads` threads. window: blocks.
+template <int rows, int threads, int window>
+class Exponents {
+    // 16 bytes behind each row: their banks differ.
+    static constexpr int kStride = window + kChunk, kPerRow = window / kChunk, kAll = rows * kPerRow,
+                         kPieces = (kAll + threads - 1) / threads;
+
+    u32x4 pieces[kPieces];
+    uint32_t at[kPieces], last;
+    const uint8_t* data;
+    uint8_t* lds;
+
+    // Threads beyond the last piece have it, too.
+    static __device__ int piece(int i) {
+        const int own = i * threads + int(threadIdx.x);
+        return (i + 1) * threads <= kAll || own < kAll ? own : kAll - 1;
+    }
+    __device__ uint32_t wanted(int i, int number) const { return at[i] + uint32_t(number * window); }
+
+  public:
+    static constexpr int kLdsBytes = rows * kStride;
+
+    // first_byte(r): where row r begins, from `from` on. bytes: from there to the last row's end, at least kChunk.
+    template <class FirstByte>
+    __device__ void start(const void* from, uint32_t bytes, uint8_t* in_lds, const FirstByte& first_byte) {
+        data = static_cast<const uint8_t*>(from), last = bytes - kChunk, lds = in_lds;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) at[i] = first_byte(piece(i) / kPerRow) + piece(i) % kPerRow * kChunk;
+    }
+    __device__ void request(int number) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            pieces[i] = load_unaligned(data + (wanted(i, number) < last ? wanted(i, number) : last));
+    }
+    // For the other threads to read behind a barrier.
+    __device__ void put(int number) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const uint32_t beyond = wanted(i, number) > last ? wanted(i, number) - last : 0;
+            *reinterpret_cast<u32x4*>(lds + piece(i) / kPerRow * kStride + piece(i) % kPerRow * kChunk) =
+                shifted(pieces[i], beyond < kChunk ? beyond : kChunk - 1);
+        }
+    }
+    // block: of K; of those of the window that LDS has.
+    __device__ uint32_t of(int row, int block) const { return lds[row * kStride + block % window]; }
+};
+
+}  // namespace
+}  // namespace rocm_fp8::mx_gemm::hip

@@ -1,0 +1,332 @@
+// What a wave of either kernel multiplies in a step of 128 k: 32 columns of B, straight from memory, by tiles of 16 rows.
+//
+// Lane 16 g + j has row j of A and of B, of each 128 k block g: a load of 16 bytes is its block's 32 codes of e2m1. So all
+// that a lane multiplies in a step has one scale. Two ways:
+//
+//     16-bit   B's numbers times their scale, as bfloat16 or float16 (decode.h), by A's. Blocks whose scale does not fold
+//              are multiplied one by one and scaled in float32, as the contract has it (add_scaled): a rare branch.
+//     scaled   gfx950's v_mfma_scale_f32_16x16x128_f8f6f4, for A of FP8 or e2m1: codes and exponents as they are. Of FP8 a
+//              lane has 16 k from 16 g, and 16 from 64 + 16 g; exponents stay those of block g.
+//
+// A lane of the products has four columns of each subtile. Rows of B are dealt to them so that those are eight neighbours:
+// subtile t, lane j has column 8 (j / 4) + 4 t + j % 4 of the wave's.
+//
+// A row's sums are added in the same order by both kernels, however many rows are beside it.
+#pragma once
+
+#include "../../common/gemm/epilogue.h"
+#include "../../common/hip/buffer.h"
+#include "../../grouped_gemm/hip/row_tiles.h"
+#include "config.h"
+#include "decode.h"
+#include "exponents.h"
+
+namespace rocm_fp8::mx_gemm::hip {
+namespace {
+
+using grouped_gemm::hip::RowTile;
+using grouped_gemm::hip::RowTiles;
+
+constexpr int kSubN = kWaveColumns / 16;  // subtiles of columns
+
+struct Launch {
+    Args args;
+    Divider columns, by_slots;  // tiles of columns
+};
+
+__device__ inline int own_row() { return int(threadIdx.x) % 16; }
+__device__ inline int own_block() { return int(threadIdx.x) % kWave / 16; }
+// Of B, for subtile c.
+__device__ inline int own_column(int c) { return own_row() / 4 * 8 + 4 * c + own_row() % 4; }
+
+// e4m3fnuz: the chip's own FP8. blocks_a: A has exponents.
+template <DType a, bool blocks_a_, DType b>
+struct Formats {
+    static constexpr bool half_a = a == DType::bf16 || a == DType::f16, fp8_a = is_fp8(a), fp8_b = is_fp8(b),
+                          blocks_a = blocks_a_, scaled = kScaledProducts && !half_a;
+    static_assert(scaled || (a != DType::e2m1 && !blocks_a));
+    static constexpr DType type = a == DType::f16 ? DType::f16 : DType::bf16;  // of 16-bit products
+    static constexpr bool dealt = kDealt && !fp8_b && !scaled;
+    static constexpr int step_bytes_a = kStep *
+                                        (half_a  ? 4
+                                         : fp8_a ? 2
+                                                 : 1) /
+                                        2,
+                         step_bytes_b = kStep * (fp8_b ? 2 : 1) / 2;
+};
+
+// A lane's pieces of 16 bytes of a step.
+template <bool scaled, int step_bytes>
+struct Pieces {
+    static constexpr int count = step_bytes / 4 / kChunk;
+    static constexpr bool of_halves = scaled && count == 2;
+    static __device__ int byte(int i) { return (of_halves ? 4 * i + own_block() : own_block() * count + i) * kChunk; }
+    // Which block of the step it is of.
+    static __device__ int block(int i) { return of_halves ? 2 * i + own_block() / 2 : own_block(); }
+};
+template <class F>
+using PiecesOfA = Pieces<F::scaled, F::step_bytes_a>;
+template <class F>
+using PiecesOfB = Pieces<F::scaled, F::step_bytes_b>;
+
+// The row of A of a row of the result. What is no row of A becomes one.
+__device__ inline int source_of(const Launch& launch, int row) {
+    const Args& a = launch.args;
+    const int slot = a.rows ? global<int32_t>(a.rows)[row] : row;
+    const int found = slot < 0 ? 0 : a.rows ? int(divide(uint32_t(slot), launch.by_slots)) : slot;
+    const int last = int(a.a_rows - 1);
+    return found < last ? found : last;
+}
+
+// Rows of A, by offsets of 32 bits: of all where rows are gathered, else from `first` on.
+struct RowsOfA {
+    const Launch& launch;
+    int first, end;  // rows of the result
+
+    __device__ int from() const { return launch.args.rows ? 0 : first; }
+    // Which one, from `from` on, is that of a row of the result. Beyond the last: the last one's.
+    __device__ uint32_t source(int row) const {
+        return uint32_t(source_of(launch, row < end ? row : end - 1) - from());
+    }
+};
+
+// A workgroup's tile.
+struct Place {
+    RowTile tile;
+    int row, column;  // its first ones
+};
+template <int rows, int columns>
+__device__ inline Place find_place(const Launch& launch) {
+    const Args& args = launch.args;
+    const int number = int(divide(blockIdx.x, launch.columns));
+    const RowTile tile = args.offsets ? RowTiles<rows>(args).tile(number) : RowTile{0, 0, int(args.m), number, 0};
+    return {tile, tile.first + tile.tile * rows, int(blockIdx.x - number * launch.columns.divisor) * columns};
+}
+
+// Where A has none.
+struct NoExponents {
+    static constexpr int kLdsBytes = 1;
+    __device__ void request(int) {}
+    __device__ void put(int) const {}
+    __device__ uint32_t of(int, int) const { return kUnscaled; }
+};
+template <class F, int rows, int threads, int window>
+using ExponentsOfA = std::conditional_t<F::blocks_a, Exponents<rows, threads, window>, NoExponents>;
+
+// To the last row's end.
+__device__ inline uint32_t bytes_of(const gemm::Scales& s, int64_t rows, int64_t k) {
+    return uint32_t((rows - 1) * s.row_stride + k / kMxBlock);
+}
+// Rows beyond the tile's have the last one's.
+template <class OfA>
+__device__ inline void start_exponents_of_a(OfA& of_a, const RowsOfA& rows, uint8_t* lds) {
+    if constexpr (!std::is_same_v<OfA, NoExponents>) {
+        const Args& args = rows.launch.args;
+        const gemm::Scales& s = args.scale_a;
+        of_a.start(s.data, bytes_of(s, args.a_rows, args.k), lds,
+                   [&](int row) { return (rows.from() + rows.source(rows.first + row)) * uint32_t(s.row_stride); });
+    }
+}
+
+// The lane's block in a step. Beyond K: the last one, which is multiplied by zeros; its scale is NaN only where the row is.
+__device__ inline int block_of(int step, int blocks) {
+    const int own = step * kStepBlocks + own_block();
+    return own < blocks ? own : blocks - 1;
+}
+
+// B's codes, `depth` steps of them in registers.
+template <class F, int depth>
+class Weights {
+    using P = PiecesOfB<F>;
+    u32x4 codes[depth][kSubN][P::count];
+    Buffer buffer{nullptr, 0};
+    uint32_t at[kSubN];
+    int blocks;
+
+  public:
+    // Columns from `column` on, of which B may have less, or none.
+    __device__ void start(const Args& args, int group, int column) {
+        const int columns = int(args.n) - column;
+        blocks = int(args.k / kMxBlock);
+        buffer = Buffer(args.b.data + group * args.b.group_stride + int64_t(column) * args.b.row_stride, kNowhere);
+#pragma unroll
+        for (int c = 0; c < kSubN; ++c)
+            at[c] = own_column(c) < columns ? own_column(c) * uint32_t(args.b.row_stride) : kNowhere;
+    }
+    // Beyond K, and beyond the last column: zeros, which touch no memory.
+    __device__ void request(int slot, int step) {
+#pragma unroll
+        for (int c = 0; c < kSubN; ++c) {
+#pragma unroll
+            for (int i = 0; i < P::count; ++i) {
+                const bool inside = step * kStepBlocks + P::block(i) < blocks;
+                codes[slot][c][i] = buffer.load(at[c] + (inside ? step * F::step_bytes_b + P::byte(i) : kNowhere));
+            }
+        }
+    }
+    __device__ const auto& of(int slot) const { return codes[slot]; }
+};
+
+__device__ inline u32x2 eight_bytes(const u32x4& v, int half) { return half ? u32x2{v.z, v.w} : u32x2{v.x, v.y}; }
+
+// A wave's sums, of kTiles times 16 rows by 32 columns.
+template <class F, int kTiles>
+class Sums {
+    f32x4 sums[kTiles][kSubN];
+    using Codes = u32x4[kSubN][PiecesOfB<F>::count];
+
+  public:
+    __device__ void clear() {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) sums[m][c] = f32x4(0);
+        }
+    }
+
+    // A step. scale: of the lane's block of each subtile of B. rows: has A's operand(m) and scale(m), or numbers(m, i,
+    // counts), the i-th eight of the lane's block, in the order of B's.
+    template <class Rows>
+    __device__ void multiply(const Codes& codes, const uint32_t (&scale)[kSubN], const Rows& rows) {
+        if constexpr (F::scaled) {
+            Operand b[kSubN];
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) b[c] = operand_of(codes[c]);
+#pragma unroll
+            for (int m = 0; m < kTiles; ++m) {
+                const Operand a = rows.operand(m);
+                const uint32_t scale_a = rows.scale(m);
+#pragma unroll
+                for (int c = 0; c < kSubN; ++c)
+                    sums[m][c] = multiply_scaled<F::fp8_b, F::fp8_a>(b[c], a, sums[m][c], scale[c], scale_a);
+            }
+        } else {
+            bool fold = true;
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) fold &= folds<F::type, F::fp8_b>(scale[c]);
+            if (__builtin_expect(any_lane(!fold), 0)) add_scaled(codes, scale, rows);
+            else add(codes, scale, rows);
+        }
+    }
+
+    // by_row: A has scales of rows.
+    template <bool by_row>
+    __device__ void store(const Launch& launch, const RowTile& tile, int row, int column) const {
+        const Args& args = launch.args;
+        const int first = column + own_block() * kEach, count = int(args.n) - first;
+        if (count <= 0) return;
+        gemm::Bias bias = args.bias;
+        float biases[kEach];
+        if (bias.data) {
+            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) biases[i] = gemm::bias_at(bias, first + (i < count ? i : 0));
+        }
+        const bool wide = (args.n | args.out.row_stride) % kEach == 0 && uintptr_t(args.out.data) % kChunk == 0;
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+            const int mine = row + 16 * m + own_row();
+            if (mine >= tile.end) continue;
+            f32x4 v[kSubN] = {sums[m][0], sums[m][1]};
+            float by = 1;
+            if constexpr (by_row) by = gemm::scale_at(args.scale_a, source_of(launch, mine));
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                if constexpr (by_row) v[i / 4][i % 4] *= by;
+                if (bias.data) v[i / 4][i % 4] += biases[i];  // without one, -0 stays -0
+            }
+            put(args.out, mine * args.out.row_stride + first, v, wide ? kEach : count, wide);
+        }
+    }
+
+  private:
+    static constexpr int kEach = 4 * kSubN;  // neighbours in a row of the result
+
+    static __device__ void put(const gemm::Output& out, int64_t at, const f32x4 (&v)[kSubN], int count, bool wide) {
+        if (!wide) {
+#pragma unroll
+            for (int i = 0; i < kEach; ++i)
+                if (i < count) gemm::put(out, at + i, v[i / 4][i % 4]);
+        } else if (out.dtype == DType::f32) {
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c)
+                store_at(offset(out.data, 4 * at + 16 * c), __builtin_bit_cast(u32x4, v[c]));
+        } else {
+            const auto pair = [&](float a, float b) { return gemm::rounded_pair(out.dtype, f32x2{a, b}); };
+            store_at(offset(out.data, 2 * at),
+                     u32x4{pair(v[0].x, v[0].y), pair(v[0].z, v[0].w), pair(v[1].x, v[1].y), pair(v[1].z, v[1].w)});
+        }
+    }
+
+    // The i-th eight k of the lane's block; zeros where they do not count.
+    static __device__ auto eight_codes(const Codes& codes, int c, int i, bool counts = true) {
+        if constexpr (F::fp8_b) return counts ? eight_bytes(codes[c][i / 2], i % 2) : u32x2(0);
+        else return counts ? codes[c][0][i] : 0;
+    }
+
+    template <class Rows>
+    __device__ void add(const Codes& codes, const uint32_t (&scale)[kSubN], const Rows& rows) {
+        using D = Decoder<F::type, F::fp8_b>;
+        D decoders[kSubN];
+#pragma unroll
+        for (int c = 0; c < kSubN; ++c) decoders[c] = D(scale[c]);
+        u32x4 b[2][kSubN], a[2][kTiles];
+        const auto read = [&](int i) {
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) b[i % 2][c] = decoders[c](eight_codes(codes, c, i));
+#pragma unroll
+            for (int m = 0; m < kTiles; ++m) a[i % 2][m] = rows.numbers(m, i);
+        };
+        read(0);
+#pragma unroll
+        for (int i = 0; i < kMxBlock / 8; ++i) {
+            if (i + 1 < kMxBlock / 8) read(i + 1);
+            // Instructions on the same sums are apart.
+#pragma unroll
+            for (int n = 0; n < kInstructionsOnChunks; ++n) {
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+                    for (int c = 0; c < kSubN; ++c)
+                        sums[m][c] = multiply_part<16, F::type>(b[i % 2][c], a[i % 2][m], sums[m][c], n);
+                }
+            }
+            // One eight is read ahead, no more: there are no registers for all.
+            if constexpr (kTiles > 1) __builtin_amdgcn_sched_barrier(0);
+        }
+    }
+
+    // A block at a time: the lanes of the other blocks give zeros.
+    template <class Rows>
+    __device__ void add_scaled(const Codes& codes, const uint32_t (&scale)[kSubN], const Rows& rows) {
+        keep_branch();
+        const Decoder<F::type, F::fp8_b> unscaled(127);
+#pragma unroll 1
+        for (int block = 0; block < kStepBlocks; ++block) {
+            const bool mine = own_block() == block;
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) {
+                f32x4 by;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int from = 16 * block + own_block() * 4 + e;  // a lane that has the sum's column
+                    by[e] = e8m0_value(uint32_t(__builtin_amdgcn_ds_bpermute(from * 4, int(scale[c]))));
+                }
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) {
+                    __builtin_amdgcn_sched_barrier(0);  // tile after tile: the numbers of all would be spilled
+                    asm volatile("" ::: "memory");
+                    f32x4 products(0);
+#pragma unroll
+                    for (int i = 0; i < kMxBlock / 8; ++i)
+                        products = multiply_chunks<16, F::type>(unscaled(eight_codes(codes, c, i, mine)),
+                                                                rows.numbers(m, i, mine), products);
+                    sums[m][c] = __builtin_elementwise_fma(products, by, sums[m][c]);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace rocm_fp8::mx_gemm::hip
