@@ -1,15 +1,14 @@
 """Checkpoints of MXFP4 and MXFP8 as others publish them: what they compute, and which are refused."""
 
-import copy
 import json
 
 import pytest
 import safetensors.torch
 import torch
 
-from problems import checkpoints
+from problems import checkpoints, mx_checkpoints
 from problems.buffers import same_bytes
-from problems.mx import BLOCK
+from problems.mx_checkpoints import FORMS, write
 from problems.tiny_llama import NEAR, distance, tokens
 from problems.tiny_moe import expert_modules
 from tests.models.test_bad_checkpoints import refused
@@ -18,101 +17,21 @@ from tests.models.test_mx_models import MARKS, assert_as_reference, model_of, nu
 pytestmark = MARKS
 
 
-def mx_settings(bits: int, activations: bool) -> dict:
-    numbers = dict(num_bits=bits, type="float", strategy="group", group_size=BLOCK, symmetric=True)
-    numbers |= dict(scale_dtype="torch.uint8")
-    inputs = numbers | dict(dynamic=True) if activations else None
-    return dict(weights=numbers | dict(dynamic=False), input_activations=inputs)
-
-
-def compressed(bits: int, activations: bool) -> dict:
-    name = {4: "mxfp4-pack-quantized", 8: "mxfp8-quantized"}[bits]
-    group = dict(targets=["Linear"], **mx_settings(bits, activations))
-    return dict(quant_method="compressed-tensors", format=name, config_groups=dict(group_0=group), ignore=["lm_head"])
-
-
-def quark(weight: str, inputs: str | None) -> dict:
-    def tensor(dtype: str | None, dynamic: bool) -> dict | None:
-        if dtype is None:
-            return None
-        scale = dict(scale_type="float", scale_format="e8m0", scale_calculation_mode="even")
-        return dict(dtype=dtype, qscheme="per_group", group_size=BLOCK, ch_axis=-1, is_dynamic=dynamic, **scale)
-
-    general = dict(weight=tensor(weight, False), input_tensors=tensor(inputs, True), output_tensors=None, bias=None)
-    return dict(
-        quant_method="quark",
-        global_quant_config=general,
-        layer_quant_config={},
-        exclude=["lm_head", "*mlp.gate", "*router"],
-        export=dict(weight_format="real_quantized", pack_method="reorder"),
-    )
-
-
-# name -> (settings, bits, inputs, name of a weight of 4 bits)
-FORMATS = {
-    "compressed-tensors, MXFP4A16": (compressed(4, False), 4, "16bit", "weight_packed"),
-    "compressed-tensors, MXFP4": (compressed(4, True), 4, "mxfp4", "weight_packed"),
-    "compressed-tensors, MXFP8A16": (compressed(8, False), 8, "16bit", "weight"),
-    "compressed-tensors, MXFP8": (compressed(8, True), 8, "mxfp8", "weight"),
-    "quark, MXFP4": (quark("fp4", "fp4"), 4, "mxfp4", "weight"),
-    "quark, W4A16": (quark("fp4", None), 4, "16bit", "weight"),
-    "quark, W4A8": (quark("fp4", "fp8_e4m3"), 4, "mxfp8", "weight"),
-    "quark, MXFP8": (quark("fp8_e4m3", "fp8_e4m3"), 8, "mxfp8", "weight"),
-}
-
-
-def write(kernel, form: str, model: torch.nn.Module, directory) -> torch.nn.Module:
-    """Every linear but routers and the head, and every matrix of an expert. Returns the model of these numbers."""
-    settings, bits, _, name = FORMATS[form]
-    defined, tensors = copy.deepcopy(model), {}
-
-    def stored(linear: str, weight: torch.Tensor) -> torch.Tensor:
-        if bits == 4:
-            codes, scale = kernel.reference.quantize_mxfp4(weight, rounding="even")
-        else:
-            options = dict(scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
-            codes, scale = kernel.reference.quantize_fp8(weight, **options, out_dtype=torch.float8_e4m3fn)
-        tensors[f"{linear}.{name}"], tensors[f"{linear}.weight_scale"] = codes, scale.view(torch.uint8)
-        return numbers(codes, scale)
-
-    linears = {each: module for each, module in defined.named_modules() if isinstance(module, torch.nn.Linear)}
-    for each, module in linears.items():
-        if each != "lm_head":
-            module.weight.copy_(stored(each, module.weight))
-    for each, module in expert_modules(defined).items():
-        for e in range(len(module.down_proj)):
-            gate, up = module.gate_up_proj[e].chunk(2)
-            for part, values in (("gate_proj", gate), ("up_proj", up), ("down_proj", module.down_proj[e])):
-                values.copy_(stored(f"{each}.{e}.{part}", values))
-    done = {f"{each}.weight" for each in linears if each != "lm_head"}
-    rest = {
-        key: value.contiguous()
-        for key, value in model.state_dict().items()
-        if key not in done and ".experts." not in key and key != "model.rotary_emb.inv_freq"
-    }
-    directory.mkdir(parents=True)
-    safetensors.torch.save_file(tensors | rest, directory / "model.safetensors", metadata={"format": "pt"})
-    model.config.save_pretrained(directory)
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict(quantization_config=settings)))
-    return defined
-
-
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMS)
 def test_a_published_format(kernel, device, formats, generator, tmp_path, form, name):
     """Dense linears and experts. On a device of float8_e4m3fnuz MXFP8 is converted."""
     model, ids = model_of(name, generator), tokens(generator, 2, 11, device)
     defined = write(kernel, form, model, tmp_path / "made").to(device)
     loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
-    _, bits, inputs, _ = FORMATS[form]
+    bits, inputs = FORMS[form].bits, FORMS[form].inputs
     assert {(each.format, each.inputs) for each in expert_modules(loaded).values()} == {(f"mxfp{bits}", inputs)}
     linears = [module for module in loaded.modules() if type(module).__name__ == "MxLinear"]
     assert len(linears) == (4 * 2 if name == "qwen3_moe" else 5 * 2 + 2 * 3)  # a dense layer, and shared experts
     assert {(each.format, each.inputs) for each in linears} == {(f"mxfp{bits}", inputs)}
     assert_as_reference(kernel, loaded, generator, device)
     theirs, got = one_routing([defined, loaded], ids)
-    assert distance(got, theirs) <= {"16bit": NEAR, "mxfp8": 0.25, "mxfp4": 0.75}[inputs]
+    assert distance(got, theirs) <= {"16bit": NEAR, "mxfp8": 0.25, "fp8": 0.25, "mxfp4": 0.75}[inputs]
     kernel.quantization.save_quantized(loaded, tmp_path / "again")
     again = kernel.quantization.load_quantized(tmp_path / "again", device)
     state = loaded.state_dict()
@@ -127,18 +46,14 @@ def test_compressed_tensors_own_codes(kernel, generator, tmp_path):
     compressors = pytest.importorskip("compressed_tensors.compressors")
     from compressed_tensors.quantization import preset_name_to_scheme
 
-    for preset, bits in (("MXFP4A16", 4), ("MXFP8A16", 8)):
-        form = {"MXFP4A16": "compressed-tensors, MXFP4A16", "MXFP8A16": "compressed-tensors, MXFP8A16"}[preset]
+    for preset, codes_of in (("MXFP4A16", mx_checkpoints.mxfp4), ("MXFP8A16", mx_checkpoints.mxfp8)):
+        form = FORMS[f"compressed-tensors, {preset}"]
         weight = torch.randn(64, 128, generator=generator).bfloat16()
-        if bits == 4:
-            _, scale = kernel.reference.quantize_mxfp4(weight, rounding="even")
-        else:
-            options = dict(scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
-            _, scale = kernel.reference.quantize_fp8(weight, **options, out_dtype=torch.float8_e4m3fn)
+        _, scale = codes_of(kernel, weight)
         scheme = preset_name_to_scheme(preset, ["Linear"])
-        compressor = compressors.BaseCompressor.get_value_from_registry(FORMATS[form][0]["format"])
+        compressor = compressors.BaseCompressor.get_value_from_registry(form.settings(())["format"])
         made = compressor.compress(dict(weight=weight, weight_scale=scale.float().bfloat16()), scheme)
-        name = FORMATS[form][3]
+        name = form.name
         assert made["weight_scale"].dtype == torch.uint8 and torch.equal(made["weight_scale"], scale.view(torch.uint8))
         wide = compressor.decompress(dict(made), scheme)["weight"].double()
         assert torch.equal(numbers(made[name], made["weight_scale"]), wide)
@@ -193,7 +108,7 @@ UNKNOWN = {
     "groups of 16": ("compressed-tensors, MXFP4A16", setting(f"{WEIGHTS}.group_size", 16), "4-bit symmetric float"),
     "MXFP8 beside MXFP4": (
         "compressed-tensors, MXFP8",
-        setting("config_groups.group_0.input_activations", mx_settings(4, True)["input_activations"]),
+        setting("config_groups.group_0.input_activations.num_bits", 4),
         "4-bit 'group' beside mxfp8 weights",
     ),
     "scales of e4m3": ("quark, MXFP4", setting("global_quant_config.weight.scale_format", "e4m3"), "known of fp4"),

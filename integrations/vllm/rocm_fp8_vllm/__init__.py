@@ -1,7 +1,7 @@
-"""A vLLM plugin: FP8 and INT8 checkpoints run on the kernels of rocm-fp8-kernels.
+"""A vLLM plugin: FP8, MX and INT8 checkpoints run on the kernels of rocm-fp8-kernels.
 
 vLLM calls `register` in each of its processes. There it fetches the kernels, puts `linear.FewRowsFp8Linear`,
-`block_linear.BlockScaledFp8Linear` and `int8_linear.Int8GemmLinear` before vLLM's own linears,
+`block_linear.BlockScaledFp8Linear`, `int8_linear.Int8GemmLinear` and those of `mx_linear` before vLLM's own linears,
 `experts.FusedMoeExperts` and `mx_experts.MxExperts` before its own experts, on GPUs `latent_gpu.MlaDecodeBackend`
 before its own latent attention, and has each FP8 model fused once it is loaded (`fusion`). A model whose head no file
 fills is refused (`heads`). No code of a model is replaced.
@@ -9,7 +9,8 @@ fills is refused (`heads`). No code of a model is replaced.
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
     ROCM_FP8_KERNELS_VLLM_EXPERTS: 0 leaves mixtures of experts to vLLM, 1 takes all that fused_moe serves. Default: 1;
-        on CUDA those alone whose weights are FP8 with scales of blocks, on ROCm MXFP4 where vLLM would emulate it.
+        on CUDA those alone whose weights are FP8 with scales of blocks, on ROCm MX formats where vLLM would emulate
+        them. On CUDA 1 takes linears in MX formats, too.
     ROCM_FP8_KERNELS_VLLM_SUMS: 0 leaves the sums over tensor-parallel workers to vLLM. Default: 1.
     LOCAL_KERNELS: as for `kernels.get_kernel`: where the kernels are, if not on the Hub.
 """
@@ -45,7 +46,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     _keep_graphs_apart()
-    from . import block_linear, block_parts, experts, fusion, heads, int8_linear, linear, mx_experts
+    from . import block_linear, block_parts, experts, fusion, heads, int8_linear, linear, mx_experts, mx_linear
 
     if current_platform.is_cpu():
         from . import cpu
@@ -59,6 +60,7 @@ def register() -> None:
     block_linear.install()
     block_parts.install()
     int8_linear.install()
+    mx_linear.install()
     experts.install()
     mx_experts.install()
     fusion.install()

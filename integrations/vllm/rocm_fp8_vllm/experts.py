@@ -221,7 +221,7 @@ def _experts(
     power_of_two,
     **gate_and_biases,
 ):
-    """As fused_moe's, but for scales: those of weights may be float32 [E], too; static ones have any shape."""
+    """As fused_moe's, but for scales: those of weights may be float32 [E] or bytes, too; static ones have any shape."""
     kernel.fused_moe(
         x,
         w13,
@@ -242,6 +242,8 @@ def _experts(
 
 
 def _of_experts(scale: torch.Tensor) -> torch.Tensor:
+    if scale.dtype == torch.uint8:  # bytes beside FP8 say nothing
+        return scale.view(torch.float8_e8m0fnu)
     return scale.view(-1, 1, 1) if scale.dim() == 1 else scale
 
 

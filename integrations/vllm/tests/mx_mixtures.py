@@ -6,48 +6,15 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from problems import checkpoints, mx
-from problems.tiny_moe import apart, expert_modules
+from problems import checkpoints, mx, mx_checkpoints
+from problems.mx import BLOCK
+from problems.tiny_moe import expert_modules
 from tests.settings import SEED
-
-BLOCK = 32
-NO_EXPERTS = ("lm_head", "re:.*self_attn.*", "re:.*mlp.gate$")
-
-
-def compressed(inputs: dict | None) -> dict:
-    """As llm-compressor writes it."""
-    fp4 = dict(num_bits=4, type="float", strategy="group", group_size=BLOCK, symmetric=True, scale_dtype="torch.uint8")
-    group = dict(targets=["Linear"], weights=fp4 | dict(dynamic=False), format="mxfp4-pack-quantized")
-    settings = dict(quant_method="compressed-tensors", format="mxfp4-pack-quantized", ignore=list(NO_EXPERTS))
-    return settings | dict(config_groups=dict(group_0=group | dict(input_activations=inputs and fp4 | inputs)))
-
-
-def quark(inputs: dict | None) -> dict:
-    fp4 = dict(dtype="fp4", qscheme="per_group", group_size=BLOCK, ch_axis=-1, scale_format="e8m0", symmetric=None)
-    fp4 |= dict(observer_cls="PerBlockMXObserver", round_method="half_even", is_dynamic=False)
-    general = dict(weight=fp4, input_tensors=inputs and fp4 | inputs, output_tensors=None, bias=None)
-    rest = dict(algo_config=None, kv_cache_quant_config={}, layer_quant_config={}, layer_type_quant_config={})
-    export = dict(kv_cache_group=[], weight_format="real_quantized", pack_method="reorder", min_kv_scale=0.0)
-    exclude = ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate"]
-    return rest | dict(quant_method="quark", exclude=exclude, export=export, global_quant_config=general)
-
-
-GPT_OSS = "mxfp4, gpt-oss"
-FP8_ROWS = dict(num_bits=8, strategy="token", group_size=None, scale_dtype=None, dynamic=True)
-# Format -> (its settings, the name of a matrix's codes)
-FORMATS: dict[str, tuple[Callable[[], dict], str]] = {
-    "mxfp4, compressed-tensors": (lambda: compressed(None), "weight_packed"),
-    "mxfp4, compressed-tensors, W4A4": (lambda: compressed(dict(dynamic=True)), "weight_packed"),
-    "mxfp4, compressed-tensors, W4A8": (lambda: compressed(FP8_ROWS), "weight_packed"),
-    "mxfp4, quark": (lambda: quark(None), "weight"),
-    "mxfp4, quark, W4A4": (lambda: quark(dict(is_dynamic=True)), "weight"),
-    GPT_OSS: (lambda: dict(quant_method="mxfp4", modules_to_not_convert=[]), "blocks"),
-}
 
 
 def rounded(kernel, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(codes, exponents as bytes, what they stand for, in x's dtype: exact) of x [..., K]"""
-    codes, scale = kernel.reference.quantize_mxfp4(x, rounding="even")
+    codes, scale = mx_checkpoints.mxfp4(kernel, x)
     return codes, scale.view(torch.uint8), mx.values(codes, scale).to(x.dtype)
 
 
@@ -61,47 +28,30 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def round_experts(kernel, model: torch.nn.Module) -> torch.nn.Module:
-    """The model with what MXFP4 makes of its experts' weights, in place."""
-    for _, stacked in matrices(model):
-        stacked.copy_(rounded(kernel, stacked.contiguous())[2])
-    return model
-
-
-@torch.no_grad()
-def write(kernel, form: str, model: torch.nn.Module, folder: Path) -> None:
+def write_gpt_oss(kernel, model: torch.nn.Module, folder: Path) -> None:
     """Of a model whose experts are rounded already: no code is lost."""
-    settings, name_of_codes = FORMATS[form]
-    if form == GPT_OSS:
-        model.save_pretrained(folder)
-        tensors = checkpoints.stored(folder)
-        for name, stacked in matrices(model):
-            del tensors[name]
-            codes, scale, _ = rounded(kernel, stacked.contiguous())
-            tensors[f"{name}_{name_of_codes}"] = codes.unflatten(-1, (-1, BLOCK // 2))
-            tensors[f"{name}_scales"] = scale
-    else:
-        apart(model).save_pretrained(folder)
-        tensors = checkpoints.stored(folder)
-        for name in [each for each in tensors if ".experts." in each]:
-            codes, scale, _ = rounded(kernel, tensors.pop(name))
-            tensors[name.removesuffix("weight") + name_of_codes], tensors[f"{name}_scale"] = codes, scale
+    model.save_pretrained(folder)
+    tensors = checkpoints.stored(folder)
+    for name, stacked in matrices(model):
+        del tensors[name]
+        codes, scale, _ = rounded(kernel, stacked.contiguous())
+        tensors[f"{name}_blocks"] = codes.unflatten(-1, (-1, BLOCK // 2))
+        tensors[f"{name}_scales"] = scale
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    checkpoints.configure(folder, settings())
+    checkpoints.configure(folder, dict(quant_method="mxfp4", modules_to_not_convert=[]))
 
 
 @torch.no_grad()
-def defined(kernel, form: str, model: torch.nn.Module, layer: int, x, weights, chosen) -> torch.Tensor:
+def defined(kernel, inputs: str, model: torch.nn.Module, layer: int, x, weights, chosen) -> torch.Tensor:
     """float64 [T, D]: what a layer's experts make of x [T, D] by these weights and choices [T, k]. The values between
-    the two products are rounded to x's dtype, and where the checkpoint says so both inputs to MXFP4."""
-    experts, gpt = model.model.layers[layer].mlp.experts, form == GPT_OSS
+    the two products are rounded to x's dtype. inputs: what becomes of both, in fused_moe's words."""
+    experts, gpt = model.model.layers[layer].mlp.experts, model.config.model_type == "gpt_oss"
     stacked = [s for name, s in matrices(model) if name.startswith(f"model.layers.{layer}.")]
     biases = [getattr(experts, f"{part}_bias") if gpt else torch.zeros(1, 1) for part in ("gate_up_proj", "down_proj")]
     (w13, w2), (b13, b2) = (tuple(each.double() for each in both) for both in (stacked, biases))
 
     def entering(values: torch.Tensor) -> torch.Tensor:
-        values = values.to(x.dtype)
-        return (rounded(kernel, values)[2] if form.endswith("W4A4") else values).double()
+        return mx_checkpoints.entering(kernel, inputs, values.to(x.dtype))
 
     given, out = entering(x), torch.zeros(x.shape, dtype=torch.float64)
     for expert in range(len(w13)):
@@ -119,8 +69,9 @@ def defined(kernel, form: str, model: torch.nn.Module, layer: int, x, weights, c
 
 
 @torch.no_grad()
-def gpt_oss(**changes) -> torch.nn.Module:
-    """A GptOss with random weights: biases, sinks, a window of 128; sizes that divide by 32 and by no more."""
+def gpt_oss(kernel, change: Callable[[torch.nn.Module], torch.nn.Module] = lambda model: model) -> torch.nn.Module:
+    """A GptOss with random weights, those of its experts of MXFP4: biases, sinks, a window of 128; sizes that divide by
+    32 and by no more. change: before they are rounded."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     generator = torch.Generator().manual_seed(SEED)
@@ -129,7 +80,7 @@ def gpt_oss(**changes) -> torch.nn.Module:
     sizes = dict(vocab_size=256, hidden_size=288, intermediate_size=352, num_hidden_layers=3, head_dim=64)
     sizes |= dict(num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2)
     sizes |= dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
-    config = GptOssConfig(**sizes | changes, rope_parameters=rope, max_position_embeddings=1024, eos_token_id=None)
+    config = GptOssConfig(**sizes, rope_parameters=rope, max_position_embeddings=1024, eos_token_id=None)
     model = GptOssForCausalLM(config).to(torch.bfloat16)
     for name, weight in model.named_parameters():
         values = torch.randn(weight.shape, generator=generator)
@@ -142,4 +93,6 @@ def gpt_oss(**changes) -> torch.nn.Module:
         elif "embed" not in name:  # stacks of experts are transposed
             values = values / weight.shape[1] ** 0.5
         weight.copy_(values * (3 if "gate_up_proj" in name else 1))  # some products are beyond the limit
+    for _, stacked in matrices(change(model)):
+        stacked.copy_(rounded(kernel, stacked.contiguous())[2])
     return model.eval()

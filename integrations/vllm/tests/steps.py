@@ -1,6 +1,7 @@
 """Which operators an engine launches."""
 
-from .conftest import generate, text
+from .cases import text
+from .conftest import generate
 from .settings import ON_CPU
 
 
@@ -39,11 +40,16 @@ def of_mixtures(count: int) -> dict[str, int]:
     return dict.fromkeys(parts, count)
 
 
-def of_mx_mixtures(count: int, inputs_quantised: bool = False) -> dict[str, int]:
-    """What so many fused_moe of MXFP4 weights and their routers launch."""
-    parts = dict.fromkeys(("moe_sort", "moe_gate", "moe_combine"), count) | {"grouped_gemm": 2 * count}
-    parts |= {"moe_route": count} if ON_CPU else {}
-    return parts | ({"quantize_mxfp4": 2 * count} if inputs_quantised else {})
+QUANTISING = {"16bit": {}, "mxfp4": {"quantize_mxfp4": 1}, "mxfp8": {"quantize_fp8": 1}, "fp8": {"quantize_fp8": 1}}
+
+
+def of_mx(linears: int, mixtures: int, inputs: str) -> dict[str, int]:
+    """What so many linears, and fused_moe with their routers, launch of MX weights."""
+    parts = dict.fromkeys(("moe_sort", "moe_gate", "moe_combine"), mixtures) | {"grouped_gemm": 2 * mixtures}
+    parts |= {"moe_route": mixtures} if ON_CPU else {}
+    parts |= {"block_scaled_gemm": linears}
+    parts |= {name: count * (linears + 2 * mixtures) for name, count in QUANTISING[inputs].items()}
+    return {name: count for name, count in parts.items() if count}
 
 
 def of_latent(count: int) -> dict[str, int]:

@@ -14,7 +14,8 @@ from vllm.platforms import PlatformEnum
 
 from tests.settings import full
 
-from .conftest import BYTE_LLAMA, CASES, by_reference, cut_llama, teacher_forced, text
+from .cases import BYTE_LLAMA, CASES, cut_llama, text
+from .conftest import by_reference, teacher_forced
 from .settings import DEVICE, SUM, of_cpus_alone
 
 # How far one byte's information moves where sums are in another order, in bits (standard deviation): this part of a

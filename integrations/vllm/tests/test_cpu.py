@@ -9,7 +9,8 @@ from vllm import _custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-from .conftest import by_reference, byte_llama, teacher_forced, text
+from .cases import byte_llama, text
+from .conftest import by_reference, teacher_forced
 from .settings import of_cpus_alone
 from .steps import counts
 

@@ -1,10 +1,9 @@
 """Real engines: what they compute, and on which operators."""
 
-import pytest
-
 from tests.settings import full
 
-from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
+from .cases import CASES, text
+from .conftest import by_reference, generate, likely, served_by, teacher_forced
 from .settings import ON_CPU, OUR_INT8
 from .steps import step_is
 
@@ -17,23 +16,17 @@ SAME, BITS = 0.95, 0.005 if ON_CPU else 0.011
 RIGHT = 0.98
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *(("static", True), full(("Qwen3 static", False))),
-        *(("dynamic", False), full(("Qwen3 dynamic", True))),
-        *(full(("blocks", True)), ("Qwen3 blocks", False)),
-        *(full(("blocks, ue8m0", True)), full(("Qwen3 blocks, e8m0", False))),
-        *(("int8", True), full(("int8", False))),
-    ],
-    ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
+# Each FP8 case once, both ways of running for each kind of scales.
+SERVED = served_by(
+    *(("static", True), full(("Qwen3 static", False))),
+    *(("dynamic", False), full(("Qwen3 dynamic", True))),
+    *(full(("blocks", True)), ("Qwen3 blocks", False)),
+    *(full(("blocks, ue8m0", True)), full(("Qwen3 blocks, e8m0", False))),
+    *(("int8", True), full(("int8", False))),
 )
-def served(request, engine):
-    """(case's name, engine): each FP8 case once, both ways of running for each kind of scales."""
-    name, eager = request.param
-    return name, engine(name, enforce_eager=eager)
 
 
+@SERVED
 def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference):
     name, llm = served
     ids = text(10 if CASES[name].int8 else 40, 400)
@@ -43,6 +36,7 @@ def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference)
     assert abs((bits - expected_bits).mean()) <= BITS
 
 
+@SERVED
 def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, reference):
     """A prompt longer than a step's 128 tokens is computed in parts, beside the decoding of the others."""
     name, llm = served
@@ -55,6 +49,7 @@ def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, re
     assert sum(right) / len(right) >= RIGHT
 
 
+@SERVED
 def test_a_decode_step_launches_what_the_layers_need(served, reference):
     name, llm = served
     layers = reference(name).config.num_hidden_layers

@@ -7,7 +7,8 @@ import torch
 
 from tests.settings import full
 
-from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
+from .cases import CASES, text
+from .conftest import by_reference, generate, likely, teacher_forced
 from .settings import ON_CPU, of_cpus_alone
 from .steps import a_step, of_latent, of_mixtures, step_is
 

@@ -1,12 +1,14 @@
-"""Mixtures of experts with two workers: each has half of every expert, or half of the experts."""
+"""Mixtures of experts with two workers: each has half of every expert, or half of the experts. Linears in MX formats,
+whose sums stay vLLM's."""
 
 import pytest
 
 from tests.settings import full
 
-from .conftest import by_reference, teacher_forced, text
+from .cases import text
+from .conftest import by_reference, teacher_forced
 from .settings import two_devices
-from .steps import of_latent, of_mixtures, of_mx_mixtures, step_is
+from .steps import of_latent, of_mixtures, of_mx, step_is
 
 # As in test_experts.py, a byte moves by 0.2 bits; scales of half rows (O's inputs, and what experts hide) move
 # it, too. Where each worker takes the other's experts for its own, the random DeepSeek's moves by 0.7.
@@ -36,9 +38,11 @@ OF_DEEPSEEK = (
         ("DeepSeek-V3 blocks", True, True, OF_DEEPSEEK),
         full("Qwen3-MoE channels", True, False, OF_QWEN),
         ("Qwen3-MoE channels", False, True, OF_QWEN),
-        ("gpt-oss", True, False, of_mx_mixtures(3)),  # half of an expert's 352 rows is padded to 192
-        full("gpt-oss", False, True, of_mx_mixtures(3)),
-        full("Qwen3-MoE mxfp4", True, False, of_mx_mixtures(LAYERS)),
+        ("gpt-oss", True, False, of_mx(0, 3, "16bit")),  # half of an expert's 352 rows is padded to 192
+        full("gpt-oss", False, True, of_mx(0, 3, "16bit")),
+        full("Qwen3-MoE mxfp4", True, False, of_mx(0, LAYERS, "16bit")),
+        full("Qwen3-MoE compressed-tensors, MXFP8", True, False, of_mx(0, LAYERS, "16bit")),
+        full("Qwen3 quark, MXFP8", False, False, {}),
     ],
 )
 def test_two_workers_give_a_text_its_likelihood(name, eager, expert_parallel, step, engine, reference):

@@ -9,7 +9,10 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader import base_loader
 
-from .conftest import checkpoints, teacher_forced, text
+from problems import checkpoints
+
+from .cases import text
+from .conftest import teacher_forced
 
 
 @pytest.mark.parametrize("name", ["byte DeepSeek, tied", "byte DeepSeek, tied, saved"])

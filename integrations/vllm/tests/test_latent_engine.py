@@ -10,8 +10,9 @@ import torch
 from rocm_fp8_vllm import latent
 from vllm.v1.attention import selector
 
-from .conftest import ENGINE, by_reference, byte_deepseek, greedy, likely, text
-from .settings import LATENT_BACKEND
+from .cases import byte_deepseek, text
+from .conftest import by_reference, greedy, likely
+from .settings import ENGINE, LATENT_BACKEND
 from .steps import counts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

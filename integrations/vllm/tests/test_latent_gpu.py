@@ -18,7 +18,9 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from tests.settings import full
 
-from .conftest import BYTE_DEEPSEEK, ENGINE, byte_deepseek, generate, likely, text
+from .cases import BYTE_DEEPSEEK, byte_deepseek, text
+from .conftest import generate, likely
+from .settings import ENGINE
 from .steps import counts
 
 MI300X = DeviceCapability(9, 4)

@@ -12,7 +12,8 @@ import torch
 
 from tests.settings import SEED, full
 
-from .conftest import CASES, by_reference, teacher_forced, text
+from .cases import CASES, text
+from .conftest import by_reference, teacher_forced
 from .settings import OUR_INT8
 from .steps import of_latent, of_mixtures, step_is
 

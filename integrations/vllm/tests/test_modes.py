@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from . import mixtures
-from .conftest import BYTE_DEEPSEEK, NEAR, by_reference, byte_tokenizer, greedy, judged, text
+from .cases import BYTE_DEEPSEEK, text
+from .conftest import NEAR, by_reference, byte_tokenizer, greedy, judged
 from .settings import ENGINE, ON_CPU, two_devices
 from .steps import counts, of_latent, of_mixtures
 

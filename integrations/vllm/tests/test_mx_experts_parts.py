@@ -1,24 +1,36 @@
-"""MXFP4 experts beside an engine: every gate by vLLM's configuration, which experts are taken, what vLLM does to
-weights for them."""
+"""MXFP4 and MXFP8 experts beside an engine: every gate by vLLM's configuration, which experts are taken, what vLLM does
+to weights for them."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
 from rocm_fp8_vllm import EXPERTS, mx_experts
 from rocm_fp8_vllm.kernel import kernel
-from rocm_fp8_vllm.mx_experts import Backend, MxExperts, MxExpertsOfMxInputs
+from rocm_fp8_vllm.mx_experts import (
+    Backend,
+    MxExperts,
+    MxExpertsOfMxInputs,
+    Mxfp8Experts,
+    Mxfp8ExpertsOfMxInputs,
+)
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.activation import SituAndMul
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.oracle import fp8, mxfp8
 from vllm.model_executor.layers.fused_moe.oracle import mxfp4 as choice
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w4a4_mxfp4 as compressed,
 )
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+    compressed_tensors_moe_w8a8_mxfp8 as compressed8,
+)
+from vllm.model_executor.layers.quantization.online import mxfp8 as online
 from vllm.model_executor.layers.quantization.quark import quark_moe
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kMxfp4Dynamic, kMxfp8Dynamic
 
-from problems import mx
+from problems import mx, mx_checkpoints
 
 from .moe_config import moe_config
 from .settings import of_cpus_alone
@@ -27,6 +39,7 @@ pytestmark = of_cpus_alone
 
 E, D, HIDDEN, TOP, ROWS = 6, 96, 64, 2, 9
 OURS, THEIRS = choice.Mxfp4MoeBackend.MARLIN, object()
+MXFP4 = (Backend.W4A16, Backend.W4A4)
 ACTIVATION = MoEActivation
 
 
@@ -83,9 +96,10 @@ def test_experts_are_their_definition(case, backend, mapped, generator):
     model, method, gated = GATES[case]
     config = moe_config(**model)
     made = mx_experts._CLASSES[backend]
+    weights_of = kernel.quantize_mxfp4 if backend in MXFP4 else lambda w: mx_checkpoints.mxfp8(kernel, w)
     x = torch.randn(ROWS, D, generator=generator).bfloat16()
-    w13, scale13 = kernel.quantize_mxfp4(torch.randn(E, 2 * HIDDEN, D, generator=generator) / D**0.5)
-    w2, scale2 = kernel.quantize_mxfp4(torch.randn(E, D, HIDDEN, generator=generator) / HIDDEN**0.5)
+    w13, scale13 = weights_of(torch.randn(E, 2 * HIDDEN, D, generator=generator) / D**0.5)
+    w2, scale2 = weights_of(torch.randn(E, D, HIDDEN, generator=generator) / HIDDEN**0.5)
     biases = [torch.randn(E, n, generator=generator).bfloat16() if config.has_bias else None for n in (2 * HIDDEN, D)]
     everyone = 2 * E if mapped else E
     # This rank's are every second one.
@@ -94,10 +108,7 @@ def test_experts_are_their_definition(case, backend, mapped, generator):
     weights = torch.rand(ROWS, TOP, generator=generator)
 
     def entering(values: torch.Tensor) -> torch.Tensor:
-        values = values.bfloat16()
-        if backend is Backend.W4A16:
-            return values.double()
-        return mx.values(*kernel.reference.quantize_mxfp4(values, rounding="even"))
+        return mx_checkpoints.entering(kernel, made.inputs, values.bfloat16().unsqueeze(0)).squeeze(0)
 
     expected = torch.zeros(ROWS, D, dtype=torch.float64)
     wide13, wide2 = mx.values(w13, scale13), mx.values(w2, scale2)
@@ -113,7 +124,12 @@ def test_experts_are_their_definition(case, backend, mapped, generator):
 
     scales = dict(w1_scale=scale13.view(torch.uint8), w2_scale=scale2.view(torch.uint8))
     given = dict(zip(("w1_bias", "w2_bias"), biases)) | scales | method
-    experts = made(config, choice.make_mxfp4_moe_quant_config(mxfp4_backend=backend, **given))
+    if backend in MXFP4:
+        told = choice.make_mxfp4_moe_quant_config(mxfp4_backend=backend, **given)
+    else:
+        given |= dict(a1_scale=None, a2_scale=None, block_shape=[1, mx.BLOCK])
+        told = fp8.make_fp8_moe_quant_config(fp8_backend=backend, **given)
+    experts = made(config, told)
     nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
     call = dict(hidden_states=x, w1=w13, w2=w2, topk_ids=chosen, activation=config.activation, expert_map=expert_map)
     out = torch.empty_like(x)
@@ -149,38 +165,59 @@ def select(theirs=THEIRS, backend=OURS, key=None, **changes):
     return mx_experts._ours_first(chosen)(moe_config(**changes), key)
 
 
+def select_mxfp8(theirs=THEIRS, backend=fp8.Fp8MoeBackend.MARLIN, **changes):
+    def chosen(_):
+        if theirs is None:
+            raise ValueError("No MXFP8 MoE backends available.")
+        return backend, theirs
+
+    return mx_experts._ours_first_of_mxfp8(chosen)(moe_config(**changes))
+
+
 def test_ours_come_first_on_a_cpu_and_inputs_are_the_checkpoints():
     assert select() == (Backend.W4A16, MxExperts)
     assert select(key=kMxfp4Dynamic) == (Backend.W4A4, MxExpertsOfMxInputs)
     for name in ("select_mxfp4_moe_backend", "select_deepseek_v4_mxfp4_moe_backend"):
         assert getattr(choice, name).rocm_fp8_first
+    assert select_mxfp8() == (Backend.W8A8, Mxfp8ExpertsOfMxInputs)
+    of_mxfp8 = mxfp8.select_mxfp8_moe_backend
+    assert of_mxfp8.__wrapped__ and of_mxfp8 is online.select_mxfp8_moe_backend
+    assert of_mxfp8 is compressed8.select_mxfp8_moe_backend
     first = choice.select_mxfp4_moe_backend
     mx_experts.install()
     assert choice.select_mxfp4_moe_backend is first is quark_moe.select_mxfp4_moe_backend
-
-
-EMULATION = choice.Mxfp4MoeBackend.EMULATION
+    assert mxfp8.select_mxfp8_moe_backend is of_mxfp8
 
 
 @pytest.mark.parametrize(
+    ("choose", "made", "emulation"),
+    [
+        (select, MxExperts, choice.Mxfp4MoeBackend.EMULATION),
+        (select_mxfp8, Mxfp8ExpertsOfMxInputs, fp8.Fp8MoeBackend.EMULATION),
+    ],
+    ids=["MXFP4", "MXFP8"],
+)
+@pytest.mark.parametrize(
     ("platform", "theirs", "taken"),
     [
-        *(("cuda", dict(), False), ("cuda", dict(backend=EMULATION), False)),
-        *(("rocm", dict(), False), ("rocm", dict(backend=EMULATION), True), ("rocm", dict(theirs=None), True)),
-        *(("cpu", dict(), True), ("cpu", dict(theirs=None), True)),
+        *(("cuda", "theirs", False), ("cuda", "emulation", False)),
+        *(("rocm", "theirs", False), ("rocm", "emulation", True), ("rocm", "none", True)),
+        *(("cpu", "theirs", True), ("cpu", "none", True)),
     ],
-    ids=str,
 )
-def test_what_is_taken_on_each_platform_and_by_the_users_switch(platform, theirs, taken, monkeypatch):
+def test_what_is_taken_on_each_platform_and_by_the_users_switch(
+    platform, theirs, taken, choose, made, emulation, monkeypatch
+):
     on(platform, monkeypatch)
+    given = {"theirs": dict(), "emulation": dict(backend=emulation), "none": dict(theirs=None)}[theirs]
     for switch, ours in ((None, taken), ("1", True), ("0", False)):
         if switch is not None:
             monkeypatch.setenv(EXPERTS, switch)
-        if not ours and theirs.get("theirs", THEIRS) is None:
-            with pytest.raises(NotImplementedError, match="No MXFP4 MoE backend"):
-                select(**theirs)
+        if not ours and theirs == "none":
+            with pytest.raises((NotImplementedError, ValueError), match="^No MXFP. MoE backend"):
+                choose(**given)
         else:
-            assert select(**theirs)[1] is (MxExperts if ours else THEIRS)
+            assert choose(**given)[1] is (made if ours else THEIRS)
 
 
 OTHERS = {
@@ -200,11 +237,13 @@ OTHERS = {
 
 @pytest.mark.parametrize("reason", OTHERS)
 def test_others_are_vllms_or_one_line(reason):
-    assert select(**OTHERS[reason])[1] is THEIRS
-    with pytest.raises(
-        NotImplementedError, match=f"MXFP4 experts: vLLM has none for this platform, and ours: {reason}"
-    ):
-        select(None, **OTHERS[reason])
+    for kind, choose in (("MXFP4", select), ("MXFP8", select_mxfp8)):
+        if choose is select_mxfp8 and "key" in OTHERS[reason]:
+            continue  # its methods hand on no inputs
+        assert choose(**OTHERS[reason])[1] is THEIRS
+        line = f"{kind} experts: vLLM has none for this platform, and ours: {reason}"
+        with pytest.raises(NotImplementedError, match=line):
+            choose(None, **OTHERS[reason])
 
 
 def test_a_workers_share_of_gpt_oss_may_be_padded():
@@ -212,20 +251,20 @@ def test_a_workers_share_of_gpt_oss_may_be_padded():
 
 
 def test_vllms_own_variables_leave_them_to_vllm(monkeypatch):
-    assert select(moe_backend="marlin")[1] is THEIRS
+    assert select(moe_backend="marlin")[1] is select_mxfp8(moe_backend="marlin")[1] is THEIRS
     # --quantization-config '{"moe": {"activation": "mxfp8"}}'
     monkeypatch.setattr(choice, "_user_moe_activation_override", lambda: kMxfp8Dynamic)
     assert select()[1] is THEIRS
     monkeypatch.undo()
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "FusedMoeExperts")
     monkeypatch.setattr(choice, "_user_moe_activation_override", lambda: None)
-    assert select()[1] is THEIRS
+    assert select()[1] is select_mxfp8()[1] is THEIRS
 
 
 # --- in vLLM's methods ---
 
 
-@pytest.mark.parametrize("backend", Backend)
+@pytest.mark.parametrize("backend", MXFP4)
 def test_weights_stay_as_they_are_loaded(backend):
     sizes = choice.mxfp4_round_up_hidden_size_and_intermediate_size
     assert sizes(backend, 2880, 2880 // 4) == (2880, 736)  # vLLM's own: 64, 128 or 256
@@ -246,40 +285,84 @@ def test_weights_stay_as_they_are_loaded(backend):
     assert sizes(choice.Mxfp4MoeBackend.MARLIN, 2880, 720) == (3072, 768)
 
 
-FP4, FP8 = SimpleNamespace(num_bits=4), SimpleNamespace(num_bits=8)
+@pytest.mark.parametrize("backend", [Backend.W8A16, Backend.W8A8])
+def test_weights_in_mxfp8_stay_as_they_are_loaded_or_get_the_chips_format(backend, generator, monkeypatch):
+    w13, scale13 = mx_checkpoints.mxfp8(kernel, torch.randn(E, 2 * HIDDEN, D, generator=generator))
+    w2, scale2 = mx_checkpoints.mxfp8(kernel, torch.randn(E, D, HIDDEN, generator=generator))
+    weights = (w13, w2, scale13.view(torch.uint8), scale2.view(torch.uint8))
+    given = dict(zip(("w13", "w2", "w13_scale", "w2_scale"), weights)) | dict(w13_input_scale=None, w2_input_scale=None)
+    kept = fp8.convert_to_fp8_moe_kernel_format(fp8_backend=backend, layer=None, **given)
+    assert all(one is other for one, other in zip(kept, weights, strict=True))
+    monkeypatch.setattr(type(mx_experts.current_platform), "fp8_dtype", lambda *_: torch.float8_e4m3fnuz)
+    made = fp8.convert_to_fp8_moe_kernel_format(fp8_backend=backend, layer=None, **given)
+    for now, scale, before, of_before in ((made[0], made[2], w13, scale13), (made[1], made[3], w2, scale2)):
+        assert now.dtype == torch.float8_e4m3fnuz and scale.dtype == torch.uint8
+        assert torch.equal(mx.values(now, scale.view(torch.float8_e8m0fnu)), mx.values(before, of_before))
+    other = fp8.convert_to_fp8_moe_kernel_format(fp8.Fp8MoeBackend.TRITON, torch.nn.Module(), *given.values())
+    assert other[0] is w13
+
+
+def inputs_named(form: str) -> QuantizationArgs | None:
+    """A scheme's, of these settings."""
+    named = mx_checkpoints.FORMS[form].settings(())["config_groups"]["group_0"]["input_activations"]
+    return named and QuantizationArgs(**named)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "made"), [(None, MxExperts), (FP4, MxExpertsOfMxInputs), (FP8, None)], ids=["W4A16", "W4A4", "W4A8"]
+    ("form", "made"),
+    [
+        *(("MXFP4A16", MxExperts), ("MXFP4", MxExpertsOfMxInputs), ("W4A8, rows", None)),
+        *(("MXFP8A16", Mxfp8Experts), ("MXFP8", Mxfp8ExpertsOfMxInputs)),
+        ("MXFP8 beside MXFP4", None),
+    ],
 )
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
-def test_compressed_tensors_inputs_are_the_checkpoints(platform, inputs, made, monkeypatch):
-    """vLLM's method does not look at them."""
+def test_compressed_tensors_inputs_are_the_checkpoints(platform, form, made, monkeypatch):
+    """vLLM's methods do not look at them."""
     on(platform, monkeypatch)
+    eight = form.startswith("MXFP8")
+    inputs = inputs_named(f"compressed-tensors, {'MXFP4' if 'beside' in form else form}")
     theirs = SimpleNamespace(_supports_current_device=lambda: platform == "cuda", __name__="MarlinExperts")
-    method = object.__new__(compressed.CompressedTensorsW4A4Mxfp4MoEMethod)
-    given = (OURS, theirs, True)
-    method.mxfp4_backend, method.experts_cls, method.use_cutlass_mxfp4 = given
-    method.moe = moe_config()
+
+    def vllms(*_):
+        if platform != "cuda":
+            raise ValueError("No MXFP8 MoE backends available.")
+        return fp8.Fp8MoeBackend.MARLIN, theirs
+
+    if eight:
+        method = object.__new__(compressed8.CompressedTensorsW8A8Mxfp8MoEMethod)
+        method.moe = moe_config()
+        monkeypatch.setattr(mxfp8, "select_mxfp8_moe_backend", mx_experts._ours_first_of_mxfp8(vllms))
+    else:
+        method = object.__new__(compressed.CompressedTensorsW4A4Mxfp4MoEMethod)
+        method.mxfp4_backend, method.experts_cls, method.use_cutlass_mxfp4 = OURS, theirs, True
+        method.moe = moe_config()
+
+    def make(*_):
+        if eight:
+            method.fp8_backend, method.experts_cls = mxfp8.select_mxfp8_moe_backend(method.moe)
+        return method
+
     scheme = dict(input_activations=inputs)
     config = SimpleNamespace(get_scheme_dict=lambda layer, name: scheme if name == "x.0.gate" else None)
-    config._is_mxfp4 = lambda each: each is FP4
-    choose = mx_experts._of_compressed_tensors(lambda *_: method)
+    choose = mx_experts._of_compressed_tensors(make)
     layer = SimpleNamespace(ckpt_gate_proj_name="gate")
     if platform != "cuda" and made is None:
-        with pytest.raises(NotImplementedError, match="MXFP4 experts: .* does not support quantization scheme"):
+        with pytest.raises(NotImplementedError, match="MXFP. experts: .* does not support quantization scheme"):
             choose(config, layer, "x")
         return
     assert choose(config, layer, "x") is method
     if platform == "cuda":
-        assert (method.mxfp4_backend, method.experts_cls, method.use_cutlass_mxfp4) == given
+        assert method.experts_cls is theirs
         monkeypatch.setenv(EXPERTS, "1")
         choose(config, layer, "x")
+    assert method.experts_cls is (theirs if made is None else made)
     if made is None:
-        assert method.experts_cls is theirs
+        return
+    if eight:
+        assert isinstance(method.fp8_backend, Backend)
     else:
-        assert method.experts_cls is made and not method.use_cutlass_mxfp4
-        assert method.mxfp4_backend in compressed.B12X_BACKENDS
+        assert not method.use_cutlass_mxfp4 and method.mxfp4_backend in compressed.B12X_BACKENDS
 
 
 def test_other_methods_of_compressed_tensors_stay():

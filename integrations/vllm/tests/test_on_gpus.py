@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from .conftest import by_reference, generate, likely, teacher_forced, text
+from .cases import text
+from .conftest import by_reference, generate, likely, teacher_forced
 from .settings import LATENT_BACKEND, ON_CPU, two_devices
 
 pytestmark = pytest.mark.skipif(ON_CPU, reason="vLLM does it on GPUs alone")

@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from .conftest import by_reference, byte_tokenizer, text
+from .cases import text
+from .conftest import by_reference, byte_tokenizer
 from .settings import ENGINE, ON_CPU, ROOT
 
 

@@ -1,10 +1,9 @@
 """Real engines on the byte-level DeepSeek of this repository, and on what kernel.quantization writes of mixtures."""
 
-import pytest
-
 from tests.settings import full
 
-from .conftest import CASES, STORED, by_reference, generate, likely, teacher_forced, text
+from .cases import CASES, STORED, text
+from .conftest import by_reference, generate, likely, served_by, teacher_forced
 from .settings import ON_CPU
 from .steps import counts, of_latent, of_mixtures
 
@@ -16,28 +15,21 @@ SPREAD, OF_BFLOAT16, SAME, RIGHT = 0.4, 0.15, 0.93, 0.98
 LAYERS = {"byte DeepSeek": (3, 4), "DeepSeek-V3": (2, 3), "Qwen3-MoE": (7, 0), "Mixtral": (7, 0)}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *(("byte DeepSeek", True), full(("byte DeepSeek", False)), full(("byte DeepSeek saved, channel", True))),
-        *(("byte DeepSeek saved, channel", False), full(("byte DeepSeek saved, static", True))),
-        *(full((f"Qwen3-MoE saved, {each}", each != "channel")) for each in ("static", "tensor", "channel")),
-        *(("Qwen3-MoE saved, block", True), ("Mixtral saved, static", True)),
-        *(full(("DeepSeek-V3 saved, block", True)), full(("DeepSeek-V3 saved, block", False))),
-        *(full((f"Mixtral saved, {each}", each != "tensor")) for each in ("tensor", "channel", "block")),
-    ],
-    ids=lambda each: f"{each[0]}, {'eager' if each[1] else 'compiled'}",
+SERVED = served_by(
+    *(("byte DeepSeek", True), full(("byte DeepSeek", False)), full(("byte DeepSeek saved, channel", True))),
+    *(("byte DeepSeek saved, channel", False), full(("byte DeepSeek saved, static", True))),
+    *(full((f"Qwen3-MoE saved, {each}", each != "channel")) for each in ("static", "tensor", "channel")),
+    *(("Qwen3-MoE saved, block", True), ("Mixtral saved, static", True)),
+    *(full(("DeepSeek-V3 saved, block", True)), full(("DeepSeek-V3 saved, block", False))),
+    *(full((f"Mixtral saved, {each}", each != "tensor")) for each in ("tensor", "channel", "block")),
 )
-def served(request, engine):
-    """(case's name, engine)"""
-    name, eager = request.param
-    return name, engine(name, enforce_eager=eager)
 
 
 def layers(name: str) -> tuple[int, int]:
     return LAYERS[name.partition(" saved")[0]]
 
 
+@SERVED
 def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference):
     name, llm = served
     ids = text(8, 400)
@@ -51,6 +43,7 @@ def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference)
     assert (best == expected).float().mean() >= (0.8 if random else SAME)
 
 
+@SERVED
 def test_it_decodes_the_likeliest_tokens(served, reference):
     name, llm = served
     code = text(1, 1024)[0].tolist()
@@ -60,6 +53,7 @@ def test_it_decodes_the_likeliest_tokens(served, reference):
     assert len(right) == 96 and sum(right) / len(right) >= (0.9 if name.startswith("DeepSeek-V3") else RIGHT)
 
 
+@SERVED
 def test_a_decode_step_runs_on_our_experts_and_latent_attention(served):
     name, llm = served
     before = counts(llm)

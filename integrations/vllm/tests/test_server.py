@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import byte_tokenizer, likely, text
+from .cases import text
+from .conftest import byte_tokenizer, likely
 from .settings import ENGINE
 
 MODEL = "byte-llama-fp8"

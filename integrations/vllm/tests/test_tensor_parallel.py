@@ -9,7 +9,8 @@ import torch
 from tests.settings import full
 
 from . import steps
-from .conftest import CASES, by_reference, generate, likely, teacher_forced, text
+from .cases import CASES, text
+from .conftest import by_reference, generate, likely, teacher_forced
 from .settings import ON_CPU, two_devices
 from .steps import counts
 
