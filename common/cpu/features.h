@@ -10,8 +10,8 @@ enum class Isa { portable, avx2, avx512, amx };
 // environment variable ROCM_FP8_KERNELS_CPU = portable | avx2 | avx512 | amx asks for another one: a set that
 // the machine lacks, or a name that is none of these, is an error rather than a silent substitute.
 //
-// GEMMs by AMX have to be asked for: a row's bits must not depend on the number of rows, and one row alone is slower by
-// AMX. What gains for every size takes it where it is allowed: `tiles`.
+// FP8 and INT8 GEMMs by AMX have to be asked for: a row's bits must not depend on the number of rows, and one row alone
+// is slower by AMX. What gains for every size takes it where it is allowed: `tiles`. So does what has its bits without.
 struct IsaChoice {
     Isa isa;
     bool tiles;

@@ -1,4 +1,4 @@
-// MX weights on the CPU, over any of common/cpu/simd_*.h.
+// MX weights on the CPU, over any of common/cpu/simd_*.h. With AMX: amx.cpp, but for float16 rows.
 //
 // Bytes: (k / 2 or k) + k / 32 a column, read once for each kMostRows rows. Floor: those bytes at memory's rate.
 //
@@ -9,7 +9,7 @@
 // Order of a sum, the same for every number of rows: a lane adds the products of a block, and blocks one after the other;
 // then the lanes are added in a tree.
 //
-// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, mx_gemm.cpp (the launcher).
+// Files: kernel.h (this kernel), avx2.cpp, avx512.cpp, amx.cpp (another kernel), mx_gemm.cpp (the launcher).
 // Steps and figures: docs/journal/mx_gemm.md.
 #pragma once
 
@@ -46,6 +46,12 @@ struct Kernel {
 };
 
 namespace {
+
+// Of A, what row i of the result is of: -1 where there is none.
+inline int64_t source(const Args& a, int64_t i) {
+    const int64_t row = a.rows ? a.rows[i] / a.slots : i;
+    return row >= 0 && row < a.a_rows ? row : -1;
+}
 
 inline float value_of(DType format, const uint8_t* row, int64_t i) {
     if (format == DType::e2m1) return e2m1_value(row[i / 2] >> i % 2 * 4 & 15);

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from problems import int8, mla
+from problems import int8, mla, mx
 from problems.block_scaled_gemm import VALUES, draw
 from problems.gemm import Problem, Scaling, bias_of
 from problems.inputs import FLOATS, FP8, HALF, every_number, normal, positive, random_codes, short, weights
@@ -196,6 +196,22 @@ def moe_results(kernel, g: torch.Generator):
             yield f"{operator}-{form}-{tokens}-{d}-{k}", operator, given, rounds
 
 
+def mx_results(kernel, g: torch.Generator):
+    """Of many rows, in kernels of their own: rows and columns around tiles, K around slices of 8 blocks."""
+    sizes = itertools.cycle(((3, 1, 32), (16, 33, 96), (17, 13, 256), (33, 130, 288), (70, 40, 320)))
+    for kinds, fp8, size in zip(mx.KINDS * 2, itertools.cycle(FP8), sizes):
+        rows, n, k = size if kinds[1] == "mxfp4" else (*size[:2], max(64, size[2]))
+        o = mx.draw(mx.plain(rows, n, k, kinds, biased=torch.float32), fp8, g)
+        scales = {
+            name: t if t is None or t.dtype == torch.float32 else t.view(torch.uint8)
+            for name, t in (("scale_a", o.scale_a), ("scale_b", o.scale_b))
+        }
+        given = dict(out=torch.full((rows, n), torch.nan), a=o.a, b=o.b, **scales, expected_rows=rows)
+        given |= dict(offsets=torch.tensor([0, rows], dtype=torch.int32), rows=o.rows, slots=o.slots, bias=o.bias)
+        name = f"mx-{'-'.join(kinds)}-{short(fp8)}-{rows}x{n}x{k}"
+        yield name, "grouped_gemm_mx", given, two_rounds(kernel, "grouped_gemm_mx", given)
+
+
 def mla_results(kernel, g: torch.Generator):
     """The same of mla_decode and mla_append."""
 
@@ -285,7 +301,12 @@ def main(path: str, seed: str) -> None:
                 outs["normalized_out"].masked_fill_(outs["normalized_out"].isnan(), torch.nan)
             rounds.append([t.clone() for t in outs.values()])
         results[name] = compared(name, operator, arguments, rounds)
-    more = moe_results(kernel, generator), mla_results(kernel, generator), sums_of_ranks(kernel, generator)
+    more = (
+        moe_results(kernel, generator),
+        mx_results(kernel, generator),
+        mla_results(kernel, generator),
+        sums_of_ranks(kernel, generator),
+    )
     for name, *run in itertools.chain(*more):
         results[name] = compared(name, *run)
     torch.save(results, path)

@@ -79,7 +79,9 @@ draw = lambda *shape: torch.randn(*shape, generator=generator)
 one, fp8, int8 = torch.ones(1), torch.float8_e4m3fn, torch.int8
 x, w = draw(70, 520).bfloat16(), draw(330, 520).bfloat16()
 a, b = draw(33, 520).to(fp8), draw(70, 520).to(fp8)
+codes, exponents = b.view(torch.uint8)[:, :256], torch.full((70, 16), 125, dtype=torch.uint8).view(torch.float8_e8m0fnu)
 ours = (
+    lambda: kernel.block_scaled_gemm(x[:, :512], codes, None, exponents),
     lambda: kernel.skinny_gemm(a[:3], b, one, one),
     lambda: kernel.block_scaled_gemm(a, b, one, one),
     lambda: kernel.int8_gemm(a.view(int8), b.view(int8), one, one, out_dtype=torch.float32),

@@ -280,7 +280,7 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
     monkeypatch.setattr(cpu_ratios, "experts", lambda kernel, tokens, generator: expert_times)
     mx_times = {cpu_ratios.MX: 8.0 if slow == "mx" else 1.0, "linear bfloat16": 2.2, "floor": 0.9}
     monkeypatch.setattr(cpu_ratios, "mx", lambda kernel, m, generator: mx_times)
-    monkeypatch.setattr(cpu_ratios, "mx_experts", lambda kernel, generator: mx_times)
+    monkeypatch.setattr(cpu_ratios, "mx_experts", lambda kernel, tokens, generator: mx_times)
     monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
     monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
@@ -295,12 +295,12 @@ def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check
         "blocks": ["block_scaled_gemm"] * 3,
         "int8": ["int8_gemm"] * 3,
         "experts": ["fused_moe"] * 2,
-        "mx": ["block_scaled_gemm"] * 3 + ["fused_moe"],
+        "mx": ["block_scaled_gemm"] * 5 + ["fused_moe"] * 2,
         "rows": ["swiglu_fp8"],
         "dynamic": computed,
     }
     assert below == wanted[slow]
-    assert len(tables(captured.out)) == 2 + 23
+    assert len(tables(captured.out)) == 2 + 26
 
 
 def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
@@ -323,7 +323,8 @@ def test_the_ratios_are_of_real_runs(kernel, device, generator, monkeypatch):
         assert min(times.values()) > 0
     monkeypatch.setattr(cpu_ratios, "MX_SIZE", 64)
     monkeypatch.setattr(cpu_ratios, "MIXTURE", replace(cpu_ratios.MIXTURE, experts=8, d=96, hidden=64))
-    for times in (cpu_ratios.mx(kernel, 3, generator), cpu_ratios.mx_experts(kernel, generator)):
+    of_experts = [cpu_ratios.mx_experts(kernel, tokens, generator) for tokens in (1, 20)]
+    for times in (cpu_ratios.mx(kernel, 3, generator), *of_experts):
         assert set(times) - {"linear bfloat16"} == {"read", "copy", "MXFP4", "floor"} and min(times.values()) > 0
 
 
