@@ -94,6 +94,9 @@ const char* tables() {
                                         {"per_unit", f.per_unit},
                                         {"rows", f.rows()}});
         };
+        const auto mx_tile = [](const mx_gemm::hip::TileForm& f) {
+            return object(f.name.text, {{"rows", f.rows}, {"per_unit", f.per_unit}});
+        };
         return "{\"skinny\": " + list(hip::kStreamShapes, stream) +
                ", \"skinny_fallback\": " + list(hip::kFallbackShapes, stream) +
                ", \"tiles\": " + list(block_scaled_gemm::hip::kTileShapes, tile) +
@@ -104,6 +107,7 @@ const char* tables() {
                ", \"grouped_streams\": " + list(grouped_gemm::hip::kStreamShapes, stream) +
                ", \"grouped_short\": " + list(grouped_gemm::hip::kShortShapes, stream) +
                ", \"mx_streams\": " + list(mx_gemm::hip::kStreamShapes, stream) +
+               ", \"mx_tiles\": " + list(mx_gemm::hip::kTileForms, mx_tile) +
                ", \"mla_forms\": " + list(mla_decode::hip::kForms, mla_form) +
                ", \"mla_direct\": " + list(mla_decode::hip::kDirectForms, mla_form) +
                ", \"int8_tiles\": " + list(int8_gemm::hip::kTileShapes, tile) +

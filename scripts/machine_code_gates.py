@@ -7,7 +7,7 @@ from experts_gate import grouped_short, grouped_stream, grouped_tiles, moe_combi
 from gate_parts import LDS_OF_A_UNIT, SIMDS, loop_loads, matrix_instruction, named
 from host_configs import configs
 from mla_gate import mla_decode, mla_direct, mla_merge
-from mx_gate import mx_plain, mx_stream
+from mx_gate import mx_plain, mx_stream, mx_tiles
 from split_k_gate import parts_of_a_tile, split_k
 
 
@@ -135,9 +135,9 @@ def of_family(arch: str, name: str, kernel, figures) -> list[tuple[str, bool]]:
         return grouped_stream(arch, kernel, figures, shape, values[1], values[2] == "true")
     if family == "grouped_gemm_short":
         return grouped_short(arch, kernel, figures, configs().tables["grouped_short"][int(values[0])], values[1])
-    if family == "mx_gemm_stream":
-        shape, fp8 = configs().tables["mx_streams"][int(values[0])], (v == "true" for v in values[2:])
-        return mx_stream(arch, kernel, figures, shape, *fp8)
+    if family in ("mx_gemm_stream", "mx_gemm_tiles"):
+        gate, table = (mx_stream, "mx_streams") if family == "mx_gemm_stream" else (mx_tiles, "mx_tiles")
+        return gate(arch, kernel, figures, configs().tables[table][int(values[0])], *values[1:])
     if family == "mx_gemm_plain":
         return mx_plain(arch, figures)
     if family in ("skinny_gemm_stream", "skinny_gemm_send"):

@@ -16,21 +16,18 @@ constexpr StreamShape kStreamShapes[] = {
 constexpr int kMostBlocks[] = {128, 256};  // of a row
 constexpr int kStreamShapeCount = sizeof(kStreamShapes) / sizeof(kStreamShapes[0]);
 
+constexpr int kTileWaves = 4, kTileColumns = kTileWaves * kWaveColumns, kTileThreads = kTileWaves * 64;
 struct TileForm {
     FormName name;
-    int rows, waves_m, waves_n;
+    int rows;
     int per_unit;  // workgroups that a compute unit holds at once
-    constexpr int columns() const { return waves_n * kWaveColumns; }
-    constexpr int wave_rows() const { return rows / waves_m; }
-    constexpr int waves() const { return waves_m * waves_n; }
-    constexpr int threads() const { return waves() * 64; }
 };
 constexpr TileForm kTileForms[] = {
-    {.name = "t32x128", .rows = 32, .waves_m = 1, .waves_n = 4, .per_unit = 3},
-    {.name = "t64x128", .rows = 64, .waves_m = 1, .waves_n = 4, .per_unit = 2},
-    {.name = "t128x128", .rows = 128, .waves_m = 2, .waves_n = 4, .per_unit = 1},
+    {.name = "t32x128", .rows = 32, .per_unit = 3},
+    {.name = "t64x128", .rows = 64, .per_unit = 2},
 };
 constexpr int kTileFormCount = sizeof(kTileForms) / sizeof(kTileForms[0]);
+constexpr int kMostTileRows = 64;
 
 constexpr int64_t kMostNumbered = (int64_t(1) << 31) - 256;  // rows or columns, and those behind them in a tile
 

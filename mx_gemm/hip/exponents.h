@@ -1,8 +1,8 @@
 // Exponents of blocks on their way to lanes: a window of a row's at once from memory to registers, then to LDS.
 //
 // A step needs four bytes of each row, which lie far apart: loads of these alone would fetch a line for each. Rows may begin
-// at any byte. So a load may reach into the next row, but not beyond the last one: it is moved back then, and its bytes are
-// shifted into place.
+// at any byte. A load does not reach beyond the last row, or beyond its own where others do not follow at once: it is moved
+// back there, and its bytes are shifted into place.
 #pragma once
 
 #include "../../common/gpu/lanes.h"
@@ -12,6 +12,12 @@ namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
 constexpr int kChunk = 16;  // bytes of a load
+
+// Whether a load of 16 bytes finds what it asks for.
+inline bool has_chunks(const gemm::Scales& s, int64_t count, int64_t blocks) {
+    return (s.block_stride == 1 || blocks == 1) && s.row_stride >= 0 &&
+           (s.row_stride == blocks ? count * blocks : blocks) >= kChunk;
+}
 
 // Right by `count` bytes, up to 15.
 __device__ inline u32x4 shifted(u32x4 v, uint32_t count) {
@@ -30,7 +36,7 @@ class Exponents {
                          kPieces = (kAll + threads - 1) / threads;
 
     u32x4 pieces[kPieces];
-    uint32_t at[kPieces], last;
+    uint32_t at[kPieces], last[kPieces];
     const uint8_t* data;
     uint8_t* lds;
 
@@ -44,23 +50,29 @@ class Exponents {
   public:
     static constexpr int kLdsBytes = rows * kStride;
 
-    // first_byte(r): where row r begins, from `from` on. bytes: from there to the last row's end, at least kChunk.
-    template <class FirstByte>
-    __device__ void start(const void* from, uint32_t bytes, uint8_t* in_lds, const FirstByte& first_byte) {
-        data = static_cast<const uint8_t*>(from), last = bytes - kChunk, lds = in_lds;
+    // s: of `count` rows of `blocks` each (has_chunks). row_of(i): the i-th one's row.
+    template <class RowOf>
+    __device__ void start(const void* from, const gemm::Scales& s, int64_t count, int blocks, uint8_t* in_lds,
+                          const RowOf& row_of) {
+        data = static_cast<const uint8_t*>(from), lds = in_lds;
+        const uint32_t end = uint32_t((count - 1) * s.row_stride + blocks);
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) at[i] = first_byte(piece(i) / kPerRow) + piece(i) % kPerRow * kChunk;
+        for (int i = 0; i < kPieces; ++i) {
+            const uint32_t row = row_of(piece(i) / kPerRow) * uint32_t(s.row_stride);
+            at[i] = row + piece(i) % kPerRow * kChunk;
+            last[i] = (s.row_stride == blocks ? end : row + blocks) - kChunk;
+        }
     }
     __device__ void request(int number) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
-            pieces[i] = load_unaligned(data + (wanted(i, number) < last ? wanted(i, number) : last));
+            pieces[i] = load_unaligned(data + (wanted(i, number) < last[i] ? wanted(i, number) : last[i]));
     }
     // For the other threads to read behind a barrier.
     __device__ void put(int number) const {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            const uint32_t beyond = wanted(i, number) > last ? wanted(i, number) - last : 0;
+            const uint32_t beyond = wanted(i, number) > last[i] ? wanted(i, number) - last[i] : 0;
             *reinterpret_cast<u32x4*>(lds + piece(i) / kPerRow * kStride + piece(i) % kPerRow * kChunk) =
                 shifted(pieces[i], beyond < kChunk ? beyond : kChunk - 1);
         }

@@ -19,26 +19,34 @@ namespace {
 
 using Kernel = void (*)(Launch);
 
-// Whether 128-bit loads with offsets of 32 bits take the operands, and exponents of a row lie in one piece.
+// The form of the streams, or -1: a workgroup's exponents lie in one piece, which LDS holds.
+int stream_form(const Args& a) {
+    const int64_t blocks = a.k / kMxBlock;
+    const bool in_one = (a.scale_b.block_stride == 1 || blocks == 1) && (a.scale_b.row_stride == blocks || a.n == 1);
+    if (a.expected > kStreamShapes[0].rows || !in_one) return -1;
+    for (int i = 0; i < kStreamShapeCount; ++i)
+        if (blocks <= kMostBlocks[i]) return i;
+    return -1;
+}
+
+// Whether 128-bit loads with offsets of 32 bits take the operands.
 bool is_fast(const Args& a, Arch arch) {
     const bool blocks_a = of_blocks(a.scale_a);
     if (blocks_a && arch != Arch::gfx950) return false;
     if (a.format_a == DType::f16 && a.format_b != DType::e2m1) return false;  // scaled, FP8's numbers leave float16
-    constexpr TileForm largest = kTileForms[kTileFormCount - 1];
     const auto in_reach = [](int64_t rows, int64_t stride, int64_t row_bytes) {
         return stride >= 0 && gemm::hip::in_reach(rows, stride, row_bytes);
     };
-    const int64_t rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, largest.rows),
-                  columns = std::min<int64_t>(a.n, largest.columns()), blocks = a.k / kMxBlock;
-    const auto exponents = [&](const gemm::Scales& s, int64_t count) {
-        return (s.block_stride == 1 || blocks == 1) && in_reach(count, s.row_stride, blocks) &&
-               (count - 1) * s.row_stride + blocks >= kChunk;
+    const int64_t rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, kMostTileRows),
+                  columns = std::min<int64_t>(a.n, kTileColumns), blocks = a.k / kMxBlock;
+    const auto chunks = [&](const gemm::Scales& s, int64_t count) {
+        return has_chunks(s, count, blocks) && in_reach(count, s.row_stride, blocks);
     };
     return rows_aligned(a.a.data, a.a.row_stride) && rows_aligned(a.b.data, a.b.row_stride) &&
            a.b.group_stride % kChunk == 0 && in_reach(rows, a.a.row_stride, a.bytes_of(a.format_a)) &&
-           in_reach(columns, a.b.row_stride, a.bytes_of(a.format_b)) && exponents(a.scale_b, a.n) &&
-           (!blocks_a || exponents(a.scale_a, a.a_rows)) && a.a_rows < kMostNumbered && a.m < kMostNumbered &&
-           a.n < kMostNumbered;
+           in_reach(columns, a.b.row_stride, a.bytes_of(a.format_b)) &&
+           (stream_form(a) >= 0 || chunks(a.scale_b, a.n)) && (!blocks_a || chunks(a.scale_a, a.a_rows)) &&
+           a.a_rows < kMostNumbered && a.m < kMostNumbered && a.n < kMostNumbered;
 }
 
 // make.operator()<a, blocks_a, b>() of the formats.
@@ -57,25 +65,11 @@ Kernel by_formats(const Args& a, const Make& make) {
     return fp8_b ? make.template operator()<kBf16, false, kFp8>() : make.template operator()<kBf16, false, kE2m1>();
 }
 
-// The form of the streams, or -1: a workgroup's exponents lie in one piece, which LDS holds.
-int stream_form(const Args& a) {
-    const int64_t blocks = a.k / kMxBlock;
-    if (a.expected > kStreamShapes[0].rows || (a.scale_b.row_stride != blocks && a.n != 1)) return -1;
-    for (int i = 0; i < kStreamShapeCount; ++i)
-        if (blocks <= kMostBlocks[i]) return i;
-    return -1;
-}
-int tile_form(const Args& a) {
-    int form = 0;
-    while (form < kTileFormCount - 1 && a.expected > kTileForms[form].rows) ++form;
-    return form;
-}
-
 Status launch_fast(const Args& a, const Executor& on) {
-    const int stream = stream_form(a), form = tile_form(a);
+    const int stream = stream_form(a), form = a.expected > kTileForms[0].rows;
     const int rows = stream >= 0 ? kStreamShapes[stream].rows : kTileForms[form].rows;
-    const int threads = stream >= 0 ? kWave : kTileForms[form].threads();
-    const int64_t columns = ceil_div(a.n, int64_t(stream >= 0 ? kWaveColumns : kTileForms[form].columns()));
+    const int threads = stream >= 0 ? kWave : kTileThreads;
+    const int64_t columns = ceil_div(a.n, int64_t(stream >= 0 ? kWaveColumns : kTileColumns));
     const int64_t workgroups = most_row_tiles(a, rows) * columns;
     if (workgroups * threads > kMaxThreads) return {"a and b have more rows than one launch takes"};
     const Kernel kernel = by_formats(a, [&]<DType format_a, bool blocks_a, DType format_b>() -> Kernel {

@@ -141,7 +141,8 @@ __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) v
         for (int step = begin; step < end; step += depth) {
 #pragma unroll
             for (int slot = 0; slot < depth; ++slot) {
-                if (step + slot < end) {
+                // Behind the last step are zeros. Where they were not multiplied, loads would meet others on their way.
+                if (F::scaled || step + slot < end) {
                     const int block = block_of(step + slot, blocks);
                     uint32_t scale[kSubN];
 #pragma unroll

@@ -4,7 +4,7 @@
 //     exponents: L2 --> registers --> LDS, 16 steps of them
 //     a wave   B: L2 --> registers, two steps in flight --> matrix instructions (wave.h)
 //
-// A workgroup makes a tile of one expert's rows by 128 columns, a wave of 32 or 64 rows by 32 columns.
+// A workgroup makes a tile of one expert's rows by 128 columns, 32 a wave. B's codes, decoded once, meet all rows of the tile.
 // LDS has one step: while a workgroup meets at a barrier, others of the compute unit multiply.
 //
 // Bound: matrix instructions. Steps and figures: docs/journal/mx_gemm-hip.md.
@@ -19,12 +19,12 @@ namespace {
 constexpr int kTileDepth = 2, kWindow = 64, kWindowSteps = kWindow / kStepBlocks;
 
 // The tile's rows of A, of the step that LDS has and, in registers, of the next one.
-template <class F, int tile_rows, int threads>
+template <class F, int tile_rows>
 class RowsInLds {
     // A piece is 16 bytes in memory. FP8 that is widened takes twice as many here.
     static constexpr int kRowBytes = F::scaled ? F::step_bytes_a : kStep * 2, kChunks = kRowBytes / kChunk,
                          kPerRow = F::step_bytes_a / kChunk, kAll = tile_rows * kPerRow,
-                         kPieces = (kAll + threads - 1) / threads, kWider = kRowBytes / F::step_bytes_a,
+                         kPieces = (kAll + kTileThreads - 1) / kTileThreads, kWider = kRowBytes / F::step_bytes_a,
                          kPerBlock = kPerRow / kStepBlocks;
 
     u32x4 pieces[kPieces];
@@ -34,8 +34,10 @@ class RowsInLds {
     int blocks;
 
     static __device__ int thread() { return int(threadIdx.x); }
-    static __device__ int row_of_piece(int i) { return (i * threads + thread()) / kPerRow; }
-    static __device__ bool is_piece(int i) { return (i + 1) * threads <= kAll || i * threads + thread() < kAll; }
+    static __device__ int row_of_piece(int i) { return (i * kTileThreads + thread()) / kPerRow; }
+    static __device__ bool is_piece(int i) {
+        return (i + 1) * kTileThreads <= kAll || i * kTileThreads + thread() < kAll;
+    }
     // Chunks of a row are permuted: lanes that read together have different banks, on either chip.
     __device__ char* place(int row, int chunk) const {
         const int turn = kChunks == 16 ? row % 4 + row / 8 % 2 * 8 : kChunks == 8 ? row / 2 % 8 : -(row / 4) & 3;
@@ -62,6 +64,8 @@ class RowsInLds {
         const bool inside = step * kStepBlocks + thread() % kPerRow / kPerBlock < blocks;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) pieces[i] = buffer.load(at[i] + (inside ? step * F::step_bytes_a : kNowhere));
+        // Before the weights that are requested next: waits count loads.
+        __builtin_amdgcn_sched_barrier(0);
     }
     __device__ void put() const {
 #pragma unroll
@@ -87,8 +91,8 @@ class RowsInLds {
     struct Step {
         const RowsInLds& rows;
         const OfA& exponents;
-        int first_row, block;  // the wave's
-        __device__ int row(int m) const { return first_row + 16 * m + own_row(); }
+        int block;
+        static __device__ int row(int m) { return 16 * m + own_row(); }
         __device__ Operand operand(int m) const {
             using P = PiecesOfA<F>;
             u32x4 found[P::count];
@@ -105,36 +109,36 @@ class RowsInLds {
 };
 
 template <int index, DType a, bool blocks_a, DType b>
-__global__
-__launch_bounds__(kTileForms[index].threads(), (kTileForms[index].per_unit * kTileForms[index].waves() / 4)) void
-mx_gemm_tiles(Launch) {
+__global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_gemm_tiles(Launch) {
     using F = Formats<a, blocks_a, b>;
-    constexpr TileForm form = kTileForms[index];
-    using Rows = RowsInLds<F, form.rows, form.threads()>;
-    using OfA = ExponentsOfA<F, form.rows, form.threads(), kWindow>;
-    using OfB = Exponents<form.columns(), form.threads(), kWindow>;
+    constexpr int kRows = kTileForms[index].rows;
+    using Rows = RowsInLds<F, kRows>;
+    using OfA = ExponentsOfA<F, kRows, kTileThreads, kWindow>;
+    using OfB = Exponents<kTileColumns, kTileThreads, kWindow>;
     __shared__ alignas(16) char lds[Rows::kLdsBytes];
     __shared__ alignas(16) uint8_t lds_a[OfA::kLdsBytes], lds_b[OfB::kLdsBytes];
     const Launch& launch = arguments<Launch>();
-    const Place place = find_place<form.rows, form.columns()>(launch);
+    const Place place = find_place<kRows, kTileColumns>(launch);
     if (place.tile.group < 0) return;
     const RowsOfA of_tile{launch, place.row, place.tile.end};
-    const int wave = uniform(int(threadIdx.x) / kWave), within = wave % form.waves_n * kWaveColumns,
-              first_row = wave / form.waves_n * form.wave_rows();
+    const int within = uniform(int(threadIdx.x) / kWave) * kWaveColumns;
 
     OfA exponents_a;
     OfB exponents_b;
     start_exponents_of_a(exponents_a, of_tile, lds_a);
-    const gemm::Scales& scale_b = launch.args.scale_b;
-    exponents_b.start(offset(scale_b.data, place.tile.group * scale_b.group_stride),
-                      bytes_of(scale_b, launch.args.n, launch.args.k), lds_b, [&](int column) {
-                          const int n = place.column + column, last = int(launch.args.n) - 1;
-                          return (n < last ? n : last) * uint32_t(scale_b.row_stride);
+    const Args& args = launch.args;
+    const gemm::Scales& scale_b = args.scale_b;
+    const int blocks = int(args.k / kMxBlock), steps = (blocks + kStepBlocks - 1) / kStepBlocks;
+    // Columns beyond the last have the last one's.
+    exponents_b.start(offset(scale_b.data, place.tile.group * scale_b.group_stride), scale_b, args.n, blocks, lds_b,
+                      [&](int column) {
+                          const int n = place.column + column, last = int(args.n) - 1;
+                          return uint32_t(n < last ? n : last);
                       });
     exponents_a.request(0);
     exponents_b.request(0);
     Weights<F, kTileDepth> weights;
-    weights.start(launch.args, place.tile.group, place.column + within);
+    weights.start(args, place.tile.group, place.column + within);
     Rows rows;
     rows.start(of_tile, lds);
     const auto request_weights = [&](int slot, int step) {
@@ -147,9 +151,8 @@ mx_gemm_tiles(Launch) {
 #pragma unroll
     for (int slot = 1; slot < kTileDepth; ++slot) request_weights(slot, slot);
 
-    Sums<F, form.wave_rows() / 16> sums;
+    Sums<F, kRows / 16> sums;
     sums.clear();
-    const int blocks = int(launch.args.k / kMxBlock), steps = (blocks + kStepBlocks - 1) / kStepBlocks;
     for (int window = 0; window * kWindowSteps < steps; ++window) {
         exponents_a.put(window);
         exponents_b.put(window);
@@ -168,15 +171,14 @@ mx_gemm_tiles(Launch) {
                 uint32_t scale[kSubN];
 #pragma unroll
                 for (int c = 0; c < kSubN; ++c) scale[c] = exponents_b.of(within + own_column(c), block);
-                sums.multiply(weights.of(slot), scale,
-                              typename Rows::template Step<OfA>{rows, exponents_a, first_row, block});
+                sums.multiply(weights.of(slot), scale, typename Rows::template Step<OfA>{rows, exponents_a, block});
                 request_weights(slot, step + slot + kTileDepth);
                 // Barrier: the step has been read.
                 lds_barrier();
             }
         }
     }
-    sums.template store<F::fp8_a && !blocks_a>(launch, place.tile, place.row + first_row, place.column + within);
+    sums.template store<F::fp8_a && !blocks_a>(launch, place.tile, place.row, place.column + within);
 }
 
 }  // namespace

@@ -113,18 +113,13 @@ struct NoExponents {
 template <class F, int rows, int threads, int window>
 using ExponentsOfA = std::conditional_t<F::blocks_a, Exponents<rows, threads, window>, NoExponents>;
 
-// To the last row's end.
-__device__ inline uint32_t bytes_of(const gemm::Scales& s, int64_t rows, int64_t k) {
-    return uint32_t((rows - 1) * s.row_stride + k / kMxBlock);
-}
 // Rows beyond the tile's have the last one's.
 template <class OfA>
 __device__ inline void start_exponents_of_a(OfA& of_a, const RowsOfA& rows, uint8_t* lds) {
     if constexpr (!std::is_same_v<OfA, NoExponents>) {
         const Args& args = rows.launch.args;
-        const gemm::Scales& s = args.scale_a;
-        of_a.start(s.data, bytes_of(s, args.a_rows, args.k), lds,
-                   [&](int row) { return (rows.from() + rows.source(rows.first + row)) * uint32_t(s.row_stride); });
+        of_a.start(args.scale_a.data, args.scale_a, args.a_rows, int(args.k / kMxBlock), lds,
+                   [&](int row) { return rows.from() + rows.source(rows.first + row); });
     }
 }
 
@@ -215,13 +210,9 @@ class Sums {
         const Args& args = launch.args;
         const int first = column + own_block() * kEach, count = int(args.n) - first;
         if (count <= 0) return;
-        gemm::Bias bias = args.bias;
+        const gemm::Bias& bias = args.bias;
         float biases[kEach];
-        if (bias.data) {
-            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) biases[i] = gemm::bias_at(bias, first + (i < count ? i : 0));
-        }
+        if (bias.data) read_biases(bias, tile.group * args.bias_group_stride, first, count, biases);
         const bool wide = (args.n | args.out.row_stride) % kEach == 0 && uintptr_t(args.out.data) % kChunk == 0;
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
@@ -241,6 +232,21 @@ class Sums {
 
   private:
     static constexpr int kEach = 4 * kSubN;  // neighbours in a row of the result
+
+    // All at once: the type's branch is around them. Beyond the last column: the last one's.
+    static __device__ void read_biases(const gemm::Bias& bias, int64_t group, int first, int count,
+                                       float (&to)[kEach]) {
+        const auto read = [&]<class T>(T, const auto& value) {
+            const auto* from = global<T>(bias.data) + group;
+            T found[kEach];
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) found[i] = from[(first + (i < count ? i : count - 1)) * bias.stride];
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) to[i] = value(found[i]);
+        };
+        if (bias.dtype == DType::f32) read(float(), [](float v) { return v; });
+        else read(uint16_t(), [&](uint16_t v) { return gemm::widened(bias.dtype, v); });
+    }
 
     static __device__ void put(const gemm::Output& out, int64_t at, const f32x4 (&v)[kSubN], int count, bool wide) {
         if (!wide) {

@@ -37,7 +37,13 @@ def test_both_architectures_have_every_kernel(kernels):
     assert list(kernels) == ARCHS
     # gfx950 alone has loads of 16 bytes to LDS.
     direct = {f"mla_decode_direct<{i}, {dtype}>" for i in range(len(mla_direct_forms())) for dtype in ("f16", "bf16")}
-    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct
+    # And matrix instructions that take exponents of A.
+    scaled = {
+        f"mx_gemm_{form}, {a}, true, {b}>"
+        for form in ("stream<0", "stream<1", "tiles<0", "tiles<1")
+        for a, b in (("e2m1", "e2m1"), ("e4m3fnuz", "e2m1"), ("e4m3fnuz", "e4m3fnuz"))
+    }
+    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct | scaled
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
@@ -54,7 +60,7 @@ def test_both_architectures_have_every_kernel(kernels):
         "int8_gemm_tiles",
         *("grouped_gemm_tiles", "grouped_gemm_gated", "grouped_gemm_stream", "grouped_gemm_short"),
         *("grouped_swiglu_flat", "grouped_swiglu_rows", "grouped_swiglu_fallback"),
-        *("mx_gemm_plain", "mx_gemm_stream", "quantize_mxfp4_blocks(Args, Cells)", "moe_gate_values(Args, Cells)"),
+        *("mx_gemm_plain", "mx_gemm_stream", "mx_gemm_tiles", "quantize_mxfp4_blocks(Args, Cells)", "moe_gate_values(Args, Cells)"),
         *("mla_decode", "mla_merge", "mla_append", "mla_append_rope"),
         *("rows_of_ranks", "norm_of_sum"),
         *("moe_route", "moe_combine", "moe_sort_tile", "moe_sort_count", "moe_sort_prefix", "moe_sort_place"),
@@ -109,9 +115,12 @@ SABOTAGE = [
     ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
     ("grouped_gemm_short<1, plain>", "s_waitcnt", "s_nop", "drained between turns"),
     ("grouped_gemm_short<2, plain>", "buffer_store_dwordx4", "buffer_store_dwordx2", "stored by less than 128"),
-    ("mx_gemm_stream<0, bf16, false, false>", "s_waitcnt", "s_nop", "drained in the loop"),
-    ("mx_gemm_stream<1, f16, false, false>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("mx_gemm_stream<0, bf16, true, true>", "buffer_load_dwordx4", "s_nop", "loads of the loop"),
+    ("mx_gemm_stream<0, bf16, false, e2m1>", "s_waitcnt", "s_nop", "drained in the loop"),
+    ("mx_gemm_stream<1, f16, false, e2m1>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
+    ("mx_gemm_stream<0, e4m3fnuz, false, e4m3fnuz>", "buffer_load_dwordx4", "s_nop", "loads of the loop"),
+    ("mx_gemm_tiles<1, bf16, false, e2m1>", "s_waitcnt", "s_nop", "drained in the loop"),
+    ("mx_gemm_tiles<0, bf16, false, e2m1>", "ds_read_b128", "ds_read_b64", "rows not read"),
+    ("mx_gemm_tiles<1, e2m1, true, e2m1>", "v_mfma_scale_f32_16x16x128", "v_nop", "matrix instructions"),
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),

@@ -15,13 +15,20 @@ from tests.settings import SEED, needs_rocm_toolchain
 
 pytestmark = needs_rocm_toolchain
 CPU, F32, U8, E8M0 = torch.device("cpu"), torch.float32, torch.uint8, torch.float8_e8m0fnu
-EXPECTED = (1, 100)  # rows of a group, as the launcher is told: the plain kernel's tiles of few and of many
+EXPECTED = (1, 20, 100)  # rows of a group, as the launcher is told: streams, tiles of 32 and of 64 rows
 each_arch = pytest.mark.parametrize("arch", FORMATS, indirect=True)
 each_kind = pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 
 
-def streamed(kinds: tuple[str, str]) -> bool:
-    return not kinds[0].startswith("mx") and kinds != ("f16", "mxfp8")
+def fast(arch: str, kinds: tuple[str, str]) -> bool:
+    """Whether another kernel than the plain one has them, where loads of 16 bytes take the operands."""
+    return kinds != ("f16", "mxfp8") and (arch == "gfx950" or not kinds[0].startswith("mx"))
+
+
+def kernel_of(expected: int, k: int = 0) -> str:
+    if expected <= 16 and k <= 8192:
+        return f"mx_gemm_stream<{int(k > 4096)}, "
+    return f"mx_gemm_tiles<{int(expected > 32)}, "
 
 
 def shifted(codes: torch.Tensor, by: int) -> torch.Tensor:
@@ -61,7 +68,11 @@ def test_sums(kernel, arch, generator, kinds, expected, n, k, slots, layout):
 
 
 @each_arch
-@pytest.mark.parametrize("rows, shift", ((16, 0), (16, 8), (64, 8)), ids=("stream", "plain", "plain of many rows"))
+@pytest.mark.parametrize(
+    "rows, shift",
+    ((16, 0), (32, 0), (64, 0), (16, 8), (64, 8)),
+    ids=("stream", "tiles of 32", "tiles of 64", "plain", "plain of many rows"),
+)
 @pytest.mark.parametrize("dtype", (*HALF, None), ids=str)
 def test_every_code_in_every_place_with_every_exponent(kernel, arch, launched, rows, shift, dtype):
     """One number of a row of A is 1: the row is B's numbers there, exactly. Column 255 alone is NaN."""
@@ -78,7 +89,7 @@ def test_every_code_in_every_place_with_every_exponent(kernel, arch, launched, r
         wanted = values(b, scales)[:, places].t().float()
         assert torch.equal(got.isnan(), wanted.isnan()) and bool(got[:, 255].isnan().all())
         assert torch.equal(got[:, :255], wanted[:, :255])
-    assert all(name.startswith("mx_gemm_plain" if shift else "mx_gemm_stream") for name in launched.names())
+    assert all(name.startswith("mx_gemm_plain" if shift else kernel_of(rows)) for name in launched.names())
 
 
 @each_arch
@@ -104,41 +115,69 @@ def test_nan_stays_in_its_row_or_column(kernel, arch, generator, kinds, expected
 
 
 @each_arch
-@pytest.mark.parametrize("kinds", [kinds for kinds in KINDS if streamed(kinds)], ids="-".join)
-@pytest.mark.parametrize("k", (4096, 4128))
-def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, k):
-    """Both forms of the streams, by K. Blocks whose exponents are beyond a 16-bit type's lie among others."""
+@each_kind
+@pytest.mark.parametrize("expected, k", [(1, 4096), (1, 4128), (20, 4128), (40, 2080), (1, 8224)])
+def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, expected, k):
+    """Exponents beyond a 16-bit type's range lie among others; those of K come in one piece or in windows."""
     inputs = draw(plain(5, 40, k, kinds, experts=4), FORMATS[arch], generator)
     inputs.offsets = offsets_of([0, 1, 0, 4])
     near = inputs.scale_b.view(U8)
     beyond = torch.rand(near.shape, generator=generator) < 0.02
     near[beyond] = torch.randint(0, 140, near.shape, dtype=U8, generator=generator)[beyond]
-    inputs.assert_right(inputs.call(kernel, out_dtype=F32), "long k")
+    inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected), "long k")
     (name,) = launched.names()
-    assert name.startswith(f"mx_gemm_stream<{int(k > 4096)}, ")
+    assert name.startswith(kernel_of(expected, k) if fast(arch, kinds) else "mx_gemm_plain")
+
+
+def wide_rows(codes: torch.Tensor) -> torch.Tensor:
+    """A view whose rows begin at multiples of 16 bytes, with poison between."""
+    buffer = torch.full((*codes.shape[:-1], codes.shape[-1] + 16), 255, dtype=U8)
+    return buffer[..., : codes.shape[-1]].copy_(codes.view(U8)).view(codes.dtype)
 
 
 @each_arch
-def test_what_streams(kernel, arch, generator, launched):
-    """Operands at multiples of 16 bytes."""
-    for expected, shift, wanted in ((1, 0, "mx_gemm_stream"), (1000, 0, "mx_gemm_stream"), (1, 8, "mx_gemm_plain")):
-        inputs = draw(plain(5, 40, 64, ("bf16", "mxfp4"), experts=4), FORMATS[arch], generator)
-        inputs.b = shifted(inputs.b, shift)
+@pytest.mark.parametrize("shape", [(64, 40), (32, 1), (32, 16), (480, 1), (512, 1), (544, 3)], ids=str)
+@pytest.mark.parametrize("expected", EXPECTED)
+def test_exponents_end_where_their_tensor_does(kernel, arch, generator, launched, expected, shape):
+    """No load reaches beyond: with few blocks it is moved back. Nor between rows, where there is poison."""
+    k, n = shape
+    blocks = k // 32
+    inputs = draw(plain(5, n, k, ("row", "mxfp4"), experts=2), FORMATS[arch], generator)
+    inputs.offsets = offsets_of([2, 3])
+    wanted = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
+    inputs.assert_right(wanted, "dense")
+    assert launched.names()[0].startswith(kernel_of(expected) if expected == 1 or n * blocks >= 16 else "mx_gemm_plain")
+    inputs.scale_b = wide_rows(inputs.scale_b)
+    inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected), "strided")
+    tiles = kernel_of(max(expected, 20)) if blocks >= 16 else "mx_gemm_plain"
+    assert launched.names()[-1].startswith(kernel_of(1) if expected == n == 1 else tiles)
+
+
+@each_arch
+@pytest.mark.parametrize("kinds", [("bf16", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4")], ids="-".join)
+def test_who_takes_what(kernel, arch, generator, launched, kinds):
+    """Operands at multiples of 16 bytes: streams or tiles by the rows that are expected, else the plain kernel."""
+    for expected, shift in ((1, 0), (17, 0), (33, 0), (1000, 0), (1, 8), (1000, 8)):
+        inputs = draw(plain(5, 40, 512, kinds, experts=4), FORMATS[arch], generator)
+        inputs.b = shifted(inputs.b.view(U8), shift).view(inputs.b.dtype)
         inputs.a = placed(inputs.a, CPU, "dense").t
-        inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], wanted)
+        inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], str(expected))
         (name,) = launched.names()
-        assert name.startswith(wanted)
+        assert name.startswith(kernel_of(expected) if fast(arch, kinds) and not shift else "mx_gemm_plain")
 
 
 @each_arch
 @each_kind
 def test_a_rows_bits_are_its_own(kernel, arch, generator, kinds):
-    """Whatever rows are beside it, in a tile or in others."""
+    """Whatever rows are beside it, in a tile or in others, and whichever kernel makes it."""
     inputs = draw(plain(40, 40, 288, kinds, experts=4), FORMATS[arch], generator)
     inputs.rows, inputs.slots = torch.arange(40, dtype=torch.int32), 1
+    first = None
     for expected in EXPECTED:
         inputs.offsets = offsets_of([40, 0, 0, 0])
         whole = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
+        first = whole if first is None else first
+        assert same_bytes(whole, first)
         order = torch.randperm(40, generator=generator).int()
         inputs.rows, inputs.offsets = order, offsets_of([7, 0, 0, 0])
         part = inputs.call(kernel, out_dtype=F32, expected_rows=expected)
