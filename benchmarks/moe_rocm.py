@@ -5,9 +5,11 @@
     python -m benchmarks simulate moe --only "D7168 I2048" --tokens 256 --first t64x256      stage 1 alone by that form
     python -m benchmarks simulate moe --challenge         the AMD MoE challenge's problem: float16, all parts
     python -m benchmarks simulate moe --mxfp4             models with MXFP4 experts, bfloat16 rows
+    python -m benchmarks simulate moe --mxfp4 --rows mxfp8 --arch gfx950      MXFP8 rows, which a kernel quantises
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
-columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm and moe_gate. Routings are drawn at
+columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm, moe_gate and, of MX rows, their
+quantisation. Routings are drawn at
 random; all tokens have the last expert, but of MXFP4 ones.
 Estimates rank; they are no measurement (simulator/README.md).
 """
@@ -107,21 +109,44 @@ def stages(clock: Clock, tokens: int, layer: Layer, dtype: torch.dtype | None, f
         return to_hidden, gemm(slots, layer.d, layer.hidden, False)
 
 
-def mx_stages(clock: Clock, tokens: int, layer: Mixture):
-    """As `stages`, each with its biases."""
+# Of MI355X: aiter/configs/model_configs, MXFP8 rows by MXFP4 experts, 256 compute units; both stages.
+SHARDS = (
+    (Mixture("DeepSeek-V4-Flash TP8", 256, 6, 4096, 256), {1: 15, 8: 25, 32: 56, 128: 83, 1024: 113, 8192: 442}),
+    (Mixture("Kimi-K3 TP8", 896, 16, 3584, 384), {1: 18, 8: 54, 32: 147, 128: 283, 1024: 339, 8192: 1104}),
+)
+ROWS = ("bf16", "mxfp8", "mxfp4")
+
+
+def mx_rows(kernel, kind: str, shape: tuple[int, int], arch: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows and their exponents, of zeros: their time is that of all."""
+    rows, k = shape
+    if kind == "bf16":
+        return empty(shape, torch.bfloat16), None
+    exponents = placed(torch.tensor(127, dtype=torch.uint8).expand(rows, k // BLOCK)).view(torch.float8_e8m0fnu)
+    return empty(shape, FORMATS[arch]) if kind == "mxfp8" else empty((rows, k // 2), torch.uint8), exponents
+
+
+def mx_stages(clock: Clock, tokens: int, layer: Mixture, kind: str = "bf16"):
+    """As `stages`, each with its biases. kind: of the rows (ROWS)."""
     rows, offsets, _ = map(placed, clock.rocm.kernel.reference.moe_sort(routing(tokens, layer), layer.experts))
     slots, bf16 = tokens * layer.chosen, torch.bfloat16
 
     def gemm(kernel, a_rows: int, n: int, k: int, dtype: torch.dtype, **gather) -> torch.Tensor:
-        a, b, ones = empty((a_rows, k), bf16), empty((layer.experts, n, k // 2), torch.uint8), torch.tensor(127)
-        exponents = placed(ones.to(torch.uint8).expand(layer.experts, n, k // BLOCK))
+        (a, scale), b = mx_rows(kernel, kind, (a_rows, k), clock.arch), empty((layer.experts, n, k // 2), torch.uint8)
+        exponents = placed(torch.tensor(127, dtype=torch.uint8).expand(layer.experts, n, k // BLOCK))
         bias = empty((layer.experts, n), bf16) if layer.biased else None
-        return kernel.grouped_gemm(a, b, None, exponents, offsets, bias=bias, **gather, out=empty((slots, n), dtype))
+        exponents = exponents.view(torch.float8_e8m0fnu)
+        return kernel.grouped_gemm(a, b, scale, exponents, offsets, bias=bias, **gather, out=empty((slots, n), dtype))
 
     def to_hidden(kernel) -> None:
         gather = dict(rows=rows, slots=layer.chosen)
         product = gemm(kernel, tokens, 2 * layer.hidden, layer.d, torch.float32, **gather)
-        kernel.moe_gate(product, offsets, **layer.gate, out=empty((slots, layer.hidden), bf16))
+        hidden = empty((slots, layer.hidden), bf16)
+        kernel.moe_gate(product, offsets, **layer.gate, out=hidden)
+        if kind == "mxfp8":
+            kernel.quantize_fp8(hidden, scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
+        elif kind == "mxfp4":
+            kernel.quantize_mxfp4(hidden, rounding="even")
 
     return us(clock, to_hidden), us(clock, lambda kernel: gemm(kernel, slots, layer.d, layer.hidden, bf16))
 
@@ -134,13 +159,16 @@ def main() -> None:
     problems = options.add_mutually_exclusive_group()
     problems.add_argument("--challenge", action="store_true")
     problems.add_argument("--mxfp4", action="store_true")
+    options.add_argument("--rows", choices=ROWS, default=ROWS[0], help="of MXFP4 experts")
     args = options.parse_args()
+    if args.rows != ROWS[0] and (not args.mxfp4 or args.arch != "gfx950"):
+        options.error("--rows: of --mxfp4 on gfx950")
     if args.mxfp4 and (args.config or args.first):
         options.error("--mxfp4: its kernels have one form")
     clock = Clock(args.arch)
     layers = [(CHALLENGE[0], CHALLENGE[1])] if args.challenge else [(layer, tuple(layer.aiter)) for layer in LAYERS]
     if args.mxfp4:
-        layers = [(layer, TOKENS) for layer in MIXTURES]
+        layers = [(layer, TOKENS) for layer in (*MIXTURES, *(shard for shard, _ in SHARDS if args.arch == "gfx950"))]
     dtype = torch.float16 if args.challenge else None
     with sections.recorded("moe_rocm", args):
         table(clock, layers, dtype, args)
@@ -152,7 +180,9 @@ def table(clock: Clock, layers: list, dtype: torch.dtype | None, args: argparse.
     for layer, tokens in layers:
         for count in args.tokens or tokens if not args.only or args.only in layer.name else ():
             if isinstance(layer, Mixture):
-                parts, theirs = mx_stages(clock, count, layer), None
+                parts = mx_stages(clock, count, layer, args.rows)
+                published = [times for shard, times in SHARDS if shard == layer and args.rows == "mxfp8"]
+                theirs = published[0].get(count) if published else None
             else:
                 parts, theirs = stages(clock, count, layer, dtype, args.first, args.config), layer.aiter.get(count)
             total = sum(time for time, _ in parts)

@@ -210,6 +210,8 @@ class Sums {
         const Args& args = launch.args;
         const int first = column + own_block() * kEach, count = int(args.n) - first;
         if (count <= 0) return;
+        // What was requested beyond K is back before other loads have its registers.
+        asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
         const gemm::Bias& bias = args.bias;
         float biases[kEach];
         if (bias.data) read_biases(bias, tile.group * args.bias_group_stride, first, count, biases);
