@@ -1,5 +1,7 @@
 """The gates of GEMMs with MX weights."""
 
+import itertools
+
 from gate_parts import LDS_OF_A_UNIT, SIMDS, loop_loads, named
 
 STEP_BYTES = {"f16": 256, "bf16": 256, "e4m3fnuz": 128, "e2m1": 64}  # of 128 k of a row
@@ -26,9 +28,9 @@ def decoded(arch: str, kernel, a: str, b: str, steps: int, subtiles: int) -> lis
 
 def waits_of_steps(kernel) -> list[int]:
     """vmcnt of the loop's waits, from its first barrier on: those of a window's exponents lie before."""
-    (loop,) = (body for body in kernel.loops if any("mfma" in i.name for i in body))
-    first = next(at for at, i in enumerate(loop) if i.name == "s_barrier")
-    counts = [i.count("vmcnt") for i in loop[first:]]
+    loops = [body for body in kernel.loops if any("mfma" in i.name for i in body)]
+    behind = itertools.dropwhile(lambda i: i.name != "s_barrier", itertools.chain(*loops))
+    counts = [i.count("vmcnt") for i in behind]
     return [count for count in counts if count is not None]
 
 
