@@ -9,8 +9,7 @@
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
 columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm, moe_gate and, of MX rows, their
-quantisation. Routings are drawn at
-random; all tokens have the last expert, but of MXFP4 ones.
+quantisation. Routings are drawn at random; all tokens have the last expert, but of MXFP4 ones.
 Estimates rank; they are no measurement (simulator/README.md).
 """
 
@@ -117,13 +116,18 @@ SHARDS = (
 ROWS = ("bf16", "mxfp8", "mxfp4")
 
 
-def mx_rows(kernel, kind: str, shape: tuple[int, int], arch: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Rows and their exponents, of zeros: their time is that of all."""
-    rows, k = shape
+def ones(*shape: int) -> torch.Tensor:
+    """Exponents of numbers [..., K]."""
+    *rows, k = shape
+    return placed(torch.tensor(127, dtype=torch.uint8).expand(*rows, k // BLOCK)).view(torch.float8_e8m0fnu)
+
+
+def mx_rows(kind: str, rows: int, k: int, arch: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows and their exponents, of whatever numbers: their time is that of all."""
     if kind == "bf16":
-        return empty(shape, torch.bfloat16), None
-    exponents = placed(torch.tensor(127, dtype=torch.uint8).expand(rows, k // BLOCK)).view(torch.float8_e8m0fnu)
-    return empty(shape, FORMATS[arch]) if kind == "mxfp8" else empty((rows, k // 2), torch.uint8), exponents
+        return empty((rows, k), torch.bfloat16), None
+    codes = empty((rows, k), FORMATS[arch]) if kind == "mxfp8" else empty((rows, k // 2), torch.uint8)
+    return codes, ones(rows, k)
 
 
 def mx_stages(clock: Clock, tokens: int, layer: Mixture, kind: str = "bf16"):
@@ -132,11 +136,10 @@ def mx_stages(clock: Clock, tokens: int, layer: Mixture, kind: str = "bf16"):
     slots, bf16 = tokens * layer.chosen, torch.bfloat16
 
     def gemm(kernel, a_rows: int, n: int, k: int, dtype: torch.dtype, **gather) -> torch.Tensor:
-        (a, scale), b = mx_rows(kernel, kind, (a_rows, k), clock.arch), empty((layer.experts, n, k // 2), torch.uint8)
-        exponents = placed(torch.tensor(127, dtype=torch.uint8).expand(layer.experts, n, k // BLOCK))
+        (a, scale), b = mx_rows(kind, a_rows, k, clock.arch), empty((layer.experts, n, k // 2), torch.uint8)
         bias = empty((layer.experts, n), bf16) if layer.biased else None
-        exponents = exponents.view(torch.float8_e8m0fnu)
-        return kernel.grouped_gemm(a, b, scale, exponents, offsets, bias=bias, **gather, out=empty((slots, n), dtype))
+        operands = a, b, scale, ones(layer.experts, n, k), offsets
+        return kernel.grouped_gemm(*operands, bias=bias, **gather, out=empty((slots, n), dtype))
 
     def to_hidden(kernel) -> None:
         gather = dict(rows=rows, slots=layer.chosen)

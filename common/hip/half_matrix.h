@@ -32,10 +32,18 @@ __device__ inline Sums multiply_half(const u32x4& b, const u32x4& a, Sums c, int
     return multiply_eight_bytes<matrix, type>(half_of(b, n), half_of(a, n), c);
 }
 
-// Chunks of 16 bytes a lane. On gfx950 by one instruction, of twice the k: v_mfma_f32_16x16x32 and v_mfma_f32_32x32x16.
-// It adds the products of a chunk at once, so its sums differ from gfx942's in their last bits.
+// Chunks of 16 bytes a lane are multiplied by so many instructions. On gfx950 by one, of twice the k:
+// v_mfma_f32_16x16x32 and v_mfma_f32_32x32x16. It adds the products of a chunk at once, so its sums differ from gfx942's
+// in their last bits.
+#if defined(__gfx950__)
+constexpr int kInstructionsOnChunks = 1;
+#else
+constexpr int kInstructionsOnChunks = kHalfInstructions;
+#endif
+
+// The n-th of them, for others to lie between.
 template <int matrix, DType type, class Sums>
-__device__ inline Sums multiply_chunks(const u32x4& left, const u32x4& right, Sums c) {
+__device__ inline Sums multiply_part(const u32x4& left, const u32x4& right, Sums c, [[maybe_unused]] int n) {
 #if defined(__gfx950__)
     using Bits = __bf16 __attribute__((ext_vector_type(8)));
     using Halves = _Float16 __attribute__((ext_vector_type(8)));
@@ -49,24 +57,14 @@ __device__ inline Sums multiply_chunks(const u32x4& left, const u32x4& right, Su
         else return __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, c, 0, 0, 0);
     }
 #else
-#pragma unroll
-    for (int n = 0; n < kHalfInstructions; ++n) c = multiply_half<matrix, type>(left, right, c, n);
-    return c;
-#endif
-}
-// The same by its instructions, 0 to kInstructionsOnChunks - 1, for others to lie between them.
-#if defined(__gfx950__)
-constexpr int kInstructionsOnChunks = 1;
-#else
-constexpr int kInstructionsOnChunks = kHalfInstructions;
-#endif
-template <int matrix, DType type, class Sums>
-__device__ inline Sums multiply_part(const u32x4& left, const u32x4& right, Sums c, [[maybe_unused]] int n) {
-#if defined(__gfx950__)
-    return multiply_chunks<matrix, type>(left, right, c);
-#else
     return multiply_half<matrix, type>(left, right, c, n);
 #endif
+}
+template <int matrix, DType type, class Sums>
+__device__ inline Sums multiply_chunks(const u32x4& left, const u32x4& right, Sums c) {
+#pragma unroll
+    for (int n = 0; n < kInstructionsOnChunks; ++n) c = multiply_part<matrix, type>(left, right, c, n);
+    return c;
 }
 
 }  // namespace

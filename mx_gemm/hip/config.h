@@ -27,7 +27,7 @@ constexpr TileForm kTileForms[] = {
     {.name = "t64x128", .rows = 64, .per_unit = 2},
 };
 constexpr int kTileFormCount = sizeof(kTileForms) / sizeof(kTileForms[0]);
-constexpr int kMostTileRows = 64;
+constexpr int kMostTileRows = kTileForms[kTileFormCount - 1].rows;
 
 constexpr int64_t kMostNumbered = (int64_t(1) << 31) - 256;  // rows or columns, and those behind them in a tile
 

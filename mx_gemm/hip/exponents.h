@@ -11,7 +11,8 @@
 namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
-constexpr int kChunk = 16;  // bytes of a load
+constexpr int kChunk = 16;                                         // bytes of a load
+constexpr int kWindow = 64, kWindowSteps = kWindow / kStepBlocks;  // blocks of a window
 
 // Whether a load of 16 bytes finds what it asks for.
 inline bool has_chunks(const gemm::Scales& s, int64_t count, int64_t blocks) {
@@ -28,11 +29,11 @@ __device__ inline u32x4 shifted(u32x4 v, uint32_t count) {
     return __builtin_bit_cast(u32x4, count < 8 ? Halves{joined, upper} : Halves{upper, 0});
 }
 
-// Of `rows` rows, for `threads` threads. window: blocks.
-template <int rows, int threads, int window>
+// Of `rows` rows, for `threads` threads.
+template <int rows, int threads>
 class Exponents {
     // 16 bytes behind each row: their banks differ.
-    static constexpr int kStride = window + kChunk, kPerRow = window / kChunk, kAll = rows * kPerRow,
+    static constexpr int kStride = kWindow + kChunk, kPerRow = kWindow / kChunk, kAll = rows * kPerRow,
                          kPieces = (kAll + threads - 1) / threads;
 
     u32x4 pieces[kPieces];
@@ -45,7 +46,7 @@ class Exponents {
         const int own = i * threads + int(threadIdx.x);
         return (i + 1) * threads <= kAll || own < kAll ? own : kAll - 1;
     }
-    __device__ uint32_t wanted(int i, int number) const { return at[i] + uint32_t(number * window); }
+    __device__ uint32_t wanted(int i, int number) const { return at[i] + uint32_t(number * kWindow); }
 
   public:
     static constexpr int kLdsBytes = rows * kStride;
@@ -78,7 +79,7 @@ class Exponents {
         }
     }
     // block: of K; of those of the window that LDS has.
-    __device__ uint32_t of(int row, int block) const { return lds[row * kStride + block % window]; }
+    __device__ uint32_t of(int row, int block) const { return lds[row * kStride + block % kWindow]; }
 };
 
 }  // namespace

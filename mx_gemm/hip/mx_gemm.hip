@@ -4,8 +4,8 @@
 //     tiles.h     more of them, or long rows of B
 //     ../gpu.h    else: any strides, alignment, sizes and formats
 //
-// Files: mx_gemm.hip (launcher), config.h (compiled forms), wave.h (a wave's products), stream.h, tiles.h, decode.h (numbers
-// and scales), products.h (of ../gpu.h).
+// Files: mx_gemm.hip (launcher), config.h (compiled forms), wave.h (a wave's products), exponents.h, stream.h, tiles.h,
+// decode.h (numbers and scales), products.h (of ../gpu.h).
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "../../common/rows/hip/vendor.h"

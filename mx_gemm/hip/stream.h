@@ -98,8 +98,8 @@ template <int index, DType a, bool blocks_a, DType b>
 __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) void mx_gemm_stream(Launch) {
     using F = Formats<a, blocks_a, b>;
     constexpr int kRows = kStreamShapes[index].rows, kMost = kWaveColumns * kMostBlocks[index],
-                  depth = kDepth<index, F>, kWindow = 64, kWindowSteps = kWindow / kStepBlocks;
-    using OfA = ExponentsOfA<F, kRows, kWave, kWindow>;
+                  depth = kDepth<index, F>;
+    using OfA = ExponentsOfA<F, kRows, kWave>;
     static_assert(kRows == 16 && kStreamShapes[index].columns == kWaveColumns && kStreamShapes[index].waves == 1 &&
                   kWindowSteps % depth == 0);
     __shared__ alignas(16) uint8_t of_b[place_of_exponent(kMost)], of_a[OfA::kLdsBytes];

@@ -16,7 +16,7 @@
 namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
-constexpr int kTileDepth = 2, kWindow = 64, kWindowSteps = kWindow / kStepBlocks;
+constexpr int kTileDepth = 2;
 
 // The tile's rows of A, of the step that LDS has and, in registers, of the next one.
 template <class F, int tile_rows>
@@ -113,8 +113,8 @@ __global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_g
     using F = Formats<a, blocks_a, b>;
     constexpr int kRows = kTileForms[index].rows;
     using Rows = RowsInLds<F, kRows>;
-    using OfA = ExponentsOfA<F, kRows, kTileThreads, kWindow>;
-    using OfB = Exponents<kTileColumns, kTileThreads, kWindow>;
+    using OfA = ExponentsOfA<F, kRows, kTileThreads>;
+    using OfB = Exponents<kTileColumns, kTileThreads>;
     __shared__ alignas(16) char lds[Rows::kLdsBytes];
     __shared__ alignas(16) uint8_t lds_a[OfA::kLdsBytes], lds_b[OfB::kLdsBytes];
     const Launch& launch = arguments<Launch>();

@@ -47,12 +47,8 @@ struct Formats {
     static_assert(scaled || (a != DType::e2m1 && !blocks_a));
     static constexpr DType type = a == DType::f16 ? DType::f16 : DType::bf16;  // of 16-bit products
     static constexpr bool dealt = kDealt && !fp8_b && !scaled;
-    static constexpr int step_bytes_a = kStep *
-                                        (half_a  ? 4
-                                         : fp8_a ? 2
-                                                 : 1) /
-                                        2,
-                         step_bytes_b = kStep * (fp8_b ? 2 : 1) / 2;
+    static constexpr int bits_a = half_a ? 16 : fp8_a ? 8 : 4, bits_b = fp8_b ? 8 : 4;
+    static constexpr int step_bytes_a = kStep * bits_a / 8, step_bytes_b = kStep * bits_b / 8;
 };
 
 // A lane's pieces of 16 bytes of a step.
@@ -110,8 +106,8 @@ struct NoExponents {
     __device__ void put(int) const {}
     __device__ uint32_t of(int, int) const { return kUnscaled; }
 };
-template <class F, int rows, int threads, int window>
-using ExponentsOfA = std::conditional_t<F::blocks_a, Exponents<rows, threads, window>, NoExponents>;
+template <class F, int rows, int threads>
+using ExponentsOfA = std::conditional_t<F::blocks_a, Exponents<rows, threads>, NoExponents>;
 
 // Rows beyond the tile's have the last one's.
 template <class OfA>
@@ -162,7 +158,7 @@ class Weights {
     __device__ const auto& of(int slot) const { return codes[slot]; }
 };
 
-__device__ inline u32x2 eight_bytes(const u32x4& v, int half) { return half ? u32x2{v.z, v.w} : u32x2{v.x, v.y}; }
+__device__ inline u32x2 eight_bytes(const u32x4& v, int half) { return __builtin_bit_cast(u32x2, half_of(v, half)); }
 
 // A wave's sums, of kTiles times 16 rows by 32 columns.
 template <class F, int kTiles>
@@ -228,7 +224,7 @@ class Sums {
                 if constexpr (by_row) v[i / 4][i % 4] *= by;
                 if (bias.data) v[i / 4][i % 4] += biases[i];  // without one, -0 stays -0
             }
-            put(args.out, mine * args.out.row_stride + first, v, wide ? kEach : count, wide);
+            put(args.out, mine * args.out.row_stride + first, v, count, wide);
         }
     }
 
@@ -250,6 +246,7 @@ class Sums {
         else read(uint16_t(), [&](uint16_t v) { return gemm::widened(bias.dtype, v); });
     }
 
+    // wide: all of them exist, and lie at multiples of 16 bytes.
     static __device__ void put(const gemm::Output& out, int64_t at, const f32x4 (&v)[kSubN], int count, bool wide) {
         if (!wide) {
 #pragma unroll
