@@ -191,6 +191,14 @@ def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tenso
     return torch.cat(best), torch.cat(nats) / math.log(2)
 
 
+def assert_as_likely(bits: torch.Tensor, expected: torch.Tensor, spread: float) -> None:
+    """Bits of bytes: how far one may be from what is expected, in the root of the mean square; their mean, four
+    deviations of one of so many."""
+    moved = bits - expected
+    assert moved.square().mean().sqrt() <= spread
+    assert abs(moved.mean()) <= 4 * spread / moved.numel() ** 0.5
+
+
 # A byte's information moves by 0.1 nats (standard deviation) where sums are in another order, the difference of two
 # tokens' by 1.4 times that: four of it.
 NEAR = 0.6

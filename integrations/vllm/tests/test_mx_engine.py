@@ -12,7 +12,7 @@ from tests.settings import full
 
 from . import mx_mixtures
 from .cases import CASES, text
-from .conftest import by_reference, generate, likely, served_by, teacher_forced
+from .conftest import assert_as_likely, by_reference, generate, likely, served_by, teacher_forced
 from .settings import ON_CPU
 from .steps import a_step, of_mx, step_is
 
@@ -78,9 +78,7 @@ def test_a_text_has_the_likelihood_that_transformers_gives_it(served, reference)
     best, bits = teacher_forced(llm, ids)
     expected, expected_bits = by_reference(reference(name), ids)
     kind = name if name in SPREAD else inputs_of(name)
-    assert (bits - expected_bits).square().mean().sqrt() <= SPREAD[kind]
-    # Four deviations of a mean of so many bytes.
-    assert abs((bits - expected_bits).mean()) <= 4 * SPREAD[kind] / bits.numel() ** 0.5
+    assert_as_likely(bits, expected_bits, SPREAD[kind])
     assert (best == expected).float().mean() >= SAME[kind]
 
 
@@ -177,8 +175,7 @@ def test_weights_that_become_mxfp8_as_they_are_loaded(name, step, engine, monkey
     llm = engine(name, enforce_eager=True, quantization="mxfp8")
     _, bits = teacher_forced(llm, ids)
     _, expected = by_reference(mx_checkpoints.computing(kernel, form, CASES[name].model()), ids)
-    assert (bits - expected).square().mean().sqrt() <= SPREAD["mxfp8"]
-    assert abs((bits - expected).mean()) <= 4 * SPREAD["mxfp8"] / bits.numel() ** 0.5
+    assert_as_likely(bits, expected, SPREAD["mxfp8"])
     step_is(llm, of_mx(*step, "mxfp8"))
 
 
