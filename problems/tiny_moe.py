@@ -232,10 +232,9 @@ def logits_with_one_routing(models: list[torch.nn.Module], ids: torch.Tensor) ->
 
     results = []
     for model in models:
-        gates = {
-            f"{name}.gate": model.get_submodule(name.replace(".experts", ".gate")) for name in expert_modules(model)
-        }
-        handles = [gate.register_forward_hook(of_first(name)) for name, gate in gates.items()]
+        mixtures = {name: model.get_submodule(name.removesuffix(".experts")) for name in expert_modules(model)}
+        routers = {name: getattr(each, "gate", None) or each.router for name, each in mixtures.items()}
+        handles = [router.register_forward_hook(of_first(name)) for name, router in routers.items()]
         results.append(model(input_ids=ids, use_cache=False).logits)
         for handle in handles:
             handle.remove()

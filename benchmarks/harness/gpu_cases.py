@@ -215,8 +215,8 @@ class GemmCase:
         return None
 
     def verify(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], what: str) -> None:
-        """On integers up to 2, none of them 0, whose float32 sums are exact in any order: a bound on the error of a sum of
-        thousands of random numbers would let one left out pass, this does not."""
+        """On integers up to 2, none of them 0, whose float32 sums are exact in any order: a bound on the error of a sum
+        of thousands of random numbers would let one left out pass, this does not."""
         a, b = self._integers(self.m), self._integers(self.n)
         got = function(a, b)
         want = self.kernel.reference.skinny_gemm(a, b, self.one, self.one)

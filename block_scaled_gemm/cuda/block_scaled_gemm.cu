@@ -46,10 +46,8 @@ Choice choice_of(int form) {
     });
 }
 
-bool tma_takes(const Operand& x, int64_t rows, int64_t k) {
-    constexpr int64_t kMost = int64_t(1) << 31;
-    if (!x.k_contiguous() || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || rows >= kMost || k >= kMost) return false;
-    return rows == 1 || (x.row_stride % 16 == 0 && x.row_stride >= k && x.row_stride < int64_t(1) << 40);
+bool tiles_take(const Operand& x, int64_t rows, int64_t k) {
+    return x.k_contiguous() && tma_takes({x.data, rows, k, x.row_stride});
 }
 
 int64_t packed_stride(int64_t k) { return ceil_div(k, 16) * 16; }
@@ -132,7 +130,7 @@ Status launch(const Args& args, const Executor& on, const Portion& part) {
     if (config.form == tiles::kFallback) return launch_fallback(args, chip, on);
 
     Args a = args;
-    const bool pack_a = !tma_takes(a.a, a.m, a.k), pack_b = !tma_takes(a.b, a.n, a.k);
+    const bool pack_a = !tiles_take(a.a, a.m, a.k), pack_b = !tiles_take(a.b, a.n, a.k);
     if (pack_a || pack_b) {
         const int64_t of_a = pack_a ? a.m * packed_stride(a.k) : 0, of_b = pack_b ? a.n * packed_stride(a.k) : 0;
         auto* memory = static_cast<uint8_t*>(on.scratch(on.context, of_a + of_b));

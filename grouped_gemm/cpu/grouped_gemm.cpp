@@ -8,35 +8,13 @@
 #include "../../common/cpu/features.h"
 #include "../../common/cpu/half.h"
 #include "../../common/gemm/cpu/gemm.h"
+#include "../../common/gemm/cpu/groups.h"
 #include "half.h"
 
 namespace rocm_fp8::grouped_gemm {
 namespace {
 
-int64_t bytes_of(DType t) { return t == DType::f32 ? 4 : t == DType::e8m0 || is_fp8(t) ? 1 : 2; }
-
-// The rows [begin, end) of the result, all of expert e.
-struct Part {
-    int64_t e, begin, end;
-    int64_t rows() const { return end - begin; }
-};
-
-// -1 where a row has no source.
-int64_t source(const Args& a, int64_t i) {
-    const int64_t row = a.rows ? a.rows[i] / a.slots : i;
-    return row >= 0 && row < a.a_rows ? row : -1;
-}
-
-gemm::Scales of_expert(gemm::Scales s, int64_t e) {
-    s.data = static_cast<const char*>(s.data) + e * s.group_stride * bytes_of(s.dtype);
-    return s;
-}
-
-gemm::Bias bias_of(const Args& a, int64_t e) {
-    gemm::Bias bias = a.bias;
-    if (bias.data) bias.data = static_cast<const char*>(bias.data) + e * a.bias_group_stride * bytes_of(bias.dtype);
-    return bias;
-}
+using gemm::bias_of, gemm::bytes_of, gemm::each_group, gemm::Part, gemm::source;
 
 // Gathers rows of A, and their scales.
 class Gathered {
@@ -91,7 +69,7 @@ Status multiply_fp8(const Args& a, const Part& part, void* out, const Executor& 
     args.b = {0, a.b.data + part.e * a.b.group_stride, a.b.row_stride, 1};
     args.m = part.rows(), args.n = a.n, args.k = a.k;
     args.scale_a = gathered.scales();
-    args.scale_b = of_expert(a.scale_b, part.e);
+    args.scale_b = gemm::scales_of(a.scale_b, part.e);
     args.bias = bias_of(a, part.e);
     args.out = a.out;
     args.out.data = out;
@@ -130,17 +108,6 @@ Status multiply_half(const Args& a, const Part& part, void* out, const Executor&
     return {};
 }
 
-// body(part, out): each expert that has rows. Offsets that fall, or leave [0, m], give no rows.
-template <class Body>
-Status each_expert(const Args& a, Body body) {
-    Status status;
-    for (int64_t e = 0; e < a.groups && status.ok(); ++e) {
-        const int64_t begin = std::max<int64_t>(a.offsets[e], 0), end = std::min<int64_t>(a.offsets[e + 1], a.m);
-        if (begin < end) status = body(Part{e, begin, end});
-    }
-    return status;
-}
-
 Status multiply(const Args& a, const Part& part, void* out, const Executor& on) {
     return is_fp8(a.format) ? multiply_fp8(a, part, out, on) : multiply_half(a, part, out, on);
 }
@@ -149,7 +116,7 @@ Status multiply(const Args& a, const Part& part, void* out, const Executor& on) 
 
 Status launch(const Args& args, const Executor& on) {
     if (args.m == 0 || args.n == 0) return {};
-    return each_expert(args, [&](const Part& part) {
+    return each_group(args, [&](const Part& part) {
         char* out = static_cast<char*>(args.out.data) + part.begin * args.out.row_stride * bytes_of(args.out.dtype);
         return multiply(args, part, out, on);
     });
@@ -160,7 +127,7 @@ Status launch_swiglu(const Args& args, const swiglu::Args& gated, const Executor
     static thread_local KeptMemory memory;
     Args product = args;
     product.out = {0, nullptr, args.n, gated.dtype};
-    return each_expert(args, [&](const Part& part) -> Status {
+    return each_group(args, [&](const Part& part) -> Status {
         void* c = memory.at_least(part.rows() * args.n * 2);
         if (const Status status = multiply(product, part, c, on); !status.ok()) return status;
         swiglu::Args rows = gated;

@@ -18,8 +18,8 @@
 // Files: grouped_gemm.cu    launcher
 //        config.h           compiled forms, and which one takes a size
 //        row_tiles.h        tiles of all experts
-//        tile.h             the kernel: multiplication
-//        shape.h, feed.h    stages in shared memory, and what fills them
+//        tile.h             the kernel: what fills the stages, multiplication, store
+//        shape.h            stages in shared memory
 //        expert.h           one expert's GEMM
 //        gather.h           gathered rows and scales
 //        fallback.h         chips without wgmma, weights that TMA does not take
@@ -77,16 +77,8 @@ Choice<> choice_of(Kind kind, int form) {
     return kind == kScaled ? choice_as<kScaled>(form) : kind == kBf16 ? choice_as<kBf16>(form) : choice_as<kF16>(form);
 }
 
-bool tma_takes(const void* data, int64_t rows, int64_t stride, int64_t bytes) {
-    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rows > tiles::kMostOfTma || bytes > tiles::kMostOfTma)
-        return false;
-    return rows == 1 || (stride % 16 == 0 && stride >= bytes && stride < int64_t(1) << 40);
-}
-
 bool tma_takes_weights(const Args& a, int64_t bytes) {
-    const int64_t group = a.b.group_stride;
-    return tma_takes(a.b.data, a.n, a.b.row_stride, bytes) &&
-           (a.groups == 1 || (group % 16 == 0 && group >= bytes && group < int64_t(1) << 40));
+    return tma_takes({a.b.data, a.n, bytes, a.b.row_stride, 0, 0, a.groups, a.b.group_stride});
 }
 
 Status launch_fallback(const Args& a, Kind kind, const Chip& chip, const Executor& on) {
@@ -148,7 +140,7 @@ Status launch_tiles(const Args& a, Kind kind, const tiles::Config& config, const
     const int index = config.form, splits = config.splits;
     const Form& form = kForms[index];
     const int64_t bytes = a.k * a.element_bytes();
-    const bool takes_a = tma_takes(a.a.data, a.a_rows, a.a.row_stride, bytes);
+    const bool takes_a = tma_takes({a.a.data, a.a_rows, bytes, a.a.row_stride});
     const Launch launch{int(ceil_div(a.n, gating ? 2 * kMostHidden : columns_of(form))), 0,
                         int(ceil_div(bytes, tiles::kStep)), a.rows && takes_a && one_by_one(form), splits};
     const int64_t most = most_row_tiles(a.m, a.groups, rows_of(form)) * launch.pieces;

@@ -24,7 +24,7 @@ __device__ inline void each_source(const Job& a, const Item& item, const Of& of,
 #pragma unroll
     for (int i = 0; i < loads; ++i) {
         const int row = item.row + of(i);
-        body(i, row >= item.end ? -1 : a.rows ? source(a, row) : of(i));
+        body(i, row >= item.end ? -1 : a.rows ? source(a, a.by_slots, row) : of(i));
     }
 }
 // What rows of A are counted from.

@@ -81,10 +81,11 @@ struct Job : Args {
     Divider by_slots;
 };
 
-// The row of A of row i of the result. What is no row of A becomes one.
-__device__ inline int source(const Job& a, int i) {
+// The row of A of row i of the result, where rows are gathered. What is no row of A becomes one.
+template <class Args>
+__device__ inline int source(const Args& a, Divider by_slots, int i) {
     const int slot = global<int32_t>(a.rows)[i];
-    const int row = int(divide(uint32_t(slot < 0 ? 0 : slot), a.by_slots)), last = int(a.a_rows - 1);
+    const int row = int(divide(uint32_t(slot < 0 ? 0 : slot), by_slots)), last = int(a.a_rows - 1);
     return row < last ? row : last;
 }
 

@@ -60,11 +60,6 @@ bool in_vectors(const Operand& x) {
     return (reinterpret_cast<uintptr_t>(x.data) | uint64_t(x.row_stride) | uint64_t(x.group_stride)) % 16 == 0;
 }
 
-bool tma_takes(const Operand& x, int64_t rows, int64_t k) {
-    constexpr int64_t kMost = int64_t(1) << 31;
-    return in_vectors(x) && rows < kMost && (rows == 1 || (x.row_stride >= k && x.row_stride < int64_t(1) << 40));
-}
-
 Status launch_tiles(const Args& args, const Chip& chip, const Executor& on) {
     const int index = pick_tile(args.batch, args.m, args.n, chip.multiprocessors);
     const cuda::Tile& tile = kTiles[index];
@@ -108,8 +103,8 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     Config config;
-    if (chip.capability == 90 && args.batch == 1 && tma_takes(args.a, args.m, args.k) &&
-        tma_takes(args.b, args.n, args.k)) {
+    if (chip.capability == 90 && args.batch == 1 && tma_takes({args.a.data, args.m, args.k, args.a.row_stride}) &&
+        tma_takes({args.b.data, args.n, args.k, args.b.row_stride})) {
         const tiles::Size size{args.m, args.n, args.k, chip.multiprocessors};
         config = pick_form(size.m, size.n, size.k, size.multiprocessors);
         const Status forced = tiles::force_config("int8_gemm", kForms, size, [](const Form&) { return true; }, &config);

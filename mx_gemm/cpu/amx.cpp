@@ -188,7 +188,7 @@ class Tiles {
             static thread_local KeptMemory memory;
             const Args& p = c.args;
             auto* const wide = reinterpret_cast<float*>(memory.at_least((p.k + p.k / kMxBlock) * sizeof(float)));
-            if (held != row) A::widen(p, source(p, c.first + row), wide, wide + p.k);
+            if (held != row) A::widen(p, gemm::source(p, c.first + row), wide, wide + p.k);
             held = row;
             multiply_pairs<1, 1, format>({wide, of_blocks(p.scale_a) ? wide + p.k : nullptr}, c.b + n0 * p.b.row_stride,
                                          p.b.row_stride, count, scales, p.k, sums, 0);

@@ -19,6 +19,7 @@
 #include "../../common/cpu/half.h"
 #include "../../common/cpu/kept_memory.h"
 #include "../../common/cpu/lanes.h"
+#include "../../common/gemm/cpu/groups.h"
 #include "../../common/gemm/scales.h"
 #include "../mx_gemm.h"
 
@@ -46,12 +47,6 @@ struct Kernel {
 };
 
 namespace {
-
-// Of A, what row i of the result is of: -1 where there is none.
-inline int64_t source(const Args& a, int64_t i) {
-    const int64_t row = a.rows ? a.rows[i] / a.slots : i;
-    return row >= 0 && row < a.a_rows ? row : -1;
-}
 
 inline float value_of(DType format, const uint8_t* row, int64_t i) {
     if (format == DType::e2m1) return e2m1_value(row[i / 2] >> i % 2 * 4 & 15);

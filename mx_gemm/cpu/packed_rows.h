@@ -61,7 +61,7 @@ class RowsOfA {
         for (; begin < end; begin += kTileRows) {
             const int count = int(std::min<int64_t>(kTileRows, end - begin));
             int64_t rows[kTileRows];
-            for (int i = 0; i < kTileRows; ++i) rows[i] = i < count ? source(p, c.first + begin + i) : -1;
+            for (int i = 0; i < kTileRows; ++i) rows[i] = i < count ? gemm::source(p, c.first + begin + i) : -1;
             for (int i = 0; i < count; ++i) {
                 c.factors[begin + i] = factor_of(p, rows[i]);
                 if (few(c.count)) {

@@ -329,18 +329,12 @@ __global__ __launch_bounds__(Form<kRows>::kThreads, 1) void mx_gemm_tiles(Args a
 
 // --- the launch ---
 
-inline bool tma_takes(const Args& a) {
-    const auto fits = [](int64_t stride) { return stride % 16 == 0 && stride < int64_t(1) << 40; };
-    return reinterpret_cast<uintptr_t>(a.b.data) % 16 == 0 &&
-           (a.n == 1 || (fits(a.b.row_stride) && a.b.row_stride >= a.k / 2)) &&
-           (a.groups == 1 || (fits(a.b.group_stride) && a.b.group_stride >= a.k / 2)) && a.n < int64_t(1) << 31 &&
-           a.k < int64_t(1) << 30 && a.m < int64_t(1) << 31;
-}
-
 // Whether it is for these operands, on this chip.
 inline bool tiles_fit(const Args& a, const Chip& chip) {
     return chip.capability == 90 && a.format_b == DType::e2m1 && !of_blocks(a.scale_a) &&
-           (a.format_a == DType::bf16 || is_fp8(a.format_a)) && tma_takes(a) &&
+           (a.format_a == DType::bf16 || is_fp8(a.format_a)) &&
+           tma_takes({a.b.data, a.n, a.k / 2, a.b.row_stride, 0, 0, a.groups, a.b.group_stride}) &&
+           a.k < int64_t(1) << 30 && a.m < int64_t(1) << 31 &&
            a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
 }
 

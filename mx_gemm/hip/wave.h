@@ -65,13 +65,9 @@ using PiecesOfA = Pieces<F::scaled, F::step_bytes_a>;
 template <class F>
 using PiecesOfB = Pieces<F::scaled, F::step_bytes_b>;
 
-// The row of A of a row of the result. What is no row of A becomes one.
+// The row of A of a row of the result.
 __device__ inline int source_of(const Launch& launch, int row) {
-    const Args& a = launch.args;
-    const int slot = a.rows ? global<int32_t>(a.rows)[row] : row;
-    const int found = slot < 0 ? 0 : a.rows ? int(divide(uint32_t(slot), launch.by_slots)) : slot;
-    const int last = int(a.a_rows - 1);
-    return found < last ? found : last;
+    return launch.args.rows ? grouped_gemm::hip::source(launch.args, launch.by_slots, row) : row;
 }
 
 // Rows of A, by offsets of 32 bits: of all where rows are gathered, else from `first` on.

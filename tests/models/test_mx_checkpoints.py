@@ -10,9 +10,9 @@ from problems import checkpoints, mx_checkpoints
 from problems.buffers import same_bytes
 from problems.mx_checkpoints import FORMS, write
 from problems.tiny_llama import NEAR, distance, tokens
-from problems.tiny_moe import expert_modules
+from problems.tiny_moe import expert_modules, logits_with_one_routing
 from tests.models.test_bad_checkpoints import refused
-from tests.models.test_mx_models import MARKS, assert_as_reference, model_of, numbers, one_routing, quantised
+from tests.models.test_mx_models import MARKS, assert_as_reference, model_of, numbers, quantised
 
 pytestmark = MARKS
 
@@ -30,7 +30,7 @@ def test_a_published_format(kernel, device, formats, generator, tmp_path, form, 
     assert len(linears) == (4 * 2 if name == "qwen3_moe" else 5 * 2 + 2 * 3)  # a dense layer, and shared experts
     assert {(each.format, each.inputs) for each in linears} == {(f"mxfp{bits}", inputs)}
     assert_as_reference(kernel, loaded, generator, device)
-    theirs, got = one_routing([defined, loaded], ids)
+    theirs, got = logits_with_one_routing([defined, loaded], ids)
     assert distance(got, theirs) <= {"16bit": NEAR, "mxfp8": 0.25, "fp8": 0.25, "mxfp4": 0.75}[inputs]
     kernel.quantization.save_quantized(loaded, tmp_path / "again")
     again = kernel.quantization.load_quantized(tmp_path / "again", device)

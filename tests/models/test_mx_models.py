@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from problems import mx
 from problems.buffers import same_bytes
 from problems.mx import BLOCK
-from problems.tiny_llama import NEAR, distance, drawn, logits, tokens
+from problems.tiny_llama import NEAR, distance, drawn, tokens
 from problems.tiny_moe import MODELS, NEAR_MODULES, SIZES, expert_modules, logits_with_one_routing, moe, routed
 
 MARKS = [
@@ -54,24 +54,6 @@ def by_definition(model: torch.nn.Module, made: torch.nn.Module) -> torch.nn.Mod
     return model
 
 
-def one_routing(models: list[torch.nn.Module], ids) -> list[torch.Tensor]:
-    """Whichever sum comes first, the same experts are chosen."""
-    if models[0].config.model_type != "gpt_oss":
-        return logits_with_one_routing(models, ids)
-    chosen = {}
-    results = []
-    for model in models:
-        handles = [
-            module.register_forward_hook(lambda _, __, output, name=name: chosen.setdefault(name, output))
-            for name, module in model.named_modules()
-            if name.endswith(".router")
-        ]
-        results.append(logits(model, ids))
-        for handle in handles:
-            handle.remove()
-    return results
-
-
 def assert_as_reference(kernel, model: torch.nn.Module, generator, device) -> None:
     """Of each module on MX weights. Codes of 4 bits have steps of a half of their size, four times FP8's."""
     for module in model.modules():
@@ -95,10 +77,10 @@ def test_a_quantised_model_computes_what_it_holds(kernel, device, generator, nam
     model, ids = model_of(name, generator, device), tokens(generator, 2, 11, device)
     made = quantised(kernel, model)
     before = kernel.call_counts()["grouped_gemm"]
-    wanted, got = one_routing([by_definition(model, made), made], ids)
+    wanted, got = logits_with_one_routing([by_definition(model, made), made], ids)
     assert kernel.call_counts()["grouped_gemm"] == before + 2 * len(expert_modules(model))
     assert distance(got, wanted) <= NEAR
-    wanted, got = one_routing([model, made], ids)
+    wanted, got = logits_with_one_routing([model, made], ids)
     assert 0.01 < distance(got, wanted) <= 0.25  # it is another model, and not far
 
 
@@ -114,7 +96,7 @@ def test_quantised_inputs(kernel, device, generator, name, inputs):
     for layer in plain.model.layers:
         layer.mlp.register_forward_pre_hook(lambda *_: None)  # watched: norms give 16 bits
     assert_as_reference(kernel, made, generator, device)
-    wanted, got, apart = one_routing([by_definition(model, made), made, plain], ids)
+    wanted, got, apart = logits_with_one_routing([by_definition(model, made), made, plain], ids)
     assert same_bytes(got, apart)
     assert 0 < distance(got, wanted) <= {"fp8": 0.125, "mxfp8": 0.125, "mxfp4": 0.5}[inputs]
 
@@ -127,7 +109,7 @@ def test_linears_in_fp8_beside_experts_in_mxfp4(kernel, device, formats, generat
     linears = [key for key in other if "_proj.weight" in key and "experts" not in key]
     assert linears and all(same_bytes(state[key], other[key]) for key in linears)
     assert {module.format for module in expert_modules(made).values()} == {"mxfp4"}
-    wanted, got = one_routing([model, made], ids)
+    wanted, got = logits_with_one_routing([model, made], ids)
     assert distance(got, wanted) <= 0.25
 
 
@@ -146,7 +128,7 @@ def test_experts_of_gpt_oss_in_fp8(kernel, device, formats, generator):
         given = routed(generator, device, 4, 9)
         got = made.get_submodule(name)(*given)
         assert distance(got, module(*given)) <= 2.0**-4  # the inputs are rounded to FP8
-    wanted, got = one_routing([model, made], ids)
+    wanted, got = logits_with_one_routing([model, made], ids)
     assert distance(got, wanted) <= 0.25
 
 
@@ -274,12 +256,12 @@ def test_a_stored_model_comes_back(kernel, device, generator, tmp_path, name, gr
     assert [module.kind() for module in expert_modules(made).values()] == [
         module.kind() for module in expert_modules(loaded).values()
     ]
-    wanted, got = one_routing([made, loaded], ids)
+    wanted, got = logits_with_one_routing([made, loaded], ids)
     assert distance(got, wanted) <= NEAR
     # transformers' reading of the same files.
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.bfloat16).to(device)
     if granularity is None:
-        wanted, got = one_routing([theirs, loaded], ids)
+        wanted, got = logits_with_one_routing([theirs, loaded], ids)
         assert distance(got, wanted) <= NEAR
         for each, module in expert_modules(loaded).items():
             if name == "gpt_oss":

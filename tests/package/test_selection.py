@@ -133,7 +133,8 @@ ROCM = re.compile(r"simulated_rocm\b(?! import)|simulated_kernels|\b(rocm_librar
 
 def test_no_test_outside_a_group_needs_the_rocm_library():
     """Who changes no kernel need not build it."""
-    asking = [path for path in (ROOT / "tests").rglob("test_*.py") if ROCM.search(path.read_text())]
+    others = set((ROOT / "tests").rglob("test_*.py")) - {Path(__file__)}  # which names what is searched for
+    asking = [path for path in others if ROCM.search(path.read_text())]
     assert len(asking) > 20
     assert not [path for path in asking if not any(group.has(path) for group in GROUPS.values())]
 
