@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import C
 from vllm.model_executor.layers.quantization.quark.schemes import QuarkOCP_MX
 from vllm.model_executor.layers.quantization.utils import replace_parameter
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    QuantKey,
     kFp8DynamicTensorSym,
     kFp8DynamicTokenSym,
     kMxfp4Dynamic,
@@ -95,6 +96,17 @@ class _GemmLinear:
 
 class Mxfp4GemmLinear(_GemmLinear, MxFp4LinearKernel):
     _inputs = _BESIDE_MXFP4
+
+    @classmethod
+    def _supports_quant_scheme(cls, weight_key: QuantKey | None, activation_key: QuantKey | None) -> bool:
+        """vLLM 0.33 asks, by default for 16 bits and MXFP4 alone. `can_implement`, which it asks next, says why not."""
+        return True
+
+    @classmethod
+    def _key(cls, config: MxFp4LinearLayerConfig):
+        # From vLLM 0.33 on its user may ask for other inputs than the checkpoint does, and is handed on.
+        user = getattr(_choice, "_user_linear_activation_override", None)
+        return config.activation_quant_key if user and user() is not None else super()._key(config)
 
 
 class Mxfp8GemmLinear(_GemmLinear, Mxfp8LinearKernel):

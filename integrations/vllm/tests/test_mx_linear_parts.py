@@ -6,6 +6,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from rocm_fp8_vllm import EXPERTS, mx_linear
 from rocm_fp8_vllm.kernel import kernel
+from rocm_fp8_vllm.mx_inputs import asking_for
 from rocm_fp8_vllm.mx_linear import Mxfp4GemmLinear, Mxfp8GemmLinear
 from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as choice
@@ -182,6 +183,19 @@ def test_what_vllm_hands_on_is_asked_without_a_checkpoints_settings():
         choice.init_mxfp8_linear_kernel(weight_shape=(64, K), bmm_batch_size=2)
     config = choice.Mxfp8LinearLayerConfig((64, K), 2)
     assert Mxfp8GemmLinear.can_implement(config) == (False, "multiplies no batches")
+
+
+def test_what_the_user_asks_for_replaces_what_the_checkpoint_says(monkeypatch):
+    """vLLM 0.33's quantization_config.linear.activation."""
+
+    def inputs(key):
+        monkeypatch.setattr(choice, "_user_linear_activation_override", lambda: key, raising=False)
+        with asking_for(kMxfp4Dynamic):
+            return choice.init_mxfp4_linear_kernel(kMxfp4Dynamic if key is None else key).inputs
+
+    assert [inputs(key) for key in (kMxfp8Dynamic, None, kMxfp4Dynamic)] == ["mxfp8", "mxfp4", "mxfp4"]
+    with pytest.raises(ValueError, match="Mxfp4GemmLinear: has no inputs quantised by"):
+        inputs(kFp8StaticTensorSym)
 
 
 def test_blocks_that_a_worker_would_cut_are_refused():
