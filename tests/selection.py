@@ -163,6 +163,7 @@ GROUPS = {
     # They need nothing of this package.
     "the simulator": Group(("simulator/tests",), ("requirements*.txt", "simulator/**")),
     "the Hub": Group(("tests/hub",), (*ON_CPU, *PUBLISHED)),
+    "which tests run": Group(("tests/package/test_selection.py",), ("**/*.py",)),
     "tools": Group(
         ("tests/tools",),
         (*ON_CPU, *SIMULATED, "scripts/**", "benchmarks/**", "docs/performance.md", "examples/**"),

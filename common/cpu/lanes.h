@@ -236,5 +236,13 @@ struct Lanes {
     }
 };
 
+// n values of `in` as float32.
+template <class L, DType in>
+inline void widen(const void* p, int64_t n, float* out) {
+    for_blocks<L>(n, [&](int64_t i, auto count, int) {
+        L::template store<DType::f32, in>(out + i, L::template load<in, in>(at<in>(p, i), count), count);
+    });
+}
+
 }  // namespace
 }  // namespace rocm_fp8

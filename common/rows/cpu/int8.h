@@ -9,14 +9,6 @@
 namespace rocm_fp8 {
 namespace {
 
-// n values of `in` as float32.
-template <class L, DType in>
-inline void widen(const void* p, int64_t n, float* out) {
-    for_blocks<L>(n, [&](int64_t i, auto count, int) {
-        L::template store<DType::f32, in>(out + i, L::template load<in, in>(at<in>(p, i), count), count);
-    });
-}
-
 // The finite range of values; 0 belongs to it. Integers that have the order of the floats: the compiler's vectors have
 // no minimum of floats that keeps to the rules for NaN.
 class FiniteRange {
