@@ -227,10 +227,11 @@ class Counters:
         # Written or not -> (first line, pattern) -> workgroups.
         self._touched: dict[bool, dict[tuple[int, int], set[int]]] = {False: {}, True: {}}
         self._by_number: dict[int, Pattern] = {}
-        # Of the latest access, for the profile: whether it was its workgroup's first to these lines, what tells these
-        # lines from others, and the address of its first lane; the LDS dword that all lanes read or wrote, or None.
+        # Of the latest access, for the profile: whether it was its workgroup's first to all these lines at once, what
+        # tells them from others, the address of its first lane; the LDS dword that all lanes read or wrote, or None.
         self.latest_is_new, self.latest_address = False, 0
         self.latest_place: tuple[int, int] = 0, 0
+        self._latest_pattern: Pattern | None = None
         self.latest_word: int | None = None
 
     @property
@@ -268,12 +269,16 @@ class Counters:
         place = first, pattern.number
         owners = self._touched[write].get(place)
         self.latest_is_new = owners is None or workgroup not in owners
-        self.latest_address, self.latest_place = int(addresses[0]), place
+        self.latest_address, self.latest_place, self._latest_pattern = int(addresses[0]), place, pattern
         if owners is None:
             self._touched[write][place] = {workgroup}
             self._by_number[pattern.number] = pattern
         else:
             owners.add(workgroup)
+
+    def latest_half_lines(self) -> list[int]:
+        """The numbers of the latest access's half lines."""
+        return (self._latest_pattern.half_lines + self.latest_place[0] // HALF_LINE).tolist()
 
     @staticmethod
     def _new_pattern(key: tuple, relative: np.ndarray, size: int) -> Pattern:

@@ -19,8 +19,8 @@ from .counters import class_of, matrix_cycles
 # Steps of a course: a tuple of one of these and what is written beside it.
 VECTOR, SCALAR, MATRIX, LDS = range(4)  # cycles
 CONSTANT = 4  # a scalar load: whether its 64 bytes are new to the workgroup
-# Half lines; 1: new to the workgroup, else minus the half lines that it touched since it last touched these; "load",
-# "store" or "atomic"; flat; number of the buffer.
+# Half lines; how many of them are new to the workgroup; how many others it touched since it last touched the rest;
+# "load", "store" or "atomic"; flat; number of the buffer.
 MEMORY = 5
 WAIT = 6  # vmcnt, lgkmcnt: how many may be outstanding
 BARRIER = 7
@@ -63,21 +63,33 @@ class BufferUse:
 
 
 class Recent:
-    """The places that a workgroup touched, by when it last did."""
+    """What a workgroup touched, by when it last did. A place is the half lines of an access, all together."""
 
     def __init__(self):
         self._clock = 0
         self._stamps: dict[tuple[int, int], int] = {}
         self._order: list[int] = []  # their values, ascending
+        # Of loads, and of what writes: half line -> the latest of its places, by when they were new.
+        self._places: dict[bool, dict[int, tuple[int, int]]] = {False: {}, True: {}}
+
+    def _since(self, place: tuple[int, int]) -> int | None:
+        """How many other places were touched since this one was; None: it is not kept."""
+        stamp = self._stamps.get(place)
+        return None if stamp is None else len(self._order) - bisect.bisect_left(self._order, stamp) - 1
+
+    def enter(self, place: tuple[int, int], half_lines: list[int], written: bool, streams: bool) -> list[int | None]:
+        """A place that is new. Of those half lines that other places have: how many places ago, as `_since`."""
+        places = self._places[written]
+        found = [places[line] for line in half_lines if line in places]
+        places.update(dict.fromkeys([line for line in half_lines if not streams or line not in places], place))
+        return [self._since(each) for each in found]
 
     def touch(self, place: tuple[int, int], streams: bool) -> int | None:
         """How many other places were touched since this one was; None: it is new. Places that stream are not kept."""
-        before, since = self._stamps.get(place), None
-        if before is not None:
-            at = bisect.bisect_left(self._order, before)
-            since = len(self._order) - at - 1
-            del self._order[at]
-        if before is not None or not streams:
+        since = self._since(place)
+        if since is not None:
+            del self._order[len(self._order) - since - 1]
+        if since is not None or not streams:
             self._clock += 1
             self._stamps[place] = self._clock
             self._order.append(self._clock)
@@ -225,14 +237,14 @@ class Profile:
             site.lines += counters.lines_loaded + counters.lines_stored - lines
             site.different_bytes += counters.different_bytes - size
             use = self._use(counters.latest_address, what != "load")
-            use.own += half_lines * counters.latest_is_new
-            since = self._since(group, half_lines, streams) if half_lines else 0
-            course.steps.append((MEMORY, half_lines, since, what, flat, use.number))
+            first, new, since = self._touch(group, half_lines, what != "load", streams) if half_lines else (0, 0, 0)
+            use.own += first
+            course.steps.append((MEMORY, half_lines, new, since, what, flat, use.number))
             if (fills := counters.lds_cycles - lds_cycles) and not flat:
                 site.lds_cycles += fills
                 site.lds_conflict_cycles += counters.lds_conflict_cycles - lds_conflicts
                 course.steps.append((FILL, fills))
-            name = f"{what} ({'first touch' if counters.latest_is_new else 'cached'})" if what == "load" else what
+            name = f"{what} ({'first touch' if first else 'cached'})" if what == "load" else what
             course.vm.append(name)
             if flat:
                 course.lgkm.append(name)
@@ -240,11 +252,22 @@ class Profile:
 
         return note
 
-    def _since(self, group: int, half_lines: int, streams: bool) -> int:
-        """1: the latest access is its workgroup's first to its lines. Else minus what was touched since the last.
-        Lines that stream (nt) are the first that L2 gives up, and count for nothing."""
-        since = self._recent.setdefault(group, Recent()).touch(self.counters.latest_place, streams)
-        return 1 if self.counters.latest_is_new or since is None else -since * half_lines
+    def _touch(self, group: int, half_lines: int, written: bool, streams: bool) -> tuple[int, int, int]:
+        """Of the latest access: half lines that its workgroup touches for the first time; those that its chiplet's L2
+        may lack, these among them; how many others were touched since the rest was.
+
+        A half line is fetched whole: after one access another one finds it, whichever bytes both ask for. Lines that
+        stream (nt) are the first that L2 gives up: they come anew, and push nothing out."""
+        counters, recent = self.counters, self._recent.setdefault(group, Recent())
+        if counters.latest_is_new:
+            touched = counters.latest_half_lines()
+            known = recent.enter(counters.latest_place, touched, written, streams)
+            recent.touch(counters.latest_place, streams)
+            first = len(touched) - len(known)
+        else:
+            known, first = [recent.touch(counters.latest_place, streams)] * half_lines, 0
+        kept = [each for each in known if each is not None]
+        return first, first + len(known) - len(kept), max(kept, default=0) * half_lines
 
     def _use(self, address: int, written: bool) -> BufferUse:
         region = self._memory_of_launch.find(address)

@@ -14,7 +14,7 @@ from simulator.timing import cost
 from simulator.timing.recording import Buffer, Recording
 from simulator.timing.timeline import Packed
 
-STEPS = np.array([[0, 400, 0, 0, 0, 0], [5, 16, 1, 0, 0, 0], [6, 0, 0, 0, 0, 0]], np.int32)
+STEPS = np.array([[0, 400, 0, 0, 0, 0, 0], [5, 16, 16, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0, 0]], np.int32)
 
 
 def measured(name: str, microseconds: float, steps: np.ndarray = STEPS, group: str = "", **fields) -> Measured:

@@ -119,8 +119,45 @@ def test_how_far_back_a_line_was_touched(arch):
       global_store_dword v1, v1, s[6:7]
       global_load_dword v7, v1, s[4:5]"""
     _, watched = run(arch, body)
-    found = [step[2] for step in watched.courses[0][0].steps if step[0] == profile.MEMORY]
-    assert found == [1, 1, 1, -4, 0, 1, -4]  # half lines: 256 bytes are four; what streams counts for nothing
+    # Half lines: 256 bytes are four; what streams counts for nothing.
+    assert touches(watched) == [(4, 4, 0), (4, 4, 0), (4, 4, 0), (4, 0, 4), (4, 0, 0), (4, 4, 0), (4, 0, 4)]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_other_bytes_of_a_half_line_come_with_the_first(arch):
+    """Rows of 96 bytes, of which lanes read 16 at a time: every second one begins amid a half line."""
+    body = """
+      v_mul_u32_u24 v1, 0x60, v0
+      v_lshlrev_b32 v2, 4, v0
+      global_load_dwordx4 v[4:7], v1, s[4:5]
+      global_load_dwordx4 v[8:11], v1, s[4:5] offset:16
+      global_load_dwordx4 v[12:15], v1, s[4:5] offset:32
+      global_load_dwordx4 v[16:19], v2, s[4:5]
+      global_load_dwordx4 v[20:23], v1, s[4:5] offset:80 nt
+      global_load_dwordx4 v[24:27], v2, s[4:5] offset:32"""
+    counters, watched = run(arch, body)
+    # 96 half lines hold all rows. The first load touches two of three; the third one the others and a half of these.
+    assert touches(watched) == [(64, 64, 0), (64, 0, 0), (64, 32, 0), (16, 0, 16), (64, 0, 128), (17, 0, 34)]
+    (read,) = counters.footprints
+    assert [each.own for each in watched.buffers.values()] == [96] == [read.half_lines]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_streamed_comes_anew(arch):
+    body = """
+      v_lshlrev_b32 v1, 4, v0
+      global_load_dwordx4 v[4:7], v1, s[4:5] nt
+      global_load_dwordx4 v[8:11], v1, s[4:5] offset:32 nt
+      global_load_dwordx4 v[12:15], v1, s[4:5] offset:48
+      global_load_dwordx4 v[16:19], v1, s[4:5] offset:16"""
+    _, watched = run(arch, body)
+    assert touches(watched) == [(16, 16, 0), (17, 17, 0), (17, 17, 0), (17, 0, 0)]
+    assert [each.own for each in watched.buffers.values()] == [17]
+
+
+def touches(watched) -> list[tuple[int, int, int]]:
+    """Of a workgroup of one wave: half lines of each access, new ones, what was touched since the rest was."""
+    return [step[1:4] for step in watched.courses[0][0].steps if step[0] == profile.MEMORY]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -137,7 +174,7 @@ def test_trace_of_a_wave(arch):
 # --- Playing back ---
 
 RATES = UnitRates(hbm=32.0, fabric=64.0, store=64.0, l2=64.0)
-LOAD = (profile.MEMORY, 16, 1, "load", False, 0)  # 1024 bytes
+LOAD = (profile.MEMORY, 16, 16, 0, "load", False, 0)  # 1024 bytes
 COLD = np.array([[1.0, 1.0]])
 WAIT_ALL = (profile.WAIT, 0, 0)
 
@@ -155,7 +192,7 @@ def test_a_load_takes_its_latency_and_its_bytes():
     found = played([[LOAD, WAIT_ALL]])
     # 1024 bytes at 32 a cycle, then 900 cycles; the wave stands still from cycle 8 on.
     assert found.cycles == 932 and found.stalls == {"HBM": 924} and found.loads_in_flight == 1
-    cached = (profile.MEMORY, 16, 0, "load", False, 0)
+    cached = (profile.MEMORY, 16, 0, 0, "load", False, 0)
     assert played([[cached, WAIT_ALL]]).cycles == 16 + 288
     # Eight in flight share the bandwidth, not the latency.
     assert played([[LOAD] * 8 + [WAIT_ALL]]).cycles == 8 * 32 + 900
@@ -176,15 +213,25 @@ def test_where_a_load_comes_from():
 
 
 def test_what_l2_has_lost_comes_from_the_memory_side_cache():
-    again = (profile.MEMORY, 16, -4000, "load", False, 0)
+    again = (profile.MEMORY, 16, 0, 4000, "load", False, 0)
     holds, half, little = (dataclasses.replace(RATES, reach=reach) for reach in (4000.0, 2000.0, 0.0))
     assert played([[again, WAIT_ALL]], rates=holds).cycles == 16 + 288
     assert played([[again, WAIT_ALL]], rates=half).cycles == 8 + 500
     assert played([[again, WAIT_ALL]], rates=little).cycles == 16 + 500
 
 
+def test_a_load_that_is_new_in_part():
+    part = (profile.MEMORY, 16, 4, 4000, "load", False, 0)
+    holds, half = (dataclasses.replace(RATES, reach=reach) for reach in (4000.0, 2000.0))
+    # Eight times 256 bytes at 32 a cycle; L1 serves one access in 16.
+    assert played([[part] * 8 + [WAIT_ALL]], rates=holds).cycles == 7 * 16 + 8 + 900
+    # Twelve half lines, half of which L2 has lost, besides: 640 bytes from the memory-side cache at 64 a cycle.
+    slow = dataclasses.replace(half, fabric=16.0)
+    assert played([[part] * 8 + [WAIT_ALL]], rates=slow).cycles == 8 * 40 + 900
+
+
 def test_stores_go_past_what_a_unit_draws():
-    store = (profile.MEMORY, 16, 1, "store", False, 0)
+    store = (profile.MEMORY, 16, 16, 0, "store", False, 0)
     in_memory_side_cache = np.array([[1.0, 0.0]])
     rates = dataclasses.replace(RATES, fabric=16.0, store=64.0)
     times = [

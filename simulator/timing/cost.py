@@ -20,10 +20,10 @@ longest part is "latency": loads not yet back, and too little in flight.
 What a chiplet's L2 fetches is measured on workgroups that are in flight together (counting/sharing.py). Workgroups of
 later rounds are taken to share alike, and to find in L2 what earlier ones left only where the whole launch fits there.
 Workgroups without work (counting/idle.py) are taken for none: they take no time, and make room for others at once.
-A line that a workgroup touches again comes from L2 where what all workgroups in flight touched in the meantime fits
-there; else in part from the memory-side cache. Lines that stream (nt) push nothing out. Stores take the chip's
-bandwidth, and not the share of it that one unit can draw. Waves wait for an LDS dword only where a loop looks at it
-(schedule/polling.py).
+A line that a workgroup touches again, whichever bytes of it, comes from L2 where what all workgroups in flight touched
+in the meantime fits there; else in part from the memory-side cache. Lines that stream (nt) push nothing out. Stores
+take the chip's bandwidth, and not the share of it that one unit can draw. Waves wait for an LDS dword only where a loop
+looks at it (schedule/polling.py).
 Matrix units take power: `Chip.power` says by how much a launch that keeps them busy runs at a lower clock.
 """
 
@@ -143,9 +143,10 @@ def reach_of(recording: Recording, chip: Chip) -> float:
 def fetched_again(recording: Recording, reach: float) -> float:
     """Half lines of a workgroup, the mean, that L2 has lost when they are loaded again. They are shared as at first."""
     steps, groups = recording.courses.steps, len(recording.courses.waves)
-    again = steps[(steps[:, 0] == MEMORY) & (steps[:, 2] < -reach) & (steps[:, 3] == ACCESSES["load"])]
-    fills = np.array([each.fills for each in recording.buffers] or [1.0])[again[:, 5].astype(np.int64)]
-    return float((again[:, 1] * (1 + reach / again[:, 2]) * np.minimum(fills, 1.0)).sum()) / groups
+    again = steps[(steps[:, 0] == MEMORY) & (steps[:, 3] > reach) & (steps[:, 4] == ACCESSES["load"])]
+    fills = np.array([each.fills for each in recording.buffers] or [1.0])[again[:, 6].astype(np.int64)]
+    lost = (again[:, 1] - again[:, 2]) * (1 - reach / again[:, 3])
+    return float((lost * np.minimum(fills, 1.0)).sum()) / groups
 
 
 def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:
@@ -169,8 +170,8 @@ def traffic(recording: Recording, chip: Chip, warm: bool) -> Traffic:
 def stored_buffers(recording: Recording) -> set[int]:
     """Numbers of the buffers that are written."""
     steps = recording.courses.steps
-    stores = steps[(steps[:, 0] == MEMORY) & (steps[:, 3] != ACCESSES["load"])]
-    return set(stores[:, 5].tolist())
+    stores = steps[(steps[:, 0] == MEMORY) & (steps[:, 4] != ACCESSES["load"])]
+    return set(stores[:, 6].tolist())
 
 
 def play_unit(recording: Recording, chip: Chip, moved: Traffic, heavier: float = 1.0) -> tuple[Played, float, int]:
@@ -262,7 +263,7 @@ def band(result: Estimate) -> str:
 def of_fullest(recording: Recording, **options) -> Estimate:
     """The estimate that plays what loads most of the recorded workgroups, as many as a unit gets: the last to end."""
     courses, steps = recording.courses, recording.courses.steps
-    loads = np.where((steps[:, 0] == MEMORY) & (steps[:, 3] == ACCESSES["load"]), steps[:, 1], 0)
+    loads = np.where((steps[:, 0] == MEMORY) & (steps[:, 4] == ACCESSES["load"]), steps[:, 1], 0)
     ends = courses.ends[np.cumsum(courses.waves) - 1]
     each = np.add.reduceat(loads, np.r_[0, ends[:-1]])
     chip = options.get("chip") or CHIPS[recording.arch]

@@ -32,7 +32,7 @@ enum Stall {
 };
 
 struct Step {
-    int32_t kind, a, b, c, d, e;
+    int32_t kind, a, b, c, d, e, f;
 };
 
 // Cycles, and bytes a cycle of the unit: as UnitRates in timeline.py.
@@ -132,19 +132,18 @@ class Unit {
         wave.clock = begin + rates_.issue;
         l1_ = begin + size / rates_.l1;
         l2_ = std::max(begin, l2_) + size / rates_.l2;
-        const double latency = s.c == kAtomic ? rates_.atomic_latency : rates_.l2_latency;
+        const double latency = s.d == kAtomic ? rates_.atomic_latency : rates_.l2_latency;
         double back = l2_ + latency;
-        Stall what = s.c == kAtomic ? kStallAtomic : s.c == kStore ? kStallStore : kStallL2;
-        // Lines that are new to the workgroup, or that L2 has lost since it last touched them (they are in the
+        Stall what = s.d == kAtomic ? kStallAtomic : s.d == kStore ? kStallStore : kStallL2;
+        // Lines that are new to the workgroup, and those that L2 has lost since it last touched them (they are in the
         // memory-side cache).
-        const bool is_new = s.b > 0;
-        const double fills = is_new ? buffers_[s.e].fills : std::max(0.0, 1 + rates_.reach / s.b);
-        const double fill = s.b ? size * fills : 0;
-        if (fill > 0) {
-            const double of_hbm = is_new ? buffers_[s.e].hbm : 0;
-            fabric_ = std::max(begin, fabric_) + fill / (s.c == kStore ? rates_.store : rates_.fabric);
-            hbm_ = std::max(begin, hbm_) + fill * of_hbm / rates_.hbm;
-            if (s.c == kLoad) {
+        const double is_new = 64.0 * s.b * buffers_[s.f].fills;
+        const double lost = s.c > rates_.reach ? 64.0 * (s.a - s.b) * (1 - rates_.reach / s.c) : 0;
+        if (const double fill = is_new + lost; fill > 0) {
+            const double of_hbm = is_new > 0 ? buffers_[s.f].hbm : 0;
+            fabric_ = std::max(begin, fabric_) + fill / (s.d == kStore ? rates_.store : rates_.fabric);
+            hbm_ = std::max(begin, hbm_) + is_new * of_hbm / rates_.hbm;
+            if (s.d == kLoad) {
                 // Workgroups that share a line ask for it at about the same time: all wait for the one that fetches it.
                 const double beyond = rates_.fabric_latency + (rates_.hbm_latency - rates_.fabric_latency) * of_hbm;
                 back = std::max(back, std::max(fabric_, hbm_) + beyond), what = kStallHbm;
@@ -153,8 +152,8 @@ class Unit {
             }
         }
         enqueue(wave.vm, back, what);
-        if (s.d) enqueue(wave.lgkm, back, what);
-        if (s.c == kLoad) out_.flying += wave.vm.back().first - begin;
+        if (s.e) enqueue(wave.lgkm, back, what);
+        if (s.d == kLoad) out_.flying += wave.vm.back().first - begin;
     }
 
     static void enqueue(Queue& queue, double back, Stall what) {

@@ -21,7 +21,7 @@ from simulator.native import compile_library
 # As in timeline.cpp.
 STALLS = ("issue", "matrix unit", "LDS", "scalar load", "HBM", "L2", "store", "atomic", "barrier", "LDS flag")
 ACCESSES = {"load": 0, "store": 1, "atomic": 2}
-STEP = 6  # integers of a step
+STEP = 7  # integers of a step
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def pack(groups: list[list[Course]]) -> Packed:
     for course in (course for group in groups for course in group):
         for kind, *rest in course.steps:
             if kind == MEMORY:
-                rest[2] = ACCESSES[rest[2]]
+                rest[3] = ACCESSES[rest[3]]
             rows.append([kind, *map(int, rest), *[0] * (STEP - 1 - len(rest))])
         ends.append(len(rows))
     steps = np.array(rows, np.int32).reshape(-1, STEP)
