@@ -76,6 +76,63 @@ struct RowTiles {
     }
 };
 
+// Tile number `index` of all, for a wave that asks once: as RowTiles finds it. All offsets are on their way at once, of four
+// neighbouring groups a lane: a load for each of a lane's groups would fetch every line as often.
+template <int tile_rows, class Grouped>
+__device__ inline RowTile row_tile(const Grouped& a, int index) {
+    using Tiles = RowTiles<tile_rows>;
+    constexpr int kOfLane = 4, kOfTurn = kWave * kOfLane, kTurns = kMostGroups / kOfTurn;
+    const int groups = int(a.groups), m = int(a.m), lane = int(threadIdx.x) % kWave;
+    if (groups < kOfLane - 1) return Tiles(a).tile(index);  // no load of four
+    const auto inside = [&](int offset) { return offset < 0 ? 0 : offset < m ? offset : m; };
+    u32x4 found[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+        const int mine = turn * kOfTurn + lane * kOfLane, last = groups + 1 - kOfLane;
+        if (turn * kOfTurn < groups)
+            found[turn] = load_unaligned(reinterpret_cast<const uint8_t*>(a.offsets + (mine < last ? mine : last)));
+    }
+    int before = 0;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+        const int first = turn * kOfTurn, mine = first + lane * kOfLane;
+        if (first >= groups) break;
+        // The first row of each of the lane's groups, and of the one behind. Beyond the last group: the end, as of at().
+        const int moved = mine + kOfLane - 1 - groups;
+        int begin[kOfLane + 1];
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+            int from = int(found[turn][i]);
+#pragma unroll
+            for (int j = i + 1; j < kOfLane; ++j) from = moved >= j - i ? int(found[turn][j]) : from;
+            begin[i] = inside(from);
+        }
+        const int behind = first + kOfTurn < groups ? first + kOfTurn : groups;
+        const int of_next = __builtin_amdgcn_ds_bpermute((lane + 1) % kWave * 4, begin[0]);
+        begin[kOfLane] = lane == kWave - 1 ? inside(uniform(global<int32_t>(a.offsets)[behind])) : of_next;
+        uint32_t tiles = 0;
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) tiles += Tiles::tiles_of(begin[i], begin[i + 1]);
+        const uint32_t up_to = sum_up_to_lane(tiles);
+        const LaneMask holding = lanes_where(int(up_to) > index - before);
+        if (holding == 0) {
+            before += int(of_lane(up_to, kWave - 1));
+            continue;
+        }
+        const int holder = lowest(holding);
+        before += holder == 0 ? 0 : int(of_lane(up_to, holder - 1));
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+            const int from = int(of_lane(uint32_t(begin[i]), holder)),
+                      to = int(of_lane(uint32_t(begin[i + 1]), holder));
+            const int count = Tiles::tiles_of(from, to);
+            if (index < before + count) return {first + holder * kOfLane + i, from, to, index - before, before};
+            before += count;
+        }
+    }
+    return {-1, 0, 0, 0, 0};
+}
+
 // The arguments as the kernels have them: k in bytes.
 struct Job : Args {
     Divider by_slots;

@@ -25,7 +25,6 @@ namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
 using grouped_gemm::hip::RowTile;
-using grouped_gemm::hip::RowTiles;
 
 constexpr int kSubN = kWaveColumns / 16;  // subtiles of columns
 
@@ -91,7 +90,8 @@ template <int rows, int columns>
 __device__ inline Place find_place(const Launch& launch) {
     const Args& args = launch.args;
     const int number = int(divide(blockIdx.x, launch.columns));
-    const RowTile tile = args.offsets ? RowTiles<rows>(args).tile(number) : RowTile{0, 0, int(args.m), number, 0};
+    const RowTile tile =
+        args.offsets ? grouped_gemm::hip::row_tile<rows>(args, number) : RowTile{0, 0, int(args.m), number, 0};
     return {tile, tile.first + tile.tile * rows, int(blockIdx.x - number * launch.columns.divisor) * columns};
 }
 
