@@ -96,20 +96,8 @@ class Configs:
 @functools.cache
 def configs() -> Configs:
     """Of the headers as they are now; compiled once for each state of them."""
-    headers = sorted(
-        path
-        for name in (
-            "block_scaled_gemm",
-            "common",
-            "grouped_gemm",
-            "int8_gemm",
-            "mla_decode",
-            "rmsnorm_fp8",
-            "skinny_gemm",
-            "swiglu_fp8",
-        )
-        for path in (ROOT / name).rglob("*.h")
-    )
+    folders = {ROOT / "common", *(each.parent for each in ROOT.glob("*/hip"))}
+    headers = sorted(path for folder in folders for path in folder.rglob("*.h"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *headers))).hexdigest()[:16]
     library = ROOT / "build" / ".work" / "host" / f"configs-{digest}.so"
     if not library.is_file():
