@@ -96,8 +96,7 @@ class Configs:
 @functools.cache
 def configs() -> Configs:
     """Of the headers as they are now; compiled once for each state of them."""
-    folders = {ROOT / "common", *(each.parent for each in ROOT.glob("*/hip"))}
-    headers = sorted(path for folder in folders for path in folder.rglob("*.h"))
+    headers = sorted(path for each in ROOT.glob("*/hip") for path in each.parent.rglob("*.h"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *headers))).hexdigest()[:16]
     library = ROOT / "build" / ".work" / "host" / f"configs-{digest}.so"
     if not library.is_file():
