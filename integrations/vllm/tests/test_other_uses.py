@@ -51,7 +51,8 @@ def test_embeddings_are_the_last_hidden_state(started, reference):
 PROGRAM = """
 import json, sys
 from vllm import LLM
-from integrations.vllm.tests.conftest import teacher_forced, text
+from integrations.vllm.tests.cases import text
+from integrations.vllm.tests.conftest import teacher_forced
 from integrations.vllm.tests.steps import counts
 
 if __name__ == "__main__":
