@@ -8,8 +8,8 @@
     python -m benchmarks simulate moe --mxfp4 --rows mxfp8 --arch gfx950      MXFP8 rows, which a kernel quantises
 
 Stage 1 is grouped_gemm_swiglu_fp8 of 2 I columns, its rows gathered, in one launch or two; stage 2 is grouped_gemm to D
-columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm, moe_gate and, of MX rows, their
-quantisation. Routings are drawn at random; all tokens have the last expert, but of MXFP4 ones.
+columns. Of 16-bit experts stage 1 has no SwiGLU; of MXFP4 ones it is grouped_gemm_gate and, of MX rows, quantisation.
+Routings are drawn at random; all tokens have the last expert, but of MXFP4 ones.
 Estimates rank; they are no measurement (simulator/README.md).
 """
 
@@ -135,23 +135,22 @@ def mx_stages(clock: Clock, tokens: int, layer: Mixture, kind: str = "bf16"):
     rows, offsets, _ = map(placed, clock.rocm.kernel.reference.moe_sort(routing(tokens, layer), layer.experts))
     slots, bf16 = tokens * layer.chosen, torch.bfloat16
 
-    def gemm(kernel, a_rows: int, n: int, k: int, dtype: torch.dtype, **gather) -> torch.Tensor:
+    def gemm(kernel, a_rows: int, n: int, k: int, gate: dict | None = None, **gather) -> torch.Tensor:
         (a, scale), b = mx_rows(kind, a_rows, k, clock.arch), empty((layer.experts, n, k // 2), torch.uint8)
         bias = empty((layer.experts, n), bf16) if layer.biased else None
         operands = a, b, scale, ones(layer.experts, n, k), offsets
-        return kernel.grouped_gemm(*operands, bias=bias, **gather, out=empty((slots, n), dtype))
+        if gate is None:
+            return kernel.grouped_gemm(*operands, bias=bias, **gather, out=empty((slots, n), bf16))
+        return kernel.grouped_gemm_gate(*operands, bias=bias, **gather, **gate, out=empty((slots, n // 2), bf16))
 
     def to_hidden(kernel) -> None:
-        gather = dict(rows=rows, slots=layer.chosen)
-        product = gemm(kernel, tokens, 2 * layer.hidden, layer.d, torch.float32, **gather)
-        hidden = empty((slots, layer.hidden), bf16)
-        kernel.moe_gate(product, offsets, **layer.gate, out=hidden)
+        hidden = gemm(kernel, tokens, 2 * layer.hidden, layer.d, layer.gate, rows=rows, slots=layer.chosen)
         if kind == "mxfp8":
             kernel.quantize_fp8(hidden, scaling="group", group_size=BLOCK, scale_dtype=torch.float8_e8m0fnu)
         elif kind == "mxfp4":
             kernel.quantize_mxfp4(hidden, rounding="even")
 
-    return us(clock, to_hidden), us(clock, lambda kernel: gemm(kernel, slots, layer.d, layer.hidden, bf16))
+    return us(clock, to_hidden), us(clock, lambda kernel: gemm(kernel, slots, layer.d, layer.hidden))
 
 
 def main() -> None:

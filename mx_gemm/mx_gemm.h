@@ -6,6 +6,8 @@
 //     c[i, n]    = sum over blocks j of (scale_a[source(i), j] * scale_b[e, n, j]) * p[i, n, j]         float32
 //     out[i, n]  = round_out(c * scale_a[source(i)] + bias[e, n])
 //
+// With a gate out is [m, n / 2] in 16 bits: moe_gate (../moe_gate/moe_gate.h) of what it would be in float32.
+//
 // A is float16 or bfloat16 without scales, FP8 with a scale a row or one for all (which multiplies the whole sum), or MXFP8
 // or MXFP4 with scales of blocks. Products of a block are added in any order: unscaled, or scaled where their numbers stay
 // normal, so that no exponent is lost. What is beyond float32 is infinite, what is below it is rounded. A NaN of A, or a
@@ -17,6 +19,7 @@
 
 #include "../common/gemm/args.h"
 #include "../common/mx.h"
+#include "../moe_gate/moe_gate.h"
 
 namespace rocm_fp8::mx_gemm {
 
@@ -34,11 +37,16 @@ struct Args {
     const int32_t* rows;     // [m] or nullptr
     int32_t slots;           // of a row of A, where there are rows
     int64_t expected;        // rows of a group, at least 1
+    moe_gate::Gate gate;     // where it is gated
+    bool gated;              // n is even, gates(args)
 
     ROCM_FP8_HD int64_t bytes_of(DType format) const {
         return format == DType::e2m1 ? k / 2 : is_fp8(format) ? k : 2 * k;
     }
 };
+
+// Whether gates are the first half of B's columns, ups the second. (Interleaved they are neighbours.)
+ROCM_FP8_HD constexpr bool of_halves(const Args& a) { return a.gated && !a.gate.interleaved; }
 
 // Whether A's scales are of blocks; else they multiply the sum, or there are none.
 ROCM_FP8_HD constexpr bool of_blocks(const gemm::Scales& scale_a) {
@@ -46,5 +54,8 @@ ROCM_FP8_HD constexpr bool of_blocks(const gemm::Scales& scale_a) {
 }
 
 Status launch(const Args& args, const Executor& on);
+
+// Whether this backend gates these operands' products before they are stored.
+bool gates(const Args& args);
 
 }  // namespace rocm_fp8::mx_gemm

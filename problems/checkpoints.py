@@ -144,16 +144,21 @@ def input_maxima(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.T
 
 def input_scales(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """float32 [1] each. Parts of a joined linear differ on purpose: the largest alone saturates nothing."""
-    scales = {name: (most / FP8_MAX).reshape(1) for name, most in input_maxima(model, ids).items()}
+    scales = {name: by_largest(most).reshape(1) for name, most in input_maxima(model, ids).items()}
     return {name: s * (0.5 if name.endswith(("q_proj", "gate_proj")) else 1) for name, s in scales.items()}
+
+
+def by_largest(amax: torch.Tensor) -> torch.Tensor:
+    """The scale of a largest magnitude. On a GPU torch would multiply by a number's reciprocal."""
+    return amax / torch.full_like(amax, FP8_MAX)
 
 
 def weight_scale(weight: torch.Tensor, form: Format) -> torch.Tensor:
     if form.block:
         rows = [[part.float().abs().amax() for part in row.split(BLOCK, 1)] for row in weight.split(BLOCK, 0)]
-        return torch.tensor(rows) / FP8_MAX
+        return by_largest(torch.tensor(rows))
     largest = weight.float().abs().amax(1, keepdim=True) if form.channel else weight.float().abs().amax().reshape(1)
-    return largest.clamp(min=1e-10) / FP8_MAX  # of a row of zeros, too
+    return by_largest(largest.clamp(min=1e-10))  # of a row of zeros, too
 
 
 def of_each(scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -168,7 +173,7 @@ def group_scales(x: torch.Tensor, power_of_two: bool) -> torch.Tensor:
     """One for each element of x, the same for each 128 of a row."""
     parts = []
     for part in x.split(BLOCK, -1):
-        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-10) / FP8_MAX
+        scale = by_largest(part.abs().amax(-1, keepdim=True).clamp(min=1e-10))
         parts.append((torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale).expand_as(part))
     return torch.cat(parts, -1)
 
@@ -268,7 +273,7 @@ def by_definition(
                 return (out if module.bias is None else out + module.bias.float()).to(x.dtype)
             if by is None:
                 largest = wide.abs().amax(-1, keepdim=True)
-                by = (largest if form.scale_ub is None else largest.clamp(max=form.scale_ub)) / FP8_MAX
+                by = by_largest(largest if form.scale_ub is None else largest.clamp(max=form.scale_ub))
             out = (to_fp8(wide / by).float() @ weight.t()) * by
             return (out if module.bias is None else out + module.bias.float()).to(x.dtype)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from problems import grouped_gemm
-from problems.buffers import Guarded
+from problems.buffers import Guarded, same_bytes
 from problems.comparisons import assert_mx_close
 from problems.gemm import placed
 from problems.inputs import FLOATS, mx_codes, mx_exponents, normal, positive, short
@@ -141,3 +141,33 @@ def draw(case: Case, fp8: torch.dtype, g) -> Inputs:
         rows = torch.where(torch.arange(len(slots)) < sum(counts), slots, -1).int()
     bias = None if case.biased is None else normal((case.experts, case.n), case.biased, g, 5.0)
     return Inputs(a, b, scale_a, scale_b, grouped_gemm.offsets_of(counts), rows, max(case.slots, 1), bias)
+
+
+# --- with a gate ---
+
+GATES = (
+    dict(gate="silu"),
+    dict(gate="silu", interleaved=True, limit=2.0),
+    dict(gate="oai", limit=3.0, interleaved=True),
+    dict(gate="oai", alpha=1.5),
+    dict(gate="situ", beta=4.0, linear_beta=25.0),
+    dict(gate="situ", beta=0.5, limit=3.0, interleaved=True),
+)
+
+
+def assert_gates_the_product(
+    kernel, inputs: Inputs, gate: dict, dtype: torch.dtype, device, expected: int | None
+) -> None:
+    """grouped_gemm_gate's bytes are those of two calls; -0 and infinities among them, NaN where they have it."""
+    out = Guarded((inputs.count, inputs.b.shape[1] // 2), dtype, device, pad=3)
+    by = dict(inputs.gather(), bias=inputs.bias, expected_rows=expected)
+    assert kernel.grouped_gemm_gate(*inputs.operands(), **by, **gate, out=out.t) is out.t
+    out.assert_guards_intact()
+    live = inputs.live()
+    product = inputs.call(kernel, out_dtype=torch.float32, expected_rows=expected)
+    wanted = kernel.moe_gate(product, inputs.offsets, **gate, out_dtype=dtype)[:live]
+    got = out.t[:live]
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(*(torch.where(t.isnan(), 0, t).view(torch.int16) for t in (got, wanted)))
+    untouched = Guarded(tuple(out.t.shape), dtype, device, pad=3).t[live:]
+    assert same_bytes(out.t[live:].contiguous(), untouched.contiguous()), "rows beyond the last were written"

@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from problems import checkpoints
-from problems.tiny_llama import distance, drawn
+from problems.tiny_llama import NEAR, distance, drawn, near
 
 SIZES = dict(
     vocab_size=128,
@@ -204,6 +204,12 @@ def with_stacks(directory: Path) -> None:
 # Of two modules of experts, given the same. Few codes of the hidden values differ, by the order of sums: at most 2^-8
 # of the norm, as tiny_llama.NEAR has it. With another scale all are rounded elsewhere: 2^-5 of the norm.
 NEAR_MODULES = 2.0**-7
+
+
+def near_modules(device: torch.device) -> float:
+    """NEAR_MODULES on any device: a GPU's matrix instructions keep 13 bits of a sum of FP8, so that more values round
+    elsewhere."""
+    return NEAR_MODULES * near(device) / NEAR
 
 
 def routed(generator: torch.Generator, device, experts: int, rows: int = 5) -> tuple[torch.Tensor, ...]:

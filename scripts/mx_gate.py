@@ -34,7 +34,7 @@ def waits_of_steps(kernel) -> list[int]:
     return [count for count in counts if count is not None]
 
 
-def mx_stream(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str) -> list[tuple[str, bool]]:
+def mx_stream(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str, gated: str) -> list[tuple[str, bool]]:
     depth, of_step = shape["depth"] // (2 if b != "e2m1" else 1), COLUMNS // 16 * pieces(b) + pieces(a)
     loops, loads = [loop for loop in f["loops"] if loop["mfma"]], loop_loads(kernel)
     weights_and_rows = [i for i in loads if i.name.startswith("buffer_load")]
@@ -51,7 +51,7 @@ def mx_stream(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str) -> lis
     ]
 
 
-def mx_tiles(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str) -> list[tuple[str, bool]]:
+def mx_tiles(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str, gated: str) -> list[tuple[str, bool]]:
     steps, subtiles = 2, shape["rows"] // 16
     weights = COLUMNS // 16 * pieces(b)
     of_rows = -(-shape["rows"] * STEP_BYTES[a] // 16 // (TILE_WAVES * 64))

@@ -99,13 +99,25 @@ struct MxCall {
     }
 };
 
+// Where the backend does not gate: by two launches.
+Status product_then_gate(mx_gemm::Args args, const Launch& on, const Tensor& like) {
+    const Tensor product = torch::stable::new_empty(like, {args.m, args.n}, ScalarType::Float);
+    const gemm::Output out = args.out;
+    args.gated = false, args.out = {0, product.mutable_data_ptr(), args.n, DType::f32};
+    if (const Status s = mx_gemm::launch(args, on); !s.ok()) return s;
+    return moe_gate::launch({args.out.data, out.data, args.m, args.n / 2, args.n, out.row_stride, DType::f32, out.dtype,
+                             args.offsets + args.groups, args.gate},
+                            on);
+}
+
 // The rest of a call, which is checked after its operands.
 void launch_mx(MxCall& call, const Tensor& out_t, const std::optional<Tensor>& scale_a, const Tensor& scale_b) {
     mx_gemm::Args& args = call.args;
     const Arg& out = call.out;
-    args.out.dtype = out.dtype(kWide);
+    args.out.dtype = args.gated ? out.dtype({DType::bf16, DType::f16}) : out.dtype(kWide);
     out.check_device_of(call.a);
-    out.check_shape({args.m, args.n}, call.grouped ? "[rows, N]" : "[M, N]");
+    if (args.gated) out.check_shape({args.m, args.n / 2}, "[rows, I]");
+    else out.check_shape({args.m, args.n}, call.grouped ? "[rows, N]" : "[M, N]");
     out.check_last_contiguous();
     out.check_no_self_overlap();
     out.check_apart_from(call.a);
@@ -113,7 +125,9 @@ void launch_mx(MxCall& call, const Tensor& out_t, const std::optional<Tensor>& s
     if (scale_a) out.check_apart_from(Arg(call.name, "scale_a", *scale_a));
     out.check_apart_from(Arg(call.name, "scale_b", scale_b));
     args.out.data = out.mutable_data(), args.out.row_stride = args.m > 1 ? out_t.stride(0) : 0;
-    check(call.name, mx_gemm::launch(args, Launch(call.a.tensor())));
+    const Launch on(call.a.tensor());
+    const bool at_once = !args.gated || mx_gemm::gates(args);
+    check(call.name, at_once ? mx_gemm::launch(args, on) : product_then_gate(args, on, call.a.tensor()));
 }
 
 void block_scaled_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
@@ -133,6 +147,24 @@ void grouped_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, const 
     const SortedRows sorted{offsets, rows, slots, bias, expected_rows};
     sorted.set(call.args, call.name, call.a);
     sorted.check_apart(call.name, call.out);
+    launch_mx(call, out, scale_a, scale_b);
+}
+
+moe_gate::Gate gate_of(int64_t kind, bool interleaved, double limit, double alpha, double beta, double linear_beta) {
+    return {moe_gate::Kind(kind), interleaved, float(limit), float(alpha), float(beta), float(linear_beta)};
+}
+
+void grouped_gemm_gate_mx(const Tensor& out, const Tensor& a, const Tensor& b, const std::optional<Tensor>& scale_a,
+                          const Tensor& scale_b, const Tensor& offsets, const std::optional<Tensor>& rows,
+                          int64_t slots, const std::optional<Tensor>& bias, int64_t expected_rows, int64_t kind,
+                          bool interleaved, double limit, double alpha, double beta, double linear_beta) {
+    MxCall call("grouped_gemm_gate", out, a, b, scale_a, scale_b, true);
+    if (call.args.n % 2 != 0) call.b.refuse("shape ", call.b.shape(), "; needs [E, 2 I, K]");
+    const SortedRows sorted{offsets, rows, slots, bias, expected_rows};
+    sorted.set(call.args, call.name, call.a);
+    sorted.check_apart(call.name, call.out);
+    call.args.gated = true;
+    call.args.gate = gate_of(kind, interleaved, limit, alpha, beta, linear_beta);
     launch_mx(call, out, scale_a, scale_b);
 }
 
@@ -160,7 +192,7 @@ void moe_gate_op(const Tensor& out_t, const Tensor& x_t, const std::optional<Ten
         out.check_apart_from(given);
         args.end = static_cast<const int32_t*>(given.data()) + given.numel() - 1;
     }
-    args.gate = {moe_gate::Kind(kind), interleaved, float(limit), float(alpha), float(beta), float(linear_beta)};
+    args.gate = gate_of(kind, interleaved, limit, alpha, beta, linear_beta);
     args.x = x.data(), args.out = out.mutable_data();
     check(name, moe_gate::launch(args, Launch(x_t)));
 }
@@ -198,6 +230,11 @@ ROCM_FP8_OPERATORS(ops) {
     ops.add<&grouped_gemm_mx>(
         "grouped_gemm_mx(Tensor(a!) out, Tensor a, Tensor b, Tensor? scale_a, Tensor scale_b, Tensor offsets, Tensor? "
         "rows, int slots, Tensor? bias, SymInt expected_rows) -> ()");
+    // As moe_gate has the last six.
+    ops.add<&grouped_gemm_gate_mx>(
+        "grouped_gemm_gate_mx(Tensor(a!) out, Tensor a, Tensor b, Tensor? scale_a, Tensor scale_b, Tensor offsets, "
+        "Tensor? rows, int slots, Tensor? bias, SymInt expected_rows, int kind, bool interleaved, float limit, float "
+        "alpha, float beta, float linear_beta) -> ()");
     // kind: 0 silu, 1 oai, 2 situ. limit: infinity for none; linear_beta: 0 for none.
     ops.add<&moe_gate_op>(
         "moe_gate(Tensor(a!) out, Tensor x, Tensor? offsets, int kind, bool interleaved, float limit, float alpha, float "

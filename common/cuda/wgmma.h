@@ -83,6 +83,7 @@ __device__ inline void warpgroup_arrives(int id, int threads) {
 
 // Registers of so many groups of 8 columns in the instruction's text, and as its operands. `type` is "+f" or "+r".
 // clang-format off
+#define ROCM_FP8_NAMES1 "%0, %1, %2, %3"
 #define ROCM_FP8_NAMES2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define ROCM_FP8_NAMES4 ROCM_FP8_NAMES2 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
 #define ROCM_FP8_NAMES8 ROCM_FP8_NAMES4 ", " \
@@ -100,6 +101,7 @@ __device__ inline void warpgroup_arrives(int id, int threads) {
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define ROCM_FP8_GROUP(type, i) type(d[i][0]), type(d[i][1]), type(d[i][2]), type(d[i][3])
 #define ROCM_FP8_PAIR(type, i) ROCM_FP8_GROUP(type, i), ROCM_FP8_GROUP(type, i + 1)
+#define ROCM_FP8_SUMS1(type) ROCM_FP8_GROUP(type, 0)
 #define ROCM_FP8_SUMS2(type) ROCM_FP8_PAIR(type, 0)
 #define ROCM_FP8_SUMS4(type) ROCM_FP8_SUMS2(type), ROCM_FP8_PAIR(type, 2)
 #define ROCM_FP8_SUMS8(type) ROCM_FP8_SUMS4(type), ROCM_FP8_PAIR(type, 4), ROCM_FP8_PAIR(type, 6)
@@ -156,6 +158,7 @@ ROCM_FP8_BOTH_TYPES(32, "256", "%128", "%129", "%130")
 #define ROCM_FP8_BOTH_BY_ROWS(...)                                     \
     ROCM_FP8_BY_ROWS(multiply_f16_async, "f16", __VA_ARGS__)           \
     ROCM_FP8_BY_ROWS(multiply_bf16_async, "bf16", __VA_ARGS__)
+ROCM_FP8_BOTH_BY_ROWS(1, "8", "%4", "%5", "%6", "%7", "%8", "%9")
 ROCM_FP8_BOTH_BY_ROWS(2, "16", "%8", "%9", "%10", "%11", "%12", "%13")
 ROCM_FP8_BOTH_BY_ROWS(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 ROCM_FP8_BOTH_BY_ROWS(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")

@@ -22,4 +22,9 @@ Status launch(const Args& args, const Executor& on) {
     return launch_by_type(args, Vendor(chip, on), fits, fast);
 }
 
+bool gates(const Args& args) {
+    const auto [chip, status] = current_chip();
+    return status.ok() && tiles_fit(args, chip);
+}
+
 }  // namespace rocm_fp8::mx_gemm

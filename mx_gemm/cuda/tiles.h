@@ -1,11 +1,12 @@
 // MXFP4 weights beside rows in bfloat16, or FP8 with a scale a row, on Hopper: wgmma with weights from registers.
 //
 //     HBM, L2 --> order: rows, sorted and in bfloat16, each 128 k in the order in which lanes hold codes --> memory
-//     HBM, L2 --> TMA: 256 k of 192 or 256 columns of codes, and of kRows rows --> ring
+//     HBM, L2 --> TMA: 256 k of up to 256 columns of codes, and of kRows rows --> ring
 //             --> a lane: 32 codes, a block, of each of two columns --> bfloat16, scaled --> wgmma, beside rows of the ring
-//             --> scale of the row, bias, rounding --> the result, from registers
+//             --> scale of the row, bias, gate, rounding --> the result, from registers
 //
-// A warpgroup has 64 columns. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
+// A warpgroup has 64 columns, half of them from each of a stage's two boxes: a lane has the same column of both, which may
+// be a gate and its up. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
 // nothing is lost, and one sum runs over K. All forms give the same bits.
 // Bound: bytes of weights with few rows; with many the matrix units' rate. Decoding takes 17 instructions for eight codes of
 // a lane; other warpgroups' multiplications go on meanwhile.
@@ -31,32 +32,41 @@ namespace grouped = grouped_gemm::cuda;
 
 constexpr int kOrdered = 128, kTileStep = 2 * kOrdered;  // k that are permuted at once; of a stage
 constexpr int kSixtyFour = 64, kRowOfStage = 128, kBoxes = kTileStep / kSixtyFour, kOrderThreads = 256;
+constexpr int kMostWarpgroups = 4;
 constexpr float kLifted = 8;  // weights are by 2^-3
 
-template <int kHeight>
+// kTogether: warpgroups that share a stage's rows. Others of the multiprocessor have rings of their own and wait for nobody
+// else, which is faster where rows are few.
+template <int kHeight, int kTogether>
 struct Form {
-    static constexpr int kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kHeight > 64 ? 3 : 4,
-                         kColumns = kWarpgroups * kSixtyFour, kThreads = (1 + kWarpgroups) * kWarpgroup,
-                         kStages = kHeight == 16   ? 5
-                                   : kHeight == 32 ? 4
-                                   : kHeight == 64 ? 3
-                                                   : 2;
-    // Together at most what the launch has for each thread, times threads. More would wait for ever.
-    static constexpr int kOfLaunch = kHeight > 64 ? 128 : 96, kFewRegisters = 40,
-                         kManyRegisters = kHeight > 64 ? 152 : 104;
-    static_assert(kFewRegisters + kWarpgroups * kManyRegisters <= (1 + kWarpgroups) * kOfLaunch);
+    static constexpr int kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
+                         kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
+                         kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
 
     struct Stage {
         uint8_t rows[kBoxes][kRows][kRowOfStage];
-        uint8_t weights[kColumns][kRowOfStage];
+        uint8_t weights[2][kBox][kRowOfStage];
     };
+    static constexpr int kBytes = 227 * 1024 / kPerUnit - 2048,
+                         kFit = (kBytes - int(sizeof(grouped::RowTiles))) / int(sizeof(Stage)),
+                         kStages = kFit < 6 ? kFit : 6;
+    static_assert(kStages >= 2);
     struct Memory {
         alignas(1024) Stage stages[kStages];
         Barrier full[kStages], empty[kStages];
         grouped::RowTiles row_tiles;
     };
-    static_assert(sizeof(Memory) + 1024 <= 227 * 1024);
+    // Registers of a thread, in eights: what the launch has, what a loading warp leaves, what the others then take. More
+    // would wait for ever.
+    static constexpr int kOfLaunch = 65536 / (kThreads * kPerUnit) / 8 * 8, kFewRegisters = 24,
+                         kManyRegisters = ((1 + kWarpgroups) * kOfLaunch - kFewRegisters) / kWarpgroups / 8 * 8;
 };
+
+// Of B, a box's first column.
+template <class F>
+__device__ inline int first_column(const Args& a, int piece, int box) {
+    return of_halves(a) ? piece * F::kBox + box * int(a.n / 2) : (2 * piece + box) * F::kBox;
+}
 
 // --- rows as the tiles take them ---
 
@@ -131,16 +141,36 @@ __device__ inline void decode_scaled(uint32_t codes, uint32_t first, uint32_t se
 
 // --- a tile ---
 
+// A lane's two columns, of a warpgroup's in both boxes. Where gates and ups are neighbours, so are they.
+template <class F>
+struct Columns {
+    const bool beside;
+    const int first;  // where the first one lies in the boxes
+
+    __device__ Columns(const Args& a, int warpgroup)
+        : beside(a.gated && a.gate.interleaved),
+          first((warpgroup * kSixtyFour / 2 + int(threadIdx.x) / kWarp % 4 * 8 + int(threadIdx.x) % kWarp / 4) *
+                (beside ? 2 : 1)) {}
+    __device__ int place(int i) const { return first + i * (beside ? 1 : F::kBox); }
+    // Of B.
+    __device__ int64_t column(const Args& a, int piece, int i) const {
+        return first_column<F>(a, piece, beside ? 0 : i) + first + (beside ? i : 0);
+    }
+    // Of hidden values.
+    __device__ int64_t hidden(int piece) const { return piece * F::kBox + (beside ? first / 2 : first); }
+};
+
 // What a lane reads of a step: exponents of blocks t of both 128 k of its two columns.
 struct Exponents {
     const uint8_t* columns[2];
 
-    __device__ Exponents(const Args& a, const grouped::Tile& tile, int64_t column) {
+    template <class F>
+    __device__ Exponents(const Args& a, const grouped::Tile& tile, const Columns<F>& own) {
         const uint8_t* const first =
             static_cast<const uint8_t*>(a.scale_b.data) + int64_t(tile.expert) * a.scale_b.group_stride;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int64_t n = column + 8 * i;
+            const int64_t n = own.column(a, tile.piece, i);
             columns[i] = first + (n < a.n ? n : a.n - 1) * a.scale_b.row_stride;
         }
     }
@@ -184,16 +214,19 @@ __device__ inline void multiply_half(const typename F::Stage& stage, int half, c
 
 // From registers: eight lanes have neighbours of a row.
 template <class F>
-__device__ inline void store(const Args& a, const grouped::Tile& tile, int64_t column,
+__device__ inline void store(const Args& a, const grouped::Tile& tile, const Columns<F>& own,
                              const float (&sums)[F::kGroups][4]) {
     const int t = int(threadIdx.x) % 4;
     gemm::Bias bias = a.bias;
     if (bias.data)
         bias.data = offset(bias.data, tile.expert * a.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+    const int64_t hidden = own.hidden(tile.piece),
+                  columns[2] = {own.column(a, tile.piece, 0), own.column(a, tile.piece, 1)};
+    const bool inside[2] = {columns[0] < a.n, columns[1] < a.n};
     float added[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        if (bias.data && column + 8 * i < a.n) added[i] = gemm::bias_at(bias, column + 8 * i);
+        if (bias.data && inside[i]) added[i] = gemm::bias_at(bias, columns[i]);
 #pragma unroll
     for (int group = 0; group < F::kGroups; ++group) {
         if (tile.row + group * 8 >= tile.end) break;
@@ -202,13 +235,20 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, int64_t c
             const int row = tile.row + group * 8 + 2 * t + r;
             if (row >= tile.end) continue;
             const float scale = a.scale_a.data ? gemm::scale_at(a.scale_a, source_of(a, row)) : 1.0f;
+            float v[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int64_t n = column + 8 * i;
-                float v = sums[group][2 * i + r] * kLifted * scale;
-                if (bias.data) v += added[i];  // without one, -0 stays -0
-                if (n < a.n) gemm::put(a.out, row * a.out.row_stride + n, v);
+                v[i] = sums[group][2 * i + r] * kLifted * scale;
+                if (bias.data) v[i] += added[i];  // without one, -0 stays -0
             }
+            const int64_t at = row * a.out.row_stride;
+            if (a.gated) {
+                if (hidden < a.n / 2) gemm::put(a.out, at + hidden, moe_gate::gated(a.gate, v[0], v[1]));
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (inside[i]) gemm::put(a.out, at + columns[i], v[i]);
         }
     }
 }
@@ -216,22 +256,21 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, int64_t c
 template <class F>
 __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int pieces, int tiles, int warpgroup) {
     const int steps = int((a.k + kTileStep - 1) / kTileStep), groups = int(a.groups), last = int(a.k / kMxBlock) - 1,
-              lane = int(threadIdx.x) % kWarp,
-              of_tile = warpgroup * kSixtyFour + int(threadIdx.x) / kWarp % 4 * 16 + lane / 4;
+              lane = int(threadIdx.x) % kWarp;
     const uint32_t block_stride = uint32_t(a.scale_b.block_stride);
     int t = blockIdx.x;
     if (t >= tiles) return;
-    const auto column_of = [&](const grouped::Tile& tile) { return int64_t(tile.piece) * F::kColumns + of_tile; };
+    const Columns<F> of_lane(a, warpgroup);
     tiles::Position<F::kStages> at;
     grouped::Tile tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t);
-    Exponents own(a, tile, column_of(tile));
+    Exponents own(a, tile, of_lane);
     uint32_t exponents[2][2];
     own.read(0, last, block_stride, exponents);
     for (; t < tiles; t += gridDim.x) {
         const grouped::Tile made = tile;
         if (t + int(gridDim.x) < tiles)
             tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t + gridDim.x);
-        Exponents next(a, tile, column_of(tile));
+        Exponents next(a, tile, of_lane);
         // Here, not in each step: the compiler would compute it there.
         asm volatile("" : "+l"(next.columns[0]), "+l"(next.columns[1]));
         float sums[F::kGroups][4];
@@ -251,8 +290,8 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int
                 uint4 codes[2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const int row = of_tile + 8 * i, chunk = (half * 4 + lane % 4) ^ row % 8;  // TMA's swizzle
-                    codes[i] = *reinterpret_cast<const uint4*>(&stage.weights[row][chunk * 16]);
+                    const int row = of_lane.place(i), chunk = (half * 4 + lane % 4) ^ row % 8;  // TMA's swizzle
+                    codes[i] = *reinterpret_cast<const uint4*>(&stage.weights[0][row][chunk * 16]);
                 }
                 if (large) multiply_half<F, true>(stage, half, codes, current[half], step > 0, sums);
                 else multiply_half<F, false>(stage, half, codes, current[half], step > 0, sums);
@@ -261,7 +300,7 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int
             arrive_if(lane == 0, &memory.empty[at.stage]);
             at.advance();
         }
-        store<F>(a, made, column_of(made), sums);
+        store<F>(a, made, of_lane, sums);
     }
 }
 
@@ -282,8 +321,10 @@ __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, con
                 // Barrier: the stage is filled again after its readers have left it.
                 if (refills) wait_for(&memory.empty[at.stage], at.parity ^ 1);
                 arrive_expecting(full, sizeof(stage));
-                copy_tile_of(tile.expert, stage.weights, weights, step * (kTileStep / 2), tile.piece * F::kColumns,
-                             full);
+#pragma unroll
+                for (int box = 0; box < 2; ++box)
+                    copy_tile_of(tile.expert, stage.weights[box], weights, step * (kTileStep / 2),
+                                 first_column<F>(a, tile.piece, box), full);
 #pragma unroll
                 for (int box = 0; box < kBoxes; ++box)
                     copy_tile(stage.rows[box], rows, step * kTileStep * 2 + box * kRowOfStage, tile.row, full);
@@ -295,13 +336,13 @@ __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, con
     }
 }
 
-template <int kRows>
-__global__ __launch_bounds__(Form<kRows>::kThreads, 1) void mx_gemm_tiles(Args a,
+template <class F>
+__global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a,
                                                                           const __grid_constant__ CUtensorMap weights,
                                                                           const __grid_constant__ CUtensorMap rows,
                                                                           int pieces) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using F = Form<kRows>;
+    constexpr int kRows = F::kRows;
     auto& memory = dynamic_shared<typename F::Memory>();
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < F::kStages; ++stage) {
@@ -338,33 +379,26 @@ inline bool tiles_fit(const Args& a, const Chip& chip) {
            a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
 }
 
-template <int kRows>
-Status launch_form(const Args& a, const CUtensorMap& weights, const CUtensorMap& rows, const Chip& chip,
-                   const Executor& on) {
-    using F = Form<kRows>;
+template <class F>
+Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chip& chip, const Executor& on) {
     static AllowedDevices allowed;
     constexpr int kBytes = int(sizeof(typename F::Memory));
-    const int64_t pieces = ceil_div(a.n, F::kColumns), tiles = most_row_tiles(a, kRows) * pieces;
+    CUtensorMap weights, rows;
+    const ByteMatrix of_weights{a.b.data,    a.n,     a.k / 2,  a.b.row_stride,
+                                kRowOfStage, F::kBox, a.groups, a.groups > 1 ? a.b.group_stride : 0};
+    if (!describe(&weights, of_weights) || !describe(&rows, {ordered, a.m, stride, stride, kRowOfStage, F::kRows}))
+        return {"TMA does not take the operands"};
+    const int64_t pieces = ceil_div(a.n, F::kColumns), tiles = most_row_tiles(a, F::kRows) * pieces;
     if (tiles > kMaxCtas / grouped::kBand) return {"a and b have more rows than one launch takes"};
-    if (const Status s = allow_shared_bytes(mx_gemm_tiles<kRows>, kBytes, chip, &allowed); !s.ok()) return s;
-    const int64_t ctas = tiles < chip.multiprocessors ? tiles : chip.multiprocessors;
-    return launch_kernel(mx_gemm_tiles<kRows>, chip, {ctas, F::kThreads, 1, kBytes}, on, a, weights, rows, int(pieces));
+    if (const Status s = allow_shared_bytes(mx_gemm_tiles<F>, kBytes, chip, &allowed); !s.ok()) return s;
+    const int64_t most = int64_t(chip.multiprocessors) * F::kPerUnit, ctas = tiles < most ? tiles : most;
+    return launch_kernel(mx_gemm_tiles<F>, chip, {ctas, F::kThreads, 1, kBytes}, on, a, weights, rows, int(pieces));
 }
 
 inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) {
     const int64_t across = ceil_div(a.k, kOrdered), stride = across * kOrdered * 2;
     auto* const ordered = static_cast<uint8_t*>(on.scratch(on.context, a.m * stride));
     if (!ordered) return {"no memory for the ordered rows"};
-    // Half as many again as their root: few groups then have a second tile.
-    const double likely = double(a.expected) + 1.5 * std::sqrt(double(a.expected));
-    const int height = likely <= 16 ? 16 : likely <= 32 ? 32 : likely <= 64 ? 64 : 128;
-    CUtensorMap weights, rows;
-    const ByteMatrix of_weights{a.b.data,    a.n,
-                                a.k / 2,     a.b.row_stride,
-                                kRowOfStage, height > 64 ? 3 * kSixtyFour : 4 * kSixtyFour,
-                                a.groups,    a.groups > 1 ? a.b.group_stride : 0};
-    if (!describe(&weights, of_weights) || !describe(&rows, {ordered, a.m, stride, stride, kRowOfStage, height}))
-        return {"TMA does not take the operands"};
     constexpr int kPerUnit = 8, kRowsOfCta = kOrderThreads / (kOrdered / 8);
     const int64_t down = ceil_div(a.m, kRowsOfCta), most = ceil_div(int64_t(chip.multiprocessors) * kPerUnit, across);
     const bool bytes = is_fp8(a.format_a), aligned = rows_aligned(a.a.data, a.a.row_stride, bytes ? 8 : 16);
@@ -372,11 +406,16 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
                              : (aligned ? mx_gemm_order<false, true> : mx_gemm_order<false, false>);
     const int64_t ctas = across * (down < most ? down : most);
     if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
-    const auto start = [&](auto launch) { return launch(a, weights, rows, chip, on); };
-    return start(height == 16   ? launch_form<16>
-                 : height == 32 ? launch_form<32>
-                 : height == 64 ? launch_form<64>
-                                : launch_form<128>);
+    // With as many again as their root few groups have a second tile. Gates take the longer the fewer warpgroups share a
+    // multiprocessor.
+    const double likely = double(a.expected) + std::sqrt(double(a.expected));
+    const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
+    return start(likely <= 8    ? launch_form<Form<8, 1>>
+                 : likely <= 16 ? launch_form<Form<16, 2>>
+                 : likely <= 32 ? launch_form<Form<32, 2>>
+                 : likely <= 64 ? launch_form<Form<64, 2>>
+                 : a.gated      ? launch_form<Form<64, 4>>
+                                : launch_form<Form<128, 3>>);
 }
 
 }  // namespace

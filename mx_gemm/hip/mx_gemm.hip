@@ -38,7 +38,7 @@ bool is_fast(const Args& a, Arch arch) {
         return stride >= 0 && gemm::hip::in_reach(rows, stride, row_bytes);
     };
     const int64_t rows = a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, kMostTileRows),
-                  columns = std::min<int64_t>(a.n, kTileColumns), blocks = a.k / kMxBlock;
+                  columns = of_halves(a) ? a.n : std::min<int64_t>(a.n, kTileColumns), blocks = a.k / kMxBlock;
     const auto chunks = [&](const gemm::Scales& s, int64_t count) {
         return has_chunks(s, count, blocks) && in_reach(count, s.row_stride, blocks);
     };
@@ -72,13 +72,16 @@ Status launch_fast(const Args& a, const Executor& on) {
     const int64_t columns = ceil_div(a.n, int64_t(stream >= 0 ? kWaveColumns : kTileColumns));
     const int64_t workgroups = most_row_tiles(a, rows) * columns;
     if (workgroups * threads > kMaxThreads) return {"a and b have more rows than one launch takes"};
-    const Kernel kernel = by_formats(a, [&]<DType format_a, bool blocks_a, DType format_b>() -> Kernel {
-        if (stream >= 0)
-            return kernel_at<kStreamShapeCount>(
-                stream, []<int i>() -> Kernel { return mx_gemm_stream<i, format_a, blocks_a, format_b>; });
-        return kernel_at<kTileFormCount>(
-            form, []<int i>() -> Kernel { return mx_gemm_tiles<i, format_a, blocks_a, format_b>; });
-    });
+    const auto kernel_of = [&]<bool gated>(std::bool_constant<gated>) {
+        return by_formats(a, [&]<DType format_a, bool blocks_a, DType format_b>() -> Kernel {
+            if (stream >= 0)
+                return kernel_at<kStreamShapeCount>(
+                    stream, []<int i>() -> Kernel { return mx_gemm_stream<i, format_a, blocks_a, format_b, gated>; });
+            return kernel_at<kTileFormCount>(
+                form, []<int i>() -> Kernel { return mx_gemm_tiles<i, format_a, blocks_a, format_b, gated>; });
+        });
+    };
+    const Kernel kernel = a.gated ? kernel_of(std::true_type()) : kernel_of(std::false_type());
     const Launch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots))};
     return launch_kernel(kernel, workgroups, threads, on, launch);
 }
@@ -95,6 +98,12 @@ Status launch(const Args& args, const Executor& on) {
     return launch_by_type(
         args, vendor, [&](const Args& a) { return hip::is_fast(a, chip.arch); },
         [&](const Args& a, const Vendor&) { return hip::launch_fast(a, on); });
+}
+
+// A wave's exponents of 16 gates lie before the last up.
+bool gates(const Args& args) {
+    const ArchResult chip = current_arch();
+    return chip.status.ok() && args.n >= hip::kWaveColumns && hip::is_fast(args, chip.arch);
 }
 
 }  // namespace rocm_fp8::mx_gemm

@@ -16,8 +16,8 @@
 namespace rocm_fp8::mx_gemm::hip {
 namespace {
 
-// Exponents of B's blocks, a tile's columns after one another as in memory, with 16 bytes behind each 128: columns of as
-// many blocks would have the same banks.
+// Exponents of B's blocks, a tile's columns after one another, with 16 bytes behind each 128: columns of as many blocks would
+// have the same banks. In memory they lie so in two halves.
 ROCM_FP8_HD constexpr uint32_t place_of_exponent(uint32_t byte) { return byte + byte / 128 * kChunk; }
 
 template <int most_bytes>
@@ -37,11 +37,12 @@ class ScalesInLds {
     __device__ int tail() const { return bytes / kChunk * kChunk + int(threadIdx.x); }
 
   public:
-    // count: up to most_bytes, from any address.
-    __device__ void request(const uint8_t* from, int count) {
+    // count: up to most_bytes. first: of them, where a multiple of 16, from; others from `second`. Any addresses.
+    __device__ void request(const uint8_t* from, int first, const uint8_t* second, int count) {
         bytes = count;
-        each_piece([&](int i, int at) { pieces[i] = load_unaligned(from + at); });
-        last = tail() < bytes ? global<uint8_t>(from)[tail()] : 0;
+        const auto place = [&](int at) { return at < first ? from + at : second + (at - first); };
+        each_piece([&](int i, int at) { pieces[i] = load_unaligned(place(at)); });
+        last = tail() < bytes ? *global<uint8_t>(place(tail())) : 0;
     }
     __device__ void store(uint8_t* to) const {
         each_piece([&](int i, int at) { *reinterpret_cast<u32x4*>(to + place_of_exponent(at)) = pieces[i]; });
@@ -94,9 +95,9 @@ class RowsInRegisters {
     };
 };
 
-template <int index, DType a, bool blocks_a, DType b>
+template <int index, DType a, bool blocks_a, DType b, bool gated>
 __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) void mx_gemm_stream(Launch) {
-    using F = Formats<a, blocks_a, b>;
+    using F = Formats<a, blocks_a, b, gated>;
     constexpr int kRows = kStreamShapes[index].rows, kMost = kWaveColumns * kMostBlocks[index],
                   depth = kDepth<index, F>;
     using OfA = ExponentsOfA<F, kRows, kWave>;
@@ -109,12 +110,17 @@ __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) v
     if (place.tile.group < 0) return;
     const RowsOfA of_tile{launch, place.row, place.tile.end};
     const int blocks = int(args.k / kMxBlock), steps = (blocks + kStepBlocks - 1) / kStepBlocks;
-    const int columns = int(args.n) - place.column;
+    const int left = columns_left<F>(args, place.column), half = kWaveColumns / 2 * blocks,
+              columns = F::of_halves(args)    ? kWaveColumns / 2 + (left < kWaveColumns / 2 ? left : kWaveColumns / 2)
+                        : left < kWaveColumns ? left
+                                              : kWaveColumns;
+    const uint8_t* const of_group = static_cast<const uint8_t*>(args.scale_b.data) +
+                                    place.tile.group * args.scale_b.group_stride +
+                                    int64_t(first_of_wave<F>(args, place.column)) * blocks;
 
     ScalesInLds<kMost> exponents;
-    exponents.request(static_cast<const uint8_t*>(args.scale_b.data) + place.tile.group * args.scale_b.group_stride +
-                          int64_t(place.column) * blocks,
-                      (columns < kWaveColumns ? columns : kWaveColumns) * blocks);
+    exponents.request(of_group, half, of_group + int64_t(beyond_first<F>(args, kWaveColumns / 2)) * blocks,
+                      columns * blocks);
     OfA exponents_a;
     start_exponents_of_a(exponents_a, of_tile, of_a);
     exponents_a.request(0);
@@ -133,7 +139,10 @@ __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) v
     exponents.store(of_b);
     uint32_t first[kSubN];
 #pragma unroll
-    for (int c = 0; c < kSubN; ++c) first[c] = (own_column(c) < columns ? own_column(c) : columns - 1) * blocks;
+    for (int c = 0; c < kSubN; ++c) {
+        const int own = own_column<F>(args, c);
+        first[c] = (own < columns ? own : columns - 1) * blocks;
+    }
 
     Sums<F, 1> sums;
     sums.clear();
@@ -168,7 +177,9 @@ __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) v
     } else {
         multiply(0, steps);
     }
-    sums.template store<F::fp8_a && !blocks_a>(launch, place.tile, place.row, place.column);
+    constexpr bool by_row = F::fp8_a && !blocks_a;
+    if constexpr (gated) sums.template store_gated<by_row>(launch, place.tile, place.row, place.column);
+    else sums.template store<by_row>(launch, place.tile, place.row, place.column);
 }
 
 }  // namespace

@@ -108,9 +108,9 @@ class RowsInLds {
     };
 };
 
-template <int index, DType a, bool blocks_a, DType b>
+template <int index, DType a, bool blocks_a, DType b, bool gated>
 __global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_gemm_tiles(Launch) {
-    using F = Formats<a, blocks_a, b>;
+    using F = Formats<a, blocks_a, b, gated>;
     constexpr int kRows = kTileForms[index].rows;
     using Rows = RowsInLds<F, kRows>;
     using OfA = ExponentsOfA<F, kRows, kTileThreads>;
@@ -132,7 +132,9 @@ __global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_g
     // Columns beyond the last have the last one's.
     exponents_b.start(offset(scale_b.data, place.tile.group * scale_b.group_stride), scale_b, args.n, blocks, lds_b,
                       [&](int column) {
-                          const int n = place.column + column, last = int(args.n) - 1;
+                          const int of_wave = place.column + column / kWaveColumns * kWaveColumns,
+                                    n = first_of_wave<F>(args, of_wave) + beyond_first<F>(args, column % kWaveColumns),
+                                    last = int(args.n) - 1;
                           return uint32_t(n < last ? n : last);
                       });
     exponents_a.request(0);
@@ -170,7 +172,7 @@ __global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_g
                 const int block = block_of(step + slot, blocks);
                 uint32_t scale[kSubN];
 #pragma unroll
-                for (int c = 0; c < kSubN; ++c) scale[c] = exponents_b.of(within + own_column(c), block);
+                for (int c = 0; c < kSubN; ++c) scale[c] = exponents_b.of(within + own_column<F>(args, c), block);
                 sums.multiply(weights.of(slot), scale, typename Rows::template Step<OfA>{rows, exponents_a, block});
                 request_weights(slot, step + slot + kTileDepth);
                 // Barrier: the step has been read.
@@ -178,7 +180,9 @@ __global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_g
             }
         }
     }
-    sums.template store<F::fp8_a && !blocks_a>(launch, place.tile, place.row, place.column + within);
+    constexpr bool by_row = F::fp8_a && !blocks_a;
+    if constexpr (gated) sums.template store_gated<by_row>(launch, place.tile, place.row, place.column + within);
+    else sums.template store<by_row>(launch, place.tile, place.row, place.column + within);
 }
 
 }  // namespace

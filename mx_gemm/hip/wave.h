@@ -9,7 +9,8 @@
 //              lane has 16 k from 16 g, and 16 from 64 + 16 g; exponents stay those of block g.
 //
 // A lane of the products has four columns of each subtile. Rows of B are dealt to them so that those are eight neighbours:
-// subtile t, lane j has column 8 (j / 4) + 4 t + j % 4 of the wave's.
+// subtile t, lane j has column 8 (j / 4) + 4 t + j % 4 of the wave's. Where gates and ups are halves of B, the first subtile
+// has gates, the second their ups.
 //
 // A row's sums are added in the same order by both kernels, however many rows are beside it.
 #pragma once
@@ -35,12 +36,11 @@ struct Launch {
 
 __device__ inline int own_row() { return int(threadIdx.x) % 16; }
 __device__ inline int own_block() { return int(threadIdx.x) % kWave / 16; }
-// Of B, for subtile c.
-__device__ inline int own_column(int c) { return own_row() / 4 * 8 + 4 * c + own_row() % 4; }
-
 // e4m3fnuz: the chip's own FP8. blocks_a: A has exponents.
-template <DType a, bool blocks_a_, DType b>
+template <DType a, bool blocks_a_, DType b, bool gated_>
 struct Formats {
+    static constexpr bool gated = gated_;
+    static __device__ bool of_halves(const Args& args) { return gated && !args.gate.interleaved; }
     static constexpr bool half_a = a == DType::bf16 || a == DType::f16, fp8_a = is_fp8(a), fp8_b = is_fp8(b),
                           blocks_a = blocks_a_, scaled = kScaledProducts && !half_a;
     static_assert(scaled || (a != DType::e2m1 && !blocks_a));
@@ -49,6 +49,30 @@ struct Formats {
     static constexpr int bits_a = half_a ? 16 : fp8_a ? 8 : 4, bits_b = fp8_b ? 8 : 4;
     static constexpr int step_bytes_a = kStep * bits_a / 8, step_bytes_b = kStep * bits_b / 8;
 };
+
+// Of a wave's 32 columns of B, in the order in which their exponents lie in LDS: the lane's of subtile c.
+template <class F>
+__device__ inline int own_column(const Args& a, int c) {
+    return F::of_halves(a) ? 16 * c + own_row() : own_row() / 4 * 8 + 4 * c + own_row() % 4;
+}
+// The first column of B of a wave whose columns begin at `first`; how far beyond it the i-th one lies; how many of the 32, or
+// of halves of each 16, B has.
+template <class F>
+__device__ inline int first_of_wave(const Args& a, int first) {
+    return F::of_halves(a) ? first / 2 : first;
+}
+template <class F>
+__device__ inline int beyond_first(const Args& a, int i) {
+    return F::of_halves(a) ? i % 16 + i / 16 * int(a.n / 2) : i;
+}
+template <class F>
+__device__ inline int columns_left(const Args& a, int first) {
+    return F::of_halves(a) ? int(a.n / 2) - first / 2 : int(a.n) - first;
+}
+template <class F>
+__device__ inline bool is_left(const Args& a, int i, int left) {
+    return (F::of_halves(a) ? i % 16 : i) < left;
+}
 
 // A lane's pieces of 16 bytes of a step.
 template <bool scaled, int step_bytes>
@@ -133,12 +157,14 @@ class Weights {
   public:
     // Columns from `column` on, of which B may have less, or none.
     __device__ void start(const Args& args, int group, int column) {
-        const int columns = int(args.n) - column;
+        const int left = columns_left<F>(args, column), first = first_of_wave<F>(args, column);
         blocks = int(args.k / kMxBlock);
-        buffer = Buffer(args.b.data + group * args.b.group_stride + int64_t(column) * args.b.row_stride, kNowhere);
+        buffer = Buffer(args.b.data + group * args.b.group_stride + int64_t(first) * args.b.row_stride, kNowhere);
 #pragma unroll
-        for (int c = 0; c < kSubN; ++c)
-            at[c] = own_column(c) < columns ? own_column(c) * uint32_t(args.b.row_stride) : kNowhere;
+        for (int c = 0; c < kSubN; ++c) {
+            const int own = own_column<F>(args, c);
+            at[c] = is_left<F>(args, own, left) ? beyond_first<F>(args, own) * uint32_t(args.b.row_stride) : kNowhere;
+        }
     }
     // Beyond K, and beyond the last column: zeros, which touch no memory.
     __device__ void request(int slot, int step) {
@@ -221,6 +247,52 @@ class Sums {
                 if (bias.data) v[i / 4][i % 4] += biases[i];  // without one, -0 stays -0
             }
             put(args.out, mine * args.out.row_stride + first, v, count, wide);
+        }
+    }
+
+    // Hidden values: a lane has one of 16 of four rows at once. Of its own it would have four where its row is live, and few
+    // are.
+    template <bool by_row>
+    __device__ void store_gated(const Launch& launch, const RowTile& tile, int row, int column) const {
+        const Args& args = launch.args;
+        const int lane = int(threadIdx.x) % kWave, number = lane % 16, hidden = int(args.n / 2),
+                  n = column / 2 + number, own = number % 4;
+        const bool halves = F::of_halves(args);
+        if (column / 2 >= hidden) return;
+        // What was requested beyond K is back before other loads have its registers.
+        asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+        gemm::Bias bias = args.bias;
+        float biases[kSubN] = {};
+        if (bias.data) {
+            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+            const int at = n < hidden ? n : hidden - 1;
+#pragma unroll
+            for (int c = 0; c < kSubN; ++c) biases[c] = gemm::bias_at(bias, halves ? at + c * hidden : 2 * at + c);
+        }
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+            const int live = tile.end - row - 16 * m;
+            for (int first = 0; first < 16 && first < live; first += 4) {
+                const int of_tile = first + lane / 16, mine = row + 16 * m + of_tile, from = number / 4 * 16 + of_tile;
+                float v[kSubN] = {};  // the gate, the up
+#pragma unroll
+                for (int i = 0; i < kEach; ++i) {
+                    const float given = sums[m][i / 4][i % 4];  // a bit cast of a vector's element takes the first one
+                    const float found = __builtin_bit_cast(
+                        float, __builtin_amdgcn_ds_bpermute(from * 4, __builtin_bit_cast(int, given)));
+#pragma unroll
+                    for (int c = 0; c < kSubN; ++c) v[c] = i == (halves ? own + 4 * c : 2 * own + c) ? found : v[c];
+                }
+                if (of_tile >= live || n >= hidden) continue;
+                float by = 1;
+                if constexpr (by_row) by = gemm::scale_at(args.scale_a, source_of(launch, mine));
+#pragma unroll
+                for (int c = 0; c < kSubN; ++c) {
+                    if constexpr (by_row) v[c] *= by;
+                    if (bias.data) v[c] += biases[c];  // without one, -0 stays -0
+                }
+                gemm::put(args.out, mine * args.out.row_stride + n, moe_gate::gated(args.gate, v[0], v[1]));
+            }
         }
     }
 

@@ -139,6 +139,29 @@ OPERATORS = (
         registered_is_spoilt=True,
     ),
     Operator(
+        "grouped_gemm_gate_mx",
+        lambda on: draw_grouped(on) | dict(gate="oai", alpha=1.5, limit=2.0, interleaved=True),
+        {
+            "mxfp8": {},
+            "situ": dict(gate="situ", beta=4.0, linear_beta=25.0, limit=None, interleaved=False),
+            "halves": lambda args: dict(a=args["a"].to(BF16), scale_a=None, out_dtype=torch.float16),
+            "ungathered": ungathered,
+        },
+        OPERANDS
+        | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)}
+        | {"out": T(HALF, "fixed", optional=True)},
+        bad=(
+            *OF_BOTH,
+            Bad("b", "no-experts", replace("b", lambda t: t[:0])),
+            Bad("b", "odd", lambda args: args.update(b=args["b"][:, :-1], scale_b=args["scale_b"][:, :-1], bias=None)),
+            Bad("slots", "0", given(slots=0)),
+            Bad("expected_rows", "negative", given(expected_rows=-1)),
+            *(bad for bad in OF_GATE if bad.named not in ("x", "out_dtype") and bad.why != "beside-silu"),
+            *(Bad(name, "beside-oai", given(**{name: 4.0}), of_function=True) for name in ("beta", "linear_beta")),
+        ),
+        registered_is_spoilt=True,
+    ),
+    Operator(
         "grouped_gemm_swiglu_fp8_mx",
         lambda on: draw_grouped(on) | dict(gate="situ", beta=4.0, linear_beta=25.0, scaling="group", group_size=32),
         {

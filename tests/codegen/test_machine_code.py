@@ -39,9 +39,10 @@ def test_both_architectures_have_every_kernel(kernels):
     direct = {f"mla_decode_direct<{i}, {dtype}>" for i in range(len(mla_direct_forms())) for dtype in ("f16", "bf16")}
     # And matrix instructions that take exponents of A.
     scaled = {
-        f"mx_gemm_{form}, {a}, true, {b}>"
+        f"mx_gemm_{form}, {a}, true, {b}, {gated}>"
         for form in ("stream<0", "stream<1", "tiles<0", "tiles<1")
         for a, b in (("e2m1", "e2m1"), ("e4m3fnuz", "e2m1"), ("e4m3fnuz", "e4m3fnuz"))
+        for gated in ("false", "true")
     }
     assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct | scaled
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
@@ -116,12 +117,12 @@ SABOTAGE = [
     ("block_scaled_gemm_stream<0, false, false>", "v_mfma_f32_16x16x", "v_nop", "matrix instruction"),
     ("grouped_gemm_short<1, plain>", "s_waitcnt", "s_nop", "drained between turns"),
     ("grouped_gemm_short<2, plain>", "buffer_store_dwordx4", "buffer_store_dwordx2", "stored by less than 128"),
-    ("mx_gemm_stream<0, bf16, false, e2m1>", "s_waitcnt", "s_nop", "drained in the loop"),
-    ("mx_gemm_stream<1, f16, false, e2m1>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
-    ("mx_gemm_stream<0, e4m3fnuz, false, e4m3fnuz>", "buffer_load_dwordx4", "s_nop", "loads of the loop"),
-    ("mx_gemm_tiles<1, bf16, false, e2m1>", "s_waitcnt", "s_nop", "drained in the loop"),
-    ("mx_gemm_tiles<0, bf16, false, e2m1>", "ds_read_b128", "ds_read_b64", "rows not read"),
-    ("mx_gemm_tiles<1, e2m1, true, e2m1>", "v_mfma_scale_f32_16x16x128", "v_nop", "matrix instructions"),
+    ("mx_gemm_stream<0, bf16, false, e2m1, false>", "s_waitcnt", "s_nop", "drained in the loop"),
+    ("mx_gemm_stream<1, f16, false, e2m1, true>", "buffer_load_dwordx4", "buffer_load_dwordx2", "less than 128 bits"),
+    ("mx_gemm_stream<0, e4m3fnuz, false, e4m3fnuz, false>", "buffer_load_dwordx4", "s_nop", "loads of the loop"),
+    ("mx_gemm_tiles<1, bf16, false, e2m1, true>", "s_waitcnt", "s_nop", "drained in the loop"),
+    ("mx_gemm_tiles<0, bf16, false, e2m1, false>", "ds_read_b128", "ds_read_b64", "rows not read"),
+    ("mx_gemm_tiles<1, e2m1, true, e2m1, false>", "v_mfma_scale_f32_16x16x128", "v_nop", "matrix instructions"),
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),

@@ -9,7 +9,7 @@ from problems.buffers import Guarded, same_bytes
 from problems.gemm import placed
 from problems.grouped_gemm import offsets_of
 from problems.inputs import HALF
-from problems.mx import KINDS, draw, plain, values
+from problems.mx import GATES, KINDS, assert_gates_the_product, draw, plain, values
 from scripts.load import load_kernel
 from tests.settings import SEED, needs_rocm_toolchain
 
@@ -216,16 +216,33 @@ def test_quantisation_gives_the_references_bytes(kernel, arch, generator, dtype)
         assert all(same_bytes(g, w) for g, w in zip(got, wanted))
 
 
-GATES = (
-    dict(gate="silu"),
-    dict(gate="oai", limit=3.0, interleaved=True),
-    dict(gate="situ", beta=4.0, linear_beta=25.0),
-)
+each_gate = pytest.mark.parametrize("gate", GATES, ids=lambda gate: "-".join(map(str, gate.values())))
+
+
+@each_arch
+@each_kind
+@each_gate
+@pytest.mark.parametrize("expected", EXPECTED)
+@pytest.mark.parametrize("hidden, k, slots, layout", [(72, 288, 2, "dense"), (17, 32, 0, "near"), (101, 160, 3, "odd")])
+@pytest.mark.covering(pairs=True)
+def test_gated_products(kernel, arch, generator, launched, kinds, gate, expected, hidden, k, slots, layout):
+    """In one launch: tails of rows, hidden values and k; a group of two tiles, one without rows; gathers and biases."""
+    case = plain(30, 2 * hidden, k, kinds, slots=slots, biased=torch.bfloat16 if slots else None, experts=4)
+    inputs, _ = draw(case, FORMATS[arch], generator).placed(CPU, layout)
+    inputs.offsets = offsets_of([3, 0, 18, 7])
+    if inputs.rows is not None:
+        inputs.rows = torch.arange(30, dtype=torch.int32).flip(0)
+    assert_gates_the_product(kernel, inputs, gate, HALF[expected % 2], CPU, expected)
+    names = launched.names()
+    if layout == "dense" and fast(arch, kinds):
+        assert len(names) == 3 and names[0].startswith(kernel_of(expected)) and names[2].startswith("moe_gate")
+    elif layout == "odd" or not fast(arch, kinds):
+        assert len(names) == 4
 
 
 @each_arch
 @pytest.mark.parametrize("dtype", (F32, *HALF))
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate["gate"])
+@each_gate
 def test_gates_give_the_cpus_bytes(kernel, arch, generator, gate, dtype):
     """Those are held to float64 in tests/operators/test_mx.py."""
     x = torch.randn(9, 2 * 37, generator=generator) * torch.logspace(-3, 3, 9)[:, None]

@@ -11,10 +11,9 @@ import torch
 
 from problems import checkpoints
 from problems.buffers import same_bytes
-from problems.tiny_llama import NEAR, distance, logits, on_reference, tokens
+from problems.tiny_llama import distance, logits, near, on_reference, tokens
 from problems.tiny_moe import (
     BIAS,
-    NEAR_MODULES,
     apart,
     by_definition,
     edit,
@@ -22,6 +21,7 @@ from problems.tiny_moe import (
     furthest,
     logits_with_one_routing,
     moe,
+    near_modules,
     with_names_of_today,
     with_older_names,
     with_stacks,
@@ -73,7 +73,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
     loaded = kernel.quantization.load_quantized(tmp_path, device)
     with kernel.by_reference():
         wanted, got = logits_with_one_routing([defined, loaded], ids)
-    assert distance(got, wanted) <= NEAR and furthest(loaded, defined, generator) <= NEAR_MODULES
+    assert distance(got, wanted) <= near(device) and furthest(loaded, defined, generator) <= near_modules(device)
     for key, value in model.state_dict().items():  # routers, and what corrects their scores
         if ".mlp.gate." in key:
             assert same_bytes(loaded.state_dict()[key].cpu(), value)
@@ -82,7 +82,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
     if torch.float8_e4m3fn in formats:
         before, count = kernel.call_counts()["grouped_gemm"], len(expert_modules(loaded))
         wanted, got = logits_with_one_routing([on_reference(kernel, copy.deepcopy(loaded)), loaded], ids)
-        assert kernel.call_counts()["grouped_gemm"] == before + count and distance(got, wanted) <= NEAR
+        assert kernel.call_counts()["grouped_gemm"] == before + count and distance(got, wanted) <= near(device)
 
 
 @pytest.mark.parametrize("change", [None, with_older_names], ids=["names of today", "older names"])

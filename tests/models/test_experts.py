@@ -13,7 +13,7 @@ from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS,
 from problems import checkpoints
 from problems.buffers import same_bytes
 from problems.inputs import FP8, HALF, short
-from problems.tiny_llama import NEAR, distance, kernelized, logits, on_reference, tokens
+from problems.tiny_llama import NEAR, distance, kernelized, logits, near, on_reference, tokens
 from problems.tiny_moe import (
     MODELS,
     NEAR_MODULES,
@@ -24,6 +24,7 @@ from problems.tiny_moe import (
     furthest,
     logits_with_one_routing,
     moe,
+    near_modules,
     routed,
 )
 
@@ -106,7 +107,7 @@ def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, gene
     defined = by_definition(model, tmp_path / "fp8", GRANULARITIES[granularity])
     with kernel.by_reference():
         wanted, got = logits_with_one_routing([defined, made], ids)
-    assert distance(got, wanted) <= NEAR and furthest(made, defined, generator) <= NEAR_MODULES
+    assert distance(got, wanted) <= near(device) and furthest(made, defined, generator) <= near_modules(device)
     with kernel.by_reference():
         wanted, without = logits_with_one_routing([model, made], ids)
     assert distance(without, wanted) <= 0.25  # eight numbers' digits a value, one linear after the other
@@ -114,7 +115,7 @@ def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, gene
         before = grouped(kernel)
         wanted, got = logits_with_one_routing([on_reference(kernel, copy.deepcopy(made)), made], ids)
         assert grouped(kernel) == before + len(expert_modules(model))
-        assert distance(got, wanted) <= NEAR
+        assert distance(got, wanted) <= near(device)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)

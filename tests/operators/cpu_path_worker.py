@@ -185,7 +185,8 @@ def two_rounds(kernel, operator: str, given: dict) -> list[list[torch.Tensor]]:
 def moe_results(kernel, g: torch.Generator):
     """(name, operator, its arguments, results of two rounds): those of mixtures of experts, which write several."""
     operators = ("moe_route", "moe_sort", "moe_combine", "moe_gate", "grouped_gemm", "grouped_gemm_swiglu_fp8")
-    of_mx = [(name, form) for name in ("quantize_mxfp4", "grouped_gemm_mx") for form in OPERATORS[name].forms]
+    names = "quantize_mxfp4", "grouped_gemm_mx", "grouped_gemm_gate_mx"
+    of_mx = [(name, form) for name in names for form in OPERATORS[name].forms]
     for operator, form in [*((name, OPERATORS[name].first) for name in operators), (operators[-1], "static"), *of_mx]:
         for tokens, d, k in itertools.product((1, 4, 19), (1, 24, 33, 130), (1, 40, 129, 300)):
             if (operator.startswith("moe") and k > 1) or ("mx" in operator and (d, k) != (1, 1)):

@@ -45,7 +45,7 @@ QUANTISING = {"16bit": {}, "mxfp4": {"quantize_mxfp4": 1}, "mxfp8": {"quantize_f
 
 def of_mx(linears: int, mixtures: int, inputs: str) -> dict[str, int]:
     """What so many linears, and fused_moe with their routers, launch of MX weights."""
-    parts = dict.fromkeys(("moe_sort", "moe_gate", "moe_combine"), mixtures) | {"grouped_gemm": 2 * mixtures}
+    parts = dict.fromkeys(("moe_sort", "grouped_gemm_gate", "grouped_gemm", "moe_combine"), mixtures)
     parts |= {"moe_route": mixtures} if ON_CPU else {}
     parts |= {"block_scaled_gemm": linears}
     parts |= {name: count * (linears + 2 * mixtures) for name, count in QUANTISING[inputs].items()}

@@ -7,7 +7,7 @@ registered operators, with what torch's compiler and autograd need).
 from .activation import swiglu_dynamic_fp8, swiglu_fp8
 from .device import backend, call_counts, fp8_dtype, reread_environment
 from .gemm import SKINNY_GEMM_MAX_ROWS, block_scaled_gemm, skinny_gemm
-from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
+from .grouped import grouped_gemm, grouped_gemm_gate, grouped_gemm_swiglu_fp8
 from .int8 import (
     bmm_ab_i8_e_f32,
     bmm_abe_i8,
@@ -38,6 +38,7 @@ __all__ = [
     "fp8_dtype",
     "fused_moe",
     "grouped_gemm",
+    "grouped_gemm_gate",
     "grouped_gemm_swiglu_fp8",
     "int8_gemm",
     "layer_norm_int8",

@@ -10,6 +10,8 @@ from .mx import gate_numbers, holds_mx, moe_gate, mx_scales
 from .quantize import quantize_fp8
 from .scales import scales_to_compute
 
+_OF_GATE = "gate", "limit", "alpha", "beta", "linear_beta", "interleaved"
+
 
 def grouped_gemm(
     a: torch.Tensor,
@@ -70,6 +72,61 @@ def grouped_gemm(
     return out
 
 
+def grouped_gemm_gate(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    offsets: torch.Tensor,
+    *,
+    rows: torch.Tensor | None = None,
+    slots: int = 1,
+    bias: torch.Tensor | None = None,
+    gate: str = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    interleaved: bool = False,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    expected_rows: int | None = None,
+) -> torch.Tensor:
+    """Byte for byte moe_gate of grouped_gemm's result in float32. Rows from offsets[-1] on are not written.
+
+    One launch for the formats of MX weights that have a fast kernel on a GPU, else two.
+
+    Args:
+        a, scale_a, scale_b, offsets, rows, slots, bias, expected_rows: as in grouped_gemm.
+        b: a's dtype, or MX, [E, 2 I, K]: gates, then ups.
+        gate, limit, alpha, beta, linear_beta, interleaved: as in moe_gate.
+        out: float16 or bfloat16 [R or A, I], overlapping no input; allocated if None.
+        out_dtype: out's if None, bfloat16 if out is None too.
+
+    Returns: out.
+    Raises: RuntimeError naming the operator and the argument, before anything is written.
+    """
+    operator = "grouped_gemm_gate"
+    given = scale_a, scale_b
+    scale_a, scale_b, mx = _checked(operator, a, b, scale_a, scale_b, offsets, rows, slots, expected_rows)
+    if bias is not None:
+        check_tensors(operator, bias=bias)
+    numbers = gate, limit, alpha, beta, linear_beta, interleaved
+    of_kernel = gate_numbers(operator, *numbers)
+    if not mx:
+        by = dict(rows=rows, slots=slots, bias=bias, expected_rows=expected_rows)
+        product = grouped_gemm(a, b, *given, offsets, **by, out_dtype=WIDE[2])
+        return moe_gate(product, offsets, **dict(zip(_OF_GATE, numbers)), out=out, out_dtype=out_dtype)
+
+    def allocate(dtype: torch.dtype | None) -> torch.Tensor:
+        count = a.shape[0] if rows is None else rows.numel()
+        return a.new_empty((count, b.shape[1] // 2), dtype=dtype or torch.bfloat16)
+
+    out = result(operator, out, out_dtype, WIDE[:2], allocate)
+    ops.grouped_gemm_gate_mx(out, a, b, scale_a, scale_b, offsets, rows, slots, bias, expected_rows or 0, *of_kernel)
+    return out
+
+
 def grouped_gemm_swiglu_fp8(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -103,8 +160,7 @@ def grouped_gemm_swiglu_fp8(
     """Byte for byte swiglu_dynamic_fp8, or with `scale` swiglu_fp8, of grouped_gemm's result in `dtype`.
 
     Rows of the results from offsets[-1] on are not written. With MX weights, a bias, another gate or interleaved
-    columns it is, byte for byte, quantize_fp8 of moe_gate, in `dtype`, of grouped_gemm's result in float32; those rows
-    hold anything then.
+    columns it is, byte for byte, quantize_fp8 of grouped_gemm_gate's result in `dtype`; those rows hold anything then.
 
     Args:
         a, scale_a, scale_b, offsets, rows, slots, bias, expected_rows: as in grouped_gemm.
@@ -130,11 +186,8 @@ def grouped_gemm_swiglu_fp8(
     numbers = gate, limit, alpha, beta, linear_beta, interleaved
     gate_numbers(operator, *numbers)
     if mx or bias is not None or gate != "silu" or interleaved:
-        product = grouped_gemm(
-            a, b, *given, offsets, rows=rows, slots=slots, bias=bias, out_dtype=WIDE[2], expected_rows=expected_rows
-        )
-        names = "gate", "limit", "alpha", "beta", "linear_beta", "interleaved"
-        hidden = moe_gate(product, offsets, **dict(zip(names, numbers)), out_dtype=dtype)
+        by = dict(rows=rows, slots=slots, bias=bias, expected_rows=expected_rows)
+        hidden = grouped_gemm_gate(a, b, *given, offsets, **by, **dict(zip(_OF_GATE, numbers)), out_dtype=dtype)
         wanted = dict(scaling=scaling, group_size=group_size, scale_dtype=scale_dtype, power_of_two=power_of_two)
         wanted |= dict(scale_ub=scale_ub, fp8_max=fp8_max, column_major_scales=column_major_scales)
         return quantize_fp8(hidden, scale, **wanted, out=out, scale_out=scale_out, out_dtype=out_dtype)

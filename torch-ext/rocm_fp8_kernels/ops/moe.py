@@ -6,9 +6,9 @@ from .activation import check_limit
 from .arguments import FP8, WIDE, check_dims, check_tensors, refuse, result
 from .calls import ops
 from .exported import exported_moe
-from .grouped import grouped_gemm, grouped_gemm_swiglu_fp8
+from .grouped import grouped_gemm, grouped_gemm_gate, grouped_gemm_swiglu_fp8
 from .moe_checks import check_dtype, check_fused_moe, check_inputs, default_inputs, refuse_experts
-from .mx import MX_BLOCK, gate_numbers, holds_mx, moe_gate, quantize_mxfp4
+from .mx import MX_BLOCK, gate_numbers, holds_mx, quantize_mxfp4
 from .quantize import quantize_fp8
 
 _HALF, _SCORINGS = WIDE[:2], ("softmax", "sigmoid", "sqrtsoftplus")
@@ -200,7 +200,7 @@ def fused_moe(
         dtype: float16 or bfloat16: of the GEMMs' results and the gate's. x's own; of FP8 bfloat16 if None.
 
     Hidden values: with FP8 weights, gate="silu", no bias13 and no interleaving grouped_gemm_swiglu_fp8's; with 16-bit
-    weights and the same SwiGLU by torch in their dtype. Else moe_gate's of the product in float32.
+    weights and the same SwiGLU by torch in their dtype. Else grouped_gemm_gate's.
 
     Returns: out.
     Raises: RuntimeError naming the operator and the argument, before `out` is written.
@@ -259,8 +259,8 @@ def _fused_moe(x, w13, w2, weights, experts, scale_w13, scale_w2, inputs, input_
     if mx or bias13 is not None or gate != "silu" or interleaved:
         of_gate = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
         q, scale = (x, input_scale) if given else _entering(x, w13, inputs, input_scale, power_of_two)
-        product = grouped_gemm(q, w13, scale, scale_w13, offsets, **sorted_by, bias=bias13, out_dtype=torch.float32)
-        hidden = moe_gate(product, offsets, **of_gate, out_dtype=dtype)
+        of_gate |= dict(bias=bias13, out_dtype=dtype)
+        hidden = grouped_gemm_gate(q, w13, scale, scale_w13, offsets, **sorted_by, **of_gate)
         hidden, scale = _entering(hidden, w13, inputs, hidden_scale, power_of_two)
         y = grouped_gemm(hidden, w2, scale, scale_w2, offsets, **alike)
     elif w13.dtype not in FP8:

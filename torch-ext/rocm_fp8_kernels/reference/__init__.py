@@ -20,7 +20,7 @@ from .int8 import (
     softmax_int8,
 )
 from .mla import mla_append, mla_decode
-from .moe import fused_moe, grouped_gemm, grouped_gemm_swiglu_fp8, moe_combine, moe_route, moe_sort
+from .moe import fused_moe, grouped_gemm, grouped_gemm_gate, grouped_gemm_swiglu_fp8, moe_combine, moe_route, moe_sort
 from .mx import moe_gate, quantize_mxfp4
 from .norms import add_rms_norm_dynamic_fp8, add_rms_norm_fp8, normalize, rms_norm, rms_norm_dynamic_fp8, rms_norm_fp8
 from .quantize import encode_fp8, quantize_fp8
@@ -35,6 +35,7 @@ __all__ = [
     "encode_int8",
     "fused_moe",
     "grouped_gemm",
+    "grouped_gemm_gate",
     "grouped_gemm_swiglu_fp8",
     "int8_gemm",
     "layer_norm_int8",

@@ -138,6 +138,31 @@ def _scaled(a, b, scale_a, scale_b, bias):
     return block_scaled_gemm(a, b, scale_a, scale_b, bias, out_dtype=torch.float32)
 
 
+def grouped_gemm_gate(
+    a,
+    b,
+    scale_a,
+    scale_b,
+    offsets,
+    *,
+    rows=None,
+    slots=1,
+    bias=None,
+    gate="silu",
+    limit=None,
+    alpha=1.702,
+    beta=None,
+    linear_beta=None,
+    interleaved=False,
+    out=None,
+    out_dtype=None,
+    expected_rows=None,
+):
+    c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, bias=bias, out_dtype=torch.float32)
+    numbers = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
+    return moe_gate(c, offsets, **numbers, out=out, out_dtype=out_dtype)
+
+
 def grouped_gemm_swiglu_fp8(
     a,
     b,
@@ -171,10 +196,10 @@ def grouped_gemm_swiglu_fp8(
     live, kind = int(offsets[-1]), fp8_dtype_of(a, out, out_dtype)
     numbers = dict(gate=gate, limit=limit, alpha=alpha, beta=beta, linear_beta=linear_beta, interleaved=interleaved)
     if holds_mx(b, scale_b, a) or bias is not None or gate != "silu" or interleaved:
-        c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, bias=bias, out_dtype=torch.float32)
         wanted = dict(scaling=scaling, group_size=group_size, scale_dtype=scale_dtype, power_of_two=power_of_two)
         wanted |= dict(scale_ub=scale_ub, fp8_max=fp8_max, column_major_scales=column_major_scales)
-        hidden = moe_gate(c, offsets, **numbers, out_dtype=dtype)
+        by = dict(rows=rows, slots=slots, bias=bias)
+        hidden = grouped_gemm_gate(a, b, scale_a, scale_b, offsets, **by, **numbers, out_dtype=dtype)
         return quantize_fp8(hidden, scale, **wanted, out=out, scale_out=scale_out, out_dtype=kind)
     c = grouped_gemm(a, b, scale_a, scale_b, offsets, rows=rows, slots=slots, out_dtype=dtype)
     if scale is not None:
@@ -267,8 +292,9 @@ def fused_moe(
 
     q, scale = (x, input_scale) if x.dtype in FP8 else entering(x, input_scale)
     if mx or bias13 is not None or gate != "silu" or interleaved:
-        product = grouped_gemm(q, w13, scale, scale_w13, offsets, **by, bias=bias13, out_dtype=torch.float32)
-        hidden, scale = entering(moe_gate(product, offsets, **gating, out_dtype=dtype), hidden_scale)
+        gating |= dict(bias=bias13, out_dtype=dtype)
+        hidden = grouped_gemm_gate(q, w13, scale, scale_w13, offsets, **by, **gating)
+        hidden, scale = entering(hidden, hidden_scale)
     elif not quantised:
         hidden = swiglu(grouped_gemm(q, w13, None, None, offsets, **by, out_dtype=dtype), limit)
     else:
