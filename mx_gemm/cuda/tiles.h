@@ -42,6 +42,7 @@ struct Form {
     static constexpr int kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
+    static constexpr bool kGates = kHeight <= 64;  // so many rows' gates would take longer than a launch of their own
 
     struct Stage {
         uint8_t rows[kBoxes][kRows][kRowOfStage];
@@ -242,7 +243,7 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, const Col
                 if (bias.data) v[i] += added[i];  // without one, -0 stays -0
             }
             const int64_t at = row * a.out.row_stride;
-            if (a.gated) {
+            if (F::kGates && a.gated) {
                 if (hidden < a.n / 2) gemm::put(a.out, at + hidden, moe_gate::gated(a.gate, v[0], v[1]));
                 continue;
             }
@@ -406,8 +407,7 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
                              : (aligned ? mx_gemm_order<false, true> : mx_gemm_order<false, false>);
     const int64_t ctas = across * (down < most ? down : most);
     if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
-    // With as many again as their root few groups have a second tile. Gates take the longer the fewer warpgroups share a
-    // multiprocessor.
+    // With as many again as their root few groups have a second tile.
     const double likely = double(a.expected) + std::sqrt(double(a.expected));
     const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
     return start(likely <= 8    ? launch_form<Form<8, 1>>

@@ -150,8 +150,9 @@ __global__ __launch_bounds__(kWave, ((kStreamShapes[index].per_unit + 3) / 4)) v
         for (int step = begin; step < end; step += depth) {
 #pragma unroll
             for (int slot = 0; slot < depth; ++slot) {
-                // Behind the last step are zeros. Where they were not multiplied, loads would meet others on their way.
-                if (F::scaled || step + slot < end) {
+                // Behind the last step are zeros. Where they were not multiplied, loads would meet others on their way; the
+                // compiler sees to that without a gate.
+                if (F::scaled || F::gated || step + slot < end) {
                     const int block = block_of(step + slot, blocks);
                     uint32_t scale[kSubN];
 #pragma unroll

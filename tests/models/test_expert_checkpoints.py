@@ -67,7 +67,7 @@ def test_a_published_layout(kernel, device, formats, generator, tmp_path, case):
     name, form, change = LAYOUTS[case]
     model, ids = moe(name, generator), tokens(generator, 2, 11, device)
     write(form, model, tmp_path)
-    defined = by_definition(model, tmp_path, checkpoints.FORMATS[form]).to(device)
+    defined = by_definition(copy.deepcopy(model).to(device), tmp_path, checkpoints.FORMATS[form])
     if change is not None:
         change(tmp_path)
     loaded = kernel.quantization.load_quantized(tmp_path, device)
