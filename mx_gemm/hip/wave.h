@@ -36,6 +36,7 @@ struct Launch {
 
 __device__ inline int own_row() { return int(threadIdx.x) % 16; }
 __device__ inline int own_block() { return int(threadIdx.x) % kWave / 16; }
+
 // e4m3fnuz: the chip's own FP8. blocks_a: A has exponents.
 template <DType a, bool blocks_a_, DType b, bool gated_>
 struct Formats {
