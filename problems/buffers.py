@@ -21,10 +21,11 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def same_codes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """The same of FP8, where the sign of a NaN is nobody's contract."""
+    """The same of floating-point numbers, where a NaN's sign and payload are nobody's contract."""
     nan = a.float().isnan()
     same = a.dtype == b.dtype and torch.equal(nan, b.float().isnan())
-    return same and torch.equal(a.view(torch.uint8)[~nan], b.view(torch.uint8)[~nan])
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.itemsize]
+    return same and torch.equal(a.view(bits)[~nan], b.view(bits)[~nan])
 
 
 def poison_byte(dtype: torch.dtype) -> int:

@@ -57,6 +57,7 @@ struct Form {
         Barrier full[kStages], empty[kStages];
         grouped::RowTiles row_tiles;
     };
+    static_assert((sizeof(Memory) + 1024) * kPerUnit <= 227 * 1024);
     // Registers of a thread, in eights: what the launch has, what a loading warp leaves, what the others then take. More
     // would wait for ever.
     static constexpr int kOfLaunch = 65536 / (kThreads * kPerUnit) / 8 * 8, kFewRegisters = 24,
@@ -343,7 +344,6 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
                                                                           const __grid_constant__ CUtensorMap rows,
                                                                           int pieces) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int kRows = F::kRows;
     auto& memory = dynamic_shared<typename F::Memory>();
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < F::kStages; ++stage) {
@@ -357,7 +357,7 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may write what this one reads
     // Its barriers close: mbarriers are used below by threads that did not initialise them.
-    grouped::make_row_tiles<kRows>(memory.row_tiles, a);
+    grouped::make_row_tiles<F::kRows>(memory.row_tiles, a);
     const int tiles = grouped::tiles_of(memory.row_tiles, int(a.groups), pieces), warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
         leave_registers<F::kFewRegisters>();
