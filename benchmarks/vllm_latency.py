@@ -3,6 +3,7 @@
     python -m benchmarks model vllm                                  # on a CPU a Llama of 1.1 B, on a GPU Llama 8B
     python -m benchmarks model vllm --shape llama-70b --layers 16 --scheme dynamic static blocks
     python -m benchmarks model vllm --shape deepseek-v3 --layers 4 --scheme blocks --batch 1 8 32 64 --plot PNG
+    python -m benchmarks model vllm --shape gpt-oss-120b --layers 8 --scheme mxfp4 --prompts 512 2048
     python -m benchmarks model vllm --int8-linears                   # the plugin's beside vLLM's, on a CPU
 
 Each row is a process of its own (harness/vllm_engine.py), one after the other: vLLM starts, and serves each batch.
@@ -32,6 +33,7 @@ from benchmarks.harness import sections
 from benchmarks.harness.gpu_environment import commit
 from benchmarks.harness.shapes import CONFIGS, EIGHTH_OF_HEADS
 from benchmarks.harness.table import Table
+from problems import mx_checkpoints
 from scripts.load import use_local_build
 
 SWITCH = "ROCM_FP8_KERNELS_VLLM"
@@ -72,17 +74,27 @@ def compressed(kind: str, static: bool) -> dict:
     )
 
 
-def blocks(layers: int) -> dict:
-    left = ["lm_head", *(f"model.layers.{i}.{router}" for i in range(layers) for router in ROUTERS)]
+def blocks(config: dict) -> dict:
+    layers = range(config["num_hidden_layers"])
+    left = ["lm_head", *(f"model.layers.{i}.{router}" for i in layers for router in ROUTERS)]
     how = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
     return how | dict(modules_to_not_convert=left)
 
 
+def mxfp4(config: dict) -> dict:
+    """Inputs in 16 bits. Of gpt-oss' own checkpoints experts alone, of compressed-tensors all linears."""
+    if config["model_type"] == "gpt_oss":
+        left = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+        return dict(quant_method="mxfp4", modules_to_not_convert=left)
+    return mx_checkpoints.compressed(4, None, tuple(f"re:.*{router}$" for router in ROUTERS))
+
+
 SCHEMES = {
-    "dynamic": lambda layers: compressed("float", False),
-    "static": lambda layers: compressed("float", True),
+    "dynamic": lambda config: compressed("float", False),
+    "static": lambda config: compressed("float", True),
     "blocks": blocks,
-    "int8": lambda layers: compressed("int", False),
+    "int8": lambda config: compressed("int", False),
+    "mxfp4": mxfp4,
 }
 
 
@@ -166,7 +178,7 @@ def modes(args: argparse.Namespace) -> Iterator[tuple[str, dict | Path, bool]]:
         return
     config = OF_ALL | SHAPES[args.shape] | ({} if args.layers is None else dict(num_hidden_layers=args.layers))
     for scheme in args.scheme:
-        quantized = config | dict(quantization_config=SCHEMES[scheme](config["num_hidden_layers"]))
+        quantized = config | dict(quantization_config=SCHEMES[scheme](config))
         yield f"{scheme}, ours", quantized, True
         yield f"{scheme}, vLLM's", quantized, False
     yield "bfloat16", config, False

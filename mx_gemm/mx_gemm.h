@@ -14,7 +14,8 @@
 // scale 255, makes its row's or its column's results NaN, and no others.
 //
 // offsets and rows are on the device, as in ../grouped_gemm/grouped_gemm.h. Without offsets all rows are of one matrix.
-// A row's bits depend on its row of A, its matrix, their layout and formats: never on how many rows there are.
+// A row's bits depend on its row of A, its matrix, their layout and formats. How many rows there are matters on Hopper alone,
+// without offsets: up to 64, 128, 256, or more.
 #pragma once
 
 #include "../common/gemm/args.h"

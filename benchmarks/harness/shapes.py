@@ -71,6 +71,22 @@ def qwen3_moe(hidden: int, intermediate: int, experts: int, chosen: int, layers:
     )
 
 
+def gpt_oss(experts: int, layers: int) -> dict:
+    return dict(
+        architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_local_experts=experts,
+        num_experts_per_tok=4,
+        num_hidden_layers=layers,
+        sliding_window=128,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+    )
+
+
 DEEPSEEK_V3 = dict(
     architectures=["DeepseekV3ForCausalLM"],
     model_type="deepseek_v3",
@@ -110,4 +126,6 @@ CONFIGS = {
     "mixtral-8x7b": LLAMA_8B.config
     | dict(architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8, num_experts_per_tok=2),
     "deepseek-v3": DEEPSEEK_V3,
+    "gpt-oss-20b": gpt_oss(32, 24),
+    "gpt-oss-120b": gpt_oss(128, 36),
 }

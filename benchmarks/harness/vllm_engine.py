@@ -30,16 +30,18 @@ SEED = 0
 
 @torch.no_grad()
 def fill(model: torch.nn.Module) -> None:
-    """Normal numbers in place of vLLM's dummy ones, which are zeros in FP8: a GPU's power, and so its speed, depends on
-    them. Scales keep a linear's results about as large as its inputs."""
+    """Normal numbers, and codes, in place of vLLM's dummy ones, which are zeros in FP8 and MXFP4: a GPU's power, and so
+    its speed, depends on them. Scales keep a linear's results about as large as its inputs."""
     torch.manual_seed(SEED)
     for name, parameter in model.named_parameters():
         data = parameter.data
-        if data.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8):
+        if data.dtype == torch.uint8:  # e2m1 codes, two a byte, and their e8m0 scales
+            data.random_(118, 122) if "scale" in name else data.random_(256)
+        elif data.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.int8):
             flat = torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())  # of any order of dimensions
             for part in flat.split(1 << 26):
                 part.copy_(torch.randn(part.shape, device=part.device) * (40 if data.dtype == torch.int8 else 1))
-        elif "input_scale" in name or name.endswith(("a1_scale", "a2_scale")):
+        elif "input_scale" in name:
             data.fill_(0.02)
         elif "scale" in name and data.dtype == torch.float32:
             data.fill_(0.015)
@@ -48,6 +50,19 @@ def fill(model: torch.nn.Module) -> None:
         elif data.dim() == 2 and data.is_floating_point() and data.element_size() == 2:
             for part in data.split(4096):
                 part.normal_(0, data.shape[1] ** -0.5)
+
+
+def fill_as_loaded() -> None:
+    """Before vLLM prepares weights for its kernels: what it makes of them may be no parameter."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    theirs = DummyModelLoader.load_weights
+
+    def load_weights(loader: DummyModelLoader, model: torch.nn.Module, model_config) -> None:
+        theirs(loader, model, model_config)
+        fill(model)
+
+    DummyModelLoader.load_weights = load_weights
 
 
 class Graphs:
@@ -94,6 +109,7 @@ def measure(asked: dict) -> dict:
     from vllm import LLM
 
     gpu, batches, prompts = torch.cuda.is_available(), asked["batches"], asked["prompts"]
+    fill_as_loaded()
     began = time.perf_counter()
     arguments = dict(compilation_config=dict(cudagraph_capture_sizes=sorted(batches))) if gpu else {}
     if gpu:
@@ -112,8 +128,6 @@ def measure(asked: dict) -> dict:
         **arguments | asked["arguments"],
     )
     found = dict(start=time.perf_counter() - began, step={}, graph={}, first={})
-    if asked["random"]:
-        fill(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model)
     graphs = Graphs() if gpu else None
     print("ready", flush=True)
     sys.stdin.readline()  # another engine may be timed now

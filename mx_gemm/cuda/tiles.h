@@ -5,9 +5,11 @@
 //             --> a lane: 32 codes, a block, of each of two columns --> bfloat16, scaled --> wgmma, beside rows of the ring
 //             --> scale of the row, bias, gate, rounding --> the result, from registers
 //
+// Few rows of one matrix: a cluster's CTAs share out K, and add their sums through DSMEM, in their order.
+//
 // A warpgroup has 64 columns, half of them from each of a stage's two boxes: a lane has the same column of both, which may
 // be a gate and its up. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
-// nothing is lost, and one sum runs over K. All forms give the same bits.
+// nothing is lost, and one sum runs over a CTA's K. Forms that share out K alike give the same bits.
 // Bound: bytes of weights with few rows; with many the matrix units' rate. Decoding takes 17 instructions for eight codes of
 // a lane; other warpgroups' multiplications go on meanwhile.
 //
@@ -16,30 +18,31 @@
 
 #include <cmath>
 
-#include "../../common/cuda/pdl.h"
 #include "../../common/cuda/shared_memory.h"
 #include "../../common/cuda/tensor_map.h"
 #include "../../common/cuda/tma.h"
 #include "../../common/cuda/wgmma.h"
-#include "../../common/gemm/cuda/ring.h"
+#include "../../common/gemm/cuda/cluster_sum.h"
 #include "../../grouped_gemm/cuda/row_tiles.h"
-#include "stream.h"
+#include "order.h"
 
 namespace rocm_fp8::mx_gemm {
 namespace {
 
 namespace grouped = grouped_gemm::cuda;
 
-constexpr int kOrdered = 128, kTileStep = 2 * kOrdered;  // k that are permuted at once; of a stage
-constexpr int kSixtyFour = 64, kRowOfStage = 128, kBoxes = kTileStep / kSixtyFour, kOrderThreads = 256;
-constexpr int kMostWarpgroups = 4;
-constexpr float kLifted = 8;  // weights are by 2^-3
+constexpr int kTileStep = 2 * kOrdered;  // k of a stage
+constexpr int kSixtyFour = 64, kRowOfStage = 128, kBoxes = kTileStep / kSixtyFour;
+constexpr int kMostWarpgroups = 4, kMostParts = 8;
+constexpr int kMostShared = 256, kMostOfTile = 64;  // rows whose K is shared out, of a tile then
+constexpr float kLifted = 8;                        // weights are by 2^-3
 
 // kTogether: warpgroups that share a stage's rows. Others of the multiprocessor have rings of their own and wait for nobody
 // else, which is faster where rows are few.
 template <int kHeight, int kTogether>
-struct Form {
-    static constexpr int kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
+struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
+    static constexpr bool kSumsApart = false, kShares = kTogether <= 2;
+    static constexpr int kTiles = 1, kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
     static constexpr bool kGates = kHeight <= 64;  // so many rows' gates would take longer than a launch of their own
@@ -55,9 +58,11 @@ struct Form {
     struct Memory {
         alignas(1024) Stage stages[kStages];
         Barrier full[kStages], empty[kStages];
+        Barrier sums_full;  // of the cluster's other CTAs
         grouped::RowTiles row_tiles;
     };
     static_assert((sizeof(Memory) + 1024) * kPerUnit <= 227 * 1024);
+    static_assert(!kShares || (kGroups + kMostParts) * kTogether * kWarpgroup * 16 <= kStages * int(sizeof(Stage)));
     // Registers of a thread, in eights: what the launch has, what a loading warp leaves, what the others then take. More
     // would wait for ever.
     static constexpr int kOfLaunch = 65536 / (kThreads * kPerUnit) / 8 * 8, kFewRegisters = 24,
@@ -68,54 +73,6 @@ struct Form {
 template <class F>
 __device__ inline int first_column(const Args& a, int piece, int box) {
     return of_halves(a) ? piece * F::kBox + box * int(a.n / 2) : (2 * piece + box) * F::kBox;
-}
-
-// --- rows as the tiles take them ---
-
-// Where 128 k of a row lie. Lane t of four has block t of a column. A word w of it has the pairs (i, i + 4), i = 0 to 3.
-// Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
-// Here a lane has the same word of the same block of a row. It gives each of the four lanes of that word a pair.
-template <bool bytes, bool aligned>
-__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
-    constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    const int lane = int(threadIdx.x) % kLanesOf, t = lane / 4, w = lane % 4;
-    const uint32_t across = uint32_t((a.k + kOrdered - 1) / kOrdered), group = blockIdx.x % across;
-    const int64_t live = first_row(a, int(a.groups)), k = int64_t(group) * kOrdered + lane * 8,
-                  step = int64_t(gridDim.x / across) * kRowsOfCta;
-    // All lanes of a warp go on together. Several rows are on their way at once.
-    for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += step * kAtOnce) {
-        RowPart parts[kAtOnce] = {};
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
-            if (row < live && k < a.k) {
-                parts[i] =
-                    load_row<bytes, aligned>(a.a.data + source_of(a, int(row)) * a.a.row_stride + k * (bytes ? 1 : 2));
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
-            uint32_t pairs[4], turned[4];
-            put_in_pairs<bytes>(parts[i], pairs);
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const int other = t ^ r;
-                const uint32_t given =
-                    other < 2 ? (other == 0 ? pairs[0] : pairs[1]) : (other == 2 ? pairs[2] : pairs[3]);
-                const uint32_t taken = __shfl_xor_sync(kWholeWarp, given, r * 4);
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (other == j) turned[j] = taken;
-            }
-            if (row < live) {
-                *reinterpret_cast<uint4*>(to + row * stride + int64_t(group) * kOrdered * 2 + w * 64 + t * 16) = {
-                    turned[0], turned[1], turned[2], turned[3]};
-            }
-        }
-    }
 }
 
 // --- weights ---
@@ -214,9 +171,9 @@ __device__ inline void multiply_half(const typename F::Stage& stage, int half, c
     wait_for_multiplications<0>();
 }
 
-// From registers: eight lanes have neighbours of a row.
+// From registers: eight lanes have neighbours of a row. Groups of eight rows: those from `from` to `to`.
 template <class F>
-__device__ inline void store(const Args& a, const grouped::Tile& tile, const Columns<F>& own,
+__device__ inline void store(const Args& a, const grouped::Tile& tile, const Columns<F>& own, int from, int to,
                              const float (&sums)[F::kGroups][4]) {
     const int t = int(threadIdx.x) % 4;
     gemm::Bias bias = a.bias;
@@ -232,6 +189,7 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, const Col
 #pragma unroll
     for (int group = 0; group < F::kGroups; ++group) {
         if (tile.row + group * 8 >= tile.end) break;
+        if (group < from || group >= to) continue;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = tile.row + group * 8 + 2 * t + r;
@@ -255,32 +213,43 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, const Col
     }
 }
 
+// A CTA's steps of K, as one of a cluster's `parts`; the tiles that the cluster makes.
+struct Share {
+    int parts, part, first, end, tile, tiles_on;
+
+    __device__ Share(const Args& a, int parts) : parts(parts), part(parts > 1 ? int(rank_in_cluster()) : 0) {
+        const int steps = int((a.k + kTileStep - 1) / kTileStep);
+        first = steps * part / parts, end = steps * (part + 1) / parts;
+        tile = int(blockIdx.x) / parts, tiles_on = int(gridDim.x) / parts;
+    }
+};
+
 template <class F>
-__device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int pieces, int tiles, int warpgroup) {
-    const int steps = int((a.k + kTileStep - 1) / kTileStep), groups = int(a.groups), last = int(a.k / kMxBlock) - 1,
-              lane = int(threadIdx.x) % kWarp;
+__device__ inline void make_tiles(typename F::Memory& memory, const Args& a, const Share& share, int pieces, int tiles,
+                                  int warpgroup) {
+    const int groups = int(a.groups), last = int(a.k / kMxBlock) - 1, lane = int(threadIdx.x) % kWarp;
     const uint32_t block_stride = uint32_t(a.scale_b.block_stride);
-    int t = blockIdx.x;
+    int t = share.tile;
     if (t >= tiles) return;
     const Columns<F> of_lane(a, warpgroup);
     tiles::Position<F::kStages> at;
     grouped::Tile tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t);
     Exponents own(a, tile, of_lane);
     uint32_t exponents[2][2];
-    own.read(0, last, block_stride, exponents);
-    for (; t < tiles; t += gridDim.x) {
+    own.read(share.first, last, block_stride, exponents);
+    for (; t < tiles; t += share.tiles_on) {
         const grouped::Tile made = tile;
-        if (t + int(gridDim.x) < tiles)
-            tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t + gridDim.x);
+        if (t + share.tiles_on < tiles)
+            tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t + share.tiles_on);
         Exponents next(a, tile, of_lane);
         // Here, not in each step: the compiler would compute it there.
         asm volatile("" : "+l"(next.columns[0]), "+l"(next.columns[1]));
-        float sums[F::kGroups][4];
-        for (int step = 0; step < steps; ++step) {
+        float sums[1][F::kGroups][4];
+        for (int step = share.first; step < share.end; ++step) {
             const uint32_t current[2][2] = {{exponents[0][0], exponents[0][1]}, {exponents[1][0], exponents[1][1]}};
             // The next step's, or the next tile's first.
-            if (step + 1 == steps) own = next;
-            own.read(step + 1 < steps ? step + 1 : 0, last, block_stride, exponents);
+            if (step + 1 == share.end) own = next;
+            own.read(step + 1 < share.end ? step + 1 : share.first, last, block_stride, exponents);
             wait_for(&memory.full[at.stage], at.parity);
             const auto& stage = memory.stages[at.stage];
             const bool large = __any_sync(
@@ -295,29 +264,35 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, int
                     const int row = of_lane.place(i), chunk = (half * 4 + lane % 4) ^ row % 8;  // TMA's swizzle
                     codes[i] = *reinterpret_cast<const uint4*>(&stage.weights[0][row][chunk * 16]);
                 }
-                if (large) multiply_half<F, true>(stage, half, codes, current[half], step > 0, sums);
-                else multiply_half<F, false>(stage, half, codes, current[half], step > 0, sums);
+                const bool add = step > share.first;
+                if (large) multiply_half<F, true>(stage, half, codes, current[half], add, sums[0]);
+                else multiply_half<F, false>(stage, half, codes, current[half], add, sums[0]);
             }
             // The warpgroup's multiplications have read the stage.
             arrive_if(lane == 0, &memory.empty[at.stage]);
             at.advance();
         }
-        store<F>(a, made, of_lane, sums);
+        int from = 0, to = F::kGroups;
+        if (F::kShares && share.parts > 1) {
+            tiles::add_over_cluster<F>(memory, share.part, share.parts, sums);
+            from = tiles::first_group<F>(share.part, share.parts);
+            to = tiles::first_group<F>(share.part + 1, share.parts);
+        }
+        store<F>(a, made, of_lane, from, to, sums[0]);
     }
 }
 
 // By the warp that loads.
 template <class F>
 __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, const CUtensorMap* weights,
-                                  const CUtensorMap* rows, int pieces, int tiles) {
-    const int steps = int((a.k + kTileStep - 1) / kTileStep);
+                                  const CUtensorMap* rows, const Share& share, int pieces, int tiles) {
     tiles::Position<F::kStages> at;
     bool refills = false;
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+    for (int t = share.tile; t < tiles; t += share.tiles_on) {
         const grouped::Tile tile = grouped::tile_at<F::kRows>(memory.row_tiles, int(a.groups), pieces, t);
         // The same lane at each election.
         if (elected()) {
-            for (int step = 0; step < steps; ++step) {
+            for (int step = share.first; step < share.end; ++step) {
                 auto& stage = memory.stages[at.stage];
                 Barrier* const full = &memory.full[at.stage];
                 // Barrier: the stage is filled again after its readers have left it.
@@ -342,15 +317,18 @@ template <class F>
 __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a,
                                                                           const __grid_constant__ CUtensorMap weights,
                                                                           const __grid_constant__ CUtensorMap rows,
-                                                                          int pieces) {
+                                                                          int pieces, int parts) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto& memory = dynamic_shared<typename F::Memory>();
+    const Share share(a, parts);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < F::kStages; ++stage) {
             make_barrier(&memory.full[stage], 1);
             make_barrier(&memory.empty[stage], F::kWarpgroups * (kWarpgroup / kWarp));
         }
+        if (parts > 1) make_barrier(&memory.sums_full, 1);
         publish_barriers();
+        if (parts > 1) arrive_expecting(&memory.sums_full, F::received_bytes(share.part, parts));
         fetch_map(&weights);
         fetch_map(&rows);
     }
@@ -361,10 +339,16 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
     const int tiles = grouped::tiles_of(memory.row_tiles, int(a.groups), pieces), warp = threadIdx.x / kWarp;
     if (warp < kWarpgroup / kWarp) {
         leave_registers<F::kFewRegisters>();
-        if (warp == 0) feed_tiles<F>(memory, a, &weights, &rows, pieces, tiles);
+        if (warp == 0) feed_tiles<F>(memory, a, &weights, &rows, share, pieces, tiles);
+        if (parts > 1) {
+            // Every warp of a cluster arrives at its barrier, and waits before it ends.
+            __syncwarp();
+            arrive_at_cluster_start();
+            wait_for_cluster_start();
+        }
     } else {
         take_registers<F::kManyRegisters>();
-        make_tiles<F>(memory, a, pieces, tiles, grouped::known_uniform(warp / (kWarpgroup / kWarp)) - 1);
+        make_tiles<F>(memory, a, share, pieces, tiles, grouped::known_uniform(warp / (kWarpgroup / kWarp)) - 1);
     }
 #endif
 }
@@ -380,6 +364,19 @@ inline bool tiles_fit(const Args& a, const Chip& chip) {
            a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
 }
 
+// Of one matrix, into how many parts K is shared out: the CTAs of a cluster, as many as fill the chip. Powers of two: others
+// leave places empty. A row's bits depend on it, so numbers of rows have classes.
+inline int parts_of(const Args& a, const Chip& chip) {
+    if (a.offsets || a.m > kMostShared) return 1;
+    constexpr int kColumns = 2 * kSixtyFour, kPerUnit = kMostWarpgroups * kSixtyFour / kColumns;
+    const int down = a.m <= kMostOfTile ? 1 : a.m <= 2 * kMostOfTile ? 2 : 4;
+    const int64_t fill = int64_t(chip.multiprocessors) * kPerUnit / (ceil_div(a.n, kColumns) * down),
+                  most = ceil_div(a.k, kTileStep) / (down > 1 ? 8 : 4);
+    int parts = 1;
+    while (parts < kMostParts && 2 * parts <= fill && 2 * parts <= most) parts *= 2;
+    return parts;
+}
+
 template <class F>
 Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chip& chip, const Executor& on) {
     static AllowedDevices allowed;
@@ -392,8 +389,13 @@ Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chi
     const int64_t pieces = ceil_div(a.n, F::kColumns), tiles = most_row_tiles(a, F::kRows) * pieces;
     if (tiles > kMaxCtas / grouped::kBand) return {"a and b have more rows than one launch takes"};
     if (const Status s = allow_shared_bytes(mx_gemm_tiles<F>, kBytes, chip, &allowed); !s.ok()) return s;
-    const int64_t most = int64_t(chip.multiprocessors) * F::kPerUnit, ctas = tiles < most ? tiles : most;
-    return launch_kernel(mx_gemm_tiles<F>, chip, {ctas, F::kThreads, 1, kBytes}, on, a, weights, rows, int(pieces));
+    const int parts = parts_of(a, chip);
+    // A cluster makes one tile: its sums take the ring's place.
+    const int64_t most = int64_t(chip.multiprocessors) * F::kPerUnit, ctas = parts > 1      ? tiles * parts
+                                                                             : tiles < most ? tiles
+                                                                                            : most;
+    return launch_kernel(mx_gemm_tiles<F>, chip, {ctas, F::kThreads, parts, kBytes}, on, a, weights, rows, int(pieces),
+                         parts);
 }
 
 inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) {
@@ -407,15 +409,27 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
                              : (aligned ? mx_gemm_order<false, true> : mx_gemm_order<false, false>);
     const int64_t ctas = across * (down < most ? down : most);
     if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
+    const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
+    const auto few = [&](double rows) {
+        return start(rows <= 8    ? launch_form<Form<8, 1>>
+                     : rows <= 16 ? launch_form<Form<16, 2>>
+                     : rows <= 32 ? launch_form<Form<32, 2>>
+                                  : launch_form<Form<64, 2>>);
+    };
+    using High = Form<128, 3>;
+    using Wide = Form<64, 4>;
+    if (!a.offsets) {
+        if (a.m <= kMostOfTile / 2 || parts_of(a, chip) > 1) return few(double(a.m));
+        // A round of High's tiles takes 7/6 of the time of one of Wide's.
+        const auto rounds = [&]<class F>(F) {
+            return ceil_div(ceil_div(a.m, F::kRows) * ceil_div(a.n, F::kColumns), chip.multiprocessors);
+        };
+        return start(7 * rounds(High()) < 6 * rounds(Wide()) ? launch_form<High> : launch_form<Wide>);
+    }
     // With as many again as their root few groups have a second tile.
     const double likely = double(a.expected) + std::sqrt(double(a.expected));
-    const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
-    return start(likely <= 8    ? launch_form<Form<8, 1>>
-                 : likely <= 16 ? launch_form<Form<16, 2>>
-                 : likely <= 32 ? launch_form<Form<32, 2>>
-                 : likely <= 64 ? launch_form<Form<64, 2>>
-                 : a.gated      ? launch_form<Form<64, 4>>
-                                : launch_form<Form<128, 3>>);
+    if (likely <= 64) return few(likely);
+    return start(a.gated ? launch_form<Wide> : launch_form<High>);
 }
 
 }  // namespace

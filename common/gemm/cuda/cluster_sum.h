@@ -24,7 +24,9 @@ __device__ inline void add_over_cluster(typename S::Memory& shared, int part, in
                                         T (&sums)[S::kTiles][S::kGroups][4]) {
     using Four = std::conditional_t<std::is_same_v<T, float>, float4, int4>;
     const int thread = threadIdx.x - kWarpgroup, most = S::most_sent(splits);
-    auto* received = S::kSumsApart ? reinterpret_cast<Four*>(shared.sums) : reinterpret_cast<Four*>(shared.stages);
+    Four* received;
+    if constexpr (S::kSumsApart) received = reinterpret_cast<Four*>(shared.sums);
+    else received = reinterpret_cast<Four*>(shared.stages);
     // Barrier: the sums overwrite a ring that its CTA may still be reading. Apart from it: that CTA may not run yet.
     if (!S::kSumsApart) arrive_at_cluster_start();
     wait_for_cluster_start();

@@ -25,16 +25,27 @@ struct Nothing {};
 template <>
 struct OfTiles<Nothing> {};
 
+// Of the reduction over a cluster: four sums [part][group of columns][thread].
+template <int all_groups, int consumers>
+struct ClusterSums {
+    static constexpr int kAllGroups = all_groups, kConsumers = consumers;
+    // Bytes that a CTA receives: of the groups that it finishes.
+    ROCM_FP8_HD static constexpr int received_bytes(int part, int splits) {
+        return (kAllGroups * (part + 1) / splits - kAllGroups * part / splits) * (splits - 1) * kConsumers * 16;
+    }
+    ROCM_FP8_HD static constexpr int most_sent(int splits) { return (kAllGroups + splits - 1) / splits; }
+};
+
 // Factors_: what a stage has beside the operands' bytes. fillers: arrivals that fill a stage, TMA's thread's included.
 // OfTile_: what a tile has. beside: bytes of the operator's own beside the ring.
 template <Form form_, class Factors_, int factor_bytes, int fillers, class OfTile_ = Nothing, int beside = 0>
-struct Ring {
+struct Ring : ClusterSums<form_.tiles * form_.narrow / 8, form_.warpgroups * kWarpgroup> {
     static constexpr Form form = form_;
     static constexpr bool kSwapped = form.swapped;
     static constexpr int kTiles = form.tiles, kWarpgroups = form.warpgroups,
                          kStages = form.stages(factor_bytes, sizeof(OfTiles<OfTile_>) + beside);
     static constexpr int kWide = form.wide(), kNarrow = form.narrow, kGroups = kNarrow / 8;
-    static constexpr int kConsumers = kWarpgroups * kWarpgroup, kThreads = kConsumers + kWarpgroup;
+    static constexpr int kThreads = kWarpgroups * kWarpgroup + kWarpgroup;
     static constexpr bool kSplits = form.splits();
     static constexpr int kFillers = fillers;
     // Registers of a thread that loads, and of one that multiplies: together what a multiprocessor has for the CTA.
@@ -57,13 +68,6 @@ struct Ring {
     };
     static_assert(sizeof(Memory) + beside + 1024 <= (227 * 1024) / form.slots);
 
-    // Of the reduction over a cluster: four sums [part][group of columns][thread].
-    static constexpr int kAllGroups = kTiles * kGroups;
-    // Bytes that a CTA receives: of the groups that it finishes.
-    ROCM_FP8_HD static constexpr int received_bytes(int part, int splits) {
-        return (kAllGroups * (part + 1) / splits - kAllGroups * part / splits) * (splits - 1) * kConsumers * 16;
-    }
-    ROCM_FP8_HD static constexpr int most_sent(int splits) { return (kAllGroups + splits - 1) / splits; }
     static constexpr bool kSumsApart = form.sums_apart();
     static_assert(!kSplits || kSumsApart || form.most_sums(kMostSplits) <= kStages * int(sizeof(Stage)));
 };

@@ -63,8 +63,8 @@ def block_scaled_gemm(
         out[m, n]  = sum over j of scale_a[m, j] * scale_b[n, j] * p[m, n, j] + bias[n]  in float32, then rounded
 
     A row's bits do not depend on the other rows. On a GPU they depend on M through its class alone: up to 16, 32, 64,
-    and then each multiple of 128. On a CPU they do not depend on M. With MX weights blocks j are of 32 k, and a row's
-    bits depend on nothing but the row and b.
+    and then each multiple of 128. On a CPU they do not depend on M. With MX weights blocks j are of 32 k, and M's
+    class matters on Hopper GPUs alone.
 
     Args:
         a: FP8 [M, K], M >= 0, K >= 1; one of the dimensions contiguous. On a GPU the device's own format (`fp8_dtype`),
