@@ -5,12 +5,15 @@ python -m tests.models.parallel_worker CASE[,CASE] RANK RANKS PORT SEED
 
 import copy
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from problems.buffers import same_bytes
+from problems.mx_checkpoints import write
 from problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits, reference_logits
 from problems.tiny_moe import moe
 
@@ -119,6 +122,38 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
                 assert mostly_near(stepped, before) and same_on_all_ranks(stepped), granularity
 
 
+def split_mx(kernel, rank: int, ranks: int) -> None:
+    """Checkpoints with MX linears and experts: of each kind of codes and inputs; with biases, a latent attention."""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    heads = dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=4, intermediate_size=32 * ranks)
+    biases = dict(attention_bias=True, mlp_bias=True)
+    sizes = dict(intermediate_size=64 * ranks, moe_intermediate_size=32 * ranks)
+    latent = dict(num_attention_heads=8, num_key_value_heads=8)
+    cases = [
+        ("MXFP4A16", llama(generator, **heads, **biases), near),
+        ("W4A8, rows", llama(generator, **heads), near),
+        ("MXFP8", llama(generator, **heads, **biases), near),
+        ("MXFP8A16", moe("qwen3_moe", generator, **sizes, num_attention_heads=8, num_key_value_heads=4), mostly_near),
+        ("W4A8", moe("deepseek_v3", generator, **sizes, **latent), mostly_near),
+        ("MXFP4A16", moe("deepseek_v3", generator, **sizes, **latent, q_lora_rank=None), mostly_near),
+    ]
+    for form, model, is_near in cases:
+        ids = torch.randint(0, 128, (2, 12))
+        with tempfile.TemporaryDirectory() as folder:
+            write(kernel, f"compressed-tensors, {form}", model, Path(folder))
+            whole = kernel.quantization.load_quantized(folder)
+        share = copy.deepcopy(whole)
+        with kernel.comm.Communicator(timeout=600) as c:
+            before = reference_logits(kernel, whole, ids)
+            kernel.quantization.parallelize(share, c)
+            reference = reference_logits(kernel, share, ids)
+            assert is_near(reference, before) and same_on_all_ranks(reference), form
+            got = logits(kernelized(kernel, share), ids)
+            assert is_near(got, before) and same_on_all_ranks(got), form
+            states = share(ids, output_hidden_states=True).hidden_states
+            assert all(same_on_all_ranks(state) for state in states)
+
+
 def decode(kernel, rank: int, ranks: int) -> None:
     """The byte-level Llama gives the tokens of one rank, where one token leads; from sum to FP8 is one operator."""
     model = AutoModelForCausalLM.from_pretrained("examples/byte_llama/checkpoint", dtype=torch.bfloat16).eval()
@@ -198,6 +233,14 @@ def refused(kernel, rank: int, ranks: int) -> None:
         plain = kernel.quantization.quantize(moe("deepseek_v3", generator), activations="dynamic")
         plain.model.layers[1].mlp.shared_experts = torch.nn.Identity()
         assert "shared_experts are not fused" in words(lambda: parallelize(plain, c))
+        for sizes, why in (
+            (dict(head_dim=8), "o_proj: a rank's 16 values hold no whole blocks of 32"),
+            (dict(head_dim=16), "96 inner values; 2 ranks need a multiple of 64"),
+        ):
+            with tempfile.TemporaryDirectory() as folder:
+                write(kernel, "compressed-tensors, MXFP4A16", llama(generator, **sizes), Path(folder))
+                mx = kernel.quantization.load_quantized(folder)
+            assert why in words(lambda: parallelize(mx, c))
         share = kernel.quantization.quantize(qwen3(8, 4), activations="dynamic")
         parallelize(share, c)
         assert "one rank's share already" in words(lambda: parallelize(share, c))

@@ -243,7 +243,7 @@ def test_linears_of_one_input_must_take_it_alike(kernel, generator):
     kinds = {name: "static" if name.endswith("0.self_attn.q_proj") else "dynamic" for name in names}
     planned = models.plan(model, kinds)
     assert planned.why == {
-        "model.layers.0.self_attn": "the inputs of q_proj, k_proj, v_proj are quantised in different ways"
+        "model.layers.0.self_attn": "q_proj, k_proj, v_proj, or their inputs, are quantised in different ways"
     }
     assert [name.rpartition(".")[2] for name in planned.alone] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     # What a checkpoint's rules leave out is no reason to warn.

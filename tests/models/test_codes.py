@@ -7,18 +7,19 @@ import torch
 from transformers import OPTConfig
 
 from problems.buffers import same_bytes
+from problems.mx_checkpoints import write
 from problems.tiny_llama import ANOTHER_DTYPE, distance, drawn, kernelized, llama, logits, quantize, tokens
 from problems.tiny_models import OPT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
-KINDS = ["fp8 static", "fp8 dynamic", "fp8 block", "int8", "int8 zeros", "opt"]
+KINDS = ["fp8 static", "fp8 dynamic", "fp8 block", "mx", "int8", "int8 zeros", "opt"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-FP8_KINDS, INT8_KINDS = KINDS[:3], KINDS[3:]
+FP8_KINDS, INT8_KINDS = KINDS[:4], KINDS[4:]
 
 
 @pytest.fixture
-def made(kernel, device, generator):
+def made(kernel, device, generator, tmp_path):
     """made(kind) -> a quantised model, of other numbers at each call."""
 
     def make(kind: str) -> torch.nn.Module:
@@ -29,6 +30,10 @@ def made(kernel, device, generator):
         if kind.startswith("int8"):
             options = dict(activations="dynamic", alpha=None, symmetric=kind == "int8")
             return kernel.smoothquant.quantize(model, **options)
+        if kind == "mx":
+            directory = tmp_path / f"mx {int(torch.randint(10**9, (), generator=generator))}"
+            write(kernel, "compressed-tensors, W4A8", model, directory)
+            return kernelized(kernel, kernel.quantization.load_quantized(directory, device))
         scheme = dict(granularity="block") if "block" in kind else {}
         return kernelized(kernel, quantize(kernel, model, [ids], "static" if "static" in kind else "dynamic", **scheme))
 
@@ -62,7 +67,7 @@ def test_a_cast_leaves_codes_and_scales(device, generator, made, kind, cast):
 def test_a_cast_that_fp8_cannot_follow_is_refused_at_once(made, kind, cast):
     model = made(kind)
     before = {name: value.clone() for name, value in codes(model).items()}
-    with pytest.raises(TypeError, match="FP8 linears take and give float16 or bfloat16"):
+    with pytest.raises(TypeError, match="quantised linears take and give float16 or bfloat16"):
         getattr(model, cast)()
     assert all(same_bytes(model.state_dict()[name], value) for name, value in before.items())
 
@@ -147,7 +152,8 @@ def test_a_float_state_is_no_quantised_one(generator, device, made):
 
 
 @pytest.mark.parametrize(
-    "kind, other", [("fp8 static", "fp8 dynamic"), ("fp8 dynamic", "fp8 block"), ("int8", "int8 zeros")]
+    "kind, other",
+    [("fp8 static", "fp8 dynamic"), ("fp8 dynamic", "fp8 block"), ("mx", "fp8 dynamic"), ("int8", "int8 zeros")],
 )
 def test_a_state_of_another_kind_is_refused(tmp_path, made, kind, other):
     torch.save(made(other).state_dict(), tmp_path / "state.pt")

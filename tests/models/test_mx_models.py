@@ -18,7 +18,6 @@ from problems.tiny_moe import MODELS, NEAR_MODULES, SIZES, expert_modules, logit
 MARKS = [
     pytest.mark.usefixtures("without_gradients"),
     pytest.mark.filterwarnings("ignore:.*has no decoder layer that can be fused"),
-    pytest.mark.filterwarnings("ignore:.*some have MX weights"),
 ]
 pytestmark = MARKS
 ALL = ("gpt_oss", *MODELS)

@@ -17,7 +17,7 @@ WORKER = "tests.models.parallel_worker"
 
 
 # Of parallel_worker.py. A process takes several: it imports transformers once.
-SHARES = "split,split_experts"
+SHARES = "split,split_experts,split_mx"
 
 
 @pytest.mark.parametrize(

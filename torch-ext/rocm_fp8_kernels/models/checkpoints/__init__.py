@@ -9,7 +9,7 @@
     schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
     published.py what published files call a model's tensors, where transformers calls them otherwise
     tensors.py   the safetensors files: names, shapes, dtypes
-    joined.py    stored linears as one Fp8Linear
+    joined.py    stored linears as one QuantizedLinear
     experts.py   those of a mixture as Fp8Experts: one tensor for each matrix of an expert, or stacked ones
     load.py      the model;  save.py  compressed-tensors from a model;  convert.py  a model that transformers has loaded
 

@@ -6,7 +6,7 @@ import torch
 
 from ..codes import refuse_save_pretrained
 from ..fp8.experts import experts_of
-from ..fp8.linear import BLOCK, Fp8Linear
+from ..fp8.linear import BLOCK, QuantizedLinear
 from .experts import Apart
 from .joined import check_codes, input_kinds, joined, to_format_of
 from .published import Names
@@ -58,7 +58,7 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
     if dtype not in _HALF:
         raise ValueError(f"the model's dtype is {dtype}; needs float16 or bfloat16")
 
-    def join(names: list[str]) -> Fp8Linear:
+    def join(names: list[str]) -> QuantizedLinear:
         bias = model.get_submodule(names[0]).bias is not None
         return joined(names, schemes, lambda name: operator.attrgetter(name)(model).data, dtype, bias=bias)
 

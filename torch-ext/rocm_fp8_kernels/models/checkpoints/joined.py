@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ...ops import fp8_dtype as _device_fp8_dtype
-from ..fp8.linear import Fp8Linear, join_block_scales
+from ..fp8.linear import Fp8Linear, QuantizedLinear, join_block_scales
 from ..fp8.mx_linear import MxLinear
 from .schemes import Scheme
 
@@ -13,9 +13,10 @@ __all__ = ["check_codes", "exponents_of", "input_kinds", "joined", "scale_of", "
 
 
 def input_kinds(schemes: dict[str, Scheme]) -> dict[str, tuple]:
-    """How each linear's input is quantised: linears of one input are fused where these are equal."""
+    """How each linear's input is quantised, and the format of MX weights: linears of one input are joined where these
+    are equal."""
     return {
-        name: scheme.inputs if scheme.mx else (scheme.inputs, scheme.scale_ub, scheme.power_of_two)
+        name: (scheme.inputs, scheme.scale_ub, scheme.power_of_two, scheme.weights if scheme.mx else None)
         for name, scheme in schemes.items()
     }
 
@@ -27,8 +28,8 @@ def joined(
     dtype: torch.dtype,
     *,
     bias: bool,
-) -> Fp8Linear | MxLinear:
-    """The linears of these names, which have one input, as one. Those of MX weights come one by one.
+) -> QuantizedLinear:
+    """The linears of these names, which have one input, as one.
 
     Args:
         read: of a tensor's qualified name, the tensor, in memory that the result may keep.
@@ -38,17 +39,16 @@ def joined(
     Raises: ValueError that names a scale that is no positive number, or a weight that holds NaN.
     """
     scheme = schemes[names[0]]
+    called = [f"{name}.{schemes[name].weight_name}" for name in names]
+    weights = [read(name) for name in called]
+    for name, weight in zip(called, weights) if scheme.weights != "mxfp4" else ():
+        check_codes(name, weight)
+    added = torch.cat([read(f"{name}.bias").to(dtype) for name in names]) if bias else None
     if scheme.mx:
-        (name,) = names
-        weight = read(f"{name}.{scheme.weight_name}")
-        if scheme.weights == "mxfp8":
-            check_codes(f"{name}.{scheme.weight_name}", weight)
-        scale = exponents_of(read, f"{name}.{scheme.scale_name}")
-        added = read(f"{name}.bias").to(dtype) if bias else None
-        return MxLinear(weight, scale, added, inputs=scheme.inputs, dtype=dtype)
-    weights = [read(f"{name}.weight") for name in names]
-    for name, weight in zip(names, weights):
-        check_codes(f"{name}.weight", weight)
+        # As bytes: torch 2.11 joins no float8_e8m0fnu.
+        exponents = [exponents_of(read, f"{name}.{schemes[name].scale_name}").view(torch.uint8) for name in names]
+        scale = torch.cat(exponents).view(torch.float8_e8m0fnu)
+        return MxLinear(torch.cat(weights), scale, added, inputs=scheme.inputs, dtype=dtype)
     scales = [scale_of(read, f"{name}.{schemes[name].scale_name}") for name in names]
     by_block = scheme.weights == "block"
     one = not scheme.dynamic and all(scale.numel() == 1 and bool(scale == scales[0]) for scale in scales)
@@ -76,8 +76,7 @@ def joined(
         result.input_scale = torch.cat(given).amax().reshape(1)
     if scheme.scale_ub is not None:
         result.scale_ub = torch.tensor([scheme.scale_ub], device=result.weight.device)
-    if bias:
-        result.bias = torch.cat([read(f"{name}.bias").to(dtype) for name in names])
+    result.bias = added
     return result
 
 
@@ -109,6 +108,6 @@ def to_format_of(model: torch.nn.Module) -> None:
     from ..fp8.experts import Fp8Experts
 
     for module in model.modules():
-        ours = isinstance(module, (Fp8Linear, MxLinear, Fp8Experts))
+        ours = isinstance(module, (QuantizedLinear, Fp8Experts))
         if ours and _device_fp8_dtype(module.weight.device) == torch.float8_e4m3fnuz:
             module.to_fnuz_()

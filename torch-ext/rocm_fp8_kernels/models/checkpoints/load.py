@@ -9,7 +9,7 @@ import torch
 from ...ops.mx import MX_BLOCK
 from ..codes import refuse_save_pretrained
 from ..fp8.experts import experts_of
-from ..fp8.linear import BLOCK, Fp8Linear
+from ..fp8.linear import BLOCK, QuantizedLinear
 from ..fp8.source import choosers, readers
 from .experts import StoredExperts, take_apart
 from .joined import input_kinds, joined, to_format_of
@@ -94,7 +94,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     schemes = _check(model, schemes, experts, tensors, directory, tied, cache)
     of_experts = {name for each in experts for name in each.linears()}
 
-    def join(names: list[str]) -> Fp8Linear:
+    def join(names: list[str]) -> QuantizedLinear:
         return joined(names, schemes, tensors.read, dtype, bias=model.get_submodule(names[0]).bias is not None)
 
     planned = planning.plan(

@@ -12,8 +12,7 @@ import torch
 from ...layers.experts import why_not
 from ..codes import refuse_adapters
 from ..fp8.experts import Fp8Experts, experts_of
-from ..fp8.linear import BLOCK, Fp8Linear
-from ..fp8.mx_linear import MxLinear
+from ..fp8.linear import BLOCK, Fp8Linear, QuantizedLinear
 from .experts import mx_tensors, split_blocks, split_experts, split_stacks
 from .names import complete_settings
 from .published import DOWN, GATE_UP, Names
@@ -52,7 +51,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
 
     directory = Path(directory)
     refuse_adapters(model)
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, (Fp8Linear, MxLinear))}
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     experts = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Experts)}
     _check(model, linears, experts)
     stacks = {name: module for name, module in experts_of(model).items() if why_not(module) is None}
@@ -75,8 +74,7 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     for name, linear in linears.items():
         for part, values in _parts(model, name, linear):
             state |= {f"{part}.{key}": value for key, value in values.items()}
-            kind = linear.format if isinstance(linear, MxLinear) else linear.weights, linear.inputs
-            kinds.setdefault(kind, []).extend(names.of_rules(part))
+            kinds.setdefault((linear.weights, linear.inputs), []).extend(names.of_rules(part))
     for name, module in experts.items():
         if in_blocks:
             state |= split_blocks(name, module)
@@ -121,7 +119,7 @@ def _are_in_blocks(model, linears: dict[str, torch.nn.Module], experts: dict[str
     return True
 
 
-def _is_fp8(quantised: dict[str, Fp8Linear | MxLinear | Fp8Experts], state: dict[str, torch.Tensor]) -> bool:
+def _is_fp8(quantised: dict[str, QuantizedLinear | Fp8Experts], state: dict[str, torch.Tensor]) -> bool:
     """Whether the format is "fp8". Raises: ValueError that names what only this format holds, where it is not."""
     mx = {name for name, module in quantised.items() if module.format != "fp8"}
     by_blocks = {name for name, module in quantised.items() if module.inputs == "group"}
@@ -145,7 +143,7 @@ def _taken_for_smaller(name: str, state: dict[str, torch.Tensor]) -> bool:
     return any(count > 1 and size % count == 0 and size != count * BLOCK for size, count in zip(*sizes))
 
 
-def _check(model, linears: dict[str, Fp8Linear | MxLinear], experts: dict[str, Fp8Experts]) -> None:
+def _check(model, linears: dict[str, QuantizedLinear], experts: dict[str, Fp8Experts]) -> None:
     """Raises: ValueError that names what no file can say."""
     if not linears and not experts:
         raise ValueError("the model is not quantised")
@@ -215,21 +213,19 @@ def whole(directory: Path) -> Iterator[Path]:
         raise
 
 
-def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear | MxLinear):
+def _parts(model: torch.nn.Module, name: str, linear: QuantizedLinear):
     """(transformers' name, its tensors) of each linear that is in this one."""
     from ..fp8.planning import parts_of
 
-    if isinstance(linear, MxLinear):
-        bias = {} if linear.bias is None else {"bias": linear.bias.clone()}
-        yield name, mx_tensors(linear.weight, linear.weight_scale) | bias
-        return
     parts, rows = parts_of(model, name)
     ends = torch.tensor(rows).cumsum(0).tolist()
     for part, end, count in zip(parts, ends, rows):
         of = slice(end - count, end)
         # Clones: safetensors refuses tensors that share memory.
-        values = {"weight": linear.weight[of].clone()}
-        values["weight_scale"] = linear.scales_of_rows(of).clone()
+        if linear.format == "fp8":
+            values = {"weight": linear.weight[of].clone(), "weight_scale": linear.scales_of_rows(of).clone()}
+        else:
+            values = mx_tensors(linear.weight[of], linear.weight_scale[of])
         if linear.input_scale is not None:
             values["input_scale"] = linear.input_scale.clone()
         if linear.bias is not None:
@@ -239,7 +235,7 @@ def _parts(model: torch.nn.Module, name: str, linear: Fp8Linear | MxLinear):
 
 def _left_out(model: torch.nn.Module) -> list[str]:
     """Names of what is a linear in some engine, and not quantised: transformers' routers are none, vLLM's are."""
-    others = (Fp8Linear, MxLinear, Fp8Experts, torch.nn.Embedding)
+    others = (QuantizedLinear, Fp8Experts, torch.nn.Embedding)
     modules = ((name, module) for name, module in model.named_modules() if not isinstance(module, others))
     return [
         name for name, module in modules if getattr(module, "weight", None) is not None and module.weight.dim() == 2

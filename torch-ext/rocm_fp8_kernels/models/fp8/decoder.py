@@ -6,8 +6,9 @@
 
 It ends with d += a, in place; with a ResidualStream (residual.py) the next layer begins with a += d, in its norm.
 
-A linear without an input_scale has its input quantised by computed scales, of rows or of groups of 128: by the dynamic
-operators of these names.
+A linear without an input_scale has its input quantised by computed scales, of rows or of groups: by the dynamic
+operators of these names. One on MX weights that takes no FP8 gets rms_norm's 16 bits, and before Down transformers'
+activation.
 A half of the layer, attention or MLP, that is not quantised as a whole keeps transformers' module and order; there
 each FP8 linear quantises its own input.
 With a communicator (parallel.py) a and d are one rank's partial sums. The norm behind them adds those of
@@ -112,16 +113,17 @@ def _normalised_sum(
     part: torch.Tensor,
     residual: torch.Tensor,
     ranks: Communicator,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """_normalised of the sum of all ranks' parts and the residual."""
     linear = half.first
-    if not _is_plain(norm, half):
+    scaling = linear.input_scaling() if _is_plain(norm, half) else None
+    if scaling is None:
         return _normalised(norm, half, ranks.all_reduce(part), residual)
-    epsilon, kind = norm.variance_epsilon, linear.weight.dtype
-    if linear.input_scale is None:
+    epsilon, kind, scale = norm.variance_epsilon, linear.input_dtype, linear.input_scale
+    if scale is None:
         operator = ranks.all_reduce_add_rms_norm_dynamic_fp8
-        return operator(part, residual, norm.weight, epsilon, **linear.input_scaling(), out_dtype=kind)
-    operator, scale = ranks.all_reduce_add_rms_norm_fp8, linear.input_scale
+        return operator(part, residual, norm.weight, epsilon, **scaling, out_dtype=kind)
+    operator = ranks.all_reduce_add_rms_norm_fp8
     return operator(part, residual, norm.weight, scale, epsilon, out_dtype=kind), scale
 
 
@@ -143,14 +145,17 @@ def _is_plain(norm: torch.nn.Module, half: torch.nn.Module) -> bool:
 
 def normalised_for(
     linear: torch.nn.Module, norm: torch.nn.Module, x: torch.Tensor, *residual: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q, scale): the norm of x, or of the residual that x is added to, as `linear` takes it."""
-    ops, epsilon, kind = operators(), norm.variance_epsilon, linear.weight.dtype
-    if linear.input_scale is None:
-        operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
-        return operator(x, *residual, norm.weight, epsilon, **linear.input_scaling(), out_dtype=kind)
-    operator = ops.add_rms_norm_fp8 if residual else ops.rms_norm_fp8
-    return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(q, scale): the norm of x, or of the residual that x is added to, as `linear` takes it. In x's dtype, and None,
+    where it takes no FP8."""
+    ops, epsilon, kind = operators(), norm.variance_epsilon, linear.input_dtype
+    if linear.input_scale is not None:
+        operator = ops.add_rms_norm_fp8 if residual else ops.rms_norm_fp8
+        return operator(x, *residual, norm.weight, linear.input_scale, epsilon, out_dtype=kind), linear.input_scale
+    if (scaling := linear.input_scaling()) is None:
+        return ops.rms_norm(residual[0].add_(x) if residual else x, norm.weight, epsilon), None
+    operator = ops.add_rms_norm_dynamic_fp8 if residual else ops.rms_norm_dynamic_fp8
+    return operator(x, *residual, norm.weight, epsilon, **scaling, out_dtype=kind)
 
 
 def _normalised_both(

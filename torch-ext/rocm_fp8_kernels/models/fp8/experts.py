@@ -5,10 +5,9 @@ import torch
 from ...layers.experts import biases_of, gate_of, is_transposed, operands, why_not
 from ...layers.watching import ours
 from ...operators import operators
-from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.mx import MX_BLOCK
 from ..codes import Codes
-from .linear import BLOCK, quantize_weight, to_fnuz
+from .linear import BLOCK, input_dtype_of, quantize_weight, to_fnuz
 from .mx_linear import mx_format, mx_scaling
 
 __all__ = ["Fp8Experts", "check_experts", "experts_of", "replace_experts"]
@@ -99,7 +98,7 @@ class Fp8Experts(Codes):
     @property
     def input_dtype(self) -> torch.dtype:
         """Of an input that is quantised to FP8."""
-        return _device_fp8_dtype(self.weight.device) if self.format == "mxfp4" else self.weight.dtype
+        return input_dtype_of(self.weight)
 
     def kind(self) -> str:
         power = " as powers of two" if self.power_of_two else ""

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ...layers.watching import call, is_watched, ours, plain_silu
 from ...operators import operators
 from ..signatures import cached, named
-from .linear import Fp8Linear
+from .linear import QuantizedLinear
 
 
 class Architecture(NamedTuple):
@@ -61,7 +61,7 @@ class FusedHalf:
 
     @property
     def first(self) -> torch.nn.Module:
-        """What takes the half's input: an Fp8Linear or Fp8Experts, which say how it is quantised."""
+        """What takes the half's input: a QuantizedLinear or Fp8Experts, which say how it is quantised."""
         raise NotImplementedError
 
     @property
@@ -112,7 +112,7 @@ class AttentionHalf(FusedHalf):
     modeling: ModuleType
     architecture: Architecture
     PARAMETERS: tuple[str, ...]
-    o_proj: Fp8Linear
+    o_proj: QuantizedLinear
 
     @property
     def last(self) -> torch.nn.Module:
@@ -130,7 +130,7 @@ class AttentionHalf(FusedHalf):
 
 class FusedAttention(AttentionHalf):
     JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "o_proj": ("o_proj",)}
-    qkv_proj: Fp8Linear
+    qkv_proj: QuantizedLinear
 
     @ours
     def forward(
@@ -140,8 +140,8 @@ class FusedAttention(AttentionHalf):
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
-        PARAMETERS."""
+        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear's or MxLinear's forward. The
+        others: PARAMETERS."""
         arguments = named(self.PARAMETERS, args, kwargs)
         position_embeddings, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         shape = hidden_states.shape[:-1]
@@ -163,7 +163,7 @@ class FusedAttention(AttentionHalf):
         return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
 
     @property
-    def first(self) -> Fp8Linear:
+    def first(self) -> QuantizedLinear:
         return self.qkv_proj
 
     # Of this rank, where the model is split.
@@ -173,27 +173,30 @@ class FusedAttention(AttentionHalf):
 
 class FusedMLP(FusedHalf):
     JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-    gate_up_proj: Fp8Linear
-    down_proj: Fp8Linear
+    gate_up_proj: QuantizedLinear
+    down_proj: QuantizedLinear
 
     @property
-    def first(self) -> Fp8Linear:
+    def first(self) -> QuantizedLinear:
         return self.gate_up_proj
 
     @property
-    def last(self) -> Fp8Linear:
+    def last(self) -> QuantizedLinear:
         return self.down_proj
 
     @ours
     def forward(self, x: torch.Tensor, *, input_scale: torch.Tensor | None = None) -> torch.Tensor:
-        """x and input_scale: as in Fp8Linear.forward."""
+        """x and input_scale: as in Fp8Linear's or MxLinear's forward."""
         gate_up = call(self.gate_up_proj, x, more=dict(scale=input_scale))
-        if not isinstance(self.down_proj, Fp8Linear) or is_watched(self.down_proj) or not plain_silu(self.act_fn):
+        down = self.down_proj
+        plain = isinstance(down, QuantizedLinear) and not is_watched(down) and plain_silu(self.act_fn)
+        scaling = down.input_scaling() if plain else None
+        if scaling is None:
             gate, up = gate_up.chunk(2, dim=-1)
-            return self.down_proj(self.act_fn(gate) * up)
-        ops, scale, kind = operators(), self.down_proj.input_scale, self.down_proj.weight.dtype
+            return down(self.act_fn(gate) * up)
+        ops, scale, kind = operators(), down.input_scale, down.input_dtype
         if scale is None:
-            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **self.down_proj.input_scaling(), out_dtype=kind)
+            quantized, scale = ops.swiglu_dynamic_fp8(gate_up, **scaling, out_dtype=kind)
         else:
             quantized = ops.swiglu_fp8(gate_up, scale, out_dtype=kind)
-        return self.down_proj(quantized, scale=scale)
+        return down(quantized, scale=scale)

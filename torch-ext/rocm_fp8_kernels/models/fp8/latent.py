@@ -21,12 +21,12 @@ from ..signatures import cached, named, pop_cache
 from .cache import QUERIES, LatentCache, check_causal, is_valid
 from .decoder import normalised_for
 from .halves import AttentionHalf
-from .linear import Fp8Linear, SeenTensor
+from .linear import QuantizedLinear, SeenTensor
 
 
 class FusedLatentAttention(AttentionHalf):
-    q_kv_a_proj: Fp8Linear
-    kv_b_proj: Fp8Linear
+    q_kv_a_proj: QuantizedLinear
+    kv_b_proj: QuantizedLinear
     absorbed: LatentAttention | None
 
     @classmethod
@@ -43,7 +43,7 @@ class FusedLatentAttention(AttentionHalf):
         return [self.q_kv_a_proj.out_features - shared, shared]
 
     @property
-    def first(self) -> Fp8Linear:
+    def first(self) -> QuantizedLinear:
         return self.q_kv_a_proj
 
     def absorb(self) -> None:
@@ -83,8 +83,8 @@ class FusedLatentAttention(AttentionHalf):
         input_scale: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear.forward. The others:
-        PARAMETERS."""
+        """hidden_states [batch, length, hidden_size] and input_scale: as in Fp8Linear's or MxLinear's forward. The
+        others: PARAMETERS."""
         arguments = named(self.PARAMETERS, args, kwargs)
         angles, mask = arguments.pop("position_embeddings"), arguments.pop("attention_mask", None)
         low = call(self.q_kv_a_proj, hidden_states, more=dict(scale=input_scale))
@@ -102,7 +102,7 @@ class FusedLatentAttention(AttentionHalf):
 
     def _of_low_rank(self, q: torch.Tensor) -> torch.Tensor:
         linear = self.q_b_proj
-        if not plain_norm(self.q_a_layernorm) or not isinstance(linear, Fp8Linear) or is_watched(linear):
+        if not plain_norm(self.q_a_layernorm) or not isinstance(linear, QuantizedLinear) or is_watched(linear):
             return linear(self.q_a_layernorm(q))
         q, scale = normalised_for(self.q_b_proj, self.q_a_layernorm, q)
         return self.q_b_proj(q, scale=scale)
@@ -127,7 +127,7 @@ class FusedLatentAttention(AttentionHalf):
                 f"{type(cache).__name__}: kv_lora_rank {self.kv_lora_rank} and qk_rope_head_dim"
                 f" {self.qk_rope_head_dim}; mla_decode takes {LATENT} and {ROPE}"
             )
-        if not isinstance(self.kv_b_proj, Fp8Linear) or is_watched(self.kv_b_proj):
+        if not isinstance(self.kv_b_proj, QuantizedLinear) or is_watched(self.kv_b_proj):
             raise ValueError(
                 f"{type(cache).__name__}: kv_b_proj is watched, wrapped or another module, and steps with this cache do"
                 " not call it; other caches' do"

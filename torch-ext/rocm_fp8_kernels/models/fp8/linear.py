@@ -1,10 +1,11 @@
-"""A linear layer on FP8 weights and FP8 activations."""
+"""A linear layer on FP8 weights and FP8 activations; and what it has in common with one on MX weights."""
 
 import torch
 
 from ... import reference
 from ...layers.watching import ours
 from ...operators import operators
+from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8, SCALES, check_tensors, refuse
 from ..codes import Codes
 
@@ -12,7 +13,9 @@ __all__ = [
     "BLOCK",
     "GRANULARITIES",
     "Fp8Linear",
+    "QuantizedLinear",
     "SeenTensor",
+    "input_dtype_of",
     "join_block_scales",
     "quantize_weight",
     "to_fnuz",
@@ -80,6 +83,11 @@ def to_fnuz(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return converted, scale * 2 if scale.dtype == torch.float32 else (scale.float() * 2).to(scale.dtype)
 
 
+def input_dtype_of(weight: torch.Tensor) -> torch.dtype:
+    """FP8 format of an input beside this weight: the weight's, or the device's beside MXFP4."""
+    return _device_fp8_dtype(weight.device) if weight.dtype == torch.uint8 else weight.dtype
+
+
 class SeenTensor:
     """Which tensor was here last, and how often it had been written. A copy has seen nothing: its tensors are new."""
 
@@ -97,7 +105,44 @@ class SeenTensor:
         return SeenTensor, ()
 
 
-class Fp8Linear(Codes):
+class QuantizedLinear(Codes):
+    """Fp8Linear or MxLinear. What comes before it may quantise its input, by input_scale or as input_scaling() says.
+
+    Attributes:
+        dtype: of results: float16 or bfloat16.
+        inputs: how an input is quantised.
+        input_scale: the input's static scale, or None.
+    """
+
+    FOLLOWS = ("bias",)
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of an input that is quantised to FP8."""
+        return input_dtype_of(self.weight)
+
+    def input_scaling(self) -> dict | None:
+        """What the dynamic operators, and quantize_fp8, are told about this linear's input. None: it is not FP8."""
+        raise NotImplementedError
+
+    def _apply(self, fn, recurse: bool = True) -> "QuantizedLinear":
+        dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise TypeError(f"a cast to {dtype}: quantised linears take and give float16 or bfloat16; load anew")
+        super()._apply(fn, recurse)
+        self.dtype = dtype
+        return self
+
+
+class Fp8Linear(QuantizedLinear):
     """`x -> x @ weight.T * input_scale * weight_scale + bias` for x in FP8.
 
     Attributes:
@@ -116,7 +161,6 @@ class Fp8Linear(Codes):
         bias: dtype [out_features], or None.
     """
 
-    FOLLOWS = ("bias",)
     format = "fp8"  # of experts and MxLinear an MX one
 
     def __init__(
@@ -136,7 +180,7 @@ class Fp8Linear(Codes):
         """channel_scales, dynamic: whether `weights` is "channel" and `inputs` "row"; block_scales: "block" and
         "group"."""
         super().__init__()
-        self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        self.dtype = dtype
         self.weights = "block" if block_scales else "channel" if channel_scales else "tensor"
         self.inputs = "group" if block_scales else "row" if dynamic else "tensor"
         self.power_of_two = power_of_two
@@ -199,16 +243,7 @@ class Fp8Linear(Codes):
         power = " as powers of two" if self.power_of_two else ""
         return f"{self.weight.dtype} by {self.weights}, inputs by {self.inputs}{power}"
 
-    def _apply(self, fn, recurse: bool = True) -> "Fp8Linear":
-        dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
-        if dtype not in (torch.float16, torch.bfloat16):
-            raise TypeError(f"a cast to {dtype}: FP8 linears take and give float16 or bfloat16; load the model anew")
-        super()._apply(fn, recurse)
-        self.dtype = dtype
-        return self
-
     def input_scaling(self) -> dict:
-        """What the dynamic operators, and quantize_fp8, are told about this linear's input."""
         if self.inputs != "group":
             return dict(scaling="row", scale_ub=self.scale_ub)
         return dict(scaling="group", group_size=BLOCK, power_of_two=self.power_of_two)

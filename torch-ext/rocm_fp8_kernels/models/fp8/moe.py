@@ -8,7 +8,7 @@ from ...layers.watching import is_watched, ours
 from ...operators import operators
 from .experts import Fp8Experts
 from .halves import FusedHalf, FusedMLP, Routing
-from .linear import Fp8Linear
+from .linear import QuantizedLinear
 
 
 class MoeRouter:
@@ -76,8 +76,8 @@ class FusedMoe(FusedHalf):
         if not isinstance(module, FusedMLP):
             return module(x)
         linear = module.gate_up_proj
-        plain = isinstance(linear, Fp8Linear) and not is_watched(module) and not is_watched(linear)
-        alike = plain and quantized is not None and quantized[0].dtype == linear.weight.dtype
+        plain = isinstance(linear, QuantizedLinear) and not is_watched(module) and not is_watched(linear)
+        alike = plain and quantized is not None and quantized[0].dtype == linear.input_dtype
         if alike and linear.input_scale is None and linear.input_scaling() == self.experts.input_scaling():
             return module(quantized[0], input_scale=quantized[1])
         return module(x)

@@ -1,19 +1,17 @@
-"""A linear layer on MXFP4 or MXFP8 weights, which quantises its own input, or takes it in 16 bits."""
+"""A linear layer on MXFP4 or MXFP8 weights, whose input is in 16 bits or quantised, here or before."""
 
 import torch
 
 from ...layers.watching import ours
 from ...operators import operators
-from ...ops import fp8_dtype as _device_fp8_dtype
+from ...ops.arguments import FP8
 from ...ops.mx import MX_BLOCK
 from ...reference.mx import numbers
-from ..codes import Codes
-from .linear import to_fnuz
+from .linear import QuantizedLinear, to_fnuz
 
-__all__ = ["MX", "MX_INPUTS", "MxLinear", "mx_format", "mx_scaling"]
+__all__ = ["MX", "MxLinear", "mx_format", "mx_scaling"]
 
 MX = ("mxfp4", "mxfp8")
-MX_INPUTS = ("16bit", "fp8", "mxfp8", "mxfp4")  # fused_moe's words
 
 
 def mx_format(weight: torch.Tensor) -> str:
@@ -27,7 +25,7 @@ def mx_scaling(inputs: str) -> dict | None:
     return dict(scaling="row", scale_ub=None) if inputs == "fp8" else None
 
 
-class MxLinear(Codes):
+class MxLinear(QuantizedLinear):
     """`x -> x @ weight.T + bias` on MX weights.
 
     Attributes:
@@ -39,7 +37,7 @@ class MxLinear(Codes):
         bias: dtype [out_features], or None.
     """
 
-    FOLLOWS = ("bias",)
+    input_scale = None
 
     def __init__(
         self,
@@ -57,10 +55,6 @@ class MxLinear(Codes):
         self.register_buffer("bias", bias)
 
     @property
-    def out_features(self) -> int:
-        return self.weight_scale.shape[0]
-
-    @property
     def in_features(self) -> int:
         return self.weight_scale.shape[1] * MX_BLOCK
 
@@ -68,8 +62,16 @@ class MxLinear(Codes):
     def format(self) -> str:
         return mx_format(self.weight)
 
+    @property
+    def weights(self) -> str:
+        """What has a weight scale, in the words of checkpoints: the format says it."""
+        return self.format
+
     def kind(self) -> str:
         return f"{self.format}, inputs by {self.inputs}"
+
+    def input_scaling(self) -> dict | None:
+        return mx_scaling(self.inputs)
 
     def dequantized(self) -> torch.Tensor:
         """The weight in `dtype`."""
@@ -83,16 +85,27 @@ class MxLinear(Codes):
         return self
 
     @ours
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: float16 or bfloat16 [..., in_features]. Returns: x's dtype [..., out_features]."""
-        ops, scale = operators(), None
-        rows = x.reshape(-1, self.in_features)
-        if self.inputs == "mxfp4":
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """Of x, or of what FP8 stands for by `scale`.
+
+        Args:
+            x: float16 or bfloat16 [..., in_features], which is quantised here; or FP8, contiguous, quantised as
+                input_scaling() says.
+            scale: of FP8: float32 [..., 1], or float8_e8m0fnu [..., in_features / 32]. Else None.
+
+        Returns: `dtype` [..., out_features].
+        Raises: ValueError where FP8 has no scale.
+        """
+        ops, rows = operators(), x.reshape(-1, self.in_features)
+        if x.dtype in FP8:
+            if scale is None:
+                raise ValueError("scale: None; this linear has no input_scale")
+            scale = scale.reshape(rows.shape[0], scale.shape[-1])
+        elif self.inputs == "mxfp4":
             rows, scale = ops.quantize_mxfp4(rows, rounding="even")
-        elif (scaling := mx_scaling(self.inputs)) is not None:
-            kind = self.weight.dtype if self.format == "mxfp8" else _device_fp8_dtype(x.device)
-            rows, scale = ops.quantize_fp8(rows, **scaling, out_dtype=kind)
-        result = ops.block_scaled_gemm(rows, self.weight, scale, self.weight_scale, self.bias, out_dtype=x.dtype)
+        elif (scaling := self.input_scaling()) is not None:
+            rows, scale = ops.quantize_fp8(rows, **scaling, out_dtype=self.input_dtype)
+        result = ops.block_scaled_gemm(rows, self.weight, scale, self.weight_scale, self.bias, out_dtype=self.dtype)
         return result.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

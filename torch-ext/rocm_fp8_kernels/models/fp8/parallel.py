@@ -19,9 +19,8 @@ from ...ops.mx import MX_BLOCK
 from .experts import Fp8Experts
 from .halves import AttentionHalf, FusedAttention, FusedMLP
 from .latent import FusedLatentAttention
-from .linear import BLOCK, Fp8Linear
+from .linear import BLOCK, QuantizedLinear
 from .moe import FusedMoe
-from .mx_linear import MxLinear
 
 __all__ = ["parallelize"]
 
@@ -50,7 +49,7 @@ def _layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
             found.append((name, module))
             split.update(id(part) for half in (attention, mlp) for part in half.modules())
     for name, module in model.named_modules():
-        if isinstance(module, Fp8Linear | MxLinear | Fp8Experts) and id(module) not in split:
+        if isinstance(module, QuantizedLinear | Fp8Experts) and id(module) not in split:
             raise ValueError(f"{name} is in no decoder layer that is fused as a whole; only those are split")
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused decoder layer; quantize or load it first")
@@ -78,9 +77,9 @@ def _check(name: str, layer: torch.nn.Module, ranks: int) -> None:
     _check_inner(f"{name}: shared_experts", shared.down_proj.in_features, _unit(shared.down_proj), ranks)
 
 
-def _unit(module: Fp8Linear | Fp8Experts) -> int:
+def _unit(module: QuantizedLinear | Fp8Experts) -> int:
     """How many inner values share a scale."""
-    if isinstance(module, Fp8Experts) and module.format != "fp8":
+    if module.format != "fp8":
         return MX_BLOCK
     return BLOCK if module.inputs == "group" else 1
 
@@ -91,11 +90,12 @@ def _check_inner(name: str, inner: int, unit: int, ranks: int) -> None:
         raise ValueError(f"{name}: {inner} inner values; {ranks} ranks need a multiple of {needed}")
 
 
-def _check_blocks(name: str, linear: str, module: Fp8Linear, size: int, *, rows: bool) -> None:
-    """size: of a rank's share. Joined rows whose blocks meet have scales of their own, and are cut anywhere."""
-    of_rows = rows and module.weight_scale.shape[0] == module.out_features
-    if module.weights == "block" and size % BLOCK and not of_rows:
-        raise ValueError(f"{name}: {linear}: a rank's {size} values hold no whole blocks of {BLOCK}")
+def _check_blocks(name: str, linear: str, module: QuantizedLinear, size: int, *, rows: bool) -> None:
+    """size: of a rank's share. Rows with scales of their own are cut anywhere: MX ones, and joined ones whose blocks
+    meet."""
+    unit, of_rows = _unit(module), rows and module.weight_scale.shape[0] == module.out_features
+    if size % unit and not of_rows:
+        raise ValueError(f"{name}: {linear}: a rank's {size} values hold no whole blocks of {unit}")
 
 
 def _check_attention(name: str, attention: FusedAttention, ranks: int) -> None:
@@ -205,25 +205,32 @@ def keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
         experts.down_bias = None  # it counts once
 
 
-def _keep_rows(linear: Fp8Linear, parts: list[tuple[int, int]]) -> None:
+def _keep_rows(linear: QuantizedLinear, parts: list[tuple[int, int]]) -> None:
     def rows_of(t: torch.Tensor, unit: int = 1) -> torch.Tensor:
-        return torch.cat([t[first // unit : -(-last // unit)] for first, last in parts])
+        found = [_joinable(t)[first // unit : -(-last // unit)] for first, last in parts]
+        return torch.cat(found).view(t.dtype)
 
-    of_rows = linear.weights == "block" and linear.weight_scale.shape[0] == linear.out_features
-    linear.weight = rows_of(linear.weight.view(torch.uint8)).view(linear.weight.dtype)
+    of_rows = linear.weight_scale.shape[0] == linear.out_features
     if linear.weights == "channel":
         linear.weight_scale = rows_of(linear.weight_scale[0])[None]
-    elif linear.weights == "block":
+    elif linear.weights != "tensor":
         linear.weight_scale = rows_of(linear.weight_scale, 1 if of_rows else BLOCK)
+    linear.weight = rows_of(linear.weight)
     if linear.bias is not None:
         linear.bias = rows_of(linear.bias)
-    linear.out_features = linear.weight.shape[0]
 
 
-def _keep_columns(linear: Fp8Linear, first: int, last: int, *, bias: bool) -> None:
-    linear.weight = linear.weight.view(torch.uint8)[:, first:last].contiguous().view(linear.weight.dtype)
-    if linear.weights == "block":
-        linear.weight_scale = linear.weight_scale[:, first // BLOCK : -(-last // BLOCK)].contiguous()
+def _keep_columns(linear: QuantizedLinear, first: int, last: int, *, bias: bool) -> None:
+    def columns_of(t: torch.Tensor, unit: int) -> torch.Tensor:
+        return _joinable(t)[:, first // unit : -(-last // unit)].contiguous().view(t.dtype)
+
+    linear.weight = columns_of(linear.weight, 2 if linear.format == "mxfp4" else 1)
+    if (unit := _unit(linear)) > 1:
+        linear.weight_scale = columns_of(linear.weight_scale, unit)
     if linear.bias is not None and not bias:
         linear.bias = None  # it counts once
-    linear.in_features = last - first
+
+
+def _joinable(t: torch.Tensor) -> torch.Tensor:
+    """Codes and exponents as bytes: torch 2.11 joins no float8_e8m0fnu."""
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t

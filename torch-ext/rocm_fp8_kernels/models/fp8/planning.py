@@ -1,4 +1,4 @@
-"""From a model's linears to FP8 linears, in place: what is fused, what quantises its own input, and why.
+"""From a model's linears to quantised ones, in place: what is fused, what quantises its own input, and why.
 
 A decoder layer of a known architecture (architectures.py) has two halves, attention and MLP. Each is fused as a whole
 or not at all. Whatever is not fused keeps its module; its linears are replaced one by one.
@@ -19,9 +19,8 @@ from .cache import check_mask
 from .experts import Fp8Experts
 from .halves import FusedHalf
 from .latent import FusedLatentAttention
-from .linear import Fp8Linear
+from .linear import QuantizedLinear
 from .moe import FusedMoe
-from .mx_linear import MX_INPUTS, MxLinear
 from .residual import hand_on_residual
 from .source import choosers, readers
 
@@ -47,7 +46,7 @@ class Plan:
 
     fused: (decoder layer's name, its half) -> name of the joined linear -> names of the linears.
     alone: those that will quantise their own input.
-    plain: those that are no FP8 linears, whatever a checkpoint holds: other code reads their weight, or has its own
+    plain: those that stay in 16 bits, whatever a checkpoint holds: other code reads their weight, or has its own
         forward.
     why: the reason why a half could not be fused, by its name.
     stay: experts and linears that are not quantised -> why.
@@ -95,7 +94,7 @@ class Plan:
 def quantisable(model: torch.nn.Module) -> list[str]:
     """Names of the linears that `quantize` takes: those of the decoder layers of a known architecture. Of another
     model: all but the head. ValueError where there are none, or where some are FP8 already."""
-    if any(isinstance(module, (Fp8Linear, MxLinear)) for module in model.modules()):
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError("the model is quantised already")
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear and name}
     known = {name: module for name, module in model.named_modules() if type(module) in CLASSES}
@@ -161,7 +160,8 @@ def _parts(joined: dict[str, list[str]]) -> list[str]:
 
 
 def plan(model: torch.nn.Module, wanted: Mapping[str, Hashable]) -> Plan:
-    """For the linears of these names; each with how its input is quantised, which is compared."""
+    """For the linears of these names; each with what must be equal where linears are joined: how its input is
+    quantised, and the format of MX weights."""
     modules = dict(model.named_modules())
     layers = [name for name, module in modules.items() if type(module) in CLASSES]
     result, fused = Plan(known=bool(layers)), set()
@@ -220,10 +220,8 @@ def _why_not(modules, layer: torch.nn.Module, half: str, joined, wanted: Mapping
         return f"act_fn is a {type(module.act_fn).__name__}, and swiglu_fp8 needs hidden_act's"
     for parts in joined.values():
         names = ", ".join(part.rpartition(".")[2] for part in parts)
-        if any(wanted[part] in MX_INPUTS for part in parts):
-            return f"of {names} some have MX weights, and only FP8 linears are joined"
         if len({wanted[part] for part in parts}) > 1:
-            return f"the inputs of {names} are quantised in different ways"
+            return f"{names}, or their inputs, are quantised in different ways"
         if len({modules[part].bias is None for part in parts}) > 1:
             return f"some, but not all of {names} have a bias"
     return None
@@ -237,7 +235,7 @@ def _why_not_norm(layer: torch.nn.Module, half: str) -> str | None:
     )
 
 
-def replace_linears(model: torch.nn.Module, planned: Plan, join: Callable[[list[str]], Fp8Linear]) -> None:
+def replace_linears(model: torch.nn.Module, planned: Plan, join: Callable[[list[str]], QuantizedLinear]) -> None:
     """Replaces the linears by what `join` makes of those of these names, which are still in their places.
 
     In place: hooks, hidden-state recorders and references to the layers stay valid. One after the other, so that two
@@ -283,8 +281,8 @@ def _hook_bases(model: torch.nn.Module, hook: Callable) -> None:
             module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _keep_numbers(model: torch.nn.Module, name: str, linear: Fp8Linear) -> None:
-    """Gives the module of that name what the FP8 linear stands for, in its dtype."""
+def _keep_numbers(model: torch.nn.Module, name: str, linear: QuantizedLinear) -> None:
+    """Gives the module of that name what the quantised linear stands for, in its dtype."""
     module = model.get_submodule(name)
     if type(module) is torch.nn.Linear:  # without what a quantizer of transformers has added to it
         module = torch.nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
@@ -319,7 +317,7 @@ def absorb(attention: FusedLatentAttention, *_) -> None:
 
 
 def parts_of(model: torch.nn.Module, name: str) -> tuple[list[str], list[int]]:
-    """transformers' names of the linears in this FP8 linear, and how many of its outputs each has."""
+    """transformers' names of the linears in this quantised linear, and how many of its outputs each has."""
     parent_name, _, last = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     if not isinstance(parent, FusedHalf):
