@@ -1,10 +1,11 @@
-"""MX linears of one input as one, in fused layers: the bits of the linears apart, what is stored, ranks."""
+"""MX linears of one input as one, in fused layers: the bits of the linears apart, what is stored, ranks, adapters."""
 
 import copy
 import importlib
 import re
 import warnings
 
+import peft
 import pytest
 import safetensors.torch
 import torch
@@ -301,3 +302,46 @@ def test_shares_of_ranks(kernel, device, generator, tmp_path, form, ranks):
         # A row's scale is that of a share.
         near = 2.0**-4 if FORMS[form].inputs == "fp8" else 2.0**-7
         assert distance(total, whole.get_submodule(name)(x)) <= near
+
+
+# --- adapters ---
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mx"])
+@pytest.mark.parametrize("targets", ["q_proj", "k_proj,lm_head", "o_proj", "up_proj,embed_tokens", "down_proj,lm_head"])
+def test_adapters_of_quantised_linears_are_refused(kernel, device, generator, made, kind, targets):
+    """Of joined ones, too: they would be left out where another linear is adapted."""
+    if kind == "mx":
+        model = made("compressed-tensors, MXFP4A16")[0]
+    else:
+        model = kernel.quantization.quantize(llama(generator, device=device), activations="dynamic")
+    with pytest.raises(ValueError, match=r"Target module (JoinedPart|MxLinear|Fp8Linear)\(.* is not supported"):
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=targets.split(","), r=4))
+
+
+def test_adapters_of_linears_alone_are_refused(kernel, device, generator, tmp_path):
+    model = llama(generator, hidden_act="gelu")
+    write(kernel, "compressed-tensors, MXFP4A16", model, tmp_path / "made")
+    with pytest.warns(UserWarning, match="hidden_act is 'gelu'"):
+        loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
+    with pytest.raises(ValueError, match=r"Target module MxLinear\(.* is not supported"):
+        peft.get_peft_model(loaded, peft.LoraConfig(target_modules=["gate_proj"], r=4))
+
+
+def test_an_adapter_of_the_rest(kernel, device, generator, tmp_path, made):
+    """It adds what it is; and is merged before the model is stored."""
+    model, ids = made("compressed-tensors, MXFP4")[0], tokens(generator, 2, 9, device)
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    head = model.lm_head.weight.double()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], r=4, lora_alpha=4))
+    a, b = (torch.randn(shape, generator=generator).to(device) / 4 for shape in ((4, 64), (128, 4)))
+    adapted.base_model.model.lm_head.lora_A.default.weight.copy_(a)
+    adapted.base_model.model.lm_head.lora_B.default.weight.copy_(b)
+    wanted = hidden.double() @ (head + b.double() @ a.double()).T
+    assert distance(logits(adapted, ids), wanted) <= 2.0**-6 < distance(hidden.double() @ head.T, wanted)
+    with pytest.raises(ValueError, match="lm_head has an adapter that is not merged"):
+        kernel.quantization.save_quantized(adapted, tmp_path / "there")
+    merged = adapted.merge_and_unload()
+    kernel.quantization.save_quantized(merged, tmp_path / "there")
+    loaded = kernelized(kernel, kernel.quantization.load_quantized(tmp_path / "there", device))
+    assert same_bytes(logits(loaded, ids), logits(merged, ids))

@@ -70,6 +70,18 @@ class FusedHalf:
         raise NotImplementedError
 
 
+class JoinedPart(torch.nn.Module):
+    """In the place of a linear that is joined with others. Whoever looks for it by name, as PEFT does, finds what it
+    does not take: with nothing there, an adapter of this linear and of others would be put on the others alone."""
+
+    def __init__(self, joined: str):
+        super().__init__()
+        self._joined = joined
+
+    def extra_repr(self) -> str:
+        return f"of {self._joined}"
+
+
 class _OfConfig:
     """An attribute that is the config's until it is set."""
 

@@ -17,7 +17,7 @@ from ..codes import CODES, Codes
 from .architectures import CLASSES, classes_of
 from .cache import check_mask
 from .experts import Fp8Experts
-from .halves import FusedHalf
+from .halves import FusedHalf, JoinedPart
 from .latent import FusedLatentAttention
 from .linear import QuantizedLinear
 from .moe import FusedMoe
@@ -249,7 +249,9 @@ def replace_linears(model: torch.nn.Module, planned: Plan, join: Callable[[list[
         for fused, parts in joined.items():
             linear = join(parts)
             for part in parts:
-                delattr(parent, part.rpartition(".")[2])
+                delattr(parent, last := part.rpartition(".")[2])
+                if last != fused:
+                    setattr(parent, last, JoinedPart(fused))
             setattr(parent, fused, linear)
         parent.__class__ = fused_class
         layer.__class__ = classes.layer
