@@ -19,6 +19,20 @@ struct RowTile {
     int before;      // tiles of the groups before it
 };
 
+// Four offsets from `from` on, all of them by one load: `loaded` from where there are four. Beyond the last they are it.
+__device__ inline int first_of_four(int from, int groups) { return from < groups - 3 ? from : groups - 3; }
+__device__ inline u32x4 four_offsets(u32x4 loaded, int from, int groups) {
+    const int moved = from - first_of_four(from, groups);
+    u32x4 four;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        four[i] = loaded[i];
+#pragma unroll
+        for (int j = i + 1; j < 4; ++j) four[i] = moved >= j - i ? loaded[j] : four[i];
+    }
+    return four;
+}
+
 template <int tile_rows>
 struct RowTiles {
     const int32_t* offsets;
@@ -26,10 +40,8 @@ struct RowTiles {
     uint32_t up_to;  // tiles of the lanes up to this one
 
     // Offsets that leave [0, m], or fall, give rows inside of the result, or none.
-    __device__ int at(int group) const {
-        const int offset = global<int32_t>(offsets)[group < groups ? group : groups];
-        return offset < 0 ? 0 : offset < m ? offset : m;
-    }
+    __device__ int at(int group) const { return inside(global<int32_t>(offsets)[group < groups ? group : groups]); }
+    __device__ int inside(int offset) const { return offset < 0 ? 0 : offset < m ? offset : m; }
     static __device__ int tiles_of(int first, int end) {
         return end > first ? int((uint32_t(end - first) + tile_rows - 1) / tile_rows) : 0;
     }
@@ -40,11 +52,35 @@ struct RowTiles {
         : offsets(a.offsets), groups(int(a.groups)), m(int(a.m)), each(int(a.groups + kWave - 1) / kWave) {
         const int mine = int(threadIdx.x % kWave) * each;
         uint32_t tiles = 0;
-        int first = at(mine);
-        for (int i = 1; i <= each; ++i) {
-            const int end = at(mine + i);
-            tiles += tiles_of(first, end);
-            first = end;
+        if (groups < 3) {  // no load of four
+            int first = at(mine);
+            for (int i = 1; i <= each; ++i) {
+                const int end = at(mine + i);
+                tiles += tiles_of(first, end);
+                first = end;
+            }
+        } else {
+            // All on their way at once.
+            constexpr int kLoads = kMostGroups / kWave / 4 + 1;
+            u32x4 loaded[kLoads];
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                if (4 * n > each) break;
+                loaded[n] =
+                    load_unaligned(reinterpret_cast<const uint8_t*>(offsets + first_of_four(mine + 4 * n, groups)));
+            }
+            int first = 0;
+#pragma unroll
+            for (int n = 0; n < kLoads; ++n) {
+                if (4 * n > each) break;
+                const u32x4 four = four_offsets(loaded[n], mine + 4 * n, groups);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int end = inside(int(four[i]));
+                    if (4 * n + i > 0 && 4 * n + i <= each) tiles += tiles_of(first, end);
+                    first = end;
+                }
+            }
         }
         up_to = sum_up_to_lane(tiles);
     }
@@ -88,9 +124,9 @@ __device__ inline RowTile row_tile(const Grouped& a, int index) {
     u32x4 found[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-        const int mine = turn * kOfTurn + lane * kOfLane, last = groups + 1 - kOfLane;
+        const int mine = turn * kOfTurn + lane * kOfLane;
         if (turn * kOfTurn < groups)
-            found[turn] = load_unaligned(reinterpret_cast<const uint8_t*>(a.offsets + (mine < last ? mine : last)));
+            found[turn] = load_unaligned(reinterpret_cast<const uint8_t*>(a.offsets + first_of_four(mine, groups)));
     }
     int before = 0;
 #pragma unroll
@@ -98,15 +134,10 @@ __device__ inline RowTile row_tile(const Grouped& a, int index) {
         const int first = turn * kOfTurn, mine = first + lane * kOfLane;
         if (first >= groups) break;
         // The first row of each of the lane's groups, and of the one behind. Beyond the last group: the end, as of at().
-        const int moved = mine + kOfLane - 1 - groups;
+        const u32x4 four = four_offsets(found[turn], mine, groups);
         int begin[kOfLane + 1];
 #pragma unroll
-        for (int i = 0; i < kOfLane; ++i) {
-            int from = int(found[turn][i]);
-#pragma unroll
-            for (int j = i + 1; j < kOfLane; ++j) from = moved >= j - i ? int(found[turn][j]) : from;
-            begin[i] = inside(from);
-        }
+        for (int i = 0; i < kOfLane; ++i) begin[i] = inside(int(four[i]));
         const int behind = first + kOfTurn < groups ? first + kOfTurn : groups;
         const int of_next = __builtin_amdgcn_ds_bpermute((lane + 1) % kWave * 4, begin[0]);
         begin[kOfLane] = lane == kWave - 1 ? inside(uniform(global<int32_t>(a.offsets)[behind])) : of_next;

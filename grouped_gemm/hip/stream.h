@@ -120,7 +120,7 @@ grouped_gemm_stream(StreamLaunch) {
     const Job& args = launch.args;
     const int tile = int(divide(blockIdx.x, launch.columns));
     const int column = int(blockIdx.x - tile * launch.columns.divisor) * S::columns;
-    const RowTile rows = RowTiles<S::rows>(args).tile(tile);
+    const RowTile rows = row_tile<S::rows>(args, tile);
     if (rows.group < 0) return;
     const Item item{rows.group, rows.first + rows.tile * S::rows, rows.end, 0, 0, 0};
     const int wave = uniform(threadIdx.x / kWave), blocks = launch.blocks, longer = launch.longer;
