@@ -12,9 +12,8 @@
 // Waits and wait states of what is assembly here are held by the simulator's checks of hazards and of waits.
 #pragma once
 
-#include <type_traits>
-
-#include "direct_rows.h"
+#include "attend.h"
+#include "direct_tile.h"
 #include "finish.h"
 
 namespace rocm_fp8::mla_decode::hip {
@@ -22,23 +21,64 @@ namespace {
 
 #if defined(__gfx950__)
 
-struct Nothing {
-    __device__ void keys(int) const {}
-    __device__ void between() const {}
-    __device__ void values(int) const {}
-};
+// A tile, at `lds`, against a wave's rows; both products by instructions of twice the k. While the matrix unit is busy, a
+// little of all else:
+//
+//     during.keys(step, n)     n = 0, 1, step < Tile::kKeySteps
+//     during.between()         ahead of the exponentials
+//     during.values(step)      step < Tile::kValueSteps
+//
+// A product has eight of the lane's tokens, of 16 rows all. Of 32 the other eight become exponentials behind its first
+// instructions.
+template <const Form& form, DType type, class Tile, class During>
+__device__ inline void attend_direct(Rows<form, type, Tile>& rows, const Tile& in_lds, uint32_t lds, int32_t tile,
+                                     const During& during) {
+    constexpr bool kTwice = form.matrix == 32;
+    typename Rows<form, type, Tile>::Scores scores;
+    rows.score(scores, in_lds.keys(lds), during);
+    const auto read = in_lds.values(lds);
+    u32x4 values[form.values_ahead];
+#pragma unroll
+    for (int step = 0; step < form.values_ahead; ++step) values[step] = read(step);
+    if constexpr (kTwice) settle<3>();  // the reads of values count
+    rows.refer(scores, tile);
+    during.between();
+    f32x4 p[2];
+    u32x4 exponentials;
+    const auto take = [&] {
+        exponentials = joined(rows.softmax.rounded(p[0]), rows.softmax.rounded(p[1]));
+        if constexpr (kTwice) settle_operand(exponentials);
+    };
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p[i / 4][i % 4] = rows.softmax.exponential(scores[i]);
+    take();
+    keep_order();
+#pragma unroll
+    for (int step = 0; step < Tile::kValueSteps; ++step) {
+        u32x4& now = values[step % form.values_ahead];
+        multiply_values<type>(rows.sums[read.sum_of(step)], now, exponentials);
+        keep_order();
+        if (step + form.values_ahead < Tile::kValueSteps) now = read(step + form.values_ahead);
+        if (kTwice && step < 8) p[step / 4][step % 4] = rows.softmax.exponential(scores[8 + step]);
+        during.values(step);
+        if (kTwice && step + 1 == Tile::kValueSteps / 2) take();
+        keep_order();
+    }
+}
 
-template <class Rows, class Loader>
-__device__ inline void attend_own(Rows& rows, Loader& loader, uint32_t place, int32_t begin, int32_t end, int apart) {
-    for (int32_t tile = begin; tile < end; tile += apart) {
+template <const Form& form, DType type, class Tile, class Loader>
+__device__ inline void attend_own(Rows<form, type, Tile>& rows, const Tile& in_lds, Loader& loader, uint32_t place,
+                                  const Work& work) {
+    constexpr int kApart = form.groups;
+    for (int32_t tile = work.share.begin + work.group; tile < work.share.end; tile += kApart) {
         // The tile, and the pages of the next one.
         wait_for_loads<0>();
-        rows.attend(place, tile, Nothing());
-        if (tile + apart >= end) break;
+        attend_direct(rows, in_lds, place, tile, Nothing());
+        if (tile + kApart >= work.share.end) break;
         // All that has been read of the tile has arrived.
         lds_done();
-        loader.request_all(place, tile + apart);
-        loader.find(tile + 2 * apart);
+        loader.request_all(place, tile + kApart);
+        loader.find(tile + 2 * kApart);
     }
 }
 
@@ -49,54 +89,74 @@ __device__ inline void attend_own(Rows& rows, Loader& loader, uint32_t place, in
 //
 // tiles counted by `apart`. So at a turn's head tile t has to be there, and the pages of t + kAhead + 1. Behind the last
 // tile that again is asked for, of tokens of which no exponential counts.
-template <int ring, int apart, class Rows, class Loader>
+template <const Form& form, class Tile, class Loader>
 struct SharedTurn {
-    static constexpr int kAhead = ring - 1, kPages = 4;
+    static constexpr int kAhead = form.buffers * kTile / kDirectTile - 1, kPages = 4, kApart = form.groups;
     static constexpr int kFlying = kAhead == 1 ? 0 : (kAhead - 1) * (Loader::kLoads + 1);
     static_assert(kAhead == 1 || kAhead == 3);
     static constexpr int kFirst = 8;  // step of values: those before have exponentials
-    static_assert(Loader::kLoads + 2 <= Rows::kKeySteps);
-    static_assert(kFirst + Loader::kEights * Loader::kPieces <= Rows::kValueSteps);
+    static_assert(Loader::kLoads + 2 <= Tile::kKeySteps);
+    static_assert(kFirst + Loader::kEights * Loader::kPieces <= Tile::kValueSteps);
     Loader& loader;
     int32_t next;
     uint32_t to;  // its place
 
-    __device__ void keys(int step) const {
+    __device__ void keys(int step, int n) const {
+        if (n == 0) return;
         if (step < Loader::kLoads) loader.request(to, step / 9, step % 9);
-        else if (step < Loader::kLoads + 2) loader.find(next + 4 * apart, step - Loader::kLoads);
+        else if (step < Loader::kLoads + 2) loader.find(next + kPages * kApart, step - Loader::kLoads);
     }
     __device__ void between() const {
-        if constexpr (apart == 2) {
-            __builtin_amdgcn_sched_barrier(0);
+        if constexpr (kApart == 2) {
+            keep_order();
             // Barrier for the pace: the second group stays half a turn behind, so that loads come evenly.
             lds_barrier();
-            __builtin_amdgcn_sched_barrier(0);
+            keep_order();
         }
     }
     __device__ void values(int step) const {
         const int piece = step - kFirst, eight = piece / Loader::kPieces;
-        if (piece >= 0 && eight < Loader::kEights) loader.prepare(next + apart, eight, piece % Loader::kPieces);
+        if (piece >= 0 && eight < Loader::kEights) loader.prepare(next + kApart, eight, piece % Loader::kPieces);
     }
 };
-template <int ring, int apart, class Rows, class Loader>
-__device__ inline void attend_shared(Rows& rows, Loader& loader, uint32_t places, int32_t begin, int32_t turns,
-                                     int group) {
-    using Turn = SharedTurn<ring, apart, Rows, Loader>;
-    constexpr int kAhead = Turn::kAhead;
+template <const Form& form, DType type, class Tile, class Loader>
+__device__ inline void attend_shared(Rows<form, type, Tile>& rows, const Tile& in_lds, Loader& loader, uint32_t places,
+                                     const Work& work) {
+    using Turn = SharedTurn<form, Tile, Loader>;
+    constexpr int kAhead = Turn::kAhead, kApart = form.groups;
+    const int32_t begin = work.share.begin + work.group;
+    // As in turns, behind the first tile.
+#pragma unroll
+    for (int i = 1; i < kAhead; ++i) {
+        loader.request_all(places + i * kDirectBytes, begin + i * kApart);
+        loader.find(begin + (Turn::kPages + i) * kApart);
+    }
+#pragma unroll
+    for (int e = 0; e < loader.kEights; ++e) {
+#pragma unroll
+        for (int piece = 0; piece < loader.kPieces; ++piece) loader.prepare(begin + kAhead * kApart, e, piece);
+    }
+    const int32_t turns = (work.share.end - work.share.begin + kApart - 1) / kApart;
     // Barrier for the pace: the second group waits for half of the first one's turn; at the end the first one for the second.
-    if (apart == 2 && group == 1) lds_barrier();
+    if (kApart == 2 && work.group == 1) lds_barrier();
     uint32_t at = 0;
     for (int32_t turn = 0; turn < turns; ++turn) {
-        const int32_t tile = begin + turn * apart;
+        const int32_t tile = begin + turn * kApart;
         wait_for_loads<Turn::kFlying>();
         // Barrier: all waves' loads of the tile are there, and the tile before it has been read.
         lds_done(), lds_barrier();
         const uint32_t to = places + (at == 0 ? kAhead : at - 1) * kDirectBytes;
-        rows.attend(places + at * kDirectBytes, tile, Turn{loader, tile + kAhead * apart, to});
+        attend_direct(rows, in_lds, places + at * kDirectBytes, tile, Turn{loader, tile + kAhead * kApart, to});
         at = at == kAhead ? 0 : at + 1;
     }
     // Barrier for the pace: see above.
-    if (apart == 2 && group == 0) lds_barrier();
+    if (kApart == 2 && work.group == 0) lds_barrier();
+    // Before others use their places.
+    wait_for_loads<0>();
+    if constexpr (form.groups == 1) {
+        // Barrier: all waves have read the last tile, in whose place sums are put. Of two groups meet_groups does.
+        lds_done(), lds_barrier();
+    }
 }
 
 template <int index>
@@ -108,69 +168,34 @@ template <int index, DType type>
 __device__ inline void decode_direct(char* lds) {
     static constexpr const Form& form = kDirectForms[index];
     constexpr int kTiles = form.buffers * kTile / kDirectTile, kPages = kShared<index> ? 4 : 1;
-    using OwnRows = std::conditional_t<form.matrix == 32, DirectWideRows<type, form.keys_ahead, form.values_ahead>,
-                                       DirectRows<type, form.keys_ahead, form.values_ahead>>;
     const Launch& launch = arguments<Launch>();
-    const Args& a = launch.args;
     Item item;
     if (!item_of(launch, form.rows(), &item)) return;
-    const int32_t length = int32_t(a.length_of(item.b)), tiles = (length + kDirectTile - 1) / kDirectTile;
-    const Share share = short_share_of(tiles, launch.partial.splits, item.split);
-    if (share.begin == share.end && launch.partial.splits > 1) return;
-
-    const int all = uniform(threadIdx.x / kWave), group = all / form.waves, wave = all % form.waves;
-    const int first_row = item.first_row + wave * form.matrix;
-    const bool live = first_row < a.rows();
-    const int32_t end = share.end * kDirectTile < length ? share.end * kDirectTile : length;
+    const Work work = work_of<form, short_share_of>(launch, item);
+    if (work.share.begin == work.share.end && launch.partial.splits > 1) return;
 
     DirectLoader<form.waves, form.groups, kPages> loader;
-    const uint32_t whole = lds_address(lds), places = whole + uint32_t(group) * kTiles * kDirectBytes;
-    const int32_t begin = share.begin + group;
+    const uint32_t whole = lds_address(lds), places = whole + uint32_t(work.group) * kTiles * kDirectBytes;
+    const int32_t begin = work.share.begin + work.group;
     // A ring is filled with what is there even for no token: addresses behind a branch would be in vector registers.
-    const bool loads = kShared<index> || begin < share.end;
+    const bool loads = kShared<index> || begin < work.share.end;
     const auto nth = [&](int i) { return begin + i * form.groups; };
     if (loads) {
-        const Cache& cache = a.cache;
-        loader.start({cache.data, cache.page_stride, cache.row_stride, cache.pages,
-                      a.table ? a.table + item.b * a.table_stride : nullptr, item.b, launch.page_size},
-                     end > 0 ? end : 1, wave, whole + kDirectLds<index> + uint32_t(all) * kPages * kWave * 4);
+        const int wave = work.group * form.waves + work.wave;
+        loader.start(launch.tokens(work.item.b), work.end > 0 ? work.end : 1, work.wave,
+                     whole + kDirectLds<index> + uint32_t(wave) * kPages * kWave * 4);
 #pragma unroll
         for (int i = 0; i < kPages; ++i) loader.find(nth(i));
         wait_for_loads<0>();
         loader.request_all(places, nth(0));
         loader.find(nth(kPages));
     }
-    OwnRows rows;
-    rows.start(launch, item, first_row, length, end, a.softmax_scale * attention::kLog2E);
-    rows.ready();
-    rows.find_places();
-    if constexpr (kShared<index>) {
-        // As in turns.
-#pragma unroll
-        for (int i = 1; i < kTiles - 1; ++i) {
-            loader.request_all(places + i * kDirectBytes, nth(i));
-            loader.find(nth(kPages + i));
-        }
-#pragma unroll
-        for (int e = 0; e < loader.kEights; ++e) {
-#pragma unroll
-            for (int piece = 0; piece < loader.kPieces; ++piece) loader.prepare(nth(kTiles - 1), e, piece);
-        }
-    }
-    if constexpr (kShared<index>) {
-        const int32_t turns = (share.end - share.begin + form.groups - 1) / form.groups;
-        attend_shared<kTiles, form.groups>(rows, loader, places, begin, turns, group);
-        // Before others use their places.
-        wait_for_loads<0>();
-        if constexpr (form.groups == 1) {
-            // Barrier: all waves have read the last tile, in whose place sums are put. Of two groups meet_groups does.
-            lds_done(), lds_barrier();
-        }
-    } else {
-        attend_own(rows, loader, places, begin, share.end, form.groups);
-    }
-    if constexpr (form.matrix == 32) rows.finished();
-    finish<form, type>(rows, launch, item, first_row, live, 1.0f, lds, group, wave);
+    Rows<form, type, DirectTile<form.matrix>> rows;
+    rows.start(launch, work, launch.args.softmax_scale * attention::kLog2E);
+    const DirectTile<form.matrix> in_lds;
+    if constexpr (kShared<index>) attend_shared(rows, in_lds, loader, places, work);
+    else attend_own(rows, in_lds, loader, places, work);
+    finish(rows, launch, work, 1.0f, lds);
 }
 
 #endif

@@ -21,6 +21,8 @@
 namespace rocm_fp8::mla_decode::hip {
 namespace {
 
+#if defined(__gfx950__)
+
 constexpr int kDirectTile = 32, kDirectBytes = kDirectTile * kWidth * 2;
 constexpr int kLatentBytes = kLatent * 2, kRopeBytes = kRope * 2, kRopeInTile = kDirectTile * kLatentBytes;
 static_assert(kDirectBytes == 2 * kTileBytes && kLatentBytes == kWave * kChunk);
@@ -31,6 +33,65 @@ __device__ constexpr uint32_t low_turn(uint32_t token) {
 }
 __device__ constexpr uint32_t turn_of(uint32_t token) { return token % 4 * 4 + low_turn(token); }
 __device__ constexpr uint32_t turn_of_rope(uint32_t token) { return (token >> 1 & 1) * 4 + low_turn(token); }
+
+__device__ inline u32x2 turned_of_lds(uint32_t address) {
+    using Four = short __attribute__((ext_vector_type(4)));
+    auto* const from = (__attribute__((address_space(3))) Four*)(uintptr_t(address));
+    return __builtin_bit_cast(u32x2, __builtin_amdgcn_ds_read_tr16_b64_v4i16(from));
+}
+
+// What a wave of 16 or 32 rows reads of a tile. Sum m has columns m * width ... + width - 1.
+//
+// Values are read turned, by ds_read_b64_tr_b16: of 16 lanes each has an address of 8 bytes; lane i gets number i % 4 of
+// what lanes i / 4, i / 4 + 4, + 8 and + 12 have there. These four have four tokens, so lane i gets a column of them.
+template <int width>
+class DirectTile {
+    static constexpr int kLanes = kWave / width, kLatentSteps = kLatentChunks / kLanes, kColumns = kLatent / width;
+    uint32_t latent_at, rope_at, value_at;  // in a tile: of a lane's first chunks of keys, and of values
+
+  public:
+    static constexpr int kTokens = kDirectTile, kKeySteps = kChunks / kLanes;
+    static constexpr int kValueSteps = kColumns * kTokens / (8 * kLanes);
+    static constexpr bool kFours = false;
+
+    __device__ DirectTile() {
+        const uint32_t lane = fresh_lane(), j = lane % width, g = lane / width, s = lane % 16, token = 4 * g + s / 4;
+        latent_at = j * kLatentBytes + (g ^ turn_of(j)) * kChunk;
+        rope_at = kRopeInTile + j * kRopeBytes + (g ^ turn_of_rope(j)) * kChunk;
+        // Of values: columns 16 (j / 16) + 4 (s % 4) ... + 3 of an instruction's.
+        value_at = token * kLatentBytes + (j / 16 * 2 + s % 4 / 2 ^ turn_of(token)) * kChunk + s % 2 * 8;
+        have_computed(latent_at), have_computed(rope_at), have_computed(value_at);
+    }
+    // 16 bytes of the lane's token; of 16 rows it has two, 16 apart: part. Steps are in such an order that one exclusive or
+    // serves four; the last ones are of the rotated numbers.
+    struct Keys {
+        uint32_t latent, rope;
+        __device__ static constexpr int chunk_of(int step) {
+            return step < kLatentSteps ? step / 4 + step % 4 * (kLatentSteps / 4) : step;
+        }
+        __device__ u32x4 operator()(int step, int part) const {
+            const int token = part * width;
+            if (step >= kLatentSteps)
+                return of_lds<u32x4>((rope ^ (step - kLatentSteps) * kLanes * kChunk) + token * kRopeBytes);
+            return of_lds<u32x4>((latent ^ step / 4 * kLanes * kChunk) + step % 4 * 256 + token * kLatentBytes);
+        }
+    };
+    // tile: its address.
+    __device__ Keys keys(uint32_t tile) const { return {tile + latent_at, tile + rope_at}; }
+    // Eight of the lane's tokens, as an instruction takes them: all columns of 8 * kLanes tokens, then of the next ones.
+    struct Values {
+        uint32_t first;
+        __device__ static constexpr int sum_of(int step) { return step % kColumns / 4 + step % 4 * (kColumns / 4); }
+        __device__ u32x4 operator()(int step) const {
+            constexpr int kFurther = 4 * kLanes;  // tokens: the lane's second four
+            const uint32_t at = first ^ step % kColumns / 4 * (width / 8) * kChunk;
+            const uint32_t more = step % 4 * 256 + step / kColumns * 2 * kFurther * kLatentBytes;
+            return joined(turned_of_lds(at + more),
+                          turned_of_lds((at ^ turn_of(kFurther) * kChunk) + more + kFurther * kLatentBytes));
+        }
+    };
+    __device__ Values values(uint32_t tile) const { return {tile + value_at}; }
+};
 
 // Loads a wave's tokens of tiles, of every `apart`. waves: that share a tile. pages: tiles whose entries of the page table
 // it keeps in LDS.
@@ -114,14 +175,10 @@ class DirectLoader {
         } else if (piece == 9) {
             mine += rope ^ turn_of_rope(uint32_t(eight) * 8) * kChunk;
         } else {
-            const uint64_t address = reinterpret_cast<uint64_t>(mine);
 #pragma unroll
             for (int t = 2 * (piece - 5); t < 2 * (piece - 4); ++t) {
-                const uint64_t low = uint32_t(__builtin_amdgcn_readlane(int(address), t * 8));
-                const uint64_t high = uint32_t(__builtin_amdgcn_readlane(int(address >> 32), t * 8));
-                const uint8_t*& found = token[eight % kHeld][t];
-                found = reinterpret_cast<const uint8_t*>(high << 32 | low);
-                have_now(found);  // far enough ahead of the loads
+                token[eight % kHeld][t] = address_of_lane(mine, t * 8);
+                have_now(token[eight % kHeld][t]);  // far enough ahead of the loads
             }
         }
     }
@@ -148,6 +205,8 @@ class DirectLoader {
         }
     }
 };
+
+#endif
 
 }  // namespace
 }  // namespace rocm_fp8::mla_decode::hip

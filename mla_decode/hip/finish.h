@@ -78,10 +78,12 @@ __device__ inline float meet_groups(Softmax& softmax, char* lds, int group, int 
 
 // A wave's rows, of all groups, by way of LDS (the tiles'), which turns them: lanes have neighbouring columns behind. Of
 // one group, all waves have read the last tile before.
-template <const Form& form, DType type, class Rows>
-__device__ inline void finish(Rows& rows, const Launch& launch, const Item& item, int first, bool live, float scale,
-                              char* lds, int group, int wave) {
-    constexpr int kPieces = Rows::kRows / 4;
+template <const Form& form, DType type, class Tile>
+__device__ inline void finish(Rows<form, type, Tile>& rows, const Launch& launch, const Work& work, float scale,
+                              char* lds) {
+    constexpr int kPieces = form.matrix / 4, kBlocks = kLatent / 64;
+    constexpr int kRegion = form.matrix * 64 * 4;  // bytes in which a wave turns 64 columns, or hands them over
+    const int group = work.group, wave = work.wave;
     rows.softmax.meet();
     float own = 1;
     if constexpr (form.groups > 1) {
@@ -90,9 +92,9 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
         lds_done();
         lds_barrier();
     }
-    const Target<type, Rows::kRows> target(launch, item, first);
+    const Target<type, form.matrix> target(launch, work.item, work.first_row);
     const float sum = rows.softmax.sum;
-    if (live && group == 0) target.store_lse(rows.softmax.lse());
+    if (work.live && group == 0) target.store_lse(rows.softmax.lse());
     if (any_lane(sum == 0.0f)) [[unlikely]] {
         keep_branch();
         rows.clear(sum == 0.0f);
@@ -100,31 +102,28 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
     rows.finished();
     const float factor = own * (sum == 0.0f ? 0.0f : scale / sum);
     if constexpr (form.groups == 1) {
-        if (!live) return;
-        char* const region = lds + wave * Rows::kRegion;
+        if (!work.live) return;
+        char* const region = lds + wave * kRegion;
         rows.put(region, 0, factor);
 #pragma unroll
-        for (int b = 0; b < Rows::kColumnBlocks; ++b) {
+        for (int b = 0; b < kBlocks; ++b) {
             meet_lanes();
             f32x4 pieces[kPieces];
 #pragma unroll
             for (int i = 0; i < kPieces; ++i) pieces[i] = piece_of(region, i);
             meet_lanes();
             // While the pieces are on their way.
-            if (b + 1 < Rows::kColumnBlocks) rows.put(region, b + 1, factor);
+            if (b + 1 < kBlocks) rows.put(region, b + 1, factor);
 #pragma unroll
             for (int i = 0; i < kPieces; ++i) target.store(i, b, pieces[i]);
         }
     } else {
-        constexpr int kBytes = form.groups * form.buffers * kTileBytes,
-                      kOfABlock = form.groups * form.waves * Rows::kRegion;
+        constexpr int kBytes = form.groups * form.buffers * kTileBytes, kOfABlock = form.groups * form.waves * kRegion;
         constexpr int kRoom = kBytes / kOfABlock, kAtOnce = kRoom >= 4 ? 4 : kRoom >= 2 ? 2 : 1;
         static_assert(kRoom >= 1);
-        const auto region = [&](int of, int b) {
-            return lds + ((of * form.waves + wave) * kAtOnce + b) * Rows::kRegion;
-        };
+        const auto region = [&](int of, int b) { return lds + ((of * form.waves + wave) * kAtOnce + b) * kRegion; };
 #pragma unroll
-        for (int begin = 0; begin < Rows::kColumnBlocks; begin += kAtOnce) {
+        for (int begin = 0; begin < kBlocks; begin += kAtOnce) {
 #pragma unroll
             for (int b = 0; b < kAtOnce; ++b) rows.put(region(group, b), begin + b, factor);
             // Barrier: all groups' columns are there.
@@ -139,12 +138,12 @@ __device__ inline void finish(Rows& rows, const Launch& launch, const Item& item
 #pragma unroll
                 for (int of = 1; of < form.groups; ++of) pieces[i] += piece_of(region(of, n / kPieces), n % kPieces);
             }
-            if (begin + kAtOnce < Rows::kColumnBlocks) {
+            if (begin + kAtOnce < kBlocks) {
                 // Barrier: what lies there has been read; the next columns may come.
                 lds_done();
                 lds_barrier();
             }
-            if (!live) continue;
+            if (!work.live) continue;
 #pragma unroll
             for (int i = 0; i < kOwn; ++i) {
                 const int n = group + i * form.groups;

@@ -7,16 +7,16 @@
 //                                                                   --> values x exponentials --> sums, in registers
 //     splits of a sequence's tokens --> float32 sums and their lse --> a second launch: ../gpu/merge.h
 //
-// On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries and sums stay with their waves: of 16 rows in 72 and 128
-// registers, of 32 in 144 and 256. Waves never exchange anything but the tile, and the sums of groups at the end.
+// On gfx942 LDS holds 64 KiB: three tiles of 16 tokens. Queries and sums stay with their waves. Waves never exchange
+// anything but the tile, and the sums of groups at the end.
 //
 // On gfx950 16-bit caches go from memory to LDS directly, tiles of 32 tokens, 147 KB of them at once: direct.h.
 //
-// Files: mla_decode.hip (launcher), config.h (forms, splits), tile.h (loads, LDS), rows.h and wide_rows.h (a wave of 16
-// rows, of 32), finish.h (the end), decode.h (the kernel); direct*: those of gfx950; ../gpu/: splits, merge;
-// common/attention.
+// Files: mla_decode.hip (launcher), config.h (forms, splits), work.h (a wave's part), products.h (matrix instructions),
+// rows.h (a wave's rows), tile.h (loads, LDS), attend.h (a tile against rows), decode.h (loops, kernel), finish.h (the
+// end). Of gfx950: direct_tile.h (loads, LDS), direct.h (a tile against rows, loops, kernel). ../gpu/: splits, merge.
 //
-// Limit today, by the simulator's clock: 128 heads, 128 sequences: 56 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
+// Limit today, by the simulator's clock: 128 heads, 128 sequences: 58 % of 708 TFLOP/s; 16 heads: 1.21 of the bytes'
 // time. gfx950: 1.7 and 1.2 of its own bytes' time. docs/journal/mla_decode-hip.md has what is left. Nothing has been
 // measured on an AMD GPU.
 #include "../../common/forced.h"

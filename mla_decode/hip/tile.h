@@ -17,7 +17,9 @@
 #include <type_traits>
 
 #include "../../common/attention/gpu/paged.h"
+#include "../../common/gpu/lanes.h"
 #include "../../common/hip/dequantize.h"
+#include "../../common/hip/lds.h"
 #include "config.h"
 
 namespace rocm_fp8::mla_decode::hip {
@@ -27,6 +29,12 @@ namespace {
 // divide.
 __device__ inline uint32_t fresh_lane() { return uint32_t(fresh_thread()) % kWave; }
 
+// All lanes' copy of a lane's address, in scalar registers.
+__device__ inline const uint8_t* address_of_lane(const uint8_t* own, int lane) {
+    const uint64_t address = reinterpret_cast<uint64_t>(own), high = of_lane(uint32_t(address >> 32), lane);
+    return reinterpret_cast<const uint8_t*>(high << 32 | of_lane(uint32_t(address), lane));
+}
+
 constexpr int kChunk = 16, kNumbers = 8, kChunks = kWidth / kNumbers, kTokenBytes = kChunks * kChunk;
 constexpr int kLatentChunks = kLatent / kNumbers, kRopeChunks = kRope / kNumbers;
 static_assert(kTokenBytes * kTile == kTileBytes && kLatentChunks == kWave);
@@ -35,6 +43,49 @@ static_assert(kTokenBytes * kTile == kTileBytes && kLatentChunks == kWave);
 __device__ inline uint32_t place(uint32_t token, uint32_t chunk) {
     return token * kTokenBytes + (chunk ^ token % 8) * kChunk;
 }
+
+// What a wave of 16 or 32 rows reads of a tile of as many tokens, in one place of LDS or in two. Values come as fours of
+// columns: of each 4 * width columns, sum n of four has column 4 m + n in the matrix instruction's row m.
+template <int width>
+struct Tile {
+    static constexpr int kTokens = width, kLanes = kWave / width, kKeySteps = kChunks / kLanes;
+    static constexpr bool kFours = true;
+    uint32_t places[width / kTile];
+
+    // 16 bytes of the lane's token; a step is a chunk of each lane of the token.
+    struct Keys {
+        static constexpr int kPeriod = 8 / kLanes;  // steps in 128 bytes: rows of LDS are multiples of those
+        uint32_t first;
+        __device__ static constexpr int chunk_of(int step) { return step; }
+        __device__ u32x4 operator()(int step, int) const {
+            return of_lds<u32x4>((first ^ step % kPeriod * kLanes * kChunk) + step / kPeriod * 128);
+        }
+    };
+    __device__ Keys keys() const {
+        const uint32_t lane = fresh_lane(), j = lane % width;
+        const uint32_t first = places[0], last = places[width / kTile - 1];
+        return {(j < kTile ? first : last) + place(j % kTile, lane / width)};
+    }
+    // Of columns 4 j ... + 3 of 4 * width the lane's token r of four. A step is one of blocks of these columns, then the
+    // next 4 * kLanes tokens. Chunks of the four tokens differ in the two bits of r.
+    static constexpr int kBlocks = kLatent / (4 * width), kStepsOfAPlace = 8;
+    static constexpr int kValueSteps = kStepsOfAPlace * width / kTile;
+    struct Values {
+        uint32_t first[width / kTile];
+        __device__ u32x2 operator()(int step, int r) const {
+            const int tokens = step % kStepsOfAPlace / kBlocks * 4 * kLanes, at = step % kBlocks * 8 * width;
+            return of_lds<u32x2>((first[step / kStepsOfAPlace] ^ r * kChunk) + (tokens + r) * kTokenBytes + at);
+        }
+    };
+    __device__ Values values() const {
+        const uint32_t lane = fresh_lane(), j = lane % width;
+        Values read;
+#pragma unroll
+        for (int i = 0; i < width / kTile; ++i)
+            read.first[i] = places[i] + place(4 * (lane / width), j / 2) + j % 2 * 8;
+        return read;
+    }
+};
 
 // Eight numbers as they lie in the cache.
 template <Format format>
@@ -102,10 +153,7 @@ class TileLoader {
             own = rows.row_of(own_token(tile, e), entries[e]);
             return;
         }
-        const uint64_t address = reinterpret_cast<uint64_t>(own);
-        const uint64_t low = uint32_t(__builtin_amdgcn_readlane(int(address), t * int(kLanes)));
-        const uint64_t high = uint32_t(__builtin_amdgcn_readlane(int(address >> 32), t * int(kLanes)));
-        token = reinterpret_cast<const uint8_t*>(high << 32 | low);
+        token = address_of_lane(own, t * int(kLanes));
     }
     __device__ void request(int piece) {
         const uint32_t lane = fresh_lane();

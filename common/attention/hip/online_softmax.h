@@ -62,16 +62,6 @@ struct OnlineSoftmax {
         return {Pairs<type>::round(f32x2{p.x, p.y}), Pairs<type>::round(f32x2{p.z, p.w})};
     }
     __device__ float exponential(float score) const { return __builtin_amdgcn_exp2f(score - reference); }
-    // Of four scores to exponentials.
-    template <class Rescale>
-    __device__ u32x2 exponentials(f32x4 scores, const Rescale& rescale) {
-        const float largest = __builtin_fmaxf(__builtin_fmaxf(scores.x, scores.y), __builtin_fmaxf(scores.z, scores.w));
-        refer_to(largest, rescale);
-        f32x4 p;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[i] = exponential(scores[i]);
-        return rounded(p);
-    }
     // The whole row's, in each of its lanes.
     __device__ void meet() { sum = sum_of_row<matrix>(sum); }
     // Of the natural logarithm.
