@@ -9,9 +9,9 @@ is what ours returns. Weights and scales stay as they were loaded.
 A checkpoint that names no quantised inputs (W4A16) has 16-bit ones here, one that names MXFP4 (W4A4) or MXFP8 has
 those. The class says which, so that no configuration of vLLM's changes it.
 
-On a CPU ours comes first. On ROCm it does where vLLM has none or an emulation. On CUDA it does for MXFP4 beside 16-bit
-inputs on Hopper, where engines were timed beside vLLM's (docs/performance.md). ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes all
-that fused_moe serves.
+On a CPU ours comes first. On ROCm it does where vLLM has none or an emulation. On CUDA it does not: there engines were
+timed (docs/performance.md), but what they compute was not held to its definition yet. ROCM_FP8_KERNELS_VLLM_EXPERTS=1
+takes all that fused_moe serves.
 """
 
 import functools
@@ -169,18 +169,13 @@ _STANDS_IN = {
 }
 
 
-def _is_asked_for(weight_key: QuantKey, inputs: Any) -> bool:
-    if EXPERTS in os.environ or not current_platform.is_cuda():
-        return is_on(EXPERTS)
-    return weight_key == kMxfp4Static and inputs is None and current_platform.is_device_capability(90)
-
-
 def _choose(theirs: Callable[[], _Chosen], config: FusedMoEConfig, weight_key: QuantKey, inputs: Any) -> _Chosen:
     """Ours or vLLM's. inputs: the checkpoint's, as `mx_inputs.of_compressed_tensors` has them. Raises:
     NotImplementedError with both reasons where neither serves."""
-    if is_left_to_vllm(config) or not _is_asked_for(weight_key, inputs):
+    asked = is_on(EXPERTS) if EXPERTS in os.environ else not current_platform.is_cuda()
+    if is_left_to_vllm(config) or not asked:
         return theirs()
-    if EXPERTS not in os.environ and current_platform.is_rocm():
+    if EXPERTS not in os.environ and not current_platform.is_cpu():
         try:
             chosen = theirs()
         except _NONE:

@@ -150,12 +150,8 @@ def no_switch(monkeypatch) -> None:
 
 
 def on(platform: str, monkeypatch) -> None:
-    """hopper: CUDA, too. cuda: an older one."""
-    kind, vendor = type(mx_experts.current_platform), platform.replace("hopper", "cuda")
     for each in ("cpu", "cuda", "rocm"):
-        monkeypatch.setattr(kind, f"is_{each}", lambda self, is_it=each == vendor: is_it)
-    has = {"hopper": 90, "cuda": 89}.get(platform)
-    monkeypatch.setattr(kind, "is_device_capability", lambda self, capability: capability == has)
+        monkeypatch.setattr(type(mx_experts.current_platform), f"is_{each}", lambda self, is_it=each == platform: is_it)
 
 
 def select(theirs=THEIRS, backend=OURS, key=None, **changes):
@@ -204,7 +200,7 @@ def test_ours_come_first_on_a_cpu_and_inputs_are_the_checkpoints():
 @pytest.mark.parametrize(
     ("platform", "theirs", "taken"),
     [
-        *(("cuda", "theirs", False), ("cuda", "emulation", False), ("hopper", "theirs", select)),
+        *(("cuda", "theirs", False), ("cuda", "emulation", False)),
         *(("rocm", "theirs", False), ("rocm", "emulation", True), ("rocm", "none", True)),
         *(("cpu", "theirs", True), ("cpu", "none", True)),
     ],
@@ -212,9 +208,7 @@ def test_ours_come_first_on_a_cpu_and_inputs_are_the_checkpoints():
 def test_what_is_taken_on_each_platform_and_by_the_users_switch(
     platform, theirs, taken, choose, made, emulation, monkeypatch
 ):
-    """taken: always, never, or by one of the functions alone."""
     on(platform, monkeypatch)
-    taken = taken if isinstance(taken, bool) else taken is choose
     given = {"theirs": dict(), "emulation": dict(backend=emulation), "none": dict(theirs=None)}[theirs]
     for switch, ours in ((None, taken), ("1", True), ("0", False)):
         if switch is not None:
@@ -322,16 +316,16 @@ def inputs_named(form: str) -> QuantizationArgs | None:
         ("MXFP8 beside MXFP4", None),
     ],
 )
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "hopper", "rocm"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
 def test_compressed_tensors_inputs_are_the_checkpoints(platform, form, made, monkeypatch):
     """vLLM's methods do not look at them."""
     on(platform, monkeypatch)
-    eight, cuda = form.startswith("MXFP8"), platform in ("cuda", "hopper")
+    eight = form.startswith("MXFP8")
     inputs = inputs_named(f"compressed-tensors, {'MXFP4' if 'beside' in form else form}")
-    theirs = SimpleNamespace(_supports_current_device=lambda: cuda, __name__="MarlinExperts")
+    theirs = SimpleNamespace(_supports_current_device=lambda: platform == "cuda", __name__="MarlinExperts")
 
     def vllms(*_):
-        if not cuda:
+        if platform != "cuda":
             raise ValueError("No MXFP8 MoE backends available.")
         return fp8.Fp8MoeBackend.MARLIN, theirs
 
@@ -353,13 +347,13 @@ def test_compressed_tensors_inputs_are_the_checkpoints(platform, form, made, mon
     config = SimpleNamespace(get_scheme_dict=lambda layer, name: scheme if name == "x.0.gate" else None)
     choose = mx_experts._of_compressed_tensors(make)
     layer = SimpleNamespace(ckpt_gate_proj_name="gate")
-    if not cuda and made is None:
+    if platform != "cuda" and made is None:
         with pytest.raises(NotImplementedError, match="MXFP. experts: .* does not support quantization scheme"):
             choose(config, layer, "x")
         return
     assert choose(config, layer, "x") is method
-    if cuda:
-        assert method.experts_cls is (made if platform == "hopper" and form == "MXFP4A16" else theirs)
+    if platform == "cuda":
+        assert method.experts_cls is theirs
         monkeypatch.setenv(EXPERTS, "1")
         choose(config, layer, "x")
     assert method.experts_cls is (theirs if made is None else made)
