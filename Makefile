@@ -146,8 +146,8 @@ bench-cuda: $(READY)
 OURS := --kernel-name kernel_substring=rocm_fp8
 sanitize-cuda: build-cuda
 	@for options in "memcheck $(OURS)" "racecheck $(OURS)" "synccheck $(OURS)" initcheck; do \
-		for cases in "" --gemms --experts --mla; do \
-			case "$$options$$cases" in racecheck*--gemms|racecheck*--experts|racecheck*--mla|synccheck*--mla) continue;; esac; \
+		for cases in "" --gemms --experts --mx --mla; do \
+			case "$$options$$cases" in racecheck*--gemms|racecheck*--experts|racecheck*--m*|synccheck*--mla) continue;; esac; \
 			echo $$options $$cases; \
 			compute-sanitizer --error-exitcode 9 --tool $$options $(RUN) -m tests.gpu.cuda_sanitizer_cases $$cases || exit 1; \
 		done; \

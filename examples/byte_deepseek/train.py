@@ -13,11 +13,12 @@ experts rises where an expert had too few tokens, and falls where it had too man
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from examples.byte_llama import corpus
@@ -92,25 +93,27 @@ def as_one_mlp(
 
 
 @torch.no_grad()
-def untie(model: PreTrainedModel) -> None:
-    """Makes a DeepSeek's head a tensor of its own, a copy of the embedding, in place. It is trained tied; published
-    ones are not tied, and vLLM ties none of this architecture."""
-    if isinstance(model, DeepseekV3ForCausalLM):
+def as_published(model: PreTrainedModel) -> None:
+    """Makes the head of a model with experts a tensor of its own, a copy of the embedding, in place, and leaves out what
+    only training asks for. It is trained tied; published ones are not tied, and vLLM ties none of these."""
+    if routers(model):
         model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.clone())
         model.config.tie_word_embeddings = False
+        if getattr(model.config, "output_router_logits", False):
+            model.config.output_router_logits = False
 
 
 def routers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    return [module for module in model.modules() if hasattr(module, "e_score_correction_bias")]
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
 
 
 def tokens_of_experts(router: torch.nn.Module, chosen: torch.Tensor) -> torch.Tensor:
     """int64 [experts]."""
-    return F.one_hot(chosen.flatten(), len(router.e_score_correction_bias)).sum(0)
+    return F.one_hot(chosen.flatten(), len(router.weight)).sum(0)
 
 
 def keep_experts_busy(model: PreTrainedModel) -> None:
-    """Moves each router's correction bias after each forward of a training step. Called once a model."""
+    """Moves each router's correction bias, if it has one, after each forward of a training step. Called once a model."""
 
     @torch.no_grad()
     def move(router, _, result):
@@ -119,7 +122,8 @@ def keep_experts_busy(model: PreTrainedModel) -> None:
             router.e_score_correction_bias.add_(torch.sign(tokens.mean() - tokens), alpha=BIAS_STEP)
 
     for router in routers(model):
-        router.register_forward_hook(move)
+        if hasattr(router, "e_score_correction_bias"):
+            router.register_forward_hook(move)
 
 
 @torch.no_grad()
@@ -146,50 +150,63 @@ def active_parameters(model: PreTrainedModel) -> int:
     """Parameters that one token takes: of experts its chosen ones'."""
     total = sum(parameter.numel() for parameter in model.parameters())
     for module in model.modules():
-        stacked = [p for p in module.parameters(recurse=False) if p.dim() == 3]
+        own = list(module.parameters(recurse=False))
+        stacked = own if any(p.dim() == 3 for p in own) else []  # biases, too
         idle = getattr(module, "num_experts", 0) - getattr(model.config, "num_experts_per_tok", 0)
         total -= sum(parameter.numel() // len(parameter) * idle for parameter in stacked)
     return total
 
 
-def train(settings: Settings, config: DeepseekV3Config | LlamaConfig, streams: Streams, dropout: float) -> dict:
-    """A whole run, checkpoint included; returns what training.json holds."""
+def train(
+    settings: Settings, config: PreTrainedConfig, streams: Streams, dropout: float, experts: Callable = as_one_mlp
+) -> dict:
+    """A whole run, checkpoint included; returns what training.json holds. experts: what computes them."""
     settings.out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made should not cost a run
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
-    kind = DeepseekV3ForCausalLM if isinstance(config, DeepseekV3Config) else LlamaForCausalLM
-    model = kind(config).to(settings.device)
+    model = AutoModelForCausalLM.from_config(config).to(settings.device)
     if routers(model):
-        ALL_EXPERTS_FUNCTIONS.register("one_mlp", as_one_mlp)
+        ALL_EXPERTS_FUNCTIONS.register("one_mlp", experts)
         model.set_experts_implementation("one_mlp")
     keep_experts_busy(model)
+
+    def drop(branch, _, added):
+        if isinstance(added, tuple):  # gpt-oss' MLP returns scores, too
+            return F.dropout(added[0], dropout, branch.training), *added[1:]
+        return F.dropout(added, dropout, branch.training)
+
     for layer in model.model.layers if dropout else ():
         for branch in (layer.self_attn.o_proj, layer.mlp):
-            branch.register_forward_hook(lambda module, _, added: F.dropout(added, dropout, module.training))
+            branch.register_forward_hook(drop)
     about = dict(dropout=dropout, active_parameters=active_parameters(model), threads=torch.get_num_threads())
     print(f"seed {settings.seed}; {about}", flush=True)
     about["expert_load"] = lambda: expert_load(model, streams.held_out, settings.length)
-    return fit_and_save(model, streams, settings, untie, **about)
+    return fit_and_save(model, streams, settings, as_published, **about)
 
 
-def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]:
-    """(settings, dense, dropout); ends the program with a message where an argument is wrong."""
-    parser = argparse.ArgumentParser(description="Train a byte-level DeepSeek V3 on this Python's standard library.")
+def parse_arguments(
+    arguments: list[str] | None, name: str = "DeepSeek V3", checkpoint: Path = CHECKPOINT, has_dense: bool = True
+) -> tuple[Settings, bool, float]:
+    """(settings, dense, dropout); ends the program with a message where an argument is wrong. has_dense: --dense is
+    one of them."""
+    parser = argparse.ArgumentParser(description=f"Train a byte-level {name} on this Python's standard library.")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=positive(float), help="time budget (default: 4 on a GPU, 60 on a CPU)")
     budget.add_argument("--steps", type=positive(int), help="train for so many steps instead")
-    parser.add_argument("--dense", action="store_true", help="a Llama of its active size instead; needs --out")
-    parser.add_argument("--out", type=Path, help=f"checkpoint folder (default: {CHECKPOINT.name} beside this script)")
+    parser.set_defaults(dense=False)
+    if has_dense:
+        parser.add_argument("--dense", action="store_true", help="a Llama of its active size instead; needs --out")
+    parser.add_argument("--out", type=Path, help=f"checkpoint folder (default: {checkpoint.name} beside this script)")
     parser.add_argument("--batch", type=positive(int), help="sequences a step (default: 64 on a GPU, 8 on a CPU)")
     parser.add_argument("--length", type=positive(int), help="bytes a sequence (default: 1024 on a GPU, 256 on a CPU)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    parser.add_argument("--rate", type=positive(float), help="peak learning rate (default: 1e-3; with --dense 2e-3)")
+    parser.add_argument("--rate", type=positive(float), help="peak learning rate (default: 1e-3; of a dense model 2e-3)")
     parser.add_argument("--dropout", type=float, help="of each branch's output (default: .2 on a GPU, 0 on a CPU)")
     parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
     given = parser.parse_args(arguments)
     if given.dense and given.out is None:
         parser.error("--dense: needs --out")
-    out = out_folder(parser, given.out or CHECKPOINT)
+    out = out_folder(parser, given.out or checkpoint)
     on_gpu = torch.cuda.is_available()
     length = given.length or (1024 if on_gpu else 256)
     if not 2 <= length <= 1024:
@@ -215,12 +232,17 @@ def parse_arguments(arguments: list[str] | None) -> tuple[Settings, bool, float]
     return settings, given.dense, dropout
 
 
-def main(arguments: list[str] | None = None) -> int:
-    settings, dense, dropout = parse_arguments(arguments)
+def run(settings: Settings, config: PreTrainedConfig, dropout: float, experts: Callable = as_one_mlp) -> int:
+    """The exit status of the program."""
     if settings.device.type == "cpu":
         torch.set_num_threads(1)
+    return finish(lambda: train(settings, config, Streams.load(settings.device), dropout, experts), settings.out)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    settings, dense, dropout = parse_arguments(arguments)
     config = (dense_config if dense else model_config)(max_position_embeddings=settings.length)
-    return finish(lambda: train(settings, config, Streams.load(settings.device), dropout), settings.out)
+    return run(settings, config, dropout)
 
 
 if __name__ == "__main__":

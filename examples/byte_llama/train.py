@@ -141,8 +141,11 @@ def make_loss(model: PreTrainedModel, device: torch.device, compiled: bool, samp
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with autocast(device):
-            logits = model(input_ids=inputs, use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            result = model(input_ids=inputs, use_cache=False)
+        nats = F.cross_entropy(result.logits.float().flatten(0, 1), targets.flatten())
+        # How unevenly experts are chosen, of a model that is configured to say so.
+        uneven = getattr(result, "aux_loss", None)
+        return nats if uneven is None else nats + model.config.router_aux_loss_coef * uneven
 
     if device.type != "cuda" or not compiled:
         return loss

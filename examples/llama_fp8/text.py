@@ -25,6 +25,7 @@ class ByteModel:
 
 LLAMA = ByteModel("byte_llama", "byte-level Llama, 5.6 M parameters")
 DEEPSEEK = ByteModel("byte_deepseek", "byte-level DeepSeek V3, 5.6 M parameters, 3.8 M of them a token's")
+GPT_OSS = ByteModel("byte_gpt_oss", "byte-level gpt-oss, 4.0 M parameters, 1.7 M of them a token's")
 
 
 class Tokenizer(Protocol):

@@ -8,6 +8,7 @@ compute-sanitizer --kernel-regex kernel_substring=rocm_fp8 --error-exitcode 9 py
 import itertools
 import os
 import sys
+from dataclasses import replace
 
 # Each tensor an allocation of its own, so that an access beside it is beside an allocation.
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -17,7 +18,7 @@ import torch
 from benchmarks.harness.forms import all_shapes_for, entry, table
 from benchmarks.harness.gpu_cases import CONFIG_VARIABLE, variable
 from problems import grouped_gemm as grouped
-from problems import mla
+from problems import mla, mx
 from problems import moe_routing as moe
 from problems.inputs import HALF, random_fp8
 from scripts.load import load_kernel
@@ -213,6 +214,25 @@ def check_experts(kernel, tiles: bool) -> None:
     check(20, 0, 0, "padded" if tiles else "odd")
 
 
+def check_mx(kernel) -> None:
+    """Hopper's tiles for MXFP4 in every form, K whole and shared out in a cluster; gathered rows, groups of none; gates
+    in their epilogue and behind them. The streams of float16 and the plain kernel."""
+    drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
+    for kinds in (("bf16", "mxfp4"), ("row", "mxfp4"), ("f16", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4")):
+        tiles = kinds[0] in ("bf16", "row")
+        for rows, k in itertools.product((3, 12, 30, 60, 100, 200, 300), (288, 2080, 8224)) if tiles else ((5, 288),):
+            inputs, held = mx.draw(mx.plain(rows, 136, k, kinds), FP8, drawn).placed("cuda", "dense")
+            inputs.assert_right(inputs.dense(kernel, out_dtype=torch.float32), f"{kinds} {rows} {k}")
+        for turn, rows in enumerate((1, 12, 30, 60, 150) if tiles else (4,)):
+            case = mx.plain(4 * rows, 136, 288, kinds, 4, routing=lambda *_, n=rows: [n, 0, 2 * n, 1], slots=2)
+            inputs, held = mx.draw(replace(case, biased=torch.bfloat16), FP8, drawn).placed("cuda", "dense")
+            got = inputs.call(kernel, out_dtype=torch.float32, expected_rows=rows)
+            inputs.assert_right(got, f"{kinds} {rows}, grouped")
+            mx.assert_gates_the_product(kernel, inputs, mx.GATES[turn], torch.bfloat16, "cuda", rows)
+            for each in held:
+                each.assert_unchanged()
+
+
 def check_mla(kernel) -> None:
     """Every kernel of mla_decode and mla_append: caches, pages that TMA takes or not, unaligned rows, splits."""
     drawn = torch.Generator().manual_seed(torch.seed() % 2**31)
@@ -261,6 +281,11 @@ def main() -> int:
         return 0
     if "--experts" in sys.argv:
         check_experts(kernel, tiles=True)
+        torch.cuda.synchronize()
+        print("all results right")
+        return 0
+    if "--mx" in sys.argv:
+        check_mx(kernel)
         torch.cuda.synchronize()
         print("all results right")
         return 0

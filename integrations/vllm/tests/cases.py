@@ -14,7 +14,9 @@ from tests.settings import SEED
 from . import mixtures, mx_mixtures
 from .settings import BACKEND, ON_CPU, ROOT
 
-BYTE_LLAMA, BYTE_DEEPSEEK = (ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek"))
+BYTE_LLAMA, BYTE_DEEPSEEK, BYTE_GPT_OSS = (
+    ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek", "byte_gpt_oss")
+)
 # What kernel.smoothquant makes: scales of channels and rows, compressed-tensors. An adapter fits a model that is not
 # smoothed: smoothing changes the linears' inputs.
 INT8, INT8_NOT_SMOOTHED, INT8_ZEROS = "int8, dynamic", "int8, dynamic, not smoothed", "int8, dynamic, zero points"
@@ -126,6 +128,13 @@ def gpt_oss() -> torch.nn.Module:
     return mx_mixtures.gpt_oss(load_kernel(BACKEND))
 
 
+def byte_gpt_oss() -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(BYTE_GPT_OSS, dtype=torch.bfloat16)
+    return mx_mixtures.with_rounded_experts(load_kernel(BACKEND), model)
+
+
 def minimax() -> torch.nn.Module:
     return mixtures.minimax(byte_llama(), text(4, 256))
 
@@ -211,6 +220,7 @@ CASES = {
     "Qwen3-MoE mxfp4 quark, changed": Case(lambda: changed(qwen3_moe()), "quark, W4A16", experts_alone=True),
     "Qwen3-MoE mxfp4 quark W4A4": Case(qwen3_moe, "quark, MXFP4", experts_alone=True),
     "gpt-oss": Case(gpt_oss, GPT_OSS),
+    "byte gpt-oss": Case(byte_gpt_oss, GPT_OSS),
     "gpt-oss, changed": Case(lambda: mx_mixtures.gpt_oss(load_kernel(BACKEND), changed), GPT_OSS),
 }
 # Every linear, but the head and routers.

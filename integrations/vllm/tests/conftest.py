@@ -48,6 +48,15 @@ def engines_after_n_grams() -> None:
     kind.__getattr__ = find
 
 
+def quick_starts() -> None:
+    """vLLM asks each architecture what it can do in a process of its own, which imports vLLM: ten seconds. Here it asks
+    in this one."""
+    from vllm.model_executor.models import registry
+
+    assert callable(registry._run_in_subprocess)
+    registry._run_in_subprocess = lambda ask: ask()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(tmp_path_factory) -> None:
     load_kernel(BACKEND)  # or one clear error
@@ -56,6 +65,7 @@ def surroundings(tmp_path_factory) -> None:
     torch.set_num_threads(1 if ON_CPU else max(1, min(8, (os.cpu_count() or 1) // workers)))
     if ON_CPU:
         engines_after_n_grams()
+        quick_starts()
     # Nothing compiled is left from other runs.
     os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm-cache"))
 

@@ -69,6 +69,14 @@ def defined(kernel, inputs: str, model: torch.nn.Module, layer: int, x, weights,
 
 
 @torch.no_grad()
+def with_rounded_experts(kernel, model: torch.nn.Module) -> torch.nn.Module:
+    """In place: what MXFP4 holds of them."""
+    for _, stacked in matrices(model):
+        stacked.copy_(rounded(kernel, stacked.contiguous())[2])
+    return model.eval()
+
+
+@torch.no_grad()
 def gpt_oss(kernel, change: Callable[[torch.nn.Module], torch.nn.Module] = lambda model: model) -> torch.nn.Module:
     """A GptOss with random weights, those of its experts of MXFP4: biases, sinks, a window of 128; sizes that divide by
     32 and by no more. change: before they are rounded."""
@@ -93,6 +101,4 @@ def gpt_oss(kernel, change: Callable[[torch.nn.Module], torch.nn.Module] = lambd
         elif "embed" not in name:  # stacks of experts are transposed
             values = values / weight.shape[1] ** 0.5
         weight.copy_(values * (3 if "gate_up_proj" in name else 1))  # some products are beyond the limit
-    for _, stacked in matrices(change(model)):
-        stacked.copy_(rounded(kernel, stacked.contiguous())[2])
-    return model.eval()
+    return with_rounded_experts(kernel, change(model))

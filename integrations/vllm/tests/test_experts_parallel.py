@@ -37,7 +37,8 @@ OF_DEEPSEEK = (
     [
         ("DeepSeek-V3 blocks", True, True, OF_DEEPSEEK),
         full("Qwen3-MoE channels", True, False, OF_QWEN),
-        ("Qwen3-MoE channels", False, True, OF_QWEN),
+        ("Qwen3-MoE channels", True, True, OF_QWEN),
+        full("Qwen3-MoE channels", False, True, OF_QWEN),
         ("gpt-oss", True, False, of_mx(0, 3, "16bit")),  # half of an expert's 352 rows is padded to 192
         full("gpt-oss", False, True, of_mx(0, 3, "16bit")),
         full("Qwen3-MoE mxfp4", True, False, of_mx(0, LAYERS, "16bit")),

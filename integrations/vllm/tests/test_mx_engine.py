@@ -31,7 +31,7 @@ SERVED = served_by(
     *(("Qwen3-MoE mxfp4", True), full(("Qwen3-MoE mxfp4", False))),
     *(full(("Qwen3-MoE mxfp4 W4A4", True)), full(("Qwen3-MoE mxfp4 quark", True))),
     *(("Qwen3-MoE mxfp4 quark W4A4", True), full(("Qwen3-MoE mxfp4 quark W4A4", False))),
-    *(("gpt-oss", True), ("gpt-oss", False)),
+    *(("gpt-oss", True), full(("gpt-oss", False)), ("byte gpt-oss", False)),
     *(full(("Qwen3 compressed-tensors, MXFP4A16", True)), ("Qwen3 compressed-tensors, MXFP4A16", False)),
     *(full(("Qwen3 compressed-tensors, MXFP4", True)), full(("Qwen3 compressed-tensors, W4A8, rows", True))),
     *(full(("Qwen3 quark, W4A8", False)), ("Qwen3 quark, MXFP8", True)),
@@ -148,8 +148,8 @@ def test_requests_of_many_lengths_at_once_decode_the_likeliest_tokens(served, re
 def test_a_decode_step_launches_what_the_layers_need(served):
     """Nothing else is ours, as nothing else is quantised."""
     name, llm = served
-    mixtures = 0 if name.startswith("Qwen3 ") else 3 if name == "gpt-oss" else 7
-    linears = 0 if name == "gpt-oss" or CASES[name].experts_alone else 14 if mixtures else 28
+    mixtures = 0 if name.startswith("Qwen3 ") else {"gpt-oss": 3, "byte gpt-oss": 4}.get(name, 7)
+    linears = 0 if "gpt-oss" in name or CASES[name].experts_alone else 14 if mixtures else 28
     for requests in (1, 3):
         step_is(llm, of_mx(linears, mixtures, inputs_of(name)), requests=requests)
 
@@ -161,6 +161,7 @@ def test_a_decode_step_launches_what_the_layers_need(served):
         full("Qwen3-MoE compressed-tensors, MXFP8"),
     ],
 )
+@pytest.mark.skipif(not ON_CPU, reason="vLLM fills no codes: they are what a GPU's memory held, NaN among them")
 def test_weights_that_are_made_up_are_served(name, engine):
     llm = engine(name, enforce_eager=True, load_format="dummy")
     step = a_step(llm)

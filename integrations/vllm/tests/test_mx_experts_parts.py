@@ -150,8 +150,12 @@ def no_switch(monkeypatch) -> None:
 
 
 def on(platform: str, monkeypatch) -> None:
+    """platform: cpu, rocm, cuda (not Hopper), hopper."""
+    kind, hopper = type(mx_experts.current_platform), platform == "hopper"
     for each in ("cpu", "cuda", "rocm"):
-        monkeypatch.setattr(type(mx_experts.current_platform), f"is_{each}", lambda self, is_it=each == platform: is_it)
+        is_it = each == ("cuda" if hopper else platform)
+        monkeypatch.setattr(kind, f"is_{each}", lambda self, is_it=is_it: is_it)
+    monkeypatch.setattr(kind, "is_device_capability", lambda self, capability: hopper and capability == 90)
 
 
 def select(theirs=THEIRS, backend=OURS, key=None, **changes):
@@ -200,7 +204,7 @@ def test_ours_come_first_on_a_cpu_and_inputs_are_the_checkpoints():
 @pytest.mark.parametrize(
     ("platform", "theirs", "taken"),
     [
-        *(("cuda", "theirs", False), ("cuda", "emulation", False)),
+        *(("cuda", "theirs", False), ("cuda", "emulation", False), ("hopper", "theirs", "MXFP4")),
         *(("rocm", "theirs", False), ("rocm", "emulation", True), ("rocm", "none", True)),
         *(("cpu", "theirs", True), ("cpu", "none", True)),
     ],
@@ -210,6 +214,7 @@ def test_what_is_taken_on_each_platform_and_by_the_users_switch(
 ):
     on(platform, monkeypatch)
     given = {"theirs": dict(), "emulation": dict(backend=emulation), "none": dict(theirs=None)}[theirs]
+    taken = made is MxExperts if taken == "MXFP4" else taken
     for switch, ours in ((None, taken), ("1", True), ("0", False)):
         if switch is not None:
             monkeypatch.setenv(EXPERTS, switch)
@@ -218,6 +223,13 @@ def test_what_is_taken_on_each_platform_and_by_the_users_switch(
                 choose(**given)
         else:
             assert choose(**given)[1] is (made if ours else THEIRS)
+
+
+def test_on_hopper_bfloat16_beside_mxfp4_is_ours(monkeypatch):
+    """What was measured in engines; float16 has another kernel."""
+    on("hopper", monkeypatch)
+    assert select()[1] is MxExperts
+    assert select(in_dtype=torch.float16)[1] is select(key=kMxfp4Dynamic)[1] is THEIRS
 
 
 OTHERS = {
@@ -316,16 +328,17 @@ def inputs_named(form: str) -> QuantizationArgs | None:
         ("MXFP8 beside MXFP4", None),
     ],
 )
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "rocm"])
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "hopper", "rocm"])
 def test_compressed_tensors_inputs_are_the_checkpoints(platform, form, made, monkeypatch):
     """vLLM's methods do not look at them."""
     on(platform, monkeypatch)
     eight = form.startswith("MXFP8")
     inputs = inputs_named(f"compressed-tensors, {'MXFP4' if 'beside' in form else form}")
-    theirs = SimpleNamespace(_supports_current_device=lambda: platform == "cuda", __name__="MarlinExperts")
+    has_marlin = platform in ("cuda", "hopper")
+    theirs = SimpleNamespace(_supports_current_device=lambda: has_marlin, __name__="MarlinExperts")
 
     def vllms(*_):
-        if platform != "cuda":
+        if not has_marlin:
             raise ValueError("No MXFP8 MoE backends available.")
         return fp8.Fp8MoeBackend.MARLIN, theirs
 
@@ -347,12 +360,12 @@ def test_compressed_tensors_inputs_are_the_checkpoints(platform, form, made, mon
     config = SimpleNamespace(get_scheme_dict=lambda layer, name: scheme if name == "x.0.gate" else None)
     choose = mx_experts._of_compressed_tensors(make)
     layer = SimpleNamespace(ckpt_gate_proj_name="gate")
-    if platform != "cuda" and made is None:
+    if not has_marlin and made is None:
         with pytest.raises(NotImplementedError, match="MXFP. experts: .* does not support quantization scheme"):
             choose(config, layer, "x")
         return
     assert choose(config, layer, "x") is method
-    if platform == "cuda":
+    if has_marlin and not (platform == "hopper" and made is MxExperts):
         assert method.experts_cls is theirs
         monkeypatch.setenv(EXPERTS, "1")
         choose(config, layer, "x")

@@ -52,10 +52,11 @@ PROGRAM = """
 import json, sys
 from vllm import LLM
 from integrations.vllm.tests.cases import text
-from integrations.vllm.tests.conftest import teacher_forced
+from integrations.vllm.tests.conftest import quick_starts, teacher_forced
 from integrations.vllm.tests.steps import counts
 
 if __name__ == "__main__":
+    quick_starts()
     llm = LLM(sys.argv[1], skip_tokenizer_init=True, worker_extension_cls="rocm_fp8_vllm.worker.Counters",
               **json.loads(sys.argv[2]))
     _, bits = teacher_forced(llm, text(2, 100))

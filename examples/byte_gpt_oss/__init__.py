@@ -1,0 +1,1 @@
+"""A byte-level gpt-oss: its checkpoint, and what trained it."""

@@ -1,0 +1,143 @@
+"""The byte-level gpt-oss: what its training does, what its checkpoint is, and its quality with MXFP4 experts."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import GptOssForCausalLM
+
+from examples.byte_deepseek import train as mixture
+from examples.byte_gpt_oss import train
+from examples.byte_llama.train import Streams, make_loss
+from examples.llama_fp8 import decoding, text
+from problems.tiny_llama import kernelized
+
+CHECKPOINT = text.GPT_OSS.checkpoint
+TINY = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1)
+
+
+# --- training ---
+
+
+def test_a_run_leaves_a_checkpoint_that_loads(tmp_path):
+    data = torch.frombuffer(bytearray(text.corpus.held_out_files()[0][1]), dtype=torch.uint8)
+    streams = Streams(data, data[:4000], data[-4000:])
+    given = ["--steps", "3", "--out", str(tmp_path / "made"), "--length", "32"]
+    settings, _, dropout = mixture.parse_arguments(given, "gpt-oss", CHECKPOINT, has_dense=False)
+    config = train.model_config(**TINY, max_position_embeddings=32)
+    report = mixture.train(settings, config, streams, dropout, train.as_one_mlp)
+    model = GptOssForCausalLM.from_pretrained(tmp_path / "made")
+    head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+    assert head is not embedding and torch.equal(head, embedding)
+    assert sum(p.numel() for p in model.parameters()) - head.numel() == report["parameters"]
+    assert not model.config.output_router_logits
+    assert [round(sum(shares), 3) for shares in report["expert_load"]] == [1, 1]
+
+
+def test_the_loss_says_how_unevenly_experts_are_chosen():
+    model = GptOssForCausalLM(train.model_config(**TINY)).eval()
+    ids, nats = torch.randint(256, (2, 33)), {}
+    for coefficient in (0.0, 1.0):
+        model.config.router_aux_loss_coef = coefficient
+        loss = make_loss(model, torch.device("cpu"), compiled=False, sample=())
+        nats[coefficient] = loss(ids[:, :-1], ids[:, 1:])
+    uneven = model(input_ids=ids[:, :-1], use_cache=False).aux_loss
+    torch.testing.assert_close(nats[1.0] - nats[0.0], uneven)
+    assert uneven > 0
+
+
+def test_all_experts_as_one_mlp_are_the_experts():
+    """Values and gradients, in float32: two orders of sums."""
+    model, ids, found = GptOssForCausalLM(train.model_config(**TINY)), torch.randint(256, (2, 32)), {}
+    mixture.ALL_EXPERTS_FUNCTIONS.register("one_mlp", train.as_one_mlp)
+    for parameter in model.parameters():
+        if parameter.dim() < 3:
+            torch.nn.init.normal_(parameter)  # biases, too
+    for name in ("eager", "one_mlp"):
+        model.set_experts_implementation(name)
+        model.zero_grad()
+        logits = model(input_ids=ids, use_cache=False).logits
+        logits.square().mean().backward()
+        found[name] = [logits.detach(), *(p.grad for p in model.parameters())]
+    for one, other in zip(*found.values(), strict=True):
+        assert (one - other).norm() <= 1e-4 * one.norm()
+
+
+# --- the checkpoint ---
+
+
+def test_the_checkpoint_is_small_and_its_experts_are_used():
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 9_000_000
+    report = json.loads((CHECKPOINT / "training.json").read_text())
+    for shares in report["expert_load"]:  # one of a layer's has none
+        assert len(shares) == 8 and sorted(shares)[1] > 0.01 and max(shares) < 0.3
+
+
+@pytest.fixture(scope="module")
+def loaded(device):
+    return text.load(text.GPT_OSS, device.type)
+
+
+@pytest.fixture(scope="module")
+def measured(loaded):
+    """measured(model) -> its quality on modules held out from training."""
+    held_out = text.held_out_windows(loaded.tokenizer, loaded.context // 2, 32)
+
+    @torch.no_grad()
+    def measure(model: torch.nn.Module) -> decoding.Quality:
+        return decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
+
+    return measure
+
+
+@pytest.fixture(scope="module")
+def wanted(loaded, measured) -> decoding.Quality:
+    return measured(loaded.model)
+
+
+def with_inputs(model: torch.nn.Module, inputs: str) -> torch.nn.Module:
+    for module in model.modules():
+        if hasattr(module, "gate_up_scale"):
+            assert module.format == "mxfp4"
+            module.inputs = inputs
+    return model
+
+
+# inputs -> (bits a byte, share of the likeliest next bytes) that MXFP4 experts may cost.
+INPUTS = {"16bit": (0.01, 0.95), "fp8": (0.01, 0.95), "mxfp8": (0.01, 0.95), "mxfp4": (0.02, 0.92)}
+
+
+@pytest.fixture(scope="module")
+def quality(kernel, loaded, measured):
+    """quality(inputs), with experts in MXFP4."""
+    model, known = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4"), {}
+
+    def of(inputs: str) -> decoding.Quality:
+        if inputs not in known:
+            known[inputs] = measured(kernelized(kernel, with_inputs(model, inputs)))
+        return known[inputs]
+
+    return of
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_experts_in_mxfp4_keep_the_quality(quality, wanted, inputs):
+    got, (bits, share) = quality(inputs), INPUTS[inputs]
+    assert wanted.bits_per_byte < 1.2
+    assert abs(got.bits_per_byte - wanted.bits_per_byte) < bits
+    assert decoding.share_of_equal(wanted, got) > share
+    if inputs in ("fp8", "mxfp8"):
+        assert abs(got.bits_per_byte - quality("16bit").bits_per_byte) < 0.003
+
+
+def test_in_its_own_layout_it_computes_the_same(kernel, device, loaded, tmp_path):
+    model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
+    kernel.quantization.save_quantized(model, tmp_path / "made")
+    with safe_open(tmp_path / "made" / "model.safetensors", "pt") as file:
+        assert "model.layers.0.mlp.experts.gate_up_proj_blocks" in file.keys()
+    back = kernel.quantization.load_quantized(tmp_path / "made").to(device)
+    ids = text.held_out_windows(loaded.tokenizer, 128, 2).to(device)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, back(input_ids=ids).logits)
