@@ -94,8 +94,8 @@ def as_one_mlp(
 
 @torch.no_grad()
 def as_published(model: PreTrainedModel) -> None:
-    """Makes the head of a model with experts a tensor of its own, a copy of the embedding, in place, and leaves out what
-    only training asks for. It is trained tied; published ones are not tied, and vLLM ties none of these."""
+    """Makes the head of a model with experts a tensor of its own, a copy of the embedding, in place: it is trained
+    tied, published ones are not, and vLLM ties none of these. Leaves out what only training asks for."""
     if routers(model):
         model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.clone())
         model.config.tie_word_embeddings = False
@@ -113,7 +113,8 @@ def tokens_of_experts(router: torch.nn.Module, chosen: torch.Tensor) -> torch.Te
 
 
 def keep_experts_busy(model: PreTrainedModel) -> None:
-    """Moves each router's correction bias, if it has one, after each forward of a training step. Called once a model."""
+    """Moves routers' correction biases, if they have them, after each forward of a training step. Called once a
+    model."""
 
     @torch.no_grad()
     def move(router, _, result):
@@ -200,7 +201,7 @@ def parse_arguments(
     parser.add_argument("--batch", type=positive(int), help="sequences a step (default: 64 on a GPU, 8 on a CPU)")
     parser.add_argument("--length", type=positive(int), help="bytes a sequence (default: 1024 on a GPU, 256 on a CPU)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    parser.add_argument("--rate", type=positive(float), help="peak learning rate (default: 1e-3; of a dense model 2e-3)")
+    parser.add_argument("--rate", type=positive(float), help="peak learning rate (default: 1e-3; dense 2e-3)")
     parser.add_argument("--dropout", type=float, help="of each branch's output (default: .2 on a GPU, 0 on a CPU)")
     parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
     given = parser.parse_args(arguments)
