@@ -10,12 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from problems.mx_checkpoints import FORMS
 from tests.settings import SEED, full
 
 from .cases import CASES, text
 from .conftest import by_reference, teacher_forced
 from .settings import OUR_INT8
-from .steps import of_latent, of_mixtures, step_is
+from .steps import of_latent, of_mixtures, of_mx, step_is
 
 RANK, ALPHA = 4, 8.0
 EACH = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -106,6 +107,8 @@ def adapters(served, tmp_path_factory) -> dict[str, tuple]:
         *(full(("static", EACH, True)), ("dynamic", EACH, False), full(("blocks", SOME, True))),
         *(full(("int8, not smoothed", EACH, True)), full(("Qwen3-MoE channels", ATTENTION, True))),
         ("byte DeepSeek channels", LATENT, True),
+        *(("Qwen3 compressed-tensors, MXFP4A16", EACH, True), full(("Qwen3 quark, MXFP8A16", EACH, False))),
+        full(("Qwen3 compressed-tensors, MXFP8", EACH, True)),
     ],
     ids=lambda each: f"{each[0]}, {len(each[1])} modules, {'eager' if each[2] else 'compiled'}",
 )
@@ -124,7 +127,7 @@ def expected(served, adapters, checkpoint, reference) -> dict[str, torch.Tensor]
 
     name, _, _ = served
     case = CASES[name]
-    if case.int8:
+    if case.int8 or case.format in FORMS:
         model = reference(name)  # its linears take numbers that are not quantised
     else:
         by_definition = (tiny_moe if case.experts else checkpoints).by_definition
@@ -156,6 +159,8 @@ def test_a_decode_step_launches_the_bases_linears(served, adapters):
     expected = {"skinny_gemm": 4 * LAYERS, "quantize_fp8": 4 * LAYERS}  # norms and SwiGLU are vLLM's
     if CASES[name].int8:
         expected = {"int8_gemm": 4 * LAYERS, "quantize_int8": 4 * LAYERS} if OUR_INT8 else {}
+    if CASES[name].format in FORMS:
+        expected = of_mx(4 * LAYERS, 0, FORMS[CASES[name].format].inputs)
     if targets == SOME:
         expected = {"block_scaled_gemm": 4 * LAYERS, "quantize_fp8": 2 * LAYERS, "swiglu_dynamic_fp8": LAYERS}
         expected |= {"rms_norm_dynamic_fp8": 1, "add_rms_norm_dynamic_fp8": LAYERS - 1}
