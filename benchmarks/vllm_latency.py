@@ -41,7 +41,7 @@ SWITCH = "ROCM_FP8_KERNELS_VLLM"
 
 OF_ALL = dict(
     vocab_size=32000,
-    max_position_embeddings=8192,
+    max_position_embeddings=32768,
     rms_norm_eps=1e-5,
     hidden_act="silu",
     tie_word_embeddings=False,

@@ -127,10 +127,11 @@ __device__ inline u32x4 numbers_of_a(u32x4 v) {
             pair(v.w, v.z, kUpperHalves)};
 }
 template <bool dealt>
-__device__ inline u32x4 numbers_of_a(u32x2 codes) {
+__device__ inline u32x4 numbers_of_a(u32x2 codes, float scale = 1) {
     const auto pair = [](float first, float second) { return exact_pair<DType::bf16>(f32x2{first, second}); };
-    const f32x2 a = two_values<false>(codes.x), b = two_values<true>(codes.x), c = two_values<false>(codes.y),
-                d = two_values<true>(codes.y);
+    const auto two = [&](f32x2 v) { return v * both(scale); };
+    const f32x2 a = two(two_values<false>(codes.x)), b = two(two_values<true>(codes.x)),
+                c = two(two_values<false>(codes.y)), d = two(two_values<true>(codes.y));
     if constexpr (dealt) return {pair(a.x, b.x), pair(c.x, d.x), pair(a.y, b.y), pair(c.y, d.y)};
     return {pair(a.x, a.y), pair(b.x, b.y), pair(c.x, c.y), pair(d.x, d.y)};
 }

@@ -32,7 +32,7 @@ int stream_form(const Args& a) {
 // Whether 128-bit loads with offsets of 32 bits take the operands.
 bool is_fast(const Args& a, Arch arch) {
     const bool blocks_a = of_blocks(a.scale_a);
-    if (blocks_a && arch != Arch::gfx950) return false;
+    if (a.format_a == DType::e2m1 && arch != Arch::gfx950) return false;
     if (a.format_a == DType::f16 && a.format_b != DType::e2m1) return false;  // scaled, FP8's numbers leave float16
     const auto in_reach = [](int64_t rows, int64_t stride, int64_t row_bytes) {
         return stride >= 0 && gemm::hip::in_reach(rows, stride, row_bytes);
@@ -56,9 +56,9 @@ Kernel by_formats(const Args& a, const Make& make) {
     const bool fp8_b = is_fp8(a.format_b);
     if constexpr (kScaledProducts) {
         if (a.format_a == kE2m1) return make.template operator()<kE2m1, true, kE2m1>();
-        if (of_blocks(a.scale_a))
-            return fp8_b ? make.template operator()<kFp8, true, kFp8>() : make.template operator()<kFp8, true, kE2m1>();
     }
+    if (of_blocks(a.scale_a))
+        return fp8_b ? make.template operator()<kFp8, true, kFp8>() : make.template operator()<kFp8, true, kE2m1>();
     if (is_fp8(a.format_a))
         return fp8_b ? make.template operator()<kFp8, false, kFp8>() : make.template operator()<kFp8, false, kE2m1>();
     if (a.format_a == kF16) return make.template operator()<kF16, false, kE2m1>();

@@ -92,6 +92,11 @@ class RowsInRegisters {
             if constexpr (F::fp8_a) return numbers_of_a<F::dealt>(counts ? eight_bytes(v[i / 2], i % 2) : u32x2(0));
             else return numbers_of_a<F::dealt>(counts ? v[i] : u32x4(0));
         }
+        __device__ u32x4 scaled_numbers(int m, int i) const {
+            if constexpr (F::folds_a)
+                return numbers_of_a<F::dealt>(eight_bytes(rows.pieces[slot][i / 2], i % 2), bits_float(exponent << 23));
+            else return numbers(m, i);
+        }
     };
 };
 

@@ -21,8 +21,9 @@ constexpr int kTileDepth = 2;
 // The tile's rows of A, of the step that LDS has and, in registers, of the next one.
 template <class F, int tile_rows>
 class RowsInLds {
-    // A piece is 16 bytes in memory. FP8 that is widened takes twice as many here.
-    static constexpr int kRowBytes = F::scaled ? F::step_bytes_a : kStep * 2, kChunks = kRowBytes / kChunk,
+    // A piece is 16 bytes in memory. FP8 that is widened takes twice as many here; with exponents it stays codes.
+    static constexpr bool kCodes = F::scaled || F::folds_a;
+    static constexpr int kRowBytes = kCodes ? F::step_bytes_a : kStep * 2, kChunks = kRowBytes / kChunk,
                          kPerRow = F::step_bytes_a / kChunk, kAll = tile_rows * kPerRow,
                          kPieces = (kAll + kTileThreads - 1) / kTileThreads, kWider = kRowBytes / F::step_bytes_a,
                          kPerBlock = kPerRow / kStepBlocks;
@@ -75,7 +76,7 @@ class RowsInLds {
             const auto store = [&](int half, u32x4 chunk) {
                 *reinterpret_cast<u32x4*>(place(row_of_piece(i), thread() % kPerRow * kWider + half)) = chunk;
             };
-            if constexpr (F::scaled) {
+            if constexpr (kCodes) {
                 store(0, v);
             } else if constexpr (F::fp8_a) {
                 for (int half = 0; half < 2; ++half) store(half, numbers_of_a<F::dealt>(eight_bytes(v, half)));
@@ -101,15 +102,28 @@ class RowsInLds {
             return operand_of(found);
         }
         __device__ uint32_t scale(int m) const { return exponents.of(row(m), block); }
+        __device__ u32x2 codes(int m, int i) const {
+            return eight_bytes(rows.chunk(row(m), own_block() * (kMxBlock / kChunk) + i / 2), i % 2);
+        }
         __device__ u32x4 numbers(int m, int i, bool counts = true) const {
+            if constexpr (F::folds_a) return numbers_of_a<F::dealt>(counts ? codes(m, i) : u32x2(0));
             const u32x4 v = rows.chunk(row(m), own_block() * (kMxBlock / 8) + i);
             return counts ? v : u32x4(0);
+        }
+        __device__ u32x4 scaled_numbers(int m, int i) const {
+            if constexpr (F::folds_a) return numbers_of_a<F::dealt>(codes(m, i), bits_float(scale(m) << 23));
+            else return numbers(m, i);
         }
     };
 };
 
+// FP8 by FP8, both scaled in registers: there are not enough for three workgroups.
+template <int index, class F>
+constexpr int kPerUnit = F::folds_a && F::fp8_b ? 2 : kTileForms[index].per_unit;
+
 template <int index, DType a, bool blocks_a, DType b, bool gated>
-__global__ __launch_bounds__(kTileThreads, kTileForms[index].per_unit) void mx_gemm_tiles(Launch) {
+__global__ __launch_bounds__(kTileThreads, (kPerUnit<index, Formats<a, blocks_a, b, gated>>)) void mx_gemm_tiles(
+    Launch) {
     using F = Formats<a, blocks_a, b, gated>;
     constexpr int kRows = kTileForms[index].rows;
     using Rows = RowsInLds<F, kRows>;

@@ -3,8 +3,9 @@
 // Lane 16 g + j has row j of A and of B, of each 128 k block g: a load of 16 bytes is its block's 32 codes of e2m1. So all
 // that a lane multiplies in a step has one scale. Two ways:
 //
-//     16-bit   B's numbers times their scale, as bfloat16 or float16 (decode.h), by A's. Blocks whose scale does not fold
-//              are multiplied one by one and scaled in float32, as the contract has it (add_scaled): a rare branch.
+//     16-bit   B's numbers times their scale, as bfloat16 or float16 (decode.h), by A's; of FP8 with exponents those, too, times
+//              theirs. Blocks whose scale does not fold are multiplied one by one and scaled in float32, as the contract
+//              has it (add_scaled): a rare branch.
 //     scaled   gfx950's v_mfma_scale_f32_16x16x128_f8f6f4, for A of FP8 or e2m1: codes and exponents as they are. Of FP8 a
 //              lane has 16 k from 16 g, and 16 from 64 + 16 g; exponents stay those of block g.
 //
@@ -43,8 +44,9 @@ struct Formats {
     static constexpr bool gated = gated_;
     static __device__ bool of_halves(const Args& args) { return gated && !args.gate.interleaved; }
     static constexpr bool half_a = a == DType::bf16 || a == DType::f16, fp8_a = is_fp8(a), fp8_b = is_fp8(b),
-                          blocks_a = blocks_a_, scaled = kScaledProducts && !half_a;
-    static_assert(scaled || (a != DType::e2m1 && !blocks_a));
+                          blocks_a = blocks_a_, scaled = kScaledProducts && !half_a,
+                          folds_a = blocks_a && !scaled;  // A's numbers are multiplied by their scales
+    static_assert(scaled || a != DType::e2m1);
     static constexpr DType type = a == DType::f16 ? DType::f16 : DType::bf16;  // of 16-bit products
     static constexpr bool dealt = kDealt && !fp8_b && !scaled;
     static constexpr int bits_a = half_a ? 16 : fp8_a ? 8 : 4, bits_b = fp8_b ? 8 : 4;
@@ -199,7 +201,7 @@ class Sums {
     }
 
     // A step. scale: of the lane's block of each subtile of B. rows: has A's operand(m) and scale(m), or numbers(m, i,
-    // counts), the i-th eight of the lane's block, in the order of B's.
+    // counts), the i-th eight of the lane's block, in the order of B's, and scaled_numbers(m, i), of numbers that fold.
     template <class Rows>
     __device__ void multiply(const Codes& codes, const uint32_t (&scale)[kSubN], const Rows& rows) {
         if constexpr (F::scaled) {
@@ -218,6 +220,10 @@ class Sums {
             bool fold = true;
 #pragma unroll
             for (int c = 0; c < kSubN; ++c) fold &= folds<F::type, F::fp8_b>(scale[c]);
+            if constexpr (F::folds_a) {
+#pragma unroll
+                for (int m = 0; m < kTiles; ++m) fold &= folds<F::type, true>(rows.scale(m));
+            }
             if (__builtin_expect(any_lane(!fold), 0)) add_scaled(codes, scale, rows);
             else add(codes, scale, rows);
         }
@@ -349,7 +355,7 @@ class Sums {
 #pragma unroll
             for (int c = 0; c < kSubN; ++c) b[i % 2][c] = decoders[c](eight_codes(codes, c, i));
 #pragma unroll
-            for (int m = 0; m < kTiles; ++m) a[i % 2][m] = rows.numbers(m, i);
+            for (int m = 0; m < kTiles; ++m) a[i % 2][m] = rows.scaled_numbers(m, i);
         };
         read(0);
 #pragma unroll
@@ -395,7 +401,12 @@ class Sums {
                     for (int i = 0; i < kMxBlock / 8; ++i)
                         products = multiply_chunks<16, F::type>(unscaled(eight_codes(codes, c, i, mine)),
                                                                 rows.numbers(m, i, mine), products);
-                    sums[m][c] = __builtin_elementwise_fma(products, by, sums[m][c]);
+                    f32x4 scales = by;
+                    if constexpr (F::folds_a) {  // of the lane's row
+                        const int from = 16 * block + own_row();
+                        scales *= e8m0_value(uint32_t(__builtin_amdgcn_ds_bpermute(from * 4, int(rows.scale(m)))));
+                    }
+                    sums[m][c] = __builtin_elementwise_fma(products, scales, sums[m][c]);
                 }
             }
         }

@@ -140,6 +140,7 @@ OPERATIONS = {
     "v_ashrrev_i16": ("i16", ["u16", "i16"], lambda a, b: b >> (a & np.uint16(15)).view(np.int16)),
     "v_min_u16": ("u16", ["u16"] * 2, np.minimum),
     "v_max_u16": ("u16", ["u16"] * 2, np.maximum),
+    "v_min3_u16": ("u16", ["u16"] * 3, lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_min_i16": ("i16", ["i16"] * 2, np.minimum),
     "v_max_i16": ("i16", ["i16"] * 2, np.maximum),
     # Single precision.
