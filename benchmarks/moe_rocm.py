@@ -165,8 +165,6 @@ def main() -> None:
     args = options.parse_args()
     if args.rows != ROWS[0] and not args.mxfp4:
         options.error("--rows: of --mxfp4")
-    if args.rows == "mxfp4" and args.arch != "gfx950":
-        options.error("--rows mxfp4: on gfx950")
     if args.mxfp4 and (args.config or args.first):
         options.error("--mxfp4: its kernels have one form")
     clock = Clock(args.arch)

@@ -60,7 +60,7 @@ def mx_tiles(arch: str, kernel, f, shape, a: str, blocks_a: str, b: str, gated: 
     loops, loads = [loop for loop in f["loops"] if loop["mfma"]], loop_loads(kernel)
     brought = [i for i in loads if i.name.startswith("buffer_load")]
     # On gfx942 FP8 with exponents lies in LDS as it is, eight codes a read, and is scaled in registers.
-    folded = arch == "gfx942" and blocks_a == "true"
+    folded = arch == "gfx942" and blocks_a == "true" and a != "e2m1"
     fitting = 2 if folded and b != "e2m1" else shape["per_unit"]
     read, not_read = ("ds_read_b64", "ds_read_b32") if folded else ("ds_read_b128", "ds_read_b64")
     return [

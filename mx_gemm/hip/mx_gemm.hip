@@ -30,9 +30,8 @@ int stream_form(const Args& a) {
 }
 
 // Whether 128-bit loads with offsets of 32 bits take the operands.
-bool is_fast(const Args& a, Arch arch) {
+bool is_fast(const Args& a) {
     const bool blocks_a = of_blocks(a.scale_a);
-    if (a.format_a == DType::e2m1 && arch != Arch::gfx950) return false;
     if (a.format_a == DType::f16 && a.format_b != DType::e2m1) return false;  // scaled, FP8's numbers leave float16
     const auto in_reach = [](int64_t rows, int64_t stride, int64_t row_bytes) {
         return stride >= 0 && gemm::hip::in_reach(rows, stride, row_bytes);
@@ -54,9 +53,7 @@ template <class Make>
 Kernel by_formats(const Args& a, const Make& make) {
     constexpr DType kBf16 = DType::bf16, kF16 = DType::f16, kFp8 = DType::e4m3fnuz, kE2m1 = DType::e2m1;
     const bool fp8_b = is_fp8(a.format_b);
-    if constexpr (kScaledProducts) {
-        if (a.format_a == kE2m1) return make.template operator()<kE2m1, true, kE2m1>();
-    }
+    if (a.format_a == kE2m1) return make.template operator()<kE2m1, true, kE2m1>();
     if (of_blocks(a.scale_a))
         return fp8_b ? make.template operator()<kFp8, true, kFp8>() : make.template operator()<kFp8, true, kE2m1>();
     if (is_fp8(a.format_a))
@@ -96,14 +93,14 @@ Status launch(const Args& args, const Executor& on) {
     if (!chip.status.ok()) return chip.status;
     const Vendor vendor(chip.arch, on);
     return launch_by_type(
-        args, vendor, [&](const Args& a) { return hip::is_fast(a, chip.arch); },
+        args, vendor, [&](const Args& a) { return hip::is_fast(a); },
         [&](const Args& a, const Vendor&) { return hip::launch_fast(a, on); });
 }
 
 // A wave's exponents of 16 gates lie before the last up.
 bool gates(const Args& args) {
     const ArchResult chip = current_arch();
-    return chip.status.ok() && args.n >= hip::kWaveColumns && hip::is_fast(args, chip.arch);
+    return chip.status.ok() && args.n >= hip::kWaveColumns && hip::is_fast(args);
 }
 
 }  // namespace rocm_fp8::mx_gemm

@@ -89,13 +89,18 @@ class RowsInRegisters {
         __device__ uint32_t scale(int) const { return exponent; }
         __device__ u32x4 numbers(int, int i, bool counts = true) const {
             const auto& v = rows.pieces[slot];
-            if constexpr (F::fp8_a) return numbers_of_a<F::dealt>(counts ? eight_bytes(v[i / 2], i % 2) : u32x2(0));
+            if constexpr (F::folds_a) return scaled_codes<F>(counts ? codes(i) : decltype(codes(i))(0), kUnscaled);
+            else if constexpr (F::fp8_a) return numbers_of_a<F::dealt>(counts ? codes(i) : u32x2(0));
             else return numbers_of_a<F::dealt>(counts ? v[i] : u32x4(0));
         }
         __device__ u32x4 scaled_numbers(int m, int i) const {
-            if constexpr (F::folds_a)
-                return numbers_of_a<F::dealt>(eight_bytes(rows.pieces[slot][i / 2], i % 2), bits_float(exponent << 23));
+            if constexpr (F::folds_a) return scaled_codes<F>(codes(i), exponent);
             else return numbers(m, i);
+        }
+        __device__ auto codes(int i) const {
+            const auto& v = rows.pieces[slot];
+            if constexpr (F::fp8_a) return eight_bytes(v[i / 2], i % 2);
+            else return v[0][i];
         }
     };
 };

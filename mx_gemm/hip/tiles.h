@@ -21,7 +21,7 @@ constexpr int kTileDepth = 2;
 // The tile's rows of A, of the step that LDS has and, in registers, of the next one.
 template <class F, int tile_rows>
 class RowsInLds {
-    // A piece is 16 bytes in memory. FP8 that is widened takes twice as many here; with exponents it stays codes.
+    // A piece is 16 bytes in memory. FP8 that is widened takes twice as many here; what has exponents stays codes.
     static constexpr bool kCodes = F::scaled || F::folds_a;
     static constexpr int kRowBytes = kCodes ? F::step_bytes_a : kStep * 2, kChunks = kRowBytes / kChunk,
                          kPerRow = F::step_bytes_a / kChunk, kAll = tile_rows * kPerRow,
@@ -102,16 +102,19 @@ class RowsInLds {
             return operand_of(found);
         }
         __device__ uint32_t scale(int m) const { return exponents.of(row(m), block); }
-        __device__ u32x2 codes(int m, int i) const {
-            return eight_bytes(rows.chunk(row(m), own_block() * (kMxBlock / kChunk) + i / 2), i % 2);
+        __device__ auto codes(int m, int i) const {
+            if constexpr (F::fp8_a)
+                return eight_bytes(rows.chunk(row(m), own_block() * (kMxBlock / kChunk) + i / 2), i % 2);
+            else return rows.chunk(row(m), own_block())[i];
         }
         __device__ u32x4 numbers(int m, int i, bool counts = true) const {
-            if constexpr (F::folds_a) return numbers_of_a<F::dealt>(counts ? codes(m, i) : u32x2(0));
+            if constexpr (F::folds_a)
+                return scaled_codes<F>(counts ? codes(m, i) : decltype(codes(m, i))(0), kUnscaled);
             const u32x4 v = rows.chunk(row(m), own_block() * (kMxBlock / 8) + i);
             return counts ? v : u32x4(0);
         }
         __device__ u32x4 scaled_numbers(int m, int i) const {
-            if constexpr (F::folds_a) return numbers_of_a<F::dealt>(codes(m, i), bits_float(scale(m) << 23));
+            if constexpr (F::folds_a) return scaled_codes<F>(codes(m, i), scale(m));
             else return numbers(m, i);
         }
     };

@@ -3,7 +3,7 @@
 // Lane 16 g + j has row j of A and of B, of each 128 k block g: a load of 16 bytes is its block's 32 codes of e2m1. So all
 // that a lane multiplies in a step has one scale. Two ways:
 //
-//     16-bit   B's numbers times their scale, as bfloat16 or float16 (decode.h), by A's; of FP8 with exponents those, too, times
+//     16-bit   B's numbers times their scale, as bfloat16 or float16 (decode.h), by A's; where A has exponents those, too, times
 //              theirs. Blocks whose scale does not fold are multiplied one by one and scaled in float32, as the contract
 //              has it (add_scaled): a rare branch.
 //     scaled   gfx950's v_mfma_scale_f32_16x16x128_f8f6f4, for A of FP8 or e2m1: codes and exponents as they are. Of FP8 a
@@ -46,7 +46,6 @@ struct Formats {
     static constexpr bool half_a = a == DType::bf16 || a == DType::f16, fp8_a = is_fp8(a), fp8_b = is_fp8(b),
                           blocks_a = blocks_a_, scaled = kScaledProducts && !half_a,
                           folds_a = blocks_a && !scaled;  // A's numbers are multiplied by their scales
-    static_assert(scaled || a != DType::e2m1);
     static constexpr DType type = a == DType::f16 ? DType::f16 : DType::bf16;  // of 16-bit products
     static constexpr bool dealt = kDealt && !fp8_b && !scaled;
     static constexpr int bits_a = half_a ? 16 : fp8_a ? 8 : 4, bits_b = fp8_b ? 8 : 4;
@@ -120,6 +119,13 @@ __device__ inline Place find_place(const Launch& launch) {
     const RowTile tile =
         args.offsets ? grouped_gemm::hip::row_tile<rows>(args, number) : RowTile{0, 0, int(args.m), number, 0};
     return {tile, tile.first + tile.tile * rows, int(blockIdx.x - number * launch.columns.divisor) * columns};
+}
+
+// Eight codes of a row with exponents, times their scale, which folds. codes: eight bytes of FP8, a word of e2m1.
+template <class F>
+__device__ inline u32x4 scaled_codes(auto codes, uint32_t exponent) {
+    if constexpr (F::fp8_a) return numbers_of_a<F::dealt>(codes, bits_float(exponent << 23));
+    else return Decoder<F::type, false>(exponent)(codes);
 }
 
 // Where A has none.
@@ -222,7 +228,7 @@ class Sums {
             for (int c = 0; c < kSubN; ++c) fold &= folds<F::type, F::fp8_b>(scale[c]);
             if constexpr (F::folds_a) {
 #pragma unroll
-                for (int m = 0; m < kTiles; ++m) fold &= folds<F::type, true>(rows.scale(m));
+                for (int m = 0; m < kTiles; ++m) fold &= folds<F::type, F::fp8_a>(rows.scale(m));
             }
             if (__builtin_expect(any_lane(!fold), 0)) add_scaled(codes, scale, rows);
             else add(codes, scale, rows);

@@ -20,9 +20,9 @@ each_arch = pytest.mark.parametrize("arch", FORMATS, indirect=True)
 each_kind = pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 
 
-def fast(arch: str, kinds: tuple[str, str]) -> bool:
+def fast(kinds: tuple[str, str]) -> bool:
     """Whether another kernel than the plain one has them, where loads of 16 bytes take the operands."""
-    return kinds != ("f16", "mxfp8") and (arch == "gfx950" or kinds[0] != "mxfp4")
+    return kinds != ("f16", "mxfp8")
 
 
 def kernel_of(expected: int, k: int = 0) -> str:
@@ -145,7 +145,7 @@ def test_long_k_with_any_exponents(kernel, arch, generator, launched, kinds, exp
     near[beyond] = torch.randint(0, 140, near.shape, dtype=U8, generator=generator)[beyond]
     inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected), "long k")
     (name,) = launched.names()
-    assert name.startswith(kernel_of(expected, k) if fast(arch, kinds) else "mx_gemm_plain")
+    assert name.startswith(kernel_of(expected, k) if fast(kinds) else "mx_gemm_plain")
 
 
 def wide_rows(codes: torch.Tensor) -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_who_takes_what(kernel, arch, generator, launched, kinds):
         inputs.a = placed(inputs.a, CPU, "dense").t
         inputs.assert_right(inputs.call(kernel, out_dtype=F32, expected_rows=expected)[: inputs.live()], str(expected))
         (name,) = launched.names()
-        assert name.startswith(kernel_of(expected) if fast(arch, kinds) and not shift else "mx_gemm_plain")
+        assert name.startswith(kernel_of(expected) if fast(kinds) and not shift else "mx_gemm_plain")
 
 
 @each_arch
@@ -234,9 +234,9 @@ def test_gated_products(kernel, arch, generator, launched, kinds, gate, expected
         inputs.rows = torch.arange(30, dtype=torch.int32).flip(0)
     assert_gates_the_product(kernel, inputs, gate, HALF[expected % 2], CPU, expected)
     names = launched.names()
-    if layout == "dense" and fast(arch, kinds):
+    if layout == "dense" and fast(kinds):
         assert len(names) == 3 and names[0].startswith(kernel_of(expected)) and names[2].startswith("moe_gate")
-    elif layout == "odd" or not fast(arch, kinds):
+    elif layout == "odd" or not fast(kinds):
         assert len(names) == 4
 
 
