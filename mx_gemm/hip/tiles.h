@@ -71,8 +71,11 @@ class RowsInLds {
     __device__ void put() const {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            if (!is_piece(i)) continue;
             const u32x4& v = pieces[i];
+            if (!is_piece(i)) {
+                asm volatile("" ::"v"(v));  // waits for the load: the next one has its registers
+                continue;
+            }
             const auto store = [&](int half, u32x4 chunk) {
                 *reinterpret_cast<u32x4*>(place(row_of_piece(i), thread() % kPerRow * kWider + half)) = chunk;
             };

@@ -37,14 +37,7 @@ def test_both_architectures_have_every_kernel(kernels):
     assert list(kernels) == ARCHS
     # gfx950 alone has loads of 16 bytes to LDS.
     direct = {f"mla_decode_direct<{i}, {dtype}>" for i in range(len(mla_direct_forms())) for dtype in ("f16", "bf16")}
-    # And matrix instructions that take exponents of A.
-    scaled = {
-        f"mx_gemm_{form}, {a}, true, {b}, {gated}>"
-        for form in ("stream<0", "stream<1", "tiles<0", "tiles<1")
-        for a, b in (("e2m1", "e2m1"), ("e4m3fnuz", "e2m1"), ("e4m3fnuz", "e4m3fnuz"))
-        for gated in ("false", "true")
-    }
-    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct | scaled
+    assert kernels["gfx950"].keys() - kernels["gfx942"].keys() == {"block_scaled_gemm_direct<0>"} | direct
     assert kernels["gfx942"].keys() < kernels["gfx950"].keys()
     families = {name.partition("<")[0] for name in kernels["gfx942"]}
     assert families == {
@@ -123,6 +116,7 @@ SABOTAGE = [
     ("mx_gemm_tiles<1, bf16, false, e2m1, true>", "s_waitcnt", "s_nop", "drained in the loop"),
     ("mx_gemm_tiles<0, bf16, false, e2m1, false>", "ds_read_b128", "ds_read_b64", "rows not read"),
     ("mx_gemm_tiles<1, e2m1, true, e2m1, false>", "v_mfma_scale_f32_16x16x128", "v_nop", "matrix instructions"),
+    ("mx_gemm_tiles<1, e4m3fnuz, true, e2m1, true>", "ds_read_b64", "ds_read_b32", "rows not read"),
     ("block_scaled_gemm_direct<0>", "global_load_lds_dwordx4", "global_load_dwordx4", "do not go to LDS"),
     ("block_scaled_gemm_direct<0>", "ds_read_b128", "ds_read_b64", "fragments read"),
     ("block_scaled_gemm_direct<0>", "v_mfma_f32_32x32x64_f8f6f4", "v_nop", "matrix instructions"),
@@ -146,14 +140,15 @@ SABOTAGE = [
 
 @pytest.mark.parametrize("name, instruction, instead, gate", SABOTAGE, ids=lambda v: v.split("<")[0])
 def test_each_gate_can_be_missed(kernels, name, instruction, instead, gate):
-    archs = [arch for arch in ARCHS if name in kernels[arch]]
+    # Some instructions are one architecture's.
+    has = {arch: kernels[arch][name].code for arch in ARCHS if name in kernels[arch]}
+    archs = [arch for arch, code in has.items() if any(i.name.startswith(instruction) for i in code)]
     changed = {arch: {name: copy.deepcopy(kernels[arch][name])} for arch in archs}
-    assert archs
+    assert archs, f"{name} has no {instruction}"
     for arch in archs:
-        matching = [i for i in changed[arch][name].code if i.name.startswith(instruction)]
-        assert matching, f"{name} has no {instruction}"
-        for one in matching:
-            one.name = instead
+        for one in changed[arch][name].code:
+            if one.name.startswith(instruction):
+                one.name = instead
     lines = missed(changed)
     assert all(any(line.startswith(arch) and gate in line for line in lines) for arch in archs), lines
 
