@@ -9,20 +9,16 @@ from safetensors import safe_open
 from transformers import DeepseekV3ForCausalLM
 
 from examples.byte_deepseek import train
-from examples.byte_llama.train import Streams
 from examples.llama_fp8 import decoding, text
 from problems.tiny_llama import kernelized
+
+from .byte_mixtures import assert_one_mlp_is_the_experts, streams, with_inputs
 
 CHECKPOINT = text.DEEPSEEK.checkpoint
 TINY = dict(
     hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=1,
     num_key_value_heads=1, q_lora_rank=16, max_position_embeddings=32,
 )  # fmt: skip
-
-
-def streams() -> Streams:
-    data = torch.frombuffer(bytearray(text.corpus.held_out_files()[0][1]), dtype=torch.uint8)
-    return Streams(data, data[:4000], data[-4000:])
 
 
 # --- training ---
@@ -47,17 +43,8 @@ def test_a_run_leaves_a_checkpoint_that_loads(tmp_path):
 
 
 def test_all_experts_as_one_mlp_are_the_experts():
-    """Values and gradients, in float32: two orders of sums."""
-    model, ids, found = DeepseekV3ForCausalLM(train.model_config(**TINY)), torch.randint(256, (2, 32)), {}
-    train.ALL_EXPERTS_FUNCTIONS.register("one_mlp", train.as_one_mlp)
-    for name in ("eager", "one_mlp"):
-        model.set_experts_implementation(name)
-        model.zero_grad()
-        logits = model(input_ids=ids, use_cache=False).logits
-        logits.square().mean().backward()
-        found[name] = [logits.detach(), *(p.grad for p in model.parameters())]
-    for one, other in zip(*found.values(), strict=True):
-        assert (one - other).norm() <= 1e-5 * one.norm()
+    model = DeepseekV3ForCausalLM(train.model_config(**TINY))
+    assert_one_mlp_is_the_experts(model, train.as_one_mlp, 1e-5)
 
 
 def test_the_bias_rises_where_an_expert_had_too_few():
@@ -159,11 +146,7 @@ MXFP4 = {"16bit": (0.005, 0.96), "mxfp8": (0.005, 0.96), "mxfp4": (0.02, 0.93)}
 @pytest.mark.parametrize("inputs", MXFP4)
 def test_experts_in_mxfp4_keep_the_quality(kernel, device, loaded, held_out, wanted, inputs):
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
-    for module in model.modules():
-        if hasattr(module, "gate_up_scale"):
-            assert module.format == "mxfp4"
-            module.inputs = inputs
-    kernelized(kernel, model)
+    kernelized(kernel, with_inputs(model, inputs))
     with torch.no_grad():
         got = decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
     bits, share = MXFP4[inputs]

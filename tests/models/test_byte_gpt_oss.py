@@ -5,14 +5,16 @@ import json
 
 import pytest
 import torch
-from safetensors import safe_open
 from transformers import GptOssForCausalLM
 
 from examples.byte_deepseek import train as mixture
 from examples.byte_gpt_oss import train
-from examples.byte_llama.train import Streams, make_loss
+from examples.byte_llama.train import make_loss
 from examples.llama_fp8 import decoding, text
+from problems import checkpoints
 from problems.tiny_llama import kernelized
+
+from .byte_mixtures import assert_one_mlp_is_the_experts, streams, with_inputs
 
 CHECKPOINT = text.GPT_OSS.checkpoint
 TINY = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1)
@@ -22,12 +24,10 @@ TINY = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_atten
 
 
 def test_a_run_leaves_a_checkpoint_that_loads(tmp_path):
-    data = torch.frombuffer(bytearray(text.corpus.held_out_files()[0][1]), dtype=torch.uint8)
-    streams = Streams(data, data[:4000], data[-4000:])
     given = ["--steps", "3", "--out", str(tmp_path / "made"), "--length", "32"]
     settings, _, dropout = mixture.parse_arguments(given, "gpt-oss", CHECKPOINT, has_dense=False)
     config = train.model_config(**TINY, max_position_embeddings=32)
-    report = mixture.train(settings, config, streams, dropout, train.as_one_mlp)
+    report = mixture.train(settings, config, streams(), dropout, train.as_one_mlp)
     model = GptOssForCausalLM.from_pretrained(tmp_path / "made")
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     assert head is not embedding and torch.equal(head, embedding)
@@ -49,20 +49,11 @@ def test_the_loss_says_how_unevenly_experts_are_chosen():
 
 
 def test_all_experts_as_one_mlp_are_the_experts():
-    """Values and gradients, in float32: two orders of sums."""
-    model, ids, found = GptOssForCausalLM(train.model_config(**TINY)), torch.randint(256, (2, 32)), {}
-    mixture.ALL_EXPERTS_FUNCTIONS.register("one_mlp", train.as_one_mlp)
+    model = GptOssForCausalLM(train.model_config(**TINY))
     for parameter in model.parameters():
         if parameter.dim() < 3:
             torch.nn.init.normal_(parameter)  # biases, too
-    for name in ("eager", "one_mlp"):
-        model.set_experts_implementation(name)
-        model.zero_grad()
-        logits = model(input_ids=ids, use_cache=False).logits
-        logits.square().mean().backward()
-        found[name] = [logits.detach(), *(p.grad for p in model.parameters())]
-    for one, other in zip(*found.values(), strict=True):
-        assert (one - other).norm() <= 1e-4 * one.norm()
+    assert_one_mlp_is_the_experts(model, train.as_one_mlp, 1e-4)
 
 
 # --- the checkpoint ---
@@ -97,14 +88,6 @@ def wanted(loaded, measured) -> decoding.Quality:
     return measured(loaded.model)
 
 
-def with_inputs(model: torch.nn.Module, inputs: str) -> torch.nn.Module:
-    for module in model.modules():
-        if hasattr(module, "gate_up_scale"):
-            assert module.format == "mxfp4"
-            module.inputs = inputs
-    return model
-
-
 # inputs -> (bits a byte, share of the likeliest next bytes) that MXFP4 experts may cost.
 INPUTS = {"16bit": (0.01, 0.95), "fp8": (0.01, 0.95), "mxfp8": (0.01, 0.95), "mxfp4": (0.02, 0.92)}
 
@@ -135,8 +118,7 @@ def test_experts_in_mxfp4_keep_the_quality(quality, wanted, inputs):
 def test_in_its_own_layout_it_computes_the_same(kernel, device, loaded, tmp_path):
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
     kernel.quantization.save_quantized(model, tmp_path / "made")
-    with safe_open(tmp_path / "made" / "model.safetensors", "pt") as file:
-        assert "model.layers.0.mlp.experts.gate_up_proj_blocks" in set(file.keys())
+    assert "model.layers.0.mlp.experts.gate_up_proj_blocks" in checkpoints.stored(tmp_path / "made")
     back = kernel.quantization.load_quantized(tmp_path / "made").to(device)
     ids = text.held_out_windows(loaded.tokenizer, 128, 2).to(device)
     with torch.no_grad():
