@@ -9,7 +9,8 @@
 //     p      = exp(score - largest) / sum of that
 //     out    = round(sum over n of p * c[n, :512])    lse = largest + ln(sum)
 //
-// p may be rounded to q's type before it is multiplied. No visible token, or only scores of -infinity: out is 0, lse
+// p may be rounded to q's type before it is multiplied; where both are FP8 numbers then, also by 2^-20 of a row's largest,
+// and an infinite number of q makes its row NaN. No visible token, or only scores of -infinity: out is 0, lse
 // -infinity. What lies in the cache behind a sequence's tokens changes nothing, NaN included. A score that is NaN makes
 // its row NaN. NaN or infinity in a token may also reach queries of the same sequence that come before it.
 //

@@ -122,9 +122,12 @@ def assert_attended(problem: Mla, o: Operands, out: torch.Tensor, lse: torch.Ten
 
     A score is a sum of 576 products, each addition rounded (twice the error, where matrix units cut off), times a
     scale. Its error moves p by as much, relatively; so does the exponential (its argument's rounding and 4 of its own).
-    p is rounded to q's type, of float16 also by half of its least number. Sums over tokens round once an addition.
+    p is rounded to q's type, of float16 also by half of its least number; on CUDA, of codes and bfloat16, to a sum of
+    two FP8 numbers. Sums over tokens round once an addition.
     """
     unit, least = (2.0**-8, 0.0) if problem.dtype == torch.bfloat16 else (2.0**-11, 2.0**-25)
+    if out.is_cuda and problem.format == "fp8" and problem.dtype == torch.bfloat16:
+        least = 2.0**-20
     for b, c in enumerate(o.values):
         q, length = o.q[b].double(), len(c)
         scores = torch.einsum("shk,nk->shn", q, c) * SCALE

@@ -164,6 +164,18 @@ ROCM_FP8_BOTH_BY_ROWS(4, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 ROCM_FP8_BOTH_BY_ROWS(8, "64", "%32", "%33", "%34", "%35", "%36", "%37")
 ROCM_FP8_BOTH_BY_ROWS(16, "128", "%64", "%65", "%66", "%67", "%68", "%69")
 
+// FP8, k 32. a: of rows 16 w + g and 16 w + g + 8 four numbers from k 4 t on, then both of k 4 t + 16.
+#define ROCM_FP8_BY_ROWS_OF_FP8(name, type)                                                                        \
+    __device__ inline void name(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b, bool add) {                 \
+        ROCM_FP8_WGMMA("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n"                                             \
+                       " wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3." type " {" ROCM_FP8_NAMES4              \
+                       "}, {%16, %17, %18, %19}, %20, p, 1, 1;\n}"                                                \
+                       : ROCM_FP8_SUMS4("+f")                                                                     \
+                       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(whole_descriptor(b)), "r"(int(add)));    \
+    }
+ROCM_FP8_BY_ROWS_OF_FP8(multiply_async, "e4m3")
+ROCM_FP8_BY_ROWS_OF_FP8(multiply_e5m2_async, "e5m2")
+
 // d[32][4] += a [64, 16] * b [16, 256], b as swizzled_columns has it. a: in registers, in pairs of neighbours in k: rows
 // 16 w + g and 16 w + g + 8 of k 2 t, then both of k 2 t + 8; or in shared memory, K-major.
 #define ROCM_FP8_BY_COLUMNS(name, type)                                                                           \

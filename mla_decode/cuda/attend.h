@@ -7,9 +7,6 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
-// Barriers of both multiplying warpgroups: p of a pair's first tile is there, of its second; others.
-constexpr int kOfFirst = 1, kOfSecond = 2, kQueriesMeet = 3, kTotalsMeet = 4;
-
 using Scores = float[8][4];   // 64 rows by 64 tokens, as wgmma.h says
 using Values = float[32][4];  // 64 rows by 256 columns
 
@@ -58,16 +55,6 @@ __device__ inline void multiply_values(Values& sums, const P& p, const Memory& s
         }
     }
     commit_multiplications();
-}
-
-// Of one of the thread's two rows.
-struct RowState {
-    float reference = kNoScore, sum = 0;  // in units of log2
-};
-
-__device__ inline float max_of_row(float v) {
-    v = fmaxf(v, __shfl_xor_sync(kWholeWarp, v, 1));
-    return fmaxf(v, __shfl_xor_sync(kWholeWarp, v, 2));
 }
 
 // Four lanes that are neighbours have four words each of four vectors: lane i gets the i-th vector. All lanes call it.
@@ -164,8 +151,7 @@ class Attend {
         float total[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            total[i] = rows[i].sum + __shfl_xor_sync(kWholeWarp, rows[i].sum, 1);
-            total[i] += __shfl_xor_sync(kWholeWarp, total[i], 2);
+            total[i] = sum_of_row(rows[i].sum);
             if (lane == 0) totals[own][row + 8 * i] = total[i];
         }
         // Barrier: the other warpgroup's sums are there.
@@ -215,9 +201,7 @@ class Attend {
         Factors factors;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const float before = rows[i].reference;
-            factors.of[i] = raise(rows[i].reference, largest[i] > before + kSlack ? largest[i] : before);
-            rows[i].sum *= factors.of[i];
+            factors.of[i] = rows[i].refer_to(largest[i], kSlack);
             if (threadIdx.x % 4 == 0) shared.reference[own][row + 8 * i] = rows[i].reference;
         }
 #pragma unroll
@@ -252,8 +236,7 @@ class Attend {
         Factors factors;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            factors.of[i] = raise(rows[i].reference, shared.reference[kOther][row + 8 * i]);
-            rows[i].sum *= factors.of[i];
+            factors.of[i] = rows[i].refer_to(shared.reference[kOther][row + 8 * i], 0);
         }
         rescale(factors);
         wait_for(&shared.full[kOther][own], parity);

@@ -7,6 +7,15 @@
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
 
+// Four matrices of 8 by 8 16-bit numbers, transposed: register i has matrix i's. `row`: the lane's address, of row
+// lane % 8 of matrix lane / 8.
+__device__ inline void read_transposed(uint32_t (&v)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // Two e4m3fn numbers times `scales`, rounded to `type`. float16 has every e4m3fn number; one of bfloat16 needs no
 // rounding where the scale is 1.
 template <DType type>

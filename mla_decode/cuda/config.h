@@ -15,9 +15,9 @@ struct Form {
 };
 constexpr int kTileTokens = 64;
 constexpr Form kWideForm{64, kTileTokens, 3.0, 1.7, 1}, kFallbackForm{16, 32, 3.0, 1.7, 3};
-// Caches of codes (fp8_attend.h).
+// Caches of codes (fp8_attend.h, terms_attend.h).
 constexpr Form kFp8Forms[]{
-    {16, kTileTokens, 4.0, 1.2, 1}, {32, kTileTokens, 6.0, 1.4, 1}, {64, kTileTokens, 12.0, 2.2, 1}};
+    {16, kTileTokens, 4.0, 1.2, 1}, {32, kTileTokens, 6.0, 1.4, 1}, {64, kTileTokens, 12.0, 1.8, 1}};
 constexpr Form kMixedForms[]{
     {16, kTileTokens, 4.0, 1.9, 1}, {32, kTileTokens, 6.0, 2.6, 1}, {64, kTileTokens, 14.0, 3.1, 1}};
 

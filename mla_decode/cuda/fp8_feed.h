@@ -17,10 +17,8 @@ __device__ inline uint8_t* pair_place(uint8_t* panels, int panel_bytes, int row,
     return panels + panel * panel_bytes + swizzled(row, in_panel % 16 / 2) + lane * 4;
 }
 
-// A row's bfloat16 numbers as float16, times a power of two that brings the largest below 2^15. Returns what undoes it.
-// Eight lanes have the row, each 16 bytes of every panel.
-__device__ inline float lift(uint4 (&held)[kPanels]) {
-    constexpr uint32_t kHighest = 250, kTarget = 268;  // exponents, as float32 has them: 268 - e becomes 2^14
+// Of a row's bfloat16 numbers, as float32 has it. Eight lanes have the row, each 16 bytes of every panel.
+__device__ inline uint32_t largest_exponent(const uint4 (&held)[kPanels]) {
     uint32_t largest = 0;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -31,7 +29,13 @@ __device__ inline float lift(uint4 (&held)[kPanels]) {
 #pragma unroll
     for (int distance = 1; distance < kRowLanes; distance *= 2)
         largest = max(largest, __shfl_xor_sync(kWholeWarp, largest, distance));
-    const uint32_t exponent = min(kTarget - (largest >> 7), kHighest);
+    return largest >> 7;
+}
+
+// The row as float16, times a power of two that brings the largest below 2^15. Returns what undoes it.
+__device__ inline float lift(uint4 (&held)[kPanels]) {
+    constexpr uint32_t kHighest = 250, kTarget = 268;  // exponents, as float32 has them: 268 - e becomes 2^14
+    const uint32_t exponent = min(kTarget - largest_exponent(held), kHighest);
     const float by = bits_float(exponent << 23);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {

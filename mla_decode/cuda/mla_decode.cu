@@ -19,13 +19,16 @@
 // Codes (fp8_attend.h), 16, 32 or 64 rows a CTA: tiles of codes stay codes in shared memory; warpgroups with tiles of
 // their own decode them in registers, once for the scores and once for the values.
 //
-// Files: mla_decode.cu (launcher), config.h (forms, splits), shape.h, feed.h, attend.h (16 bits), fp8_shape.h,
-//        fp8_feed.h, fp8_rows.h, fp8_attend.h, online.h (softmax), codes.h, fallback.h (chips without wgmma, unaligned
-//        operands), ../gpu
+// Codes of an FP8 cache, queries of bfloat16, 64 rows (terms_attend.h): nothing is decoded. q and p are sums of two FP8
+// numbers each, and all is multiplied as FP8.
 //
-// Limit today (H100): 16 bits 585 TFLOP/s at 128 heads and 2.9 TB/s at 16, .88 to 1.67 of FlashMLA's speed. FP8 caches
-// 2.6 TB/s at 16 heads; at 128 heads .86 of the speed of 16 bits, as each tile of 64 rows decodes anew.
-// docs/journal/mla_decode-cuda.md.
+// Files: mla_decode.cu (launcher), config.h (forms, splits), shape.h, feed.h, attend.h (16 bits), fp8_shape.h,
+//        fp8_feed.h, fp8_rows.h, fp8_attend.h, terms_shape.h, terms_feed.h, terms_attend.h, online.h (softmax), codes.h,
+//        fallback.h (chips without wgmma, unaligned operands), ../gpu
+//
+// Limit today: 16 bits 585 TFLOP/s at 128 heads and 2.9 TB/s at 16, .88 to 1.67 of FlashMLA's speed (H100). FP8 caches
+// 2.6 TB/s at 16 heads (H100); at 128 heads .93 of the speed of 16 bits, at 64 heads 1.15 (H200): exponentials and terms
+// of p take longer than the other warpgroup's scores. docs/journal/mla_decode-cuda.md.
 #include <algorithm>
 
 #include "../../common/cuda/device.h"
@@ -35,6 +38,7 @@
 #include "attend.h"
 #include "fallback.h"
 #include "fp8_attend.h"
+#include "terms_attend.h"
 
 namespace rocm_fp8::mla_decode::cuda {
 namespace {
@@ -60,6 +64,10 @@ Choice fp8_choice() {
     return {mla_decode_fp8<format, type, kRows>, Fp8Roles<format, kRows>::kThreads,
             int(sizeof(Fp8Memory<format, kRows>)), &allowed};
 }
+Choice terms_choice() {
+    static AllowedDevices allowed;
+    return {mla_decode_terms, kTilesThreads, int(sizeof(TermsMemory)), &allowed};
+}
 template <Format format, DType type, bool vectors>
 Choice fallback_choice() {
     static AllowedDevices allowed;
@@ -71,6 +79,10 @@ template <Format format, DType type>
 Choice choice(bool hopper, bool vectors, int rows) {
     if (!hopper) return vectors ? fallback_choice<format, type, true>() : fallback_choice<format, type, false>();
     if constexpr (format == Format::wide) return wide_choice<type>();
+    else if constexpr (format == Format::fp8 && type == DType::bf16)
+        return rows == 16   ? fp8_choice<format, type, 16>()
+               : rows == 32 ? fp8_choice<format, type, 32>()
+                            : terms_choice();
     else
         return rows == 16   ? fp8_choice<format, type, 16>()
                : rows == 32 ? fp8_choice<format, type, 32>()
@@ -138,7 +150,8 @@ Status launch(const Args& args, const Executor& on) {
     CUtensorMap map{};
     if (hopper) launch.box_rows = describe_cache(&map, args);
     if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;
-    const bool persistent = hopper && args.cache.format == Format::wide;
+    const bool terms = args.cache.format == Format::fp8 && args.dtype == DType::bf16 && form.rows == kTileRows;
+    const bool persistent = hopper && (args.cache.format == Format::wide || terms);
     const int64_t grid = persistent ? std::min<int64_t>(ctas, chip.multiprocessors) : ctas;
     if (const Status s = launch_kernel(c.kernel, chip, {grid, c.threads, 1, c.shared_bytes}, on, launch, map); !s.ok())
         return s;

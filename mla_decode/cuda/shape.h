@@ -40,6 +40,9 @@ struct Memory {
 };
 static_assert(sizeof(Memory) <= 232448);
 
+// Barriers of both multiplying warpgroups: p of a pair's first tile is there, of its second; others.
+constexpr int kOfFirst = 1, kOfSecond = 2, kQueriesMeet = 3, kTotalsMeet = 4;
+
 // A warp fills a half. Registers of a thread that fills, and of one that multiplies. More warps than these there cannot
 // be: the largest multiplication needs 158 registers before any are taken.
 constexpr int kFeeders = kBuffers * kHalves * kWarp, kMultiplyingThreads = kBuffers * kWarpgroup;
