@@ -14,21 +14,23 @@ using gemm::bias_of, gemm::bytes_of, gemm::Part, gemm::scales_of, gemm::source;
 
 Status multiply(const Args& a, const Kernel& kernel, const Part& part, const Executor& on) {
     static thread_local KeptMemory kept_rows, kept_scales;
-    const int64_t blocks = a.k / kMxBlock, most = std::min<int64_t>(kMostRows, part.rows());
-    auto* wide = reinterpret_cast<float*>(kept_rows.at_least(most * a.k * sizeof(float)));
+    const int64_t k = kernel.units(a.k) * kernel.unit, blocks = k / kMxBlock,
+                  most = std::min<int64_t>(kMostRows, part.rows());
+    auto* wide = reinterpret_cast<float*>(kept_rows.at_least(most * k * sizeof(float)));
     auto* scales = reinterpret_cast<float*>(kept_scales.at_least(most * blocks * sizeof(float)));
     const bool by_blocks = of_blocks(a.scale_a), by_rows = a.scale_a.data && !by_blocks;
     for (int64_t first = part.begin; first < part.end; first += kMostRows) {
         const int64_t count = std::min<int64_t>(kMostRows, part.end - first);
         for (int64_t i = 0; i < count; ++i) {
             const int64_t found = source(a, first + i), row = std::max<int64_t>(found, 0);
-            if (found < 0) std::fill_n(wide + i * a.k, a.k, 0.0f);
-            else kernel.widen(a, a.a.data + row * a.a.row_stride, wide + i * a.k);
+            if (found < 0) std::fill_n(wide + i * k, k, 0.0f);
+            else kernel.widen(a, a.a.data + row * a.a.row_stride, wide + i * k);
             const auto* of_row =
                 static_cast<const char*>(a.scale_a.data) + row * a.scale_a.row_stride * bytes_of(a.scale_a.dtype);
             if (by_rows) std::memcpy(scales + i, of_row, sizeof(float));
             for (int64_t j = 0; by_blocks && j < blocks; ++j)
-                scales[i * blocks + j] = e8m0_value(uint8_t(of_row[j * a.scale_a.block_stride]));
+                scales[i * blocks + j] =
+                    j < a.k / kMxBlock ? e8m0_value(uint8_t(of_row[j * a.scale_a.block_stride])) : 1.0f;
         }
         struct Context {
             const Kernel& kernel;
