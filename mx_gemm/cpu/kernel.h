@@ -39,7 +39,8 @@ struct Rows {
     const Args& args;
 };
 
-constexpr int kMostRows = 32, kFewRows = 4, kAhead = 4096;  // kAhead: bytes that prefetching is ahead, at least
+constexpr int kMostRows = 32, kFewRows = 4, kStrip = 12,
+              kAhead = 2048;  // kAhead: bytes that prefetching is ahead, at least
 
 struct Kernel {
     int unit;  // numbers, a multiple of kMxBlock
@@ -71,7 +72,7 @@ class MxGemm {
     using V = typename R::V;
     static constexpr bool kFour = format == DType::e2m1;
     static constexpr int kWidth = R::width, kBlocks = kFour ? R::e2m1_blocks : 1, kUnit = kBlocks * kMxBlock,
-                         kUnitBytes = kFour ? kUnit / 2 : kUnit, kVectors = kUnit / kWidth, kStrip = 12;
+                         kUnitBytes = kFour ? kUnit / 2 : kUnit, kVectors = kUnit / kWidth;
     // Registers: sums and a block's products of M x N tiles, N weights and a number of A.
     static constexpr bool kWide = kWidth == 16;
     static constexpr int kTileM = kWide ? 4 : 2, kTileN = kWide ? 3 : 2, kStreamN = kWide ? 6 : 2;
@@ -213,6 +214,24 @@ class MxGemm {
         for (; n < end; ++n) tiles<M, 1>(rows, at(n), scales + (n - begin) * blocks, row, n);
     }
 
+    // Of columns [begin, end), `some` each, to [columns][blocks].
+    static void widen_scales(const gemm::Scales& from, int64_t begin, int64_t end, int64_t some, int64_t blocks,
+                             float* to) {
+        const uint8_t* p = static_cast<const uint8_t*>(from.data) + begin * from.row_stride;
+        // Those of the next columns, as many: they are read all at once, too late for the processor to run ahead.
+        for (int64_t n = 0; from.block_stride == 1 && n < end - begin; ++n)
+            for (int64_t at = 0; at < some; at += 64) prefetch(p + (end - begin + n) * from.row_stride + at);
+        // One long loop: the ends of a column's cost as much as its vectors.
+        if (from.block_stride == 1 && from.row_stride == blocks && some == blocks) {
+            for (int64_t j = 0; j < (end - begin) * blocks; ++j) to[j] = power_of(p[j]);
+            return;
+        }
+        for (; begin < end; ++begin, p += from.row_stride, to += blocks) {
+            for (int64_t j = 0; j < some; ++j) to[j] = power_of(p[j * from.block_stride]);
+            std::fill(to + some, to + blocks, 1.0f);
+        }
+    }
+
     static void columns(const Rows& rows, int64_t begin, int64_t end) {
         static thread_local KeptMemory kept_scales, kept_weights;
         const Args& p = rows.args;
@@ -223,17 +242,7 @@ class MxGemm {
         auto* weights = few ? nullptr : reinterpret_cast<float*>(kept_weights.at_least(kStrip * k * sizeof(float)));
         for (; begin < end; begin += kStrip) {
             const int64_t stop = std::min<int64_t>(begin + kStrip, end);
-            for (int64_t n = begin; n < stop; ++n) {
-                const uint8_t* bytes = static_cast<const uint8_t*>(rows.scale_b.data) + n * rows.scale_b.row_stride;
-                float* to = scales + (n - begin) * blocks;
-                const int64_t stride = rows.scale_b.block_stride, some = p.k / kMxBlock;
-                if (stride == 1) {
-                    for (int64_t j = 0; j < some; ++j) to[j] = power_of(bytes[j]);
-                } else {
-                    for (int64_t j = 0; j < some; ++j) to[j] = power_of(bytes[j * stride]);
-                }
-                std::fill(to + some, to + blocks, 1.0f);
-            }
+            widen_scales(rows.scale_b, begin, stop, p.k / kMxBlock, blocks, scales);
             const auto coded = [&](int64_t n) { return Coded{rows.b + n * p.b.row_stride, p.b.row_stride, ahead}; };
             if (few) {
                 switch (rows.count) {

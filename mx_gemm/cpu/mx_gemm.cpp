@@ -1,4 +1,5 @@
 // MX weights on the CPU: one group after the other, each on all threads.
+#include <atomic>
 #include <cstring>
 
 #include "../../common/cpu/features.h"
@@ -11,6 +12,23 @@ namespace rocm_fp8::mx_gemm {
 namespace {
 
 using gemm::bias_of, gemm::bytes_of, gemm::Part, gemm::scales_of, gemm::source;
+
+// Columns that threads take as they come, first many at a time, then fewer: none waits long for one that was held up.
+struct Shares {
+    const int64_t n, least;
+    std::atomic<int64_t> next = 0;
+    Shares(int64_t n, int64_t least) : n(n), least((least + kStrip - 1) / kStrip * kStrip) {}
+    // of_thread: columns that would be its own.
+    bool take(int64_t of_thread, int64_t& begin, int64_t& end) {
+        begin = next.load(std::memory_order_relaxed);
+        do {
+            if (begin >= n) return false;
+            const int64_t some = int64_t(double(n - begin) * double(of_thread) / double(2 * n)) / kStrip * kStrip;
+            end = std::min(n, begin + std::max(some, least));
+        } while (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+        return true;
+    }
+};
 
 Status multiply(const Args& a, const Kernel& kernel, const Part& part, const Executor& on) {
     static thread_local KeptMemory kept_rows, kept_scales;
@@ -35,15 +53,18 @@ Status multiply(const Args& a, const Kernel& kernel, const Part& part, const Exe
         struct Context {
             const Kernel& kernel;
             Rows rows;
+            Shares shares;
         } context{kernel,
                   {wide, by_blocks ? scales : nullptr, by_rows ? scales : nullptr, count,
                    a.b.data + part.e * a.b.group_stride, scales_of(a.scale_b, part.e), bias_of(a, part.e),
-                   static_cast<char*>(a.out.data) + first * a.out.row_stride * bytes_of(a.out.dtype), a}};
+                   static_cast<char*>(a.out.data) + first * a.out.row_stride * bytes_of(a.out.dtype), a},
+                  Shares(a.n, std::max<int64_t>(1, 131072 / a.k / count))};
         on.parallel_for(
-            0, a.n, std::max<int64_t>(12, 131072 / a.k / count),
+            0, a.n, context.shares.least,
             [](void* c, int64_t from, int64_t to) {
-                const auto* context = static_cast<Context*>(c);
-                context->kernel.columns(context->rows, from, to);
+                auto* context = static_cast<Context*>(c);
+                int64_t begin, end;
+                while (context->shares.take(to - from, begin, end)) context->kernel.columns(context->rows, begin, end);
             },
             &context);
     }
