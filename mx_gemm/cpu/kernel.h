@@ -73,7 +73,7 @@ class MxGemm {
     static constexpr bool kFour = format == DType::e2m1;
     static constexpr int kWidth = R::width, kBlocks = kFour ? R::e2m1_blocks : 1, kUnit = kBlocks * kMxBlock,
                          kUnitBytes = kFour ? kUnit / 2 : kUnit, kVectors = kUnit / kWidth;
-    // Registers: sums and a block's products of M x N tiles, N weights and a number of A.
+    // Registers: sums and a unit's products of M x N tiles, N weights and a number of A.
     static constexpr bool kWide = kWidth == 16;
     static constexpr int kTileM = kWide ? 4 : 2, kTileN = kWide ? 3 : 2, kStreamN = kWide ? 6 : 2;
 
