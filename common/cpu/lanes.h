@@ -236,6 +236,12 @@ struct Lanes {
     }
 };
 
+// Of each 2 width numbers the even ones, then the odd ones, as codes of 4 bits lie in bytes.
+template <int width>
+constexpr int even_odd_place(int i) {
+    return i / (2 * width) * (2 * width) + i % 2 * width + i % (2 * width) / 2;
+}
+
 // n values of `in` as float32.
 template <class L, DType in>
 inline void widen(const void* p, int64_t n, float* out) {

@@ -134,16 +134,36 @@ struct Avx2 {
         out[3] = _mm256_cvtph_ps(_mm256_extracti128_si256(odd, 1));
     }
     // --- MX ---
-    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
-        const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-        // The look-up reads the lowest three bits of a lane.
-        const V magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
-        const auto number = [&](__m256i code) {
-            const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
-            return _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, code), _mm256_castsi256_ps(sign));
+    // Two blocks at a time, a half of the registers each: only shuffles within halves have two ports on Intel. They look up
+    // the two bytes of a bfloat16, join them, and put zeros below.
+    static constexpr int e2m1_blocks = 2;
+    // Where the register w[place / width] has number i.
+    static constexpr int e2m1_place(int i) {
+        const int byte = i % 32 / 2, vector = i % 2 * 4 + byte / 4;
+        return vector * width + i / 32 * 4 + byte % 4;
+    }
+    [[gnu::always_inline]] static void decode_e2m1(const uint8_t* p, V (&w)[8]) {
+        const auto table = [](auto... bytes) { return _mm256_broadcastsi128_si256(_mm_setr_epi8(char(bytes)...)); };
+        const __m256i high = table(0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, 0x80, 0xBF, 0xBF, 0xBF, 0xC0, 0xC0,
+                                   0xC0, 0xC0),
+                      low = table(0, 0, 0x80, 0xC0, 0, 0x40, 0x80, 0xC0, 0, 0, 0x80, 0xC0, 0, 0x40, 0x80, 0xC0);
+        const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), nibble = _mm256_set1_epi8(15);
+        const auto widen = [](__m256i pairs, V& first, V& second) {
+            first = as_float(_mm256_unpacklo_epi16(_mm256_setzero_si256(), pairs));
+            second = as_float(_mm256_unpackhi_epi16(_mm256_setzero_si256(), pairs));
         };
-        even = number(x);
-        odd = number(_mm256_srli_epi32(x, 4));
+        const auto numbers = [&](__m256i codes, V* to) {
+            const __m256i l = _mm256_shuffle_epi8(low, codes), h = _mm256_shuffle_epi8(high, codes);
+            widen(_mm256_unpacklo_epi8(l, h), to[0], to[1]);
+            widen(_mm256_unpackhi_epi8(l, h), to[2], to[3]);
+        };
+        numbers(_mm256_and_si256(x, nibble), w);
+        numbers(_mm256_and_si256(_mm256_srli_epi16(x, 4), nibble), w + 4);
+    }
+    // Each lane's block's.
+    static V of_blocks(const float* two) {
+        const __m256 both = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(two)));
+        return _mm256_permutevar_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
     }
     template <DType format>
     static V decode_fp8(const uint8_t* p) {

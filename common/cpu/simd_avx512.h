@@ -133,12 +133,14 @@ struct Avx512 {
         out[1] = _mm512_unpackhi_epi8(lo, hi);
     }
     // --- MX ---
-    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
+    static constexpr int e2m1_blocks = 1;
+    static constexpr int e2m1_place(int i) { return even_odd_place<width>(i); }
+    static void decode_e2m1(const uint8_t* p, V (&w)[2]) {
         const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         // The look-up reads the lowest four bits of a lane.
         const V numbers = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
-        even = _mm512_permutexvar_ps(x, numbers);
-        odd = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), numbers);
+        w[0] = _mm512_permutexvar_ps(x, numbers);
+        w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), numbers);
     }
     template <DType format>
     static V decode_fp8(const uint8_t* p) {

@@ -151,12 +151,15 @@ struct Portable {
     static void decode(const uint8_t* p, Operand* out) {
         out[0] = map([&](int i) { return half_to_float(uint16_t((p[i] & 0x80u) << 8 | (p[i] & 0x7Fu) << 7)); });
     }
-    // --- MX: width bytes, as numbers ---
-    static void decode_e2m1(const uint8_t* p, V& even, V& odd) {
+    // --- MX ---
+    // e2m1_blocks blocks of 32 as numbers, of which number i is in w[e2m1_place(i) / width], lane e2m1_place(i) % width.
+    static constexpr int e2m1_blocks = 1;
+    static constexpr int e2m1_place(int i) { return even_odd_place<width>(i); }
+    static void decode_e2m1(const uint8_t* p, V (&w)[4]) {
         static constexpr float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-        even = map([&](int i) { return numbers[p[i] & 15]; });
-        odd = map([&](int i) { return numbers[p[i] >> 4]; });
+        for (int v = 0; v < 4; ++v) w[v] = map([&](int i) { return numbers[p[v / 2 * width + i] >> v % 2 * 4 & 15]; });
     }
+    // width bytes.
     template <DType format>
     static V decode_fp8(const uint8_t* p) {
         return map([&](int i) { return fp8_decode<format>(p[i]); });
