@@ -98,6 +98,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         if not fp8 and not in_blocks:
             ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
         settings = complete_settings(read_json(partial / "config.json"), model)
+        # A cast of the model does not change its configuration, and readers take the type from there.
+        settings["dtype"] = str(model.dtype).removeprefix("torch.")
         if in_blocks:
             settings["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=ignore)
         if fp8:
