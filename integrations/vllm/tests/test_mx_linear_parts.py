@@ -4,7 +4,7 @@ kernels are taken."""
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from rocm_fp8_vllm import EXPERTS, mx_linear
+from rocm_fp8_vllm import EXPERTS, mx_linear, mx_scales
 from rocm_fp8_vllm.kernel import kernel
 from rocm_fp8_vllm.mx_inputs import asking_for
 from rocm_fp8_vllm.mx_linear import Mxfp4GemmLinear, Mxfp8GemmLinear
@@ -14,6 +14,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kMxfp4Dynamic, kMxfp8Dynamic
+from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import PlatformEnum, current_platform
 
 from problems import mx, mx_checkpoints
@@ -248,3 +249,67 @@ def test_on_gpus_it_stands_before_emulations_or_asks_for_the_users_switch(bits, 
         else:
             assert [each.__name__.startswith("Emulation") for each in before].index(True) == place > 0
             assert ours.is_supported() == (True, None)
+
+
+# --- scales as files hold them ---
+
+
+def with_loader(form: str) -> torch.nn.Module:
+    """A layer whose parameters are copied into, as vLLM's loaders do it."""
+    layer = torch.nn.Module()
+    scheme_of(form).create_weights(
+        layer, [8], K, torch.bfloat16, weight_loader=lambda param, loaded: param.data.copy_(loaded)
+    )
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", ["compressed-tensors, MXFP4", "compressed-tensors, MXFP8", "quark, MXFP4"])
+def test_scales_of_any_type_are_the_same_bytes(form, dtype, generator):
+    layer, scale_bytes = with_loader(form), torch.randint(90, 160, (8, K // 32), generator=generator).byte()
+    mx_scales.mark(layer, made_up=False)
+    exponents = scale_bytes.view(torch.float8_e8m0fnu)
+    given = {torch.uint8: scale_bytes, torch.float8_e8m0fnu: exponents}.get(dtype, exponents.float().to(dtype))
+    layer.weight_scale.weight_loader(layer.weight_scale, given)
+    assert torch.equal(layer.weight_scale.data, scale_bytes)
+    mx_scales.check(layer)
+
+
+def test_scales_that_are_no_exponents_or_in_no_file_are_refused():
+    layer = with_loader("compressed-tensors, MXFP4")
+    mx_scales.mark(layer, made_up=False)
+    scale = layer.weight_scale
+    for wrong in (3.0, 0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"^weight_scale: torch\.float32, with other numbers than powers of two"):
+            scale.weight_loader(scale, torch.full(scale.shape, wrong))
+    with pytest.raises(ValueError, match="^weight_scale: holds NaN, or the checkpoint lacks a part of it"):
+        mx_scales.check(layer)
+    scale.weight_loader(scale, torch.full(scale.shape, 127, dtype=torch.uint8))
+    mx_scales.check(layer)
+    scale.data[3, 1] = 255
+    with pytest.raises(ValueError, match="^weight_scale: holds NaN"):
+        mx_scales.check(layer)
+
+
+def test_other_scales_are_left_alone():
+    """Experts' may be padded; those that are made up are any bytes; other formats' are numbers."""
+    model = torch.nn.Module()
+    model.w2_weight_scale = torch.nn.Parameter(torch.zeros(2, 8, 3, dtype=torch.uint8), requires_grad=False)
+    model.weight_scale = torch.nn.Parameter(torch.zeros(8))
+    mx_scales.mark(model, made_up=False)
+    assert not model.w2_weight_scale.any() and not hasattr(model.weight_scale, "weight_loader")
+    part = torch.full((2, 8, 3), 0.25)
+    model.w2_weight_scale.weight_loader(model.w2_weight_scale, part)
+    assert (model.w2_weight_scale == 125).all()
+    model.w2_weight_scale.data[1, 2, 0] = 255
+    with pytest.raises(ValueError, match="^w2_weight_scale: holds NaN"):
+        mx_scales.check(model)
+    mx_scales.mark(model, made_up=True)
+    mx_scales.check(model)
+
+
+def test_scales_are_marked_once():
+    mx_scales.install()
+    first = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
+    mx_scales.install()
+    assert first == (base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading)
