@@ -140,6 +140,7 @@ UNKNOWN = {  # of a checkpoint's inputs -> changes
     "asymmetric": dict(num_bits=8, strategy="token", group_size=None, scale_dtype=None, symmetric=False),
     "groups of 128": dict(num_bits=8, group_size=128, scale_dtype=None),
     "float32 scales": dict(num_bits=8, scale_dtype=None),
+    "e4m3 scales": dict(scale_dtype="torch.float8_e4m3fn"),
 }
 
 
@@ -249,6 +250,26 @@ def test_on_gpus_it_stands_before_emulations_or_asks_for_the_users_switch(bits, 
         else:
             assert [each.__name__.startswith("Emulation") for each in before].index(True) == place > 0
             assert ours.is_supported() == (True, None)
+
+
+@pytest.mark.parametrize("targets", [["re:.*down_proj"], ["re:.*up_proj"], ["re:.*gate_proj", "re:.*up_proj"]], ids=str)
+def test_parts_with_inputs_of_their_own_are_not_joined(targets):
+    """vLLM would give all of them one part's."""
+    settings = FORMS["compressed-tensors, MXFP4"].settings(())
+    first = settings["config_groups"]["group_0"]
+    settings["config_groups"] = {
+        "others": first | dict(targets=targets, input_activations=None),
+        "group_0": first | dict(targets=["re:.*_proj"]),
+    }
+    config = CompressedTensorsConfig.from_config(settings)
+    config.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
+    name = "model.layers.0.mlp.gate_up_proj"
+    if len(targets) == 1 and "up" in targets[0]:
+        with pytest.raises(ValueError, match=f"^{name}: inputs of its parts are quantised in different ways"):
+            config.get_scheme_dict(torch.nn.Module(), name)
+    else:
+        inputs = config.get_scheme_dict(torch.nn.Module(), name)["input_activations"]
+        assert (inputs is None) == (len(targets) == 2)
 
 
 # --- scales as files hold them ---
