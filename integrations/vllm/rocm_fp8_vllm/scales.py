@@ -56,8 +56,8 @@ def check(model: torch.nn.Module) -> None:
             raise ValueError(f"{name}: holds NaN, or the checkpoint lacks a part of it")
     for name, scale in _of_fp8(model).items():
         values = scale.data.float()
-        if isinstance(scale, PerTensorScaleParameter):  # of parts that a file has joined the first alone is loaded
-            values = values.max()
+        if isinstance(scale, PerTensorScaleParameter) and bool((values[1:] < 0).all()):
+            values = values[:1]  # of parts that a file has joined the first alone is loaded
         if getattr(scale, "rocm_fp8_of_files", False) and not bool((values >= 0).all()):
             raise ValueError(f"{name}: holds NaN or negative numbers, or the checkpoint lacks a part of it")
 

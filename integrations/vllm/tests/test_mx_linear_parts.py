@@ -338,9 +338,9 @@ FP8_SCALES = {
 
 
 def fp8_layer(strategy: str) -> torch.nn.Module:
-    """Of two joined parts, before its weights are loaded, as vLLM's schemes make it."""
-    layer, parts, loader = torch.nn.Module(), [128, 128], lambda param, loaded: param.data.copy_(loaded)
-    layer.weight = torch.nn.Parameter(torch.ones(256, 128).to(torch.float8_e4m3fn), requires_grad=False)
+    """Of three joined parts, before its weights are loaded, as vLLM's schemes make it."""
+    layer, parts, loader = torch.nn.Module(), [128] * 3, lambda param, loaded: param.data.copy_(loaded)
+    layer.weight = torch.nn.Parameter(torch.ones(384, 128).to(torch.float8_e4m3fn), requires_grad=False)
     name = "weight_scale_inv" if strategy == "block" else "weight_scale"
     scale = fp8_utils.create_fp8_scale_parameter(FP8_SCALES[strategy], parts, 128, [128, 128], loader)
     layer.register_parameter(name, scale)
@@ -361,12 +361,12 @@ def test_scales_of_fp8_that_no_file_has_are_refused(strategy):
             scales.check(layer)
         scale.weight_loader(scale, torch.full(scale.shape, 0.5))
     scales.check(layer)
-    scale.data.view(-1)[-1] = torch.finfo(torch.float32).min  # of a tensor: the file has them joined
-    if strategy == "tensor":
+    scale.data.view(-1)[-1] = torch.finfo(torch.float32).min
+    with pytest.raises(ValueError, match=r"^mlp\..*_scale.*: holds NaN or negative numbers"):
         scales.check(layer)
-    else:
-        with pytest.raises(ValueError, match=r"^mlp\.weight_scale.*: holds NaN or negative numbers"):
-            scales.check(layer)
+    if strategy == "tensor":  # the file has them joined, with one scale
+        scale.data[1] = torch.finfo(torch.float32).min
+        scales.check(layer)
     scales.mark(layer, made_up=True)
     scales.check(layer)
 
