@@ -292,6 +292,10 @@ SETTINGS = {
     "sparse": (group(sparsity_config={"format": "sparse-bitmask"}), "sparsity_config: "),
     "quark int8": (quark_weight(dtype="int8"), "global_quant_config.weight.dtype 'int8'; known: fp8_e4m3"),
     "quark groups": (quark_weight(qscheme="per_group"), "global_quant_config.weight.qscheme 'per_group'"),
+    "quark channels of inputs": (
+        quark_weight(qscheme="per_channel", ch_axis=1),
+        "global_quant_config.weight.ch_axis 1; known of per_channel: None, 0",
+    ),
     "quark weights alone": (
         quark(global_quant_config=dict(weight=dict(dtype="fp8_e4m3", qscheme="per_tensor"), input_tensors=None)),
         "global_quant_config.input_tensors: None",

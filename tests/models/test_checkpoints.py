@@ -141,6 +141,17 @@ def test_dynamic_scales_on_a_device_of_the_other_format(kernel, device, formats,
         assert same_bytes(logits(loaded, ids), logits(model, ids))
 
 
+def test_a_cast_model_comes_back_in_its_dtype(kernel, device, quantized, tmp_path):
+    """Its configuration still has the dtype of before."""
+    model = quantized[0].half()
+    assert model.config.dtype != torch.float16
+    kernel.quantization.save_quantized(model, tmp_path / "fp8")
+    state = kernel.quantization.load_quantized(tmp_path / "fp8", device).state_dict()
+    assert {value.dtype for name, value in state.items() if "norm" in name} == {torch.float16}
+    if FP8[0] == kernel.fp8_dtype(device):
+        assert all(same_bytes(value, state[name]) for name, value in model.state_dict().items())
+
+
 def test_what_cannot_be_saved(kernel, generator, quantized, tmp_path):
     with pytest.raises(ValueError, match="the model is not quantised"):
         kernel.quantization.save_quantized(llama(generator), tmp_path / "new")

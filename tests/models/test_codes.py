@@ -164,6 +164,17 @@ def test_a_state_of_another_kind_is_refused(tmp_path, made, kind, other):
     assert all(same_bytes(model.state_dict()[name], value) for name, value in before.items())
 
 
+def test_scales_are_not_rounded_to_exponents(made):
+    """Of a state without metadata, as safetensors makes it."""
+    model, name = made("mx"), "model.layers.1.mlp.down_proj.weight_scale"
+    state = dict(model.state_dict())
+    before = state[name].clone()
+    state[name] = 1.3 * before.float()
+    with pytest.raises(RuntimeError, match=rf"{name}: holds torch\.float32; needs torch\.float8_e8m0fnu"):
+        model.load_state_dict(state)
+    assert same_bytes(model.state_dict()[name], before)
+
+
 # --- save_pretrained ---
 
 

@@ -336,6 +336,22 @@ def test_masks_that_change_what_is_held(kernel, device, generator, made, most):
     model(ids[:, 12:13], attention_mask=mask, past_key_values=cache)
 
 
+@pytest.mark.parametrize("most", [None, 32])
+def test_embeddings_behind_a_mask(kernel, device, generator, made, most):
+    """In the place of ids: the mask comes before them among a base model's arguments."""
+    model, ids = made(), tokens(generator, 2, 14, device)
+    mask = torch.ones(2, 14, dtype=torch.long, device=device)
+    mask[0, :4] = 0
+    results = []
+    for embedded in (False, True):
+        cache = kernel.quantization.latent_cache(model.config, most)
+        model(ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache)
+        new = ids[:, 12:]
+        given = dict(inputs_embeds=model.get_input_embeddings()(new)) if embedded else dict(input_ids=new)
+        results.append(model.model(attention_mask=mask, past_key_values=cache, **given).last_hidden_state)
+    assert same_bytes(*results)
+
+
 def test_masks_that_are_not_causal(kernel, device, generator, made):
     """Two texts in one row: a short prompt goes through mla_decode, which would let the second see the first."""
     if device.type != "cpu":
@@ -407,6 +423,10 @@ def test_what_it_refuses(kernel, device, generator, made):
         model(ids[:1], past_key_values=cache)
     with pytest.raises(ValueError, match=r"attention_mask: \[2, 1, 1, 13\]; with a LatentCache it is \[B, tokens\]"):
         model(ids[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1, 1, 13, dtype=torch.bool))
+    less = copy.deepcopy(model.config)
+    less.num_hidden_layers = 1
+    with pytest.raises(ValueError, match="a LatentCache of 1 layers; the model has more"):
+        model(ids, past_key_values=kernel.quantization.latent_cache(less))
     with pytest.raises(ValueError, match="crop: 3; a LatentCache takes minus the number"):
         cache.crop(3)
     plain = moe("deepseek_v3", generator, device=device, **SIZES)

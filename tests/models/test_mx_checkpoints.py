@@ -96,6 +96,18 @@ def test_quarks_rules_for_layers(kernel, device, formats, generator, tmp_path):
     assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
 
 
+@pytest.mark.parametrize("first, inputs", [("*_proj", "16bit"), ("*o_proj", "mxfp4")])
+def test_of_quarks_rules_the_first_counts(kernel, device, generator, tmp_path, first, inputs):
+    write(kernel, "quark, MXFP4", llama(generator), tmp_path)
+    forms = {"*_proj": "quark, W4A16", "*o_proj": "quark, MXFP4"}
+    rules = {pattern: FORMS[forms[pattern]].settings(())["global_quant_config"] for pattern in sorted(forms)}
+    rules = {first: rules.pop(first)} | rules
+    checkpoints.configure(tmp_path, FORMS["quark, MXFP4"].settings(()) | dict(layer_quant_config=rules))
+    loaded = kernel.quantization.load_quantized(tmp_path, device)
+    kinds = {name.rpartition(".")[2]: each.inputs for name, each in loaded.named_modules() if hasattr(each, "inputs")}
+    assert kinds == dict(qkv_proj="16bit", o_proj=inputs, gate_up_proj="16bit", down_proj="16bit")
+
+
 def test_compressed_tensors_own_codes(kernel, generator, tmp_path):
     """The library writes the files: what it calls these formats is what is read here."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
@@ -171,6 +183,51 @@ UNKNOWN = {
         "quark, MXFP4",
         setting("global_quant_config.weight.dtype", "fp6_e3m2"),
         "'fp6_e3m2'; known: fp8_e4m3, fp4",
+    ),
+    "outputs": (
+        "quark, MXFP4",
+        setting("global_quant_config.output_tensors", dict(dtype="fp8_e4m3", qscheme="per_tensor")),
+        "global_quant_config.output_tensors: quantised; known: weight",
+    ),
+    "biases": (
+        "quark, W4A16",
+        setting("layer_quant_config", {"*k_proj": dict(bias=dict(dtype="fp8_e4m3", qscheme="per_tensor"))}),
+        "layer_quant_config.*k_proj.bias: quantised; known: weight",
+    ),
+    "outputs of others than the cache": (
+        "quark, W4A16",
+        setting("layer_quant_config", {"*o_proj": dict(output_tensors=dict(dtype="fp8_e4m3", qscheme="per_tensor"))}),
+        "layer_quant_config.*o_proj.output_tensors: quantised; known: weight",
+    ),
+    "zero points": (
+        "quark, MXFP4",
+        setting("global_quant_config.input_tensors.symmetric", False),
+        "global_quant_config.input_tensors.symmetric False; known: symmetric",
+    ),
+    "groups of rows": (
+        "quark, MXFP8",
+        setting("global_quant_config.input_tensors.ch_axis", 0),
+        "global_quant_config.input_tensors.ch_axis 0; known of per_group: None, -1, 1",
+    ),
+    "dynamic weights": (
+        "quark, W4A16",
+        setting("global_quant_config.weight.is_dynamic", True),
+        "global_quant_config.weight.is_dynamic True; known: static",
+    ),
+    "static inputs": (
+        "quark, MXFP4",
+        setting("global_quant_config.input_tensors.is_dynamic", False),
+        "global_quant_config.input_tensors.qscheme 'mxfp4', static, beside mxfp4 weights",
+    ),
+    "columns in an order of their own": (
+        "compressed-tensors, MXFP4A16",
+        setting(f"{WEIGHTS}.actorder", "group"),
+        "config_groups.group_0.weights.actorder: 'group'",
+    ),
+    "scales of e4m3 for inputs": (
+        "compressed-tensors, MXFP4",
+        setting("config_groups.group_0.input_activations.scale_dtype", "torch.float8_e4m3fn"),
+        "config_groups.group_0.input_activations: 4-bit 'group' beside mxfp4 weights",
     ),
 }
 

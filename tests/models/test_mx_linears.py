@@ -126,6 +126,14 @@ def test_an_input_that_comes_quantised(kernel, device, generator, made, form):
         linear(codes)
 
 
+@pytest.mark.parametrize("word", ["MXFP8", "row", None])
+def test_inputs_by_another_word_are_refused(device, generator, made, word):
+    linear = next(iter(mx_linears(made("compressed-tensors, MXFP4A16")[0]).values()))
+    linear.inputs = word
+    with pytest.raises(ValueError, match=rf"inputs: {word!r}; needs one of 16bit, fp8, mxfp4, mxfp8"):
+        linear(torch.randn(3, linear.in_features, generator=generator).bfloat16().to(device))
+
+
 # --- a model ---
 
 

@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoModelForCausalLM, KernelConfig
 from transformers.utils.import_utils import is_kernels_available
 
-from problems import checkpoints
+from problems import checkpoints, mx_checkpoints
 from problems.buffers import same_bytes
 from problems.inputs import FP8
 from problems.tiny_llama import (
@@ -153,6 +153,19 @@ def test_what_cannot_be_converted(kernel, saved, case):
     with pytest.raises(ValueError, match=message):
         kernel.quantization.convert(model)
     assert not fp8_linears(kernel, model)
+
+
+@pytest.mark.parametrize("form", ["MXFP4A16", "MXFP8"])
+def test_mx_weights_are_not_converted(kernel, generator, tmp_path, form):
+    """Nor quantised again: their packed codes are no weight."""
+    mx_checkpoints.write(kernel, f"compressed-tensors, {form}", llama(generator), tmp_path / "made")
+    loaded = kernel.quantization.load_quantized(tmp_path / "made")
+    kernel.quantization.save_quantized(loaded, tmp_path / "saved")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match=f"q_proj has {form[:5].lower()} weights; known: FP8. load_quantized reads"):
+        kernel.quantization.convert(model)
+    with pytest.raises(ValueError, match=r"q_proj has no weight: it is quantised already|float8_e4m3fn; needs"):
+        kernel.quantization.quantize(model, activations="dynamic")
 
 
 def test_models_that_are_not_quantised_are_refused(kernel, generator):

@@ -203,6 +203,23 @@ def test_both_names_at_once_are_refused(written, loader):
         loader(DYNAMIC)(folder)
 
 
+@pytest.mark.parametrize("named", [0, 1])
+@pytest.mark.parametrize("name", [CHANNEL, INT8])
+def test_a_tensor_that_two_files_hold(generator, written, name, loader, device, named):
+    """The index says which of them counts; the other may be of an earlier release."""
+    folder, ids, norm = written(name), tokens(generator, 2, 9, device), "model.norm.weight"
+    wanted, tensors = logits(loader(name)(folder), ids), checkpoints.stored(folder)
+    (folder / "model.safetensors").unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    parts = [dict(list(tensors.items())[i::2]) for i in range(2)]
+    where = {key: file for part, file in zip(parts, files) for key in part} | {norm: files[named]}
+    parts[named][norm], parts[1 - named][norm] = tensors[norm], -tensors[norm]
+    for part, file in zip(parts, files):
+        safetensors.torch.save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert same_bytes(logits(loader(name)(folder), ids), wanted)
+
+
 def old_key(config: dict) -> None:
     config["compression_config"] = config.pop("quantization_config")
 

@@ -4,7 +4,7 @@ vLLM calls `register` in each of its processes. There it fetches the kernels, pu
 `block_linear.BlockScaledFp8Linear`, `int8_linear.Int8GemmLinear` and those of `mx_linear` before vLLM's own linears,
 `experts.FusedMoeExperts` and `mx_experts.MxExperts` before its own experts, on GPUs `latent_gpu.MlaDecodeBackend`
 before its own latent attention, and has each FP8 model fused once it is loaded (`fusion`). A model whose head no file
-fills is refused (`heads`). No code of a model is replaced.
+fills is refused (`heads`), and one whose scales no file fills (`scales`). No code of a model is replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -46,7 +46,18 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     _keep_graphs_apart()
-    from . import block_linear, block_parts, experts, fusion, heads, int8_linear, linear, mx_experts, mx_linear
+    from . import (
+        block_linear,
+        block_parts,
+        experts,
+        fusion,
+        heads,
+        int8_linear,
+        linear,
+        mx_experts,
+        mx_linear,
+        scales,
+    )
 
     if current_platform.is_cpu():
         from . import cpu
@@ -65,6 +76,7 @@ def register() -> None:
     mx_experts.install()
     fusion.install()
     heads.install()
+    scales.install()
 
 
 def _keep_graphs_apart() -> None:

@@ -66,7 +66,8 @@ def _keep_parts(create_weights):
         if any(rows % BLOCK for rows in parts[:-1]):
             name = self.fp8_linear._get_layer_params(layer).block_scale_attr
             theirs = getattr(layer, name)
-            data = theirs.data.new_empty((sum(blocks_of(parts)), theirs.shape[1]))
+            # NaN until they are loaded: `scales` finds those that are not.
+            data = theirs.data.new_full((sum(blocks_of(parts)), theirs.shape[1]), float("nan"))
             scales = PartScales(data=data, input_dim=1, output_dim=0, weight_loader=_load)
             scales.rocm_fp8_parts = layer.rocm_fp8_parts = list(parts)
             scales.scale_type = "weight_scale"

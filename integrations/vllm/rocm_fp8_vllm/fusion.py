@@ -149,7 +149,12 @@ def _part(layer: torch.nn.Module, name: str) -> torch.nn.Module | None:
 
 
 def _reads_more(layer: torch.nn.Module, name: str) -> bool:
-    """Whether latent attention reads what this norm returns for more than one linear."""
+    """Whether what this norm returns goes elsewhere than into one linear: it is multiplied by a factor of the time
+    (Voxtral's), gathered from other workers, or read by latent attention for more."""
+    if name == "post_attention_layernorm" and getattr(layer, "ada_rms_norm_t_cond", None) is not None:
+        return True
+    if name == "input_layernorm" and getattr(layer, "use_sequence_parallel_moe", False):
+        return True
     latent = getattr(layer.self_attn, "mla_attn", None)
     if latent is None or name not in ("input_layernorm", "self_attn.mla_attn.q_a_layernorm"):
         return False

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.utils.quant_utils import (
     QuantKey,
@@ -45,8 +46,8 @@ def of_compressed_tensors(inputs: Any) -> Any:
     """inputs: a scheme's QuantizationArgs, or None. Returns: as `asking_for` takes it."""
     if inputs is None or inputs.dynamic is not True:
         return inputs
-    if CompressedTensorsConfig._is_mxfp4(inputs):
-        return kMxfp4Dynamic
+    if CompressedTensorsConfig._is_mxfp4(inputs):  # whatever their scales are
+        return kMxfp4Dynamic if inputs.scale_dtype in (None, torch.uint8) else inputs
     if CompressedTensorsConfig._is_mxfp8(inputs):
         return kMxfp8Dynamic
     if (inputs.num_bits, inputs.type, inputs.symmetric) == (8, "float", True):

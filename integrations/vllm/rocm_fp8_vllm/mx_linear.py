@@ -178,6 +178,25 @@ def _schemes(theirs):
     return scheme
 
 
+def _of_parts(theirs):
+    """CompressedTensorsConfig.get_scheme_dict, which takes one part's scheme for a joined linear."""
+
+    @functools.wraps(theirs)
+    def scheme_of(self, layer: torch.nn.Module, layer_name: str | None = None) -> dict | None:
+        found = theirs(self, layer, layer_name)
+        if found is None or not (self._is_mxfp4(found["weights"]) or self._is_mxfp8(found["weights"])):
+            return found
+        before, dot, last = (layer_name or "").rpartition(".")
+        for part in self.packed_modules_mapping.get(last, ()):
+            own = theirs(self, layer, f"{before}{dot}{part}")
+            given = [of_compressed_tensors(each["input_activations"]) for each in (found, own or found)]
+            if given[0] != given[1]:
+                raise ValueError(f"{layer_name}: inputs of its parts are quantised in different ways")
+        return found
+
+    return scheme_of
+
+
 def _create(theirs, attribute: str):
     """A scheme's create_weights, which chooses. attribute: where the scheme holds what the checkpoint says."""
 
@@ -200,6 +219,7 @@ def install() -> None:
             linears.insert(_place(linears), ours)
     if not hasattr(CompressedTensorsConfig._get_scheme_from_parts, "rocm_fp8_asks"):
         CompressedTensorsConfig._get_scheme_from_parts = _schemes(CompressedTensorsConfig._get_scheme_from_parts)
+        CompressedTensorsConfig.get_scheme_dict = _of_parts(CompressedTensorsConfig.get_scheme_dict)
         CompressedTensorsW8A8Mxfp8.rocm_fp8_inputs = kMxfp8Dynamic  # of one that is made elsewhere
         for scheme, attribute in (
             (CompressedTensorsW8A8Mxfp8, "rocm_fp8_inputs"),

@@ -357,3 +357,27 @@ def test_only_known_layers_before_our_linears_are_fused():
     x = torch.randn(3, 64).bfloat16().to(DEVICE)
     assert torch.equal(layers[0].input_layernorm(x), layers[1].input_layernorm(x))
     assert torch.equal(layers[0].mlp.act_fn(x), layers[1].mlp.act_fn(x))
+
+
+def test_norms_whose_results_go_elsewhere_first_stay():
+    """Voxtral's layers multiply one; with sequence-parallel mixtures DeepSeek's gather the other from all workers."""
+    with set_current_vllm_config(VllmConfig()):
+        ours = linear.FewRowsFp8Linear(
+            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+        )
+        layers = [layer_of("MistralDecoderLayer", "mistral") for _ in range(2)]
+        layers += [layer_of("DeepseekV2DecoderLayer", "deepseek_v2") for _ in range(2)]
+    for layer in layers[2:]:
+        layer.self_attn.mla_attn = latent = torch.nn.Module()
+        latent.indexer, latent.g_proj, latent.fuse_qkv_rmsnorm = None, None, False
+        latent.fused_qkv_a_proj = torch.nn.Module()
+        latent.fused_qkv_a_proj.rocm_fp8_linear = ours
+    for layer in layers:
+        layer.self_attn.qkv_proj.rocm_fp8_linear = layer.mlp.gate_up_proj.rocm_fp8_linear = ours
+        layer.ada_rms_norm_t_cond, layer.use_sequence_parallel_moe = None, False
+    layers[1].ada_rms_norm_t_cond = torch.nn.Linear(4, 64)
+    layers[3].use_sequence_parallel_moe = True
+    fusion.fuse(torch.nn.ModuleList(layers).to(DEVICE))
+    kinds = [[type(layer.input_layernorm), type(layer.post_attention_layernorm)] for layer in layers]
+    both = [fusion.QuantizingRMSNorm] * 2
+    assert kinds == [both, [fusion.QuantizingRMSNorm, RMSNorm], both, [RMSNorm, fusion.QuantizingRMSNorm]]

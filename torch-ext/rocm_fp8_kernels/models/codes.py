@@ -7,6 +7,7 @@ import torch
 __all__ = ["CODES", "Codes", "refuse_adapters", "refuse_save_pretrained"]
 
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_UNCAST = {*CODES, torch.float8_e8m0fnu}  # a copy into exponents would round scales to powers of two
 _METADATA = "rocm_fp8_kernels"
 
 
@@ -39,7 +40,7 @@ class Codes(torch.nn.Module):
             for name, value in self._buffers.items()
             if value is not None
             and prefix + name in state
-            and {value.dtype, state[prefix + name].dtype} & set(CODES)
+            and {value.dtype, state[prefix + name].dtype} & _UNCAST
             and state[prefix + name].dtype != value.dtype
         ]
         if metadata.get(_METADATA, self.kind()) != self.kind():

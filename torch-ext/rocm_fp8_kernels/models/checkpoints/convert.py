@@ -27,7 +27,8 @@ def convert(model: torch.nn.Module) -> torch.nn.Module:
 
     The weights are the checkpoint's. from_pretrained rounds the scales to the model's dtype; `load_quantized` keeps
     them as they are. What is fused, and what a warning names, is as in `load_quantized`. Mixtures of experts are
-    refused where they are quantised: transformers decompresses them as it loads them, and `load_quantized` does not.
+    refused where they are quantised: transformers decompresses them as it loads them, and `load_quantized` does not. So
+    are MX weights, which `load_quantized` reads.
 
     Args:
         model: its linears as from_pretrained leaves them: in FP8. That is so before the first call of the model, which
@@ -98,6 +99,8 @@ def _schemes(model: torch.nn.Module, settings: dict) -> dict[str, Scheme]:
 
 def _check(model: torch.nn.Module, name: str, scheme: Scheme) -> None:
     linear = model.get_submodule(name)
+    if scheme.mx:
+        raise ValueError(f"{name} has {scheme.weights} weights; known: FP8. load_quantized reads them")
     blocks = -(-linear.out_features // BLOCK) * -(-linear.in_features // BLOCK)
     counts = {"tensor": 1, "channel": linear.out_features, "block": blocks}
     scales = {scheme.scale_name: counts[scheme.weights]}

@@ -28,7 +28,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
     The format is compressed-tensors ("float-quantized", "mxfp4-pack-quantized", of both "mixed-precision"), with scales
     of blocks "fp8", as DeepSeek's checkpoints have it, and of gpt-oss with experts in MXFP4 "mxfp4", its own. Where
     blocks are cut off at an edge such that transformers would take those of "fp8" for smaller ones, it is
-    compressed-tensors, which transformers then does not read, and says so.
+    compressed-tensors, which transformers then does not read, and says so. Nor does it read experts in MXFP8: a
+    RuntimeError names a size of their scales.
 
     The files are config.json, generation_config.json and model.safetensors, in several parts with an index above 5 GB.
     They have the names of the architecture's published checkpoints: joined linears are split, and experts have a tensor
@@ -98,6 +99,8 @@ def save_quantized(model: torch.nn.Module, directory: str | os.PathLike) -> None
         if not fp8 and not in_blocks:
             ModelCompressor(quantization_config=_config(kinds, ignore)).update_config(str(partial))
         settings = complete_settings(read_json(partial / "config.json"), model)
+        # A cast of the model does not change its configuration, and readers take the type from there.
+        settings["dtype"] = str(model.dtype).removeprefix("torch.")
         if in_blocks:
             settings["quantization_config"] = dict(quant_method="mxfp4", modules_to_not_convert=ignore)
         if fp8:

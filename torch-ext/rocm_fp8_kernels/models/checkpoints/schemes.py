@@ -92,6 +92,8 @@ def schemes_of(
     by_target = {}
     for group, scheme in config.config_groups.items():
         by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
+    # Of Quark's patterns the first counts, of compressed-tensors' that which its library puts first.
+    ranks = {target: rank if method == "quark" else 0 for rank, target in enumerate(by_target)}
     found = {}
     for name, module in model.named_modules():
         if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):  # a pattern may match what holds them, too
@@ -103,7 +105,7 @@ def schemes_of(
         if targets and isinstance(module, torch.nn.Embedding):
             raise ValueError(f"{name} is quantised, an Embedding; known: linears")
         if targets:
-            found[name] = by_target[min(targets, key=lambda target: _reach(target, aliases))]
+            found[name] = by_target[min(targets, key=lambda target: (_reach(target, aliases), ranks[target]))]
     if not found:
         raise ValueError("no linear of the model is quantised")
     return found
@@ -142,6 +144,8 @@ def _of_group(group: str, scheme) -> Scheme:
     if weights is not None and (found := _mx(weights)) is not None:
         if weights.dynamic:
             refuse("weights", "dynamic; known: static")
+        if weights.actorder in ("group", "dynamic"):  # one is the other's older name
+            refuse("weights.actorder", "'group', scales of columns that are not neighbours; known: none, static")
         kind = "16bit" if inputs is None else _mx(inputs) or ("fp8" if _is_fp8_row(inputs) else None)
         if kind is None or (inputs is not None and inputs.dynamic is not True) or (kind, found) == ("mxfp4", "mxfp8"):
             refuse("input_activations", f"{inputs.num_bits}-bit {inputs.strategy!r} beside {found} weights")
@@ -172,7 +176,8 @@ def _of_group(group: str, scheme) -> Scheme:
 
 def _mx(given) -> str | None:
     """The MX format that settings of weights or inputs say: groups of 32 with exponents for scales."""
-    exponents = given.num_bits == 4 or given.scale_dtype == torch.uint8
+    # Older releases leave it out where 4 bits in groups of 32 say it.
+    exponents = given.scale_dtype == torch.uint8 or (given.num_bits == 4 and given.scale_dtype is None)
     if (given.type, given.strategy, given.group_size, given.symmetric) != ("float", "group", MX_BLOCK, True):
         return None
     return f"mxfp{given.num_bits}" if exponents and f"mxfp{given.num_bits}" in MX else None
@@ -289,15 +294,29 @@ def _quark(settings: dict) -> dict:
         return [name if name.startswith("re:") else f"re:{fnmatch.translate(name)}" for name in patterns]
 
     groups, ignore = {}, rules(settings.get("exclude") or ())
+    cached = (settings.get("export") or {}).get("kv_cache_group") or ("*k_proj", "*v_proj")
     for pattern, inner in (settings.get("layer_quant_config") or {}).items():
+        # Beside a quantised cache vLLM passes over those of queries, too.
+        of_cache = pattern == "*q_proj" or any(fnmatch.fnmatchcase(pattern, each) for each in cached)
+        _refuse_others(f"layer_quant_config.{pattern}", inner or {}, ("bias",) if of_cache else _OTHERS)
         if inner is None or (inner.get("weight") is None and inner.get("input_tensors") is None):
             ignore += rules([pattern])
         else:
             groups[pattern] = (rules([pattern]), *_quark_tensors(f"layer_quant_config.{pattern}", inner))
     general = settings.get("global_quant_config") or {}
+    _refuse_others("global_quant_config", general, _OTHERS)
     if general.get("weight") is not None or not groups:
         groups["global"] = (["Linear"], *_quark_tensors("global_quant_config", general))
     return settings_of_groups(groups, ignore)
+
+
+_OTHERS = ("output_tensors", "bias")
+
+
+def _refuse_others(where: str, settings: dict, names: tuple[str, ...]) -> None:
+    for name in names:
+        if settings.get(name) is not None:
+            raise ValueError(f"{where}.{name}: quantised; known: weight, input_tensors, outputs of the KV cache")
 
 
 def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
@@ -310,6 +329,13 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
         dtype, exponents = tensor.get("dtype"), tensor.get("scale_format") == "e8m0"
         if dtype not in ("fp8_e4m3", "fp4"):
             raise ValueError(f"{where}.{name}.dtype {dtype!r}; known: fp8_e4m3, fp4")
+        if tensor.get("symmetric") is False:
+            raise ValueError(f"{where}.{name}.symmetric False; known: symmetric")
+        axis = tensor.get("ch_axis")
+        known = {"per_group": (None, -1, 1)} | ({"per_channel": (None, 0)} if name == "weight" else {})
+        if axis not in known.get(tensor.get("qscheme"), (axis,)):
+            axes = ", ".join(map(str, known[tensor["qscheme"]]))
+            raise ValueError(f"{where}.{name}.ch_axis {axis!r}; known of {tensor['qscheme']}: {axes}")
         if tensor.get("qscheme") == "per_group" and exponents and tensor.get("group_size") == MX_BLOCK:
             return "mxfp4" if dtype == "fp4" else "mxfp8", bool(tensor.get("is_dynamic"))
         if dtype == "fp4":
@@ -317,12 +343,17 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
             raise ValueError(f"{where}.{name}.qscheme {tensor.get('qscheme')!r}; known of fp4: {known}")
         return tensor.get("qscheme"), bool(tensor.get("is_dynamic"))
 
-    if settings.get("input_tensors") is None and read("weight")[0] in MX:
-        return read("weight")[0], "16bit"
-    weight, inputs = read("weight"), read("input_tensors")
-    mx = weight in ((name, False) for name in MX) and inputs in ((name, True) for name in MX)
-    if mx and (weight[0], inputs[0]) != ("mxfp8", "mxfp4"):
-        return weight[0], inputs[0]
+    weight = read("weight")
+    if weight[0] in MX and weight[1]:
+        raise ValueError(f"{where}.weight.is_dynamic True; known: static")
+    if weight[0] in MX and settings.get("input_tensors") is None:
+        return weight[0], "16bit"
+    inputs = read("input_tensors")
+    if weight[0] in MX:
+        if inputs in ((name, True) for name in MX) and (weight[0], inputs[0]) != ("mxfp8", "mxfp4"):
+            return weight[0], inputs[0]
+        kind = "dynamic" if inputs[1] else "static"
+        raise ValueError(f"{where}.input_tensors.qscheme {inputs[0]!r}, {kind}, beside {weight[0]} weights")
     if weight not in (("per_tensor", False), ("per_channel", False)):
         raise ValueError(f"{where}.weight.qscheme {weight[0]!r}; known: per_tensor, per_channel, static")
     if inputs not in (("per_tensor", False), ("per_channel", True), ("per_token", True)):

@@ -56,7 +56,10 @@ class Tensors:
                 file = safe_open(path, framework="pt", device=str(device))
             except SafetensorError as error:
                 raise ValueError(f"{path}: {error}") from None
-            self._file_of |= dict.fromkeys(file.keys(), file)
+            held = file.keys()
+            for key in held:  # of several files that hold a tensor the index names the one that counts
+                if key not in self._file_of or wanted.get(key) == name:
+                    self._file_of[key] = file
         missing = sorted(set(wanted or ()) - self._file_of.keys())
         if missing:
             raise ValueError(f"{index}: {missing[0]} is not in {wanted[missing[0]]}")

@@ -65,7 +65,9 @@ def check_mask(base: torch.nn.Module, args: tuple, kwargs: dict) -> None:
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     if cache is None or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
         return
-    given = next(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+    # By name: a mask may come before the embeddings that stand for ids.
+    new = (*args[:1], kwargs.get("input_ids"), *args[4:5], kwargs.get("inputs_embeds"))
+    given = next(each for each in new if isinstance(each, torch.Tensor))
     cache.layers[0].tokens.check_mask(mask.bool(), given.shape[1])
 
 
@@ -318,7 +320,10 @@ class LatentCache(Cache):
         return [tokens.lengths, tokens.seen]
 
     def place(self, layer_idx: int, like: torch.Tensor, valid: torch.Tensor | None) -> Place:
-        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype unless in FP8."""
+        """Where the new tokens of a layer go. like: [B, S, ...], of the rows' device, and dtype unless in FP8.
+        Raises: ValueError where the cache was made for fewer layers."""
+        if layer_idx >= len(self.layers):
+            raise ValueError(f"a LatentCache of {len(self.layers)} layers; the model has more")
         return self.layers[layer_idx].place(like, valid)
 
 

@@ -12,6 +12,7 @@ from .linear import QuantizedLinear, to_fnuz
 __all__ = ["MX", "MxLinear", "mx_format", "mx_scaling"]
 
 MX = ("mxfp4", "mxfp8")
+_INPUTS = ("16bit", "fp8", *MX)
 
 
 def mx_format(weight: torch.Tensor) -> str:
@@ -94,8 +95,10 @@ class MxLinear(QuantizedLinear):
             scale: of FP8: float32 [..., 1], or float8_e8m0fnu [..., in_features / 32]. Else None.
 
         Returns: `dtype` [..., out_features].
-        Raises: ValueError where FP8 has no scale.
+        Raises: ValueError where FP8 has no scale, or `inputs` is another word.
         """
+        if self.inputs not in _INPUTS:
+            raise ValueError(f"inputs: {self.inputs!r}; needs one of {', '.join(_INPUTS)}")
         ops, rows = operators(), x.reshape(-1, self.in_features)
         if x.dtype in FP8:
             if scale is None:

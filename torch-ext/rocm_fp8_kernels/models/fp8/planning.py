@@ -110,7 +110,10 @@ def quantisable(model: torch.nn.Module) -> list[str]:
     if not found:
         raise ValueError(f"{type(model).__name__} holds no linear that can be quantised")
     for name in found:
-        if model.get_submodule(name).weight.is_meta:
+        weight = getattr(model.get_submodule(name), "weight", None)
+        if weight is None:
+            raise ValueError(f"{name} has no weight: it is quantised already, by another library")
+        if weight.is_meta:
             raise ValueError(f"the weight of {name} is on the device meta; needs its numbers (offload the model later)")
     return found
 
