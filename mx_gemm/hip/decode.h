@@ -19,7 +19,7 @@ constexpr bool kDealt = false;
 #else
 constexpr bool kDealt = true;
 #endif
-// Whether codes are multiplied as they are. The host chooses by the chip.
+// Whether codes are multiplied as they are.
 #if defined(__gfx942__)
 constexpr bool kScaledProducts = false;
 #else

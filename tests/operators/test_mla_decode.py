@@ -1,5 +1,7 @@
 """mla_decode by float64: caches of every kind, lengths, pages, heads and query tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -41,6 +43,25 @@ def test_codes_of_many_sequences_and_rows(kernel, device, generator, form, dtype
     problem = Mla(132, 1, 40, 64, 128, dtype, form, False, "dense")
     o = draw(problem, generator, kernel.fp8_dtype(device))
     assert_attended(problem, o, *run(kernel, device, problem, o), problem.id)
+
+
+def test_special_queries_of_codes(kernel, device, generator):
+    """Beside others in each tile of rows: NaN, both infinities, zeros, subnormal numbers, one large number among small."""
+    p = Mla(132, 1, 40, 64, 128, torch.bfloat16, "fp8", False, "dense")
+    o = draw(p, generator, kernel.fp8_dtype(device), [128] * 132)
+    clean, _ = run(kernel, device, p, o)
+    o.q[:, 0, 3, 100], o.q[:, 0, 17, 570], o.q[:, 0, 22, 0] = torch.nan, torch.inf, -torch.inf
+    special = [3, 17, 22]
+    o.q[:, 0, 5], o.q[:, 0, 30] = -0.0, o.q[:, 0, 30] * 2.0**-125
+    o.q[:, 0, 38, 1:] *= 2.0**-12
+    out, lse = run(kernel, device, p, o)
+    assert out[:, 0, special].isnan().all()
+    others = [head for head in range(40) if head not in (*special, 5, 30, 38)]
+    assert same_bytes(out[:, :, others].contiguous(), clean[:, :, others].contiguous())
+    ordinary = [head for head in range(40) if head not in special]
+    kept = replace(o, q=o.q[:, :, ordinary])
+    numbers = replace(p, heads=len(ordinary))
+    assert_attended(numbers, kept, out[:, :, ordinary], lse[:, :, ordinary], p.id)
 
 
 def test_every_fp8_format(kernel, device, generator, formats):
