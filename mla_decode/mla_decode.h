@@ -9,10 +9,11 @@
 //     p      = exp(score - largest) / sum of that
 //     out    = round(sum over n of p * c[n, :512])    lse = largest + ln(sum)
 //
-// p may be rounded to q's type before it is multiplied; where both are FP8 numbers then, also by 2^-20 of a row's largest,
-// and an infinite number of q makes its row NaN. No visible token, or only scores of -infinity: out is 0, lse
-// -infinity. What lies in the cache behind a sequence's tokens changes nothing, NaN included. A score that is NaN makes
-// its row NaN. NaN or infinity in a token may also reach queries of the same sequence that come before it.
+// p may be rounded to q's type before it is multiplied. Where q and p are multiplied as FP8 numbers, p may also be off by
+// 2^-20 of a row's largest, and an infinite number of q makes its row NaN. No visible token, or only scores of
+// -infinity: out is 0, lse -infinity. What lies in the cache behind a sequence's tokens changes nothing, NaN included.
+// A score that is NaN makes its row NaN. NaN or infinity in a token may also reach queries of the same sequence that
+// come before it.
 //
 // Lengths and tables are on the device: launches depend on sizes alone, so that one captured graph serves all lengths.
 // The sums' order depends on sizes, too, never on the other sequences' lengths.

@@ -46,7 +46,7 @@ def test_codes_of_many_sequences_and_rows(kernel, device, generator, form, dtype
 
 
 def test_special_queries_of_codes(kernel, device, generator):
-    """Beside others in each tile of rows: NaN, both infinities, zeros, subnormal numbers, one large number among small."""
+    """Beside others in each tile of rows: NaN, infinities, zeros, subnormal numbers, a large number by small ones."""
     p = Mla(132, 1, 40, 64, 128, torch.bfloat16, "fp8", False, "dense")
     o = draw(p, generator, kernel.fp8_dtype(device), [128] * 132)
     clean, _ = run(kernel, device, p, o)
