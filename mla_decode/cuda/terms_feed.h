@@ -88,16 +88,19 @@ __device__ inline void feed_all_tiles(TermsMemory& shared, const Launch& l, cons
             wait_for(&shared.empty[stage], parity);
             CodeTile& to = shared.codes[stage];
             Barrier* const full = &shared.full[stage];
-            if (l.box_rows > 0) copy_boxes<Format::fp8>(to, rows, entries, first, w.end, l.box_rows, map, full);
-            else {
+            if (l.box_rows > 0) {
+                copy_boxes<Format::fp8>(to, rows, entries, first, w.end, l.box_rows, map, full);
+            } else {
                 copy_rows<Format::fp8>(to, rows, entries, first, w.end);
-                arrive_after_copies(full);
+                commit_copies();
+                wait_for_copies<0>();
+                publish_to_multiplications();
+                arrive(full);
             }
             if (++stage == kTermsStages) stage = 0, parity ^= 1;
         }
         if (item + gridDim.x < l.items) fetch_queries(l, work_of<kTileTokens>(l, kTileRows, item + gridDim.x));
     }
-    if (l.box_rows == 0) wait_for_copies<0>();  // a thread that has ended copies nothing
 }
 
 }  // namespace

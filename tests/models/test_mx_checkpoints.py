@@ -204,6 +204,11 @@ UNKNOWN = {
         setting("global_quant_config.input_tensors.symmetric", False),
         "global_quant_config.input_tensors.symmetric False; known: symmetric",
     ),
+    "scales of inputs rounded down": (
+        "quark, MXFP4",
+        setting("global_quant_config.input_tensors.scale_calculation_mode", "floor"),
+        "global_quant_config.input_tensors.scale_calculation_mode 'floor'; known: even",
+    ),
     "groups of rows": (
         "quark, MXFP8",
         setting("global_quant_config.input_tensors.ch_axis", 0),

@@ -337,6 +337,9 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
             axes = ", ".join(map(str, known[tensor["qscheme"]]))
             raise ValueError(f"{where}.{name}.ch_axis {axis!r}; known of {tensor['qscheme']}: {axes}")
         if tensor.get("qscheme") == "per_group" and exponents and tensor.get("group_size") == MX_BLOCK:
+            rounds = tensor.get("scale_calculation_mode")
+            if name == "input_tensors" and rounds not in (None, "even"):
+                raise ValueError(f"{where}.{name}.scale_calculation_mode {rounds!r}; known: even")
             return "mxfp4" if dtype == "fp4" else "mxfp8", bool(tensor.get("is_dynamic"))
         if dtype == "fp4":
             known = f"per_group, of {MX_BLOCK}, scale_format e8m0"
