@@ -46,18 +46,23 @@ __device__ inline float lift(uint4 (&held)[kPanels]) {
     return bits_float((254 - exponent) << 23);
 }
 
+// Of row `row` of the tile the lane's 16 bytes of each panel; zeros of one behind the last.
+__device__ inline void load_query(uint4 (&held)[kPanels], const Launch& l, const Work& w, int row, int place) {
+    const bool is = w.row + row < l.args.rows();
+    const void* const from = offset(query_at(l, w, row), place * 16);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+        held[panel] = is ? load(offset(from, panel * kPanelRow)) : uint4{0, 0, 0, 0};
+}
+
 // Rows of the queries as what is multiplied. thread: of kThreads; eight lanes have a row.
 template <DType type, int kThreads, Format format, int kRows>
 __device__ inline void feed_narrow_queries(Fp8Memory<format, kRows>& shared, const Launch& l, const Work& w,
                                            int thread) {
     const int place = thread % kRowLanes;
     for (int row = thread / kRowLanes; row < kRows; row += kThreads / kRowLanes) {
-        const bool is = w.row + row < l.args.rows();
-        const void* const from = offset(query_at(l, w, row), place * 16);
         uint4 held[kPanels];
-#pragma unroll
-        for (int panel = 0; panel < kPanels; ++panel)
-            held[panel] = is ? load(offset(from, panel * kPanelRow)) : uint4{0, 0, 0, 0};
+        load_query(held, l, w, row, place);
         float lifted = 1;
         if constexpr (kMath<format, type> != type) lifted = lift(held);
         if (place == 0) shared.lifted[row] = lifted;

@@ -33,12 +33,8 @@ __device__ inline void feed_terms(TermsMemory& shared, const Launch& l, const Wo
     const float factor = l.args.softmax_scale * kLog2E * load_float(l.args.cache.scale);
 #pragma unroll 1
     for (int row = thread / kRowLanes; row < kTileRows; row += kMultiplyingThreads / kRowLanes) {
-        const bool is = w.row + row < l.args.rows();
-        const void* const from = offset(query_at(l, w, row), place * 16);
         uint4 held[kPanels];
-#pragma unroll
-        for (int panel = 0; panel < kPanels; ++panel)
-            held[panel] = is ? load(offset(from, panel * kPanelRow)) : uint4{0, 0, 0, 0};
+        load_query(held, l, w, row, place);
         const uint32_t exponent = min(kTarget - largest_exponent(held), kHighest);
         const float by = bits_float(exponent << 23);
         if (place == 0) shared.of_scores[row] = factor * bits_float((254 - exponent) << 23);
