@@ -51,12 +51,13 @@ struct Choice {
     Kernel kernel;
     int threads, shared_bytes;
     AllowedDevices* allowed;
+    bool persistent = false;
 };
 
 template <DType type>
 Choice wide_choice() {
     static AllowedDevices allowed;
-    return {mla_decode_tiles<type>, kTilesThreads, int(sizeof(Memory)), &allowed};
+    return {mla_decode_tiles<type>, kTilesThreads, int(sizeof(Memory)), &allowed, true};
 }
 template <Format format, DType type, int kRows>
 Choice fp8_choice() {
@@ -66,7 +67,7 @@ Choice fp8_choice() {
 }
 Choice terms_choice() {
     static AllowedDevices allowed;
-    return {mla_decode_terms, kTilesThreads, int(sizeof(TermsMemory)), &allowed};
+    return {mla_decode_terms, kTilesThreads, int(sizeof(TermsMemory)), &allowed, true};
 }
 template <Format format, DType type, bool vectors>
 Choice fallback_choice() {
@@ -150,9 +151,7 @@ Status launch(const Args& args, const Executor& on) {
     CUtensorMap map{};
     if (hopper) launch.box_rows = describe_cache(&map, args);
     if (const Status s = allow_shared_bytes(c.kernel, c.shared_bytes, chip, c.allowed); !s.ok()) return s;
-    const bool terms = args.cache.format == Format::fp8 && args.dtype == DType::bf16 && form.rows == kTileRows;
-    const bool persistent = hopper && (args.cache.format == Format::wide || terms);
-    const int64_t grid = persistent ? std::min<int64_t>(ctas, chip.multiprocessors) : ctas;
+    const int64_t grid = c.persistent ? std::min<int64_t>(ctas, chip.multiprocessors) : ctas;
     if (const Status s = launch_kernel(c.kernel, chip, {grid, c.threads, 1, c.shared_bytes}, on, launch, map); !s.ok())
         return s;
     if (splits == 1) return {};

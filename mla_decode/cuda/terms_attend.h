@@ -44,8 +44,8 @@ class TermsAttend {
     // p is at most 2^(kLift + kSlack): e4m3 ends at 448.
     static constexpr float kSlack = 2.8, kLift = 6;
     static constexpr int kBlocks = kLatent / 2 / kWgmmaRows, kSteps = kTileTokens / kWgmmaK, kGroups = kTileRows / 8;
-    static constexpr int kHalves = 2, kHalfGroups = kGroups / kHalves;  // of a block's rows
-    static constexpr int kOwnMeets = 5;                                 // barriers of one warpgroup
+    static constexpr int kRowHalves = 2, kHalfGroups = kGroups / kRowHalves;  // of a block's rows
+    static constexpr int kOwnMeets = 5;                                       // barriers of one warpgroup
     using Product = float[kGroups][4];
 
   public:
@@ -271,13 +271,13 @@ class TermsAttend {
         read_values(held, tile, 0);
         gather(codes[0], held);
 #pragma unroll
-        for (int i = 0; i <= kBlocks * kHalves; ++i) {
-            const int block = i / kHalves;
-            const bool more = i % kHalves == 0 && block + 1 < kBlocks;
-            if (i < kBlocks * kHalves) {
+        for (int i = 0; i <= kBlocks * kRowHalves; ++i) {
+            const int block = i / kRowHalves;
+            const bool more = i % kRowHalves == 0 && block + 1 < kBlocks;
+            if (i < kBlocks * kRowHalves) {
                 auto& product = products[i % 2];
                 const auto& a = codes[block % 2];
-                const uint32_t rows = further(p, i % kHalves * kPanelBytes / kHalves);
+                const uint32_t rows = further(p, i % kRowHalves * kPanelBytes / kRowHalves);
                 begin_multiplications();
 #pragma unroll
                 for (int s = 0; s < kSteps; ++s)
@@ -287,7 +287,7 @@ class TermsAttend {
                 commit_multiplications();
                 if (more) read_values(held, tile, block + 1);
             }
-            if (i == kBlocks * kHalves) wait_for_multiplications<0>();
+            if (i == kBlocks * kRowHalves) wait_for_multiplications<0>();
             else if (i > 0) wait_for_multiplications<1>();
             // Barrier: the multiplications of the block before have read these registers.
             if (more) gather(codes[(block + 1) % 2], held);
@@ -298,12 +298,12 @@ class TermsAttend {
         arrive_if(threadIdx.x % kWarp == 0, &shared.empty[stage_of(tile)]);
     }
     __device__ void add_half(float (&product)[kHalfGroups][4], int i) {
-        auto& block = sums[i / kHalves];
+        auto& block = sums[i / kRowHalves];
         settle(product);
 #pragma unroll
         for (int n = 0; n < kHalfGroups; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) block[i % kHalves * kHalfGroups + n][e] += product[n][e];
+            for (int e = 0; e < 4; ++e) block[i % kRowHalves * kHalfGroups + n][e] += product[n][e];
         }
         settle(block);
     }
