@@ -1,17 +1,16 @@
 // MXFP4 weights beside rows in bfloat16, or FP8 with a scale a row, on Hopper: wgmma with weights from registers.
 //
 //     HBM, L2 --> order: rows, sorted and in bfloat16, each 128 k in the order in which lanes hold codes --> memory
-//     HBM, L2 --> TMA: 256 k of up to 256 columns of codes, and of kRows rows --> ring
+//     HBM, L2 --> TMA: 256 k of up to 192 columns of codes, and of kRows rows --> ring
 //             --> a lane: 32 codes, a block, of each of two columns --> bfloat16, scaled --> wgmma, beside rows of the ring
-//             --> scale of the row, bias, gate, rounding --> the result, from registers
+//             --> epilogue.h: scale of the row, bias, gate, rounding --> the result, from registers
 //
 // Few rows of one matrix: a cluster's CTAs share out K, and add their sums through DSMEM, in their order.
 //
-// A warpgroup has 64 columns, half of them from each of a stage's two boxes: a lane has the same column of both, which may
-// be a gate and its up. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
+// A warpgroup has 64 columns. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
 // nothing is lost, and one sum runs over a CTA's K. Forms that share out K alike give the same bits.
-// Bound: bytes of weights with few rows; with many the matrix units' rate. Decoding takes 17 instructions for eight codes of
-// a lane; other warpgroups' multiplications go on meanwhile.
+// Bound: bytes of weights with few rows; with many the matrix units' rate (82 % on an H200). Decoding takes 17 instructions
+// for eight codes of a lane; other warpgroups' multiplications go on meanwhile.
 //
 // Steps and figures: docs/journal/mx_gemm.md.
 #pragma once
@@ -23,19 +22,16 @@
 #include "../../common/cuda/tma.h"
 #include "../../common/cuda/wgmma.h"
 #include "../../common/gemm/cuda/cluster_sum.h"
-#include "../../grouped_gemm/cuda/row_tiles.h"
+#include "epilogue.h"
 #include "order.h"
 
 namespace rocm_fp8::mx_gemm {
 namespace {
 
-namespace grouped = grouped_gemm::cuda;
-
 constexpr int kTileStep = 2 * kOrdered;  // k of a stage
-constexpr int kSixtyFour = 64, kRowOfStage = 128, kBoxes = kTileStep / kSixtyFour;
+constexpr int kRowOfStage = 128, kBoxes = kTileStep * 2 / kRowOfStage;
 constexpr int kMostWarpgroups = 4, kMostParts = 8;
 constexpr int kMostShared = 256, kMostOfTile = 64;  // rows whose K is shared out, of a tile then
-constexpr float kLifted = 8;                        // weights are by 2^-3
 
 // kTogether: warpgroups that share a stage's rows. Others of the multiprocessor have rings of their own and wait for nobody
 // else, which is faster where rows are few.
@@ -45,7 +41,9 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
     static constexpr int kTiles = 1, kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
-    static constexpr bool kGates = kHeight <= 64;  // so many rows' gates would take longer than a launch of their own
+    // Many rows: warpgroups multiply in turn, so that they decode in turn; a group's last rows may be half of a tile.
+    static constexpr bool kMany = kHeight > kMostOfTile;
+    static constexpr int kFewGroups = kMany ? kGroups / 2 : kGroups;
 
     struct Stage {
         uint8_t rows[kBoxes][kRows][kRowOfStage];
@@ -69,12 +67,6 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
                          kManyRegisters = ((1 + kWarpgroups) * kOfLaunch - kFewRegisters) / kWarpgroups / 8 * 8;
 };
 
-// Of B, a box's first column.
-template <class F>
-__device__ inline int first_column(const Args& a, int piece, int box) {
-    return of_halves(a) ? piece * F::kBox + box * int(a.n / 2) : (2 * piece + box) * F::kBox;
-}
-
 // --- weights ---
 
 // Factors of a column's block, as pairs of bfloat16: a code's bits become its number times 2^-3 times the scale by them.
@@ -88,36 +80,7 @@ __device__ inline uint32_t second_factor(uint32_t exponent) {
                                     : kOne * 0x00800080u;
 }
 
-// Eight codes as pairs (i, i + 4).
-template <bool large>
-__device__ inline void decode_scaled(uint32_t codes, uint32_t first, uint32_t second, uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        pairs[i] = times(bf16_bits(codes, i), first);
-        if (large) pairs[i] = times(pairs[i], second);
-    }
-}
-
 // --- a tile ---
-
-// A lane's two columns, of a warpgroup's in both boxes. Where gates and ups are neighbours, so are they.
-template <class F>
-struct Columns {
-    const bool beside;
-    const int first;  // where the first one lies in the boxes
-
-    __device__ Columns(const Args& a, int warpgroup)
-        : beside(a.gated && a.gate.interleaved),
-          first((warpgroup * kSixtyFour / 2 + int(threadIdx.x) / kWarp % 4 * 8 + int(threadIdx.x) % kWarp / 4) *
-                (beside ? 2 : 1)) {}
-    __device__ int place(int i) const { return first + i * (beside ? 1 : F::kBox); }
-    // Of B.
-    __device__ int64_t column(const Args& a, int piece, int i) const {
-        return first_column<F>(a, piece, beside ? 0 : i) + first + (beside ? i : 0);
-    }
-    // Of hidden values.
-    __device__ int64_t hidden(int piece) const { return piece * F::kBox + (beside ? first / 2 : first); }
-};
 
 // What a lane reads of a step: exponents of blocks t of both 128 k of its two columns.
 struct Exponents {
@@ -145,19 +108,36 @@ struct Exponents {
     }
 };
 
-// Decoding waits for the multiplications before it. (Registers that are written beside multiplications make ptxas wait for
-// each one.)
-template <class F, bool large>
-__device__ inline void multiply_half(const typename F::Stage& stage, int half, const uint4 (&codes)[2],
-                                     const uint32_t (&exponents)[2], bool add, float (&sums)[F::kGroups][4]) {
-    uint32_t pairs[4][2][4];
+// A lane's 32 codes of each of two columns, by their blocks' scales: a code word's are pairs (i, i + 4).
+__device__ inline void decode(const uint4 (&codes)[2], const uint32_t (&exponents)[2], uint32_t (&pairs)[4][2][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const uint32_t first = first_factor(exponents[i]), second = second_factor(exponents[i]);
-        const uint32_t words[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
+        const uint32_t words[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w}, by = first_factor(exponents[i]);
 #pragma unroll
-        for (int w = 0; w < 4; ++w) decode_scaled<large>(words[w], first, second, pairs[w][i]);
+        for (int p = 0; p < 16; ++p) pairs[p / 4][i][p % 4] = times(bf16_bits(words[p / 4], p % 4), by);
     }
+    if (!__any_sync(kWholeWarp, max(exponents[0], exponents[1]) > kFirstAlone)) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t by = second_factor(exponents[i]);
+#pragma unroll
+        for (int p = 0; p < 16; ++p) pairs[p / 4][i][p % 4] = times(pairs[p / 4][i][p % 4], by);
+    }
+}
+
+// Many rows: a warpgroup multiplies behind the one before it, so that they do not all decode at once. Barriers.
+struct Turns {
+    int own, next;
+    __device__ void wait() const { warpgroups_meet(own, 2 * kWarpgroup); }
+    __device__ void pass() const { warpgroup_arrives(next, 2 * kWarpgroup); }
+};
+
+// Adds 128 k to the first `live` groups of rows. All warps of the warpgroup take the same branches to it: wgmma asks for it.
+template <class F, int live>
+__device__ inline void multiply(const typename F::Stage& stage, int half, const uint32_t (&pairs)[4][2][4], bool add,
+                                const Turns& turns, float (&all)[F::kGroups][4]) {
+    auto& sums = reinterpret_cast<float (&)[live][4]>(all);
+    if (F::kMany) turns.wait();
     begin_multiplications();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -168,49 +148,8 @@ __device__ inline void multiply_half(const typename F::Stage& stage, int half, c
         multiply_bf16_async(sums, weights, rows, add || half + i > 0);
     }
     commit_multiplications();
+    if (F::kMany) turns.pass();
     wait_for_multiplications<0>();
-}
-
-// From registers: eight lanes have neighbours of a row. Groups of eight rows: those from `from` to `to`.
-template <class F>
-__device__ inline void store(const Args& a, const grouped::Tile& tile, const Columns<F>& own, int from, int to,
-                             const float (&sums)[F::kGroups][4]) {
-    const int t = int(threadIdx.x) % 4;
-    gemm::Bias bias = a.bias;
-    if (bias.data)
-        bias.data = offset(bias.data, tile.expert * a.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
-    const int64_t hidden = own.hidden(tile.piece),
-                  columns[2] = {own.column(a, tile.piece, 0), own.column(a, tile.piece, 1)};
-    const bool inside[2] = {columns[0] < a.n, columns[1] < a.n};
-    float added[2] = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        if (bias.data && inside[i]) added[i] = gemm::bias_at(bias, columns[i]);
-#pragma unroll
-    for (int group = 0; group < F::kGroups; ++group) {
-        if (tile.row + group * 8 >= tile.end) break;
-        if (group < from || group >= to) continue;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = tile.row + group * 8 + 2 * t + r;
-            if (row >= tile.end) continue;
-            const float scale = a.scale_a.data ? gemm::scale_at(a.scale_a, source_of(a, row)) : 1.0f;
-            float v[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                v[i] = sums[group][2 * i + r] * kLifted * scale;
-                if (bias.data) v[i] += added[i];  // without one, -0 stays -0
-            }
-            const int64_t at = row * a.out.row_stride;
-            if (F::kGates && a.gated) {
-                if (hidden < a.n / 2) gemm::put(a.out, at + hidden, moe_gate::gated(a.gate, v[0], v[1]));
-                continue;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (inside[i]) gemm::put(a.out, at + columns[i], v[i]);
-        }
-    }
 }
 
 // A CTA's steps of K, as one of a cluster's `parts`; the tiles that the cluster makes.
@@ -235,6 +174,8 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
     tiles::Position<F::kStages> at;
     grouped::Tile tile = grouped::tile_at<F::kRows>(memory.row_tiles, groups, pieces, t);
     Exponents own(a, tile, of_lane);
+    const Turns turns{1 + warpgroup, 1 + (warpgroup + 1) % F::kWarpgroups};
+    if (F::kMany && turns.next == 1) turns.pass();
     uint32_t exponents[2][2];
     own.read(share.first, last, block_stride, exponents);
     for (; t < tiles; t += share.tiles_on) {
@@ -245,6 +186,7 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
         // Here, not in each step: the compiler would compute it there.
         asm volatile("" : "+l"(next.columns[0]), "+l"(next.columns[1]));
         float sums[1][F::kGroups][4];
+        const bool few = made.end - made.row <= F::kFewGroups * 8;
         for (int step = share.first; step < share.end; ++step) {
             const uint32_t current[2][2] = {{exponents[0][0], exponents[0][1]}, {exponents[1][0], exponents[1][1]}};
             // The next step's, or the next tile's first.
@@ -252,8 +194,6 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
             own.read(step + 1 < share.end ? step + 1 : share.first, last, block_stride, exponents);
             wait_for(&memory.full[at.stage], at.parity);
             const auto& stage = memory.stages[at.stage];
-            const bool large = __any_sync(
-                kWholeWarp, max(max(current[0][0], current[0][1]), max(current[1][0], current[1][1])) > kFirstAlone);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 // K may end within a step.
@@ -264,9 +204,12 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
                     const int row = of_lane.place(i), chunk = (half * 4 + lane % 4) ^ row % 8;  // TMA's swizzle
                     codes[i] = *reinterpret_cast<const uint4*>(&stage.weights[0][row][chunk * 16]);
                 }
+                // The multiplications before it have ended: ptxas would wait for each one whose registers it writes.
+                uint32_t pairs[4][2][4];
+                decode(codes, current[half], pairs);
                 const bool add = step > share.first;
-                if (large) multiply_half<F, true>(stage, half, codes, current[half], add, sums[0]);
-                else multiply_half<F, false>(stage, half, codes, current[half], add, sums[0]);
+                if (F::kMany && few) multiply<F, F::kFewGroups>(stage, half, pairs, add, turns, sums[0]);
+                else multiply<F, F::kGroups>(stage, half, pairs, add, turns, sums[0]);
             }
             // The warpgroup's multiplications have read the stage.
             arrive_if(lane == 0, &memory.empty[at.stage]);
@@ -280,6 +223,7 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
         }
         store<F>(a, made, of_lane, from, to, sums[0]);
     }
+    if (F::kMany && turns.own == 1) turns.wait();  // for the last one's pass
 }
 
 // By the warp that loads.
@@ -410,26 +354,17 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
     const int64_t ctas = across * (down < most ? down : most);
     if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
     const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
+    const auto many = [&] { return start(launch_form<Form<128, 3>>); };
     const auto few = [&](double rows) {
         return start(rows <= 8    ? launch_form<Form<8, 1>>
                      : rows <= 16 ? launch_form<Form<16, 2>>
                      : rows <= 32 ? launch_form<Form<32, 2>>
                                   : launch_form<Form<64, 2>>);
     };
-    using High = Form<128, 3>;
-    using Wide = Form<64, 4>;
-    if (!a.offsets) {
-        if (a.m <= kMostOfTile / 2 || parts_of(a, chip) > 1) return few(double(a.m));
-        // A round of High's tiles takes 7/6 of the time of one of Wide's.
-        const auto rounds = [&]<class F>(F) {
-            return ceil_div(ceil_div(a.m, F::kRows) * ceil_div(a.n, F::kColumns), chip.multiprocessors);
-        };
-        return start(7 * rounds(High()) < 6 * rounds(Wide()) ? launch_form<High> : launch_form<Wide>);
-    }
+    if (!a.offsets) return a.m <= kMostOfTile || parts_of(a, chip) > 1 ? few(double(a.m)) : many();
     // With as many again as their root few groups have a second tile.
     const double likely = double(a.expected) + std::sqrt(double(a.expected));
-    if (likely <= 64) return few(likely);
-    return start(a.gated ? launch_form<Wide> : launch_form<High>);
+    return likely <= kMostOfTile ? few(likely) : many();
 }
 
 }  // namespace
