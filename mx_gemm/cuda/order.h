@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../common/cuda/pdl.h"
+#include "../../common/divider.h"
 #include "stream.h"
 
 namespace rocm_fp8::mx_gemm {
@@ -9,48 +10,53 @@ namespace {
 
 constexpr int kOrdered = 128, kOrderThreads = 256;  // k that are permuted at once
 
+// Lane t of four gets word t of each of them, whose lanes are 4 t apart.
+__device__ inline void transpose(uint32_t (&words)[4], int t) {
+    const auto exchange = [&](uint32_t& low, uint32_t& high, int bit) {
+        const bool has_high = t & bit;
+        const uint32_t taken = __shfl_xor_sync(kWholeWarp, has_high ? low : high, 4 * bit);
+        low = has_high ? taken : low, high = has_high ? high : taken;
+    };
+    exchange(words[0], words[1], 1), exchange(words[2], words[3], 1);
+    exchange(words[0], words[2], 2), exchange(words[1], words[3], 2);
+}
+
 // Where 128 k of a row lie. Lane t of four has block t of a column. A word w of it has the pairs (i, i + 4), i = 0 to 3.
 // Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
 // Here a lane has the same word of the same block of a row. It gives each of the four lanes of that word a pair.
 template <bool bytes, bool aligned>
-__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
+__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, Divider slots, uint8_t* to, int64_t stride) {
     constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const int lane = int(threadIdx.x) % kLanesOf, t = lane / 4, w = lane % 4;
+    const int lane = int(threadIdx.x) % kLanesOf, t = lane / 4, w = lane % 4, own = int(threadIdx.x) / kLanesOf;
     const uint32_t across = uint32_t((a.k + kOrdered - 1) / kOrdered), group = blockIdx.x % across;
-    const int64_t live = first_row(a, int(a.groups)), k = int64_t(group) * kOrdered + lane * 8,
-                  step = int64_t(gridDim.x / across) * kRowsOfCta;
-    // All lanes of a warp go on together. Several rows are on their way at once.
-    for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += step * kAtOnce) {
-        RowPart parts[kAtOnce] = {};
+    const int live = first_row(a, int(a.groups)), step = int(gridDim.x / across) * kRowsOfCta;
+    const int64_t k = int64_t(group) * kOrdered + lane * 8;
+    const bool inside = k < a.k;
+    const uint8_t* const from = a.a.data + (inside ? k * (bytes ? 1 : 2) : 0);
+    to += int64_t(group) * kOrdered * 2 + w * 64 + t * 16;
+    // All lanes of a warp go on together. Several rows are on their way at once: there is no branch around a load.
+    for (int64_t first = int64_t(blockIdx.x / across) * kRowsOfCta; first < live; first += int64_t(step) * kAtOnce) {
+        int64_t rows[kAtOnce];
+        int sources[kAtOnce];
+        RowPart parts[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
-            if (row < live && k < a.k) {
-                parts[i] =
-                    load_row<bytes, aligned>(a.a.data + source_of(a, int(row)) * a.a.row_stride + k * (bytes ? 1 : 2));
-            }
+            rows[i] = first + int64_t(i) * step + own;
+            const int row = int(rows[i] < live ? rows[i] : live - 1),
+                      slot = a.rows ? global<int32_t>(a.rows)[row] : row;
+            sources[i] = slot < 0 ? 0 : min(int(divide(uint32_t(slot), slots)), int(a.a_rows) - 1);
         }
 #pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) parts[i] = load_row<bytes, aligned>(from + sources[i] * a.a.row_stride);
+#pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t row = first + i * step + threadIdx.x / kLanesOf;
-            uint32_t pairs[4], turned[4];
-            put_in_pairs<bytes>(parts[i], pairs);
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const int other = t ^ r;
-                const uint32_t given =
-                    other < 2 ? (other == 0 ? pairs[0] : pairs[1]) : (other == 2 ? pairs[2] : pairs[3]);
-                const uint32_t taken = __shfl_xor_sync(kWholeWarp, given, r * 4);
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (other == j) turned[j] = taken;
-            }
-            if (row < live) {
-                *reinterpret_cast<uint4*>(to + row * stride + int64_t(group) * kOrdered * 2 + w * 64 + t * 16) = {
-                    turned[0], turned[1], turned[2], turned[3]};
-            }
+            uint32_t pairs[4];
+            put_in_pairs<bytes>(inside ? parts[i] : RowPart{}, pairs);
+            transpose(pairs, t);
+            if (rows[i] < live)
+                *reinterpret_cast<uint4*>(to + rows[i] * stride) = {pairs[0], pairs[1], pairs[2], pairs[3]};
         }
     }
 }

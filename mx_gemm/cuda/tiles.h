@@ -352,7 +352,9 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
     const auto order = bytes ? (aligned ? mx_gemm_order<true, true> : mx_gemm_order<true, false>)
                              : (aligned ? mx_gemm_order<false, true> : mx_gemm_order<false, false>);
     const int64_t ctas = across * (down < most ? down : most);
-    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
+    const Divider slots = divider_by(a.rows ? uint32_t(a.slots) : 1);
+    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, slots, ordered, stride); !s.ok())
+        return s;
     const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
     const auto many = [&] { return start(launch_form<Form<128, 3>>); };
     const auto few = [&](double rows) {
