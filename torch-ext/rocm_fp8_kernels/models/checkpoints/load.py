@@ -78,6 +78,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         raise ValueError(f"{file}: dtype {dtype}; needs float16 or bfloat16")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    _empty(model)
     names = Names(model, {name: len(module.down_proj) for name, module in experts_of(model).items()})
     tensors.rename({name: own for name in tensors.names() if (own := names.own(name)) != name})
     try:
@@ -121,6 +122,14 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     refuse_save_pretrained(model, "quantization.save_quantized")
     planned.warn(model)
     return model.requires_grad_(False).eval()
+
+
+def _empty(model: torch.nn.Module) -> None:
+    """Parameters that are on no device meta (DiffLlama's, by torch.normal) to it: what is there is not read."""
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None and not value.is_meta:
+                module._parameters[name] = torch.nn.Parameter(value.to("meta"))
 
 
 def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
