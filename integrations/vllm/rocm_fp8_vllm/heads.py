@@ -58,4 +58,4 @@ def _own_heads(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def install() -> None:
-    around_loading("heads", lambda model, _, config: mark(model, config), check)
+    around_loading("heads", lambda model, config, _: mark(model, config), check)

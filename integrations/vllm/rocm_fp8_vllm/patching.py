@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import ModelConfig
 from vllm.model_executor.model_loader import base_loader
 
 __all__ = ["around_loading", "replace"]
@@ -22,13 +22,16 @@ def replace(home: ModuleType, name: str, ours) -> None:
 
 def around_loading(
     what: str,
-    mark: Callable[[torch.nn.Module, VllmConfig, ModelConfig], None],
+    mark: Callable[[torch.nn.Module, ModelConfig, bool], None],
     check: Callable[[torch.nn.Module, ModelConfig], None],
 ) -> bool:
     """Has models marked as they are made, and checked before vLLM brings their weights into the kernels' layout.
 
     Args:
-        what: a name for both. Returns: whether it was not done before.
+        what: a name for both.
+        mark: of the model, its configuration, and whether no file fills its weights.
+
+    Returns: whether it was not done before.
     """
     made, ready = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
     known = getattr(made, "rocm_fp8_around", ())
@@ -38,7 +41,7 @@ def around_loading(
     @functools.wraps(made)
     def create_model(self, vllm_config, model_config, *arguments, **keywords) -> torch.nn.Module:
         model = made(self, vllm_config, model_config, *arguments, **keywords)
-        mark(model, vllm_config, model_config)
+        mark(model, model_config, self.load_config.load_format == "dummy")
         return model
 
     @functools.wraps(ready)

@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.parameter import BasevLLMParameter, PerTensorScaleParameter
 
@@ -87,7 +86,4 @@ def _of_bytes(name: str, loader: Callable) -> Callable:
 
 
 def install() -> None:
-    def mark_all(model: torch.nn.Module, vllm_config: VllmConfig, _: ModelConfig) -> None:
-        mark(model, made_up=vllm_config.load_config.load_format == "dummy")
-
-    around_loading("scales", mark_all, lambda model, _: check(model))
+    around_loading("scales", lambda model, _, made_up: mark(model, made_up), lambda model, _: check(model))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import ModelConfig
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -191,9 +191,9 @@ def _drafts(config: ModelConfig) -> bool:
     return config.runner_type == "draft"
 
 
-def _mark(model: torch.nn.Module, vllm_config: VllmConfig, config: ModelConfig) -> None:
+def _mark(model: torch.nn.Module, config: ModelConfig, made_up: bool) -> None:
     if config.quantization is not None:
-        mark(model, made_up=vllm_config.load_config.load_format == "dummy", drafts=_drafts(config))
+        mark(model, made_up, _drafts(config))
 
 
 def install() -> None:
