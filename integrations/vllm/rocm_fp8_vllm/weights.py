@@ -26,6 +26,8 @@ from .patching import around_loading
 __all__ = ["check", "install", "mark", "refuse_bias"]
 
 _WEIGHTS = ("weight", "weight_packed", "bias")
+_OF_LINEARS = (*_WEIGHTS, "e_score_correction_bias")
+_OF_INT8 = (*_WEIGHTS, "weight_scale", "input_scale", "input_zero_point")  # those of FP8 and MX: `scales`
 _OF_EXPERTS = (*_WEIGHTS, "weight_scale", "weight_scale_inv", "input_scale")
 # float8_e4m3fn's and float8_e4m3fnuz's NaN.
 _NAN = {torch.float8_e4m3fn: 0x7F, torch.float8_e4m3fnuz: 0x80}
@@ -57,7 +59,9 @@ def mark(model: torch.nn.Module, made_up: bool, drafts: bool = False) -> None:
 def check(model: torch.nn.Module) -> None:
     """Of a model whose weights are loaded. Raises: ValueError that names what is not filled, or holds NaN."""
     for name, values in _of_files(model, drafts=False).items():
-        if getattr(values, "rocm_fp8_marked", False) and any(_is_left(*each) for each in _ends(name, values)):
+        ends = list(_ends(name, values))
+        left = any(_is_left(*each) for each in ends) if ends else not hasattr(values, "rocm_fp8_loaded")
+        if left and getattr(values, "rocm_fp8_marked", False):
             raise ValueError(f"{name}: holds NaN, or the checkpoint lacks a part of it")
 
 
@@ -65,7 +69,8 @@ def _of_files(model: torch.nn.Module, drafts: bool) -> dict[str, torch.nn.Parame
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, LinearBase):
-            wanted = _WEIGHTS
+            weight = module._parameters.get("weight")
+            wanted = _OF_INT8 if weight is not None and weight.dtype == torch.int8 else _OF_LINEARS
         elif isinstance(module, RoutedExperts) and not _is_padded(module):
             wanted = tuple(f"{part}_{last}" for part in ("w13", "w2") for last in _OF_EXPERTS)
         elif isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead) and not drafts:
@@ -85,7 +90,8 @@ def _is_padded(experts: RoutedExperts) -> bool:
 
 
 def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
-    """(a part of the values, its mark): first and last columns of weights, all of what has few."""
+    """(a part of the values, its mark): first and last columns of weights, all of what has few. None of what has no
+    mark: there it counts that the loader is called."""
     data, of_codes = values.data, values.dtype in (torch.uint8, torch.int8)
     if of_codes and not name.endswith("scale"):
         if data.shape[-1] >= _MARKED:
@@ -118,6 +124,7 @@ def _of_one_type(name: str, loader: Callable) -> Callable:
     def load(param: torch.nn.Parameter, loaded_weight: torch.Tensor, *arguments, **keywords):
         if not _takes(name, param.dtype, loaded_weight.dtype):
             raise ValueError(f"{name}: {param.dtype} by the settings, {loaded_weight.dtype} in the checkpoint")
+        param.rocm_fp8_loaded = True
         before = param.data.clone() if name.endswith("w13_input_scale") and param.dim() == 1 else None
         result = loader(param, loaded_weight, *arguments, **keywords)
         if before is not None:

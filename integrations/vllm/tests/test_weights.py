@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from rocm_fp8_vllm import weights
+from vllm.model_executor.layers.linear import LinearBase
 
 from problems.tiny_moe import edit
 
@@ -13,7 +14,8 @@ from .cases import text
 from .conftest import teacher_forced
 from .test_heads import Model
 
-STATIC, MXFP4, GPT_OSS = "Mixtral static", "Qwen3-MoE mxfp4", "gpt-oss"
+STATIC, MXFP4, GPT_OSS, INT8 = "Mixtral static", "Qwen3-MoE mxfp4", "gpt-oss", "int8, zero points"
+DEEPSEEK = "DeepSeek-V3 blocks"
 LACKS = "{}: holds NaN, or the checkpoint lacks a part of it"
 NAMES = "Following weights were not initialized from checkpoint: .*{}"
 TYPE = "{}: torch.float8_e4m3fn by the settings, torch.{} in the checkpoint"
@@ -52,6 +54,9 @@ FAULTS = [
     (STATIC, "model.embed_tokens.weight", absent, LACKS, "embed_tokens.weight"),
     (MXFP4, "experts.2.up_proj.weight_packed", absent, LACKS, "experts.w13_weight_packed"),
     (MXFP4, "experts.2.down_proj.weight_scale", absent, LACKS, "experts.w2_weight_scale"),
+    (INT8, "self_attn.k_proj.weight_scale", absent, LACKS, "qkv_proj.weight_scale"),
+    (INT8, "mlp.down_proj.weight", absent, LACKS, "down_proj.weight"),
+    (DEEPSEEK, "mlp.gate.e_score_correction_bias", absent, LACKS, "gate.e_score_correction_bias"),
     (GPT_OSS, "down_proj_blocks", absent, LACKS, "experts.w2_weight"),
     (GPT_OSS, "gate_up_proj_scales", absent, LACKS, "experts.w13_weight_scale"),
     (GPT_OSS, "gate_up_proj_bias", absent, LACKS, "experts.w13_bias"),
@@ -124,4 +129,20 @@ def test_what_no_file_fills_on_purpose_is_left_alone(engine, monkeypatch):
     with pytest.raises(ValueError, match=LACKS.format("^embedding.weight")):
         weights.check(model)
     model.load(model.embedding)
+    weights.check(model)
+
+
+def test_a_zero_point_that_no_file_has_is_refused():
+    """Of one byte no number is a mark."""
+    model = torch.nn.Module()
+    model.linear = layer = LinearBase.__new__(LinearBase)
+    torch.nn.Module.__init__(layer)
+    for name, shape in (("weight", (4, 32)), ("input_zero_point", (1,))):
+        codes = torch.zeros(shape, dtype=torch.int8)
+        layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+    weights.mark(model, made_up=False)
+    for name, values in layer.named_parameters():
+        with pytest.raises(ValueError, match=LACKS.format(f"^linear.{name}")):
+            weights.check(model)
+        values.weight_loader(values, torch.zeros_like(values))
     weights.check(model)
