@@ -25,6 +25,11 @@ from .patching import around_loading
 
 __all__ = ["check", "install", "mark", "refuse_bias"]
 
+# Others (bitsandbytes, experts_int8) make weights of another type while they load them.
+_METHODS = (
+    *("fp8", "fbgemm_fp8", "compressed-tensors", "quark", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8"),
+    *("modelopt", "modelopt_mxfp8"),
+)
 _WEIGHTS = ("weight", "weight_packed", "bias")
 _OF_LINEARS = (*_WEIGHTS, "e_score_correction_bias")
 _OF_INT8 = (*_WEIGHTS, "weight_scale", "input_scale", "input_zero_point")  # those of FP8 and MX: `scales`
@@ -71,14 +76,18 @@ def _of_files(model: torch.nn.Module, drafts: bool) -> dict[str, torch.nn.Parame
         if isinstance(module, LinearBase):
             weight = module._parameters.get("weight")
             wanted = _OF_INT8 if weight is not None and weight.dtype == torch.int8 else _OF_LINEARS
-        elif isinstance(module, RoutedExperts) and not _is_padded(module):
+        elif isinstance(module, RoutedExperts) and (not _is_padded(module) or _has_stacks(module)):
             wanted = tuple(f"{part}_{last}" for part in ("w13", "w2") for last in _OF_EXPERTS)
         elif isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead) and not drafts:
             wanted = ("weight",)  # heads are `heads`'
         else:
             continue
         own = ((last, module._parameters.get(last)) for last in wanted)
-        found |= {f"{name}.{last}": values for last, values in own if values is not None and values.numel()}
+        own = {f"{name}.{last}": values for last, values in own if values is not None and values.numel()}
+        if isinstance(module, RoutedExperts):
+            for values in own.values():
+                values.rocm_fp8_padded = _is_padded(module)
+        found |= own
     return found
 
 
@@ -89,9 +98,16 @@ def _is_padded(experts: RoutedExperts) -> bool:
     return sizes != (config.hidden_dim_unpadded, config.intermediate_size_per_partition_unpadded)
 
 
+def _has_stacks(experts: RoutedExperts) -> bool:
+    """Whether one call of a parameter's loader fills it: gpt-oss' files hold all experts in one tensor."""
+    return experts.quant_config is not None and experts.quant_config.get_name() == "gpt_oss_mxfp4"
+
+
 def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
     """(a part of the values, its mark): first and last columns of weights, all of what has few. None of what has no
-    mark: there it counts that the loader is called."""
+    mark, or zeros for padding: there it counts that the loader is called."""
+    if getattr(values, "rocm_fp8_padded", False):
+        return
     data, of_codes = values.data, values.dtype in (torch.uint8, torch.int8)
     if of_codes and not name.endswith("scale"):
         if data.shape[-1] >= _MARKED:
@@ -163,7 +179,7 @@ def _with_biases(theirs):
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
         modules = dict(model.named_modules())
         for name, values in theirs(self, model_config, model):
-            if model_config.quantization is not None and name.endswith(".bias"):
+            if _is_served(model_config) and name.endswith(".bias"):
                 refuse_bias(modules, name, values)
             yield name, values
 
@@ -176,7 +192,7 @@ def _with_names(theirs):
     @functools.wraps(theirs)
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         self.rocm_fp8_all_modules = self.enable_weights_track is not None  # the user has said so
-        if model_config.quantization is not None and not _drafts(model_config) and not self.rocm_fp8_all_modules:
+        if _is_served(model_config) and not _drafts(model_config) and not self.rocm_fp8_all_modules:
             self.enable_weights_track = True
         return theirs(self, model, model_config)
 
@@ -194,12 +210,16 @@ def _of_plain_modules(theirs):
     return track_weights_loading
 
 
+def _is_served(config: ModelConfig) -> bool:
+    return config.quantization in _METHODS
+
+
 def _drafts(config: ModelConfig) -> bool:
     return config.runner_type == "draft"
 
 
 def _mark(model: torch.nn.Module, config: ModelConfig, made_up: bool) -> None:
-    if config.quantization is not None:
+    if _is_served(config):
         mark(model, made_up, _drafts(config))
 
 

@@ -2,10 +2,12 @@
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rocm_fp8_vllm import weights
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 
 from problems.tiny_moe import edit
@@ -132,17 +134,32 @@ def test_what_no_file_fills_on_purpose_is_left_alone(engine, monkeypatch):
     weights.check(model)
 
 
-def test_a_zero_point_that_no_file_has_is_refused():
-    """Of one byte no number is a mark."""
+def made(kind: type[torch.nn.Module], dtype: torch.dtype, **shapes: tuple[int, ...]) -> torch.nn.Module:
+    """One of vLLM's modules, with parameters alone."""
+    module = kind.__new__(kind)
+    torch.nn.Module.__init__(module)
+    for name, shape in shapes.items():
+        values = torch.zeros(shape, dtype=dtype)
+        module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
+    return module
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["a zero point", "experts with padding"])
+def test_what_has_no_mark_is_refused_where_nothing_loads_it(padded):
+    """Of one byte no number is a mark, and padding is to stay zero."""
     model = torch.nn.Module()
-    model.linear = layer = LinearBase.__new__(LinearBase)
-    torch.nn.Module.__init__(layer)
-    for name, shape in (("weight", (4, 32)), ("input_zero_point", (1,))):
-        codes = torch.zeros(shape, dtype=torch.int8)
-        layer.register_parameter(name, torch.nn.Parameter(codes, requires_grad=False))
+    if padded:
+        layer = made(RoutedExperts, torch.uint8, w13_weight=(2, 4, 32), w2_weight_scale=(2, 4, 1))
+        layer.quant_config = SimpleNamespace(get_name=lambda: "gpt_oss_mxfp4")
+        sizes = dict(hidden_dim=64, hidden_dim_unpadded=64, intermediate_size_per_partition_unpadded=1)
+        layer.moe_config = SimpleNamespace(intermediate_size_per_partition=2, **sizes)
+    else:
+        layer = made(LinearBase, torch.int8, weight=(4, 32), input_zero_point=(1,))
+    model.layer = layer
     weights.mark(model, made_up=False)
+    assert not padded or not any(values.any() for values in layer.parameters())
     for name, values in layer.named_parameters():
-        with pytest.raises(ValueError, match=LACKS.format(f"^linear.{name}")):
+        with pytest.raises(ValueError, match=LACKS.format(f"^layer.{name}")):
             weights.check(model)
         values.weight_loader(values, torch.zeros_like(values))
     weights.check(model)
