@@ -134,14 +134,17 @@ def _empty(model: torch.nn.Module) -> None:
 
 def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
     """Those that are computed rather than stored: of rotary embeddings, above all. As from_pretrained does it."""
-    for module in model.modules():
-        computed = [name for name, value in module._buffers.items() if value is not None and value.is_meta]
-        for name in computed:
-            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
-        module._is_hf_initialized = not computed
-        for name, value in (*module._parameters.items(), *module._buffers.items()):
+    for name, module in model.named_modules():
+        computed = [each for each, value in module._buffers.items() if value is not None and value.is_meta]
+        for each in computed:
+            module._buffers[each] = torch.empty_like(module._buffers[each], device=device)
+        module._is_hf_initialized = True
+        for each, value in (*module._parameters.items(), *module._buffers.items()):
             if value is not None:
-                value._is_hf_initialized = name not in computed
+                value._is_hf_initialized = each not in computed
+        steps = name.split(".")
+        for end in range(len(steps) + 1) if computed else ():  # a parent may compute it: Falcon-H1's model
+            model.get_submodule(".".join(steps[:end]))._is_hf_initialized = False
     model.initialize_weights()
 
 
