@@ -1,6 +1,7 @@
 """Tiny models of each architecture that is fused, and of some that are not, of tiny_llama's sizes."""
 
 from transformers import (
+    DiffLlamaConfig,
     Gemma2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -33,6 +34,7 @@ UNFUSED = {
     "phi3": (Phi3Config, GROUPED),  # qkv_proj and gate_up_proj, as ours are called
     "gpt_neox": (GPTNeoXConfig, NEOX),  # LayerNorm, attention and MLP side by side
     "opt": (OPTConfig, OPT),  # linears outside of the layers, too
+    "diffllama": (DiffLlamaConfig, GROUPED),  # parameters that transformers draws on the CPU, also within a device
 }
 
 

@@ -14,6 +14,7 @@ import warnings
 import kernels
 import pytest
 import torch
+from transformers import FalconH1Config
 
 from problems.buffers import same_bytes
 from problems.checkpoints import Format, by_definition, linears
@@ -33,7 +34,7 @@ from problems.tiny_llama import (
     reference_logits,
     tokens,
 )
-from problems.tiny_models import FUSED, UNFUSED, WINDOW, config
+from problems.tiny_models import FUSED, GROUPED, UNFUSED, WINDOW, config
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -157,6 +158,22 @@ def test_of_another_model_the_linears_are_quantised_alone(kernel, device, genera
     loaded = []
     assert noted(lambda: loaded.append(kernel.quantization.load_quantized(tmp_path / "fp8", device))) == [message]
     assert same_bytes(logits(loaded[0], ids), logits(model, ids))
+
+
+def test_buffers_that_a_model_computes_for_its_layers(kernel, device, generator, tmp_path):
+    """They are in no file, as Falcon-H1's mup_vector."""
+    mamba = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1)
+    sizes = GROUPED | mamba | dict(head_dim=16, ssm_multipliers=[0.5, 1.5, 0.7, 1.2, 0.9])
+    model = drawn(FalconH1Config(**sizes), generator, device=device)
+    noted(lambda: kernel.quantization.quantize(model, activations="dynamic"))
+    kernel.quantization.save_quantized(model, tmp_path / "fp8")
+    loaded = []
+    noted(lambda: loaded.append(kernel.quantization.load_quantized(tmp_path / "fp8", device)))
+    (ours,) = loaded
+    for name, values in model.named_buffers():
+        assert same_bytes(ours.get_buffer(name), values), name
+    ids = tokens(generator, 2, 12, device)
+    assert same_bytes(logits(ours, ids), logits(model, ids))
 
 
 def bias_on_k(model: torch.nn.Module) -> None:

@@ -303,6 +303,15 @@ SETTINGS = {
     "quark types": (quark(layer_type_quant_config={"Linear": {}}), "layer_type_quant_config; known: "),
     "quark rotation": (quark(algo_config=[{"name": "awq"}, {"name": "quarot"}]), "algo_config: 'quarot'"),
     "quark fake": (quark(export=dict(weight_format="fake_quantized")), "export.weight_format 'fake_quantized'"),
+    "an unknown setting": (
+        fp8(rotation="hadamard"),
+        "rotation: nothing here knows what it asks for; known: quant_method",
+    ),
+    "fp8 modules": (
+        fp8(modules_to_convert=["mlp"]),
+        "modules_to_convert: nothing here knows what it asks for; known: ",
+    ),
+    "quark softmax": (quark(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec: nothing here knows"),
     "a bound below zero": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},
         "activation_scale_ub -1; needs a positive number",

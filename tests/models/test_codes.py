@@ -80,6 +80,15 @@ def test_int8_models_become_float32(device, generator, made, kind):
     assert got.dtype == torch.float32 and distance(got, wanted) <= ANOTHER_DTYPE
 
 
+@every_kind
+def test_rows_may_lie_in_columns(device, generator, made, kind):
+    """As Jamba's and Zamba's layers hand them on."""
+    linears = (each for each in made(kind).modules() if hasattr(each, "weight_scale") and hasattr(each, "in_features"))
+    for linear in list(linears)[:4]:
+        x = torch.randn(1, linear.in_features, 5, generator=generator).to(device, torch.bfloat16).transpose(1, 2)
+        assert same_bytes(linear(x), linear(x.contiguous()))
+
+
 # --- what is derived from a weight ---
 
 

@@ -4,7 +4,8 @@ vLLM calls `register` in each of its processes. There it fetches the kernels, pu
 `block_linear.BlockScaledFp8Linear`, `int8_linear.Int8GemmLinear` and those of `mx_linear` before vLLM's own linears,
 `experts.FusedMoeExperts` and `mx_experts.MxExperts` before its own experts, on GPUs `latent_gpu.MlaDecodeBackend`
 before its own latent attention, and has each FP8 model fused once it is loaded (`fusion`). A model whose head no file
-fills is refused (`heads`), and one whose scales no file fills (`scales`). No code of a model is replaced.
+fills is refused (`heads`), and one whose scales or weights no file fills (`scales`, `weights`). No code of a model is
+replaced.
 
 Environment variables:
     ROCM_FP8_KERNELS_VLLM: 0 leaves vLLM as it is. Default: 1.
@@ -57,6 +58,7 @@ def register() -> None:
         mx_experts,
         mx_linear,
         scales,
+        weights,
     )
 
     if current_platform.is_cpu():
@@ -77,6 +79,7 @@ def register() -> None:
     fusion.install()
     heads.install()
     scales.install()
+    weights.install()
 
 
 def _keep_graphs_apart() -> None:

@@ -8,8 +8,6 @@ A model's heads get a mark when it is made. Where the mark is still there when i
 loader, nothing has filled them.
 """
 
-import functools
-
 import torch
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -17,7 +15,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader import base_loader
+
+from .patching import around_loading
 
 __all__ = ["check", "install", "mark"]
 
@@ -59,22 +58,4 @@ def _own_heads(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def install() -> None:
-    """Models are marked as they are made and checked before vLLM brings their weights into the kernels' layout."""
-    made, ready = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
-    if hasattr(made, "rocm_fp8_marks"):
-        return
-
-    @functools.wraps(made)
-    def create_model(self, vllm_config, model_config: ModelConfig, *arguments, **keywords) -> torch.nn.Module:
-        model = made(self, vllm_config, model_config, *arguments, **keywords)
-        mark(model, model_config)
-        return model
-
-    @functools.wraps(ready)
-    def process_weights_after_loading(model: torch.nn.Module, model_config: ModelConfig, *arguments, **keywords):
-        check(model, model_config)
-        return ready(model, model_config, *arguments, **keywords)
-
-    create_model.rocm_fp8_marks = True
-    base_loader.BaseModelLoader.create_model = create_model
-    base_loader.process_weights_after_loading = process_weights_after_loading
+    around_loading("heads", lambda model, config, _: mark(model, config), check)

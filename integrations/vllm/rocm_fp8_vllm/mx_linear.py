@@ -9,8 +9,10 @@ come first if ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes all MX formats.
 
 import functools
 import os
+from typing import Any
 
 import torch
+from compressed_tensors.quantization import QuantizationArgs
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels import linear as _choice
 from vllm.model_executor.kernels.linear.mxfp4 import MxFp4LinearKernel, MxFp4LinearLayerConfig
@@ -178,20 +180,25 @@ def _schemes(theirs):
     return scheme
 
 
+def _kind(given: Any) -> Any:
+    """Of a scheme's QuantizationArgs: what decides how numbers are quantised, whatever found the scales."""
+    names = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "scale_dtype")
+    found = of_compressed_tensors(given)
+    return tuple(getattr(found, name) for name in names) if isinstance(found, QuantizationArgs) else found
+
+
 def _of_parts(theirs):
     """CompressedTensorsConfig.get_scheme_dict, which takes one part's scheme for a joined linear."""
 
     @functools.wraps(theirs)
     def scheme_of(self, layer: torch.nn.Module, layer_name: str | None = None) -> dict | None:
         found = theirs(self, layer, layer_name)
-        if found is None or not (self._is_mxfp4(found["weights"]) or self._is_mxfp8(found["weights"])):
-            return found
         before, dot, last = (layer_name or "").rpartition(".")
-        for part in self.packed_modules_mapping.get(last, ()):
-            own = theirs(self, layer, f"{before}{dot}{part}")
-            given = [of_compressed_tensors(each["input_activations"]) for each in (found, own or found)]
-            if given[0] != given[1]:
-                raise ValueError(f"{layer_name}: inputs of its parts are quantised in different ways")
+        for part in self.packed_modules_mapping.get(last, ()) if found is not None else ():
+            own = theirs(self, layer, f"{before}{dot}{part}") or found
+            for what in ("weights", "input_activations"):
+                if _kind(own[what]) != _kind(found[what]):
+                    raise ValueError(f"{layer_name}: {what} of its parts are quantised in different ways")
         return found
 
     return scheme_of

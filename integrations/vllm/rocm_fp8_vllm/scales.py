@@ -12,10 +12,10 @@ import functools
 from collections.abc import Callable
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
-from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.parameter import BasevLLMParameter, PerTensorScaleParameter
+
+from .patching import around_loading
 
 __all__ = ["as_bytes", "check", "install", "mark"]
 
@@ -44,7 +44,7 @@ def mark(model: torch.nn.Module, made_up: bool) -> None:
             continue
         scale.weight_loader = _of_bytes(name, getattr(scale, "weight_loader", default_weight_loader))
         scale.rocm_fp8_of_files = not made_up
-        if not made_up and isinstance(scale, BasevLLMParameter):  # experts' may be padded
+        if not made_up and isinstance(scale, BasevLLMParameter):  # experts': `weights`
             scale.data.fill_(_NAN)
 
 
@@ -86,24 +86,4 @@ def _of_bytes(name: str, loader: Callable) -> Callable:
 
 
 def install() -> None:
-    """As `heads` does it."""
-    made, ready = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
-    if hasattr(ready, "rocm_fp8_scales"):
-        return
-
-    @functools.wraps(made)
-    def create_model(
-        self, vllm_config: VllmConfig, model_config: ModelConfig, *arguments, **keywords
-    ) -> torch.nn.Module:
-        model = made(self, vllm_config, model_config, *arguments, **keywords)
-        mark(model, made_up=vllm_config.load_config.load_format == "dummy")
-        return model
-
-    @functools.wraps(ready)
-    def process_weights_after_loading(model: torch.nn.Module, *arguments, **keywords):
-        check(model)
-        return ready(model, *arguments, **keywords)
-
-    process_weights_after_loading.rocm_fp8_scales = True
-    base_loader.BaseModelLoader.create_model = create_model
-    base_loader.process_weights_after_loading = process_weights_after_loading
+    around_loading("scales", lambda model, _, made_up: mark(model, made_up), lambda model, _: check(model))

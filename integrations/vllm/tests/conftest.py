@@ -131,8 +131,8 @@ def engine(checkpoint):
         end()
         default = dict(attention_backend=LATENT_BACKEND) if "DeepSeek" in name else {}
         default |= dict(skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True)
-        default["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
-        llm = LLM(model=str(checkpoint(name)), **ENGINE | default | arguments)
+        default |= dict(worker_extension_cls="rocm_fp8_vllm.worker.Counters", model=str(checkpoint(name)))
+        llm = LLM(**ENGINE | default | arguments)
         started[asked] = llm
         return llm
 

@@ -266,11 +266,41 @@ def test_parts_with_inputs_of_their_own_are_not_joined(targets):
     config.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
     name = "model.layers.0.mlp.gate_up_proj"
     if len(targets) == 1 and "up" in targets[0]:
-        with pytest.raises(ValueError, match=f"^{name}: inputs of its parts are quantised in different ways"):
+        with pytest.raises(ValueError, match=f"^{name}: input_activations of its parts are quantised in"):
             config.get_scheme_dict(torch.nn.Module(), name)
     else:
         inputs = config.get_scheme_dict(torch.nn.Module(), name)["input_activations"]
         assert (inputs is None) == (len(targets) == 2)
+
+
+FP8 = dict(num_bits=8, type="float", symmetric=True)
+OTHERS = {
+    "input_activations": (dict(strategy="channel"), dict(strategy="token", dynamic=True)),
+    "weights": (dict(strategy="tensor"), dict(strategy="tensor", dynamic=False)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_parts_in_fp8_are_joined_where_they_are_quantised_alike(what):
+    """vLLM takes q's scheme. An observer is nothing that is left in a file."""
+
+    def group(weights: dict, inputs: dict, *targets: str, **more) -> dict:
+        return dict(targets=list(targets), weights=FP8 | weights | more, input_activations=FP8 | inputs)
+
+    static = dict(strategy="channel"), dict(strategy="tensor", dynamic=False)
+    settings = dict(quant_method="compressed-tensors", format="float-quantized", ignore=[])
+    for groups, refused in (
+        (dict(a=group(*OTHERS[what], "re:.*q_proj"), b=group(*static, "Linear")), True),
+        (dict(a=group(*static, "re:.*q_proj", observer="mse"), b=group(*static, "Linear")), False),
+    ):
+        config = CompressedTensorsConfig.from_config(settings | dict(config_groups=groups))
+        config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+        name, layer = "model.layers.0.self_attn.qkv_proj", LinearBase.__new__(LinearBase)
+        if refused:
+            with pytest.raises(ValueError, match=f"^{name}: {what} of its parts are quantised in different ways"):
+                config.get_scheme_dict(layer, name)
+        else:
+            assert config.get_scheme_dict(layer, name)["weights"].strategy == "channel"
 
 
 # --- scales as files hold them ---

@@ -4,11 +4,16 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["CODES", "Codes", "refuse_adapters", "refuse_save_pretrained"]
+__all__ = ["CODES", "Codes", "in_rows", "refuse_adapters", "refuse_save_pretrained"]
 
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _UNCAST = {*CODES, torch.float8_e8m0fnu}  # a copy into exponents would round scales to powers of two
 _METADATA = "rocm_fp8_kernels"
+
+
+def in_rows(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy where a row's values are no neighbours: operators refuse what Mamba's layers hand on."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class Codes(torch.nn.Module):

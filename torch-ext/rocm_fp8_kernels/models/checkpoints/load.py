@@ -78,6 +78,7 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
         raise ValueError(f"{file}: dtype {dtype}; needs float16 or bfloat16")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    _empty(model)
     names = Names(model, {name: len(module.down_proj) for name, module in experts_of(model).items()})
     tensors.rename({name: own for name in tensors.names() if (own := names.own(name)) != name})
     try:
@@ -123,16 +124,27 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     return model.requires_grad_(False).eval()
 
 
+def _empty(model: torch.nn.Module) -> None:
+    """Parameters that are on no device meta (DiffLlama's, by torch.normal) to it: what is there is not read."""
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None and not value.is_meta:
+                module._parameters[name] = torch.nn.Parameter(value.to("meta"))
+
+
 def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
     """Those that are computed rather than stored: of rotary embeddings, above all. As from_pretrained does it."""
-    for module in model.modules():
-        computed = [name for name, value in module._buffers.items() if value is not None and value.is_meta]
-        for name in computed:
-            module._buffers[name] = torch.empty_like(module._buffers[name], device=device)
-        module._is_hf_initialized = not computed
-        for name, value in (*module._parameters.items(), *module._buffers.items()):
+    for name, module in model.named_modules():
+        computed = [each for each, value in module._buffers.items() if value is not None and value.is_meta]
+        for each in computed:
+            module._buffers[each] = torch.empty_like(module._buffers[each], device=device)
+        module._is_hf_initialized = True
+        for each, value in (*module._parameters.items(), *module._buffers.items()):
             if value is not None:
-                value._is_hf_initialized = name not in computed
+                value._is_hf_initialized = each not in computed
+        steps = name.split(".")
+        for end in range(len(steps) + 1) if computed else ():  # a parent may compute it: Falcon-H1's model
+            model.get_submodule(".".join(steps[:end]))._is_hf_initialized = False
     model.initialize_weights()
 
 

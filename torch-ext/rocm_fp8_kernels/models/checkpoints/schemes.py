@@ -84,6 +84,9 @@ def schemes_of(
     method = settings.get("quant_method")
     if method not in METHODS:
         raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
+    for name in sorted(settings.keys() - _SETTINGS.get(method, settings.keys())):
+        if settings[name]:
+            raise ValueError(f"{name}: nothing here knows what it asks for; known: {', '.join(_SETTINGS[method])}")
     config, more = _parsed(METHODS[method](settings)), {}
     if method == "fbgemm_fp8":
         more["scale_ub"] = _upper_bound(settings)
@@ -374,6 +377,20 @@ def _mxfp4(settings: dict) -> dict:
     return settings_of_groups({"mxfp4": (experts, "mxfp4", "16bit")}, ignored)
 
 
+_LEFT = ("quant_method", "modules_to_not_convert", "dequantize")
+# What settings may say. compressed-tensors knows its own.
+_SETTINGS = {
+    "fp8": (
+        *(*_LEFT, "ignored_layers", "activation_scheme", "fmt"),
+        *("weight_block_size", "scale_fmt", "kv_cache_scheme"),
+    ),
+    "quark": (
+        *("quant_method", "quant_mode", "version", "export", "exclude", "algo_config", "global_quant_config"),
+        *("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "kv_cache_post_rope"),
+    ),
+    "fbgemm_fp8": (*_LEFT, "activation_scale_ub"),
+    "mxfp4": _LEFT,
+}
 METHODS = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,

@@ -7,7 +7,7 @@ from ...layers.watching import ours
 from ...operators import operators
 from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8, SCALES, check_tensors, refuse
-from ..codes import Codes
+from ..codes import Codes, in_rows
 
 __all__ = [
     "BLOCK",
@@ -292,6 +292,7 @@ class Fp8Linear(QuantizedLinear):
         """
         ops = operators()
         if x.dtype not in FP8:
+            x = in_rows(x)
             x, scale = ops.quantize_fp8(x, self.input_scale, **self.input_scaling(), out_dtype=self.weight.dtype)
         scale = self.input_scale if scale is None else scale
         if scale is None:

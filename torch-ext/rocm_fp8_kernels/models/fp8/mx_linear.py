@@ -7,6 +7,7 @@ from ...operators import operators
 from ...ops.arguments import FP8
 from ...ops.mx import MX_BLOCK
 from ...reference.mx import numbers
+from ..codes import in_rows
 from .linear import QuantizedLinear, to_fnuz
 
 __all__ = ["MX", "MxLinear", "mx_format", "mx_scaling"]
@@ -99,7 +100,7 @@ class MxLinear(QuantizedLinear):
         """
         if self.inputs not in _INPUTS:
             raise ValueError(f"inputs: {self.inputs!r}; needs one of {', '.join(_INPUTS)}")
-        ops, rows = operators(), x.reshape(-1, self.in_features)
+        ops, rows = operators(), in_rows(x).reshape(-1, self.in_features)
         if x.dtype in FP8:
             if scale is None:
                 raise ValueError("scale: None; this linear has no input_scale")

@@ -6,7 +6,7 @@ All run on this package's operators. Scales are buffers that the kernels read: n
 import torch
 
 from ...operators import operators
-from ..codes import Codes
+from ..codes import Codes, in_rows
 from .sums import forget, weight_sum
 
 __all__ = [
@@ -203,8 +203,8 @@ class Int8Linear(Codes):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: float16, bfloat16 or float32 [..., in_features]. Returns: x's dtype [..., out_features]."""
-        ops, rows, given = operators(), x.reshape(-1, self.in_features), (self.input_scale, self.input_zero_point)
-        q, scale, zero = ops.quantize_int8(rows, *given, symmetric=self.symmetric)
+        ops, rows = operators(), in_rows(x).reshape(-1, self.in_features)
+        q, scale, zero = ops.quantize_int8(rows, self.input_scale, self.input_zero_point, symmetric=self.symmetric)
         zeros = {} if self.symmetric else {"zero_a": zero, "sum_b": self.weight_sum}
         out = ops.int8_gemm(q, self.weight, scale, self.weight_scale, self.bias, **zeros, out_dtype=x.dtype)
         return out.reshape(*x.shape[:-1], self.out_features)

@@ -1,0 +1,165 @@
+"""Checkpoints of quantised models that lack a tensor, or have it otherwise, in real engines: refused, by its name."""
+
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rocm_fp8_vllm import weights
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+
+from problems.tiny_moe import edit
+
+from .cases import text
+from .conftest import teacher_forced
+from .test_heads import Model
+
+STATIC, MXFP4, GPT_OSS, INT8 = "Mixtral static", "Qwen3-MoE mxfp4", "gpt-oss", "int8, zero points"
+DEEPSEEK = "DeepSeek-V3 blocks"
+LACKS = "{}: holds NaN, or the checkpoint lacks a part of it"
+NAMES = "Following weights were not initialized from checkpoint: .*{}"
+TYPE = "{}: torch.float8_e4m3fn by the settings, torch.{} in the checkpoint"
+BIAS = "{}: the checkpoint has this bias, and by config.json the model has none"
+
+
+def absent(tensor: torch.Tensor) -> None:
+    return None
+
+
+def to(dtype: torch.dtype):
+    return lambda tensor: tensor.to(dtype)
+
+
+def first(size: int):
+    return lambda tensor: tensor[:size].contiguous()
+
+
+def in_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
+# Of layer 1: (case, the end of a tensor's name, what becomes of it, the message, whose name it has)
+FAULTS = [
+    (STATIC, "experts.2.w1.weight_scale", absent, LACKS, "experts.w13_weight_scale"),
+    (STATIC, "experts.2.w2.input_scale", absent, LACKS, "experts.w2_input_scale"),
+    (STATIC, "experts.2.w3.weight", absent, LACKS, "experts.w13_weight"),
+    (STATIC, "experts.2.w3.weight", first(1), LACKS, "experts.w13_weight"),  # vLLM copies the row into all
+    (STATIC, "experts.2.w3.weight", first(384), LACKS, "experts.w13_weight"),
+    (STATIC, "experts.2.w3.weight", in_bytes, TYPE.format("{}", "uint8"), "experts.w13_weight"),
+    (STATIC, "self_attn.q_proj.weight", in_bytes, TYPE.format("{}", "uint8"), "qkv_proj.weight"),
+    (STATIC, "o_proj.weight", to(torch.bfloat16), TYPE.format("{}", "bfloat16"), "o_proj.weight"),
+    (STATIC, "self_attn.k_proj.weight", absent, LACKS, "qkv_proj.weight"),
+    (STATIC, "block_sparse_moe.gate.weight", absent, LACKS, "gate.weight"),
+    (STATIC, "input_layernorm.weight", absent, NAMES, "layers.1.input_layernorm.weight"),
+    (STATIC, "model.embed_tokens.weight", absent, LACKS, "embed_tokens.weight"),
+    (MXFP4, "experts.2.up_proj.weight_packed", absent, LACKS, "experts.w13_weight_packed"),
+    (MXFP4, "experts.2.down_proj.weight_scale", absent, LACKS, "experts.w2_weight_scale"),
+    (INT8, "self_attn.k_proj.weight_scale", absent, LACKS, "qkv_proj.weight_scale"),
+    (INT8, "mlp.down_proj.weight", absent, LACKS, "down_proj.weight"),
+    (DEEPSEEK, "mlp.gate.e_score_correction_bias", absent, LACKS, "gate.e_score_correction_bias"),
+    (GPT_OSS, "down_proj_blocks", absent, LACKS, "experts.w2_weight"),
+    (GPT_OSS, "gate_up_proj_scales", absent, LACKS, "experts.w13_weight_scale"),
+    (GPT_OSS, "gate_up_proj_bias", absent, LACKS, "experts.w13_bias"),
+    (GPT_OSS, "q_proj.bias", absent, LACKS, "qkv_proj.bias"),
+    (GPT_OSS, "sinks", absent, NAMES, "layers.1.attn.sinks"),
+]
+LAYER = "model.layers.1."
+
+
+def changed(folder, target, change) -> str:
+    """A copy of a checkpoint; change: of its tensors, in place."""
+    shutil.copytree(folder, target)
+    edit(target, change)
+    return str(target)
+
+
+@pytest.mark.parametrize(
+    "name, end, change, message, own", FAULTS, ids=[f"{f[0]}, {f[1]}, {getattr(f[2], '__name__', '')}" for f in FAULTS]
+)
+def test_what_a_checkpoint_lacks_is_refused(name, end, change, message, own, engine, checkpoint, tmp_path):
+    def fault(tensors: dict[str, torch.Tensor]) -> None:
+        (found,) = (each for each in tensors if each.endswith(end) and (LAYER in each or "layers" not in each))
+        made = change(tensors.pop(found))
+        if made is not None:
+            tensors[found] = made
+
+    model = changed(checkpoint(name), tmp_path / "changed", fault)
+    with pytest.raises(ValueError, match=message.format(re.escape(own).replace("experts", "experts.routed_experts"))):
+        engine(name, enforce_eager=True, model=model)
+
+
+@pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.o_proj", "block_sparse_moe.experts.2.w1"])
+def test_a_bias_that_the_model_has_no_place_for_is_refused(module, engine, checkpoint, tmp_path):
+    """One of zeros, as GPTQ's files have it, is none."""
+    name = f"{LAYER}{module}.bias"
+
+    def add(tensors: dict[str, torch.Tensor], value: float) -> None:
+        tensors[name] = torch.full((tensors[f"{LAYER}{module}.weight"].shape[0],), value, dtype=torch.bfloat16)
+
+    model = changed(checkpoint(STATIC), tmp_path / "ones", lambda tensors: add(tensors, 1.0))
+    with pytest.raises(ValueError, match=BIAS.format(re.escape(name))):
+        engine(STATIC, enforce_eager=True, model=model)
+    model = changed(checkpoint(STATIC), tmp_path / "zeros", lambda tensors: add(tensors, 0.0))
+    engine(STATIC, enforce_eager=True, model=model)
+
+
+def test_of_gates_and_ups_input_scales_the_largest_counts(engine, checkpoint, tmp_path):
+    """vLLM takes the one that it loads last. Here the largest are ups'."""
+
+    def swap(tensors: dict[str, torch.Tensor]) -> None:
+        for gate in [each for each in tensors if each.endswith(".w1.input_scale")]:
+            up = gate.replace(".w1.", ".w3.")
+            tensors[gate], tensors[up] = tensors[up].clone(), tensors[gate].clone()
+            assert tensors[gate] == 2 * tensors[up]
+
+    ids = text(2, 200)
+    expected = teacher_forced(engine(STATIC, enforce_eager=True), ids)[1]
+    model = changed(checkpoint(STATIC), tmp_path / "swapped", swap)
+    assert torch.equal(teacher_forced(engine(STATIC, enforce_eager=True, model=model), ids)[1], expected)
+
+
+def test_what_no_file_fills_on_purpose_is_left_alone(engine, monkeypatch):
+    """Weights that vLLM draws; the embedding of a model that drafts for another."""
+    engine(STATIC, enforce_eager=True, load_format="dummy")
+    model = Model(monkeypatch)
+    weights.mark(model, made_up=False, drafts=True)
+    weights.check(model)
+    assert (model.embedding.weight == 1).all() and (model.lm_head.weight == 1).all()
+    weights.mark(model, made_up=False)
+    with pytest.raises(ValueError, match=LACKS.format("^embedding.weight")):
+        weights.check(model)
+    model.load(model.embedding)
+    weights.check(model)
+
+
+def made(kind: type[torch.nn.Module], dtype: torch.dtype, **shapes: tuple[int, ...]) -> torch.nn.Module:
+    """One of vLLM's modules, with parameters alone."""
+    module = kind.__new__(kind)
+    torch.nn.Module.__init__(module)
+    for name, shape in shapes.items():
+        values = torch.zeros(shape, dtype=dtype)
+        module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
+    return module
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["a zero point", "experts with padding"])
+def test_what_has_no_mark_is_refused_where_nothing_loads_it(padded):
+    """Of one byte no number is a mark, and padding is to stay zero."""
+    model = torch.nn.Module()
+    if padded:
+        layer = made(RoutedExperts, torch.uint8, w13_weight=(2, 4, 32), w2_weight_scale=(2, 4, 1))
+        layer.quant_config = SimpleNamespace(get_name=lambda: "gpt_oss_mxfp4")
+        sizes = dict(hidden_dim=64, hidden_dim_unpadded=64, intermediate_size_per_partition_unpadded=1)
+        layer.moe_config = SimpleNamespace(intermediate_size_per_partition=2, **sizes)
+    else:
+        layer = made(LinearBase, torch.int8, weight=(4, 32), input_zero_point=(1,))
+    model.layer = layer
+    weights.mark(model, made_up=False)
+    assert not padded or not any(values.any() for values in layer.parameters())
+    for name, values in layer.named_parameters():
+        with pytest.raises(ValueError, match=LACKS.format(f"^layer.{name}")):
+            weights.check(model)
+        values.weight_loader(values, torch.zeros_like(values))
+    weights.check(model)
