@@ -9,13 +9,11 @@
 //
 // Files: block_scaled_gemm.hip  launcher
 //        stream.hip             up to 32 rows: common/gemm/hip/stream.h with scales
-//        accumulate.h           more rows: what the main loop makes of products
+//        tiles.h                more rows: shapes, what the main loop makes of products
 //        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
-//        tile.h                 shapes at compile time, matrix instructions
-//        scales.h               scales of any kind to LDS
 //        transposed.hip         operands whose rows are contiguous, for more than 32 rows
-//        epilogue.h             channels' scales, bias, rounding, stores
-//        common/gemm/hip        what it shares with the other GEMMs: main loops, loaders, order of tiles, split-K
+//        common/gemm/hip        what it shares with the other GEMMs: main loops, loaders, scales, epilogue, order of tiles,
+//                               split-K
 //        config.h               the compiled shapes, and which one with which parts of K, by a model
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU). Large K: matrix instructions, at
@@ -26,7 +24,7 @@
 #include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
-#include "accumulate.h"
+#include "tiles.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {

@@ -15,9 +15,8 @@
 // waited for by an asm.
 #pragma once
 
-#include "../../common/hip/lds.h"
 #include "../../common/hip/lds_direct.h"
-#include "epilogue.h"
+#include "tiles.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
@@ -175,7 +174,10 @@ class DirectTile {
         lds_barrier();
         // The next item's first block is on its way to the other half.
         auto& regions = *reinterpret_cast<char (*)[S::waves][S::region_bytes]>(lds.a[1]);
-        finish_tile<S, S::columns_in_region>(sums, arguments<Launch>(), done, regions);
+        const Launch& launch = arguments<Launch>();
+        if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split, regions)) return;
+        finish_tile<S, S::columns_in_region>(sums, launch.args, launch.mode, first_row<S>(done), first_column<S>(done),
+                                             regions);
     }
 
   private:

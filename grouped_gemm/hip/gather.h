@@ -16,6 +16,12 @@ struct Item {
     int group, row, end;  // its first row in the result; the group's last one and one
     int tile_n;
     int k_begin, k_end;  // blocks of K: all of them
+
+    // Whether the wave has some: the last tile of a group may be short.
+    template <class S>
+    __device__ bool has_rows() const {
+        return row + uniform(threadIdx.x / kWave) / S::waves_n * S::wave_rows < end;
+    }
 };
 
 // body(i, source): of the tile's row `of(i)`, its row of A, counted from `first`; -1 beyond the end.
