@@ -96,13 +96,7 @@ class HalfTile {
                           uint32_t end_k) {
         start_group_loads<S>(load_a, load_b, launch.args, item, first_k, end_k);
     }
-    __device__ void clear(const Launch&) {
-#pragma unroll
-        for (auto& row : sums) {
-#pragma unroll
-            for (auto& each : row) each = Sums<S::matrix>(0);
-        }
-    }
+    __device__ void clear(const Launch&) { clear_sums(sums); }
     __device__ void filled(const Launch&) {}
     __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool) {
         sums[i][j] = multiply_half<S::matrix, type>(*b, *a, sums[i][j], n);

@@ -23,7 +23,6 @@
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
 // Steps and figures: docs/journal/int8_gemm-hip.md.
-#include "../../common/forced.h"
 #include "../../common/gemm/hip/add_parts.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gemm/hip/tile_loop.h"
@@ -57,11 +56,7 @@ class ExactTile {
     }
     __device__ void clear(const Launch& launch) {
         places = scales.prepare(launch.args, launch.mode, item);
-#pragma unroll
-        for (auto& row : sums) {
-#pragma unroll
-            for (auto& each : row) each = Sums<S::matrix>(0);
-        }
+        clear_sums(sums);
     }
     __device__ void filled(const Launch&) { scales.request(places); }
     __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool) {
@@ -117,15 +112,11 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
 
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(bool unaligned, int64_t blocks, Config* config) {
-    ForcedConfig forced;
     const auto place = [](std::string_view name) { return place_of(kTileShapes, name); };
-    const Status read = read_forced_config("int8_gemm", place, kMaxParts, false, &forced);
-    if (!read.ok() || !forced.set) return read;
-    if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {
-        return {kUnfit};
-    }
-    *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
-    return {};
+    const auto fits = [&](const ForcedConfig& forced) {
+        return forced.shape >= 0 && (!unaligned || fallback_shape(forced.shape) == forced.shape);
+    };
+    return take_forced("int8_gemm", place, blocks, fits, config);
 }
 
 }  // namespace

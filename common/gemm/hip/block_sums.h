@@ -40,13 +40,7 @@ class BlockSums {
         for (auto& of_range : scales_b) of_range.request(launch.args.scale_b, block);
     }
     __device__ void clear(const Launch&) {
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-            for (auto& of_range : scale) of_range[i] = 0;
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) sums[i][j] = block_sums[i][j] = Sums<S::matrix>(0);
-        }
+        clear_sums(scale), clear_sums(sums), clear_sums(block_sums);
         if constexpr (per_column) {
 #pragma unroll
             for (int j = 0; j < S::sub_n; ++j) of_columns[j] = Sums<S::matrix>(0);
