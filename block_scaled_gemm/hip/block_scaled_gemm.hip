@@ -9,13 +9,11 @@
 //
 // Files: block_scaled_gemm.hip  launcher
 //        stream.hip             up to 32 rows: common/gemm/hip/stream.h with scales
-//        accumulate.h           more rows: what the main loop makes of products
+//        tiles.h                more rows: shapes, what the main loop makes of products
 //        direct.h, direct.hip   the main loop of gfx950's largest tile, whose loads go to LDS directly
-//        tile.h                 shapes at compile time, matrix instructions
-//        scales.h               scales of any kind to LDS
 //        transposed.hip         operands whose rows are contiguous, for more than 32 rows
-//        epilogue.h             channels' scales, bias, rounding, stores
-//        common/gemm/hip        what it shares with the other GEMMs: main loops, loaders, order of tiles, split-K
+//        common/gemm/hip        what it shares with the other GEMMs: main loops, loaders, scales, epilogue, order of tiles,
+//                               split-K
 //        config.h               the compiled shapes, and which one with which parts of K, by a model
 //
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU). Large K: matrix instructions, at
@@ -23,10 +21,9 @@
 // because vmcnt counts both in order.
 //
 // Steps and figures: docs/journal/block_scaled_gemm-hip.md.
-#include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
-#include "accumulate.h"
+#include "tiles.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
@@ -75,18 +72,14 @@ bool fits_direct(Arch arch, Access access, const Args& args) {
 
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(Access access, bool direct, int64_t m, int64_t k, Config* config) {
-    ForcedConfig forced;
-    const Status read = read_forced_config("block_scaled_gemm", shape_named, kMaxParts, false, &forced);
-    if (!read.ok() || !forced.set) return read;
-    const int64_t blocks = blocks_of(k);
-    const int shape = forced.shape;
-    const bool fits = shape < 0          ? false
-                      : is_stream(shape) ? m <= form_of(shape).rows
-                      : is_direct(shape) ? direct
-                                         : access <= Access::transposed || shape == kFallbackTile;
-    if (!fits) return {kUnfit};
-    *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
-    return {};
+    const auto fits = [&](const ForcedConfig& forced) {
+        const int shape = forced.shape;
+        return shape < 0          ? false
+               : is_stream(shape) ? m <= form_of(shape).rows
+               : is_direct(shape) ? direct
+                                  : access <= Access::transposed || shape == kFallbackTile;
+    };
+    return gemm::hip::take_forced("block_scaled_gemm", shape_named, blocks_of(k), fits, config);
 }
 
 }  // namespace
@@ -100,12 +93,7 @@ Status launch(const Args& args, const Executor& on, const Portion& part) {
     if (args.k > gemm::kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
-    if (args.format != native_fp8(chip.arch)) {
-        return {
-            chip.arch == Arch::gfx942
-                ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
-                : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
-    }
+    if (const Status own = own_fp8(args.format, chip.arch); !own.ok()) return own;
     const int64_t of_m = part.m ? part.m : args.m, of_n = part.n ? part.n : args.n;
     const bool channels = args.scale_b.rows == 1 && args.scale_b.row_stride != 0 && args.scale_b.block_stride == 0;
     const bool columns = args.scale_b.rows == 1 && args.scale_b.row_stride != 0 && !channels;

@@ -15,9 +15,8 @@
 // waited for by an asm.
 #pragma once
 
-#include "../../common/hip/lds.h"
 #include "../../common/hip/lds_direct.h"
-#include "epilogue.h"
+#include "tiles.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 namespace {
@@ -46,7 +45,7 @@ struct DirectLoader {
     __device__ void start(const Operand& from, int64_t row, int64_t all, int64_t block) {
         next = from.data + row * from.row_stride + block * kBlock;
         stride = uint32_t(from.row_stride);
-        last = uint32_t(all - row < count ? all - row : count) - 1;
+        last = uint32_t(rows_before(all, row, count)) - 1;
     }
     // Load n of kLoads of a block. row: the lane's in load 0; chunk: its bytes' place in it; to: the wave's part of an
     // operand's place in LDS.
@@ -68,11 +67,10 @@ struct DirectScales {
     // rows: of which each has scales here; apart: rows of the operand from one to the next.
     __device__ void start(const Scales& s, int64_t row, int64_t all, int rows, int apart, int64_t block) {
         const int64_t at = s.rows == 1 ? row : int64_t(uint64_t(row) / kBlock);
-        const int64_t left = (all - row + apart - 1) / apart;
         first = static_cast<const uint8_t*>(s.data) + (at * s.row_stride + block * s.block_stride) * 4;
         row_bytes = uint32_t(s.row_stride) * (s.rows == 1 ? apart : 1) * 4;
         block_bytes = uint32_t(s.block_stride) * 4;
-        last = uint32_t(left < rows ? left : rows) - 1;
+        last = uint32_t(rows_before((all - row + apart - 1) / apart, 0, rows)) - 1;
     }
     // A square's rows share a scale: shift is then 7.
     __device__ void load(uint32_t row, uint32_t shift, uint32_t block, uint32_t blocks, uint32_t to) const {
@@ -175,7 +173,10 @@ class DirectTile {
         lds_barrier();
         // The next item's first block is on its way to the other half.
         auto& regions = *reinterpret_cast<char (*)[S::waves][S::region_bytes]>(lds.a[1]);
-        finish_tile<S, S::columns_in_region>(sums, arguments<Launch>(), done, regions);
+        const Launch& launch = arguments<Launch>();
+        if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split, regions)) return;
+        finish_tile<S, S::columns_in_region>(sums, launch.args, launch.mode, first_row<S>(done), first_column<S>(done),
+                                             regions);
     }
 
   private:

@@ -13,7 +13,6 @@
 #include "../../common/gemm/hip/scaled_stream.h"
 #include "../../common/gemm/hip/stream_end.h"
 #include "../../common/gpu/kernel_at.h"
-#include "../../common/hip/lds.h"
 #include "launch.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
@@ -140,17 +139,6 @@ class StreamScales {
     }
 };
 
-// Of the end: channels' scales, where the launch has them.
-template <bool general>
-struct Channels {
-    static constexpr bool kRows = false, kColumns = general, kSplits = true, kEarly = false;
-    const StreamArgs& rest;
-    __device__ float column(int n) const {
-        const gemm::Scales& s = rest.args.scale_b;
-        return rest.channels ? gemm::scale_of_bits(s.dtype == DType::e8m0, gemm::scale_bits(s, n, 0)) : 1.0f;
-    }
-};
-
 // General forms have the most waves that they may have; fast ones are exact.
 template <int index, bool per_column, bool strided>
 __global__ __launch_bounds__(Form<index>::threads, Form<index>::waves_per_simd) void block_scaled_gemm_stream(
@@ -177,13 +165,10 @@ __global__ __launch_bounds__(Form<index>::threads, Form<index>::waves_per_simd) 
         slice.load_a.start(a, a_stride, 0, m);
     }
     slice.start(uint32_t(first) * kBlock, count, k);
-    StreamEnd<S, Channels<per_column>, per_column ? kLeastThreads : S::threads> ending(
-        {rest}, rest.args.bias, rest.args.out, rest.split, m, n, column, tile, part);
-    slice.multiply();
-    slice.sums.store();
-    // Barrier: the sums are added below by other waves.
-    lds_barrier();
-    ending.template finish<Sums::kRegion>(regions[0], waves);
+    using Factors = ChannelFactors<per_column, true>;
+    StreamEnd<S, Factors, per_column ? kLeastThreads : S::threads> ending(
+        {rest.args.scale_b, rest.channels}, rest.args.bias, rest.args.out, rest.split, m, n, column, tile, part);
+    ending.finish(slice, regions, wave, waves);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The kernels of tiles for operands whose rows are contiguous: one of them, or both. See
 // common/gemm/hip/loaders.h.
 #include "../../common/gpu/kernel_at.h"
-#include "accumulate.h"
+#include "tiles.h"
 
 namespace rocm_fp8::block_scaled_gemm::hip {
 

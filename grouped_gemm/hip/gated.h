@@ -121,33 +121,21 @@ __device__ inline void quantize_tile(const QuantizedRows& to, const char* tile, 
 }
 
 template <class S, DType type>
-struct GatedProduct {
-    using Args = GatedJob;
-    using Item = hip::Item;
-    using ScalesA = GatheredScales<S::rows, S::threads>;
-    using ScalesB = ScaleLoader<1, S::threads, false>;
-    static constexpr bool per_column = false, kSkips = skips<S>;
-    static constexpr int kRangesB = 2;
+struct GatedTile : GroupSums<S, GatedLaunch, 2> {
+    using GatedTile::GroupSums::GroupSums;
 
     __device__ static int64_t first_hidden(const Item& item) { return int64_t(item.tile_n) * HalvesOf<S>::kHidden; }
-    __device__ static bool has_rows(const Item& item) { return wave_has_rows<S>(item); }
     template <class LoadA, class LoadB>
-    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
-                                       uint32_t end_k) {
+    __device__ void start(LoadA& load_a, LoadB& load_b, const GatedLaunch& launch, const Item& item, uint32_t first_k,
+                          uint32_t end_k) {
+        const GatedJob& a = launch.args;
+        const int64_t hidden = first_hidden(item);
         load_a.start(a, item, first_k, end_k);
-        const uint8_t* const first = a.b.data + item.group * a.b.group_stride + first_hidden(item) * a.b.row_stride;
+        const uint8_t* const first = a.b.data + item.group * a.b.group_stride + hidden * a.b.row_stride;
         load_b.start(first, a.b.row_stride, a.to.d, first_k, end_k);
+        this->start_scales(launch, item, {hidden, a.to.d + hidden});
     }
-    __device__ static void start_scales(ScalesA& scales_a, ScalesB (&scales_b)[2], const Args& a, const Item& item,
-                                        bool channels) {
-        scales_a.start(a, item, item.k_begin, item.k_end);
-        if (channels) return;
-        const gemm::Scales of_group = scales_of(a.scale_b, item.group);
-        scales_b[0].start(of_group, first_hidden(item), a.n, item.k_begin, item.k_end);
-        scales_b[1].start(of_group, a.to.d + first_hidden(item), a.n, item.k_begin, item.k_end);
-    }
-    template <class Regions>
-    __device__ static void finish(TileSums<S>& sums, const GatedLaunch& launch, const Item& done, Regions& regions) {
+    __device__ void finish(const GatedLaunch& launch, const Item& done, char (&regions)[S::waves][S::region_bytes]) {
         const GatedJob& a = launch.args;
         if (launch.mode) {
             const int wave = uniform(threadIdx.x / kWave);
@@ -156,12 +144,12 @@ struct GatedProduct {
             const auto column_of = [&](int n) {
                 return first + HalvesOf<S>::row_of_b(wave % S::waves_n * S::wave_columns + n, a.to.d);
             };
-            scale_and_add<S>(sums, result, true, column_of, reinterpret_cast<float*>(regions[wave]));
+            scale_and_add<S>(this->sums, result, true, column_of, reinterpret_cast<float*>(regions[wave]));
             // Barrier: waves write gated values where others have read their scales.
             lds_barrier();
         }
         char* const tile = regions[0];
-        gate_sums<S, type>(sums, a.limit, tile);
+        gate_sums<S, type>(this->sums, a.limit, tile);
         // Barrier: rows are read by other waves than wrote them.
         lds_barrier();
         quantize_tile<S, type>(a.to, tile, done.row, done.end, first_hidden(done));
@@ -173,7 +161,7 @@ struct GatedProduct {
 template <int index, DType type>
 struct GatedOf {
     using S = LoopShape<kGatedShapes[index], kChunksAFragment>;
-    using Loop = TileLoop<S, GatheredLoader<S, S::rows>, HalvesLoader<S>, BlockSums<S, GatedProduct<S, type>>>;
+    using Loop = TileLoop<S, GatheredLoader<S, S::rows>, HalvesLoader<S>, GatedTile<S, type>>;
 };
 
 // FP8 operands; type: the product's and the gated values'.

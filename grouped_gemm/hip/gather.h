@@ -16,6 +16,12 @@ struct Item {
     int group, row, end;  // its first row in the result; the group's last one and one
     int tile_n;
     int k_begin, k_end;  // blocks of K: all of them
+
+    // Whether the wave has some: the last tile of a group may be short.
+    template <class S>
+    __device__ bool has_rows() const {
+        return row + uniform(threadIdx.x / kWave) / S::waves_n * S::wave_rows < end;
+    }
 };
 
 // body(i, source): of the tile's row `of(i)`, its row of A, counted from `first`; -1 beyond the end.
@@ -58,11 +64,7 @@ struct GatheredAnyLoader : AnyLoader<S, count, false> {
         });
     }
     __device__ void request(u32x4 (&into)[Base::kLoads], int i, uint32_t at, uint32_t) const {
-        const uint32_t mine = Base::begin + at + uint32_t(Base::chunk_of(i)) * kChunk;
-        into[i] = u32x4(0);
-        if (!from[i] || mine >= Base::end) return;
-        if (mine + kChunk <= Base::end) into[i] = load_unaligned(from[i] + mine);
-        else into[i] = chunk_of_bytes(from[i] + mine, 1, Base::end - mine);
+        into[i] = chunk_of_row(from[i], Base::begin + at + uint32_t(Base::chunk_of(i)) * kChunk, Base::end);
     }
 };
 
@@ -125,12 +127,7 @@ struct GatheredAnyFragments {
             a, item, [](int i) { return 16 * i + own_row<rows>(); },
             [&](int i, int row) { from[i] = row >= 0 ? first + row * a.a.row_stride : nullptr; });
     }
-    __device__ u32x4 load(int i, uint32_t k, uint32_t end) const {
-        k += own_k();
-        if (!from[i] || k >= end) return u32x4(0);
-        if (end - k >= uint32_t(kChunk)) return load_unaligned(from[i] + k);
-        return chunk_of_bytes(from[i] + k, 1, end - k);
-    }
+    __device__ u32x4 load(int i, uint32_t k, uint32_t end) const { return chunk_of_row(from[i], k + own_k(), end); }
 };
 
 }  // namespace

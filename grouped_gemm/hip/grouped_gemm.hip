@@ -98,12 +98,8 @@ struct Call {
 Status read_call(const Args& args, Call* call) {
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
-    if (is_fp8(args.format) && args.format != native_fp8(chip.arch)) {
-        return {
-            chip.arch == Arch::gfx942
-                ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
-                : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
-    }
+    const bool fp8 = is_fp8(args.format);
+    if (const Status own = own_fp8(args.format, chip.arch); fp8 && !own.ok()) return own;
     call->arch = chip.arch;
     Job& job = call->job;
     job = {args, divider_by(uint32_t(args.slots))};
@@ -111,9 +107,9 @@ Status read_call(const Args& args, Call* call) {
     job.k *= args.element_bytes();
     if (job.k > gemm::kMostK) return {"a: K is more than 4294967168 bytes; at most that is allowed"};
     const gemm::Scales& s = args.scale_b;
-    call->channels = is_fp8(args.format) && s.rows == 1 && s.row_stride != 0;
+    call->channels = fp8 && s.rows == 1 && s.row_stride != 0;
     // Of a tile's columns all forms read one scale a block.
-    if (is_fp8(args.format) && !call->channels && !scales_in_reach(s, 1, job.k))
+    if (fp8 && !call->channels && !scales_in_reach(s, 1, job.k))
         return {"scale_b: blocks of K lie more than 1 GiB apart"};
     return read_forced_config("grouped_gemm", shape_named, 1, false, &call->forced);
 }

@@ -41,7 +41,8 @@ struct RowTiles {
 
     // Offsets that leave [0, m], or fall, give rows inside of the result, or none.
     __device__ int at(int group) const { return inside(global<int32_t>(offsets)[group < groups ? group : groups]); }
-    __device__ int inside(int offset) const { return offset < 0 ? 0 : offset < m ? offset : m; }
+    __device__ int inside(int offset) const { return inside(offset, m); }
+    static __device__ int inside(int offset, int m) { return offset < 0 ? 0 : offset < m ? offset : m; }
     static __device__ int tiles_of(int first, int end) {
         return end > first ? int((uint32_t(end - first) + tile_rows - 1) / tile_rows) : 0;
     }
@@ -115,7 +116,7 @@ __device__ inline RowTile row_tile(const Grouped& a, int index) {
     constexpr int kOfLane = 4, kOfTurn = kWave * kOfLane, kTurns = kMostGroups / kOfTurn;
     const int groups = int(a.groups), m = int(a.m), lane = int(threadIdx.x) % kWave;
     if (groups < kOfLane - 1) return Tiles(a).tile(index);  // no load of four
-    const auto inside = [&](int offset) { return offset < 0 ? 0 : offset < m ? offset : m; };
+    const auto inside = [&](int offset) { return Tiles::inside(offset, m); };
     u32x4 found[kTurns];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {

@@ -3,10 +3,8 @@
 // expert in the offsets (row_tiles.h). The launch has as many workgroups as there may be tiles; those beyond the last end.
 #pragma once
 
-#include "../../common/hip/half_matrix.h"
 #include "../../common/gemm/hip/scaled_stream.h"
 #include "../../common/gemm/hip/stream_end.h"
-#include "../../common/hip/lds.h"
 #include "config.h"
 #include "gather.h"
 
@@ -53,50 +51,6 @@ class GroupScales {
     }
 };
 
-// What a wave makes of 16-bit products.
-template <class S, DType type>
-class HalfStreamSums {
-    float* region;
-    f32x4 d[S::sub_m][S::sub_n];
-
-  public:
-    static constexpr int kRegion = S::sums;
-
-    __device__ void start(float* own_region, int, int, int) {
-        region = own_region;
-#pragma unroll
-        for (auto& row : d) {
-#pragma unroll
-            for (f32x4& v : row) v = f32x4(0);
-        }
-    }
-    __device__ void begin() {}
-    __device__ void multiply(const u32x4 (&a)[S::sub_m][kHalves], const u32x4 (&b)[S::sub_n][kHalves], int) {
-#pragma unroll
-        for (int n = 0; n < kHalves * kHalfInstructions; ++n) {
-            const int half = n / kHalfInstructions, in_half = n % kHalfInstructions;
-#pragma unroll
-            for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-                for (int j = 0; j < S::sub_n; ++j)
-                    d[i][j] = multiply_half<16, type>(b[j][half], a[i][half], d[i][j], in_half);
-            }
-        }
-    }
-    __device__ void fold() {}
-    __device__ void store() const { store_sums<S>(region, d); }
-};
-
-// Of the end: channels' scales, where the launch has them.
-struct ChannelFactors {
-    static constexpr bool kRows = false, kColumns = true, kSplits = false, kEarly = false;
-    gemm::Scales scales;
-    bool channels;
-    __device__ float column(int n) const {
-        return channels ? gemm::scale_of_bits(scales.dtype == DType::e8m0, gemm::scale_bits(scales, n, 0)) : 1.0f;
-    }
-};
-
 // any: loads byte by byte leave no registers for more blocks.
 template <int index, DType type, bool any>
 struct StreamOf {
@@ -105,7 +59,7 @@ struct StreamOf {
     using S = Stream<kStreamShapes[index], any ? 32 / rows : kStreamShapes[index].depth>;
     using A = std::conditional_t<any, GatheredAnyFragments<rows>, GatheredFragments<rows>>;
     using B = std::conditional_t<any, AnyFragments<S::columns>, AlignedFragments<S::columns, kNonTemporal>>;
-    using Sums = std::conditional_t<fp8, ScaledSums<S, GroupScales<S>>, HalfStreamSums<S, type>>;
+    using Sums = std::conditional_t<fp8, ScaledSums<S, GroupScales<S>>, RunningSums<S, type>>;
 };
 
 template <int index, DType type, bool any>
@@ -127,25 +81,23 @@ grouped_gemm_stream(StreamLaunch) {
     const int first = wave * blocks + (wave < longer ? wave : longer), count = blocks + (wave < longer);
 
     StreamSlice<S, gemm::kBlock, typename Of::A, typename Of::B, Sums> slice;
-    if constexpr (Of::fp8) slice.sums.of_scales().of(item);
-    slice.sums.start(regions[wave], column, first, count);
+    if constexpr (Of::fp8) {
+        slice.sums.of_scales().of(item);
+        slice.sums.start(regions[wave], column, first, count);
+    }
     const gemm::Operand b{0, args.b.data + item.group * args.b.group_stride, args.b.row_stride, 1};
     if constexpr (any) slice.load_b.start(b, column, args.n);
     else slice.load_b.start(b.data, uint32_t(b.row_stride), column, int(args.n));
     slice.load_a.start(args, item);
     slice.start(uint32_t(first) * gemm::kBlock, count, uint32_t(args.k));
 
-    const ChannelFactors factors{scales_of(args.scale_b, item.group), launch.channels};
+    const gemm::Scales scales = scales_of(args.scale_b, item.group);
     gemm::Output out = args.out;
     out.data = offset(out.data, item.row * out.row_stride * (out.dtype == DType::f32 ? 4 : 2));
     const int left = item.end - item.row, m = left < S::rows ? left : S::rows;
-    StreamEnd<S, ChannelFactors> ending(factors, bias_of(args, item.group), out, SplitK{1, nullptr, nullptr}, m,
-                                        int(args.n), column, 0, 0);
-    slice.multiply();
-    slice.sums.store();
-    // Barrier: the sums are added below by other waves.
-    lds_barrier();
-    ending.template finish<Sums::kRegion>(regions[0], S::waves);
+    StreamEnd<S, ChannelFactors<true, false>> ending({scales, launch.channels}, bias_of(args, item.group), out,
+                                                     SplitK{1, nullptr, nullptr}, m, int(args.n), column, 0, 0);
+    ending.finish(slice, regions, wave, S::waves);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include "../../common/gemm/hip/block_sums.h"
 #include "../../common/hip/half_matrix.h"
-#include "../../common/hip/lds.h"
 #include "config.h"
 #include "gather.h"
 
@@ -27,16 +26,7 @@ __device__ inline void finish_group(TileSums<S>& sums, const Launch& launch, con
                                     char (&regions)[S::waves][S::region_bytes]) {
     const Job& a = launch.args;
     const GroupResult result{done.end, a.n, scales_of(a.scale_b, done.group), bias_of(a, done.group), a.out};
-    const int wave = uniform(threadIdx.x / kWave);
-    char* const region = regions[wave];
-    const int64_t row = done.row + wave / S::waves_n * S::wave_rows;
-    const int64_t column = int64_t(done.tile_n) * S::columns + wave % S::waves_n * S::wave_columns;
-    const auto column_of = [&](int n) { return column + n; };
-    scale_and_add<S>(sums, result, launch.mode, column_of, reinterpret_cast<float*>(region));
-    if (a.out.dtype == DType::f32) store_rows<S, float, S::matrix>(sums, result, region, row, column);
-    else store_rows<S, uint16_t, S::wave_columns>(sums, result, region, row, column);
-    // Others write there after the next barrier.
-    lds_done();
+    finish_tile<S>(sums, result, launch.mode, done.row, int64_t(done.tile_n) * S::columns, regions);
 }
 
 template <class S>
@@ -47,12 +37,6 @@ __device__ inline void start_group_loads(auto& load_a, auto& load_b, const Job& 
     load_b.start(b, int64_t(item.tile_n) * S::columns, a.n, first_k, end_k);
 }
 
-// The last tile of a group may be short.
-template <class S>
-__device__ inline bool wave_has_rows(const Item& item) {
-    return item.row + uniform(threadIdx.x / kWave) / S::waves_n * S::wave_rows < item.end;
-}
-
 #if defined(__gfx950__)
 constexpr int kMostSkipped = 128 * 128;  // larger tiles of FP8 have no registers left for it
 #else
@@ -61,79 +45,67 @@ constexpr int kMostSkipped = 256 * 128;
 template <class S>
 constexpr bool skips = S::rows * S::columns <= kMostSkipped;
 
-// FP8, as BlockSums asks for it.
-template <class S>
-struct ScaledProduct {
-    using Args = Job;
+// FP8. ranges: of rows of B that lie apart.
+template <class S, class Launch, int ranges = 1>
+struct GroupSums
+    : BlockSums<S, Launch, GatheredScales<S::rows, S::threads>, ScaleLoader<1, S::threads, false>, false, ranges> {
     using Item = hip::Item;
-    using ScalesA = GatheredScales<S::rows, S::threads>;
-    using ScalesB = ScaleLoader<1, S::threads, false>;
-    static constexpr bool per_column = false, kSkips = skips<S>;
-    static constexpr int kRangesB = 1;
+    static constexpr bool kSkips = skips<S>;
+    using GroupSums::BlockSums::BlockSums;
 
-    __device__ static bool has_rows(const Item& item) { return wave_has_rows<S>(item); }
-    template <class LoadA, class LoadB>
-    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
-                                       uint32_t end_k) {
-        start_group_loads<S>(load_a, load_b, a, item, first_k, end_k);
-    }
-    __device__ static void start_scales(ScalesA& scales_a, ScalesB (&scales_b)[1], const Args& a, const Item& item,
-                                        bool channels) {
-        scales_a.start(a, item, item.k_begin, item.k_end);
-        if (!channels) {
-            const int64_t column = int64_t(item.tile_n) * S::columns;
-            scales_b[0].start(scales_of(a.scale_b, item.group), column, a.n, item.k_begin, item.k_end);
+    // columns: the first of each range.
+    __device__ void start_scales(const Launch& launch, const Item& item, const int64_t (&columns)[ranges]) {
+        const auto& a = launch.args;
+        this->scales_a.start(a, item, item.k_begin, item.k_end);
+        if (!launch.mode) {
+#pragma unroll
+            for (int r = 0; r < ranges; ++r)
+                this->scales_b[r].start(scales_of(a.scale_b, item.group), columns[r], a.n, item.k_begin, item.k_end);
         }
     }
-    template <class Regions>
-    __device__ static void finish(TileSums<S>& sums, const Launch& launch, const Item& done, Regions& regions) {
-        finish_group<S>(sums, launch, done, regions);
+};
+template <class S>
+struct ScaledTile : GroupSums<S, Launch> {
+    using ScaledTile::GroupSums::GroupSums;
+
+    template <class LoadA, class LoadB>
+    __device__ void start(LoadA& load_a, LoadB& load_b, const Launch& launch, const Item& item, uint32_t first_k,
+                          uint32_t end_k) {
+        start_group_loads<S>(load_a, load_b, launch.args, item, first_k, end_k);
+        this->start_scales(launch, item, {int64_t(item.tile_n) * S::columns});
+    }
+    __device__ void finish(const Launch& launch, const Item& done, char (&regions)[S::waves][S::region_bytes]) {
+        finish_group<S>(this->sums, launch, done, regions);
     }
 };
 
 // float16 and bfloat16: sums in place.
 template <class S, DType type>
-class HalfSums {
+class HalfTile {
   public:
-    using Args = Job;
+    using Launch = hip::Launch;
     using Item = hip::Item;
     static constexpr bool kBlocksApart = false, kSkips = true;
     static constexpr int kInstructions = kHalfInstructions;
-    using Regions = char[S::waves][S::region_bytes];
     struct Lds {};
 
-    __device__ explicit HalfSums(Lds&) {}
+    __device__ explicit HalfTile(Lds&) {}
 
     template <class LoadA, class LoadB>
-    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const Item& item, uint32_t first_k,
-                                       uint32_t end_k) {
-        start_group_loads<S>(load_a, load_b, a, item, first_k, end_k);
+    __device__ void start(LoadA& load_a, LoadB& load_b, const Launch& launch, const Item& item, uint32_t first_k,
+                          uint32_t end_k) {
+        start_group_loads<S>(load_a, load_b, launch.args, item, first_k, end_k);
     }
-    __device__ void begin(const Args&, const Item& item) { has_rows = wave_has_rows<S>(item); }
-    __device__ bool live() const { return has_rows; }
-    __device__ void requested(const Args&) {}
-    __device__ void start(const Launch&) {
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) sums[i][j] = Sums<S::matrix>(0);
-        }
-    }
-    __device__ void entered(const Args&) {}
-    __device__ void filled() {}
-    __device__ void stage(const Args&, uint32_t, int, uint32_t) {}
-    __device__ void fold(int, int) {}
+    __device__ void clear(const Launch&) { clear_sums(sums); }
+    __device__ void filled(const Launch&) {}
     __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool) {
         sums[i][j] = multiply_half<S::matrix, type>(*b, *a, sums[i][j], n);
     }
-    __device__ void folded() {}
-    __device__ void end() {}
-    __device__ void finish(const Launch& launch, const Item& done, Regions& regions) {
+    __device__ void finish(const Launch& launch, const Item& done, char (&regions)[S::waves][S::region_bytes]) {
         finish_group<S>(sums, launch, done, regions);
     }
 
   private:
-    bool has_rows;
     TileSums<S> sums;
 };
 
@@ -188,8 +160,7 @@ struct TileOf {
     using S = LoopShape<kTileShapes[index], fp8 ? kChunksAFragment : 1, any>;
     using LoadA = std::conditional_t<any, GatheredAnyLoader<S, S::rows>, GatheredLoader<S, S::rows>>;
     using LoadB = LoaderOf<S, S::columns, any ? Layout::unaligned : Layout::aligned>;
-    using Accumulate = std::conditional_t<fp8, BlockSums<S, ScaledProduct<S>>, HalfSums<S, type>>;
-    using Loop = TileLoop<S, LoadA, LoadB, Accumulate>;
+    using Loop = TileLoop<S, LoadA, LoadB, std::conditional_t<fp8, ScaledTile<S>, HalfTile<S, type>>>;
 };
 
 template <int index, DType type, bool any>

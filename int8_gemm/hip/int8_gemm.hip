@@ -23,7 +23,6 @@
 // Limit today, by the simulator's clock (nothing has been measured on an AMD GPU): L2 with many rows, latency with few.
 //
 // Steps and figures: docs/journal/int8_gemm-hip.md.
-#include "../../common/forced.h"
 #include "../../common/gemm/hip/add_parts.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gemm/hip/tile_loop.h"
@@ -37,45 +36,33 @@ using Launch = TileLaunch<Args>;  // mode: what the epilogue does (scales.h)
 
 // What the main loop makes of products: sums in place.
 template <class S>
-class ExactSums {
+class ExactTile {
   public:
-    using Args = int8_gemm::Args;
+    using Launch = hip::Launch;
     using Item = WorkItem;
     static constexpr bool kBlocksApart = false, kSkips = false;
     static constexpr int kInstructions = kInstructionsAFragment;
-    using Regions = hip::Regions<S>;
     struct Lds {};
 
-    __device__ explicit ExactSums(Lds&) {}
+    __device__ explicit ExactTile(Lds&) {}
 
     template <class LoadA, class LoadB>
-    __device__ static void start_loads(LoadA& load_a, LoadB& load_b, const Args& a, const WorkItem& item,
-                                       uint32_t first_k, uint32_t end_k) {
+    __device__ void start(LoadA& load_a, LoadB& load_b, const Launch& launch, const WorkItem& next, uint32_t first_k,
+                          uint32_t end_k) {
+        const Args& a = launch.args;
+        item = next;
         load_a.start(rows_of(a.a, item), first_row<S>(item), a.m, first_k, end_k);
         load_b.start(rows_of(a.b, item), first_column<S>(item), a.n, first_k, end_k);
     }
-
-    __device__ void begin(const Args&, const WorkItem& next) { item = next; }
-    __device__ void requested(const Args&) {}
-    __device__ void start(const Launch& launch) {
+    __device__ void clear(const Launch& launch) {
         places = scales.prepare(launch.args, launch.mode, item);
-#pragma unroll
-        for (int i = 0; i < S::sub_m; ++i) {
-#pragma unroll
-            for (int j = 0; j < S::sub_n; ++j) sums[i][j] = Sums<S::matrix>(0);
-        }
+        clear_sums(sums);
     }
-    __device__ void entered(const Args&) {}
-    __device__ void filled() { scales.request(places); }
-    __device__ void stage(const Args&, uint32_t, int, uint32_t) {}
-    __device__ void fold(int, int) {}
+    __device__ void filled(const Launch&) { scales.request(places); }
     __device__ void multiply(int i, int j, const u32x4* b, const u32x4* a, int n, bool) {
         sums[i][j] = hip::multiply<S::matrix>(b, a, sums[i][j], n);
     }
-    __device__ void folded() {}
-    __device__ void end() {}
-
-    __device__ void finish(const Launch& launch, const WorkItem& done, Regions& regions) {
+    __device__ void finish(const Launch& launch, const WorkItem& done, char (&regions)[S::waves][S::region_bytes]) {
         if (launch.split.parts > 1 && !add_parts<S>(sums, done, launch.split, regions)) return;
         store_tile<S>(sums, arguments<Launch>, regions, done, scales);
     }
@@ -98,7 +85,7 @@ __attribute__((amdgpu_num_vgpr(256))) void
 int8_gemm_tiles(Launch) {
     using S = Shape<index>;
     constexpr Layout kLayout = unaligned ? Layout::unaligned : Layout::aligned;
-    using T = TileLoop<S, LoaderOf<S, S::rows, kLayout>, LoaderOf<S, S::columns, kLayout>, ExactSums<S>>;
+    using T = TileLoop<S, LoaderOf<S, S::rows, kLayout>, LoaderOf<S, S::columns, kLayout>, ExactTile<S>>;
     __shared__ typename T::Lds lds;
     make_items<S, Launch, T>(lds);
 }
@@ -125,15 +112,11 @@ bool fits(const Operand& x, int64_t batches, int64_t k, int64_t rows) {
 
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(bool unaligned, int64_t blocks, Config* config) {
-    ForcedConfig forced;
     const auto place = [](std::string_view name) { return place_of(kTileShapes, name); };
-    const Status read = read_forced_config("int8_gemm", place, kMaxParts, false, &forced);
-    if (!read.ok() || !forced.set) return read;
-    if (forced.shape < 0 || (unaligned && fallback_shape(forced.shape) != forced.shape)) {
-        return {kUnfit};
-    }
-    *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
-    return {};
+    const auto fits = [&](const ForcedConfig& forced) {
+        return forced.shape >= 0 && (!unaligned || fallback_shape(forced.shape) == forced.shape);
+    };
+    return take_forced("int8_gemm", place, blocks, fits, config);
 }
 
 }  // namespace

@@ -10,14 +10,6 @@
 namespace rocm_fp8::int8_gemm::hip {
 namespace {
 
-constexpr int kPanel = 32;
-
-// LDS in the epilogue, in the stages' place: a panel a wave; with waves_k the next one, too.
-template <class S>
-constexpr int kPanelBytes = S::matrix * kPanel * int(sizeof(int32_t));
-template <class S>
-using Regions = char[S::waves][S::waves_k * kPanelBytes<S>];
-
 __device__ inline int64_t result_at(const Output& out, int64_t batch, int64_t m, int64_t n) {
     return batch * out.group_stride + m * out.row_stride + n;
 }
@@ -121,8 +113,8 @@ __device__ inline Eight addend_eight(const Addend& d, int64_t at) {
 
 // The tile. arguments(): the launch's, loaded anew.
 template <class S, class Arguments>
-__device__ inline void store_tile(const TileSums<S>& sums, const Arguments& arguments, Regions<S>& regions,
-                                  const WorkItem& item, Scales<S>& scales) {
+__device__ inline void store_tile(const TileSums<S>& sums, const Arguments& arguments,
+                                  char (&regions)[S::waves][S::region_bytes], const WorkItem& item, Scales<S>& scales) {
     constexpr int kRowBytes = kPanel * sizeof(int32_t), kChunks = kRowBytes / kChunk;
     constexpr int kPanels = S::wave_columns / kPanel, kEights = kPanel / 8, kRowsAPass = kWave / kEights;
     // Waves that multiplied different k have the same panels: each finishes its part of the passes.
@@ -140,7 +132,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
     // One text for all panels: which sums are stored to LDS is a branch that all lanes take.
     const auto store_panel = [&](int panel) {
         have_now(panel);
-        char* const to = region + panel % S::waves_k * kPanelBytes<S>;
+        char* const to = region + panel % S::waves_k * S::panel_bytes;
 #pragma unroll
         for (int each = 0; each < kAll; ++each) {
             if (panel != each) continue;
@@ -184,7 +176,7 @@ __device__ inline void store_tile(const TileSums<S>& sums, const Arguments& argu
         column_d.each([&](float, int h, int c) { return of_lane(from + h * 4 + c, added); });
 #pragma unroll 1
         for (int down = 0; down < S::sub_m; ++down) {
-            const int panel = across * S::sub_m + down, from_byte = panel % S::waves_k * kPanelBytes<S>;
+            const int panel = across * S::sub_m + down, from_byte = panel % S::waves_k * S::panel_bytes;
             if constexpr (S::waves_k > 1) {
                 // Barrier: this panel is in LDS, of both waves; and both have read the last one.
                 lds_barrier();

@@ -9,11 +9,16 @@ namespace {
 
 using namespace gemm::hip;
 
+constexpr int kPanel = 32;  // columns that pass LDS together in the epilogue
+
 template <int index>
 struct Shape : TileSizes<kTileShapes[index]> {
     using Sizes = TileSizes<kTileShapes[index]>;
     static constexpr bool by_columns = false;
     static constexpr int stages = 1;  // of what the main loop counts
+    // A wave's part of LDS in the epilogue: a panel of a subtile's rows; with waves_k the next one, too.
+    static constexpr int panel_bytes = Sizes::matrix * kPanel * int(sizeof(int32_t)),
+                         region_bytes = Sizes::waves_k * panel_bytes;
     // Stages in a round of the main loop: stages in flight, buffers and sets of fragments are constants in it.
     static constexpr int unrolled = Sizes::ahead % 2 ? 2 * Sizes::ahead : Sizes::ahead;
     static_assert(kBlock % Sizes::stage == 0);

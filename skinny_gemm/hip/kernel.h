@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../../common/gemm/hip/stream_end.h"
-#include "../../common/hip/lds.h"
 #include "../skinny_gemm.h"
 #include "config.h"
 
@@ -41,13 +40,11 @@ struct Scaled {
 
 template <class S, class A, class B, class Launch, class Start>
 __device__ inline void multiply_and_finish(const StreamWork& work, const Start& start) {
-    using Sums = RunningSums<S>;
-    constexpr int kRegion = S::sums;
-    __shared__ alignas(16) float regions[S::waves][kRegion];
+    __shared__ alignas(16) float regions[S::waves][S::sums];
     const int wave = uniform(threadIdx.x / kWave);
     const int tile = int(divide(blockIdx.x, work.parts)), part = int(blockIdx.x) - tile * int(work.parts.divisor);
     const int column = tile * S::columns, first = work.begin(part) + wave, end = work.begin(part + 1);
-    StreamSlice<S, S::waves * gemm::kBlock, A, B, Sums> slice;
+    StreamSlice<S, S::waves * gemm::kBlock, A, B, RunningSums<S>> slice;
     start(slice, column);
     slice.start(uint32_t(first) * gemm::kBlock, int(uint32_t(end - first + S::waves - 1) / S::waves), work.k);
     // What the end needs is asked for when the weights are.
@@ -58,11 +55,7 @@ __device__ inline void multiply_and_finish(const StreamWork& work, const Start& 
     using To = typename Launch::To;
     StreamEnd<S, Scaled, S::threads, To> ending(scaled, e.bias, e.out, rest.split, work.m, work.n, column, tile, part,
                                                 launch.to());
-    slice.multiply();
-    slice.sums.store(regions[wave]);
-    // Barrier: the sums are added below by other waves.
-    lds_barrier();
-    ending.template finish<kRegion>(regions[0], S::waves);
+    ending.finish(slice, regions, wave, S::waves);
 }
 
 template <int index>

@@ -5,7 +5,6 @@
 // arguments behind StreamArgs.
 #pragma once
 
-#include "../../common/forced.h"
 #include "../../common/gemm/hip/launch.h"
 #include "../../common/gpu/kernel_at.h"
 #include "kernel.h"
@@ -15,17 +14,12 @@ namespace {
 
 // Reads the forced configuration. An error if the arguments do not allow it.
 Status forced_config(const Args& a, bool stream_allowed, Config* config) {
-    ForcedConfig forced;
     const auto place = [](std::string_view name) { return place_of(kStreamShapes, name); };
-    if (const Status s = read_forced_config("skinny_gemm", place, kMaxParts, false, &forced); !s.ok() || !forced.set)
-        return s;
-    const bool changed = forced.shape != config->shape || forced.splits != config->parts;
-    if (changed && forced.shape != kFallback && (!stream_allowed || kStreamShapes[forced.shape].rows < a.m)) {
-        return {kUnfit};
-    }
-    config->shape = forced.shape;
-    config->parts = forced.splits;
-    return {};
+    const auto fits = [&](const ForcedConfig& forced) {
+        const bool changed = forced.shape != config->shape || forced.splits != config->parts;
+        return !changed || forced.shape == kFallback || (stream_allowed && kStreamShapes[forced.shape].rows >= a.m);
+    };
+    return take_forced("skinny_gemm", place, kMaxParts, fits, config);
 }
 
 template <class Kernels, class... More>
@@ -35,12 +29,7 @@ Status launch_by(const Args& args, const Executor& on, const More&... more) {
     if (args.k > gemm::kMostK) return {"a: K is more than 4294967168; at most that is allowed"};
     const ArchResult chip = current_arch();
     if (!chip.status.ok()) return chip.status;
-    if (args.format != native_fp8(chip.arch)) {
-        return {
-            chip.arch == Arch::gfx942
-                ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
-                : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
-    }
+    if (const Status own = own_fp8(args.format, chip.arch); !own.ok()) return own;
 
     constexpr int64_t kMostOfStream = kNowhere / 2, kMostStride = kNowhere / 64 - 1;
     static_assert(

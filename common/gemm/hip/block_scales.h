@@ -35,7 +35,7 @@ struct ScaleLoader {
             const int64_t size = s.dtype == DType::e8m0 ? 1 : 4;
             shift = s.rows == 1 ? 0 : 7;
             row_bytes = uint32_t(s.row_stride * size), block_bytes = uint32_t(s.block_stride * size);
-            rows = uint32_t(all - row < count ? all - row : count), blocks = uint32_t(end - begin);
+            rows = uint32_t(rows_before(all, row, count)), blocks = uint32_t(end - begin);
             const int64_t first = int64_t(uint64_t(row) >> shift) * s.row_stride + begin * s.block_stride;
             const int64_t last = int64_t((rows - 1) >> shift) * s.row_stride + (blocks - 1) * s.block_stride;
             buffer = Buffer(offset(s.data, first * size), uint32_t((last + 1) * size));

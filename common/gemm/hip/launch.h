@@ -1,7 +1,9 @@
 // What GEMM launchers share: split-K's counters and memory, and the launch of a persistent tile kernel.
 #pragma once
 
+#include "../../forced.h"
 #include "../../hip/device.h"
+#include "choose.h"
 #include "counters.h"
 #include "work.h"
 
@@ -14,6 +16,27 @@ constexpr int64_t kMostTilesAcross = (int64_t(1) << 28) - 1;  // eight rows of t
 // row_bytes: of the last one; rows that overlap are longer than their stride.
 constexpr bool in_reach(int64_t rows, int64_t stride, int64_t row_bytes) {
     return row_bytes <= kNowhere && (rows - 1) * stride <= kNowhere - row_bytes;
+}
+
+// Of FP8 operands: each chip multiplies its own kind alone.
+inline Status own_fp8(DType format, Arch arch) {
+    if (format == native_fp8(arch)) return {};
+    return {
+        arch == Arch::gfx942
+            ? "a: dtype float8_e4m3fn; this GPU (gfx942) multiplies float8_e4m3fnuz: same bytes, 0x80 to 0x00, scale * 2"
+            : "a: dtype float8_e4m3fnuz; this GPU (gfx950) multiplies float8_e4m3fn"};
+}
+
+// The configuration that the environment names, in place of the picked one. place(name): its shape. fits(forced): whether
+// it takes the arguments; `blocks` of K have no more parts.
+template <class Place, class Fits>
+Status take_forced(const char* op, const Place& place, int64_t blocks, const Fits& fits, Choice* config) {
+    ForcedConfig forced;
+    const Status read = read_forced_config(op, place, kMaxParts, false, &forced);
+    if (!read.ok() || !forced.set) return read;
+    if (!fits(forced)) return {kUnfit};
+    *config = {forced.shape, forced.splits < blocks ? forced.splits : int(blocks)};
+    return {};
 }
 
 struct SplitResult {

@@ -50,7 +50,7 @@ struct StageLoader : Chunks<S, count> {
 
     // The tile's rows lie within 2^30 bytes.
     __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
-        const int rows = int(row_end - row < count ? row_end - row : count);
+        const int rows = rows_before(row_end, row, count);
         const uint8_t* first = matrix.data + row * matrix.row_stride;
         end = end_k;
         k = first_k + uint32_t(chunk()) * kChunk;
@@ -94,6 +94,12 @@ __device__ inline u32x4 chunk_of_bytes(const uint8_t* first, int64_t k_stride, u
     return chunk;
 }
 
+// The 16 bytes from k on of a row that begins anywhere and whose k are contiguous; zeros from `end` on, and of no row.
+__device__ inline u32x4 chunk_of_row(const uint8_t* row, uint32_t k, uint32_t end) {
+    if (!row || k >= end) return u32x4(0);
+    return end - k >= uint32_t(kChunk) ? load_unaligned(row + k) : chunk_of_bytes(row + k, 1, end - k);
+}
+
 template <class S, int count, bool strided>
 struct AnyLoader : Chunks<S, count> {
     static constexpr Layout layout = strided ? Layout::strided : Layout::unaligned;
@@ -109,7 +115,7 @@ struct AnyLoader : Chunks<S, count> {
     static __device__ int chunk_of(int i) { return strided ? piece(i) / count : int(threadIdx.x) % kChunks; }
 
     __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
-        rows = int(row_end - row < count ? row_end - row : count);
+        rows = rows_before(row_end, row, count);
         first = matrix.data + row * matrix.row_stride;
         row_stride = matrix.row_stride;
         k_stride = strided ? matrix.k_stride : 1;
@@ -176,7 +182,7 @@ struct TransposedLoader {
 
     __device__ void start(const Operand& matrix, int64_t row, int64_t row_end, uint32_t first_k, uint32_t end_k) {
         static_assert(S::by_columns);
-        const int rows = int(row_end - row < count ? row_end - row : count);
+        const int rows = rows_before(row_end, row, count);
         buffer = Buffer(matrix.data + row + first_k * matrix.k_stride, kNowhere);
         k_stride = uint32_t(matrix.k_stride);
         end = end_k - first_k;

@@ -37,11 +37,7 @@ class ScaledSums {
     // For columns from `column` on, blocks [first, first + count).
     __device__ void start(float* own_region, int own_column, int first_block, int count) {
         region = own_region, column = own_column, first = first_block, blocks = uint32_t(count);
-#pragma unroll
-        for (auto& row : sums) {
-#pragma unroll
-            for (f32x4& v : row) v = f32x4(0);
-        }
+        clear_sums(sums);
     }
 
     // For what an operator's Scales need beside.
@@ -82,9 +78,9 @@ class ScaledSums {
     }
 
     // Over the scales: a wave's accesses to LDS are in order.
-    __device__ void store() const {
+    __device__ void store(float* own_region) const {
         __builtin_amdgcn_wave_barrier();
-        store_sums<S>(region, sums);
+        store_sums<S>(own_region, sums);
     }
 
   private:

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "../../divider.h"
+#include "../../hip/half_matrix.h"
 #include "../work.h"
 #include "fp8_matrix.h"
 #include "loaders.h"
@@ -209,20 +210,25 @@ __device__ inline void store_sums(float* region, const f32x4 (&sums)[S::sub_m][S
     }
 }
 
-// Sums over all of K, without scales between.
-template <class S>
+// Sums over all of K, without scales between. type: of the operands; e4m3fnuz stands for the chip's own FP8.
+template <class S, DType type = DType::e4m3fnuz>
 class RunningSums {
-    static constexpr bool sparse = S::rows == 8;
+    static constexpr bool sparse = S::rows == 8, fp8 = is_fp8(type);
+    static constexpr int kInstructions = fp8 ? instructions_on(kHalves) : kHalves * kHalfInstructions;
     f32x4 d[S::sub_m][S::sub_n];
 
-  public:
-    __device__ RunningSums() {
-#pragma unroll
-        for (auto& row : d) {
-#pragma unroll
-            for (f32x4& v : row) v = f32x4(0);
-        }
+    // The n-th instruction on a block.
+    static __device__ f32x4 multiply(const u32x4* b, const u32x4* a, f32x4 c, int n) {
+        if constexpr (fp8) return hip::multiply<16>(b, a, c, n);
+        else
+            return multiply_half<16, type>(b[n / kHalfInstructions], a[n / kHalfInstructions], c,
+                                           n % kHalfInstructions);
     }
+
+  public:
+    static constexpr int kRegion = S::sums;
+
+    __device__ RunningSums() { clear_sums(d); }
 
     // Up to 8 rows: v_smfmac_f32_16x16x64_fp8_fp8. Its A is sparse: it holds two of four neighbouring k, and an index
     // says which. Sparse row 2r holds k = 0, 1 (mod 4) of row r, sparse row 2r + 1 the other two. So eight dense rows
@@ -248,11 +254,11 @@ class RunningSums {
             }
         } else {
 #pragma unroll
-            for (int n = 0; n < instructions_on(kHalves); ++n) {
+            for (int n = 0; n < kInstructions; ++n) {
 #pragma unroll
                 for (int i = 0; i < S::sub_m; ++i) {
 #pragma unroll
-                    for (int j = 0; j < S::sub_n; ++j) d[i][j] = hip::multiply<16>(b[j], a[i], d[i][j], n);
+                    for (int j = 0; j < S::sub_n; ++j) d[i][j] = multiply(b[j], a[i], d[i][j], n);
                 }
             }
         }

@@ -1,4 +1,4 @@
-// The end of a workgroup: waves' sums are added, then split-K's parts, scaled and stored. A thread has two or four
+// The end of a stream's workgroup: waves' sums are added, then split-K's parts, scaled and stored. A thread has two or four
 // neighbours of a row. The constructor computes where it stores, so that nothing of this is waited for when the sums
 // are there.
 //
@@ -10,12 +10,24 @@
 #pragma once
 
 #include "../../comm/gpu/send.h"
+#include "../../hip/lds.h"
 #include "../epilogue.h"
 #include "split_k.h"
 #include "stream.h"
 
 namespace rocm_fp8::gemm::hip {
 namespace {
+
+// Scales of channels, where the launch has them.
+template <bool columns, bool splits>
+struct ChannelFactors {
+    static constexpr bool kRows = false, kColumns = columns, kSplits = splits, kEarly = false;
+    const Scales& scales;
+    bool channels;
+    __device__ float column(int n) const {
+        return channels ? scale_of_bits(scales.dtype == DType::e8m0, scale_bits(scales, n, 0)) : 1.0f;
+    }
+};
 
 template <class S, class Factors, int least_threads = S::threads, class To = comm::NoSender>
 class StreamEnd {
@@ -28,7 +40,7 @@ class StreamEnd {
     Output out;
     SplitK split;
     Bias bias;
-    const Factors& factors;
+    const Factors factors;
     const int m, n, column, part;
     int row, own;  // the thread's, from the workgroup's first column on
     int left;      // columns from its own on; 0: it has none, or no row
@@ -64,14 +76,18 @@ class StreamEnd {
         if constexpr (!To::kSends) have_computed(at);  // its registers are a sender's: one form has no more
     }
 
-    // regions: the waves' sums, kRegion floats apart.
-    template <int kRegion>
-    __device__ void finish(const float* regions, int waves) {
+    // Behind the slice's loads. regions: one for each wave's sums.
+    template <class Slice, int most_waves, int kRegion>
+    __device__ void finish(Slice& slice, float (&regions)[most_waves][kRegion], int wave, int waves) {
+        slice.multiply();
+        slice.sums.store(regions[wave]);
+        // Barrier: the sums are added below by other waves.
+        lds_barrier();
         if constexpr (!Factors::kEarly) ask();
         to.begin(epoch);
         Numbers v(0);
         if (left > 0) {
-            const float* from = regions + S::place(row, own);
+            const float* from = regions[0] + S::place(row, own);
             v = *reinterpret_cast<const Numbers*>(from);
 #pragma unroll
             for (int wave = 1; wave < waves; ++wave) v += *reinterpret_cast<const Numbers*>(from + wave * kRegion);

@@ -50,6 +50,11 @@ struct TileSizes {
     static constexpr int waves_per_simd = (waves * s.per_unit + 3) / 4;
 };
 
+// Of `count` rows from `row` on those before `end`.
+__device__ inline int rows_before(int64_t end, int64_t row, int count) {
+    return int(end - row < count ? end - row : count);
+}
+
 // Byte offset of a chunk of a row in a stage of an operand.
 template <int stage, bool by_columns>
 __device__ constexpr int place(int row, int chunk) {
@@ -117,6 +122,16 @@ struct Fragments {
         for (int n = 0; n < kReads; ++n) read(stage, places, step, n);
     }
 };
+
+// Of a wave's subtiles, before their products.
+template <class T, int count, int each>
+__device__ inline void clear_sums(T (&sums)[count][each]) {
+#pragma unroll
+    for (auto& row : sums) {
+#pragma unroll
+        for (T& sum : row) sum = T(0);
+    }
+}
 
 // Calls body(i, j, q, four): each four of a lane's columns.
 template <class S, class Body>

@@ -3,6 +3,7 @@
 // Result says what that is: m and n, of which rows and columns are beyond the end; scale_b, bias, out.
 #pragma once
 
+#include "../../hip/lds.h"
 #include "../epilogue.h"
 #include "fp8_matrix.h"
 
@@ -121,6 +122,21 @@ __device__ inline void store_rows(const TileSums<S>& sums, const Result& a, char
             __builtin_amdgcn_wave_barrier();
         }
     }
+}
+
+// All of it, of the tile that begins at `row` and `column`. columns: of 16-bit results, that go together.
+template <class S, int columns = S::wave_columns, class Result>
+__device__ inline void finish_tile(TileSums<S>& sums, const Result& a, bool channels, int64_t row, int64_t column,
+                                   char (&regions)[S::waves][S::region_bytes]) {
+    const int wave = uniform(threadIdx.x / kWave);
+    char* const region = regions[wave];
+    row += wave / S::waves_n * S::wave_rows, column += wave % S::waves_n * S::wave_columns;
+    const auto column_of = [&](int n) { return column + n; };
+    scale_and_add<S>(sums, a, channels, column_of, reinterpret_cast<float*>(region));
+    if (a.out.dtype == DType::f32) store_rows<S, float, S::matrix>(sums, a, region, row, column);
+    else store_rows<S, uint16_t, columns>(sums, a, region, row, column);
+    // Others write there after the next barrier.
+    lds_done();
 }
 
 }  // namespace

@@ -1,29 +1,27 @@
 // The main loop for tiles of the result, which a workgroup makes one after the other:
 //
-//     HBM, L2 --> registers (stages ahead) --> LDS (two stages) --> fragments --> matrix instructions --> Accumulate
+//     HBM, L2 --> registers (stages ahead) --> LDS (two stages) --> fragments --> matrix instructions --> Sums
 //
 // Loads, LDS accesses and matrix instructions stay in the source's order (sched_barrier). LDS accesses of all waves take
 // turns, so each has a place between two matrix instructions (schedule.h).
 //
-// S is a shape: TileSizes, and `stages` of a block of k, blocks `unrolled` in a round, stages `ahead`, `by_columns`.
-// LoadA and LoadB are of loaders.h. Accumulate is what an operator makes of products. Its functions, as they are called:
+// S is a shape: TileSizes, and `stages` of a block of k, blocks `unrolled` in a round, stages `ahead`, `by_columns`,
+// region_bytes. LoadA and LoadB are of loaders.h. Sums is what an operator makes of products, in the order of its calls:
 //
-//     start_loads(a, b, args, item, first_k, end_k)   the loaders' start
-//     begin(args, item)                before an item's first stages are asked for
-//     requested(args)                  behind that
-//     start(launch)                    before the barrier that ends the last item
-//     entered(args)                    behind it
-//     filled()                         the first stages are on their way to LDS
-//     stage(args, block, h, end)       stage h of block `block` of `end` begins
-//     fold(i, j)                       before a subtile's first instruction of a block, with kBlocksApart
-//     multiply(i, j, b, a, n, first)   the n-th instruction on a fragment; first: of a block
-//     folded()                         behind the step that folds, with kBlocksApart
-//     end()                            behind the last stage
-//     finish(launch, item, regions)    to the result; regions: in the stages' place, when they have been read
+//     start(load_a, load_b, launch, item, first_k, end_k)   starts the loaders of an item
+//     clear(launch)                     no products yet; the first stages are on their way to registers
+//     filled(launch)                    the first stages are on their way to LDS
+//     multiply(i, j, b, a, n, begins)   the n-th of kInstructions on a fragment; begins: in the first step of a block
+//     finish(launch, item, regions)     to the result, by way of the stages' place. The next item is being loaded
 //
-//     live()                           with kSkips: whether the wave has rows in the item's tile; else it multiplies none
+// With kBlocksApart a block's products are scaled before they are added. Then also (block_sums.h):
 //
-// Item is a WorkItem or an operator's own. Its Lds lies beside the stages. kInstructions are those on a fragment.
+//     request_scales(launch, 0)         behind the loads of the first stages
+//     stage(launch, block, h, end)      stage h of block `block` of `end` begins
+//     fold_last()                       behind the last stage
+//
+// With kSkips waves without rows in the tile, as the item's has_rows<S>() says, multiply none. Item is a WorkItem or an
+// operator's own. Lds lies beside the stages.
 #pragma once
 
 #include "../../hip/lds.h"
@@ -53,14 +51,14 @@ struct LoopShape : TileSizes<shape, chunks> {
 // What the compiler may move across a point (sched_barrier): nothing; scalar and vector instructions.
 constexpr int kNothing = 0, kScalars = 0x2 | 0x4;
 
-template <class S, class LoadA, class LoadB, class Accumulate>
+template <class S, class LoadA, class LoadB, class Sums>
 class TileLoop {
-    using Launch = TileLaunch<typename Accumulate::Args>;
-    using Item = typename Accumulate::Item;
+    using Launch = typename Sums::Launch;
+    using Item = typename Sums::Item;
     // A stage is stored so many stages before it is multiplied.
     static constexpr int kLead = S::deep ? 2 : 1;
-    static constexpr int kLoads = LoadA::kLoads + LoadB::kLoads;                           // of a stage, a thread's
-    static constexpr int kInstructions = Accumulate::kInstructions * S::sub_m * S::sub_n;  // of a step
+    static constexpr int kLoads = LoadA::kLoads + LoadB::kLoads;                     // of a stage, a thread's
+    static constexpr int kInstructions = Sums::kInstructions * S::sub_m * S::sub_n;  // of a step
     static constexpr int kReads = Fragments<S>::kReads;
     static constexpr Schedule<S::steps, kInstructions, kReads, kLoads, S::deep> kSchedule{};
     static_assert(kSchedule.complete());
@@ -69,42 +67,41 @@ class TileLoop {
     struct Lds {
         union {
             alignas(16) char stages[2][S::stage_bytes];
-            alignas(16) typename Accumulate::Regions regions;
+            alignas(16) char regions[S::waves][S::region_bytes];
         };
-        [[no_unique_address]] typename Accumulate::Lds own;
+        [[no_unique_address]] typename Sums::Lds own;
     };
 
-    __device__ explicit TileLoop(Lds& lds) : lds(lds), accumulate(lds.own) {}
+    __device__ explicit TileLoop(Lds& lds) : lds(lds), sums(lds.own) {}
 
     // Starts to load an item.
     __device__ void begin(const Item& item) {
-        const auto& a = arguments<Launch>().args;
+        const Launch& launch = arguments<Launch>();
         const uint32_t first_k = uint32_t(item.k_begin) * kBlock;
         const int64_t last = int64_t(item.k_end) * kBlock;
-        const uint32_t end_k = uint32_t(last < a.k ? last : a.k);
+        const uint32_t end_k = uint32_t(last < launch.args.k ? last : launch.args.k);
         constexpr uint32_t kRound = S::stages * S::stage;
         blocks = (end_k - first_k + kRound - 1) / kRound;
-        Accumulate::start_loads(load_a, load_b, a, item, first_k, end_k);
-        accumulate.begin(a, item);
+        if constexpr (Sums::kSkips) has_rows = item.template has_rows<S>();
+        sums.start(load_a, load_b, launch, item, first_k, end_k);
 #pragma unroll
         for (int stage = 0; stage < S::ahead; ++stage) request(stage, stage);
-        accumulate.requested(a);
+        if constexpr (Sums::kBlocksApart) sums.request_scales(launch, 0);
     }
 
     // Makes the sums of the item.
     __device__ void multiply() {
-        const auto& a = arguments<Launch>().args;
-        accumulate.start(arguments<Launch>());
+        const Launch& launch = arguments<Launch>();
+        sums.clear(launch);
         // Barrier: the epilogue of the last item has read its part of LDS.
         lds_barrier();
-        accumulate.entered(a);
 #pragma unroll
         for (int stage = 0; stage < kLead; ++stage) {
 #pragma unroll
             for (int n = 0; n < kLoads; ++n) store(stage, stage % S::ahead, n);
             request(stage + S::ahead, stage % S::ahead);
         }
-        accumulate.filled();
+        sums.filled(launch);
         // Barrier: the first stage is in LDS.
         lds_barrier();
 #pragma unroll
@@ -120,13 +117,9 @@ class TileLoop {
                 }
             }
         };
-        if constexpr (Accumulate::kSkips) {
-            if (accumulate.live()) all(std::true_type());
-            else all(std::false_type());
-        } else {
-            all(std::true_type());
-        }
-        accumulate.end();
+        if (!Sums::kSkips || has_rows) all(std::true_type());
+        else all(std::false_type());
+        if constexpr (Sums::kBlocksApart) sums.fold_last();
         // Waits for the loads beyond the end: other loads go to their registers.
 #pragma unroll
         for (int i = 0; i < S::ahead; ++i) {
@@ -140,7 +133,7 @@ class TileLoop {
     __device__ void finish(const Item& done) {
         // Barrier: all waves have read the last stage.
         lds_barrier();
-        accumulate.finish(arguments<Launch>(), done, lds.regions);
+        sums.finish(arguments<Launch>(), done, lds.regions);
     }
 
   private:
@@ -186,7 +179,7 @@ class TileLoop {
             // Barrier: the next stage is in LDS; this one has been read.
             lds_barrier();
         }
-        accumulate.stage(arguments<Launch>().args, block, h, end);
+        if constexpr (Sums::kBlocksApart) sums.stage(arguments<Launch>(), block, h, end);
 #pragma unroll
         for (int step = 0; step < S::steps; ++step) {
             if (!S::deep && step + 1 == S::steps) {
@@ -211,38 +204,36 @@ class TileLoop {
                     request(stage + kLead + S::ahead, slot, move);
                 }
             };
-            const bool folds = Accumulate::kBlocksApart && h == 0 && step == 0;
+            const bool begins = Sums::kBlocksApart && h == 0 && step == 0;  // a block
 #pragma unroll
             for (int instruction = 0; instruction < kInstructions; ++instruction) {
-                constexpr int kEach = Accumulate::kInstructions;
+                constexpr int kEach = Sums::kInstructions;
                 const int subtile = instruction / kEach, i = subtile / S::sub_n, j = subtile % S::sub_n;
-                const bool first = folds && instruction % kEach == 0;
 #pragma unroll
                 for (int n = kSchedule.accesses[step][instruction]; n < kSchedule.accesses[step][instruction + 1];
                      ++n) {
                     access(n);
                 }
                 if constexpr (!live) continue;
-                if (first) accumulate.fold(i, j);
-                accumulate.multiply(i, j, fragments[mine].b[j], fragments[mine].a[i], instruction % kEach, first);
-                if (folds) {
+                sums.multiply(i, j, fragments[mine].b[j], fragments[mine].a[i], instruction % kEach, begins);
+                if (begins) {
                     __builtin_amdgcn_sched_barrier(kNothing);
                 } else {
                     __builtin_amdgcn_sched_barrier(kScalars);
                 }
             }
-            if (live && folds) accumulate.folded();
         }
     }
 
     Lds& lds;
     const Places<S> places;
     uint32_t blocks;
+    [[maybe_unused]] bool has_rows;
     LoadA load_a;
     LoadB load_b;
     u32x4 flying_a[S::ahead][LoadA::kLoads], flying_b[S::ahead][LoadB::kLoads];
     Fragments<S> fragments[S::deep ? 2 * S::steps : 2];
-    Accumulate accumulate;
+    Sums sums;
 };
 
 }  // namespace
