@@ -1,10 +1,9 @@
 // Which columns a lane has of a tile (tiles.h), and how its sums become the result.
 #pragma once
 
-#include <type_traits>
-
+#include "../../common/gemm/epilogue.h"
 #include "../../grouped_gemm/cuda/row_tiles.h"
-#include "../mx_gemm.h"
+#include "../gpu.h"
 
 namespace rocm_fp8::mx_gemm {
 namespace {
@@ -44,9 +43,6 @@ struct Columns {
         return (warpgroup * kSixtyFour / 2 + int(threadIdx.x) / kWarp % 4 * 8 + turned) * (beside ? 2 : 1);
     }
 };
-
-template <DType type>
-using Of = std::integral_constant<DType, type>;
 
 // From registers. Groups of eight rows: those from `from` to `to`. Nobody multiplies meanwhile: what is the same for all
 // rows is asked once, and addresses go on from row to row.
@@ -102,16 +98,16 @@ __device__ inline void store(const Args& a, const grouped::Tile& tile, const Col
         return;
     }
     if (columns[0] >= a.n) return;
-    const int64_t odd = int64_t(a.out.data) | row_bytes | 2 * a.n;
-    if (own.beside && !wide && odd % 4 == 0) {
-        const auto pairs = [&]<DType type>(Of<type>) {
+    const bool aligned = (int64_t(a.out.data) | row_bytes | 2 * a.n) % 4 == 0;
+    if (own.beside && !wide && aligned) {
+        const auto pairs = [&]<DType type>() {
             each(columns[0], [&](char* at, bool mine, float v, float w) {
                 const uint32_t pair = Pairs<type>::round_any_nan({v, w});
                 if (mine) *global<uint32_t>(at) = pair;
             });
         };
-        if (a.out.dtype == DType::f16) pairs(Of<DType::f16>());
-        else pairs(Of<DType::bf16>());
+        if (a.out.dtype == DType::f16) pairs.template operator()<DType::f16>();
+        else pairs.template operator()<DType::bf16>();
         return;
     }
     const bool both = columns[1] < a.n;

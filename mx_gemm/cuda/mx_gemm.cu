@@ -1,6 +1,7 @@
 // MX weights on NVIDIA GPUs: the launcher.
 //
 // Files: tiles.h              Hopper: MXFP4 weights, rows of bfloat16 or of FP8 with a scale each
+//        epilogue.h           its lanes' columns, and what becomes of their sums
 //        order.h              rows as its tiles take them
 //        stream.h             the same of float16, and wherever TMA does not take the weights
 //        ../gpu.h, products.h   all others: the plain kernel
