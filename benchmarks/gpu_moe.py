@@ -7,7 +7,7 @@ DeepGEMM's, where it can be imported; fused_moe beside torch.compile of torch's 
     python -m benchmarks measure moe --tokens 64 --only I2048
     python -m benchmarks measure moe --peers              the tables with peers alone; each row is timed in turn
 
-FP8 weights of random codes with scales of 128x128 blocks, and MXFP4 ones that take 16-bit values; routings at random,
+FP8 weights of random codes with scales of 128x128 blocks, and MX ones beside 16-bit rows; routings at random,
 launches in a graph. Each result is held to the reference's before it is timed. Layers of one call follow one another
 without a pause: what the cache holds of their weights is as in a model whose layers are as large.
 """
@@ -209,12 +209,14 @@ def main() -> None:
             table = Table(["fused_moe", *columns], ["us"])
             for layer in layers:
                 fused(table, kernel, title(layer), layer[1], fp8_experts(kernel, layer), tuple(args.tokens or TOKENS))
-            table, generator = Table(["MXFP4 weights", *columns], ["us"]), torch.Generator("cuda")
-            for layer in mx_cases.MIXTURES:
-                if args.only in layer.name:
-                    experts = mx_cases.experts_of(layer, generator)
-                    fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
-            print()
+            generator = torch.Generator("cuda")
+            for title_of, draw in (("MXFP4 weights", mx_cases.mxfp4), ("MXFP8 weights", mx_cases.mxfp8)):
+                table = Table([title_of, *columns], ["us"])
+                for layer in mx_cases.MIXTURES:
+                    if args.only in layer.name:
+                        experts = mx_cases.experts_of(layer, generator, draw)
+                        fused(table, kernel, layer.name, layer.chosen, experts, tuple(args.tokens or mx_cases.TOKENS))
+                print()
         beside = tuple(args.tokens or PEER_TOKENS)
         for operator, peer, run in (
             ("grouped_gemm", "DeepGEMM, us", beside_deep_gemm),

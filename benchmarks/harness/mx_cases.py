@@ -1,4 +1,4 @@
-"""MXFP4 weights of the benchmarks, and the mixtures of models that have them."""
+"""MX weights of the benchmarks, and the mixtures of models that have them."""
 
 from dataclasses import dataclass, field
 
@@ -38,10 +38,20 @@ def mxfp4(shape: tuple[int, ...], generator: torch.Generator) -> tuple[torch.Ten
     return codes, exponents.view(torch.float8_e8m0fnu)
 
 
-def experts_of(layer: Mixture, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, dict]:
-    """fused_moe's w13 and w2, and its keywords."""
+def mxfp8(shape: tuple[int, ...], generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (float8_e4m3fn) and exponents of [..., K] numbers, as large as mxfp4's."""
+    *rows, k = shape
+    drawn = dict(dtype=torch.uint8, device=generator.device, generator=generator)
+    signs = torch.randint(2, shape, **drawn) << 7
+    exponents = torch.randint(LEAST_EXPONENT - 6, MOST_EXPONENT - 6, (*rows, k // BLOCK), **drawn)
+    codes = torch.randint(1, 120, shape, **drawn) | signs
+    return codes.view(torch.float8_e4m3fn), exponents.view(torch.float8_e8m0fnu)
+
+
+def experts_of(layer: Mixture, generator: torch.Generator, draw=mxfp4) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """fused_moe's w13 and w2, and its keywords. draw: mxfp4 or mxfp8."""
     (w13, scale_w13), (w2, scale_w2) = (
-        mxfp4((layer.experts, n, k), generator) for n, k in ((2 * layer.hidden, layer.d), (layer.d, layer.hidden))
+        draw((layer.experts, n, k), generator) for n, k in ((2 * layer.hidden, layer.d), (layer.d, layer.hidden))
     )
     keywords = dict(scale_w13=scale_w13, scale_w2=scale_w2) | layer.gate
     if layer.biased:

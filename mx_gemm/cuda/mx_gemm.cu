@@ -1,9 +1,9 @@
 // MX weights on NVIDIA GPUs: the launcher.
 //
-// Files: tiles.h              Hopper: MXFP4 weights, rows of bfloat16 or of FP8 with a scale each
+// Files: tiles.h              Hopper: all but rows in float16
 //        epilogue.h           its lanes' columns, and what becomes of their sums
 //        order.h              rows as its tiles take them
-//        stream.h             the same of float16, and wherever TMA does not take the weights
+//        stream.h             MXFP4 weights beside 16 bits or FP8 with scales of rows, where those do not serve
 //        ../gpu.h, products.h   all others: the plain kernel
 #include "../../common/rows/cuda/vendor.h"
 #include "../../common/vendor.h"

@@ -62,31 +62,48 @@ __device__ inline void decode(uint32_t codes, uint32_t (&pairs)[4]) {
 struct RowPart {
     uint32_t words[4];
 };
-template <bool bytes, bool aligned>
+template <DType format>
+constexpr int kPartBytes = format == DType::e2m1 ? 4
+                           : is_fp8(format)      ? 8
+                                                 : 16;
+
+template <DType format, bool aligned>
 __device__ inline RowPart load_row(const uint8_t* from) {
+    constexpr int kBytes = kPartBytes<format>;
     RowPart part{};
-    if constexpr (aligned && bytes) {
+    if constexpr (aligned && kBytes == 4) {
+        part.words[0] = *reinterpret_cast<const uint32_t*>(from);
+    } else if constexpr (aligned && kBytes == 8) {
         const auto two = *reinterpret_cast<const uint2*>(from);
         part.words[0] = two.x, part.words[1] = two.y;
     } else if constexpr (aligned) {
         const auto four = *reinterpret_cast<const uint4*>(from);
         part.words[0] = four.x, part.words[1] = four.y, part.words[2] = four.z, part.words[3] = four.w;
     } else {
-        for (int i = 0; i < (bytes ? 8 : 16); ++i) part.words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
+        for (int i = 0; i < kBytes; ++i) part.words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
     }
     return part;
 }
-template <bool bytes>
-__device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
-    uint32_t words[4] = {part.words[0], part.words[1], part.words[2], part.words[3]};
-    if constexpr (bytes) {  // bfloat16 holds all FP8 numbers
+// In 16 bits: bfloat16 holds all FP8 and e2m1.
+template <DType format>
+__device__ inline void put_in_16_bits(RowPart& part) {
+    if constexpr (is_fp8(format)) {
         const Four low = widen(part.words[0]), high = widen(part.words[1]);
         const uint32_t halves[4] = {low.low, low.high, high.low, high.high};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = Pairs<DType::bf16>::round(Pairs<DType::f16>::widen(halves[i]));
-    }
+        for (int i = 0; i < 4; ++i) part.words[i] = Pairs<DType::bf16>::round(Pairs<DType::f16>::widen(halves[i]));
+    } else if constexpr (format == DType::e2m1) {
+        uint32_t pairs[4];
+        decode<DType::bf16>(part.words[0], pairs);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = __byte_perm(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+        for (int i = 0; i < 4; ++i)
+            part.words[i] = __byte_perm(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1], i / 2 ? 0x7632 : 0x5410);
+    }
+}
+__device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        pairs[i] = __byte_perm(part.words[i / 2], part.words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
 }
 
 template <DType type, bool bytes, int kRows, bool aligned>
@@ -94,6 +111,7 @@ class Stream {
     // Blocks ahead: as many as lanes have the columns of. Lane t converts the exponents of the t-th of them for all.
     static constexpr int kAhead = 4;
     static constexpr int kNarrowTiles = kRows / kMmaNarrow, kElement = bytes ? 1 : 2;
+    static constexpr DType kFormat = bytes ? DType::e4m3fn : type;  // of rows
     static constexpr float kMissing =
         type == DType::f16 ? 0x1p14f : 1.0f;  // not in the scale, which may be the largest
 
@@ -149,7 +167,10 @@ class Stream {
                 if (block + i >= count) break;
                 uint32_t narrow[kNarrowTiles][4];
 #pragma unroll
-                for (int n = 0; n < kNarrowTiles; ++n) put_in_pairs<bytes>(parts[n], narrow[n]);
+                for (int n = 0; n < kNarrowTiles; ++n) {
+                    put_in_16_bits<kFormat>(parts[n]);
+                    put_in_pairs(parts[n], narrow[n]);
+                }
                 if (block + i + 1 < count) load_rows(i + 1, parts);
 #pragma unroll
                 for (int w = 0; w < kWideTiles; ++w) {
@@ -199,7 +220,8 @@ class Stream {
     }
     __device__ void load_rows(int block, RowPart (&to)[kNarrowTiles]) const {
 #pragma unroll
-        for (int n = 0; n < kNarrowTiles; ++n) to[n] = load_row<bytes, aligned>(rows[n] + block * kMxBlock * kElement);
+        for (int n = 0; n < kNarrowTiles; ++n)
+            to[n] = load_row<kFormat, aligned>(rows[n] + block * kMxBlock * kElement);
     }
 
     static __device__ void multiply(const uint32_t (&wide)[2][4], const uint32_t (&narrow)[kNarrowTiles][4],

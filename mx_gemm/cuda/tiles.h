@@ -1,16 +1,17 @@
-// MXFP4 weights beside rows in bfloat16, or FP8 with a scale a row, on Hopper: wgmma with weights from registers.
+// MXFP4 and MXFP8 weights beside rows of any type but float16, on Hopper: wgmma with weights from registers.
 //
 //     HBM, L2 --> order: rows, sorted and in bfloat16, each 128 k in the order in which lanes hold codes --> memory
-//     HBM, L2 --> TMA: 256 k of up to 192 columns of codes, and of kRows rows --> ring
+//     HBM, L2 --> TMA: 128 bytes of up to 192 columns of codes, and as many k of kRows rows --> ring
 //             --> a lane: 32 codes, a block, of each of two columns --> bfloat16, scaled --> wgmma, beside rows of the ring
 //             --> epilogue.h: scale of the row, bias, gate, rounding --> the result, from registers
 //
 // Few rows of one matrix: a cluster's CTAs share out K, and add their sums through DSMEM, in their order.
 //
 // A warpgroup has 64 columns. A weight times its block's scale, by 2^-3, is a bfloat16 for every exponent, if subnormal:
-// nothing is lost, and one sum runs over a CTA's K. Forms that share out K alike give the same bits.
+// nothing is lost, and one sum runs over a CTA's K. FP8's range is wider than bfloat16's: by 2^-8 the largest fits, and
+// magnitudes below 2^-125 are rounded to a multiple of it. Forms that share out K alike give the same bits.
 // Bound: bytes of weights with few rows; with many the matrix units' rate (82 % on an H200). Decoding takes 17 instructions
-// for eight codes of a lane; other warpgroups' multiplications go on meanwhile.
+// for eight codes of a lane, 22 of FP8; other warpgroups' multiplications go on meanwhile.
 //
 // Steps and figures: docs/journal/mx_gemm.md.
 #pragma once
@@ -28,16 +29,19 @@
 namespace rocm_fp8::mx_gemm {
 namespace {
 
-constexpr int kTileStep = 2 * kOrdered;  // k of a stage
-constexpr int kRowOfStage = 128, kBoxes = kTileStep * 2 / kRowOfStage;
+constexpr int kRowOfStage = 128;
 constexpr int kMostWarpgroups = 4, kMostParts = 8;
 constexpr int kMostShared = 256, kMostOfTile = 64;  // rows whose K is shared out, of a tile then
 
 // kTogether: warpgroups that share a stage's rows. Others of the multiprocessor have rings of their own and wait for nobody
 // else, which is faster where rows are few.
-template <int kHeight, int kTogether>
+template <int kHeight, int kTogether, DType kWeights>
 struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
-    static constexpr bool kSumsApart = false, kShares = kTogether <= 2;
+    static constexpr bool kSumsApart = false, kShares = kTogether <= 2, kFp8 = is_fp8(kWeights);
+    // k of a stage, and of its rows the boxes of 128 bytes.
+    static constexpr int kStep = kFp8 ? kRowOfStage : 2 * kRowOfStage, kHalves = kStep / kOrdered,
+                         kBoxes = kStep * 2 / kRowOfStage;
+    static constexpr float kLifted = kFp8 ? kLiftOfFp8 : 8.0f;  // weights are by one over it
     static constexpr int kTiles = 1, kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
@@ -69,20 +73,50 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
 
 // --- weights ---
 
-// Factors of a column's block, as pairs of bfloat16: a code's bits become its number times 2^-3 times the scale by them.
-// Beyond 2^4 it takes two.
-constexpr uint32_t kFirstAlone = 131;
-__device__ inline uint32_t first_factor(uint32_t exponent) { return min(exponent + 123u, 254u) * 0x00800080u; }
-__device__ inline uint32_t second_factor(uint32_t exponent) {
-    constexpr uint32_t kOne = 127, kNan = 255;
-    return exponent == kNan         ? 0x7FC07FC0u
-           : exponent > kFirstAlone ? (exponent - kFirstAlone + kOne) * 0x00800080u
-                                    : kOne * 0x00800080u;
-}
+// A lane's words of codes of a column's block, and what becomes of them: pairs (i, i + 4) of a word's eight MXFP4, (0, 2)
+// and (1, 3) of a word's four MXFP8. A code's bits are put where bfloat16 has exponent and mantissa, which is its number by
+// 2^-126 or 2^-120. Two factors, as pairs, make that the number by the scale by 1 / kLifted; mostly the first is enough.
+template <bool fp8>
+struct Weights {
+    static constexpr int kWords = fp8 ? 8 : 4;
+    static constexpr uint32_t kFirst = fp8 ? 112 : 123, kFirstAlone = 254 - kFirst;  // of exponents
+    static constexpr uint32_t kOne = 127, kNan = 255, kPair = 0x00800080;
+
+    static __device__ uint32_t first_factor(uint32_t exponent) { return min(exponent + kFirst, kNan - 1) * kPair; }
+    static __device__ uint32_t second_factor(uint32_t exponent) {
+        return exponent == kNan ? 0x7FC07FC0u : max(exponent, kFirstAlone) * kPair - (kFirstAlone - kOne) * kPair;
+    }
+    static __device__ uint32_t bits(const uint32_t (&words)[kWords], int pair) {
+        if constexpr (fp8) {
+            const uint32_t word = words[pair / 2];
+            return pair % 2 == 0 ? (word << 4 & 0x07F007F0u) | (word << 8 & 0x80008000u)
+                                 : (word >> 4 & 0x07F007F0u) | (word & 0x80008000u);
+        } else {
+            return bf16_bits(words[pair / 4], pair % 4);
+        }
+    }
+    // Bit 7 of a byte where a code is NaN, whose seven bits are ones, or one below it is. Else adding 1 carries nothing.
+    static __device__ uint32_t nans(const uint32_t (&words)[kWords]) {
+        uint32_t changed = 0;
+        if constexpr (fp8) {
+            for (const uint32_t word : words) changed |= (word + 0x01010101u) ^ word;
+        }
+        return changed & 0x80808080u;
+    }
+    // All ones where a number of the pair is NaN.
+    static __device__ uint32_t nans_of(const uint32_t (&words)[kWords], int pair) {
+        if constexpr (fp8) {
+            const uint32_t codes = words[pair / 2] >> pair % 2 * 8 & 0x007F007Fu;
+            return ((codes + 0x00010001u) & 0x00800080u) / 0x80u * 0xFFFFu;
+        } else {
+            return 0;
+        }
+    }
+};
 
 // --- a tile ---
 
-// What a lane reads of a step: exponents of blocks t of both 128 k of its two columns.
+// What a lane reads of a step: exponents of blocks t of each 128 k of its two columns.
 struct Exponents {
     const uint8_t* columns[2];
 
@@ -97,10 +131,11 @@ struct Exponents {
         }
     }
     // Beyond K the last one's: codes are zero there.
-    __device__ void read(int step, int last, uint32_t block_stride, uint32_t (&to)[2][2]) const {
+    template <int kHalves>
+    __device__ void read(int step, int last, uint32_t block_stride, uint32_t (&to)[kHalves][2]) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int block = (2 * step + half) * (kOrdered / kMxBlock) + int(threadIdx.x) % 4;
+        for (int half = 0; half < kHalves; ++half) {
+            const int block = (kHalves * step + half) * (kOrdered / kMxBlock) + int(threadIdx.x) % 4;
             const uint32_t at = uint32_t(block < last ? block : last) * block_stride;
 #pragma unroll
             for (int i = 0; i < 2; ++i) to[half][i] = columns[i][at];
@@ -108,20 +143,42 @@ struct Exponents {
     }
 };
 
-// A lane's 32 codes of each of two columns, by their blocks' scales: a code word's are pairs (i, i + 4).
-__device__ inline void decode(const uint4 (&codes)[2], const uint32_t (&exponents)[2], uint32_t (&pairs)[4][2][4]) {
+// A lane's 32 codes of each of two columns in a stage's `half`, by their blocks' scales.
+template <class F>
+__device__ inline void decode(const typename F::Stage& stage, const Columns<F>& own, int half,
+                              const uint32_t (&exponents)[2], uint32_t (&pairs)[4][2][4]) {
+    using Of = Weights<F::kFp8>;
+    const int lane_of_four = int(threadIdx.x) % 4;
+    const auto read = [&](int i, uint32_t (&words)[Of::kWords]) {
+        const int row = own.place(i);
+#pragma unroll
+        for (int w = 0; w < Of::kWords; w += 4) {
+            const int chunk = ((half * 4 + lane_of_four) * Of::kWords / 4 + w / 4) ^ row % 8;  // TMA's swizzle
+            const uint4 four = *reinterpret_cast<const uint4*>(&stage.weights[0][row][chunk * 16]);
+            words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+        }
+    };
+    bool more = max(exponents[0], exponents[1]) > Of::kFirstAlone;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const uint32_t words[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w}, by = first_factor(exponents[i]);
+        uint32_t words[Of::kWords];
+        read(i, words);
+        const uint32_t by = Of::first_factor(exponents[i]);
 #pragma unroll
-        for (int p = 0; p < 16; ++p) pairs[p / 4][i][p % 4] = times(bf16_bits(words[p / 4], p % 4), by);
+        for (int p = 0; p < 16; ++p) pairs[p / 4][i][p % 4] = times(Of::bits(words, p), by);
+        more |= Of::nans(words) != 0;
     }
-    if (!__any_sync(kWholeWarp, max(exponents[0], exponents[1]) > kFirstAlone)) return;
+    if (!__any_sync(kWholeWarp, more)) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const uint32_t by = second_factor(exponents[i]);
+        uint32_t words[Of::kWords];
+        read(i, words);  // again: registers are few
+        const uint32_t by = Of::second_factor(exponents[i]);
 #pragma unroll
-        for (int p = 0; p < 16; ++p) pairs[p / 4][i][p % 4] = times(pairs[p / 4][i][p % 4], by);
+        for (int p = 0; p < 16; ++p) {
+            uint32_t& pair = pairs[p / 4][i][p % 4];
+            pair = times(pair, by) | Of::nans_of(words, p);
+        }
     }
 }
 
@@ -156,8 +213,9 @@ __device__ inline void multiply(const typename F::Stage& stage, int half, const 
 struct Share {
     int parts, part, first, end, tile, tiles_on;
 
-    __device__ Share(const Args& a, int parts) : parts(parts), part(parts > 1 ? int(rank_in_cluster()) : 0) {
-        const int steps = int((a.k + kTileStep - 1) / kTileStep);
+    __device__ Share(const Args& a, int k_of_step, int parts)
+        : parts(parts), part(parts > 1 ? int(rank_in_cluster()) : 0) {
+        const int steps = int((a.k + k_of_step - 1) / k_of_step);
         first = steps * part / parts, end = steps * (part + 1) / parts;
         tile = int(blockIdx.x) / parts, tiles_on = int(gridDim.x) / parts;
     }
@@ -176,7 +234,8 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
     Exponents own(a, tile, of_lane);
     const Turns turns{1 + warpgroup, 1 + (warpgroup + 1) % F::kWarpgroups};
     if (F::kMany && turns.next == 1) turns.pass();
-    uint32_t exponents[2][2];
+    constexpr int kHalves = F::kHalves;
+    uint32_t exponents[kHalves][2];
     own.read(share.first, last, block_stride, exponents);
     for (; t < tiles; t += share.tiles_on) {
         const grouped::Tile made = tile;
@@ -188,25 +247,21 @@ __device__ inline void make_tiles(typename F::Memory& memory, const Args& a, con
         float sums[1][F::kGroups][4];
         const bool few = made.end - made.row <= F::kFewGroups * 8;
         for (int step = share.first; step < share.end; ++step) {
-            const uint32_t current[2][2] = {{exponents[0][0], exponents[0][1]}, {exponents[1][0], exponents[1][1]}};
+            uint32_t current[kHalves][2];
+#pragma unroll
+            for (int i = 0; i < 2 * kHalves; ++i) current[i / 2][i % 2] = exponents[i / 2][i % 2];
             // The next step's, or the next tile's first.
             if (step + 1 == share.end) own = next;
             own.read(step + 1 < share.end ? step + 1 : share.first, last, block_stride, exponents);
             wait_for(&memory.full[at.stage], at.parity);
             const auto& stage = memory.stages[at.stage];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < kHalves; ++half) {
                 // K may end within a step.
-                if (half > 0 && step * kTileStep + kOrdered >= int(a.k)) break;
-                uint4 codes[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int row = of_lane.place(i), chunk = (half * 4 + lane % 4) ^ row % 8;  // TMA's swizzle
-                    codes[i] = *reinterpret_cast<const uint4*>(&stage.weights[0][row][chunk * 16]);
-                }
+                if (half > 0 && step * F::kStep + kOrdered >= int(a.k)) break;
                 // The multiplications before it have ended: ptxas would wait for each one whose registers it writes.
                 uint32_t pairs[4][2][4];
-                decode(codes, current[half], pairs);
+                decode<F>(stage, of_lane, half, current[half], pairs);
                 const bool add = step > share.first;
                 if (F::kMany && few) multiply<F, F::kFewGroups>(stage, half, pairs, add, turns, sums[0]);
                 else multiply<F, F::kGroups>(stage, half, pairs, add, turns, sums[0]);
@@ -244,11 +299,11 @@ __device__ inline void feed_tiles(typename F::Memory& memory, const Args& a, con
                 arrive_expecting(full, sizeof(stage));
 #pragma unroll
                 for (int box = 0; box < 2; ++box)
-                    copy_tile_of(tile.expert, stage.weights[box], weights, step * (kTileStep / 2),
+                    copy_tile_of(tile.expert, stage.weights[box], weights, step * kRowOfStage,
                                  first_column<F>(a, tile.piece, box), full);
 #pragma unroll
-                for (int box = 0; box < kBoxes; ++box)
-                    copy_tile(stage.rows[box], rows, step * kTileStep * 2 + box * kRowOfStage, tile.row, full);
+                for (int box = 0; box < F::kBoxes; ++box)
+                    copy_tile(stage.rows[box], rows, (step * F::kBoxes + box) * kRowOfStage, tile.row, full);
                 at.advance();
                 refills |= at.stage == 0;
             }
@@ -264,7 +319,7 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
                                                                           int pieces, int parts) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto& memory = dynamic_shared<typename F::Memory>();
-    const Share share(a, parts);
+    const Share share(a, F::kStep, parts);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < F::kStages; ++stage) {
             make_barrier(&memory.full[stage], 1);
@@ -301,9 +356,8 @@ __global__ __launch_bounds__(F::kThreads, F::kPerUnit) void mx_gemm_tiles(Args a
 
 // Whether it is for these operands, on this chip.
 inline bool tiles_fit(const Args& a, const Chip& chip) {
-    return chip.capability == 90 && a.format_b == DType::e2m1 && !of_blocks(a.scale_a) &&
-           (a.format_a == DType::bf16 || is_fp8(a.format_a)) &&
-           tma_takes({a.b.data, a.n, a.k / 2, a.b.row_stride, 0, 0, a.groups, a.b.group_stride}) &&
+    return chip.capability == 90 && a.format_a != DType::f16 &&
+           tma_takes({a.b.data, a.n, a.bytes_of(a.format_b), a.b.row_stride, 0, 0, a.groups, a.b.group_stride}) &&
            a.k < int64_t(1) << 30 && a.m < int64_t(1) << 31 &&
            a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
 }
@@ -312,10 +366,10 @@ inline bool tiles_fit(const Args& a, const Chip& chip) {
 // leave places empty. A row's bits depend on it, so numbers of rows have classes.
 inline int parts_of(const Args& a, const Chip& chip) {
     if (a.offsets || a.m > kMostShared) return 1;
-    constexpr int kColumns = 2 * kSixtyFour, kPerUnit = kMostWarpgroups * kSixtyFour / kColumns;
+    constexpr int kColumns = 2 * kSixtyFour, kPerUnit = kMostWarpgroups * kSixtyFour / kColumns, kLeast = 256;
     const int down = a.m <= kMostOfTile ? 1 : a.m <= 2 * kMostOfTile ? 2 : 4;
     const int64_t fill = int64_t(chip.multiprocessors) * kPerUnit / (ceil_div(a.n, kColumns) * down),
-                  most = ceil_div(a.k, kTileStep) / (down > 1 ? 8 : 4);
+                  most = ceil_div(a.k, kLeast) / (down > 1 ? 8 : 4);
     int parts = 1;
     while (parts < kMostParts && 2 * parts <= fill && 2 * parts <= most) parts *= 2;
     return parts;
@@ -326,8 +380,8 @@ Status launch_form(const Args& a, const void* ordered, int64_t stride, const Chi
     static AllowedDevices allowed;
     constexpr int kBytes = int(sizeof(typename F::Memory));
     CUtensorMap weights, rows;
-    const ByteMatrix of_weights{a.b.data,    a.n,     a.k / 2,  a.b.row_stride,
-                                kRowOfStage, F::kBox, a.groups, a.groups > 1 ? a.b.group_stride : 0};
+    const int64_t bytes = a.bytes_of(a.format_b), apart = a.groups > 1 ? a.b.group_stride : 0;
+    const ByteMatrix of_weights{a.b.data, a.n, bytes, a.b.row_stride, kRowOfStage, F::kBox, a.groups, apart};
     if (!describe(&weights, of_weights) || !describe(&rows, {ordered, a.m, stride, stride, kRowOfStage, F::kRows}))
         return {"TMA does not take the operands"};
     const int64_t pieces = ceil_div(a.n, F::kColumns), tiles = most_row_tiles(a, F::kRows) * pieces;
@@ -348,20 +402,26 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
     if (!ordered) return {"no memory for the ordered rows"};
     constexpr int kPerUnit = 8, kRowsOfCta = kOrderThreads / (kOrdered / 8);
     const int64_t down = ceil_div(a.m, kRowsOfCta), most = ceil_div(int64_t(chip.multiprocessors) * kPerUnit, across);
-    const bool bytes = is_fp8(a.format_a), aligned = rows_aligned(a.a.data, a.a.row_stride, bytes ? 8 : 16);
-    const auto order = bytes ? (aligned ? mx_gemm_order<true, true> : mx_gemm_order<true, false>)
-                             : (aligned ? mx_gemm_order<false, true> : mx_gemm_order<false, false>);
+    const bool aligned = rows_aligned(a.a.data, a.a.row_stride, int(a.bytes_of(a.format_a) * 8 / a.k));
+    const auto of = [&]<DType type>() { return aligned ? mx_gemm_order<type, true> : mx_gemm_order<type, false>; };
+    const auto order = a.format_a == DType::bf16   ? of.template operator()<DType::bf16>()
+                       : a.format_a == DType::e2m1 ? of.template operator()<DType::e2m1>()
+                                                   : of.template operator()<DType::e4m3fn>();
     const int64_t ctas = across * (down < most ? down : most);
     const Divider slots = divider_by(a.rows ? uint32_t(a.slots) : 1);
     if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, slots, ordered, stride); !s.ok())
         return s;
-    const auto start = [&](auto launch) { return launch(a, ordered, stride, chip, on); };
-    const auto many = [&] { return start(launch_form<Form<128, 3>>); };
+    const auto start = [&]<int height, int together>() {
+        const auto launch = a.format_b == DType::e2m1 ? launch_form<Form<height, together, DType::e2m1>>
+                                                      : launch_form<Form<height, together, DType::e4m3fn>>;
+        return launch(a, ordered, stride, chip, on);
+    };
+    const auto many = [&] { return start.template operator()<128, 3>(); };
     const auto few = [&](double rows) {
-        return start(rows <= 8    ? launch_form<Form<8, 1>>
-                     : rows <= 16 ? launch_form<Form<16, 2>>
-                     : rows <= 32 ? launch_form<Form<32, 2>>
-                                  : launch_form<Form<64, 2>>);
+        return rows <= 8    ? start.template operator()<8, 1>()
+               : rows <= 16 ? start.template operator()<16, 2>()
+               : rows <= 32 ? start.template operator()<32, 2>()
+                            : start.template operator()<64, 2>();
     };
     if (!a.offsets) return a.m <= kMostOfTile || parts_of(a, chip) > 1 ? few(double(a.m)) : many();
     // With as many again as their root few groups have a second tile.

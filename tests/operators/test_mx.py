@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from problems.buffers import Guarded, same_bytes
-from problems.comparisons import half_ulp
+from problems.comparisons import half_ulp, on_hopper
 from problems.grouped_gemm import offsets_of
 from problems.inputs import FP8, HALF, mx_codes, mx_exponents, normal
 from problems.mx import KINDS, NUMBERS, Case, cases, draw, drawn, plain, values
@@ -84,6 +84,40 @@ def test_every_code_in_every_place_with_every_exponent(kernel, device, rows, dty
             wanted = values(b, scales)[:, places].t().float()
             assert torch.equal(got.isnan(), wanted.isnan()) and bool(got[:, 255].isnan().all())
             assert torch.equal(got[:, :255], wanted[:, :255])
+
+
+@pytest.mark.parametrize("rows", (1, 33, 256))
+@pytest.mark.parametrize("kind", ("bf16", "f16", "row", "mxfp8"))
+def test_every_fp8_weight_with_every_exponent(kernel, device, formats, generator, kind, rows):
+    """One number of A is 1: the result is B's. On Hopper magnitudes below 2^-125 are rounded to a multiple of it."""
+    k, exponents = 256, torch.arange(256, dtype=U8)
+    finite = torch.arange(256, dtype=U8)
+    nans = finite.view(formats[0]).float().isnan()
+    finite[nans] = 0
+    shift = int(torch.randint(256, (), generator=generator))
+    codes = finite.roll(shift).expand(257, -1).clone()
+    codes[256, 77] = int(nans.nonzero()[0])
+    scales = torch.cat([exponents, torch.tensor([127], dtype=U8)])[:, None].expand(-1, k // 32).contiguous().view(E8M0)
+    for first in (0, 31, 128, 223) if rows == 1 else (0,):
+        places = torch.arange(first, first + rows)
+        a = torch.zeros(rows, k)
+        a[torch.arange(rows), places] = 1
+        scale_a = None
+        if kind in ("row", "mxfp8"):
+            a = a.to(formats[0])
+            scale_a = torch.ones(rows, 1)
+            if kind == "mxfp8":
+                scale_a = torch.full((rows, k // 32), 127, dtype=U8).view(E8M0)
+        else:
+            a = a.to(BF16 if kind == "bf16" else F16)
+        operands = (a, codes.view(formats[0]), scale_a, scales)
+        got = kernel.block_scaled_gemm(*(t if t is None else t.to(device) for t in operands), out_dtype=F32)
+        wanted = values(codes.view(formats[0]), scales)[:, places].t()
+        if on_hopper(got) and kind != "f16":
+            wanted = torch.round(wanted * 2.0**125) * 2.0**-125
+        got = got.cpu()
+        assert bool(got[:, 255:].isnan().all())
+        assert torch.equal(got[:, :255], wanted[:, :255].float())
 
 
 @each_kind

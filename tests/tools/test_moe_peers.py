@@ -82,13 +82,14 @@ def test_torchs_composition_is_fused_moe(kernel, device, generator):
     assert (got - eight).float().norm() <= 0.1 * eight.float().norm()
 
 
+@pytest.mark.parametrize("draw", (mx_cases.mxfp4, mx_cases.mxfp8))
 @pytest.mark.parametrize("layer", mx_cases.MIXTURES, ids=lambda layer: layer.model)
-def test_mixtures_of_mxfp4_are_verified(kernel, device, generator, monkeypatch, layer):
+def test_mixtures_with_mx_weights_are_verified(kernel, device, generator, monkeypatch, layer, draw):
     if device.type != "cpu":
         pytest.skip("the CPU's operators")
     monkeypatch.setattr(gpu_moe, "graph_us", lambda call: call() is None or 2.0)
     small, table = replace(layer, experts=8, d=64, hidden=96), Table(["", "tokens", "", "us", "", ""], ["us"])
-    weights = mx_cases.experts_of(small, generator)
+    weights = mx_cases.experts_of(small, generator, draw)
     gpu_moe.fused(table, kernel, small.name, small.chosen, weights, (1, 9))
     assert [row[1] for row in table.rows] == ["1", "9"] and table.rows[0][2] == str(layer.chosen)
     wrong = types.SimpleNamespace(**vars(kernel))
