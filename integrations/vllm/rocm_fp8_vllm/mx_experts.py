@@ -9,9 +9,8 @@ is what ours returns. Weights and scales stay as they were loaded.
 A checkpoint that names no quantised inputs (W4A16) has 16-bit ones here, one that names MXFP4 (W4A4) or MXFP8 has
 those. The class says which, so that no configuration of vLLM's changes it.
 
-On a CPU ours comes first. On ROCm it does where vLLM has none or an emulation. On CUDA it does for what was measured
-in engines (docs/performance.md): MXFP4 beside bfloat16 on Hopper. ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes all that
-fused_moe serves.
+On a CPU ours comes first, and on Hopper for what was measured in engines (docs/performance.md): MXFP4 beside bfloat16.
+Else it does where vLLM has none or an emulation. ROCM_FP8_KERNELS_VLLM_EXPERTS=1 takes all that fused_moe serves.
 """
 
 import functools
@@ -169,20 +168,20 @@ _STANDS_IN = {
 }
 
 
-def _is_asked_for(config: FusedMoEConfig, weight_key: QuantKey, inputs: Any) -> bool:
-    """Whether ours may serve these experts, by the user's switch or by default."""
-    if EXPERTS in os.environ or not current_platform.is_cuda():
-        return is_on(EXPERTS)
+def _comes_first(config: FusedMoEConfig, weight_key: QuantKey, inputs: Any) -> bool:
+    """Whether ours is asked before vLLM's, by the user's switch, which is not off, or by default."""
+    if EXPERTS in os.environ or current_platform.is_cpu():
+        return True
     fast = weight_key == kMxfp4Static and inputs is None and config.in_dtype == torch.bfloat16
-    return fast and current_platform.is_device_capability(90)
+    return fast and current_platform.is_cuda() and current_platform.is_device_capability(90)
 
 
 def _choose(theirs: Callable[[], _Chosen], config: FusedMoEConfig, weight_key: QuantKey, inputs: Any) -> _Chosen:
     """Ours or vLLM's. inputs: the checkpoint's, as `mx_inputs.of_compressed_tensors` has them. Raises:
     NotImplementedError with both reasons where neither serves."""
-    if is_left_to_vllm(config) or not _is_asked_for(config, weight_key, inputs):
+    if is_left_to_vllm(config) or not is_on(EXPERTS):
         return theirs()
-    if EXPERTS not in os.environ and current_platform.is_rocm():
+    if not _comes_first(config, weight_key, inputs):
         try:
             chosen = theirs()
         except _NONE:
