@@ -14,6 +14,7 @@
 // more than kFewExpected rows and, if not, on slot_class(m). They never depend on how many it has.
 #pragma once
 
+#include "../common/divider.h"
 #include "../common/gemm/args.h"
 #include "../common/gemm/work.h"
 #include "../swiglu_fp8/swiglu_fp8.h"
@@ -45,7 +46,7 @@ struct Args {
     DType format;            // of a and b: e4m3fn, e4m3fnuz, bf16 or f16
     const int32_t* offsets;  // [groups + 1]
     const int32_t* rows;     // [m] or nullptr
-    int32_t slots;           // of a row of A, where there are rows
+    Divider slots;           // of a row of A; 1 where there are no rows
     int64_t expected;        // rows of a group, at least 1
 
     ROCM_FP8_HD int element_bytes() const { return is_fp8(format) ? 1 : 2; }

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "../common/gemm/epilogue.h"
+#include "../common/gemm/sources.h"
 #include "../common/gpu/overlap.h"
 #include "mx_gemm.h"
 
@@ -108,11 +109,7 @@ __device__ inline RowTile find_tile(const Table& memory, const Args& a, int64_t 
     return {group, first_row(a, group) + int(within % down) * kRows, first_row(a, group + 1)};
 }
 
-// A row's row of A. Bad ones stay inside of the operands.
-__device__ inline int source_of(const Args& a, int row) {
-    const int found = a.rows ? global<int32_t>(a.rows)[row] / a.slots : row;
-    return found < 0 ? 0 : found < int(a.a_rows) ? found : int(a.a_rows) - 1;
-}
+using gemm::source_of;
 
 // 16 numbers of a row, as bytes: 8 of codes of 4 bits, 16 of 8, 32 of 16.
 struct Chunk {

@@ -19,6 +19,7 @@
 // without offsets: up to 64, 128, 256, or more.
 #pragma once
 
+#include "../common/divider.h"
 #include "../common/gemm/args.h"
 #include "../common/mx.h"
 #include "../moe_gate/moe_gate.h"
@@ -37,7 +38,7 @@ struct Args {
     gemm::Output out;        // [m, n]
     const int32_t* offsets;  // [groups + 1], or nullptr
     const int32_t* rows;     // [m] or nullptr
-    int32_t slots;           // of a row of A, where there are rows
+    Divider slots;           // of a row of A; 1 where there are no rows
     int64_t expected;        // rows of a group, at least 1
     moe_gate::Gate gate;     // where it is gated
     bool gated;              // n is even, gates(args)

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "../common/divider.h"
 #include "../common/gemm/args.h"
 #include "../common/gemm/work.h"
 #include "tensor_args.h"
@@ -37,13 +38,13 @@ struct SortedRows {
     void set(Args& args, const char* name, const Arg& a) const {
         args.offsets = integers(Arg(name, "offsets", offsets), a);
         Arg(name, "offsets", offsets).check_shape({args.groups + 1}, "[E + 1]");
-        args.m = args.a_rows, args.slots = 1;
+        args.m = args.a_rows, args.slots = divider_by(1);
         if (rows) {
             const Arg given(name, "rows", *rows);
             given.check_dim(1);
             args.rows = integers(given, a), args.m = given.numel();
             if (slots < 1 || slots >= int64_t(1) << 31) refuse(name, "slots: ", slots, "; needs 1 to 2147483647");
-            args.slots = int32_t(slots);
+            args.slots = divider_by(uint32_t(slots));
         } else if (slots != 1) {
             refuse(name, "slots: ", slots, "; needs rows, or 1");
         }

@@ -134,7 +134,7 @@ void block_scaled_gemm_mx(const Tensor& out, const Tensor& a, const Tensor& b, c
                           const Tensor& scale_b, const std::optional<Tensor>& bias) {
     MxCall call("block_scaled_gemm", out, a, b, scale_a, scale_b, false);
     mx_gemm::Args& args = call.args;
-    args.m = args.a_rows, args.slots = 1, args.expected = std::max<int64_t>(1, args.m);
+    args.m = args.a_rows, args.slots = divider_by(1), args.expected = std::max<int64_t>(1, args.m);
     args.bias = bias_of(call.name, bias, call.a, {args.n});
     if (bias) call.out.check_apart_from(Arg(call.name, "bias", *bias));
     launch_mx(call, out, scale_a, scale_b);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../../common/cuda/vector.h"
+#include "../../common/gemm/sources.h"
 #include "config.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
@@ -107,10 +108,7 @@ __device__ inline Tile tile_at(const RowTiles& row_tiles, int groups, int pieces
 }
 
 // A row's row of A. Bad ones stay inside of the operands.
-__device__ inline int source_of(const Args& a, int64_t row) {
-    const int place = int(row < a.m ? row : a.m - 1);
-    return clamped(a.rows ? global<int32_t>(a.rows)[place] / a.slots : place, a.a_rows - 1);
-}
+__device__ inline int source_of(const Args& a, int64_t row) { return gemm::source_of(a, row < a.m ? row : a.m - 1); }
 
 }  // namespace
 }  // namespace rocm_fp8::grouped_gemm::cuda

@@ -13,11 +13,11 @@
 namespace rocm_fp8::grouped_gemm::hip {
 namespace {
 
-struct GatedJob : Job {
+struct GatedArgs : Args {
     QuantizedRows to;
     float limit;
 };
-using GatedLaunch = TileLaunch<GatedJob>;
+using GatedLaunch = TileLaunch<GatedArgs>;
 
 // Of a wave's columns: the hidden value, counted from the tile's first one, and whether it is the up of it.
 template <class S>
@@ -128,7 +128,7 @@ struct GatedTile : GroupSums<S, GatedLaunch, 2> {
     template <class LoadA, class LoadB>
     __device__ void start(LoadA& load_a, LoadB& load_b, const GatedLaunch& launch, const Item& item, uint32_t first_k,
                           uint32_t end_k) {
-        const GatedJob& a = launch.args;
+        const GatedArgs& a = launch.args;
         const int64_t hidden = first_hidden(item);
         load_a.start(a, item, first_k, end_k);
         const uint8_t* const first = a.b.data + item.group * a.b.group_stride + hidden * a.b.row_stride;
@@ -136,7 +136,7 @@ struct GatedTile : GroupSums<S, GatedLaunch, 2> {
         this->start_scales(launch, item, {hidden, a.to.d + hidden});
     }
     __device__ void finish(const GatedLaunch& launch, const Item& done, char (&regions)[S::waves][S::region_bytes]) {
-        const GatedJob& a = launch.args;
+        const GatedArgs& a = launch.args;
         if (launch.mode) {
             const int wave = uniform(threadIdx.x / kWave);
             const int64_t first = first_hidden(done);

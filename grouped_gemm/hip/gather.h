@@ -26,21 +26,21 @@ struct Item {
 
 // body(i, source): of the tile's row `of(i)`, its row of A, counted from `first`; -1 beyond the end.
 template <int loads, class Of, class Body>
-__device__ inline void each_source(const Job& a, const Item& item, const Of& of, const Body& body) {
+__device__ inline void each_source(const Args& a, const Item& item, const Of& of, const Body& body) {
 #pragma unroll
     for (int i = 0; i < loads; ++i) {
         const int row = item.row + of(i);
-        body(i, row >= item.end ? -1 : a.rows ? source(a, a.by_slots, row) : of(i));
+        body(i, row >= item.end ? -1 : a.rows ? gemm::source_of(a, row) : of(i));
     }
 }
 // What rows of A are counted from.
-__device__ inline int64_t first_source(const Job& a, const Item& item) { return a.rows ? 0 : item.row; }
+__device__ inline int64_t first_source(const Args& a, const Item& item) { return a.rows ? 0 : item.row; }
 
 // Rows at multiples of 16 bytes; all of A, or a tile of it where its rows follow one another, within 2^30 bytes.
 template <class S, int count>
 struct GatheredLoader : StageLoader<S, count> {
     using Base = StageLoader<S, count>;
-    __device__ void start(const Job& a, const Item& item, uint32_t first_k, uint32_t end_k) {
+    __device__ void start(const Args& a, const Item& item, uint32_t first_k, uint32_t end_k) {
         Base::end = end_k;
         Base::k = first_k + uint32_t(Base::chunk()) * kChunk;
         Base::buffer = Buffer(a.a.data + first_source(a, item) * a.a.row_stride, kNowhere);
@@ -56,7 +56,7 @@ struct GatheredAnyLoader : AnyLoader<S, count, false> {
     using Base = AnyLoader<S, count, false>;
     const uint8_t* from[Base::kLoads];  // nullptr: zeros
 
-    __device__ void start(const Job& a, const Item& item, uint32_t first_k, uint32_t end_k) {
+    __device__ void start(const Args& a, const Item& item, uint32_t first_k, uint32_t end_k) {
         Base::begin = first_k, Base::end = end_k;
         const uint8_t* const first = a.a.data + first_source(a, item) * a.a.row_stride;
         each_source<Base::kLoads>(a, item, Base::row_of, [&](int i, int row) {
@@ -78,7 +78,7 @@ struct GatheredScales {
 
     static __device__ uint32_t row_of(uint32_t thread, int i) { return (thread + i * threads) / kPeriod; }
 
-    __device__ void start(const Job& a, const Item& item, int begin, int end) {
+    __device__ void start(const Args& a, const Item& item, int begin, int end) {
         const gemm::Scales& s = a.scale_a;
         const int64_t size = size_of(s.dtype), row_bytes = s.row_stride * size;
         const uint32_t thread = fresh_thread() % threads;
@@ -105,7 +105,7 @@ struct GatheredScales {
 template <int rows>
 struct GatheredFragments : AlignedFragments<rows, kPlainAccess> {
     using Base = AlignedFragments<rows, kPlainAccess>;
-    __device__ void start(const Job& a, const Item& item) {
+    __device__ void start(const Args& a, const Item& item) {
         Base::buffer = Buffer(a.a.data + first_source(a, item) * a.a.row_stride, kNowhere);
         each_source<Base::kCount>(
             a, item, [](int i) { return 16 * i + own_row<rows>(); },
@@ -121,7 +121,7 @@ struct GatheredAnyFragments {
     static constexpr int kCount = rows / 16;
     const uint8_t* from[kCount];  // nullptr: zeros
 
-    __device__ void start(const Job& a, const Item& item) {
+    __device__ void start(const Args& a, const Item& item) {
         const uint8_t* const first = a.a.data + first_source(a, item) * a.a.row_stride;
         each_source<kCount>(
             a, item, [](int i) { return 16 * i + own_row<rows>(); },

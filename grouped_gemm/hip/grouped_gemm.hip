@@ -65,22 +65,22 @@ auto of_type(DType format, const Pick& pick) {
 }
 
 // The rows of A that a form's loads count from one place: a tile's, or all where they are gathered.
-int64_t rows_of_a(const Job& a, int tile_rows) { return a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, tile_rows); }
+int64_t rows_of_a(const Args& a, int tile_rows) { return a.rows ? a.a_rows : std::min<int64_t>(a.a_rows, tile_rows); }
 
 // Whether 128-bit loads with offsets of 32 bits, of a tile's rows and of so many of B's, can take the operands. k: bytes.
-bool aligned(const Job& a, int tile_rows, int64_t rows_of_b) {
+bool aligned(const Args& a, int tile_rows, int64_t rows_of_b) {
     return a.k % kChunk == 0 && rows_aligned(a.a.data, a.a.row_stride) && rows_aligned(a.b.data, a.b.row_stride) &&
            a.b.group_stride % kChunk == 0 && in_reach(rows_of_a(a, tile_rows), a.a.row_stride, a.k) &&
            in_reach(std::min(a.n, rows_of_b), a.b.row_stride, a.k);
 }
-bool aligned(const Job& a, const FormSize& form) { return aligned(a, form.rows, form.columns); }
+bool aligned(const Args& a, const FormSize& form) { return aligned(a, form.rows, form.columns); }
 
 // Whether offsets of 32 bits can take scales of so many rows.
 bool scales_in_reach(const gemm::Scales& s, int64_t rows, int64_t k) {
     const int64_t size = size_of(s.dtype), blocks = gemm::blocks_of(k);
     return in_reach(rows, s.row_stride * size, ((blocks - 1) * s.block_stride + 1) * size);
 }
-bool reaches_scales(const Job& a, int tile_rows) {
+bool reaches_scales(const Args& a, int tile_rows) {
     return !is_fp8(a.format) || scales_in_reach(a.scale_a, rows_of_a(a, tile_rows), a.k);
 }
 
@@ -89,7 +89,7 @@ bool numbered(int64_t m, int tile_rows) { return m < kMostNumbered - tile_rows; 
 
 // A launch before its form is chosen.
 struct Call {
-    Job job;
+    Args job;  // as the kernels have it: k in bytes
     Arch arch;
     bool channels;  // scale_b is a scale a channel, and not one of blocks
     ForcedConfig forced;
@@ -101,8 +101,8 @@ Status read_call(const Args& args, Call* call) {
     const bool fp8 = is_fp8(args.format);
     if (const Status own = own_fp8(args.format, chip.arch); fp8 && !own.ok()) return own;
     call->arch = chip.arch;
-    Job& job = call->job;
-    job = {args, divider_by(uint32_t(args.slots))};
+    Args& job = call->job;
+    job = args;
     job.a_rows = std::min(args.a_rows, kMostNumbered);
     job.k *= args.element_bytes();
     if (job.k > gemm::kMostK) return {"a: K is more than 4294967168 bytes; at most that is allowed"};
@@ -136,7 +136,7 @@ Status launch_grouped_tiles(const void* kernel, const TileShape& tile, int64_t t
 // Workgroups come one after the other: each has little to do, and whoever is free takes the next one.
 constexpr int kShortPerUnit = 64;
 
-Status launch_short(const Job& job, int index, bool channels, Arch arch, const Executor& on) {
+Status launch_short(const Args& job, int index, bool channels, Arch arch, const Executor& on) {
     const FormSize form = form_of(kShortFrom + index);
     const int64_t stride = job.out.row_stride * (job.out.dtype == DType::f32 ? 4 : 2);
     const bool fit = aligned(job, form) && job.n % kEight == 0 && rows_aligned(job.out.data, stride) &&
@@ -152,7 +152,7 @@ Status launch_short(const Job& job, int index, bool channels, Arch arch, const E
 
 // The shape of tiles from `shape` on that the launch takes: that one or a shorter one, whose bits are the same, with
 // careful loads the fallback. -1: none reaches the scales.
-int tile_in_reach(const Job& a, int shape) {
+int tile_in_reach(const Args& a, int shape) {
     for (; shape < kFallbackTile; ++shape) {
         const FormSize form = form_of(shape);
         if (aligned(a, form) && reaches_scales(a, form.rows)) return shape;
@@ -162,7 +162,7 @@ int tile_in_reach(const Job& a, int shape) {
 
 // The shape of tiles that gate in their epilogue, or -1. Their loads of B count the rows of all of it.
 int gated_shape(const Call& call, const swiglu::Args& gated) {
-    const Job& a = call.job;
+    const Args& a = call.job;
     if (!is_fp8(a.format) || (a.k <= kMostShortK && !call.forced.set) || gated.d % kMostHidden != 0 ||
         !(gated.scale || gated.dynamic.group > 0) || gated.out_dtype != native_fp8(call.arch) ||
         !rows_aligned(gated.out, gated.out_stride, kEight))
@@ -176,7 +176,7 @@ int gated_shape(const Call& call, const swiglu::Args& gated) {
 
 Status launch_gated(const Call& call, const swiglu::Args& gated, int shape, const Executor& on) {
     GatedLaunch launch{};
-    launch.args = GatedJob{call.job, QuantizedRows::of(gated, gated.scale), gated.limit};
+    launch.args = GatedArgs{call.job, QuantizedRows::of(gated, gated.scale), gated.limit};
     launch.mode = call.channels;
     const auto kernel = kernel_at<kGatedShapeCount>(shape, [&]<int i>() {
         return gated.dtype == DType::f16 ? grouped_gemm_gated<i, DType::f16> : grouped_gemm_gated<i, DType::bf16>;

@@ -4,7 +4,7 @@
 // over the lanes finds the lane of a tile, whose groups are then looked at one by one. Up to 1024 groups are 16 a lane.
 #pragma once
 
-#include "../../common/divider.h"
+#include "../../common/gemm/sources.h"
 #include "../../common/gpu/lanes.h"
 #include "../grouped_gemm.h"
 
@@ -158,19 +158,6 @@ __device__ inline RowTile row_tile(const Grouped& a, int index) {
         }
     }
     return {-1, 0, 0, 0, 0};
-}
-
-// The arguments as the kernels have them: k in bytes.
-struct Job : Args {
-    Divider by_slots;
-};
-
-// The row of A of row i of the result, where rows are gathered. What is no row of A becomes one.
-template <class Args>
-__device__ inline int source(const Args& a, Divider by_slots, int i) {
-    const int slot = global<int32_t>(a.rows)[i];
-    const int row = int(divide(uint32_t(slot < 0 ? 0 : slot), by_slots)), last = int(a.a_rows - 1);
-    return row < last ? row : last;
 }
 
 ROCM_FP8_HD inline int64_t size_of(DType scales) { return scales == DType::e8m0 ? 1 : 4; }

@@ -40,7 +40,7 @@ class ShortTile {
     static constexpr int kScalesOfB = shape.columns / gemm::kBlock * kShortBlocks;  // of the workgroup's columns
     static_assert(kScalesOfB <= kWave);
 
-    const Job& args;
+    const Args& args;
     const Item& item;
     const bool channels;
     const uint8_t* b;

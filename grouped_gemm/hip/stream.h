@@ -12,7 +12,7 @@ namespace rocm_fp8::grouped_gemm::hip {
 namespace {
 
 struct StreamLaunch {
-    Job args;
+    Args args;
     Divider columns;     // tiles of columns
     int blocks, longer;  // of a wave's share of K; the first `longer` shares have one more
     bool channels;       // scale_b is a scale a channel: the end's
@@ -40,12 +40,12 @@ class GroupScales {
         request(0);
     }
     __device__ void request(uint32_t block) {
-        const Job& args = arguments<StreamLaunch>().args;
+        const Args& args = arguments<StreamLaunch>().args;
         a.request(args.scale_a, block);
         if (!channels) b.request(args.scale_b, block);
     }
     __device__ void store(float* region) const {
-        const Job& args = arguments<StreamLaunch>().args;
+        const Args& args = arguments<StreamLaunch>().args;
         const float other = channels ? 1.0f : gemm::scale_of_bits(args.scale_b.dtype == DType::e8m0, b.bits[0]);
         store_scales<S::rows, kWave>(region, args.scale_a, a, [&](float v) { return v * other; });
     }
@@ -71,7 +71,7 @@ grouped_gemm_stream(StreamLaunch) {
     using Sums = typename Of::Sums;
     __shared__ alignas(16) float regions[S::waves][Sums::kRegion];
     const StreamLaunch& launch = arguments<StreamLaunch>();
-    const Job& args = launch.args;
+    const Args& args = launch.args;
     const int tile = int(divide(blockIdx.x, launch.columns));
     const int column = int(blockIdx.x - tile * launch.columns.divisor) * S::columns;
     const RowTile rows = row_tile<S::rows>(args, tile);

@@ -11,7 +11,7 @@ namespace rocm_fp8::grouped_gemm::hip {
 namespace {
 
 // mode: whether scale_b is a scale a channel, which the epilogue multiplies by.
-using Launch = TileLaunch<Job>;
+using Launch = TileLaunch<Args>;
 
 // What the epilogue needs, of one group.
 struct GroupResult {
@@ -24,13 +24,13 @@ struct GroupResult {
 template <class S>
 __device__ inline void finish_group(TileSums<S>& sums, const Launch& launch, const Item& done,
                                     char (&regions)[S::waves][S::region_bytes]) {
-    const Job& a = launch.args;
+    const Args& a = launch.args;
     const GroupResult result{done.end, a.n, scales_of(a.scale_b, done.group), bias_of(a, done.group), a.out};
     finish_tile<S>(sums, result, launch.mode, done.row, int64_t(done.tile_n) * S::columns, regions);
 }
 
 template <class S>
-__device__ inline void start_group_loads(auto& load_a, auto& load_b, const Job& a, const Item& item, uint32_t first_k,
+__device__ inline void start_group_loads(auto& load_a, auto& load_b, const Args& a, const Item& item, uint32_t first_k,
                                          uint32_t end_k) {
     load_a.start(a, item, first_k, end_k);
     const gemm::Operand b{0, a.b.data + item.group * a.b.group_stride, a.b.row_stride, 1};

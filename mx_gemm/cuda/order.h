@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../../common/cuda/pdl.h"
-#include "../../common/divider.h"
 #include "stream.h"
 
 namespace rocm_fp8::mx_gemm {
@@ -28,7 +27,7 @@ __device__ inline void transpose(uint32_t (&words)[4], int t) {
 // Each pair is numbers 2 t and 2 t + 1 of eight k of an instruction's 16: two pairs fill one instruction.
 // Here a lane has the same eight of the same block of a row. It gives each of the four lanes of that eight a pair.
 template <DType format, bool aligned>
-__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, Divider slots, uint8_t* to, int64_t stride) {
+__global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* to, int64_t stride) {
     constexpr int kLanesOf = kOrdered / 8, kRowsOfCta = kOrderThreads / kLanesOf, kAtOnce = 4;
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -51,9 +50,7 @@ __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, Divider s
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             rows[i] = first + int64_t(i) * step + own;
-            const int row = int(rows[i] < live ? rows[i] : live - 1),
-                      slot = a.rows ? global<int32_t>(a.rows)[row] : row;
-            sources[i] = slot < 0 ? 0 : min(int(divide(uint32_t(slot), slots)), int(a.a_rows) - 1);
+            sources[i] = source_of(a, rows[i] < live ? rows[i] : live - 1);
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) parts[i] = load_row<format, aligned>(from + sources[i] * a.a.row_stride);

@@ -408,9 +408,7 @@ inline Status launch_tiles(const Args& a, const Chip& chip, const Executor& on) 
                        : a.format_a == DType::e2m1 ? of.template operator()<DType::e2m1>()
                                                    : of.template operator()<DType::e4m3fn>();
     const int64_t ctas = across * (down < most ? down : most);
-    const Divider slots = divider_by(a.rows ? uint32_t(a.slots) : 1);
-    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, slots, ordered, stride); !s.ok())
-        return s;
+    if (const Status s = launch_kernel(order, chip, {ctas, kOrderThreads}, on, a, ordered, stride); !s.ok()) return s;
     const auto start = [&]<int height, int together>() {
         const auto launch = a.format_b == DType::e2m1 ? launch_form<Form<height, together, DType::e2m1>>
                                                       : launch_form<Form<height, together, DType::e4m3fn>>;

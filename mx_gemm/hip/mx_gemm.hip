@@ -79,7 +79,7 @@ Status launch_fast(const Args& a, const Executor& on) {
         });
     };
     const Kernel kernel = a.gated ? kernel_of(std::true_type()) : kernel_of(std::false_type());
-    const Launch launch{a, divider_by(uint32_t(columns)), divider_by(uint32_t(a.slots))};
+    const Launch launch{a, divider_by(uint32_t(columns))};
     return launch_kernel(kernel, workgroups, threads, on, launch);
 }
 

@@ -32,7 +32,7 @@ constexpr int kSubN = kWaveColumns / 16;  // subtiles of columns
 
 struct Launch {
     Args args;
-    Divider columns, by_slots;  // tiles of columns
+    Divider columns;  // tiles of columns
 };
 
 __device__ inline int own_row() { return int(threadIdx.x) % 16; }
@@ -90,11 +90,6 @@ using PiecesOfA = Pieces<F::scaled, F::step_bytes_a>;
 template <class F>
 using PiecesOfB = Pieces<F::scaled, F::step_bytes_b>;
 
-// The row of A of a row of the result.
-__device__ inline int source_of(const Launch& launch, int row) {
-    return launch.args.rows ? grouped_gemm::hip::source(launch.args, launch.by_slots, row) : row;
-}
-
 // Rows of A, by offsets of 32 bits: of all where rows are gathered, else from `first` on.
 struct RowsOfA {
     const Launch& launch;
@@ -103,7 +98,7 @@ struct RowsOfA {
     __device__ int from() const { return launch.args.rows ? 0 : first; }
     // Which one, from `from` on, is that of a row of the result. Beyond the last: the last one's.
     __device__ uint32_t source(int row) const {
-        return uint32_t(source_of(launch, row < end ? row : end - 1) - from());
+        return uint32_t(gemm::source_of(launch.args, row < end ? row : end - 1) - from());
     }
 };
 
@@ -253,7 +248,7 @@ class Sums {
             if (mine >= tile.end) continue;
             f32x4 v[kSubN] = {sums[m][0], sums[m][1]};
             float by = 1;
-            if constexpr (by_row) by = gemm::scale_at(args.scale_a, source_of(launch, mine));
+            if constexpr (by_row) by = gemm::scale_at(args.scale_a, gemm::source_of(launch.args, mine));
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
                 if constexpr (by_row) v[i / 4][i % 4] *= by;
@@ -298,7 +293,7 @@ class Sums {
                 }
                 if (of_tile >= live || n >= hidden) continue;
                 float by = 1;
-                if constexpr (by_row) by = gemm::scale_at(args.scale_a, source_of(launch, mine));
+                if constexpr (by_row) by = gemm::scale_at(args.scale_a, gemm::source_of(launch.args, mine));
 #pragma unroll
                 for (int c = 0; c < kSubN; ++c) {
                     if constexpr (by_row) v[c] *= by;

@@ -32,7 +32,7 @@ Status each_group(const Args& a, const Body& body) {
 // The row of A of row i of the result: -1 where there is none.
 template <class Args>
 int64_t source(const Args& a, int64_t i) {
-    const int64_t row = a.rows ? a.rows[i] / a.slots : i;
+    const int64_t slot = a.rows ? a.rows[i] : i, row = a.rows && slot > 0 ? divide(uint32_t(slot), a.slots) : slot;
     return row >= 0 && row < a.a_rows ? row : -1;
 }
 
