@@ -35,10 +35,7 @@ from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
 LAYERS, CONTEXT, AT_ONCE = 2, 1024, 1 << 14  # AT_ONCE: tokens of a prompt
-MODELS = {
-    "deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256),
-    "qwen3-235b": {},
-}
+MODELS = {"deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256), "qwen3-235b": {}}
 ROWS = (1, 8, 32, 128)
 TOLERANCES, VERIFIED_ROWS = {"ours": 0.15, "latent cache": 0.2}, 8  # of the hidden values' norm; sequences
 # A latent cache goes on with each replay.

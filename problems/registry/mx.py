@@ -87,9 +87,7 @@ OF_BOTH = (
 
 def draw_gate(on: Draw) -> Arguments:
     return dict(
-        x=torch.randn(on.rows, 2 * on.d, generator=on.generator) * 4,
-        offsets=integers(0, on.rows, on.rows),
-        limit=3.0,
+        x=torch.randn(on.rows, 2 * on.d, generator=on.generator) * 4, offsets=integers(0, on.rows, on.rows), limit=3.0
     )
 
 
@@ -115,14 +113,7 @@ OF_QUANTIZE = (
     *(Bad("rounding", str(v), given(rounding=v), of_function=True) for v in ("down", None, 1)),
 )
 OPERATORS = (
-    Operator(
-        "block_scaled_gemm_mx",
-        draw_dense,
-        FORMS,
-        OPERANDS,
-        bad=OF_BOTH,
-        registered_is_spoilt=True,
-    ),
+    Operator("block_scaled_gemm_mx", draw_dense, FORMS, OPERANDS, bad=OF_BOTH, registered_is_spoilt=True),
     Operator(
         "grouped_gemm_mx",
         draw_grouped,

@@ -68,10 +68,7 @@ def test_the_llama_beside_it_has_its_active_size():
 
     sizes = [
         train.active_parameters(kind(config))
-        for kind, config in (
-            (DeepseekV3ForCausalLM, train.model_config()),
-            (LlamaForCausalLM, train.dense_config()),
-        )
+        for kind, config in ((DeepseekV3ForCausalLM, train.model_config()), (LlamaForCausalLM, train.dense_config()))
     ]
     assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[0]
 

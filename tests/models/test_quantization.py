@@ -13,18 +13,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from problems.buffers import same_bytes
+from problems.checkpoints import assert_same_state, copied_state
 from problems.inputs import FP8, positive, random_codes, short
-from problems.tiny_llama import (
-    ACTIVATIONS,
-    NEAR,
-    VARIANTS,
-    distance,
-    llama,
-    logits,
-    quantize,
-    reference_logits,
-    tokens,
-)
+from problems.tiny_llama import ACTIVATIONS, NEAR, VARIANTS, distance, llama, logits, quantize, reference_logits, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -177,7 +168,7 @@ def true_maxima(model: torch.nn.Module, inputs) -> dict[str, float]:
 def test_calibration_finds_the_maxima(kernel, device, generator):
     model = llama(generator, device=device, **VARIANTS["biases"])
     inputs = [tokens(generator, 2, 20, device), tokens(generator, 1, 7, device), tokens(generator, 3, 11, device)]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copied_state(model)
     model.train()
     found = kernel.quantization.calibrate(model, (ids.cpu() for ids in inputs))
     assert model.training
@@ -185,7 +176,7 @@ def test_calibration_finds_the_maxima(kernel, device, generator):
     wanted = true_maxima(model, inputs)
     firsts = {f"model.layers.{i}.{group[0]}" for i in range(2) for group in JOINED}
     assert found == {name: value for name, value in wanted.items() if name in firsts} and len(found) == 8
-    assert all(same_bytes(value, before[name]) for name, value in model.state_dict().items())
+    assert_same_state(model, before)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -367,7 +358,7 @@ ERRORS = {
 def test_errors_come_before_the_model_is_changed(kernel, generator, case):
     make, arguments, message = ERRORS[case]
     model = make(generator)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copied_state(model)
     classes = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=message):
         kernel.quantization.quantize(model, **({"inputs": [torch.tensor([[1, 2, 3]])]} | arguments))
