@@ -100,9 +100,11 @@ def test_experts_that_transformers_has_in_fp8(kernel, device, e4m3fn, generator,
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, generator, tmp_path, name, granularity):
+    """And its checkpoint brings it back."""
     model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
     made = quantized(kernel, model, granularity)
-    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    loaded = saved_and_loaded(kernel.quantization, made, tmp_path / "fp8", device)
+    assert same_bytes(logits(loaded, ids), logits(made, ids))
     defined = by_definition(model, tmp_path / "fp8", GRANULARITIES[granularity])
     with kernel.by_reference():
         wanted, got = logits_with_one_routing([defined, made], ids)
@@ -115,15 +117,6 @@ def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, gene
         wanted, got = logits_with_one_routing([on_reference(kernel, copy.deepcopy(made)), made], ids)
         assert grouped(kernel) == before + len(expert_modules(model))
         assert distance(got, wanted) <= near(device)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, name, granularity):
-    model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
-    made = quantized(kernel, model, granularity)
-    loaded = saved_and_loaded(kernel.quantization, made, tmp_path / "fp8", device)
-    assert same_bytes(logits(loaded, ids), logits(made, ids))
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
