@@ -83,6 +83,15 @@ OF_BOTH = (
     Bad("scale_b", "in-float32", lambda args: args.update(scale_b=args["scale_b"].float()), of_function=True),
     Bad("scale_b", "none-of-the-function", given(scale_b=None), of_function=True),
 )
+GROUPED = OPERANDS | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)}
+OF_GROUPED = (
+    *OF_BOTH,
+    Bad("b", "no-experts", replace("b", lambda t: t[:0])),
+    Bad("b", "1025-experts", replace("b", lambda t: t[:1].expand(1025, -1, -1))),
+    Bad("slots", "0", given(slots=0)),
+    Bad("slots", "without-rows", given(rows=None)),
+    Bad("expected_rows", "negative", given(expected_rows=-1)),
+)
 
 
 def draw_gate(on: Draw) -> Arguments:
@@ -118,15 +127,8 @@ OPERATORS = (
         "grouped_gemm_mx",
         draw_grouped,
         FORMS | {"ungathered": ungathered},
-        OPERANDS | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)},
-        bad=(
-            *OF_BOTH,
-            Bad("b", "no-experts", replace("b", lambda t: t[:0])),
-            Bad("b", "1025-experts", replace("b", lambda t: t[:1].expand(1025, -1, -1))),
-            Bad("slots", "0", given(slots=0)),
-            Bad("slots", "without-rows", given(rows=None)),
-            Bad("expected_rows", "negative", given(expected_rows=-1)),
-        ),
+        GROUPED,
+        bad=OF_GROUPED,
         registered_is_spoilt=True,
     ),
     Operator(
@@ -138,15 +140,10 @@ OPERATORS = (
             "halves": lambda args: dict(a=args["a"].to(BF16), scale_a=None, out_dtype=torch.float16),
             "ungathered": ungathered,
         },
-        OPERANDS
-        | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)}
-        | {"out": T(HALF, "fixed", optional=True)},
+        GROUPED | {"out": T(HALF, "fixed", optional=True)},
         bad=(
-            *OF_BOTH,
-            Bad("b", "no-experts", replace("b", lambda t: t[:0])),
+            *OF_GROUPED,
             Bad("b", "odd", lambda args: args.update(b=args["b"][:, :-1], scale_b=args["scale_b"][:, :-1], bias=None)),
-            Bad("slots", "0", given(slots=0)),
-            Bad("expected_rows", "negative", given(expected_rows=-1)),
             *(bad for bad in OF_GATE if bad.named not in ("x", "out_dtype") and bad.why != "beside-silu"),
             *(Bad(name, "beside-oai", given(**{name: 4.0}), of_function=True) for name in ("beta", "linear_beta")),
         ),
