@@ -3,7 +3,7 @@
 import torch
 
 from problems.inputs import FLOATS, FP8, HALF, mx_codes, mx_exponents
-from problems.registry.changes import Arguments, Bad, given, replace
+from problems.registry.changes import Arguments, Bad, given, refused, replace
 from problems.registry.entry import Draw, Operator, T
 from problems.registry.moe import EXPERTS, INTEGERS, SLOTS, integers
 
@@ -108,18 +108,18 @@ GATES = {
 OF_GATE = (
     Bad("x", "odd", replace("x", lambda t: t[:, :-1])),
     Bad("x", "one-dim-of-the-function", given(x=torch.zeros(8), out=None), of_function=True),
-    *(Bad("gate", str(v), given(gate=v), of_function=True) for v in ("gelu", None, 1)),
-    *(Bad("limit", str(v), given(limit=v), of_function=True) for v in (0, -1.0, "3")),
-    *(Bad("alpha", str(v), given(alpha=v), of_function=True) for v in (None, float("nan"), "1")),
+    *refused("gate", "gelu", None, 1),
+    *refused("limit", 0, -1.0, "3"),
+    *refused("alpha", None, float("nan"), "1"),
     *(Bad(name, "beside-silu", given(**{name: 4.0}), of_function=True) for name in ("beta", "linear_beta")),
-    *(Bad("beta", str(v), given(gate="situ", beta=v), of_function=True) for v in (None, 0.0, -1.0, float("inf"))),
-    Bad("linear_beta", "0", given(gate="situ", beta=1.0, linear_beta=0.0), of_function=True),
-    *(Bad("interleaved", str(v), given(interleaved=v), of_function=True) for v in (None, 1, "yes")),
-    Bad("out_dtype", "float32", given(out_dtype=F32, out=None), of_function=True),
+    *refused("beta", None, 0.0, -1.0, float("inf"), gate="situ"),
+    *refused("linear_beta", 0.0, gate="situ", beta=1.0),
+    *refused("interleaved", None, 1, "yes"),
+    *refused("out_dtype", F32, out=None),
 )
 OF_QUANTIZE = (
     Bad("x", "no-blocks", replace("x", lambda t: t[:, :-1])),
-    *(Bad("rounding", str(v), given(rounding=v), of_function=True) for v in ("down", None, 1)),
+    *refused("rounding", "down", None, 1),
 )
 OPERATORS = (
     Operator("block_scaled_gemm_mx", draw_dense, FORMS, OPERANDS, bad=OF_BOTH, registered_is_spoilt=True),
