@@ -18,12 +18,12 @@ import itertools
 import json
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.harness.clock import estimated
 from benchmarks.harness.forms import ARCHS, Config, Size, form_names
+from benchmarks.harness.gpu_environment import commit
 from benchmarks.harness.simulated_rocm import SimulatedRocm
 from scripts.host_configs import configs
 
@@ -168,7 +168,6 @@ def main() -> None:
     print("fitted:", words)
     print(*(f"{name} {value:.4g}" for name, value in costs.items()), sep="\n")
     if args.write:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         command = f"python -m benchmarks tune costs {args.section} --arch {args.arch} --write"
         date = datetime.date.today().isoformat()
-        write(args.section, arch, costs, f"`{command}`, {commit.stdout.strip()}, {date}:\n// {words}.")
+        write(args.section, arch, costs, f"`{command}`, {commit()}, {date}:\n// {words}.")

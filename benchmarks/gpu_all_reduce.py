@@ -91,6 +91,10 @@ def times(cases: dict[str, Case], rank: Rank, launches: int = LAUNCHES) -> dict[
     return {name: statistics.median(found) for name, found in samples.items()}
 
 
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+
+
 # --- the sum, and the norm behind it ---
 
 
@@ -148,10 +152,6 @@ def verify(kernel, c, x, residual, weight, scale) -> None:
 
 def gemm_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Case]:
     k = k // rank.ranks
-
-    def fp8(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
-
     a, weights = fp8(rows, k), [fp8(n, k) for _ in range(4)]
     one, scale = torch.full((1,), 0.02, device="cuda"), torch.tensor([0.05], device="cuda")
     residual = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
@@ -204,9 +204,6 @@ def gemm_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Ca
 
 def row_cases(kernel, c, rank: Rank, n: int, k: int, rows: int) -> dict[str, Case]:
     """Many rows: block_scaled_gemm with reduce-scatter behind it, and with all-gather before it."""
-
-    def fp8(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
 
     def scales(of: torch.Tensor) -> torch.Tensor:
         return torch.rand(of.shape[0], of.shape[1] // 128, device="cuda")
@@ -262,12 +259,16 @@ def table(
 # --- ranks as streams ---
 
 
-def one_gpu(kernel, count: int) -> None:
+def streams_of(kernel, count: int, max_bytes: int):
     from problems.ranks import Ranks
 
     os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
     kernel.reread_environment()
-    together = Ranks(kernel, torch.device("cuda"), count, max_bytes=4 << 20, timeout=5.0)
+    return Ranks(kernel, torch.device("cuda"), count, max_bytes=max_bytes, timeout=5.0)
+
+
+def one_gpu(kernel, count: int) -> None:
+    together = streams_of(kernel, count, max_bytes=4 << 20)
     timed = ["ours", "all_reduce", "the norm alone"]
     shown = Table([f"{count} ranks on one GPU, hidden x tokens", *timed], timed)
     for hidden in HIDDEN:
@@ -286,18 +287,13 @@ def one_gpu(kernel, count: int) -> None:
 
 def one_gpu_gemms(kernel, count: int) -> None:
     """skinny_gemm and the norm of the sum: products sent as they are finished, beside one operator after the other."""
-    from problems.ranks import Ranks
-
-    os.environ["ROCM_FP8_KERNELS_PDL"] = "0"
-    kernel.reread_environment()
-    together = Ranks(kernel, torch.device("cuda"), count, max_bytes=1 << 20, timeout=5.0)
+    together = streams_of(kernel, count, max_bytes=1 << 20)
     timed = ["ours", "one by one", "the GEMM alone"]
     shown = Table([f"{count} ranks on one GPU, N x K x rows", *timed], timed)
     for n, k in LINEARS:
         k = k // count
         for rows in (rows for rows in (1, 4, 8, 16) if rows * n * count * count <= 1 << 20):
-            of_ranks = [(torch.randn(rows, k, device="cuda"), torch.randn(n, k, device="cuda")) for _ in range(count)]
-            of_ranks = [tuple(t.to(torch.float8_e4m3fn) for t in each) for each in of_ranks]
+            of_ranks = [(fp8(rows, k), fp8(n, k)) for _ in range(count)]
             one, scale = torch.full((1,), 0.02, device="cuda"), torch.tensor([0.05], device="cuda")
             residuals = [torch.zeros(rows, n, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
             weight = torch.rand(n, device="cuda").bfloat16()
@@ -364,16 +360,13 @@ def main() -> None:
             if args.only in (None, "norm"):
                 sizes = [(hidden, tokens) for hidden in HIDDEN for tokens in TOKENS]
                 table(rank, "norm: hidden x tokens", sizes, lambda *size: norm_cases(gpu.kernel, c, rank, *size))
-            if args.only in (None, "gemm"):
-                sizes = [(*nk, rows) for nk in LINEARS for rows in (1, 4, 16, 32)]
-                table(
-                    rank, "skinny_gemm, norm: N x K x rows", sizes, lambda *size: gemm_cases(gpu.kernel, c, rank, *size)
-                )
-            if args.only in (None, "rows"):
-                sizes = [(*nk, rows) for nk in LINEARS for rows in (2048, 8192)]
-                table(
-                    rank, "block_scaled_gemm: N x K x rows", sizes, lambda *size: row_cases(gpu.kernel, c, rank, *size)
-                )
+            for name, what, cases, counts in (
+                ("gemm", "skinny_gemm, norm: N x K x rows", gemm_cases, (1, 4, 16, 32)),
+                ("rows", "block_scaled_gemm: N x K x rows", row_cases, (2048, 8192)),
+            ):
+                if args.only in (None, name):
+                    sizes = [(*nk, rows) for nk in LINEARS for rows in counts]
+                    table(rank, what, sizes, lambda *size, cases=cases: cases(gpu.kernel, c, rank, *size))
             if args.only in (None, "step") and rank.ranks > 1:
                 shape = replace(LLAMA_70B, ranks=rank.ranks)
                 layers = layers_of(shape, LAYERS)

@@ -13,7 +13,7 @@ layers of random weights each rounding grows.
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -46,6 +46,21 @@ class Standing(StaticLayer):
         return self.keys, self.values
 
 
+def recorded_step(step: Callable[[], torch.Tensor]) -> tuple[gpu_timing.Recorded, torch.Tensor]:
+    """A graph of one step, and where its replays leave the result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = step()
+    graph.replay()
+    return gpu_timing.Recorded([graph], 1), result
+
+
 class Step:
     """A model's step for `rows` requests. Its graph reads this object's tensors."""
 
@@ -69,17 +84,8 @@ class Step:
 
     def record(self) -> gpu_timing.Recorded:
         """A graph of one step, whose logits are self.logits from then on."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self.logits = self()
-        graph.replay()
-        return gpu_timing.Recorded([graph], 1)
+        recorded, self.logits = recorded_step(self)
+        return recorded
 
 
 def torchs(reference) -> SimpleNamespace:
@@ -104,6 +110,18 @@ def by_torch(gpu: Gpu) -> Iterator[None]:
         chosen.ops = own
 
 
+def drawn_on_gpu(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+    """In bfloat16, for inference."""
+    torch.manual_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            return make().eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+
+
 def llama(layers: int, generator: torch.Generator) -> torch.nn.Module:
     config = LlamaConfig(
         **(LLAMA_8B.config | dict(num_hidden_layers=layers)),
@@ -113,14 +131,7 @@ def llama(layers: int, generator: torch.Generator) -> torch.nn.Module:
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
     )
-    torch.manual_seed(generator.initial_seed() % 2**32)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("cuda"):
-            return LlamaForCausalLM(config).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(default)
+    return drawn_on_gpu(lambda: LlamaForCausalLM(config), generator.initial_seed() % 2**32)
 
 
 def versions(gpu: Gpu, scales: str, layers: int, generator: torch.Generator) -> dict[str, torch.nn.Module]:

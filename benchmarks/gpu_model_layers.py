@@ -23,7 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.cache_utils import StaticLayer
 
-from benchmarks.gpu_decode import Standing
+from benchmarks.gpu_decode import Standing, drawn_on_gpu, recorded_step
 from benchmarks.harness import gpu_report, gpu_timing
 from benchmarks.harness.gpu_cases import Wrong
 from benchmarks.harness.gpu_environment import Gpu, find_gpu
@@ -35,10 +35,7 @@ from benchmarks.one_layer import VOCABULARY, settings
 from examples.llama_fp8.decoding import with_cache
 
 LAYERS, CONTEXT, AT_ONCE = 2, 1024, 1 << 14  # AT_ONCE: tokens of a prompt
-MODELS = {
-    "deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256),
-    "qwen3-235b": {},
-}
+MODELS = {"deepseek-v3": EIGHTH_OF_HEADS | dict(moe_intermediate_size=256), "qwen3-235b": {}}
 ROWS = (1, 8, 32, 128)
 TOLERANCES, VERIFIED_ROWS = {"ours": 0.15, "latent cache": 0.2}, 8  # of the hidden values' norm; sequences
 # A latent cache goes on with each replay.
@@ -70,17 +67,8 @@ class Step:
     def record(self) -> gpu_timing.Recorded:
         torch._dynamo.reset()
         compiled = torch.compile(self.model, dynamic=False)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self(compiled)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self.hidden = self(compiled)
-        graph.replay()
-        return gpu_timing.Recorded([graph], 1)
+        recorded, self.hidden = recorded_step(lambda: self(compiled))
+        return recorded
 
 
 def static_cache(config) -> StaticCache:
@@ -91,14 +79,7 @@ def model_of(name: str, seed: int) -> torch.nn.Module:
     changed = settings(name, **MODELS[name]) | dict(num_hidden_layers=LAYERS)
     del changed["quantization_config"]
     config = AutoConfig.for_model(changed.pop("model_type"), **changed)
-    torch.manual_seed(seed)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("cuda"):
-            model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(default)
+    model = drawn_on_gpu(lambda: AutoModelForCausalLM.from_config(config), seed)
     model.set_experts_implementation("grouped_mm")
     return model
 

@@ -57,13 +57,7 @@ def cells_of(
 ) -> list[str]:
     """A row of a table. `same`: this is the GPU that the published figure is of, else there is no ratio to give."""
     ours = times["ours"]
-    cells = [
-        size,
-        cell(floor),
-        cell(ours.median_us),
-        cell(ours.spread_us),
-        cell(moved / ours.median_us / 1e3, 0),
-    ]
+    cells = [size, cell(floor), cell(ours.median_us), cell(ours.spread_us), cell(moved / ours.median_us / 1e3, 0)]
     cells += [cell(other and other.median_us) for name, other in times.items() if name != "ours"]
     return [*cells, cell(published_us), cell(ours.median_us / published_us if same else None)]
 

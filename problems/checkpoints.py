@@ -15,6 +15,8 @@ import safetensors.torch
 import torch
 from transformers import FineGrainedFP8Config
 
+from problems.buffers import same_bytes
+
 FP8_MAX, BLOCK = 448.0, 128
 # The linears that share an input, as parts of a decoder layer's names.
 JOINED = (
@@ -240,6 +242,44 @@ def configure(directory: Path, quantization: dict | None, **changes) -> None:
     if quantization is not None:
         config["quantization_config"] = quantization
     file.write_text(json.dumps(config))
+
+
+def edit(
+    directory: Path,
+    tensors: Callable[[dict[str, torch.Tensor]], object] | None = None,
+    config: Callable[[dict], object] | None = None,
+) -> None:
+    """Changes a checkpoint of one file: what `tensors` does to its tensors, `config` to its config.json."""
+    if tensors is not None:
+        held = stored(directory)
+        tensors(held)
+        held = {name: value.contiguous().clone() for name, value in held.items()}
+        safetensors.torch.save_file(held, directory / "model.safetensors", metadata={"format": "pt"})
+    if config is not None:
+        file = directory / "config.json"
+        settings = json.loads(file.read_text())
+        config(settings)
+        file.write_text(json.dumps(settings))
+
+
+def copied_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_state(model: torch.nn.Module, wanted: torch.nn.Module | dict[str, torch.Tensor]) -> None:
+    """Names, types and bytes. wanted: a model, or its state."""
+    state, wanted = model.state_dict(), wanted if isinstance(wanted, dict) else wanted.state_dict()
+    assert state.keys() == wanted.keys()
+    for name, value in state.items():
+        assert same_bytes(value, wanted[name]), name
+
+
+def saved_and_loaded(of, model: torch.nn.Module, directory: Path, device="cpu") -> torch.nn.Module:
+    """What comes back is the same model. of: kernel.quantization or kernel.smoothquant."""
+    of.save_quantized(model, directory)
+    loaded = of.load_quantized(directory, device)
+    assert_same_state(loaded, model)
+    return loaded
 
 
 def in_16_bits(directory: Path) -> dict:

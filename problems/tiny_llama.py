@@ -154,6 +154,14 @@ def reference_logits(kernel, model: torch.nn.Module, ids: torch.Tensor) -> torch
         return logits(model, ids)
 
 
+def assert_likeliest(model: torch.nn.Module, sequences: torch.Tensor, prompt: int, near: float) -> None:
+    """Each token behind the prompt is the best after those before it, or so near to it, in standard deviations of a
+    position's logits, that the order of sums may decide."""
+    full = logits(model, sequences)[:, prompt - 1 : -1].float()
+    chosen = full.gather(-1, sequences[:, prompt:, None]).squeeze(-1)
+    assert (full.amax(-1) - chosen <= near * full.std(-1)).all()
+
+
 def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """Norm of the difference, as a share of the norm."""
     got, wanted = got.double(), wanted.double()

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from transformers import CONFIG_MAPPING
 
 from problems import checkpoints
 from problems.tiny_llama import NEAR, distance, drawn, near
+from problems.tiny_models import config
 
 SIZES = dict(
     vocab_size=128,
@@ -50,7 +50,7 @@ MODELS = {
 }
 # What other tests ask for by name, which are not quantised with the kernels' layers.
 OTHERS = {
-    "deepseek_v2": MODELS["deepseek_v3"] | dict(n_group=None, topk_group=None),  # its configuration's default
+    "deepseek_v2": MODELS["deepseek_v3"] | dict(n_group=None, topk_group=None)  # its configuration's default
 }
 PARTS = ("gate_proj", "up_proj", "down_proj")
 OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # Mixtral's names
@@ -64,6 +64,11 @@ def moe(name: str, generator: torch.Generator, dtype: torch.dtype = torch.bfloat
             values = 0.1 * torch.randn(getattr(module, BIAS).shape, generator=generator)
             setattr(module, BIAS, torch.nn.Buffer(values.to(device)))
     return model
+
+
+def any_model(name: str, generator: torch.Generator, device="cpu") -> torch.nn.Module:
+    """Of tiny_models' architectures, or a mixture."""
+    return moe(name, generator, device=device) if name in MODELS else drawn(config(name), generator, device=device)
 
 
 def expert_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -133,13 +138,10 @@ def by_definition(model: torch.nn.Module, directory: Path, form: checkpoints.For
 
 
 def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], None], settings: Callable[[str], str] = str):
-    tensors = checkpoints.stored(directory)
-    change(tensors)
-    safetensors.torch.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"] = json.loads(settings(json.dumps(config["quantization_config"])))
-    file.write_text(json.dumps(config))
+    def of_config(config: dict) -> None:
+        config["quantization_config"] = json.loads(settings(json.dumps(config["quantization_config"])))
+
+    checkpoints.edit(directory, change, of_config)
 
 
 def with_names_of_today(directory: Path) -> None:

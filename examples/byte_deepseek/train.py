@@ -31,7 +31,6 @@ BIAS_STEP = 1e-3  # DeepSeek-V3's
 def model_config(**changes) -> DeepseekV3Config:
     """5.6 million parameters, of which a token takes 3.8; `changes` are fields of DeepseekV3Config."""
     fields = dict(
-        vocab_size=corpus.VOCABULARY,
         hidden_size=256,
         num_hidden_layers=4,
         first_k_dense_replace=1,
@@ -53,28 +52,21 @@ def model_config(**changes) -> DeepseekV3Config:
         topk_method="noaux_tc",  # vLLM asks for this and the next, which transformers takes for granted
         scoring_func="sigmoid",
         num_nextn_predict_layers=0,
-        tie_word_embeddings=True,
-        bos_token_id=corpus.BOS,
-        eos_token_id=corpus.EOS,
     )
-    return DeepseekV3Config(**(fields | changes))
+    return DeepseekV3Config(**(corpus.CONFIG | fields | changes))
 
 
 def dense_config(**changes) -> LlamaConfig:
     """A Llama with as many parameters as one token takes of the DeepSeek."""
     fields = dict(
-        vocab_size=corpus.VOCABULARY,
         hidden_size=256,
         intermediate_size=968,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        tie_word_embeddings=True,
-        bos_token_id=corpus.BOS,
-        eos_token_id=corpus.EOS,
     )
-    return LlamaConfig(**(fields | changes))
+    return LlamaConfig(**(corpus.CONFIG | fields | changes))
 
 
 def as_one_mlp(

@@ -26,7 +26,6 @@ def model_config(**changes) -> GptOssConfig:
     rope = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=256)
     rope |= dict(beta_fast=32.0, beta_slow=1.0, truncate=False)
     fields = dict(
-        vocab_size=corpus.VOCABULARY,
         hidden_size=256,
         intermediate_size=128,
         num_hidden_layers=4,
@@ -38,12 +37,9 @@ def model_config(**changes) -> GptOssConfig:
         rope_parameters=rope,
         router_aux_loss_coef=0.01,
         output_router_logits=True,
-        tie_word_embeddings=True,
-        bos_token_id=corpus.BOS,
-        eos_token_id=corpus.EOS,
         pad_token_id=None,
     )
-    return GptOssConfig(**(fields | changes))
+    return GptOssConfig(**(corpus.CONFIG | fields | changes))
 
 
 def as_one_mlp(

@@ -18,6 +18,8 @@ from pathlib import Path
 
 VOCABULARY = 256
 BOS = EOS = 0
+# What the configurations of all models of these bytes say.
+CONFIG = dict(vocab_size=VOCABULARY, bos_token_id=BOS, eos_token_id=EOS, tie_word_embeddings=True)
 
 # Hand-written modules of different character (numerics, parsers, containers, I/O, text), present in
 # Python 3.11 to 3.14 and without a near-copy elsewhere in the library: tokenize.py, for one, would

@@ -97,21 +97,17 @@ class Schedule:
 def model_config(**changes) -> LlamaConfig:
     """5.6 million parameters, 11 MB in bfloat16; `changes` are fields of LlamaConfig."""
     fields = dict(
-        vocab_size=corpus.VOCABULARY,
         hidden_size=256,
         intermediate_size=768,
         num_hidden_layers=7,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        tie_word_embeddings=True,
         max_position_embeddings=1024,
         rms_norm_eps=1e-5,
         attention_dropout=0.25,
-        bos_token_id=corpus.BOS,
-        eos_token_id=corpus.EOS,
     )
-    return LlamaConfig(**(fields | changes))
+    return LlamaConfig(**(corpus.CONFIG | fields | changes))
 
 
 def autocast(device: torch.device) -> AbstractContextManager:

@@ -24,7 +24,6 @@ LENGTH = 256
 def model_config(**changes) -> OPTConfig:
     """0.7 million parameters, 1.3 MB in bfloat16; `changes` are fields of OPTConfig."""
     fields = dict(
-        vocab_size=corpus.VOCABULARY,
         hidden_size=128,
         word_embed_proj_dim=128,
         ffn_dim=512,
@@ -33,12 +32,9 @@ def model_config(**changes) -> OPTConfig:
         max_position_embeddings=LENGTH,
         dropout=0.0,
         attention_dropout=0.0,
-        tie_word_embeddings=True,
-        bos_token_id=corpus.BOS,
-        eos_token_id=corpus.EOS,
         pad_token_id=None,
     )
-    return OPTConfig(**(fields | changes))
+    return OPTConfig(**(corpus.CONFIG | fields | changes))
 
 
 def train(settings: Settings, config: OPTConfig, streams: Streams) -> dict:

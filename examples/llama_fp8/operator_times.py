@@ -89,10 +89,7 @@ def _row_cases(kernel: ModuleType, shapes: LlamaShapes, device: str, fp8: torch.
         return kernel.reference.encode_fp8(F.silu(gate) * up / scale, fp8)
 
     yield _Case(
-        "swiglu_fp8",
-        f"1x{2 * inner}",
-        lambda i: kernel.swiglu_fp8(gate_up, scale, out_dtype=fp8),
-        torch_swiglu,
+        "swiglu_fp8", f"1x{2 * inner}", lambda i: kernel.swiglu_fp8(gate_up, scale, out_dtype=fp8), torch_swiglu
     )
 
 

@@ -62,6 +62,12 @@ def given(**values: object) -> Change:
     return change
 
 
+def refused(name: str, *values: object, **beside: object) -> tuple[Bad, ...]:
+    """What the Python function takes for no value of an argument. beside: other arguments of these calls."""
+    calls = ((v, given(**beside, **{name: v})) for v in values)
+    return tuple(Bad(name, f"{v!r}-of-the-function", call, of_function=True) for v, call in calls)
+
+
 def wider(t: torch.Tensor) -> torch.Tensor:
     return torch.cat([t, t], dim=-1)
 

@@ -99,13 +99,7 @@ OPERATORS = (
         bad=(UNKNOWN, *THREE),
     ),
     *(
-        Operator(
-            name,
-            gemms.draw_blocks,
-            gemms.FORMS,
-            composite=True,
-            between_ranks=True,
-        )
+        Operator(name, gemms.draw_blocks, gemms.FORMS, composite=True, between_ranks=True)
         for name in ("block_scaled_gemm_reduce_scatter", "all_gather_block_scaled_gemm")
     ),
 )

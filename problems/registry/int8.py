@@ -155,14 +155,7 @@ def linear(name: str, wide: bool) -> Operator:
             ),
             "one-number": dict(beta=0.5),
         },
-        {
-            "a": CODES,
-            "b": CODES,
-            "d": T((F32, I8)),
-            "alpha": ONE,
-            "beta": ONE,
-            "out": OF_WIDE if wide else OF_OUT,
-        },
+        {"a": CODES, "b": CODES, "d": T((F32, I8)), "alpha": ONE, "beta": ONE, "out": OF_WIDE if wide else OF_OUT},
         bad=OF_GEMMS + of_linears(I8 if wide else F32),
         exact=True,
     )

@@ -3,7 +3,7 @@
 import torch
 
 from problems.inputs import FLOATS, FP8, HALF
-from problems.registry.changes import Arguments, Bad, given, in_other_format, replace, to_dtype
+from problems.registry.changes import Arguments, Bad, given, in_other_format, refused, replace, to_dtype
 from problems.registry.entry import Draw, Operator, T
 
 BF16, F32, I32, E8M0, U8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e8m0fnu, torch.uint8
@@ -39,13 +39,9 @@ OF_ROUTE = (
     Bad("top_k", "0", given(top_k=0)),
     Bad("top_k", "more-than-left", given(top_k=5)),
     Bad("top_k", "33", lambda args: args.update(logits=args["logits"].repeat(1, 16), bias=None, top_k=33)),
-    *(
-        Bad(name, f"{v!r}-of-the-function", given(**{name: v}), of_function=True)
-        for name in ("top_k", "groups", "top_groups")
-        for v in (0, -1, 1.5, "2", None)
-    ),
-    *(Bad("scoring", str(v), given(scoring=v), of_function=True) for v in ("relu", None, 1)),
-    *(Bad("group_score", str(v), given(group_score=v), of_function=True) for v in ("top3", None, 1)),
+    *(bad for name in ("top_k", "groups", "top_groups") for bad in refused(name, 0, -1, 1.5, "2", None)),
+    *refused("scoring", "relu", None, 1),
+    *refused("group_score", "top3", None, 1),
     Bad("logits", "one-dim", given(logits=torch.zeros(8)), of_function=True),
 )
 
@@ -64,10 +60,7 @@ def draw_sort(on: Draw) -> Arguments:
 OF_SORT = (
     Bad("num_experts", "0", given(num_experts=0)),
     Bad("num_experts", "1025", given(num_experts=1025)),
-    *(
-        Bad("num_experts", f"{v!r}-of-the-function", given(num_experts=v), of_function=True)
-        for v in (0, -1, 1.5, "2", None)
-    ),
+    *refused("num_experts", 0, -1, 1.5, "2", None),
     Bad("experts", "one-dim", given(experts=torch.zeros(8, dtype=I32)), of_function=True),
 )
 
@@ -138,11 +131,7 @@ OF_GROUPED = (
     Bad("slots", "2^31", given(slots=2**31)),
     Bad("slots", "without-rows", given(rows=None)),
     Bad("expected_rows", "negative", given(expected_rows=-1)),
-    *(
-        Bad(name, f"{v!r}-of-the-function", given(**{name: v}), of_function=True)
-        for name in ("slots", "expected_rows")
-        for v in (0, -1, 1.5, "2")
-    ),
+    *(bad for name in ("slots", "expected_rows") for bad in refused(name, 0, -1, 1.5, "2")),
 )
 ODD = Bad("b", "odd", lambda args: args.update(b=args["b"][:, :-1], scale_b=args["scale_b"][:, :-1]))
 OF_GATED = tuple(

@@ -3,7 +3,7 @@
 import torch
 
 from problems.inputs import FLOATS, FP8, HALF, mx_codes, mx_exponents
-from problems.registry.changes import Arguments, Bad, given, replace
+from problems.registry.changes import Arguments, Bad, given, refused, replace
 from problems.registry.entry import Draw, Operator, T
 from problems.registry.moe import EXPERTS, INTEGERS, SLOTS, integers
 
@@ -83,13 +83,20 @@ OF_BOTH = (
     Bad("scale_b", "in-float32", lambda args: args.update(scale_b=args["scale_b"].float()), of_function=True),
     Bad("scale_b", "none-of-the-function", given(scale_b=None), of_function=True),
 )
+GROUPED = OPERANDS | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)}
+OF_GROUPED = (
+    *OF_BOTH,
+    Bad("b", "no-experts", replace("b", lambda t: t[:0])),
+    Bad("b", "1025-experts", replace("b", lambda t: t[:1].expand(1025, -1, -1))),
+    Bad("slots", "0", given(slots=0)),
+    Bad("slots", "without-rows", given(rows=None)),
+    Bad("expected_rows", "negative", given(expected_rows=-1)),
+)
 
 
 def draw_gate(on: Draw) -> Arguments:
     return dict(
-        x=torch.randn(on.rows, 2 * on.d, generator=on.generator) * 4,
-        offsets=integers(0, on.rows, on.rows),
-        limit=3.0,
+        x=torch.randn(on.rows, 2 * on.d, generator=on.generator) * 4, offsets=integers(0, on.rows, on.rows), limit=3.0
     )
 
 
@@ -101,41 +108,27 @@ GATES = {
 OF_GATE = (
     Bad("x", "odd", replace("x", lambda t: t[:, :-1])),
     Bad("x", "one-dim-of-the-function", given(x=torch.zeros(8), out=None), of_function=True),
-    *(Bad("gate", str(v), given(gate=v), of_function=True) for v in ("gelu", None, 1)),
-    *(Bad("limit", str(v), given(limit=v), of_function=True) for v in (0, -1.0, "3")),
-    *(Bad("alpha", str(v), given(alpha=v), of_function=True) for v in (None, float("nan"), "1")),
+    *refused("gate", "gelu", None, 1),
+    *refused("limit", 0, -1.0, "3"),
+    *refused("alpha", None, float("nan"), "1"),
     *(Bad(name, "beside-silu", given(**{name: 4.0}), of_function=True) for name in ("beta", "linear_beta")),
-    *(Bad("beta", str(v), given(gate="situ", beta=v), of_function=True) for v in (None, 0.0, -1.0, float("inf"))),
-    Bad("linear_beta", "0", given(gate="situ", beta=1.0, linear_beta=0.0), of_function=True),
-    *(Bad("interleaved", str(v), given(interleaved=v), of_function=True) for v in (None, 1, "yes")),
-    Bad("out_dtype", "float32", given(out_dtype=F32, out=None), of_function=True),
+    *refused("beta", None, 0.0, -1.0, float("inf"), gate="situ"),
+    *refused("linear_beta", 0.0, gate="situ", beta=1.0),
+    *refused("interleaved", None, 1, "yes"),
+    *refused("out_dtype", F32, out=None),
 )
 OF_QUANTIZE = (
     Bad("x", "no-blocks", replace("x", lambda t: t[:, :-1])),
-    *(Bad("rounding", str(v), given(rounding=v), of_function=True) for v in ("down", None, 1)),
+    *refused("rounding", "down", None, 1),
 )
 OPERATORS = (
-    Operator(
-        "block_scaled_gemm_mx",
-        draw_dense,
-        FORMS,
-        OPERANDS,
-        bad=OF_BOTH,
-        registered_is_spoilt=True,
-    ),
+    Operator("block_scaled_gemm_mx", draw_dense, FORMS, OPERANDS, bad=OF_BOTH, registered_is_spoilt=True),
     Operator(
         "grouped_gemm_mx",
         draw_grouped,
         FORMS | {"ungathered": ungathered},
-        OPERANDS | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)},
-        bad=(
-            *OF_BOTH,
-            Bad("b", "no-experts", replace("b", lambda t: t[:0])),
-            Bad("b", "1025-experts", replace("b", lambda t: t[:1].expand(1025, -1, -1))),
-            Bad("slots", "0", given(slots=0)),
-            Bad("slots", "without-rows", given(rows=None)),
-            Bad("expected_rows", "negative", given(expected_rows=-1)),
-        ),
+        GROUPED,
+        bad=OF_GROUPED,
         registered_is_spoilt=True,
     ),
     Operator(
@@ -147,15 +140,10 @@ OPERATORS = (
             "halves": lambda args: dict(a=args["a"].to(BF16), scale_a=None, out_dtype=torch.float16),
             "ungathered": ungathered,
         },
-        OPERANDS
-        | {"offsets": INTEGERS, "rows": T((torch.int32,), "free", "dense", optional=True)}
-        | {"out": T(HALF, "fixed", optional=True)},
+        GROUPED | {"out": T(HALF, "fixed", optional=True)},
         bad=(
-            *OF_BOTH,
-            Bad("b", "no-experts", replace("b", lambda t: t[:0])),
+            *OF_GROUPED,
             Bad("b", "odd", lambda args: args.update(b=args["b"][:, :-1], scale_b=args["scale_b"][:, :-1], bias=None)),
-            Bad("slots", "0", given(slots=0)),
-            Bad("expected_rows", "negative", given(expected_rows=-1)),
             *(bad for bad in OF_GATE if bad.named not in ("x", "out_dtype") and bad.why != "beside-silu"),
             *(Bad(name, "beside-oai", given(**{name: 4.0}), of_function=True) for name in ("beta", "linear_beta")),
         ),

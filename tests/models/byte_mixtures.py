@@ -6,7 +6,7 @@ import torch
 
 from examples.byte_deepseek.train import ALL_EXPERTS_FUNCTIONS
 from examples.byte_llama.train import Streams
-from examples.llama_fp8 import text
+from examples.llama_fp8 import decoding, text
 
 
 def streams() -> Streams:
@@ -26,6 +26,13 @@ def assert_one_mlp_is_the_experts(model: torch.nn.Module, one_mlp: Callable, wit
         found[name] = [logits.detach(), *(p.grad for p in model.parameters())]
     for one, other in zip(*found.values(), strict=True):
         assert (one - other).norm() <= within * one.norm()
+
+
+@torch.no_grad()
+def quality_of(model: torch.nn.Module, loaded: text.LoadedModel) -> decoding.Quality:
+    """On modules held out from training."""
+    held_out = text.held_out_windows(loaded.tokenizer, loaded.context // 2, 32)
+    return decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
 
 
 def with_inputs(model: torch.nn.Module, inputs: str) -> torch.nn.Module:

@@ -5,8 +5,12 @@ import sys
 
 import pytest
 import torch
+from transformers import OPTConfig
 
+from problems import mx_checkpoints
 from problems.operators import functions
+from problems.tiny_llama import drawn, kernelized, llama, quantize, tokens
+from problems.tiny_models import OPT
 from tests.tools.fake_gpu import gpu
 
 
@@ -30,6 +34,36 @@ def calls(kernel, monkeypatch) -> list[str]:
         if hasattr(linear, name):
             monkeypatch.setattr(linear, name, getattr(operators, name))
     return names
+
+
+@pytest.fixture
+def of_kind(kernel, device, generator, tmp_path):
+    """of_kind(kind) -> a quantised model, of other numbers at each call."""
+
+    def make(kind: str) -> torch.nn.Module:
+        ids = tokens(generator, 2, 16, device)
+        if kind == "opt":
+            return kernel.smoothquant.quantize(drawn(OPTConfig(**OPT), generator, device=device), [ids])
+        model = llama(generator, device=device)
+        if kind.startswith("int8"):
+            options = dict(activations="dynamic", alpha=None, symmetric=kind == "int8")
+            return kernel.smoothquant.quantize(model, **options)
+        if kind == "mx":
+            directory = tmp_path / f"mx {int(torch.randint(10**9, (), generator=generator))}"
+            mx_checkpoints.write(kernel, "compressed-tensors, W4A8", model, directory)
+            return kernelized(kernel, kernel.quantization.load_quantized(directory, device))
+        scheme = dict(granularity="block") if "block" in kind else {}
+        return kernelized(kernel, quantize(kernel, model, [ids], "static" if "static" in kind else "dynamic", **scheme))
+
+    return make
+
+
+@pytest.fixture
+def e4m3fn(formats) -> torch.dtype:
+    """Of models that are quantised to it and run on the device's GEMMs."""
+    if torch.float8_e4m3fn not in formats:
+        pytest.skip("not this device's FP8 format")
+    return torch.float8_e4m3fn
 
 
 @pytest.fixture

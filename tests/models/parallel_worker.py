@@ -1,13 +1,10 @@
-"""A rank of test_parallel.py, in a process of its own:
-
-python -m tests.models.parallel_worker CASE[,CASE] RANK RANKS PORT SEED
-"""
+"""A rank of test_parallel.py, in a process of its own."""
 
 import copy
-import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -16,6 +13,7 @@ from problems.buffers import same_bytes
 from problems.mx_checkpoints import write
 from problems.tiny_llama import decided, distance, drawn, kernelized, llama, logits, reference_logits
 from problems.tiny_moe import moe
+from tests.processes import run_cases
 
 
 def qwen3(heads: int, kv_heads: int, head_dim: int = 16, inner: int = 128, hidden: int = 64) -> torch.nn.Module:
@@ -43,6 +41,27 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     return distance(got, wanted) < 0.1
 
 
+def assert_split(kernel, whole: torch.nn.Module, ids: torch.Tensor, is_near, what) -> torch.nn.Module:
+    """The ranks' shares compute together what the whole model does, on the reference and on the kernels; and whoever
+    looks at a hidden state sees the whole one. Returns this rank's share, whose communicator is closed."""
+    share = copy.deepcopy(whole)
+    with kernel.comm.Communicator(timeout=600) as c:
+        before = reference_logits(kernel, whole, ids)
+        assert kernel.quantization.parallelize(share, c) is share
+        reference = reference_logits(kernel, share, ids)
+        assert is_near(reference, before) and same_on_all_ranks(reference), what
+        got = logits(kernelized(kernel, share), ids)
+        assert is_near(got, before) and same_on_all_ranks(got), what
+        states = share(ids, output_hidden_states=True).hidden_states
+        assert all(same_on_all_ranks(state) for state in states), what
+        if what[0] == "deepseek_v3":
+            cache = kernel.quantization.latent_cache(share.config)
+            steps = [share(part, past_key_values=cache).logits for part in ids.split((9, 1, 2), dim=1)]
+            stepped = torch.cat(steps, dim=1)
+            assert is_near(stepped, before) and same_on_all_ranks(stepped), what
+    return share
+
+
 def split(kernel, rank: int, ranks: int) -> None:
     """Each architecture, kinds of scales, heads of keys that are more than ranks and fewer; with biases."""
     generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -60,20 +79,12 @@ def split(kernel, rank: int, ranks: int) -> None:
             whole = copy.deepcopy(model)
             inputs = [ids] if activations == "static" else None
             kernel.quantization.quantize(whole, inputs, activations=activations, **options)
-            share = copy.deepcopy(whole)
-            with kernel.comm.Communicator(timeout=600) as c:
-                before = reference_logits(kernel, whole, ids)
-                assert kernel.quantization.parallelize(share, c) is share
-                reference = reference_logits(kernel, share, ids)
-                assert near(reference, before) and same_on_all_ranks(reference), (name, activations)
-                got = logits(kernelized(kernel, share), ids)
-                assert near(got, before) and same_on_all_ranks(got), (name, activations)
-                # A hidden state that somebody looks at is the whole one.
-                states = share(ids, output_hidden_states=True).hidden_states
-                assert all(same_on_all_ranks(state) for state in states)
-                kept = sum(buffer.nbytes for buffer in share.buffers() if buffer.dtype.itemsize == 1)
-                all_of_it = sum(buffer.nbytes for buffer in whole.buffers() if buffer.dtype.itemsize == 1)
-                assert kept < all_of_it / ranks * 1.35, (name, kept / all_of_it)
+            share = assert_split(kernel, whole, ids, near, (name, activations))
+            kept, all_of_it = (
+                sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype.itemsize == 1)
+                for model in (share, whole)
+            )
+            assert kept < all_of_it / ranks * 1.35, (name, kept / all_of_it)
 
 
 def mostly_near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -103,23 +114,9 @@ def split_experts(kernel, rank: int, ranks: int) -> None:
     for name, sizes, granularity in cases:
         options = dict(experts="mxfp4") if granularity == "mxfp4" else dict(granularity=granularity)
         whole = kernel.quantization.quantize(moe(name, generator, **sizes), activations="dynamic", **options)
-        share, ids = copy.deepcopy(whole), torch.randint(0, 128, (2, 12))
-        with kernel.comm.Communicator(timeout=600) as c:
-            before = reference_logits(kernel, whole, ids)
-            kernel.quantization.parallelize(share, c)
-            reference = reference_logits(kernel, share, ids)
-            assert mostly_near(reference, before) and same_on_all_ranks(reference), (name, granularity)
-            got = logits(kernelized(kernel, share), ids)
-            assert mostly_near(got, before) and same_on_all_ranks(got), (name, granularity)
-            states = share(ids, output_hidden_states=True).hidden_states
-            assert all(same_on_all_ranks(state) for state in states)
-            of_experts = [sum(b.nbytes for n, b in m.named_buffers() if "experts" in n) for m in (share, whole)]
-            assert of_experts[0] <= of_experts[1] / ranks * 1.05, (name, of_experts)
-            if name == "deepseek_v3":
-                cache = kernel.quantization.latent_cache(share.config)
-                steps = [share(part, past_key_values=cache).logits for part in ids.split((9, 1, 2), dim=1)]
-                stepped = torch.cat(steps, dim=1)
-                assert mostly_near(stepped, before) and same_on_all_ranks(stepped), granularity
+        share = assert_split(kernel, whole, torch.randint(0, 128, (2, 12)), mostly_near, (name, granularity))
+        of_experts = [sum(b.nbytes for n, b in m.named_buffers() if "experts" in n) for m in (share, whole)]
+        assert of_experts[0] <= of_experts[1] / ranks * 1.05, (name, of_experts)
 
 
 def split_mx(kernel, rank: int, ranks: int) -> None:
@@ -142,16 +139,7 @@ def split_mx(kernel, rank: int, ranks: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             write(kernel, f"compressed-tensors, {form}", model, Path(folder))
             whole = kernel.quantization.load_quantized(folder)
-        share = copy.deepcopy(whole)
-        with kernel.comm.Communicator(timeout=600) as c:
-            before = reference_logits(kernel, whole, ids)
-            kernel.quantization.parallelize(share, c)
-            reference = reference_logits(kernel, share, ids)
-            assert is_near(reference, before) and same_on_all_ranks(reference), form
-            got = logits(kernelized(kernel, share), ids)
-            assert is_near(got, before) and same_on_all_ranks(got), form
-            states = share(ids, output_hidden_states=True).hidden_states
-            assert all(same_on_all_ranks(state) for state in states)
+        assert_split(kernel, whole, ids, is_near, (form,))
 
 
 def decode(kernel, rank: int, ranks: int) -> None:
@@ -202,12 +190,10 @@ def decode_experts(kernel, rank: int, ranks: int) -> None:
 
 
 def refused(kernel, rank: int, ranks: int) -> None:
-    def words(function, kind=ValueError) -> str:
-        try:
+    def words(function) -> str:
+        with pytest.raises(ValueError) as caught:
             function()
-        except kind as error:
-            return str(error)
-        raise AssertionError("nothing was raised")
+        return str(caught.value)
 
     with kernel.comm.Communicator(timeout=600) as c:
         parallelize = kernel.quantization.parallelize
@@ -248,15 +234,4 @@ def refused(kernel, rank: int, ranks: int) -> None:
 
 
 def main() -> None:
-    cases, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
-    torch.set_num_threads(1)
-    from scripts.load import load_kernel
-
-    kernel = load_kernel("cpu")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    for case in cases.split(","):
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            globals()[case](kernel, rank, ranks)
-    print(f"{cases}: done")
-    dist.destroy_process_group()
+    run_cases(globals())

@@ -17,7 +17,7 @@ import torch
 from transformers import FalconH1Config
 
 from problems.buffers import same_bytes
-from problems.checkpoints import Format, by_definition, linears
+from problems.checkpoints import Format, assert_same_state, by_definition, linears
 from problems.inputs import FP8
 from problems.tiny_llama import (
     ACTIVATIONS,
@@ -35,6 +35,7 @@ from problems.tiny_llama import (
     tokens,
 )
 from problems.tiny_models import FUSED, GROUPED, UNFUSED, WINDOW, config
+from problems.tiny_moe import MODELS, any_model
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -80,9 +81,7 @@ def test_a_fused_model_computes_what_it_should(kernel, device, generator, tmp_pa
     assert 0 < distance(wanted, logits(original, ids)) < 0.2
 
     loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
-    state = model.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+    assert_same_state(loaded, model)
     assert same_bytes(logits(loaded, ids), logits(model, ids))
 
 
@@ -114,19 +113,19 @@ def test_a_window_is_seen(kernel, device, generator):
     assert not torch.equal(first[reach], second[reach]) and same_bytes(first[reach + 1 :], second[reach + 1 :])
 
 
-@every_fused
+@pytest.mark.parametrize("name", [*FUSED, *MODELS])
 def test_the_classes_survive_copies(kernel, generator, name):
-    model = drawn(config(name), generator)
-    kernel.quantization.quantize(model, activations="dynamic")
+    model = any_model(name, generator)
+    kernel.quantization.quantize(model, activations="dynamic", granularity="block")
     layer = model.model.layers[1]
-    for kind in (type(layer), type(layer.self_attn), type(layer.mlp)):
-        assert pickle.loads(pickle.dumps(kind)) is kind
+    for part in (layer, layer.self_attn, layer.mlp, *([layer.mlp.gate] if name in MODELS else [])):
+        assert type(part).__name__.startswith("Fp8") and pickle.loads(pickle.dumps(type(part))) is type(part)
     file = io.BytesIO()
     torch.save(layer.mlp, file)  # attention cannot be: transformers' own holds a class without a name
     file.seek(0)
-    read = torch.load(file, weights_only=False)
-    assert type(read) is type(layer.mlp) and same_bytes(read.down_proj.weight, layer.mlp.down_proj.weight)
-    ids = tokens(generator, 1, 12)
+    read, ids = torch.load(file, weights_only=False), tokens(generator, 1, 12)
+    x = model.model.embed_tokens(ids)
+    assert type(read) is type(layer.mlp) and same_bytes(read(x), layer.mlp(x))
     twice = copy.deepcopy(copy.deepcopy(model))
     assert same_bytes(logits(twice, ids), logits(model, ids)) and type(twice.model.layers[0]) is type(layer)
 
@@ -160,16 +159,15 @@ def test_of_another_model_the_linears_are_quantised_alone(kernel, device, genera
     assert same_bytes(logits(loaded[0], ids), logits(model, ids))
 
 
+@pytest.mark.filterwarnings("ignore:FalconH1")
 def test_buffers_that_a_model_computes_for_its_layers(kernel, device, generator, tmp_path):
     """They are in no file, as Falcon-H1's mup_vector."""
     mamba = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1)
     sizes = GROUPED | mamba | dict(head_dim=16, ssm_multipliers=[0.5, 1.5, 0.7, 1.2, 0.9])
     model = drawn(FalconH1Config(**sizes), generator, device=device)
-    noted(lambda: kernel.quantization.quantize(model, activations="dynamic"))
+    kernel.quantization.quantize(model, activations="dynamic")
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
-    loaded = []
-    noted(lambda: loaded.append(kernel.quantization.load_quantized(tmp_path / "fp8", device)))
-    (ours,) = loaded
+    ours = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     for name, values in model.named_buffers():
         assert same_bytes(ours.get_buffer(name), values), name
     ids = tokens(generator, 2, 12, device)

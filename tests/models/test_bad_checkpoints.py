@@ -1,6 +1,8 @@
 """Checkpoints that are refused: one error, which names the tensor, file or setting, before a model is there."""
 
+import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,30 +23,20 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> Callable[[str], Path]:
     """A checkpoint of each format, written once."""
-    written = {}
 
+    @functools.cache
+    @torch.no_grad()
     def of(name: str) -> Path:
-        if name not in written:
-            written[name] = tmp_path_factory.mktemp("checkpoints") / "original"
-            generator = torch.Generator().manual_seed(5)
-            with torch.no_grad():
-                model = llama(generator)
-                checkpoints.write(name, model, tokens(generator, 1, 8), written[name])
-        return written[name]
+        folder, generator = tmp_path_factory.mktemp("checkpoints") / "original", torch.Generator().manual_seed(5)
+        checkpoints.write(name, llama(generator), tokens(generator, 1, 8), folder)
+        return folder
 
     return of
 
 
 @pytest.fixture
 def copied(originals, tmp_path) -> Callable[[str], Path]:
-    def copy(name: str) -> Path:
-        folder = tmp_path / "copy"
-        folder.mkdir()
-        for file in originals(name).iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-        return folder
-
-    return copy
+    return lambda name: Path(shutil.copytree(originals(name), tmp_path / "copy"))
 
 
 def refused(kernel, folder: Path, message: str, error: type[Exception] = ValueError) -> None:
@@ -121,9 +113,7 @@ HEADERS = {
 def test_names_shapes_and_dtypes_come_before_any_tensor(kernel, copied, monkeypatch, case):
     name, change, message = HEADERS[case]
     folder = copied(name)
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    change(tensors)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    checkpoints.edit(folder, change)
     module = sys.modules[kernel.quantization.load_quantized.__module__]
 
     def read(*_):
@@ -137,19 +127,15 @@ def test_names_shapes_and_dtypes_come_before_any_tensor(kernel, copied, monkeypa
 @pytest.mark.parametrize("which", ["weight_scale", "input_scale", "a channel's"])
 def test_scales_are_positive_numbers(kernel, copied, which, value):
     folder = copied(CHANNEL if which == "a channel's" else STATIC)
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
     tensor = f"{LINEAR}." + ("weight_scale" if which == "a channel's" else which)
-    filled(tensor, value)(tensors)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    checkpoints.edit(folder, filled(tensor, value))
     refused(kernel, folder, f"{tensor}: holds {value}; scales are positive numbers")
 
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
 def test_weights_that_hold_nan_are_named(kernel, copied, code):
     folder = copied(CHANNEL)
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    tensors[f"{LINEAR}.weight"].view(torch.uint8)[-1, -1] = code
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    checkpoints.edit(folder, lambda tensors: tensors[f"{LINEAR}.weight"].view(torch.uint8)[-1, -1].fill_(code))
     refused(kernel, folder, f"{LINEAR}.weight: holds NaN")
 
 

@@ -12,7 +12,7 @@ from examples.byte_deepseek import train
 from examples.llama_fp8 import decoding, text
 from problems.tiny_llama import kernelized
 
-from .byte_mixtures import assert_one_mlp_is_the_experts, streams, with_inputs
+from .byte_mixtures import assert_one_mlp_is_the_experts, quality_of, streams, with_inputs
 
 CHECKPOINT = text.DEEPSEEK.checkpoint
 TINY = dict(
@@ -25,9 +25,8 @@ TINY = dict(
 
 
 def test_a_run_leaves_a_checkpoint_that_loads(tmp_path):
-    settings, dense, dropout = train.parse_arguments(
-        ["--steps", "3", "--out", str(tmp_path / "made"), "--length", "32"]
-    )
+    given = ["--steps", "3", "--out", str(tmp_path / "made"), "--length", "32"]
+    settings, dense, dropout = train.parse_arguments(given)
     assert (settings.steps, dense) == (3, False)
     report = train.train(settings, train.model_config(**TINY), streams(), dropout)
     model = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "made")
@@ -68,10 +67,7 @@ def test_the_llama_beside_it_has_its_active_size():
 
     sizes = [
         train.active_parameters(kind(config))
-        for kind, config in (
-            (DeepseekV3ForCausalLM, train.model_config()),
-            (LlamaForCausalLM, train.dense_config()),
-        )
+        for kind, config in ((DeepseekV3ForCausalLM, train.model_config()), (LlamaForCausalLM, train.dense_config()))
     ]
     assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[0]
 
@@ -113,9 +109,8 @@ def held_out(loaded):
 
 
 @pytest.fixture(scope="module")
-def wanted(loaded, held_out) -> decoding.Quality:
-    with torch.no_grad():
-        return decoding.measure(loaded.model, loaded.tokenizer, held_out, lambda n: None)
+def wanted(loaded) -> decoding.Quality:
+    return quality_of(loaded.model, loaded)
 
 
 SCALES = {
@@ -127,13 +122,12 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scales", SCALES)
-def test_quality(kernel, device, formats, loaded, held_out, wanted, scales):
+def test_quality(kernel, device, formats, loaded, wanted, scales):
     """On modules held out from training: 0.005 bits a byte, 97 % of the likeliest next bytes."""
     inputs = text.calibration_windows(loaded.tokenizer, loaded.context, 8).split(1) if scales == "static" else None
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), inputs, **SCALES[scales])
     kernelized(kernel, model)
-    with torch.no_grad():
-        got = decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
+    got = quality_of(model, loaded)
     assert wanted.bits_per_byte < 1.5
     assert abs(got.bits_per_byte - wanted.bits_per_byte) < 0.005
     assert decoding.share_of_equal(wanted, got) > 0.97
@@ -144,11 +138,10 @@ MXFP4 = {"16bit": (0.005, 0.96), "mxfp8": (0.005, 0.96), "mxfp4": (0.02, 0.93)}
 
 
 @pytest.mark.parametrize("inputs", MXFP4)
-def test_experts_in_mxfp4_keep_the_quality(kernel, device, loaded, held_out, wanted, inputs):
+def test_experts_in_mxfp4_keep_the_quality(kernel, device, loaded, wanted, inputs):
     model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
     kernelized(kernel, with_inputs(model, inputs))
-    with torch.no_grad():
-        got = decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
+    got = quality_of(model, loaded)
     bits, share = MXFP4[inputs]
     assert abs(got.bits_per_byte - wanted.bits_per_byte) < bits
     assert decoding.share_of_equal(wanted, got) > share

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from examples.llama_fp8 import decoding, text
 from problems import checkpoints
 from problems.tiny_llama import kernelized
 
-from .byte_mixtures import assert_one_mlp_is_the_experts, streams, with_inputs
+from .byte_mixtures import assert_one_mlp_is_the_experts, quality_of, streams, with_inputs
 
 CHECKPOINT = text.GPT_OSS.checkpoint
 TINY = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1)
@@ -72,20 +73,8 @@ def loaded(device):
 
 
 @pytest.fixture(scope="module")
-def measured(loaded):
-    """measured(model) -> its quality on modules held out from training."""
-    held_out = text.held_out_windows(loaded.tokenizer, loaded.context // 2, 32)
-
-    @torch.no_grad()
-    def measure(model: torch.nn.Module) -> decoding.Quality:
-        return decoding.measure(model, loaded.tokenizer, held_out, lambda n: None)
-
-    return measure
-
-
-@pytest.fixture(scope="module")
-def wanted(loaded, measured) -> decoding.Quality:
-    return measured(loaded.model)
+def wanted(loaded) -> decoding.Quality:
+    return quality_of(loaded.model, loaded)
 
 
 # inputs -> (bits a byte, share of the likeliest next bytes) that MXFP4 experts may cost.
@@ -93,16 +82,10 @@ INPUTS = {"16bit": (0.01, 0.95), "fp8": (0.01, 0.95), "mxfp8": (0.01, 0.95), "mx
 
 
 @pytest.fixture(scope="module")
-def quality(kernel, loaded, measured):
+def quality(kernel, loaded):
     """quality(inputs), with experts in MXFP4."""
-    model, known = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4"), {}
-
-    def of(inputs: str) -> decoding.Quality:
-        if inputs not in known:
-            known[inputs] = measured(kernelized(kernel, with_inputs(model, inputs)))
-        return known[inputs]
-
-    return of
+    model = kernel.quantization.quantize(copy.deepcopy(loaded.model), granularity=None, experts="mxfp4")
+    return cache(lambda inputs: quality_of(kernelized(kernel, with_inputs(model, inputs)), loaded))
 
 
 @pytest.mark.parametrize("inputs", INPUTS)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from examples.byte_llama import corpus
+from examples.byte_llama import corpus, train
 from tests.settings import need_stdlib
 
 need_stdlib()
@@ -88,26 +89,14 @@ def test_an_interpreter_without_sources_is_named(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def train():
-    pytest.importorskip("tqdm")
-    pytest.importorskip("transformers")
-    from examples.byte_llama import train
-
-    return train
-
-
-@pytest.fixture(scope="module")
 def text():
     """A few kilobytes in place of each part of the corpus."""
-    torch = pytest.importorskip("torch")
     return torch.frombuffer(bytearray(corpus.held_out_files()[0][1][:4096]), dtype=torch.uint8)
 
 
 @pytest.fixture
-def run(train, text, tmp_path):
+def run(text, tmp_path):
     """The real code, on a model of 16 thousand parameters."""
-    import torch
-
     defaults = dict(out=tmp_path / "checkpoint", device=torch.device("cpu"), batch=4, length=32, eval_windows=4)
     config = train.model_config(
         hidden_size=32,
@@ -125,9 +114,7 @@ def run(train, text, tmp_path):
     return run
 
 
-def test_two_steps_leave_a_loadable_checkpoint(train, run, text, tmp_path):
-    import torch
-
+def test_two_steps_leave_a_loadable_checkpoint(run, text, tmp_path):
     report = run(steps=2)
     assert report["bytes_seen"] == 2 * 4 * 32
     # Two steps from random weights: near the 8 bits of a uniform guess.
@@ -135,7 +122,7 @@ def test_two_steps_leave_a_loadable_checkpoint(train, run, text, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert json.loads((tmp_path / "checkpoint" / "training.json").read_text()) == report
 
-    model = train.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint", **{dtype_keyword(): torch.bfloat16})
+    model = train.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16)
     assert model.config.tie_word_embeddings and model.config.bos_token_id == corpus.BOS
     prompt = torch.tensor([[corpus.BOS, *corpus.encode("import ")]])
     written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
@@ -147,13 +134,6 @@ def test_two_steps_leave_a_loadable_checkpoint(train, run, text, tmp_path):
     assert again == pytest.approx(report["held_out_bits_per_byte"], abs=1e-3)
 
 
-def dtype_keyword() -> str:
-    """transformers 5 calls `dtype` what 4 calls `torch_dtype`."""
-    import transformers
-
-    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-
-
 def test_loss_decreases_and_a_new_run_replaces_the_old(run, tmp_path):
     short = run(steps=2)
     long = run(steps=60, peak_rate=1e-2)
@@ -161,7 +141,7 @@ def test_loss_decreases_and_a_new_run_replaces_the_old(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_a_time_budget_ends_decayed(train, run):
+def test_a_time_budget_ends_decayed(run):
     assert run(minutes=0.005)["steps"] >= 1
     schedule = train.Schedule(train.Settings(out=Path(), device=None, batch=1, minutes=1.0))
     assert schedule.rate(0.0) > 0
@@ -169,7 +149,7 @@ def test_a_time_budget_ends_decayed(train, run):
     assert schedule.rate(1.0) == pytest.approx(2e-3 * schedule.FLOOR)
 
 
-def test_an_interrupted_save_keeps_the_old_checkpoint(train, run, tmp_path, monkeypatch):
+def test_an_interrupted_save_keeps_the_old_checkpoint(run, tmp_path, monkeypatch):
     run(steps=1)
     before = (tmp_path / "checkpoint" / "training.json").read_bytes()
     rename, calls = train.os.rename, []
@@ -187,16 +167,14 @@ def test_an_interrupted_save_keeps_the_old_checkpoint(train, run, tmp_path, monk
     assert (tmp_path / "checkpoint" / "training.json").read_bytes() == before
 
 
-def test_the_real_configuration_fits_its_size(train):
-    import torch
-
+def test_the_real_configuration_fits_its_size():
     with torch.device("meta"):
         model = train.LlamaForCausalLM(train.model_config())
     # parameters() counts the tied embedding once, as the file does; two bytes each.
     assert sum(parameter.numel() for parameter in model.parameters()) * 2 < 12_000_000
 
 
-def test_arguments(train, tmp_path, capsys):
+def test_arguments(tmp_path, capsys):
     settings, dropout = train.parse_arguments(["--device", "cpu", "--out", str(tmp_path / "new")])
     assert (settings.minutes, settings.steps, settings.batch, dropout) == (3.3, None, 8, 0.25)
     settings, _ = train.parse_arguments(["--device", "cpu", "--out", str(tmp_path / "new"), "--steps", "3"])

@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama
 
 from problems import checkpoints
 from problems.buffers import same_bytes
-from problems.checkpoints import FORMATS, by_definition, write
+from problems.checkpoints import FORMATS, assert_same_state, by_definition, saved_and_loaded, write
 from problems.tiny_llama import (
     LLAMA3_ROPE,
     NEAR,
@@ -147,10 +147,7 @@ def test_blocks(kernel, device, made, calls, name, sizes):
             kernel.quantization.save_quantized(loaded, folder.parent / "saved")
         return
     # What is saved comes back.
-    kernel.quantization.save_quantized(loaded, folder.parent / "saved")
-    again = kernel.quantization.load_quantized(folder.parent / "saved", device)
-    state = again.state_dict()
-    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+    saved_and_loaded(kernel.quantization, loaded, folder.parent / "saved", device)
 
 
 def test_a_quantised_head(kernel, device, made):
@@ -250,12 +247,8 @@ def test_joined_scales(kernel, made):
 
 def test_equal_scales_stay_one(kernel, made):
     _, folder, _ = made("quark")
-    file = folder / "model.safetensors"
-    tensors = safetensors.torch.load_file(file)
-    for key in tensors:
-        if key.endswith("weight_scale"):
-            tensors[key] = torch.tensor(0.01)
-    safetensors.torch.save_file(tensors, file)
+    scale = torch.tensor(0.01)
+    checkpoints.edit(folder, lambda held: held.update({key: scale for key in held if key.endswith("weight_scale")}))
     loaded = kernel.quantization.load_quantized(folder)
     assert all(m.weight_scale.shape == (1,) for m in loaded.modules() if isinstance(m, kernel.quantization.Fp8Linear))
 
@@ -279,9 +272,7 @@ def test_shards_and_tied_embeddings(kernel, device, made, tied):
     shard(folder)
     loaded = check(kernel, device, wanted, folder, ids)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
-    state = one.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+    assert_same_state(loaded, one)
     shutil.rmtree(folder)  # it holds its numbers itself
     logits(loaded, ids.to(device))
 

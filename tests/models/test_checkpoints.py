@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from examples.llama_fp8 import decoding, text
 from problems import checkpoints
 from problems.buffers import same_bytes
+from problems.checkpoints import assert_same_state, saved_and_loaded
 from problems.inputs import FP8, HALF, short
 from problems.tiny_llama import (
     ANOTHER_DTYPE,
@@ -73,9 +74,7 @@ def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path,
     assert not loaded.training and loaded.dtype == dtype
     assert (loaded.generation_config.eos_token_id, loaded.generation_config.max_new_tokens) == ([2, 3], 77)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
-    state = model.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[name]) for name, value in loaded.state_dict().items())
+    assert_same_state(loaded, model)
     assert same_bytes(logits(loaded, ids), wanted)
 
 
@@ -146,10 +145,10 @@ def test_a_cast_model_comes_back_in_its_dtype(kernel, device, quantized, tmp_pat
     model = quantized[0].half()
     assert model.config.dtype != torch.float16
     kernel.quantization.save_quantized(model, tmp_path / "fp8")
-    state = kernel.quantization.load_quantized(tmp_path / "fp8", device).state_dict()
-    assert {value.dtype for name, value in state.items() if "norm" in name} == {torch.float16}
+    loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
+    assert {value.dtype for name, value in loaded.state_dict().items() if "norm" in name} == {torch.float16}
     if FP8[0] == kernel.fp8_dtype(device):
-        assert all(same_bytes(value, state[name]) for name, value in model.state_dict().items())
+        assert_same_state(loaded, model)
 
 
 def test_what_cannot_be_saved(kernel, generator, quantized, tmp_path):
@@ -235,11 +234,7 @@ def test_models_quantised_in_part_come_back(kernel, device, generator, tmp_path,
         ignored = []
     checkpoints.write(name, model, ids, tmp_path / "made", ignored)
     loaded = kernel.quantization.load_quantized(tmp_path / "made", device)
-    kernel.quantization.save_quantized(loaded, tmp_path / "saved")
-    again = kernel.quantization.load_quantized(tmp_path / "saved", device)
-    state = loaded.state_dict()
-    assert again.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
+    saved_and_loaded(kernel.quantization, loaded, tmp_path / "saved", device)
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32).eval()
     assert distance(logits(read, ids), logits(loaded, ids.to(device)).cpu()) <= ANOTHER_DTYPE
 

@@ -2,18 +2,20 @@
 read, or it refuses and says why. What chooses experts keeps its type."""
 
 import re
-import warnings
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from problems.buffers import same_bytes
-from problems.checkpoints import in_16_bits, stored
+from problems.checkpoints import assert_same_state, copied_state, in_16_bits, stored
 from problems.expert_models import kinds, model
 from problems.tiny_llama import distance, logits, tokens
 
-pytestmark = pytest.mark.usefixtures("without_gradients")
+pytestmark = [
+    pytest.mark.usefixtures("without_gradients"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of what is not fused
+]
 
 STACKED = "hold experts stacked"
 REFUSED = {
@@ -38,9 +40,7 @@ ROUNDED = 2.0**-4.5
 
 
 def quantised(kernel, original: torch.nn.Module, granularity: str) -> torch.nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is not fused
-        return kernel.quantization.quantize(original, activations="dynamic", granularity=granularity)
+    return kernel.quantization.quantize(original, activations="dynamic", granularity=granularity)
 
 
 def cut_off(tensors: dict[str, torch.Tensor]) -> bool:
@@ -54,7 +54,7 @@ def cut_off(tensors: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("kind", kinds())
 def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity):
     original, ids = model(kind, generator), tokens(generator, 2, 9)
-    numbers = {name: value.clone() for name, value in original.state_dict().items()}
+    numbers = copied_state(original)
     made, folder = quantised(kernel, original, granularity), tmp_path / "fp8"
     try:
         kernel.quantization.save_quantized(made, folder)
@@ -64,11 +64,8 @@ def test_what_is_written_is_read(kernel, generator, tmp_path, kind, granularity)
         return
     assert kind not in REFUSED
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loaded, state = kernel.quantization.load_quantized(folder), made.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[name]) for name, value in loaded.state_dict().items())
+    loaded = kernel.quantization.load_quantized(folder)
+    assert_same_state(loaded, made)
     assert same_bytes(logits(loaded, ids), logits(made, ids))
 
     if cut_off(stored(folder)):

@@ -1,9 +1,7 @@
 """Checkpoints of mixtures of experts as others publish them: what they compute, and which are refused."""
 
 import copy
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from problems import checkpoints
 from problems.buffers import same_bytes
+from problems.checkpoints import saved_and_loaded
 from problems.tiny_llama import distance, logits, near, on_reference, tokens
 from problems.tiny_moe import (
     BIAS,
@@ -26,7 +25,7 @@ from problems.tiny_moe import (
     with_older_names,
     with_stacks,
 )
-from tests.models.test_bad_checkpoints import refused
+from tests.models.test_bad_checkpoints import changed, refused, without
 from tests.models.test_checkpoints import on_fnuz
 
 pytestmark = [
@@ -100,10 +99,7 @@ def test_experts_that_are_left_out(kernel, device, generator, tmp_path, form, ch
         assert all(
             same_bytes(getattr(module, stack).cpu(), getattr(own, stack)) for stack in ("gate_up_proj", "down_proj")
         )
-    kernel.quantization.save_quantized(loaded, tmp_path / "saved")
-    again, state = kernel.quantization.load_quantized(tmp_path / "saved", device), loaded.state_dict()
-    assert again.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
+    again = saved_and_loaded(kernel.quantization, loaded, tmp_path / "saved", device)
     assert same_bytes(logits(again, ids), logits(loaded, ids))
 
 
@@ -121,10 +117,8 @@ def test_rules_by_older_names(kernel, generator, tmp_path, case):
     model = moe("mixtral", generator)
     write(CHANNEL, model, tmp_path, (r".*\.experts\..*",))
     with_older_names(tmp_path)
-    file = tmp_path / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"]["ignore"] = ["lm_head", "re:.*block_sparse_moe.gate", *PATTERNS[case]]
-    file.write_text(json.dumps(config))
+    ignored = dict(ignore=["lm_head", "re:.*block_sparse_moe.gate", *PATTERNS[case]])
+    checkpoints.edit(tmp_path, config=lambda config: config["quantization_config"].update(ignored))
     loaded = kernel.quantization.load_quantized(tmp_path)
     for name, module in expert_modules(loaded).items():
         assert same_bytes(module.down_proj, model.get_submodule(name).down_proj)
@@ -139,10 +133,7 @@ def test_static_scales_come_back(kernel, device, generator, tmp_path):
     stored = checkpoints.stored(tmp_path / "made")
     scales = [value for key, value in stored.items() if "layers.0" in key and key.endswith("up_proj.input_scale")]
     assert len(scales) == 4 and torch.equal(experts.input_scale.cpu(), torch.stack(scales).max().reshape(1))
-    kernel.quantization.save_quantized(loaded, tmp_path / "saved")
-    again, state = kernel.quantization.load_quantized(tmp_path / "saved", device), loaded.state_dict()
-    assert again.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in again.state_dict().items())
+    saved_and_loaded(kernel.quantization, loaded, tmp_path / "saved", device)
 
 
 def test_equal_scales_of_an_expert_stay_one(kernel, generator, tmp_path):
@@ -203,14 +194,6 @@ def test_convert_leaves_quantised_experts_to_load_quantized(kernel, generator, t
 # --- refused ---
 
 EXPERT = "model.layers.1.mlp.experts.3"
-
-
-def without(name: str) -> Callable:
-    return lambda tensors: tensors.pop(name)
-
-
-def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
-    return lambda tensors: tensors.update({name: change(tensors[name])})
 
 
 def with_nan(codes: torch.Tensor) -> torch.Tensor:
@@ -309,6 +292,5 @@ def test_an_upper_bound_of_scales_is_refused(kernel, generator, tmp_path):
 
 def test_other_activations_are_refused(kernel, generator, tmp_path):
     write(BLOCKS, moe("mixtral", generator), tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "gelu"}))
+    checkpoints.configure(tmp_path, None, hidden_act="gelu")
     refused(kernel, tmp_path, "mlp.experts: these experts are not supported: their activation is GELU")

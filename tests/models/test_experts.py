@@ -12,6 +12,7 @@ from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS,
 
 from problems import checkpoints
 from problems.buffers import same_bytes
+from problems.checkpoints import assert_same_state, saved_and_loaded
 from problems.inputs import FP8, HALF, short
 from problems.tiny_llama import NEAR, distance, kernelized, logits, near, on_reference, tokens
 from problems.tiny_moe import (
@@ -81,9 +82,7 @@ def stacked_by_transformers(model: torch.nn.Module, made: torch.nn.Module) -> to
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_experts_that_transformers_has_in_fp8(kernel, device, formats, generator, name):
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
+def test_experts_that_transformers_has_in_fp8(kernel, device, e4m3fn, generator, name):
     model = moe(name, generator, device=device)
     made = kernelized(kernel, quantized(kernel, model, "block"))
     theirs = stacked_by_transformers(model, made)
@@ -101,9 +100,11 @@ def test_experts_that_transformers_has_in_fp8(kernel, device, formats, generator
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, generator, tmp_path, name, granularity):
+    """And its checkpoint brings it back."""
     model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
     made = quantized(kernel, model, granularity)
-    kernel.quantization.save_quantized(made, tmp_path / "fp8")
+    loaded = saved_and_loaded(kernel.quantization, made, tmp_path / "fp8", device)
+    assert same_bytes(logits(loaded, ids), logits(made, ids))
     defined = by_definition(model, tmp_path / "fp8", GRANULARITIES[granularity])
     with kernel.by_reference():
         wanted, got = logits_with_one_routing([defined, made], ids)
@@ -118,28 +119,15 @@ def test_a_quantised_model_computes_what_it_stores(kernel, device, formats, gene
         assert distance(got, wanted) <= near(device)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_checkpoint_brings_the_model_back(kernel, device, generator, tmp_path, name, granularity):
-    model, ids = moe(name, generator, device=device), tokens(generator, 2, 11, device)
-    made = quantized(kernel, model, granularity)
-    kernel.quantization.save_quantized(made, tmp_path / "fp8")
-    loaded, state = kernel.quantization.load_quantized(tmp_path / "fp8", device), made.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
-    assert same_bytes(logits(loaded, ids), logits(made, ids))
-
-
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
 def test_static_linears_and_dynamic_experts_come_back(kernel, device, generator, tmp_path, granularity):
     """Two groups in what is written: a calibration's few tokens say nothing of an expert."""
     model, ids = moe("deepseek_v3", generator, device=device), tokens(generator, 2, 48, device)
     made = kernel.quantization.quantize(model, [ids], granularity=granularity, fp8_dtype=FP8[0])
     kernel.quantization.save_quantized(made, tmp_path / "fp8")
-    loaded, state = kernel.quantization.load_quantized(tmp_path / "fp8", device), made.state_dict()
+    loaded = kernel.quantization.load_quantized(tmp_path / "fp8", device)
     assert {module.inputs for module in expert_modules(loaded).values()} == {"row"}
-    assert loaded.state_dict().keys() == state.keys()
-    assert all(same_bytes(value, state[key]) for key, value in loaded.state_dict().items())
+    assert_same_state(loaded, made)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
@@ -202,18 +190,14 @@ def drawn_module(kernel, generator, device, granularity: str, inputs: str | None
 
 
 @pytest.mark.parametrize("granularity, inputs", [("tensor", "tensor"), ("channel", "row"), ("block", "group")])
-def test_a_compiled_module(kernel, device, formats, generator, granularity, inputs):
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
+def test_a_compiled_module(kernel, device, e4m3fn, generator, granularity, inputs):
     module, arguments = drawn_module(kernel, generator, device, granularity, inputs)
     compiled = torch.compile(module, fullgraph=True)
     assert same_bytes(compiled(*arguments), module(*arguments))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model(kernel, device, formats, generator, name):
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
+def test_a_compiled_model(kernel, device, e4m3fn, generator, name):
     fast = kernelized(kernel, quantized(kernel, moe(name, generator, device=device), "block"))
     ids = tokens(generator, 2, 11, device)
     wanted = logits(fast, ids)

@@ -10,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 from problems.buffers import same_bytes
 from problems.inputs import FP8
-from problems.tiny_llama import NEAR, distance, kernelized, logits, on_reference, tokens
+from problems.tiny_llama import NEAR, assert_likeliest, distance, kernelized, logits, on_reference, tokens
 from problems.tiny_moe import moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -38,10 +38,8 @@ KINDS = {
 
 
 @pytest.fixture
-def made(kernel, device, formats, generator):
+def made(kernel, device, e4m3fn, generator):
     """made(kind, fast) -> a quantised model."""
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
 
     def make(kind: str = "block", fast: bool = True, **changes):
         model = moe("deepseek_v3", generator, device=device, **(SIZES | KINDS[kind] | changes))
@@ -153,13 +151,6 @@ def test_a_padded_batch(kernel, device, generator, made, side, most, attention, 
         assert distance(got[length:], alone[length:]) <= ABSORBED
 
 
-def likeliest_so_far(model, sequences: torch.Tensor, prompt: int) -> bool:
-    """Each token is the best after those before it, or so near that the order of sums decides."""
-    full = logits(model, sequences)[:, prompt - 1 : -1].float()
-    chosen = full.gather(-1, sequences[:, prompt:, None])[..., 0]
-    return bool((full.amax(-1) - chosen <= 4 * ABSORBED * full.std(-1)).all())
-
-
 def test_one_attention(kernel, device, generator, made):
     """Steps of one module, so near that its prompt's quantised latent vectors would be seen: they are 2^-4.5 away."""
     model = made()
@@ -190,12 +181,13 @@ def test_generate(kernel, device, generator, made, calls, most):
     found = model.generate(ids, **options)
     assert found.shape == (2, 21) and calls.count("mla_decode") == 8 * len(model.model.layers)
     assert calls.count("mla_append") == 9 * len(model.model.layers)
-    assert likeliest_so_far(defined(model), found, 12)
+    assert_likeliest(defined(model), found, 12, 4 * ABSORBED)
     # A second turn, with the same cache.
     more = torch.cat([found, tokens(generator, 2, 10, device)], dim=1)
     options["attention_mask"] = torch.ones_like(more)
     found = model.generate(more, **options)
-    assert found.shape == (2, 40) and likeliest_so_far(defined(model), found, 31)
+    assert found.shape == (2, 40)
+    assert_likeliest(defined(model), found, 31, 4 * ABSORBED)
 
 
 def test_beams(kernel, device, generator, made):

@@ -21,6 +21,7 @@ from problems.tiny_llama import (
     NEAR,
     SCHEMES,
     VARIANTS,
+    assert_likeliest,
     decided,
     distance,
     kernelized,
@@ -131,9 +132,7 @@ def test_the_mapping_names_all_layers(kernel):
     assert own in ("cpu", "cuda", "rocm")
     for asked, device in ((None, own), ("cuda", "cuda")):
         mapping = kernel.layers.mapping(asked)
-        assert {name: list(repositories) for name, repositories in mapping.items()} == {
-            "RMSNorm": [device],
-        }
+        assert {name: list(repositories) for name, repositories in mapping.items()} == {"RMSNorm": [device]}
         for name, repositories in mapping.items():
             assert repositories[device].load() is getattr(kernel.layers, name)
             assert repositories[device].layer_name == name
@@ -285,10 +284,7 @@ def test_generate(kernel, device, generator, activations):
     mask = torch.ones_like(ids)
     written = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
     assert torch.equal(written[:, :8], ids) and written.shape == (1, 20)
-    full = logits(model, written)[:, 7:-1]
-    # Each token is the full pass's best, or so near to it that the order of attention's sums may decide.
-    chosen = full.gather(-1, written[:, 8:, None]).squeeze(-1)
-    assert (full.amax(-1) - chosen <= 16 * NEAR * full.float().std(-1)).all()
+    assert_likeliest(model, written, 8, 16 * NEAR)
 
 
 @every_activation

@@ -8,17 +8,7 @@ import torch
 
 from problems.buffers import same_bytes
 from problems.inputs import FP8, positive, random_fp8
-from problems.tiny_llama import (
-    ACTIVATIONS,
-    LAYER,
-    VARIANTS,
-    fp8_linears,
-    llama,
-    logits,
-    quantize,
-    quantized,
-    tokens,
-)
+from problems.tiny_llama import ACTIVATIONS, LAYER, VARIANTS, fp8_linears, llama, logits, quantize, quantized, tokens
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 

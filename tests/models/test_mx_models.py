@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 
 from problems import mx
 from problems.buffers import same_bytes
+from problems.checkpoints import assert_same_state, copied_state
 from problems.mx import BLOCK
 from problems.tiny_llama import NEAR, distance, drawn, tokens
 from problems.tiny_moe import MODELS, NEAR_MODULES, SIZES, expert_modules, logits_with_one_routing, moe, routed
@@ -161,10 +162,10 @@ def test_the_numbers_of_mxfp4_come_back(kernel, device, generator, name):
 )
 def test_bad_options(kernel, generator, options, why):
     model = model_of("mixtral", generator)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copied_state(model)
     with pytest.raises(ValueError, match=why):
         kernel.quantization.quantize(model, **(dict(experts="mxfp4") | options))
-    assert all(same_bytes(value, before[name]) for name, value in model.state_dict().items())
+    assert_same_state(model, before)
 
 
 def test_models_that_cannot_have_mxfp4(kernel, device, generator):

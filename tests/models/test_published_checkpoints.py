@@ -1,53 +1,33 @@
 """Checkpoints as publishers lay them out and transformers reads them: patterns among the rules, rules with older names,
 tensors of layers that predict more tokens, linears in 16 bits that no rule names; and adapters."""
 
-import json
 import shutil
-import warnings
 from pathlib import Path
 
 import peft
 import pytest
-import safetensors.torch
 import torch
 
 from problems import checkpoints
 from problems.buffers import same_bytes
 from problems.expert_models import model as expert_model
-from problems.tiny_llama import llama, logits, tokens
+from problems.tiny_llama import fp8_linears, llama, logits, tokens
 
-pytestmark = pytest.mark.usefixtures("without_gradients")
+pytestmark = [
+    pytest.mark.usefixtures("without_gradients"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # of what is not fused, and of tensors that nothing uses
+]
 
 
 def saved(kernel, original: torch.nn.Module, folder: Path, granularity: str = "block") -> torch.nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = kernel.quantization.quantize(original, activations="dynamic", granularity=granularity)
+    made = kernel.quantization.quantize(original, activations="dynamic", granularity=granularity)
     kernel.quantization.save_quantized(made, folder)
     return made
 
 
 def edit(folder: Path, tensors=None, settings=None) -> None:
-    if tensors is not None:
-        held = checkpoints.stored(folder)
-        tensors(held)
-        safetensors.torch.save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-    if settings is not None:
-        file = folder / "config.json"
-        config = json.loads(file.read_text())
-        settings(config["quantization_config"])
-        file.write_text(json.dumps(config))
-
-
-def loaded(kernel, folder: Path) -> torch.nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kernel.quantization.load_quantized(folder)
-
-
-def fp8_names(kernel, model: torch.nn.Module) -> set[str]:
-    kind = kernel.quantization.Fp8Linear
-    return {name for name, module in model.named_modules() if isinstance(module, kind)}
+    config = None if settings is None else lambda config: settings(config["quantization_config"])
+    checkpoints.edit(folder, tensors, config)
 
 
 PATTERNS = {
@@ -81,11 +61,11 @@ def test_patterns_among_what_is_not_converted(kernel, generator, tmp_path, kind)
             held[weight] = (held[weight].float() * scale[:, : held[weight].shape[1]]).bfloat16()
 
     edit(tmp_path / "fp8", tensors, lambda settings: settings["modules_to_not_convert"].append(rule))
-    found = loaded(kernel, tmp_path / "fp8")
+    found = kernel.quantization.load_quantized(tmp_path / "fp8")
     plain = {name for name, module in found.named_modules() if type(module) is torch.nn.Linear} - {"lm_head"}
     everything = {f"model.layers.{i}.{half}" for i in range(2) for half in (*ATTENTION, *MLP)}
     assert plain == {name for name in everything if left_out(name)}
-    assert len(fp8_names(kernel, found)) > 0 and len(fp8_names(kernel, made)) == 8
+    assert len(fp8_linears(kernel, found)) > 0 and len(fp8_linears(kernel, made)) == 8
 
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -104,7 +84,7 @@ def test_rules_with_names_of_before(kernel, generator, tmp_path, names):
         assert len(found["modules_to_not_convert"]) == 3
 
     edit(tmp_path / "fp8", settings=settings)
-    found, ids = loaded(kernel, tmp_path / "fp8"), tokens(generator, 2, 9)
+    found, ids = kernel.quantization.load_quantized(tmp_path / "fp8"), tokens(generator, 2, 9)
     assert same_bytes(logits(found, ids), logits(made, ids))
 
 
@@ -123,7 +103,7 @@ def test_tensors_that_transformers_passes_over(kernel, generator, tmp_path):
     assert same_bytes(logits(found, ids), logits(made, ids))
     edit(tmp_path / "fp8", lambda held: held.update({"other.weight": torch.ones(8)}))
     with pytest.raises(ValueError, match=r"unknown tensor other\.weight"):
-        loaded(kernel, tmp_path / "fp8")
+        kernel.quantization.load_quantized(tmp_path / "fp8")
 
 
 @pytest.mark.parametrize("kind, name", [("deepseek_v32", "indexer.weights_proj"), ("jamba", "mamba.dt_proj")])
@@ -145,7 +125,7 @@ def test_a_linear_that_code_reads_and_no_rule_names(kernel, generator, tmp_path,
         found["ignore"] = [each for each in found["ignore"] if each not in places]
 
     edit(tmp_path / "fp8", tensors, settings)
-    found = loaded(kernel, tmp_path / "fp8")
+    found = kernel.quantization.load_quantized(tmp_path / "fp8")
     for each in places:
         module, own = found.get_submodule(each), made.get_submodule(each)
         assert type(module) is torch.nn.Linear
@@ -169,5 +149,5 @@ def test_adapters_are_merged_first(kernel, generator, tmp_path):
     merged = on_the_head.merge_and_unload()
     kernel.quantization.save_quantized(merged, tmp_path / "fp8")
     ids = tokens(generator, 2, 9)
-    assert same_bytes(logits(loaded(kernel, tmp_path / "fp8"), ids), logits(merged, ids))
+    assert same_bytes(logits(kernel.quantization.load_quantized(tmp_path / "fp8"), ids), logits(merged, ids))
     shutil.rmtree(tmp_path / "fp8")

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from problems.buffers import same_bytes
-from problems.inputs import FP8
-from problems.tiny_llama import drawn, kernelized, llama, logits, tokens
-from problems.tiny_models import FUSED, config
-from problems.tiny_moe import MODELS, moe
+from problems.tiny_llama import kernelized, llama, logits, tokens
+from problems.tiny_models import FUSED
+from problems.tiny_moe import MODELS, any_model, moe
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -56,16 +55,8 @@ def two(kernel, make, **options) -> list[torch.nn.Module]:
 
 @every_way
 @pytest.mark.parametrize("name", [*FUSED, *MODELS])
-def test_a_model_follows_its_weights(kernel, device, formats, generator, name, way):
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
-
-    def make():
-        if name in MODELS:
-            return moe(name, generator, device=device)
-        return drawn(config(name), generator, device=device)
-
-    model, other = two(kernel, make)
+def test_a_model_follows_its_weights(kernel, device, e4m3fn, generator, name, way):
+    model, other = two(kernel, lambda: any_model(name, generator, device))
     ids = tokens(generator, 2, 11, device)
     before, wanted = logits(model, ids), logits(other, ids)
     assert not same_bytes(before, wanted)
@@ -89,10 +80,8 @@ def test_an_int8_model_follows_its_weights(kernel, device, generator, symmetric,
 
 
 @pytest.fixture
-def latent(kernel, device, formats, generator):
+def latent(kernel, device, e4m3fn, generator):
     """Two quantised DeepSeek-V3 that decode by mla_decode."""
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
     return two(kernel, lambda: moe("deepseek_v3", generator, device=device, **LATENT), granularity="block")
 
 

@@ -11,23 +11,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, OPTConfig
 from examples.byte_opt.train import CHECKPOINT
 from examples.llama_fp8.decoding import with_cache
 from examples.smoothquant_demo import plant_outliers
+from problems.checkpoints import assert_same_state, copied_state, saved_and_loaded
 from problems.int8 import with_scale
 from problems.tiny_llama import NEAR, VARIANTS, distance, drawn, llama, logits, reference_logits, tokens
+from problems.tiny_models import OPT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
-SIZES = dict(
-    vocab_size=128,
-    hidden_size=64,
-    word_embed_proj_dim=64,
-    ffn_dim=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=64,
-    bos_token_id=1,
-    eos_token_id=None,
-    pad_token_id=None,
-)
 # Folding rounds each weight and gain once more, by 2^-24 of its value: sums of 96 of them, through two layers, stay
 # below 2^-15 of the logits' norm. A factor in the wrong place changes them by their whole size.
 FOLDED = 2.0**-15
@@ -38,7 +28,9 @@ INT8 = 0.1
 
 
 def opt(generator, dtype=torch.float32, device="cpu", **changes):
-    return drawn(OPTConfig(**(SIZES | changes)), generator, dtype, device)
+    return drawn(
+        OPTConfig(**(OPT | dict(word_embed_proj_dim=64, tie_word_embeddings=True) | changes)), generator, dtype, device
+    )
 
 
 def with_outliers(model: torch.nn.Module) -> torch.nn.Module:
@@ -160,21 +152,12 @@ def test_dynamic_llama(kernel, device, generator, shapes):
 # --- checkpoints ---
 
 
-def same(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    state = one.state_dict()
-    assert other.state_dict().keys() == state.keys()
-    for name, value in other.state_dict().items():
-        assert value.dtype == state[name].dtype and torch.equal(value, state[name]), name
-
-
 @pytest.mark.parametrize("kind, symmetric", [("opt", True), ("llama", True), ("llama", False)])
 def test_dynamic_round_trip(kernel, device, generator, tmp_path, kind, symmetric):
     model = opt(generator, device=device) if kind == "opt" else llama(generator, device=device, **VARIANTS["biases"])
     ids = tokens(generator, 2, 24, device)
     kernel.smoothquant.quantize(model, [ids], activations="dynamic", symmetric=symmetric)
-    kernel.smoothquant.save_quantized(model, tmp_path / "int8")
-    loaded = kernel.smoothquant.load_quantized(tmp_path / "int8", device)
-    same(model, loaded)
+    loaded = saved_and_loaded(kernel.smoothquant, model, tmp_path / "int8", device)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
     settings = json.loads((tmp_path / "int8" / "config.json").read_text())
     assert settings["architectures"] == [type(model).__name__]  # which engines ask for
@@ -212,9 +195,7 @@ def test_static_compressed_tensors(kernel, device, generator, tmp_path, symmetri
         scale = max(-low, high) / 127 if symmetric else (high - low) / 255
         with_scale(made, scale, 0 if symmetric else round(-128 - low / scale))
     assert 0 < distance(logits(model, ids), plain) < 2 * INT8
-    kernel.smoothquant.save_quantized(model, tmp_path / "int8")
-    loaded = kernel.smoothquant.load_quantized(tmp_path / "int8", device)
-    same(model, loaded)
+    loaded = saved_and_loaded(kernel.smoothquant, model, tmp_path / "int8", device)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "int8", dtype=torch.float32).to(device).eval()
     # The same scales: only ties and the order of sums differ, and what they grow to through layers.
@@ -231,11 +212,11 @@ def test_static_round_trip(kernel, device, generator, tmp_path, form, dtype):
     folder = tmp_path / "int8"
     kernel.smoothquant.save_quantized(model, folder)
     if form == "pickled":  # as mit-han-lab's checkpoints are
-        state = {name: value.clone() for name, value in model.state_dict().items()}
+        state = copied_state(model)
         torch.save(state, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
     loaded = kernel.smoothquant.load_quantized(folder, device)
-    same(model, loaded)
+    assert_same_state(loaded, model)
     assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
@@ -257,7 +238,7 @@ def test_the_names_are_torch_ints(kernel, device, generator):
 def test_bad_arguments(kernel, device, generator):
     quantize, ids = kernel.smoothquant.quantize, tokens(generator, 2, 24, device)
     model = opt(generator, device=device)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copied_state(model)
     for message, arguments in {
         "activations: 'int8'": dict(activations="int8"),
         "inputs: None": dict(),
@@ -268,7 +249,7 @@ def test_bad_arguments(kernel, device, generator):
     }.items():
         with pytest.raises(ValueError, match=message):
             quantize(model, **arguments)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_same_state(model, before)
     with pytest.raises(ValueError, match="static int8 is for OPT"):
         quantize(llama(generator, device=device), [ids])
     for message, changes in {

@@ -9,18 +9,7 @@ from accelerate import cpu_offload
 from transformers import OPTConfig
 
 from problems.buffers import same_bytes
-from problems.tiny_llama import (
-    ACTIVATIONS,
-    LAYER,
-    NEAR,
-    distance,
-    drawn,
-    kernelized,
-    llama,
-    logits,
-    quantize,
-    tokens,
-)
+from problems.tiny_llama import ACTIVATIONS, LAYER, NEAR, distance, drawn, kernelized, llama, logits, quantize, tokens
 from problems.tiny_models import OPT
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -151,18 +140,8 @@ OFFLOADED = ["fp8 static", "fp8 dynamic", "fp8 block", "int8", "int8 zeros", "op
 
 @pytest.mark.parametrize("kind", OFFLOADED)
 @pytest.mark.parametrize("buffers", [False, True])
-def test_an_offloaded_model_computes_the_same(kernel, device, generator, kind, buffers):
-    ids = tokens(generator, 2, 9, device)
-    if kind == "opt":
-        model = kernel.smoothquant.quantize(drawn(OPTConfig(**OPT), generator, device=device), [ids])
-    elif kind.startswith("int8"):
-        options = dict(activations="dynamic", alpha=None, symmetric=kind == "int8")
-        model = kernel.smoothquant.quantize(llama(generator, device=device), **options)
-    else:
-        scheme = dict(granularity="block") if "block" in kind else {}
-        activations = "static" if "static" in kind else "dynamic"
-        model = quantize(kernel, llama(generator, device=device), [ids], activations, **scheme)
-        model = kernelized(kernel, model)
+def test_an_offloaded_model_computes_the_same(device, generator, of_kind, kind, buffers):
+    model, ids = of_kind(kind), tokens(generator, 2, 9, device)
     wanted = logits(model, ids)
     offloaded = copy.deepcopy(model)
     cpu_offload(offloaded, execution_device=device, offload_buffers=buffers)

@@ -6,10 +6,9 @@ import copy
 import pytest
 import torch
 
-from problems.inputs import FP8
-from problems.tiny_llama import distance, drawn, kernelized, logits, tokens
-from problems.tiny_models import FUSED, config
-from problems.tiny_moe import MODELS, moe
+from problems.tiny_llama import distance, kernelized, logits, tokens
+from problems.tiny_models import FUSED
+from problems.tiny_moe import any_model
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
@@ -81,11 +80,7 @@ LATENT = ("self_attn.q_a_layernorm", "self_attn.q_b_proj", "self_attn.kv_a_layer
 SHARED = ("mlp.shared_experts", "mlp.shared_experts.act_fn", "mlp.shared_experts.down_proj")
 HEADS = ("self_attn.q_norm", "self_attn.k_norm")
 PARTS = {name: DENSE + HEADS * name.startswith("qwen3") for name in FUSED}
-PARTS |= {
-    "mixtral": MIXTURE,
-    "qwen3_moe": MIXTURE + HEADS,
-    "deepseek_v3": MIXTURE + LATENT + SHARED,
-}
+PARTS |= {"mixtral": MIXTURE, "qwen3_moe": MIXTURE + HEADS, "deepseek_v3": MIXTURE + LATENT + SHARED}
 # Ways that a part's call, in transformers, has no place for.
 ONLY_KEYWORDS = ("self_attn",)
 MANY_ARGUMENTS = ("self_attn", "mlp.experts")
@@ -102,10 +97,8 @@ def cases():
 
 
 @pytest.mark.parametrize("name, part, way", list(cases()))
-def test_a_part(kernel, device, formats, generator, name, part, way):
-    if FP8[0] not in formats:
-        pytest.skip("not this device's FP8 format")
-    original = moe(name, generator, device=device) if name in MODELS else drawn(config(name), generator, device=device)
+def test_a_part(kernel, device, e4m3fn, generator, name, part, way):
+    original = any_model(name, generator, device)
     ids = tokens(generator, 2, 9, device)
     model = copy.deepcopy(original)
     kernel.quantization.quantize(model, activations="dynamic")

@@ -1,20 +1,18 @@
-"""A rank of test_communicator.py, in a process of its own:
-
-python -m tests.operators.communicator_worker CASE RANK RANKS PORT SEED
-"""
+"""A rank of test_communicator.py, in a process of its own."""
 
 import copy
 import os
 import pickle
-import sys
 import threading
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from problems.buffers import same_bytes
 from problems.inputs import normal, positive, random_fp8, weights
 from problems.ranks import raised, sum_of
+from tests.processes import run_cases
 
 TIMEOUT = 600.0  # no rank is waited for so long, however busy the machine; a rank that has ended is named at once
 
@@ -23,8 +21,9 @@ def parts(shape, ranks: int, generator) -> list[torch.Tensor]:
     return [normal(shape, torch.bfloat16, generator) for _ in range(ranks)]
 
 
-def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+def sums(kernel, rank: int, ranks: int) -> None:
     """Every collective, several lives of a communicator, two at the same time; between two ranks a compiled layer."""
+    g = torch.Generator().manual_seed(torch.initial_seed())
     for max_bytes in (1 << 20, 4096):
         with (
             kernel.comm.Communicator(max_bytes=max_bytes, timeout=TIMEOUT) as c,
@@ -60,7 +59,7 @@ def sums(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
         assert all(same_bytes(x, y) for x, y in zip((*got, compiled), (*wanted, eager)))
 
 
-def death(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+def death(kernel, rank: int, ranks: int) -> None:
     """The last rank ends in the middle, without a word."""
     c = kernel.comm.Communicator(timeout=TIMEOUT)
     x = torch.ones(2, 64)
@@ -73,7 +72,7 @@ def death(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
     c.close()
 
 
-def disagreement(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+def disagreement(kernel, rank: int, ranks: int) -> None:
     for name, value in (("max_bytes", 8192 + 4096 * rank), ("timeout", 5.0 + rank)):
         message = raised(lambda: kernel.comm.Communicator(**{name: value}))
         assert message.startswith(f"Communicator: {name}: ") and "on rank" in message, message
@@ -84,7 +83,7 @@ def disagreement(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
             assert c.ranks == 2 and c.all_reduce(torch.full((1, 8), rank + 1.0)).eq(3).all()
 
 
-def leaves_nothing(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+def leaves_nothing(kernel, rank: int, ranks: int) -> None:
     def held() -> tuple[int, int]:
         with open("/proc/self/maps") as maps:
             return len(os.listdir("/proc/self/fd")), sum("rocm_fp8_kernels (deleted)" in line for line in maps)
@@ -101,16 +100,12 @@ def leaves_nothing(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
     assert sorted(os.listdir("/dev/shm")) == shared
 
 
-def lives(kernel, rank: int, ranks: int, g: torch.Generator) -> None:
+def lives(kernel, rank: int, ranks: int) -> None:
     """What copies, other threads, a forked process and an early end of the process group do."""
     c = kernel.comm.Communicator(timeout=TIMEOUT)
     assert copy.deepcopy(c) is c and copy.copy([c])[0] is c
-    try:
+    with pytest.raises(TypeError, match="^a Communicator is not pickled"):
         pickle.dumps(c)
-    except TypeError as error:
-        assert str(error).startswith("a Communicator is not pickled")
-    else:
-        raise AssertionError("pickled")
 
     child = os.fork()
     if child == 0:
@@ -155,17 +150,4 @@ def busy(c) -> str:
 
 
 def main() -> None:
-    case, (rank, ranks, port, seed) = sys.argv[1], map(int, sys.argv[2:6])
-    torch.set_num_threads(1)
-    from scripts.load import load_kernel
-
-    kernel = load_kernel("cpu")
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    globals()[case](kernel, rank, ranks, torch.Generator().manual_seed(seed))
-    print(f"{case}: done")
-    if case != "death":
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    run_cases(globals(), ends=("death",))

@@ -105,6 +105,11 @@ def lacking(path: str) -> set[str]:
     return NEEDS[path] - processor_flags()
 
 
+def need(path: str) -> None:
+    if lacking(path):
+        pytest.skip(f"this processor lacks {', '.join(sorted(lacking(path)))}")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cpu_only(device):
     if device.type != "cpu":
@@ -124,8 +129,7 @@ def results(on_path, tmp_path_factory):
 
     @cache
     def of(path: str) -> dict:
-        if lacking(path):
-            pytest.skip(f"this processor lacks {', '.join(sorted(lacking(path)))}")
+        need(path)
         file = folder / f"{path}.pt"
         on_path(path, WORKER, str(file), os.environ["ROCM_FP8_TEST_SEED"])
         return torch.load(file)
@@ -166,57 +170,40 @@ def test_row_operators_give_the_same_bytes(results, path):
     assert not different, f"{len(different)} of {len(rows)}: {different[:10]}"
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_skinny_gemm_stays_within_the_bound(results, path):
-    for name, run in results(path).items():
-        if run["operator"] == "skinny_gemm":
-            assert_gemm_close(run["results"][0], *run["arguments"], name)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_block_scaled_gemm_stays_within_the_bound(results, path):
-    for name, run in results(path).items():
-        if run["operator"] == "block_scaled_gemm":
-            Inputs(*run["arguments"]).assert_right(run["results"][0], name)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_grouped_gemm_stays_within_the_bound(results, path):
+def assert_grouped(given: dict, results: list[torch.Tensor], name: str) -> None:
     """Each expert's rows by themselves."""
-    runs = {name: run for name, run in results(path).items() if run["operator"] == "grouped_gemm"}
-    for name, run in runs.items():
-        given, (out,) = run["arguments"], run["results"]
-        codes, offsets = given["a"].view(torch.uint8), given["offsets"].tolist()
-        for e, (begin, end) in enumerate(pairwise(offsets)):
-            source = given["rows"][begin:end].long() // given["slots"]
-            a, scale_a = codes[source].view(given["a"].dtype), given["scale_a"][source]
-            inputs = Inputs(a, given["b"][e], scale_a, given["scale_b"][e].t(), given["bias"][e])
-            if end > begin:
-                inputs.assert_right(out[begin:end], name)
-    assert runs
+    codes, offsets = given["a"].view(torch.uint8), given["offsets"].tolist()
+    for e, (begin, end) in enumerate(pairwise(offsets)):
+        source = given["rows"][begin:end].long() // given["slots"]
+        a, scale_a = codes[source].view(given["a"].dtype), given["scale_a"][source]
+        inputs = Inputs(a, given["b"][e], scale_a, given["scale_b"][e].t(), given["bias"][e])
+        if end > begin:
+            inputs.assert_right(results[0][begin:end], name)
 
 
+def assert_mx(given: dict, results: list[torch.Tensor], name: str) -> None:
+    scales = {n: t for n in ("scale_a", "scale_b") if (t := given[n]) is not None and t.dtype == torch.uint8}
+    given = given | {n: t.view(torch.float8_e8m0fnu) for n, t in scales.items()}
+    names = ("a", "b", "scale_a", "scale_b", "offsets", "rows", "slots", "bias")
+    MxInputs(*(given[n] for n in names)).assert_right(results[0], name)
+
+
+# Operator -> what holds arguments and results of a call to its bound.
+BOUNDS = {
+    "skinny_gemm": lambda given, results, name: assert_gemm_close(results[0], *given, name),
+    "block_scaled_gemm": lambda given, results, name: Inputs(*given).assert_right(results[0], name),
+    "grouped_gemm": assert_grouped,
+    "grouped_gemm_mx": assert_mx,
+    "mla_decode": lambda given, results, name: assert_attended(Mla(**given[0]), Operands(**given[1]), *results, name),
+}
+
+
+@pytest.mark.parametrize("operator", BOUNDS)
 @pytest.mark.parametrize("path", PATHS)
-def test_mx_weights_stay_within_the_bound(results, path):
-    def exponents(scale: torch.Tensor | None) -> torch.Tensor | None:
-        return scale.view(torch.float8_e8m0fnu) if scale is not None and scale.dtype == torch.uint8 else scale
-
-    runs = {name: run for name, run in results(path).items() if run["operator"] == "grouped_gemm_mx"}
+def test_results_stay_within_the_bound(results, path, operator):
+    runs = {name: run for name, run in results(path).items() if run["operator"] == operator}
     for name, run in runs.items():
-        given, (out,) = run["arguments"], run["results"]
-        operands = (given[name] for name in ("a", "b"))
-        scales = (exponents(given[name]) for name in ("scale_a", "scale_b"))
-        rest = (given[name] for name in ("offsets", "rows", "slots", "bias"))
-        MxInputs(*operands, *scales, *rest).assert_right(out, name)
-    assert runs
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_mla_decode_stays_within_the_bound(results, path):
-    runs = {name: run for name, run in results(path).items() if run["operator"] == "mla_decode"}
-    for name, run in runs.items():
-        problem, operands = run["arguments"]
-        assert_attended(Mla(**problem), Operands(**operands), *run["results"], name)
+        BOUNDS[operator](run["arguments"], run["results"], name)
     assert runs
 
 
@@ -249,14 +236,12 @@ def test_a_path_that_does_not_exist_is_an_error(answers, path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_torchs_products_and_ours_take_turns(on_path, path):
-    if lacking(path):
-        pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
+    need(path)
     on_path(path, NEIGHBOURS, os.environ["ROCM_FP8_TEST_SEED"])
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_gemms_make_no_copy_of_the_weights(on_path, path):
-    if lacking(path):
-        pytest.skip(f"the processor lacks {', '.join(sorted(lacking(path)))}")
+    need(path)
     grown = [int(line) for line in on_path(path, PEAK).split()]  # KiB
     assert len(grown) == 4 and max(grown) < 8 * 1024, grown

@@ -11,14 +11,7 @@ import torch
 
 from problems import block_scaled_gemm, int8, skinny_gemm
 from problems.buffers import Guarded, same_bytes, threads
-from problems.gemm import (
-    ROWS,
-    Gemm,
-    Problem,
-    assert_nan_stays_in_its_row_or_column,
-    bias_of,
-    no_bias,
-)
+from problems.gemm import ROWS, Gemm, Problem, assert_nan_stays_in_its_row_or_column, bias_of, no_bias
 from problems.inputs import FLOATS, FP8, short
 
 GEMMS = (skinny_gemm.GEMM, block_scaled_gemm.GEMM, int8.GEMM)

@@ -198,10 +198,7 @@ def test_swiglu_byte_for_byte(kernel, device, formats, generator, keywords, dtyp
 
 
 # Forms whose epilogue gates, and rows of their tiles.
-GATED = {
-    "rocm": {"t64x256": 64, "t128x256": 128},
-    "cuda": {"n16x64": 16, "n64x64": 64, "t128x128": 128},
-}
+GATED = {"rocm": {"t64x256": 64, "t128x256": 128}, "cuda": {"n16x64": 16, "n64x64": 64, "t128x128": 128}}
 GROUPS = [k for k in SCALINGS if k.get("scaling") != "row"]
 
 

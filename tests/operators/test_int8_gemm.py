@@ -6,19 +6,7 @@ import torch
 
 from problems.buffers import Guarded, guarded, same_bytes
 from problems.inputs import HALF, normal, short
-from problems.int8 import (
-    INT8,
-    MOST_K,
-    RESULTS,
-    Inputs,
-    any_bytes,
-    draw,
-    extremes,
-    lowest,
-    run,
-    simple,
-    spread,
-)
+from problems.int8 import INT8, MOST_K, RESULTS, Inputs, any_bytes, draw, extremes, lowest, run, simple, spread
 
 # --- the sum ---
 
@@ -193,11 +181,7 @@ def test_strides_of_zero(kernel, device, generator):
 
 # --- SmoothQuant's wrappers ---
 
-LINEARS = {
-    "linear_abde_i8": INT8,
-    "linear_relu_abde_i8": INT8,
-    "linear_ab_i8_de_f32": torch.float32,
-}
+LINEARS = {"linear_abde_i8": INT8, "linear_relu_abde_i8": INT8, "linear_ab_i8_de_f32": torch.float32}
 PRODUCTS = {"bmm_abe_i8": INT8, "bmm_ab_i8_e_f32": torch.float32}
 ALPHAS = ((0.013, 0.7), (-0.002, 1.0), (0.0, 1.0), (0.01, 0.0), (1.0, -3.0), (torch.inf, 1.0), (0.1, torch.nan))
 

@@ -169,10 +169,7 @@ def test_every_pattern_beside_any_other(kernel, device, generator, dtype, fp8):
 
 
 # Signalling and quiet NaNs of both signs.
-NANS = {
-    torch.bfloat16: (0x7F81, 0xFFBF, 0x7FC0, 0xFFC1),
-    torch.float16: (0x7C01, 0xFDFF, 0x7E00, 0xFE01),
-}
+NANS = {torch.bfloat16: (0x7F81, 0xFFBF, 0x7FC0, 0xFFC1), torch.float16: (0x7C01, 0xFDFF, 0x7E00, 0xFE01)}
 
 
 @pytest.mark.parametrize("fp8", FP8, ids=short)

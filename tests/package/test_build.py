@@ -11,33 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings import ROOT
+from tests.package.small_package import BUILD, build_toml, write_package
 
 VARIANT = f"torch-stable-abi211-cpu-{os.uname().machine}-linux"
 
-BUILD_TOML = """\
-[general]
-name = "two-files"
-version = 1
-edition = 5
-license = "Apache-2.0"
-backends = ["cpu"]
-
-[general.hub]
-repo-id = "somebody/two-files"
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-
-[torch.stable-abi]
-cpu = "2.11"
-
-[kernel.cpu]
-backend = "cpu"
-depends = ["torch"]
-cxx-flags = ["-O1"]
-src = ["answer.cpp", "answer.h"]
-"""
+BUILD_TOML = build_toml("cpu", 'cxx-flags = ["-O1"]\nsrc = ["answer.cpp", "answer.h"]\n')
 
 SOURCES = {
     "build.toml": BUILD_TOML,
@@ -46,7 +24,6 @@ SOURCES = {
     # A Python module, so that no torch header slows the test down.
     "torch-ext/binding.cpp": '#include "registration.h"\n#include "../answer.h"\n'
     "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)\nint used() { return answer(); }\n",
-    "torch-ext/two_files/__init__.py": '"""Nothing."""\n',
 }
 
 # Passes everything on to the real compiler. Notes what it compiles, and waits where the test asks for it.
@@ -76,21 +53,18 @@ class Package:
     def __init__(self, root: Path, compiler: str):
         self.root, self.source = root, root / "package"
         self.log, self.wait = root / "compiled", root / "wait"
-        for name, text in SOURCES.items():
-            self.write(name, text)
+        write_package(SOURCES, self.source)
         self.cxx = root / "cxx"
         self.cxx.write_text(COMPILER.format(log=self.log, wait=self.wait, compiler=compiler))
         self.cxx.chmod(0o755)
 
     def write(self, name: str, text: str) -> None:
-        path = self.source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        (self.source / name).write_text(text)
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen:
         # Nothing above the temporary folder is taken for the package's repository.
         env = os.environ | {"CXX": str(self.cxx), "GIT_CEILING_DIRECTORIES": str(self.root)} | env
-        command = [sys.executable, str(ROOT / "scripts" / "build.py"), "--source", str(self.source), *arguments]
+        command = [sys.executable, str(BUILD), "--source", str(self.source), *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
@@ -143,7 +117,7 @@ def test_a_build_is_laid_out_as_kernels_loads_it(package):
     package.good_build()
     package.assert_whole()
     name = json.loads((package.variant / "metadata.json").read_text())["id"]
-    assert name.startswith("_two_files_cpu_")
+    assert name.startswith("_one_kernel_cpu_")
     assert set(package.contents()) == {"__init__.py", "_ops.py", "metadata.json", f"{name}.abi3.so"}
     assert package.compiled == ["answer.cpp", "binding.cpp"]
 
@@ -181,10 +155,10 @@ def test_a_changed_source_makes_a_new_library(package):
 
 
 def test_python_files_that_are_gone_leave_the_variant(package):
-    package.write("torch-ext/two_files/extra.py", "")
+    package.write("torch-ext/one_kernel/extra.py", "")
     package.good_build()
     assert "extra.py" in package.contents()
-    (package.source / "torch-ext/two_files/extra.py").unlink()
+    (package.source / "torch-ext/one_kernel/extra.py").unlink()
     package.good_build()
     assert "extra.py" not in package.contents()
     assert package.compiled == []
@@ -202,10 +176,10 @@ def test_in_git_the_name_is_the_trees(package):
     git("commit", "--quiet", "-m", "all")
     package.good_build()
     tree = git("rev-parse", "HEAD^{tree}")[:7]
-    assert f"_two_files_cpu_{tree}.abi3.so" in package.contents()
+    assert f"_one_kernel_cpu_{tree}.abi3.so" in package.contents()
     package.write("answer.cpp", SOURCES["answer.cpp"] + "\n")
     package.good_build()
-    assert f"_two_files_cpu_{tree}_dirty.abi3.so" in package.contents()
+    assert f"_one_kernel_cpu_{tree}_dirty.abi3.so" in package.contents()
 
 
 def test_a_failing_compile_shows_the_compilers_words(package):
@@ -280,7 +254,7 @@ def test_an_unknown_backend_is_one_line(package, backend):
         ("build.toml", BUILD_TOML.replace("edition = 5", "edition = 999"), ["build.toml"]),
         ("build.toml", BUILD_TOML.replace("\ncpu =", "\ncuda ="), ["stable-abi", "cpu"]),
         ("answer.cpp", None, ["build.toml", "answer.cpp"]),
-        ("torch-ext/two_files/__init__.py", None, ["__init__.py"]),
+        ("torch-ext/one_kernel/__init__.py", None, ["__init__.py"]),
     ],
     ids=["no-build-toml", "bad-build-toml", "no-stable-abi", "missing-source", "no-python-package"],
 )

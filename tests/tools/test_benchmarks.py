@@ -261,28 +261,20 @@ def test_the_command_by_itself(classes, capsys, monkeypatch):
 @pytest.mark.parametrize("slow", [None, "gemm", "blocks", "int8", "experts", "mx", "rows", "dynamic"])
 @pytest.mark.parametrize("check", [False, True], ids=["table", "check"])
 def test_ratios_below_their_bounds_fail_a_check(monkeypatch, capsys, slow, check):
-    gemm_times = {"skinny_gemm": 1.0, "linear float32": 3.0, "linear bfloat16": 3.0, "floor": 0.9}
-    row_times = {"add_rms_norm_fp8": 1.0, "swiglu_fp8": 1.0, "torch.compile": 2.0, "floor": 0.7}
-    if slow == "gemm":
-        gemm_times["skinny_gemm"] = 4.0
-    block_times = {"block_scaled_gemm": 1.0, "linear float32": 3.0, "dequantise, linear": 4.0, "floor": 0.9}
-    if slow == "blocks":
-        block_times["block_scaled_gemm"] = 5.0
-    if slow == "rows":
-        row_times["swiglu_fp8"] = 2.0
-    dynamic_times = {"static": 1.0, "dynamic": 1.3 if slow == "dynamic" else 1.2, "torch.compile": 2.5}
+    linears = {"linear float32": 3.0, "linear bfloat16": 3.0, "dequantise, linear": 4.0, "floor": 0.9}
+    seconds = {
+        "gemm": linears | {"skinny_gemm": 4.0 if slow == "gemm" else 1.0},
+        "block_scaled": linears | {"block_scaled_gemm": 5.0 if slow == "blocks" else 1.0},
+        "int8": linears | {"int8_gemm": 5.0 if slow == "int8" else 1.0},
+        "experts": {"fused_moe": 3.0 if slow == "experts" else 1.0, "loop float32": 6.0, "floor": 0.9},
+        "mx": {cpu_ratios.MX: 8.0 if slow == "mx" else 1.0, "linear bfloat16": 2.6, "floor": 0.9},
+        "rows": {"add_rms_norm_fp8": 1.0, "swiglu_fp8": 2.0 if slow == "rows" else 1.0, "floor": 0.7},
+        "dynamic": {"static": 1.0, "dynamic": 1.3 if slow == "dynamic" else 1.2, "torch.compile": 2.5},
+    }
+    seconds["mx_experts"] = seconds["mx"]
+    for measured, times in seconds.items():
+        monkeypatch.setattr(cpu_ratios, measured, lambda *_, times=times: times)
     monkeypatch.setattr(cpu_ratios, "load_kernel", lambda backend: None)
-    monkeypatch.setattr(cpu_ratios, "gemm", lambda kernel, m, generator: gemm_times)
-    monkeypatch.setattr(cpu_ratios, "block_scaled", lambda kernel, m, generator: block_times)
-    int8_times = {"int8_gemm": 5.0 if slow == "int8" else 1.0, "linear float32": 3.0, "floor": 0.9}
-    monkeypatch.setattr(cpu_ratios, "int8", lambda kernel, m, generator: int8_times)
-    expert_times = {"fused_moe": 3.0 if slow == "experts" else 1.0, "loop float32": 6.0, "floor": 0.9}
-    monkeypatch.setattr(cpu_ratios, "experts", lambda kernel, tokens, generator: expert_times)
-    mx_times = {cpu_ratios.MX: 8.0 if slow == "mx" else 1.0, "linear bfloat16": 2.6, "floor": 0.9}
-    monkeypatch.setattr(cpu_ratios, "mx", lambda kernel, m, generator: mx_times)
-    monkeypatch.setattr(cpu_ratios, "mx_experts", lambda kernel, tokens, generator: mx_times)
-    monkeypatch.setattr(cpu_ratios, "rows", lambda kernel, operator, generator: row_times)
-    monkeypatch.setattr(cpu_ratios, "dynamic", lambda kernel, operator, scaling, generator: dynamic_times)
     monkeypatch.setattr(sys, "argv", ["cpu_ratios.py", *(["--check"] if check else [])])
     assert cpu_ratios.main() == (1 if check and slow else 0)
     captured = capsys.readouterr()

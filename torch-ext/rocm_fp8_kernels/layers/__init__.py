@@ -24,15 +24,7 @@ from .mla import LatentAttention, mla_softmax_scale, rotate
 from .norms import rounds_as_rms_norm as _rounds_as_rms_norm
 from .watching import ours as _ours
 
-__all__ = [
-    "LatentAttention",
-    "LoadedLayer",
-    "RMSNorm",
-    "mapping",
-    "mla_softmax_scale",
-    "register_experts",
-    "rotate",
-]
+__all__ = ["LatentAttention", "LoadedLayer", "RMSNorm", "mapping", "mla_softmax_scale", "register_experts", "rotate"]
 
 
 class RMSNorm(torch.nn.Module):

@@ -1,10 +1,10 @@
 """Modules whose buffers are codes and scales: what a model's casts and state dictionaries may do to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["CODES", "Codes", "in_rows", "refuse_adapters", "refuse_save_pretrained"]
+__all__ = ["CODES", "Codes", "as_bytes", "in_rows", "join", "refuse_adapters", "refuse_save_pretrained"]
 
 CODES = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _UNCAST = {*CODES, torch.float8_e8m0fnu}  # a copy into exponents would round scales to powers of two
@@ -14,6 +14,16 @@ _METADATA = "rocm_fp8_kernels"
 def in_rows(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy where a row's values are no neighbours: operators refuse what Mamba's layers hand on."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """Codes and exponents as uint8; other numbers as they are."""
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+
+
+def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """torch.cat, of codes and exponents as bytes: torch 2.11 joins no float8_e8m0fnu."""
+    return torch.cat([as_bytes(t) for t in tensors], dim).view(tensors[0].dtype)
 
 
 class Codes(torch.nn.Module):

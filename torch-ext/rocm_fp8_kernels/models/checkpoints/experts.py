@@ -14,6 +14,7 @@ import torch
 
 from ...layers.experts import biases_of, gate_of, is_transposed, sizes_of, why_not
 from ...ops.mx import MX_BLOCK
+from ..codes import join
 from ..fp8.experts import Fp8Experts, experts_of
 from ..fp8.linear import BLOCK
 from ..fp8.mx_linear import MX
@@ -206,11 +207,8 @@ class StoredExperts:
         scaled = exponents_of if kind in MX else scale_of
         scales = [scaled(read, f"{name}.{schemes[name].scale_name}") for name in names]
         by_expert = [scales[i : i + len(parts)] for i in range(0, len(scales), len(parts))]
-        if kind in MX:  # as bytes: torch 2.11 joins no float8_e8m0fnu
-            joined = [torch.cat([scale.view(torch.uint8) for scale in of]) for of in by_expert]
-            return torch.stack(joined).view(torch.float8_e8m0fnu)
-        if kind == "block":
-            return torch.stack([torch.cat(of) for of in by_expert])
+        if kind in (*MX, "block"):
+            return join(scales).unflatten(0, (len(by_expert), -1))
         firsts = [of[0].reshape(-1)[:1].reshape(1, 1) for of in by_expert]
         if all(bool((scale == first).all()) for of, first in zip(by_expert, firsts) for scale in of):
             return torch.stack(firsts)  # of an expert, whatever the format has it for

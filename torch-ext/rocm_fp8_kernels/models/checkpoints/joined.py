@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ...ops import fp8_dtype as _device_fp8_dtype
+from ..codes import join
 from ..fp8.linear import Fp8Linear, QuantizedLinear, join_block_scales
 from ..fp8.mx_linear import MxLinear
 from .schemes import Scheme
@@ -45,9 +46,7 @@ def joined(
         check_codes(name, weight)
     added = torch.cat([read(f"{name}.bias").to(dtype) for name in names]) if bias else None
     if scheme.mx:
-        # As bytes: torch 2.11 joins no float8_e8m0fnu.
-        exponents = [exponents_of(read, f"{name}.{schemes[name].scale_name}").view(torch.uint8) for name in names]
-        scale = torch.cat(exponents).view(torch.float8_e8m0fnu)
+        scale = join([exponents_of(read, f"{name}.{schemes[name].scale_name}") for name in names])
         return MxLinear(torch.cat(weights), scale, added, inputs=scheme.inputs, dtype=dtype)
     scales = [scale_of(read, f"{name}.{schemes[name].scale_name}") for name in names]
     by_block = scheme.weights == "block"

@@ -16,6 +16,7 @@ import torch
 
 from ...comm import Communicator
 from ...ops.mx import MX_BLOCK
+from ..codes import as_bytes, join
 from .experts import Fp8Experts
 from .halves import AttentionHalf, FusedAttention, FusedMLP
 from .latent import FusedLatentAttention
@@ -176,29 +177,23 @@ def _keep_inner(mlp: FusedMLP, rank: int, ranks: int) -> None:
 
 
 def keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
-    inner, dtype = experts.intermediate_size, experts.weight.dtype
+    inner = experts.intermediate_size
     first, last = rank * inner // ranks, (rank + 1) * inner // ranks
 
     def of_gate_up(t: torch.Tensor, unit: int = 1) -> torch.Tensor:
         if experts.gate.get("interleaved"):
-            return t[:, 2 * first : 2 * last].contiguous()
-        return torch.cat([t[:, (at + first) // unit : (at + last) // unit] for at in (0, inner)], dim=1)
+            return join([t[:, 2 * first : 2 * last]])
+        return join([t[:, (at + first) // unit : (at + last) // unit] for at in (0, inner)], dim=1)
 
     def of_down(t: torch.Tensor, unit: int) -> torch.Tensor:
-        return t.view(torch.uint8)[:, :, first // unit : last // unit].contiguous().view(t.dtype)
+        return as_bytes(t)[:, :, first // unit : last // unit].contiguous().view(t.dtype)
 
-    kinds, mx = experts.weights(), experts.format != "fp8"
-    experts.gate_up_proj = of_gate_up(experts.gate_up_proj.view(torch.uint8)).view(dtype)
-    if mx:
-        exponents = experts.gate_up_scale  # torch 2.11 joins no float8_e8m0fnu
-        experts.gate_up_scale = of_gate_up(exponents.view(torch.uint8)).view(exponents.dtype)
-    elif kinds["gate_up_proj"] != "tensor":
-        experts.gate_up_scale = of_gate_up(experts.gate_up_scale, BLOCK if kinds["gate_up_proj"] == "block" else 1)
+    if (kind := experts.weights()["gate_up_proj"]) != "tensor":
+        experts.gate_up_scale = of_gate_up(experts.gate_up_scale, BLOCK if kind == "block" else 1)
+    experts.gate_up_proj = of_gate_up(experts.gate_up_proj)
     experts.down_proj = of_down(experts.down_proj, 2 if experts.format == "mxfp4" else 1)
-    if mx:
-        experts.down_scale = of_down(experts.down_scale, MX_BLOCK)
-    elif kinds["down_proj"] == "block":
-        experts.down_scale = experts.down_scale[:, :, first // BLOCK : last // BLOCK].contiguous()
+    if (unit := _unit(experts)) > 1:
+        experts.down_scale = of_down(experts.down_scale, unit)
     if experts.gate_up_bias is not None:
         experts.gate_up_bias = of_gate_up(experts.gate_up_bias)
     if rank > 0:
@@ -207,8 +202,7 @@ def keep_inner_of_experts(experts: Fp8Experts, rank: int, ranks: int) -> None:
 
 def _keep_rows(linear: QuantizedLinear, parts: list[tuple[int, int]]) -> None:
     def rows_of(t: torch.Tensor, unit: int = 1) -> torch.Tensor:
-        found = [_joinable(t)[first // unit : -(-last // unit)] for first, last in parts]
-        return torch.cat(found).view(t.dtype)
+        return join([t[first // unit : -(-last // unit)] for first, last in parts])
 
     of_rows = linear.weight_scale.shape[0] == linear.out_features
     if linear.weights == "channel":
@@ -222,15 +216,10 @@ def _keep_rows(linear: QuantizedLinear, parts: list[tuple[int, int]]) -> None:
 
 def _keep_columns(linear: QuantizedLinear, first: int, last: int, *, bias: bool) -> None:
     def columns_of(t: torch.Tensor, unit: int) -> torch.Tensor:
-        return _joinable(t)[:, first // unit : -(-last // unit)].contiguous().view(t.dtype)
+        return as_bytes(t)[:, first // unit : -(-last // unit)].contiguous().view(t.dtype)
 
     linear.weight = columns_of(linear.weight, 2 if linear.format == "mxfp4" else 1)
     if (unit := _unit(linear)) > 1:
         linear.weight_scale = columns_of(linear.weight_scale, unit)
     if linear.bias is not None and not bias:
         linear.bias = None  # it counts once
-
-
-def _joinable(t: torch.Tensor) -> torch.Tensor:
-    """Codes and exponents as bytes: torch 2.11 joins no float8_e8m0fnu."""
-    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t

@@ -22,13 +22,7 @@ import torch
 
 from ..calibration import batches
 from ..codes import refuse_adapters, refuse_save_pretrained
-from .modules import (
-    Int8Linear,
-    LayerNormQ,
-    W8A8B8O8Linear,
-    W8A8B8O8LinearReLU,
-    W8A8BFP32OFP32Linear,
-)
+from .modules import Int8Linear, LayerNormQ, W8A8B8O8Linear, W8A8B8O8LinearReLU, W8A8BFP32OFP32Linear
 from .smoothing import channel_maxima, smooth
 from .storing import load_quantized, save_quantized
 
