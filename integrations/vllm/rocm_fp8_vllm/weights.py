@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from .patching import around_loading
+from .settings import refuse_unknown
 from .shapes import is_padded, why_not
 
 __all__ = ["as_bytes", "check", "install", "mark", "refuse_bias"]
@@ -272,6 +273,7 @@ def _drafts(config: ModelConfig) -> bool:
 def _mark(model: torch.nn.Module, config: ModelConfig, load_format: str) -> None:
     if not _is_served(config):
         return
+    refuse_unknown(config)
     if "sharded" in load_format:  # its files are what a kernel's layout made of the weights, which would be made again
         raise ValueError(f"load_format {load_format}: not for {config.quantization}. Load the checkpoint itself")
     mark(model, load_format == "dummy", _drafts(config))
