@@ -11,7 +11,8 @@ from vllm.config import ModelConfig
 __all__ = ["refuse_unknown"]
 
 _ALL = ("quant_method", "modules_to_not_convert", "dequantize")
-# By what config.json calls the method. Of ModelOpt's, whose writer adds to them with each release, none are listed.
+# By what config.json calls the method. ModelOpt's and DeepSeek-V4's are not listed: vLLM's classes for them read what
+# models ask for.
 _KNOWN = {
     "fp8": (
         *(*_ALL, "ignored_layers", "activation_scheme", "fmt", "weight_block_size", "scale_fmt", "store_dtype"),
@@ -21,6 +22,7 @@ _KNOWN = {
         *(*_ALL, "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "version"),
         *("global_compression_ratio", "run_compressed", "sparsity_config", "transform_config"),
         "quantization_config",  # of an older compression_config
+        *("total_num_heads", "total_num_kv_heads"),  # vLLM adds them
     ),
     "quark": (
         *("quant_method", "quant_mode", "version", "export", "exclude", "algo_config", "global_quant_config"),
@@ -33,6 +35,8 @@ _KNOWN = {
 
 def refuse_unknown(config: ModelConfig) -> None:
     """Raises: ValueError that names a setting of the model's checkpoint."""
+    if config.quantization == "deepseek_v4_fp8":  # "fp8" in config.json
+        return
     for owner in (config.hf_config, config.hf_text_config):
         settings = getattr(owner, "quantization_config", None) or getattr(owner, "compression_config", None)
         if isinstance(settings, dict):

@@ -20,7 +20,7 @@ SETTINGS |= {
 
 def config(settings: dict | None, name: str = "quantization_config") -> SimpleNamespace:
     inner = SimpleNamespace(**{name: settings})
-    return SimpleNamespace(hf_config=inner, hf_text_config=inner)
+    return SimpleNamespace(hf_config=inner, hf_text_config=inner, quantization=None)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -28,6 +28,12 @@ def test_what_formats_say_is_known(name):
     refuse_unknown(config(SETTINGS[name]))
     refuse_unknown(config(SETTINGS[name] | dict(rotate=None, others=[], more={})))
     refuse_unknown(config(None))
+
+
+def test_what_vllm_adds_is_known(engine):
+    llm = engine("one layer", enforce_eager=True)
+    settings = llm.llm_engine.vllm_config.model_config.hf_config.quantization_config
+    assert settings["quant_method"] == "compressed-tensors" and "total_num_heads" in settings
 
 
 @pytest.mark.parametrize("value", ["hadamard", False, 0, {"R4": "hadamard"}], ids=str)
@@ -39,6 +45,12 @@ def test_what_nothing_reads_is_refused(name, value):
             ValueError, match="^quantization_config: rotate: vLLM would pass it over; known: quant_meth"
         ):
             refuse_unknown(config(SETTINGS[name] | dict(rotate=value), owner))
+
+
+def test_settings_of_deepseek_v4_are_its_own():
+    v4 = config(SETTINGS["fp8, blocks"] | dict(expert_dtype="fp4"))
+    v4.quantization = "deepseek_v4_fp8"
+    refuse_unknown(v4)
 
 
 def test_rotations_of_quark_are_refused():
