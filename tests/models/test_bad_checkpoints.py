@@ -293,6 +293,8 @@ SETTINGS = {
         fp8(rotation="hadamard"),
         "rotation: nothing here knows what it asks for; known: quant_method",
     ),
+    "a setting that is off": (fp8(symmetric=False), "symmetric: nothing here knows what it asks for"),
+    "an unknown setting of CT": (group(rotation="hadamard"), "rotation: nothing here knows what it asks for"),
     "fp8 modules": (
         fp8(modules_to_convert=["mlp"]),
         "modules_to_convert: nothing here knows what it asks for; known: ",
@@ -312,6 +314,12 @@ def test_unknown_schemes_are_named(kernel, copied, case):
     folder = copied(STATIC)
     checkpoints.configure(folder, settings)
     refused(kernel, folder, f"config.json: quantization_config: {message}")
+
+
+def test_unknown_settings_that_say_nothing_are_none(kernel, copied):
+    folder = copied(STATIC)
+    checkpoints.configure(folder, fp8(rotation=None, modules_to_convert=[], others={}))
+    kernel.quantization.load_quantized(folder)
 
 
 CONFIGS = {

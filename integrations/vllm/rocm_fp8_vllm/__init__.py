@@ -4,7 +4,7 @@ vLLM calls `register` in each of its processes. There it fetches the kernels, pu
 `block_linear.BlockScaledFp8Linear`, `int8_linear.Int8GemmLinear` and those of `mx_linear` before vLLM's own linears,
 `experts.FusedMoeExperts` and `mx_experts.MxExperts` before its own experts, on GPUs `latent_gpu.MlaDecodeBackend`
 before its own latent attention, and has each FP8 model fused once it is loaded (`fusion`). A model whose head no file
-fills is refused (`heads`), and one whose scales or weights no file fills (`scales`, `weights`). No code of a model is
+fills is refused (`heads`), and one whose other tensors no file fills as it should (`weights`). No code of a model is
 replaced.
 
 Environment variables:
@@ -57,7 +57,6 @@ def register() -> None:
         linear,
         mx_experts,
         mx_linear,
-        scales,
         weights,
     )
 
@@ -78,7 +77,6 @@ def register() -> None:
     mx_experts.install()
     fusion.install()
     heads.install()
-    scales.install()
     weights.install()
 
 

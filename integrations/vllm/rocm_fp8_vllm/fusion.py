@@ -164,6 +164,8 @@ def _reads_more(layer: torch.nn.Module, name: str) -> bool:
 def _can_quantize(module: torch.nn.Module | None, linear: torch.nn.Module | None) -> bool:
     if type(module) not in _QUANTIZING or not hasattr(linear, "rocm_fp8_linear"):
         return False
+    if getattr(getattr(linear, "quant_method", None), "input_tfms", None):  # compressed-tensors': rotated first
+        return False
     if isinstance(module, RMSNorm):
         dtype = linear.rocm_fp8_linear.config.input_dtype
         return module.has_weight and module.weight.dtype == dtype and module.variance_size_override is None

@@ -10,6 +10,7 @@ loader, nothing has filled them.
 
 import torch
 from vllm.config import ModelConfig
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -49,7 +50,8 @@ def _own_heads(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, ParallelLMHead):
-            plain = isinstance(module.quant_method, UnquantizedEmbeddingMethod)
+            # ModelOpt's settings give one that is not quantised a linear's method.
+            plain = isinstance(module.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod))
             if plain and isinstance(weight, torch.Tensor) and not weight.is_meta and len(weight):
                 heads[name] = weight
         elif isinstance(module, VocabParallelEmbedding):

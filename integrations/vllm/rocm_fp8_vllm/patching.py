@@ -22,14 +22,14 @@ def replace(home: ModuleType, name: str, ours) -> None:
 
 def around_loading(
     what: str,
-    mark: Callable[[torch.nn.Module, ModelConfig, bool], None],
+    mark: Callable[[torch.nn.Module, ModelConfig, str], None],
     check: Callable[[torch.nn.Module, ModelConfig], None],
 ) -> bool:
     """Has models marked as they are made, and checked before vLLM brings their weights into the kernels' layout.
 
     Args:
         what: a name for both.
-        mark: of the model, its configuration, and whether no file fills its weights.
+        mark: of the model, its configuration, and vLLM's load_format.
 
     Returns: whether it was not done before.
     """
@@ -41,7 +41,7 @@ def around_loading(
     @functools.wraps(made)
     def create_model(self, vllm_config, model_config, *arguments, **keywords) -> torch.nn.Module:
         model = made(self, vllm_config, model_config, *arguments, **keywords)
-        mark(model, model_config, self.load_config.load_format == "dummy")
+        mark(model, model_config, self.load_config.load_format)
         return model
 
     @functools.wraps(ready)

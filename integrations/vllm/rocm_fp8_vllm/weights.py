@@ -1,47 +1,64 @@
-"""Weights of quantised models as files hold them or lack them: of linears and experts, of any model.
+"""Tensors of quantised models as files hold them or lack them: of linears, experts, embeddings and norms, of any model.
 
 vLLM checks no quantised model for what a checkpoint lacks. Experts without scales have ones, without weights they have
-memory as it was allocated. A file's numbers are copied whatever their type is: bytes of FP8 become numbers, and FP8
-becomes bfloat16 without its scale. An engine starts in each case.
+memory as it was allocated. A file's numbers are copied whatever their type is: bytes of FP8 become numbers, FP8 becomes
+bfloat16 without its scale, and an MX scale of 2^-6 becomes the byte 0, which is 2^-127. Rows that are too many are cut
+off. An engine starts in each case, and its tokens mean nothing.
 
-Here parameters hold a mark until they are loaded: NaN, or bytes that no row begins with. Those that hold it behind the
-loading are refused. So are files with another type. For norms, sinks and routers' biases vLLM's own check is switched
-on, which it has for models that are not quantised.
+Here each parameter has a loader that looks at what it is given: MX scales of any type become bytes, another type or too
+large a tensor is refused. Parameters of linears, experts and embeddings hold a mark until they are loaded: NaN, or
+bytes that no row begins with. Those that hold it behind the loading are refused, as is NaN from a file. Where no mark
+can be, the calls of the loader are counted. For norms, sinks and routers' biases vLLM's own check is switched on, which
+it has for models that are not quantised.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from vllm.config import ModelConfig
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from .patching import around_loading
+from .settings import refuse_unknown
+from .shapes import is_padded, why_not
 
-__all__ = ["check", "install", "mark", "refuse_bias"]
+__all__ = ["as_bytes", "check", "install", "mark", "refuse_bias"]
 
 # Others (bitsandbytes, experts_int8) make weights of another type while they load them.
 _METHODS = (
     *("fp8", "fbgemm_fp8", "compressed-tensors", "quark", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8"),
     *("modelopt", "modelopt_mxfp8"),
 )
-_WEIGHTS = ("weight", "weight_packed", "bias")
-_OF_LINEARS = (*_WEIGHTS, "e_score_correction_bias")
-_OF_INT8 = (*_WEIGHTS, "weight_scale", "input_scale", "input_zero_point")  # those of FP8 and MX: `scales`
-_OF_EXPERTS = (*_WEIGHTS, "weight_scale", "weight_scale_inv", "input_scale")
+_OF_EXPERTS = ("weight", "weight_packed", "bias", "weight_scale", "weight_scale_inv", "input_scale")
+_OF_LINEARS = (*_OF_EXPERTS, "input_zero_point", "e_score_correction_bias")
 # float8_e4m3fn's and float8_e4m3fnuz's NaN.
 _NAN = {torch.float8_e4m3fn: 0x7F, torch.float8_e4m3fnuz: 0x80}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_BYTES = (torch.uint8, torch.int8)
 # Of codes each byte is one: the first ones of a row, in MXFP4 a block of -1 and 3 in turn.
 _MARK, _MARKED = 0xA5, 16
 _OF_BYTES = 255  # NaN of MX scales
-_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+\.bias$")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+\.\w+\.bias|\w+_bias)$")
+_SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
+
+
+def as_bytes(name: str, scale: torch.Tensor) -> torch.Tensor:
+    """uint8 of a scale in uint8, float8_e8m0fnu or a wider type, of any shape. Raises: ValueError that names the scale
+    where it holds other numbers than powers of two."""
+    if scale.dtype == torch.uint8:
+        return scale
+    exponents = scale.to(torch.float8_e8m0fnu)
+    if scale.dtype != torch.float8_e8m0fnu and not torch.equal(exponents.float(), scale.float()):
+        raise ValueError(f"{name}: {scale.dtype}, with other numbers than powers of two; MX scales are exponents")
+    return exponents.view(torch.uint8)
 
 
 def mark(model: torch.nn.Module, made_up: bool, drafts: bool = False) -> None:
@@ -51,72 +68,75 @@ def mark(model: torch.nn.Module, made_up: bool, drafts: bool = False) -> None:
         made_up: whether no file fills them.
         drafts: whether it drafts for another model, which gives it its embedding.
     """
-    for name, values in _of_files(model, drafts).items():
-        if values.is_meta:
+    for name, (module, values) in _parameters(model).items():
+        values.weight_loader = _looking(name, module, getattr(values, "weight_loader", default_weight_loader))
+        values.rocm_fp8_loaded, values.rocm_fp8_wanted = set(), None
+        if made_up or not _is_wanted(module, name, drafts):
             continue
-        values.weight_loader = _of_one_type(name, getattr(values, "weight_loader", default_weight_loader))
-        if not made_up:
-            for part, marked in _ends(name, values):
-                part.fill_(marked)
-            values.rocm_fp8_marked = True
+        ends = [] if isinstance(module, RoutedExperts) and is_padded(module) else list(_ends(name, values))
+        for part, marked in ends:
+            part.fill_(marked)
+        values.rocm_fp8_wanted = 0 if ends and not _is_shared(name, values) else _calls(module, name, values)
 
 
 def check(model: torch.nn.Module) -> None:
     """Of a model whose weights are loaded. Raises: ValueError that names what is not filled, or holds NaN."""
-    for name, values in _of_files(model, drafts=False).items():
-        ends = list(_ends(name, values))
-        left = any(_is_left(*each) for each in ends) if ends else not hasattr(values, "rocm_fp8_loaded")
-        if left and getattr(values, "rocm_fp8_marked", False):
+    for name, (_, values) in _parameters(model).items():
+        loaded, wanted = getattr(values, "rocm_fp8_loaded", ()), getattr(values, "rocm_fp8_wanted", None)
+        if wanted is None and not (loaded and values.is_floating_point()):
+            continue
+        if len(loaded) < wanted if wanted else any(_is_left(*each) for each in _ends(name, values)):
             raise ValueError(f"{name}: holds NaN, or the checkpoint lacks a part of it")
 
 
-def _of_files(model: torch.nn.Module, drafts: bool) -> dict[str, torch.nn.Parameter]:
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, LinearBase):
-            weight = module._parameters.get("weight")
-            wanted = _OF_INT8 if weight is not None and weight.dtype == torch.int8 else _OF_LINEARS
-        elif isinstance(module, RoutedExperts) and (not _is_padded(module) or _has_stacks(module)):
-            wanted = tuple(f"{part}_{last}" for part in ("w13", "w2") for last in _OF_EXPERTS)
-        elif isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead) and not drafts:
-            wanted = ("weight",)  # heads are `heads`'
-        else:
-            continue
-        own = ((last, module._parameters.get(last)) for last in wanted)
-        own = {f"{name}.{last}": values for last, values in own if values is not None and values.numel()}
-        if isinstance(module, RoutedExperts):
-            for values in own.values():
-                values.rocm_fp8_padded = _is_padded(module)
-        found |= own
-    return found
+def _parameters(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, torch.nn.Parameter]]:
+    """Name -> its module and itself; one that several modules have counts for the first."""
+    modules = dict(model.named_modules())
+    own = {name: (modules[name.rpartition(".")[0]], values) for name, values in model.named_parameters()}
+    return {name: each for name, each in own.items() if not each[1].is_meta and each[1].numel()}
 
 
-def _is_padded(experts: RoutedExperts) -> bool:
-    """Whether some of their rows or columns are in no file. A worker's share of gpt-oss may have no others."""
-    config = experts.moe_config
-    sizes = config.hidden_dim, config.intermediate_size_per_partition
-    return sizes != (config.hidden_dim_unpadded, config.intermediate_size_per_partition_unpadded)
+def _is_wanted(module: torch.nn.Module, name: str, drafts: bool) -> bool:
+    """Whether each file of such a model fills it. Some of vLLM's methods have parameters that none fills."""
+    last = name.rpartition(".")[2]
+    if isinstance(module, ParallelLMHead):
+        return last in _OF_LINEARS and module.weight.dtype not in _FLOATS and not drafts  # others are `heads`'
+    if isinstance(module, LinearBase):
+        return last in _OF_LINEARS
+    if isinstance(module, RoutedExperts):
+        return last.partition("_")[0] in ("w13", "w2") and last.partition("_")[2] in _OF_EXPERTS
+    return isinstance(module, VocabParallelEmbedding) and not drafts
 
 
-def _has_stacks(experts: RoutedExperts) -> bool:
-    """Whether one call of a parameter's loader fills it: gpt-oss' files hold all experts in one tensor."""
-    return experts.quant_config is not None and experts.quant_config.get_name() == "gpt_oss_mxfp4"
+def _is_shared(name: str, values: torch.nn.Parameter) -> bool:
+    """Whether gates and ups have one place."""
+    return name.endswith("w13_input_scale") and values.dim() == 1
+
+
+def _calls(module: torch.nn.Module, name: str, values: torch.nn.Parameter) -> int:
+    """How many of a loader fill it. gpt-oss' files hold all experts in one tensor."""
+    if not isinstance(module, RoutedExperts):
+        return 1
+    if module.quant_config is not None and module.quant_config.get_name() == "gpt_oss_mxfp4":
+        return 1
+    gated = ".w13_" in f".{name}" and module.moe_config.is_act_and_mul
+    return len(values) * (2 if gated else 1)
 
 
 def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
     """(a part of the values, its mark): first and last columns of weights, all of what has few. None of what has no
-    mark, or zeros for padding: there it counts that the loader is called."""
-    if getattr(values, "rocm_fp8_padded", False):
-        return
-    data, of_codes = values.data, values.dtype in (torch.uint8, torch.int8)
-    if of_codes and not name.endswith("scale"):
+    mark."""
+    data, of_codes = values.data, values.dtype in _BYTES
+    if of_codes and not name.endswith(_SCALES):
         if data.shape[-1] >= _MARKED:
             yield data.view(torch.uint8)[..., :_MARKED], _MARK
         return
     if data.dtype in _NAN:
         data, marked = data.view(torch.uint8), _NAN[data.dtype]
-    elif data.is_floating_point() or of_codes:
-        marked = _OF_BYTES if of_codes else float("nan")
+    elif data.dtype == torch.float8_e8m0fnu or of_codes:
+        data, marked = data.view(torch.uint8), _OF_BYTES
+    elif data.is_floating_point():
+        marked = float("nan")
     else:
         return
     for part in [data] if data.dim() < 2 or data.shape[-1] < 3 else [data[..., 0], data[..., -1]]:
@@ -132,42 +152,74 @@ def _is_left(part: torch.Tensor, marked: float | int) -> bool:
     return bool((found.all(-1) if marked == _MARK else found).any())
 
 
-def _of_one_type(name: str, loader: Callable) -> Callable:
-    """The loader, which takes the parameter's type alone. Of scales of gates' and ups' inputs, which have one place,
-    the largest stays: vLLM keeps the one that was loaded last."""
+def _looking(name: str, module: torch.nn.Module, loader: Callable) -> Callable:
+    """The loader, which takes what fits alone. Of scales of gates' and ups' inputs the largest stays: vLLM keeps the
+    one that was loaded last."""
+    is_scale = isinstance(module, (LinearBase, ParallelLMHead, RoutedExperts)) and name.endswith(_SCALES)
 
     @functools.wraps(loader)
     def load(param: torch.nn.Parameter, loaded_weight: torch.Tensor, *arguments, **keywords):
-        if not _takes(name, param.dtype, loaded_weight.dtype):
+        if is_scale and param.dtype in (torch.uint8, torch.float8_e8m0fnu):
+            loaded_weight = as_bytes(name, loaded_weight).view(param.dtype)
+        if not _takes(param.dtype, loaded_weight.dtype, is_scale):
             raise ValueError(f"{name}: {param.dtype} by the settings, {loaded_weight.dtype} in the checkpoint")
-        param.rocm_fp8_loaded = True
-        before = param.data.clone() if name.endswith("w13_input_scale") and param.dim() == 1 else None
-        result = loader(param, loaded_weight, *arguments, **keywords)
+        if is_scale and not _are_scales(loaded_weight):
+            raise ValueError(f"{name}: holds NaN or negative numbers in the checkpoint")
+        part = _part(module, arguments, keywords)
+        if reason := why_not(module, name, param, loaded_weight, part):
+            raise ValueError(f"{name}: {reason}")
+        before = param.data.clone() if _is_shared(name, param) else None
+        try:
+            result = loader(param, loaded_weight, *arguments, **keywords)
+        except (AssertionError, RuntimeError, IndexError) as error:  # which name no tensor
+            raise ValueError(f"{name}: {list(loaded_weight.shape)} in the checkpoint does not fit: {error}") from error
+        if result is not False:  # an expert of another worker
+            param.rocm_fp8_loaded.add(part)
         if before is not None:
-            param.data.copy_(torch.fmax(before, param.data))  # of NaN and a number the number
+            param.data.copy_(torch.fmax(before, param.data))  # of the mark and a number the number
         return result
 
     return load
 
 
-def _takes(name: str, own: torch.dtype, given: torch.dtype) -> bool:
-    if own in _NAN:
-        return given == own
-    if name.endswith(("scale", "scale_inv")):
-        return own not in _FLOATS or given in (*_FLOATS, torch.float8_e8m0fnu)  # bytes: `scales`
-    return given in _FLOATS if own in _FLOATS else given == own or {given, own} == {torch.uint8, torch.int8}
+def _part(module: torch.nn.Module, arguments: tuple, keywords: dict[str, Any]) -> Any:
+    """What is loaded of a parameter: of a joined linear one of its own, of experts a matrix of one."""
+    if isinstance(module, RoutedExperts):
+        given = dict(zip(("weight_name", "shard_id", "expert_id"), arguments)) | keywords
+        return given.get("shard_id"), given.get("expert_id")
+    return next(iter((*arguments, *keywords.values())), None)
 
 
-def refuse_bias(modules: dict[str, torch.nn.Module], name: str, values: torch.Tensor) -> None:
-    """Raises: ValueError where a file's tensor is a bias that the model has no place for. vLLM drops it."""
+def _takes(own: torch.dtype, given: torch.dtype, is_scale: bool) -> bool:
+    if own in _FLOATS:
+        return given in _FLOATS or (is_scale and given == torch.float8_e8m0fnu)
+    if own in _BYTES:
+        return given in _BYTES
+    return given == own or not (own.is_floating_point or given.is_floating_point)
+
+
+def _are_scales(values: torch.Tensor) -> bool:
+    if values.dtype in (*_BYTES, torch.float8_e8m0fnu):
+        return not bool((values.view(torch.uint8) == _OF_BYTES).any())
+    return bool((values.float() >= 0).all())
+
+
+def refuse_bias(
+    modules: dict[str, torch.nn.Module], joined_parts: dict[str, list[str]], name: str, values: torch.Tensor
+) -> None:
+    """Raises: ValueError where a file's tensor is a bias that the model has no place for. vLLM drops it.
+
+    joined_parts: the model's packed_modules_mapping: a linear -> those of a file that are joined in it.
+    """
     before, _, last = name.removesuffix(".bias").rpartition(".")
-    joined = next((of for of, parts in _JOINED.items() if last in parts), last)
+    joined = next((of for of, parts in joined_parts.items() if last in parts), last)
     if found := _EXPERT.match(name):
         module = modules.get(f"{found[1]}.routed_experts")
         lacks = isinstance(module, RoutedExperts) and getattr(module, "w13_bias", None) is None
     else:
         module = modules.get(f"{before}.{last}", modules.get(f"{before}.{joined}"))
-        lacks = isinstance(module, LinearBase) and module._parameters.get("bias") is None
+        kinds = LinearBase, ParallelLMHead, RMSNorm
+        lacks = isinstance(module, kinds) and module._parameters.get("bias") is None
     if lacks and bool(values.any()):
         raise ValueError(f"{name}: the checkpoint has this bias, and by config.json the model has none")
 
@@ -177,10 +229,10 @@ def _with_biases(theirs):
 
     @functools.wraps(theirs)
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-        modules = dict(model.named_modules())
+        modules, joined_parts = dict(model.named_modules()), getattr(model, "packed_modules_mapping", {})
         for name, values in theirs(self, model_config, model):
-            if _is_served(model_config) and name.endswith(".bias"):
-                refuse_bias(modules, name, values)
+            if _is_served(model_config) and name.endswith("bias"):
+                refuse_bias(modules, joined_parts, name, values)
             yield name, values
 
     return get_all_weights
@@ -218,9 +270,13 @@ def _drafts(config: ModelConfig) -> bool:
     return config.runner_type == "draft"
 
 
-def _mark(model: torch.nn.Module, config: ModelConfig, made_up: bool) -> None:
-    if _is_served(config):
-        mark(model, made_up, _drafts(config))
+def _mark(model: torch.nn.Module, config: ModelConfig, load_format: str) -> None:
+    if not _is_served(config):
+        return
+    refuse_unknown(config)
+    if "sharded" in load_format:  # its files are what a kernel's layout made of the weights, which would be made again
+        raise ValueError(f"load_format {load_format}: not for {config.quantization}. Load the checkpoint itself")
+    mark(model, load_format == "dummy", _drafts(config))
 
 
 def install() -> None:

@@ -172,6 +172,7 @@ CASES = {
     "int8, not smoothed": Case(byte_llama, INT8_NOT_SMOOTHED),
     "cut blocks": Case(cut_llama, "fp8, blocks"),
     "cut blocks, compressed-tensors": Case(cut_llama, "compressed-tensors, blocks"),
+    "dynamic, with its head": Case(byte_llama, "compressed-tensors, channel, dynamic", ignored=()),
     "one layer": Case(one_layer, "compressed-tensors, channel, dynamic"),
     "bfloat16": Case(byte_llama, BFLOAT16),
     "int8, zero points": Case(byte_llama, INT8_ZEROS),

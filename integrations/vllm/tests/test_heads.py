@@ -6,7 +6,12 @@ import pytest
 import torch
 from rocm_fp8_vllm import heads
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader import base_loader
 
 from problems import checkpoints
@@ -51,9 +56,11 @@ def config(runner: str = "generate", tied: bool = False) -> SimpleNamespace:
     return SimpleNamespace(runner_type=runner, hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
 
 
+@pytest.mark.parametrize("method", [UnquantizedEmbeddingMethod, UnquantizedLinearMethod])  # ModelOpt's is the latter
 @pytest.mark.parametrize("says_tied", [False, True])
-def test_one_line_names_the_head(says_tied, monkeypatch):
+def test_one_line_names_the_head(says_tied, method, monkeypatch):
     model = Model(monkeypatch)
+    model.lm_head.quant_method = method()
     heads.mark(model, config(tied=says_tied))
     model.load(model.embedding)
     with pytest.raises(ValueError, match=r"^lm_head\.weight: the checkpoint has no such tensor") as raised:

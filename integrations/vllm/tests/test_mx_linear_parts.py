@@ -4,7 +4,7 @@ kernels are taken."""
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from rocm_fp8_vllm import EXPERTS, mx_linear, scales
+from rocm_fp8_vllm import EXPERTS, mx_linear
 from rocm_fp8_vllm.kernel import kernel
 from rocm_fp8_vllm.mx_inputs import asking_for
 from rocm_fp8_vllm.mx_linear import Mxfp4GemmLinear, Mxfp8GemmLinear
@@ -13,9 +13,7 @@ from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig
-from vllm.model_executor.layers.quantization.utils import fp8_utils
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym, kMxfp4Dynamic, kMxfp8Dynamic
-from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import PlatformEnum, current_platform
 
 from problems import mx, mx_checkpoints
@@ -301,108 +299,3 @@ def test_parts_in_fp8_are_joined_where_they_are_quantised_alike(what):
                 config.get_scheme_dict(layer, name)
         else:
             assert config.get_scheme_dict(layer, name)["weights"].strategy == "channel"
-
-
-# --- scales as files hold them ---
-
-
-def with_loader(form: str) -> torch.nn.Module:
-    """A layer whose parameters are copied into, as vLLM's loaders do it."""
-    layer = torch.nn.Module()
-    scheme_of(form).create_weights(
-        layer, [8], K, torch.bfloat16, weight_loader=lambda param, loaded: param.data.copy_(loaded)
-    )
-    return layer
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("form", ["compressed-tensors, MXFP4", "compressed-tensors, MXFP8", "quark, MXFP4"])
-def test_scales_of_any_type_are_the_same_bytes(form, dtype, generator):
-    layer, scale_bytes = with_loader(form), torch.randint(90, 160, (8, K // 32), generator=generator).byte()
-    scales.mark(layer, made_up=False)
-    exponents = scale_bytes.view(torch.float8_e8m0fnu)
-    given = {torch.uint8: scale_bytes, torch.float8_e8m0fnu: exponents}.get(dtype, exponents.float().to(dtype))
-    layer.weight_scale.weight_loader(layer.weight_scale, given)
-    assert torch.equal(layer.weight_scale.data, scale_bytes)
-    scales.check(layer)
-
-
-def test_scales_that_are_no_exponents_or_in_no_file_are_refused():
-    layer = with_loader("compressed-tensors, MXFP4")
-    scales.mark(layer, made_up=False)
-    scale = layer.weight_scale
-    for wrong in (3.0, 0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=r"^weight_scale: torch\.float32, with other numbers than powers of two"):
-            scale.weight_loader(scale, torch.full(scale.shape, wrong))
-    with pytest.raises(ValueError, match="^weight_scale: holds NaN, or the checkpoint lacks a part of it"):
-        scales.check(layer)
-    scale.weight_loader(scale, torch.full(scale.shape, 127, dtype=torch.uint8))
-    scales.check(layer)
-    scale.data[3, 1] = 255
-    with pytest.raises(ValueError, match="^weight_scale: holds NaN"):
-        scales.check(layer)
-
-
-def test_other_scales_are_left_alone():
-    """Experts' may be padded; those that are made up are any bytes; other formats' are numbers."""
-    model = torch.nn.Module()
-    model.w2_weight_scale = torch.nn.Parameter(torch.zeros(2, 8, 3, dtype=torch.uint8), requires_grad=False)
-    model.weight_scale = torch.nn.Parameter(torch.zeros(8))
-    scales.mark(model, made_up=False)
-    assert not model.w2_weight_scale.any() and not hasattr(model.weight_scale, "weight_loader")
-    part = torch.full((2, 8, 3), 0.25)
-    model.w2_weight_scale.weight_loader(model.w2_weight_scale, part)
-    assert (model.w2_weight_scale == 125).all()
-    model.w2_weight_scale.data[1, 2, 0] = 255
-    with pytest.raises(ValueError, match="^w2_weight_scale: holds NaN"):
-        scales.check(model)
-    scales.mark(model, made_up=True)
-    scales.check(model)
-
-
-FP8_SCALES = {
-    "tensor": parameter.PerTensorScaleParameter,
-    "channel": parameter.ChannelQuantScaleParameter,
-    "block": parameter.BlockQuantScaleParameter,
-}
-
-
-def fp8_layer(strategy: str) -> torch.nn.Module:
-    """Of three joined parts, before its weights are loaded, as vLLM's schemes make it."""
-    layer, parts, loader = torch.nn.Module(), [128] * 3, lambda param, loaded: param.data.copy_(loaded)
-    layer.weight = torch.nn.Parameter(torch.ones(384, 128).to(torch.float8_e4m3fn), requires_grad=False)
-    name = "weight_scale_inv" if strategy == "block" else "weight_scale"
-    scale = fp8_utils.create_fp8_scale_parameter(FP8_SCALES[strategy], parts, 128, [128, 128], loader)
-    layer.register_parameter(name, scale)
-    if strategy == "tensor":
-        layer.register_parameter("input_scale", fp8_utils.create_fp8_input_scale(parts, loader))
-    return layer
-
-
-@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
-def test_scales_of_fp8_that_no_file_has_are_refused(strategy):
-    layer = torch.nn.Module()
-    layer.mlp = own = fp8_layer(strategy)
-    scales.mark(layer, made_up=False)
-    wanted = {name: each for name, each in own.named_parameters() if "scale" in name}
-    assert len(wanted) == (2 if strategy == "tensor" else 1)
-    for name, scale in wanted.items():
-        with pytest.raises(ValueError, match=rf"^mlp\.{name}: holds NaN or negative numbers, or the checkpoint lacks"):
-            scales.check(layer)
-        scale.weight_loader(scale, torch.full(scale.shape, 0.5))
-    scales.check(layer)
-    scale.data.view(-1)[-1] = torch.finfo(torch.float32).min
-    with pytest.raises(ValueError, match=r"^mlp\..*_scale.*: holds NaN or negative numbers"):
-        scales.check(layer)
-    if strategy == "tensor":  # the file has them joined, with one scale
-        scale.data[1] = torch.finfo(torch.float32).min
-        scales.check(layer)
-    scales.mark(layer, made_up=True)
-    scales.check(layer)
-
-
-def test_scales_are_marked_once():
-    scales.install()
-    first = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
-    scales.install()
-    assert first == (base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading)

@@ -15,6 +15,7 @@ from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.kernels.linear.scaled_mm import FP8ScaledMMLinearLayerConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
 from vllm.platforms import current_platform
@@ -357,6 +358,22 @@ def test_only_known_layers_before_our_linears_are_fused():
     x = torch.randn(3, 64).bfloat16().to(DEVICE)
     assert torch.equal(layers[0].input_layernorm(x), layers[1].input_layernorm(x))
     assert torch.equal(layers[0].mlp.act_fn(x), layers[1].mlp.act_fn(x))
+
+
+def test_what_feeds_a_linear_that_rotates_its_inputs_stays():
+    """By compressed-tensors' transform_config: vLLM's method rotates numbers, not FP8."""
+    with set_current_vllm_config(VllmConfig()):
+        ours = linear.FewRowsFp8Linear(
+            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
+        )
+        layer = layer_of("LlamaDecoderLayer", "llama").to(DEVICE)
+    for each in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+        each.rocm_fp8_linear = ours
+    layer.mlp.down_proj.quant_method = compressed_tensors.CompressedTensorsLinearTransformMethod(None, {0: None}, {})
+    layer.mlp.gate_up_proj.quant_method = compressed_tensors.CompressedTensorsLinearTransformMethod(None, {}, {0: None})
+    fusion.fuse(torch.nn.ModuleList([layer]))
+    assert type(layer.mlp.act_fn) is SiluAndMul
+    assert type(layer.input_layernorm) is type(layer.post_attention_layernorm) is fusion.QuantizingRMSNorm
 
 
 def test_norms_whose_results_go_elsewhere_first_stay():

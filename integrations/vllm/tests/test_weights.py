@@ -2,25 +2,23 @@
 
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
-from rocm_fp8_vllm import weights
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import LinearBase
 
 from problems.tiny_moe import edit
 
 from .cases import text
 from .conftest import teacher_forced
-from .test_heads import Model
 
 STATIC, MXFP4, GPT_OSS, INT8 = "Mixtral static", "Qwen3-MoE mxfp4", "gpt-oss", "int8, zero points"
-DEEPSEEK = "DeepSeek-V3 blocks"
+DENSE, DEEPSEEK = "static", "DeepSeek-V3 blocks"
 LACKS = "{}: holds NaN, or the checkpoint lacks a part of it"
 NAMES = "Following weights were not initialized from checkpoint: .*{}"
 TYPE = "{}: torch.float8_e4m3fn by the settings, torch.{} in the checkpoint"
+WIDE = "{}: torch.bfloat16 by the settings, torch.float8_e4m3fn in the checkpoint"
+SHAPE = r"{{}}: \[{}\] by the settings, \[{}\] in the checkpoint"
+NEGATIVE = "{}: holds NaN or negative numbers in the checkpoint"
 BIAS = "{}: the checkpoint has this bias, and by config.json the model has none"
 
 
@@ -36,6 +34,22 @@ def first(size: int):
     return lambda tensor: tensor[:size].contiguous()
 
 
+def twice(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.repeat(2, 1)
+
+
+def column(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:, :1].contiguous()
+
+
+def scalar(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[0, 0].clone()
+
+
+def nan(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * float("nan")
+
+
 def in_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
@@ -45,8 +59,13 @@ FAULTS = [
     (STATIC, "experts.2.w1.weight_scale", absent, LACKS, "experts.w13_weight_scale"),
     (STATIC, "experts.2.w2.input_scale", absent, LACKS, "experts.w2_input_scale"),
     (STATIC, "experts.2.w3.weight", absent, LACKS, "experts.w13_weight"),
-    (STATIC, "experts.2.w3.weight", first(1), LACKS, "experts.w13_weight"),  # vLLM copies the row into all
-    (STATIC, "experts.2.w3.weight", first(384), LACKS, "experts.w13_weight"),
+    # vLLM copies the row, or the number, into all.
+    (STATIC, "experts.2.w3.weight", first(1), SHAPE.format("768, 256", "1, 256"), "experts.w13_weight"),
+    (STATIC, "experts.2.w3.weight", scalar, SHAPE.format("768, 256", ""), "experts.w13_weight"),
+    (STATIC, "experts.2.w3.weight", first(384), SHAPE.format("768, 256", "384, 256"), "experts.w13_weight"),
+    (STATIC, "experts.2.w1.input_scale", absent, LACKS, "experts.w13_input_scale"),
+    (STATIC, "experts.2.w3.input_scale", absent, LACKS, "experts.w13_input_scale"),
+    (STATIC, "experts.2.w1.input_scale", nan, NEGATIVE, "experts.w13_input_scale"),
     (STATIC, "experts.2.w3.weight", in_bytes, TYPE.format("{}", "uint8"), "experts.w13_weight"),
     (STATIC, "self_attn.q_proj.weight", in_bytes, TYPE.format("{}", "uint8"), "qkv_proj.weight"),
     (STATIC, "o_proj.weight", to(torch.bfloat16), TYPE.format("{}", "bfloat16"), "o_proj.weight"),
@@ -54,6 +73,14 @@ FAULTS = [
     (STATIC, "block_sparse_moe.gate.weight", absent, LACKS, "gate.weight"),
     (STATIC, "input_layernorm.weight", absent, NAMES, "layers.1.input_layernorm.weight"),
     (STATIC, "model.embed_tokens.weight", absent, LACKS, "embed_tokens.weight"),
+    (STATIC, "self_attn.k_proj.weight", twice, SHAPE.format("128, 256", "256, 256"), "qkv_proj.weight"),
+    (STATIC, "lm_head.weight", to(torch.float8_e4m3fn), WIDE, "lm_head.weight"),
+    (STATIC, "model.embed_tokens.weight", column, SHAPE.format("256, 256", "256, 1"), "embed_tokens.weight"),
+    (STATIC, "input_layernorm.weight", to(torch.float8_e4m3fn), WIDE, "input_layernorm.weight"),
+    (STATIC, "input_layernorm.weight", nan, LACKS, "input_layernorm.weight"),
+    (DENSE, "mlp.up_proj.weight_scale", absent, LACKS, "gate_up_proj.weight_scale"),
+    (DENSE, "mlp.up_proj.input_scale", absent, LACKS, "gate_up_proj.input_scale"),
+    (DENSE, "mlp.down_proj.weight_scale", to(torch.uint8), "{}: torch.float32 by the", "down_proj.weight_scale"),
     (MXFP4, "experts.2.up_proj.weight_packed", absent, LACKS, "experts.w13_weight_packed"),
     (MXFP4, "experts.2.down_proj.weight_scale", absent, LACKS, "experts.w2_weight_scale"),
     (INT8, "self_attn.k_proj.weight_scale", absent, LACKS, "qkv_proj.weight_scale"),
@@ -90,7 +117,9 @@ def test_what_a_checkpoint_lacks_is_refused(name, end, change, message, own, eng
         engine(name, enforce_eager=True, model=model)
 
 
-@pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.o_proj", "block_sparse_moe.experts.2.w1"])
+@pytest.mark.parametrize(
+    "module", ["self_attn.q_proj", "self_attn.o_proj", "block_sparse_moe.experts.2.w1", "input_layernorm"]
+)
 def test_a_bias_that_the_model_has_no_place_for_is_refused(module, engine, checkpoint, tmp_path):
     """One of zeros, as GPTQ's files have it, is none."""
     name = f"{LAYER}{module}.bias"
@@ -103,6 +132,13 @@ def test_a_bias_that_the_model_has_no_place_for_is_refused(module, engine, check
         engine(STATIC, enforce_eager=True, model=model)
     model = changed(checkpoint(STATIC), tmp_path / "zeros", lambda tensors: add(tensors, 0.0))
     engine(STATIC, enforce_eager=True, model=model)
+
+
+def test_a_bias_of_joined_latents_or_of_a_stack_is_refused(engine, checkpoint, tmp_path):
+    for name in (f"{LAYER}self_attn.q_a_proj.bias", f"{LAYER}mlp.experts.down_proj_bias"):
+        model = changed(checkpoint(DEEPSEEK), tmp_path / name, lambda tensors: tensors.update({name: torch.ones(128)}))
+        with pytest.raises(ValueError, match=BIAS.format(re.escape(name))):
+            engine(DEEPSEEK, enforce_eager=True, model=model)
 
 
 def test_of_gates_and_ups_input_scales_the_largest_counts(engine, checkpoint, tmp_path):
@@ -120,46 +156,16 @@ def test_of_gates_and_ups_input_scales_the_largest_counts(engine, checkpoint, tm
     assert torch.equal(teacher_forced(engine(STATIC, enforce_eager=True, model=model), ids)[1], expected)
 
 
-def test_what_no_file_fills_on_purpose_is_left_alone(engine, monkeypatch):
-    """Weights that vLLM draws; the embedding of a model that drafts for another."""
+def test_a_quantised_head_is_refused_where_vllm_has_none(engine):
+    """It would compute with the codes, without their scales."""
+    with pytest.raises(ValueError, match=WIDE.format("lm_head.weight")):
+        engine("dynamic, with its head", enforce_eager=True)
+
+
+def test_files_in_a_kernels_layout_are_refused(engine):
+    with pytest.raises(ValueError, match="load_format sharded_state: not for fp8. Load the checkpoint itself"):
+        engine(STATIC, enforce_eager=True, load_format="sharded_state")
+
+
+def test_weights_that_vllm_draws_are_left_alone(engine):
     engine(STATIC, enforce_eager=True, load_format="dummy")
-    model = Model(monkeypatch)
-    weights.mark(model, made_up=False, drafts=True)
-    weights.check(model)
-    assert (model.embedding.weight == 1).all() and (model.lm_head.weight == 1).all()
-    weights.mark(model, made_up=False)
-    with pytest.raises(ValueError, match=LACKS.format("^embedding.weight")):
-        weights.check(model)
-    model.load(model.embedding)
-    weights.check(model)
-
-
-def made(kind: type[torch.nn.Module], dtype: torch.dtype, **shapes: tuple[int, ...]) -> torch.nn.Module:
-    """One of vLLM's modules, with parameters alone."""
-    module = kind.__new__(kind)
-    torch.nn.Module.__init__(module)
-    for name, shape in shapes.items():
-        values = torch.zeros(shape, dtype=dtype)
-        module.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
-    return module
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["a zero point", "experts with padding"])
-def test_what_has_no_mark_is_refused_where_nothing_loads_it(padded):
-    """Of one byte no number is a mark, and padding is to stay zero."""
-    model = torch.nn.Module()
-    if padded:
-        layer = made(RoutedExperts, torch.uint8, w13_weight=(2, 4, 32), w2_weight_scale=(2, 4, 1))
-        layer.quant_config = SimpleNamespace(get_name=lambda: "gpt_oss_mxfp4")
-        sizes = dict(hidden_dim=64, hidden_dim_unpadded=64, intermediate_size_per_partition_unpadded=1)
-        layer.moe_config = SimpleNamespace(intermediate_size_per_partition=2, **sizes)
-    else:
-        layer = made(LinearBase, torch.int8, weight=(4, 32), input_zero_point=(1,))
-    model.layer = layer
-    weights.mark(model, made_up=False)
-    assert not padded or not any(values.any() for values in layer.parameters())
-    for name, values in layer.named_parameters():
-        with pytest.raises(ValueError, match=LACKS.format(f"^layer.{name}")):
-            weights.check(model)
-        values.weight_loader(values, torch.zeros_like(values))
-    weights.check(model)

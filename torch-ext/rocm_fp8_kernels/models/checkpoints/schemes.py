@@ -84,8 +84,8 @@ def schemes_of(
     method = settings.get("quant_method")
     if method not in METHODS:
         raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
-    for name in sorted(settings.keys() - _SETTINGS.get(method, settings.keys())):
-        if settings[name]:
+    for name in sorted(settings.keys() - set(_SETTINGS[method])):
+        if settings[name] not in (None, [], {}):  # which say nothing; false may mean more than off: "symmetric"
             raise ValueError(f"{name}: nothing here knows what it asks for; known: {', '.join(_SETTINGS[method])}")
     config, more = _parsed(METHODS[method](settings)), {}
     if method == "fbgemm_fp8":
@@ -378,8 +378,12 @@ def _mxfp4(settings: dict) -> dict:
 
 
 _LEFT = ("quant_method", "modules_to_not_convert", "dequantize")
-# What settings may say. compressed-tensors knows its own.
+# What settings may say. The library compressed-tensors passes over what it does not know.
 _SETTINGS = {
+    "compressed-tensors": (
+        *(*_LEFT, "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "version"),
+        *("global_compression_ratio", "run_compressed", "sparsity_config", "transform_config"),
+    ),
     "fp8": (
         *(*_LEFT, "ignored_layers", "activation_scheme", "fmt"),
         *("weight_block_size", "scale_fmt", "kv_cache_scheme"),
