@@ -122,7 +122,7 @@ Status gather(const Args& a, bool rows, bool scales, Args* to, const Chip& chip,
         own.scales = static_cast<float*>(memory(a.m * ceil_div(a.k, gemm::kBlock) * int64_t(sizeof(float))));
         if (!own.scales) return {"no memory for the gathered scales"};
         to->scale_a = {.data = own.scales, .row_stride = 1, .block_stride = a.m, .rows = 1, .dtype = DType::f32};
-        to->rows = nullptr, to->a_rows = a.m;
+        to->rows = nullptr, to->slots = divider_by(1), to->a_rows = a.m;
     }
     const bool vectors = bytes % 16 == 0 && rows_aligned(a.a.data, a.a.row_stride);
     const int64_t ctas =

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "../../common/cuda/vector.h"
-#include "../../common/gemm/sources.h"
 #include "config.h"
 
 namespace rocm_fp8::grouped_gemm::cuda {
@@ -107,8 +106,11 @@ __device__ inline Tile tile_at(const RowTiles& row_tiles, int groups, int pieces
             known_uniform(at.across)};
 }
 
-// A row's row of A. Bad ones stay inside of the operands.
-__device__ inline int source_of(const Args& a, int64_t row) { return gemm::source_of(a, row < a.m ? row : a.m - 1); }
+// A row's row of A. Bad ones stay inside of the operands. Not gemm::source_of: t128x128 would spill the divider.
+__device__ inline int source_of(const Args& a, int64_t row) {
+    const int place = int(row < a.m ? row : a.m - 1);
+    return clamped(a.rows ? global<int32_t>(a.rows)[place] / int(a.slots.divisor) : place, a.a_rows - 1);
+}
 
 }  // namespace
 }  // namespace rocm_fp8::grouped_gemm::cuda

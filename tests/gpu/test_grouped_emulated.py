@@ -32,7 +32,8 @@ def structure(*fields: tuple) -> type[ctypes.Structure]:
 # Of common/gemm/args.h and grouped_gemm/grouped_gemm.h.
 Operand, Scales = structure(q, p, q, q), structure(q, p, q, q, i, i, ctypes.c_float)
 Bias, Output = structure(p, q, i), structure(q, p, q, i)
-Args = structure(Operand, Operand, *[q] * 5, Scales, Scales, Bias, q, Output, i, p, p, i, q)
+Divider = structure(i, i, i)
+Args = structure(Operand, Operand, *[q] * 5, Scales, Scales, Bias, q, Output, i, p, p, Divider, q)
 
 
 def scales(t: torch.Tensor, rows: int, of_b: bool) -> Scales:
@@ -67,9 +68,9 @@ def run(emulated, inputs: problems.Inputs, out: torch.Tensor, form: int, splits:
         0 if bias is None else bias.stride(0),
         Output(0, out.data_ptr(), out.stride(0), TYPES[out.dtype]),
         *(TYPES[inputs.a.dtype], inputs.offsets.data_ptr(), None if inputs.rows is None else inputs.rows.data_ptr()),
-        *(inputs.slots, 1),
+        *(Divider(), 1),
     )
-    emulated.run(ctypes.byref(args), form, splits, ctypes.c_int64(ctas), columns)
+    emulated.run(ctypes.byref(args), inputs.slots, form, splits, ctypes.c_int64(ctas), columns)
 
 
 def test_all_forms_are_here(emulated):

@@ -201,7 +201,9 @@ def test_an_error_of_a_loader_names_the_tensor():
 
 
 def test_files_in_a_kernels_layout_are_refused():
-    model, config = torch.nn.Module(), SimpleNamespace(quantization="fp8", runner_type="generate")
+    nothing = SimpleNamespace()  # no settings
+    config = SimpleNamespace(quantization="fp8", runner_type="generate", hf_config=nothing, hf_text_config=nothing)
+    model = torch.nn.Module()
     weights._mark(model, config, "safetensors")
     with pytest.raises(ValueError, match="^load_format sharded_state: not for fp8"):
         weights._mark(model, config, "sharded_state")

@@ -80,9 +80,11 @@ void run_plain(const Args& a, int64_t ctas) {
 extern "C" int form_count() { return kFormCount; }
 extern "C" bool form_splits(int form) { return kForms[form].splits(); }
 
-// ctas: of a launch that does not split K. Scales of many rows are put into columns where `columns` asks for it.
-extern "C" void run(const Args* given, int form, int splits, int64_t ctas, bool columns) {
+// given: without slots. ctas: of a launch that does not split K. Scales of many rows are put into columns where `columns`
+// asks for it.
+extern "C" void run(const Args* given, int slots, int form, int splits, int64_t ctas, bool columns) {
     Args a = *given;
+    a.slots = divider_by(uint32_t(slots));
     if (form < 0) {
         if (a.format == DType::bf16) run_plain<kBf16>(a, ctas);
         else if (a.format == DType::f16) run_plain<kF16>(a, ctas);
@@ -108,7 +110,7 @@ extern "C" void run(const Args* given, int form, int splits, int64_t ctas, bool 
     if (of_rows) a.a = {0, reinterpret_cast<uint8_t*>(copies.data()), stride, 1};
     if (columns) {
         a.scale_a = {0, scales.data(), 1, a.m, 1, DType::f32, 0};
-        a.rows = nullptr, a.a_rows = a.m;
+        a.rows = nullptr, a.slots = divider_by(1), a.a_rows = a.m;
     }
     const CUtensorMap rows{a.a.data, count, a.k, a.a.row_stride, launched.one_by_one ? 1 : rows_of_copy(f)};
     const int64_t all = most_tiles(f, a.m, a.n, a.groups);
