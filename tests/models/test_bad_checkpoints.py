@@ -280,7 +280,7 @@ SETTINGS = {
     "quark groups": (quark_weight(qscheme="per_group"), "global_quant_config.weight.qscheme 'per_group'"),
     "quark channels of inputs": (
         quark_weight(qscheme="per_channel", ch_axis=1),
-        "global_quant_config.weight.ch_axis 1; known of per_channel: None, 0",
+        "global_quant_config.weight.ch_axis 1; known of per_channel: 0",
     ),
     "quark weights alone": (
         quark(global_quant_config=dict(weight=dict(dtype="fp8_e4m3", qscheme="per_tensor"), input_tensors=None)),
@@ -299,6 +299,8 @@ SETTINGS = {
         fp8(modules_to_convert=["mlp"]),
         "modules_to_convert: nothing here knows what it asks for; known: ",
     ),
+    "an unknown setting of a tensor": (quark_weight(rotate="R1"), "global_quant_config.weight.rotate: nothing here"),
+    "an unknown setting of an export": (quark(export=dict(rotate="R1")), "export.rotate: nothing here knows"),
     "quark softmax": (quark(softmax_quant_spec={"dtype": "fp8_e4m3"}), "softmax_quant_spec: nothing here knows"),
     "a bound below zero": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": -1},

@@ -187,7 +187,7 @@ UNKNOWN = {
     "zero points": (
         "quark, MXFP4",
         setting("global_quant_config.input_tensors.symmetric", False),
-        "global_quant_config.input_tensors.symmetric False; known: symmetric",
+        "global_quant_config.input_tensors.symmetric False; known: True",
     ),
     "scales of inputs rounded down": (
         "quark, MXFP4",
@@ -197,7 +197,7 @@ UNKNOWN = {
     "groups of rows": (
         "quark, MXFP8",
         setting("global_quant_config.input_tensors.ch_axis", 0),
-        "global_quant_config.input_tensors.ch_axis 0; known of per_group: None, -1, 1",
+        "global_quant_config.input_tensors.ch_axis 0; known of per_group: -1, 1",
     ),
     "dynamic weights": (
         "quark, W4A16",

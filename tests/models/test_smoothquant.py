@@ -316,6 +316,10 @@ def test_bad_checkpoints(kernel, device, generator, tmp_path):
             load(folder)
         inputs.clear()
         inputs.update(kept)
+    config["quantization_config"]["rotate"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="quantization_config: rotate: nothing here knows what it asks for"):
+        load(folder)
 
 
 # --- the byte-level OPT ---

@@ -7,6 +7,7 @@
     fbgemm_fp8              per channel              dynamic per token, activation_scale_ub as an upper bound
 
     schemes.py   which linears are quantised, and how: of every format through the library `compressed-tensors`
+    settings.py  what settings say and nothing reads, which is refused
     published.py what published files call a model's tensors, where transformers calls them otherwise
     tensors.py   the safetensors files: names, shapes, dtypes
     joined.py    stored linears as one QuantizedLinear
@@ -19,5 +20,6 @@ Written is compressed-tensors, and with scales of blocks "fp8": transformers and
 from .convert import convert
 from .load import load_quantized
 from .save import save_quantized
+from .settings import check_settings
 
-__all__ = ["convert", "load_quantized", "save_quantized"]
+__all__ = ["check_settings", "convert", "load_quantized", "save_quantized"]

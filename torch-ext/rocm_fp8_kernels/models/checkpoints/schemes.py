@@ -16,6 +16,7 @@ from ...ops.mx import MX_BLOCK
 from ..fp8.linear import BLOCK
 from ..fp8.mx_linear import MX
 from .names import no_sparsity
+from .settings import check_settings
 
 __all__ = ["EXPONENTS", "METHODS", "Scheme", "schemes_of"]
 
@@ -84,14 +85,13 @@ def schemes_of(
     method = settings.get("quant_method")
     if method not in METHODS:
         raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
-    for name in sorted(settings.keys() - set(_SETTINGS[method])):
-        if settings[name] not in (None, [], {}):  # which say nothing; false may mean more than off: "symmetric"
-            raise ValueError(f"{name}: nothing here knows what it asks for; known: {', '.join(_SETTINGS[method])}")
+    check_settings(settings)
     config, more = _parsed(METHODS[method](settings)), {}
     if method == "fbgemm_fp8":
         more["scale_ub"] = _upper_bound(settings)
     if method == "fp8" and settings.get("weight_block_size") is not None:
-        more |= dict(scale_name="weight_scale_inv", power_of_two=_power_of_two(settings))
+        # DeepSeek-V3.1 and later: the scales of activations are those of the format UE8M0.
+        more |= dict(scale_name="weight_scale_inv", power_of_two=settings.get("scale_fmt") == "ue8m0")
     by_target = {}
     for group, scheme in config.config_groups.items():
         by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
@@ -247,8 +247,6 @@ def _fp8(settings: dict) -> dict:
     block = settings.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
         raise ValueError(f"weight_block_size {block}; known: {[BLOCK, BLOCK]}")
-    if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
-        raise ValueError(f"fmt {settings['fmt']!r}; known: e4m3")
     scheme = settings.get("activation_scheme")
     if scheme not in ("static", "dynamic"):
         raise ValueError(f"activation_scheme {scheme!r}; known: static, dynamic")
@@ -257,14 +255,6 @@ def _fp8(settings: dict) -> dict:
     ignored = [*(settings.get("ignored_layers") or ()), *(settings.get("modules_to_not_convert") or ())]
     kinds = ("block", "group") if block is not None else ("tensor", "row" if scheme == "dynamic" else "tensor")
     return settings_of_groups({"fp8": (["Linear"], *kinds)}, _modules(ignored))
-
-
-def _power_of_two(settings: dict) -> bool:
-    """DeepSeek-V3.1 and later: the scales of activations are those of the format UE8M0."""
-    scale = settings.get("scale_fmt")
-    if scale not in (None, "float", "ue8m0"):
-        raise ValueError(f"scale_fmt {scale!r}; known: float, ue8m0")
-    return scale == "ue8m0"
 
 
 def _fbgemm(settings: dict) -> dict:
@@ -281,17 +271,6 @@ def _upper_bound(settings: dict) -> float | None:
 
 def _quark(settings: dict) -> dict:
     """Patterns are fnmatch's. Quantised outputs are those of the KV cache, which stays in the model's dtype."""
-    if settings.get("layer_type_quant_config"):
-        raise ValueError("layer_type_quant_config; known: global_quant_config, layer_quant_config, exclude")
-    packed = (settings.get("export") or {}).get("weight_format", "real_quantized")
-    if packed != "real_quantized":
-        raise ValueError(f"export.weight_format {packed!r}; known: real_quantized")
-
-    # Others (smoothquant, awq, gptq, autosmoothquant) have done their work in the weights; rotations may not have.
-    for algorithm in settings.get("algo_config") or ():
-        name = str((algorithm or {}).get("name", "")).lower()
-        if "rot" in name:
-            raise ValueError(f"algo_config: {name!r}, which may rotate activations; known: what changes weights alone")
 
     def rules(patterns) -> list[str]:
         return [name if name.startswith("re:") else f"re:{fnmatch.translate(name)}" for name in patterns]
@@ -332,17 +311,7 @@ def _quark_tensors(where: str, settings: dict) -> tuple[str, str]:
         dtype, exponents = tensor.get("dtype"), tensor.get("scale_format") == "e8m0"
         if dtype not in ("fp8_e4m3", "fp4"):
             raise ValueError(f"{where}.{name}.dtype {dtype!r}; known: fp8_e4m3, fp4")
-        if tensor.get("symmetric") is False:
-            raise ValueError(f"{where}.{name}.symmetric False; known: symmetric")
-        axis = tensor.get("ch_axis")
-        known = {"per_group": (None, -1, 1)} | ({"per_channel": (None, 0)} if name == "weight" else {})
-        if axis not in known.get(tensor.get("qscheme"), (axis,)):
-            axes = ", ".join(map(str, known[tensor["qscheme"]]))
-            raise ValueError(f"{where}.{name}.ch_axis {axis!r}; known of {tensor['qscheme']}: {axes}")
         if tensor.get("qscheme") == "per_group" and exponents and tensor.get("group_size") == MX_BLOCK:
-            rounds = tensor.get("scale_calculation_mode")
-            if name == "input_tensors" and rounds not in (None, "even"):
-                raise ValueError(f"{where}.{name}.scale_calculation_mode {rounds!r}; known: even")
             return "mxfp4" if dtype == "fp4" else "mxfp8", bool(tensor.get("is_dynamic"))
         if dtype == "fp4":
             known = f"per_group, of {MX_BLOCK}, scale_format e8m0"
@@ -377,24 +346,6 @@ def _mxfp4(settings: dict) -> dict:
     return settings_of_groups({"mxfp4": (experts, "mxfp4", "16bit")}, ignored)
 
 
-_LEFT = ("quant_method", "modules_to_not_convert", "dequantize")
-# What settings may say. The library compressed-tensors passes over what it does not know.
-_SETTINGS = {
-    "compressed-tensors": (
-        *(*_LEFT, "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "version"),
-        *("global_compression_ratio", "run_compressed", "sparsity_config", "transform_config"),
-    ),
-    "fp8": (
-        *(*_LEFT, "ignored_layers", "activation_scheme", "fmt"),
-        *("weight_block_size", "scale_fmt", "kv_cache_scheme"),
-    ),
-    "quark": (
-        *("quant_method", "quant_mode", "version", "export", "exclude", "algo_config", "global_quant_config"),
-        *("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "kv_cache_post_rope"),
-    ),
-    "fbgemm_fp8": (*_LEFT, "activation_scale_ub"),
-    "mxfp4": _LEFT,
-}
 METHODS = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,

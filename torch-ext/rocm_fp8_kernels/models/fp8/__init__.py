@@ -25,13 +25,14 @@ from ...ops import fp8_dtype as _device_fp8_dtype
 from ...ops.arguments import FP8
 from ...ops.linear import gemm_for
 from ..calibration import observe
-from ..checkpoints import convert, load_quantized, save_quantized
+from ..checkpoints import check_settings, convert, load_quantized, save_quantized
 from ..codes import refuse_adapters, refuse_save_pretrained
 from .linear import GRANULARITIES, Fp8Linear
 
 __all__ = [
     "Fp8Linear",
     "calibrate",
+    "check_settings",
     "convert",
     "gemm_for",
     "latent_cache",

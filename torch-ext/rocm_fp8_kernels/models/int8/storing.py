@@ -18,6 +18,7 @@ from ..checkpoints.names import (
     tied_names,
 )
 from ..checkpoints.save import whole
+from ..checkpoints.settings import check_settings
 from ..checkpoints.tensors import Tensors, read_json
 from ..codes import refuse_save_pretrained
 from .modules import Int8Linear, LayerNormQ
@@ -201,6 +202,7 @@ def _targets(model: torch.nn.Module, settings: dict) -> dict[str, tuple[bool, bo
             f"quant_method {settings.get('quant_method')!r}, format {settings.get('format')!r};"
             f" known: compressed-tensors, {_FORMAT}"
         )
+    check_settings(settings)
     no_sparsity(settings)
     try:
         config = QuantizationConfig.model_validate(settings)
