@@ -7,14 +7,15 @@ number or one column is copied into all. Where a linear's tensor is too small, v
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, MergedColumnParallelLinear, QKVParallelLinear
+from vllm.model_executor.layers.quantization.utils.ocp_mx_utils import OCP_MX_BLOCK_SIZE
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 __all__ = ["is_padded", "why_not"]
 
-# Of experts' weights: two numbers a byte, and a number each.
-_FOUR_BITS, _EIGHT_BITS = (torch.uint8, torch.int8), (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_CHANNEL = FusedMoeWeightScaleSupported.CHANNEL.value
 
 
 def why_not(module: torch.nn.Module, name: str, own: torch.nn.Parameter, given: torch.Tensor, part: Any) -> str | None:
@@ -28,11 +29,11 @@ def why_not(module: torch.nn.Module, name: str, own: torch.nn.Parameter, given: 
         fits = shape == wanted
     elif isinstance(module, RoutedExperts) and own.dim() > 1:
         if part[0] is None:
-            wanted = _of_stack(module, name, own, given)
-        elif _is_weight(name, own, given):
-            wanted = _of_expert(module, own, part)
-        else:  # scales, of which one would be copied into all
-            wanted = own.shape[1:] if shape == () and own.dim() > 2 else shape
+            wanted = _of_stack(module, name, own)
+        elif given.dim() > 2:  # vLLM takes it for what all experts here have, and copies one into all
+            wanted = (len(own), *shape[1:])
+        else:
+            wanted = _of_expert(module, own, part) if _has_files_layout(module, name, own) else shape
         fits = shape == tuple(wanted)
     else:
         return None
@@ -58,31 +59,35 @@ def _of_linear(linear: LinearBase, own: torch.nn.Parameter, part: Any) -> tuple[
     return most, *(size * workers for size in own.shape[1:])
 
 
-def _is_weight(name: str, own: torch.nn.Parameter, given: torch.Tensor) -> bool:
-    """Of one expert, in a format whose rows are rows of the file."""
-    return name.endswith(("weight", "weight_packed")) and own.dtype in (*_FOUR_BITS, *_EIGHT_BITS) and given.dim() < 3
+def _has_files_layout(experts: RoutedExperts, name: str, own: torch.nn.Parameter) -> bool:
+    """Whether rows and columns are a file's, but for padding, what other workers have, and gates beside ups."""
+    refined = "_scale" in name and getattr(experts.quant_method, "weight_scale_refine", None)  # to smaller blocks
+    return own.dim() > 2 and not getattr(own, "is_transposed", False) and not refined
 
 
-def _of_expert(experts: RoutedExperts, own: torch.nn.Parameter, part: Any) -> tuple[int, int]:
-    config = experts.moe_config
-    rows, columns = config.intermediate_size, config.hidden_dim_unpadded
-    if part[0] == "w2":
-        rows, columns = columns, rows
-    return rows, columns // 2 if own.dtype in _FOUR_BITS else columns
-
-
-def _of_stack(experts: RoutedExperts, name: str, own: torch.nn.Parameter, given: torch.Tensor) -> tuple[int, ...]:
-    """Of all experts, as gpt-oss' files have them. Its model cuts each worker's share, which may be any."""
-    config = experts.moe_config
-    sizes = [(config.intermediate_size_per_partition_unpadded, config.intermediate_size_per_partition)]
+def _of_expert(experts: RoutedExperts, own: torch.nn.Parameter, part: Any) -> tuple[int, ...]:
+    """Of one expert, by all workers together: its weights, and scales, of which vLLM leaves padding as it is."""
+    config, (rows, columns) = experts.moe_config, own.shape[1:]
+    sizes = [(config.intermediate_size, config.intermediate_size_per_partition)]
     sizes.append((config.hidden_dim_unpadded, config.hidden_dim))
+    if part[0] == "w2":
+        sizes.reverse()
+    elif config.is_act_and_mul:
+        rows //= 2
+    wanted = [-(-size * whole // here) for size, (whole, here) in zip((rows, columns), sizes)]
+    return wanted[0], 1 if getattr(own, "quant_method", None) == _CHANNEL else wanted[1]
+
+
+def _of_stack(experts: RoutedExperts, name: str, own: torch.nn.Parameter) -> tuple[int, ...]:
+    """Of all experts, as gpt-oss' files have them. Its model has cut a worker's share: whole blocks, of which the last
+    worker has fewer."""
+    config = experts.moe_config
+    share = -(-config.intermediate_size // (OCP_MX_BLOCK_SIZE * config.tp_size)) * OCP_MX_BLOCK_SIZE
+    inner = max(0, min(share, config.intermediate_size - config.tp_rank * share))
+    sizes = [(inner, config.intermediate_size_per_partition), (config.hidden_dim_unpadded, config.hidden_dim)]
     if ".w2_" in f".{name}":
         sizes.reverse()
-    wanted = [size * unpadded // padded for size, (unpadded, padded) in zip(own.shape[1:], sizes)]
-    split = 1 if ".w2_" in f".{name}" else 0
-    if config.tp_size > 1 and given.dim() == own.dim() and split < len(wanted):
-        wanted[split] = given.shape[1 + split]
-    return len(own), *wanted
+    return len(own), *(size * unpadded // padded for size, (unpadded, padded) in zip(own.shape[1:], sizes))
 
 
 def is_padded(experts: RoutedExperts) -> bool:

@@ -85,7 +85,7 @@ def check(model: torch.nn.Module) -> None:
         loaded, wanted = getattr(values, "rocm_fp8_loaded", ()), getattr(values, "rocm_fp8_wanted", None)
         if wanted is None and not (loaded and values.is_floating_point()):
             continue
-        if len(loaded) < wanted if wanted else any(_is_left(*each) for each in _ends(name, values)):
+        if len(loaded) < (wanted or 0) or any(_is_left(*each) for each in _ends(name, values)):
             raise ValueError(f"{name}: holds NaN, or the checkpoint lacks a part of it")
 
 
@@ -165,6 +165,8 @@ def _looking(name: str, module: torch.nn.Module, loader: Callable) -> Callable:
             raise ValueError(f"{name}: {param.dtype} by the settings, {loaded_weight.dtype} in the checkpoint")
         if is_scale and not _are_scales(loaded_weight):
             raise ValueError(f"{name}: holds NaN or negative numbers in the checkpoint")
+        if name.endswith("bias") and bool(loaded_weight.isnan().any()):
+            raise ValueError(f"{name}: holds NaN in the checkpoint")
         part = _part(module, arguments, keywords)
         if reason := why_not(module, name, param, loaded_weight, part):
             raise ValueError(f"{name}: {reason}")
@@ -224,6 +226,12 @@ def refuse_bias(
         raise ValueError(f"{name}: the checkpoint has this bias, and by config.json the model has none")
 
 
+def _check_sinks(name: str, values: torch.Tensor) -> None:
+    """gpt-oss' model copies them by itself: no loader looks at them."""
+    if values.dtype not in _FLOATS or bool(values.isnan().any()):
+        raise ValueError(f"{name}: {values.dtype} in the checkpoint, or NaN; sinks are numbers of 16 or 32 bits")
+
+
 def _with_biases(theirs):
     """DefaultModelLoader.get_all_weights."""
 
@@ -233,6 +241,8 @@ def _with_biases(theirs):
         for name, values in theirs(self, model_config, model):
             if _is_served(model_config) and name.endswith("bias"):
                 refuse_bias(modules, joined_parts, name, values)
+            elif _is_served(model_config) and name.endswith(".sinks"):
+                _check_sinks(name, values)
             yield name, values
 
     return get_all_weights

@@ -54,9 +54,10 @@ def linear(rows: int, columns: int, **values: torch.Tensor) -> torch.nn.Module:
 def experts(method: str, padded: bool, **values: torch.Tensor) -> torch.nn.Module:
     """Of 64 numbers, with an inner size of 32, which may be padded to 64."""
     layer = made(RoutedExperts, **values)
-    layer.quant_config = SimpleNamespace(get_name=lambda: method)
+    layer.quant_config, layer.quant_method = SimpleNamespace(get_name=lambda: method), None
     sizes = dict(hidden_dim=64, hidden_dim_unpadded=64, intermediate_size_per_partition_unpadded=32)
-    sizes |= dict(tp_size=1, intermediate_size=32, intermediate_size_per_partition=64 if padded else 32)
+    sizes |= dict(tp_size=1, tp_rank=0, intermediate_size=32)
+    sizes |= dict(intermediate_size_per_partition=64 if padded else 32)
     layer.moe_config = SimpleNamespace(is_act_and_mul=True, **sizes)
     return layer
 
@@ -242,14 +243,24 @@ def test_stacks_of_experts_with_padding_are_missed():
     weights.check(layer)
 
 
-def test_a_worker_has_any_share_of_a_stack():
-    layer = experts("gpt_oss_mxfp4", True, w13_weight=torch.zeros(2, 128, 32).byte())
-    layer.moe_config.tp_size = 2
+@pytest.mark.parametrize("worker, rows", [(0, 64), (1, 32)])
+def test_of_a_stack_a_worker_is_given_whole_blocks(worker, rows):
+    """What is too short would leave its last rows zeros, as padding is."""
+    layer = experts("gpt_oss_mxfp4", True, w13_weight=torch.zeros(2, 128, 32).byte(), w13_bias=torch.zeros(2, 128))
+    layer.moe_config.tp_size, layer.moe_config.tp_rank, layer.moe_config.intermediate_size = 2, worker, 96
     weights.mark(layer, made_up=False)
-    part = dict(weight_name="w13_weight", shard_id=None, expert_id=None)
-    load(layer, "w13_weight", torch.zeros(2, 96, 32).byte(), **part)
-    with pytest.raises(ValueError, match="^w13_weight: "):
-        load(layer, "w13_weight", torch.zeros(2, 96, 16).byte(), **part)
+    of_files = dict(w13_weight=torch.zeros(2, 2 * rows, 32).byte(), w13_bias=torch.zeros(2, 2 * rows))
+    for name, given in of_files.items():
+        part = dict(weight_name=name, shard_id=None, expert_id=None)
+        for wrong in (given[:, 1:], given[:, :1], given[:1], given[..., 1:]):
+            with pytest.raises(ValueError, match=f"^{name}: .* by the settings, "):
+                load(layer, name, wrong, **part)
+        load(layer, name, given, **part)
+    weights.check(layer)
+    nan = of_files["w13_bias"].clone()
+    nan[1, -1] = float("nan")
+    with pytest.raises(ValueError, match="^w13_bias: holds NaN in the checkpoint"):
+        load(layer, "w13_bias", nan, weight_name="w13_bias", shard_id=None, expert_id=None)
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -292,17 +303,49 @@ def places(inner: int):
 @pytest.mark.parametrize("padded", [True, False])
 def test_a_matrix_of_an_expert_of_another_shape_is_refused(padded, shape):
     """vLLM takes what is too small for a part that is padded, and copies a number into all."""
-    layer = experts("quark", padded, w13_weight=torch.zeros(2, 128, 32).to(torch.uint8))
+    layer = experts("quark", padded, w13_weight=torch.zeros(2, 128 if padded else 64, 32).to(torch.uint8))
     weights.mark(layer, made_up=False)
     with pytest.raises(ValueError, match=r"^w13_weight: \[32, 32\] by the settings, \["):
         load(layer, "w13_weight", torch.zeros(shape).to(torch.uint8), "w13_weight", "w1", 0)
 
 
-def test_one_scale_of_an_expert_is_none_for_all_its_blocks():
-    layer = experts("quark", False, w13_weight_scale=torch.zeros(2, 64, 2).byte())
+@pytest.mark.parametrize("shape", [(32, 1), (16, 2), (1, 2), (32, 3), (64,), ()], ids=str)
+@pytest.mark.parametrize("padded", [True, False])
+def test_scales_of_an_expert_of_another_shape_are_refused(padded, shape):
+    """vLLM leaves those of padding as they are, and copies a number into all."""
+    layer = experts("quark", padded, w13_weight_scale=torch.zeros(2, 128 if padded else 64, 2).byte())
     weights.mark(layer, made_up=False)
-    with pytest.raises(ValueError, match=r"^w13_weight_scale: \[64, 2\] by the settings, \[\] in the checkpoint"):
-        load(layer, "w13_weight_scale", torch.tensor(127).byte(), "w13_weight_scale", "w1", 0)
+    with pytest.raises(ValueError, match=r"^w13_weight_scale: \[32, 2\] by the settings, \["):
+        load(layer, "w13_weight_scale", torch.full(shape, 127).byte(), "w13_weight_scale", "w1", 0)
+
+
+@pytest.mark.parametrize("part, shape", [("w1", (64, 2)), ("w2", (64, 2))])
+def test_two_workers_share_the_scales_of_an_expert(part, shape):
+    """Each has one block of 32, of 64 rows and columns."""
+    name, own = ("w13_weight_scale", (2, 64, 2)) if part == "w1" else ("w2_weight_scale", (2, 64, 1))
+    layer = experts("quark", False, **{name: torch.zeros(own).byte()})
+    layer.moe_config.tp_size, layer.moe_config.intermediate_size = 2, 64
+    layer.get_parameter(name).weight_loader = lambda *given: True
+    weights.mark(layer, made_up=False)
+    with pytest.raises(ValueError, match=f"^{name}: .* by the settings, "):
+        load(layer, name, torch.full((32, 1), 127).byte(), name, part, 0)
+    load(layer, name, torch.full(shape, 127).byte(), name, part, 0)
+
+
+@pytest.mark.parametrize("name, own", [("w2_weight", (2, 64, 16)), ("w2_weight_scale", (2, 64, 1))])
+def test_an_expert_is_no_stack_of_one(name, own):
+    """vLLM would copy it into all."""
+    layer = experts("quark", False, **{name: torch.zeros(own).byte()})
+    weights.mark(layer, made_up=False)
+    with pytest.raises(ValueError, match=rf"^{name}: \[2, 64, \d+\] by the settings, \[1, 64, \d+\] in the"):
+        load(layer, name, torch.zeros(1, *own[1:]).byte(), name, "w2", 1)
+
+
+def test_sinks_that_are_no_numbers_are_refused():
+    weights._check_sinks("sinks", torch.ones(4).bfloat16())
+    for wrong in (torch.ones(4).to(torch.float8_e4m3fn), torch.full((4,), float("nan"))):
+        with pytest.raises(ValueError, match="^sinks: torch.float.*; sinks are numbers"):
+            weights._check_sinks("sinks", wrong)
 
 
 def test_they_are_marked_once():
