@@ -23,6 +23,8 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
@@ -81,6 +83,10 @@ def mark(model: torch.nn.Module, made_up: bool, drafts: bool = False) -> None:
 
 def check(model: torch.nn.Module) -> None:
     """Of a model whose weights are loaded. Raises: ValueError that names what is not filled, or holds NaN."""
+    model.__dict__.pop("load_weights", None)  # `_watch`'s
+    if (filled := model.__dict__.pop("rocm_fp8_filled", None)) is not None:
+        # As of a model that is not quantised: some of vLLM's methods have parameters that no file fills.
+        DefaultModelLoader.track_weights_loading(None, model, filled, quantized=False)
     for name, (_, values) in _parameters(model).items():
         loaded, wanted = getattr(values, "rocm_fp8_loaded", ()), getattr(values, "rocm_fp8_wanted", None)
         if wanted is None and not (loaded and values.is_floating_point()):
@@ -232,44 +238,43 @@ def _check_sinks(name: str, values: torch.Tensor) -> None:
         raise ValueError(f"{name}: {values.dtype} in the checkpoint, or NaN; sinks are numbers of 16 or 32 bits")
 
 
-def _with_biases(theirs):
-    """DefaultModelLoader.get_all_weights."""
+def _watch(model: torch.nn.Module) -> None:
+    """Has what files hold looked at, and what is filled noted, until `check`: of any loader that reads them by
+    model.load_weights."""
+    theirs, modules = model.load_weights, dict(model.named_modules())
+    joined_parts = getattr(model, "packed_modules_mapping", {})
 
-    @functools.wraps(theirs)
-    def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-        modules, joined_parts = dict(model.named_modules()), getattr(model, "packed_modules_mapping", {})
-        for name, values in theirs(self, model_config, model):
-            if _is_served(model_config) and name.endswith("bias"):
+    def looked_at(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, values in weights:
+            if name.endswith("bias"):
                 refuse_bias(modules, joined_parts, name, values)
-            elif _is_served(model_config) and name.endswith(".sinks"):
+            elif name.endswith(".sinks"):
                 _check_sinks(name, values)
             yield name, values
 
-    return get_all_weights
+    @functools.wraps(theirs)
+    def load_weights(weights: Iterable[tuple[str, torch.Tensor]], *arguments, **keywords) -> set[str] | None:
+        model.rocm_fp8_filled = theirs(looked_at(weights), *arguments, **keywords)
+        return model.rocm_fp8_filled
+
+    model.load_weights = load_weights
 
 
-def _with_names(theirs):
-    """DefaultModelLoader.load_weights."""
+def _refusing(theirs):
+    """A loader's load_model: one that is its own makes no model that `mark` sees, and may bring weights that are in a
+    kernel's layout."""
 
     @functools.wraps(theirs)
-    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
-        self.rocm_fp8_all_modules = self.enable_weights_track is not None  # the user has said so
-        if _is_served(model_config) and not _drafts(model_config) and not self.rocm_fp8_all_modules:
-            self.enable_weights_track = True
-        return theirs(self, model, model_config)
+    def load_model(self, vllm_config, model_config: ModelConfig, *arguments, **keywords) -> torch.nn.Module:
+        if _is_served(model_config):
+            _refuse_format(model_config, self.load_config.load_format)
+        return theirs(self, vllm_config, model_config, *arguments, **keywords)
 
-    return load_weights
+    return load_model
 
 
-def _of_plain_modules(theirs):
-    """DefaultModelLoader.track_weights_loading: as of a model that is not quantised. Some of vLLM's methods have
-    parameters that no file fills."""
-
-    @functools.wraps(theirs)
-    def track_weights_loading(self, model, loaded_weights, quantized: bool = False) -> None:
-        return theirs(self, model, loaded_weights, quantized and self.rocm_fp8_all_modules)
-
-    return track_weights_loading
+def _refuse_format(config: ModelConfig, load_format: str) -> None:
+    raise ValueError(f"load_format {load_format}: not for {config.quantization}. Load the checkpoint itself")
 
 
 def _is_served(config: ModelConfig) -> bool:
@@ -285,15 +290,13 @@ def _mark(model: torch.nn.Module, config: ModelConfig, load_format: str) -> None
         return
     refuse_unknown(config)
     if "sharded" in load_format:  # its files are what a kernel's layout made of the weights, which would be made again
-        raise ValueError(f"load_format {load_format}: not for {config.quantization}. Load the checkpoint itself")
+        _refuse_format(config, load_format)
     mark(model, load_format == "dummy", _drafts(config))
+    _watch(model)
 
 
 def install() -> None:
     if around_loading("weights", _mark, lambda model, config: check(model)):
-        for name, ours in (
-            ("get_all_weights", _with_biases),
-            ("load_weights", _with_names),
-            ("track_weights_loading", _of_plain_modules),
-        ):
-            setattr(DefaultModelLoader, name, ours(getattr(DefaultModelLoader, name)))
+        for kind in set(_LOAD_FORMAT_TO_MODEL_LOADER.values()):
+            if kind.load_model is not BaseModelLoader.load_model:
+                kind.load_model = _refusing(kind.load_model)

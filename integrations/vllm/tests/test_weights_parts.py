@@ -10,7 +10,8 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.utils import fp8_utils
-from vllm.model_executor.model_loader import base_loader
+from vllm.model_executor.model_loader import ModelExpressModelLoader, TensorizerLoader, base_loader
+from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 
 from .test_heads import Model
 
@@ -201,15 +202,51 @@ def test_an_error_of_a_loader_names_the_tensor():
         load(layer, "weight", torch.zeros(3, 32, 32))
 
 
-def test_files_in_a_kernels_layout_are_refused():
+class Reading(torch.nn.Module):
+    """A model with a norm, which a loader fills by names."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8, bias=False)
+
+    def load_weights(self, given) -> set[str]:
+        return {name for name, values in given if self.get_parameter(name).data.copy_(values) is not None}
+
+
+def config(runner: str = "generate", quantization: str | None = "fp8") -> SimpleNamespace:
     nothing = SimpleNamespace()  # no settings
-    config = SimpleNamespace(quantization="fp8", runner_type="generate", hf_config=nothing, hf_text_config=nothing)
-    model = torch.nn.Module()
-    weights._mark(model, config, "safetensors")
+    return SimpleNamespace(quantization=quantization, runner_type=runner, hf_config=nothing, hf_text_config=nothing)
+
+
+def test_files_in_a_kernels_layout_are_refused():
+    weights._mark(Reading(), config(), "safetensors")
     with pytest.raises(ValueError, match="^load_format sharded_state: not for fp8"):
-        weights._mark(model, config, "sharded_state")
-    config.quantization = None
-    weights._mark(model, config, "sharded_state")
+        weights._mark(Reading(), config(), "sharded_state")
+    weights._mark(Reading(), config(quantization=None), "sharded_state")
+
+
+@pytest.mark.parametrize("runner", ["generate", "draft"])
+def test_a_norm_is_missed_whatever_loads(runner):
+    """Of a draft, too. vLLM has a check of the default loader alone."""
+    model = Reading()
+    weights._mark(model, config(runner), "runai_streamer")
+    model.load_weights([])
+    with pytest.raises(ValueError, match="weights were not initialized from checkpoint: {'norm.weight'}"):
+        weights.check(model)
+    weights._mark(model, config(runner), "runai_streamer")
+    model.load_weights([("norm.weight", torch.ones(8))])
+    weights.check(model)
+    assert not {"load_weights", "rocm_fp8_filled"} & vars(model).keys()
+
+
+@pytest.mark.parametrize("kind", [TensorizerLoader, IpcModelLoader, ModelExpressModelLoader])
+def test_loaders_that_make_models_of_their_own_are_refused(kind):
+    weights.install()
+    loader = SimpleNamespace(load_config=SimpleNamespace(load_format="its own"))
+    with pytest.raises(ValueError, match="^load_format its own: not for fp8. Load the checkpoint itself"):
+        kind.load_model(loader, None, config())
+    theirs = weights._refusing(lambda self, vllm_config, model_config: "made")
+    assert theirs(loader, None, config(quantization=None)) == "made"
 
 
 def test_a_zero_point_of_one_byte_is_missed():
