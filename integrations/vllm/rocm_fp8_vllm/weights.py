@@ -8,8 +8,8 @@ off. An engine starts in each case, and its tokens mean nothing.
 Here each parameter has a loader that looks at what it is given: MX scales of any type become bytes, another type or too
 large a tensor is refused. Parameters of linears, experts and embeddings hold a mark until they are loaded: NaN, or
 bytes that no row begins with. Those that hold it behind the loading are refused, as is NaN from a file. Where no mark
-can be, the calls of the loader are counted. For norms, sinks and routers' biases vLLM's own check is switched on, which
-it has for models that are not quantised.
+can be, the calls of the loader are counted. For norms, sinks and routers' biases vLLM's own check of names is asked,
+which it has for models that are not quantised.
 """
 
 import functools
@@ -50,6 +50,7 @@ _MARK, _MARKED = 0xA5, 16
 _OF_BYTES = 255  # NaN of MX scales
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+\.\w+\.bias|\w+_bias)$")
 _SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
+_OF_CACHE = tuple(f".{each}_scale" for each in ("k", "v", "q", "prob"))  # vLLM takes negative ones for absent
 
 
 def as_bytes(name: str, scale: torch.Tensor) -> torch.Tensor:
@@ -169,8 +170,8 @@ def _looking(name: str, module: torch.nn.Module, loader: Callable) -> Callable:
             loaded_weight = as_bytes(name, loaded_weight).view(param.dtype)
         if not _takes(param.dtype, loaded_weight.dtype, is_scale):
             raise ValueError(f"{name}: {param.dtype} by the settings, {loaded_weight.dtype} in the checkpoint")
-        if is_scale and not _are_scales(loaded_weight):
-            raise ValueError(f"{name}: holds NaN or negative numbers in the checkpoint")
+        if (is_scale or name.endswith(_OF_CACHE)) and not _are_scales(loaded_weight):
+            raise ValueError(f"{name}: holds NaN, infinity or negative numbers in the checkpoint")
         if name.endswith("bias") and bool(loaded_weight.isnan().any()):
             raise ValueError(f"{name}: holds NaN in the checkpoint")
         part = _part(module, arguments, keywords)
@@ -209,7 +210,7 @@ def _takes(own: torch.dtype, given: torch.dtype, is_scale: bool) -> bool:
 def _are_scales(values: torch.Tensor) -> bool:
     if values.dtype in (*_BYTES, torch.float8_e8m0fnu):
         return not bool((values.view(torch.uint8) == _OF_BYTES).any())
-    return bool((values.float() >= 0).all())
+    return bool(((values.float() >= 0) & values.float().isfinite()).all())
 
 
 def refuse_bias(

@@ -18,7 +18,7 @@ NAMES = "Following weights were not initialized from checkpoint: .*{}"
 TYPE = "{}: torch.float8_e4m3fn by the settings, torch.{} in the checkpoint"
 WIDE = "{}: torch.bfloat16 by the settings, torch.float8_e4m3fn in the checkpoint"
 SHAPE = r"{{}}: \[{}\] by the settings, \[{}\] in the checkpoint"
-NEGATIVE = "{}: holds NaN or negative numbers in the checkpoint"
+NEGATIVE = "{}: holds NaN, infinity or negative numbers in the checkpoint"
 BIAS = "{}: the checkpoint has this bias, and by config.json the model has none"
 
 

@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoa
 from .test_heads import Model
 
 LACKS = "^{}: holds NaN, or the checkpoint lacks a part of it"
-NEGATIVE = "^{}: holds NaN or negative numbers in the checkpoint"
+NEGATIVE = "^{}: holds NaN, infinity or negative numbers in the checkpoint"
 FP8_SCALES = {
     "tensor": parameter.PerTensorScaleParameter,
     "channel": parameter.ChannelQuantScaleParameter,
@@ -131,7 +131,7 @@ def test_scales_of_fp8_are_numbers_and_all_there(strategy):
             weights.check(model)
         own = layer.get_parameter(name)
         if name != "weight":
-            for wrong in (-0.5, float("nan")):
+            for wrong in (-0.5, float("nan"), float("inf")):
                 with pytest.raises(ValueError, match=NEGATIVE.format(rf"mlp\.{name}")):
                     load(layer, name, torch.full(own.shape, wrong))
             for dtype in (torch.uint8, torch.float8_e4m3fn):
@@ -376,6 +376,19 @@ def test_an_expert_is_no_stack_of_one(name, own):
     weights.mark(layer, made_up=False)
     with pytest.raises(ValueError, match=rf"^{name}: \[2, 64, \d+\] by the settings, \[1, 64, \d+\] in the"):
         load(layer, name, torch.zeros(1, *own[1:]).byte(), name, "w2", 1)
+
+
+def test_scales_of_the_cache_are_numbers():
+    """Negative ones vLLM would take for absent, and those for 1."""
+    model = torch.nn.Module()
+    model.attn = made(torch.nn.Module, k_scale=torch.tensor(-1.0))
+    weights.mark(model, made_up=False)
+    weights.check(model)
+    for wrong in (-0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=NEGATIVE.format(r"attn\.k_scale")):
+            load(model, "attn.k_scale", torch.tensor(wrong))
+    load(model, "attn.k_scale", torch.tensor(0.5))
+    weights.check(model)
 
 
 def test_sinks_that_are_no_numbers_are_refused():
