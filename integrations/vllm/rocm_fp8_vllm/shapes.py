@@ -62,20 +62,22 @@ def _of_linear(linear: LinearBase, own: torch.nn.Parameter, part: Any) -> tuple[
 def _has_files_layout(experts: RoutedExperts, name: str, own: torch.nn.Parameter) -> bool:
     """Whether rows and columns are a file's, but for padding, what other workers have, and gates beside ups."""
     refined = "_scale" in name and getattr(experts.quant_method, "weight_scale_refine", None)  # to smaller blocks
-    return own.dim() > 2 and not getattr(own, "is_transposed", False) and not refined
+    has_axes = own.dim() > 2 or name.endswith("bias")
+    return has_axes and not getattr(own, "is_transposed", False) and not refined
 
 
 def _of_expert(experts: RoutedExperts, own: torch.nn.Parameter, part: Any) -> tuple[int, ...]:
-    """Of one expert, by all workers together: its weights, and scales, of which vLLM leaves padding as it is."""
-    config, (rows, columns) = experts.moe_config, own.shape[1:]
+    """Of one expert, by all workers together: its weights, biases, and scales. vLLM leaves padding as it is. Of "w13"
+    gates and ups are one tensor."""
+    config, (rows, *columns) = experts.moe_config, own.shape[1:]
     sizes = [(config.intermediate_size, config.intermediate_size_per_partition)]
     sizes.append((config.hidden_dim_unpadded, config.hidden_dim))
     if part[0] == "w2":
         sizes.reverse()
-    elif config.is_act_and_mul:
+    elif part[0] != "w13" and config.is_act_and_mul:
         rows //= 2
-    wanted = [-(-size * whole // here) for size, (whole, here) in zip((rows, columns), sizes)]
-    return wanted[0], 1 if getattr(own, "quant_method", None) == _CHANNEL else wanted[1]
+    wanted = [-(-size * whole // here) for size, (whole, here) in zip((rows, *columns), sizes)]
+    return (wanted[0], 1) if getattr(own, "quant_method", None) == _CHANNEL else tuple(wanted)
 
 
 def _of_stack(experts: RoutedExperts, name: str, own: torch.nn.Parameter) -> tuple[int, ...]:

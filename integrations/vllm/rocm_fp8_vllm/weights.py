@@ -49,6 +49,7 @@ _BYTES = (torch.uint8, torch.int8)
 _MARK, _MARKED = 0xA5, 16
 _OF_BYTES = 255  # NaN of MX scales
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+\.\w+\.bias|\w+_bias)$")
+_COPIED = re.compile(r"(.*\.experts)\.(\d+)\.(gate_up|down)_proj\.(weight|weight_scale|input_scale|bias)$")
 _SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
 _OF_CACHE = tuple(f".{each}_scale" for each in ("k", "v", "q", "prob"))  # vLLM takes negative ones for absent
 
@@ -126,8 +127,14 @@ def _calls(module: torch.nn.Module, name: str, values: torch.nn.Parameter) -> in
         return 1
     if module.quant_config is not None and module.quant_config.get_name() == "gpt_oss_mxfp4":
         return 1
-    gated = ".w13_" in f".{name}" and module.moe_config.is_act_and_mul
+    gated = ".w13_" in f".{name}" and module.moe_config.is_act_and_mul and not _is_copied(module)
     return len(values) * (2 if gated else 1)
+
+
+def _is_copied(experts: RoutedExperts) -> bool:
+    """Whether they are gpt-oss' in Quark's format: the model copies each expert's tensors, without a loader."""
+    config = experts.quant_config
+    return config is not None and config.get_name() == "quark" and getattr(experts, "w13_bias", None) is not None
 
 
 def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
@@ -233,6 +240,21 @@ def refuse_bias(
         raise ValueError(f"{name}: the checkpoint has this bias, and by config.json the model has none")
 
 
+def _look_at_copied(modules: dict[str, torch.nn.Module], name: str, values: torch.Tensor) -> None:
+    """As a loader looks at what it is given, but for types, which the model's copy would take for numbers."""
+    found = _COPIED.match(name)
+    experts = modules.get(f"{found[1]}.routed_experts") if found else None
+    if not isinstance(experts, RoutedExperts) or not _is_copied(experts):
+        return
+    part = "w2" if found[3] == "down" else "w13"
+    own = experts._parameters.get(f"{part}_{found[4]}")
+    if own is None:
+        return  # the model says so
+    if not _takes(own.dtype, values.dtype, False):
+        raise ValueError(f"{name}: {own.dtype} by the settings, {values.dtype} in the checkpoint")
+    _looking(name, experts, lambda *given, **named: None)(own, values, name, part, int(found[2]))
+
+
 def _check_sinks(name: str, values: torch.Tensor) -> None:
     """gpt-oss' model copies them by itself: no loader looks at them."""
     if values.dtype not in _FLOATS or bool(values.isnan().any()):
@@ -251,6 +273,7 @@ def _watch(model: torch.nn.Module) -> None:
                 refuse_bias(modules, joined_parts, name, values)
             elif name.endswith(".sinks"):
                 _check_sinks(name, values)
+            _look_at_copied(modules, name, values)
             yield name, values
 
     @functools.wraps(theirs)

@@ -391,6 +391,34 @@ def test_scales_of_the_cache_are_numbers():
     weights.check(model)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_what_a_model_copies_without_a_loader_is_looked_at(padded):
+    """gpt-oss in Quark's format."""
+    inner = 64 if padded else 32
+    shapes = dict(w13_weight=(2, 2 * inner, 32), w13_weight_scale=(2, 2 * inner, 2), w13_bias=(2, 2 * inner))
+    values = {name: torch.zeros(shape).byte() for name, shape in shapes.items()}
+    layer = experts("quark", padded, **values | dict(w13_bias=torch.zeros(shapes["w13_bias"])))
+    model = torch.nn.ModuleDict(dict(mlp=torch.nn.ModuleDict(dict(experts=torch.nn.Module()))))
+    model.mlp.experts.routed_experts = layer
+    weights.mark(model, made_up=False)
+    modules = dict(model.named_modules())
+    of_files = dict(weight=torch.zeros(64, 32).byte(), weight_scale=torch.full((64, 2), 127).byte())
+    of_files |= dict(bias=torch.zeros(64))
+    for name, given in of_files.items():
+        with pytest.raises(ValueError, match=LACKS.format(f"mlp.experts.routed_experts.w13_{name}")):
+            weights.check(model)
+        own = layer.get_parameter(f"w13_{name}")
+        for expert in (0, 1):
+            called = f"mlp.experts.{expert}.gate_up_proj.{name}"
+            wrongs = [given[:32], given[..., :1], *([] if name == "bias" else [given.float()])]
+            for wrong in wrongs:
+                with pytest.raises(ValueError, match=f"^{called}: .* by the settings, .* in the checkpoint"):
+                    weights._look_at_copied(modules, called, wrong)
+            weights._look_at_copied(modules, called, given)
+            own.data[expert][tuple(slice(size) for size in given.shape)] = given
+    weights.check(model)
+
+
 def test_sinks_that_are_no_numbers_are_refused():
     weights._check_sinks("sinks", torch.ones(4).bfloat16())
     for wrong in (torch.ones(4).to(torch.float8_e4m3fn), torch.full((4,), float("nan"))):
