@@ -10,13 +10,13 @@
 //
 // A is float16 or bfloat16 without scales, FP8 with a scale a row or one for all (which multiplies the whole sum), or MXFP8
 // or MXFP4 with scales of blocks. Products of a block are added in any order: unscaled, or scaled where their numbers stay
-// normal, so that no exponent is lost. (On Hopper MXFP8, and rows with scales of blocks, are rounded to a multiple of 2^-125
-// below it.) What is beyond float32 is infinite, what is below it is rounded. A NaN of A, or a
-// scale 255, makes its row's or its column's results NaN, and no others.
+// normal, so that no exponent is lost. (On NVIDIA GPUs MXFP8, and rows with scales of blocks, may be rounded to a multiple of
+// 2^-125 below it.) What is beyond float32 is infinite, what is below it is rounded. A NaN of A, or a scale 255, makes its
+// row's or its column's results NaN, and no others.
 //
 // offsets and rows are on the device, as in ../grouped_gemm/grouped_gemm.h. Without offsets all rows are of one matrix.
 // A row's bits depend on its row of A, its matrix, their layout and formats. How many rows there are matters on Hopper alone,
-// without offsets: up to 64, 128, 256, or more.
+// without offsets: up to 8, 16, 32, 64, 128, 256, or more.
 #pragma once
 
 #include "../common/divider.h"

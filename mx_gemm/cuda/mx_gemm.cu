@@ -1,10 +1,11 @@
 // MX weights on NVIDIA GPUs: the launcher.
 //
-// Files: tiles.h              Hopper: all but rows in float16
+// Files: stream.h             few rows of one matrix; rows in float16; chips other than Hopper
+//        tiles.h              all others on Hopper
 //        epilogue.h           its lanes' columns, and what becomes of their sums
 //        order.h              rows as its tiles take them
-//        stream.h             MXFP4 weights beside 16 bits or FP8 with scales of rows, where those do not serve
-//        ../gpu.h, products.h   all others: the plain kernel
+//        decode.h             16-bit numbers of codes and rows, for all of these
+//        ../gpu.h, products.h   what those do not take: the plain kernel
 #include "../../common/rows/cuda/vendor.h"
 #include "../../common/vendor.h"
 #include "products.h"
@@ -18,7 +19,8 @@ Status launch(const Args& args, const Executor& on) {
     const auto [chip, status] = current_chip();
     if (!status.ok()) return status;
     const auto fast = [&](const Args& a, const Vendor& vendor) {
-        return tiles_fit(a, vendor.chip) ? launch_tiles(a, vendor.chip, vendor.on) : launch_stream(a, vendor);
+        const bool by_tiles = tiles_fit(a, vendor.chip) && !streams_at_once(a, vendor.chip);
+        return by_tiles ? launch_tiles(a, vendor.chip, vendor.on) : launch_stream(a, vendor);
     };
     const auto fits = [&](const Args& a) { return tiles_fit(a, chip) || streams(a); };
     return launch_by_type(args, Vendor(chip, on), fits, fast);
@@ -26,7 +28,7 @@ Status launch(const Args& args, const Executor& on) {
 
 bool gates(const Args& args) {
     const auto [chip, status] = current_chip();
-    return status.ok() && tiles_fit(args, chip);
+    return status.ok() && (tiles_fit(args, chip) || streams(args));
 }
 
 }  // namespace rocm_fp8::mx_gemm

@@ -3,13 +3,12 @@
 #pragma once
 
 #include "../../common/cuda/pdl.h"
-#include "stream.h"
+#include "decode.h"
 
 namespace rocm_fp8::mx_gemm {
 namespace {
 
 constexpr int kOrdered = 128, kOrderThreads = 256;  // k that are permuted at once
-constexpr float kLiftOfFp8 = 256;  // FP8 by any exponent, by one over it, is no more than bfloat16 holds
 
 // Lane t of four gets word t of each of them, whose lanes are 4 t apart.
 __device__ inline void transpose(uint32_t (&words)[4], int t) {
@@ -68,11 +67,8 @@ __global__ __launch_bounds__(kOrderThreads) void mx_gemm_order(Args a, uint8_t* 
                 for (uint32_t& word : part.words) word = Pairs<DType::bf16>::scaled(word, by);
             }
             if (!inside) part = {};
-            if (of_fp8) {
-                const uint32_t other = part.words[1];
-                part.words[1] = part.words[2], part.words[2] = other;
-            }
-            put_in_pairs(part, pairs);
+            if (of_fp8) put_in_pairs<true>(part, pairs);
+            else put_in_pairs<false>(part, pairs);
             transpose(pairs, t);
             if (rows[i] < live)
                 *reinterpret_cast<uint4*>(to + rows[i] * stride) = {pairs[0], pairs[1], pairs[2], pairs[3]};

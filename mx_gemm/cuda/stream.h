@@ -1,325 +1,411 @@
-// MXFP4 weights beside rows in 16 bits or FP8 with a scale a row: weights go from memory to registers, and from there to
-// mma.sync, without shared memory.
+// MXFP4 and MXFP8 weights beside few rows, on any NVIDIA GPU: each warp has a ring of its own and waits for no other, until
+// the sums of all are added.
 //
-//     HBM --> a lane: a word, eight codes of a block of 32 k, of a column --> 16-bit numbers, exactly
-//     L2  --> a lane: the same eight k of a row of A                      --> the same type
-//         --> m16n8k16 over a block, two of them --> sums += scale * products, in float32
-//     eight warps share out K --> their sums through shared memory, added in the warps' order --> scale, bias, rounding
+//     HBM --> cp.async: a step, 128 k, of 32 columns --> a warp's ring, two steps ahead
+//         --> a lane: 32 codes, a block, of each of four columns --> bfloat16, scaled (decode.h)
+//     L2  --> a lane: the same 32 k of a row of A, a step ahead  --> bfloat16
+//         --> m16n8k16: 16 columns by 8 rows. A lane has k of a block of its own, so that it needs one scale a column
+//     eight warps take every eighth step --> their sums through shared memory, in the warps' order
+//         --> scale of the row, bias, gate, rounding
 //
-// A CTA makes kRows rows of a group by 64 columns. Codes decode as pairs (i, i + 4) of a word's eight, so A's pairs are put
-// in that order. A code's bits, put where float16 has exponent and mantissa, are its number by 2^-14, which products make
-// good. bfloat16 has no room for products by 2^-126: there codes are multiplied, exactly. FP8 becomes bfloat16.
-// Bound: bytes of weights with few rows, instructions otherwise: some 20 for eight codes.
+// A CTA makes kRows rows of a group by 32 columns. float16 becomes two bfloat16, whose sum it is: twice the products.
+// What is rounded: as in tiles.h, which is ahead where a CTA has several tiles: there TMA goes on meanwhile. Bound: latency,
+// then instructions: 3 to 4 for a lane's code.
 //
 // All numbers of rows add a row's products in the same order, aligned operands or not.
 // Steps and figures: docs/journal/mx_gemm.md.
 #pragma once
 
-#include "../../common/cuda/mma.h"
-#include "../gpu.h"
+#include "../../common/cuda/async_copy.h"
+#include "../../common/cuda/shared_memory.h"
+#include "../../grouped_gemm/cuda/row_tiles.h"
+#include "decode.h"
 
 namespace rocm_fp8::mx_gemm {
 namespace {
 
-constexpr int kStreamColumns = 64, kWideTiles = kStreamColumns / kMmaWide, kWarps = kThreads / kWarp;
-constexpr int kStoredRows = 16;  // at once, through shared memory
+namespace grouped = grouped_gemm::cuda;
 
+constexpr int kStreamColumns = 32, kWideTiles = kStreamColumns / kMmaWide, kWarps = kThreads / kWarp;
+constexpr int kBlocksOfStep = 4;  // one a lane of four
+
+// Of a warp two steps' weights, of eight columns at once. No bank conflicts.
+template <bool fp8, int kRows>
 struct StreamMemory {
-    alignas(16) float sums[kWarps][kStoredRows][kStreamColumns];
-    int32_t before[kMostGroups + 1], partial[kThreads];
+    static constexpr int kStoredRows = kRows < 16 ? kRows : 16, kPitch = fp8 ? 128 + 16 : 64;
+    alignas(16) uint8_t ring[kWarps][2][kStreamColumns / 8][8][kPitch];
+    float sums[kWarps][kStoredRows][kStreamColumns + 4];
+    grouped::RowTiles row_tiles;
 };
 
-// Of eight codes the pair (i, i + 4) where bfloat16 has exponent and mantissa: their numbers by 2^-126. One multiplication
-// is two shifts: it puts magnitudes and signs where they belong, and copies beside them.
-__device__ inline uint32_t bf16_bits(uint32_t codes, int i) {
-    const uint32_t moved = i < 2 ? codes : codes >> 8;
-    const int at = i % 2 * 4;
-    return (moved & 0x000F000Fu << at) * ((1u << 6 | 1u << 12) >> at) & 0x81C081C0u;
-}
-// Of pairs of bfloat16.
-__device__ inline uint32_t times(uint32_t pair, uint32_t factor) {
-    asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(factor), "r"(0x80008000u));  // -0
-    return pair;
-}
+// Where a lane's columns are: numbers g and g + 8 of each 16. A gate and its up are one's, where these are halves.
+struct StreamColumns {
+    int64_t first, second;  // of the tile, of B
 
-// Eight codes as four pairs (i, i + 4) of float16 by 2^-14, or of bfloat16.
-template <DType type>
-__device__ inline void decode(uint32_t codes, uint32_t (&pairs)[4]) {
-    constexpr uint32_t kLift = 0x7E807E80u;  // 2^126
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if constexpr (type == DType::f16) {
-            const uint32_t moved = i < 2 ? codes : codes >> 8;
-            const int at = i % 2 * 4;
-            pairs[i] = (moved << (9 - at) & 0x0E000E00u) | (moved << (12 - at) & 0x80008000u);
-        } else {
-            pairs[i] = times(bf16_bits(codes, i), kLift);
-        }
+    __device__ StreamColumns(const Args& a, int piece) {
+        // The last ones begin earlier, and store some columns anew: the same bits.
+        const int columns = of_halves(a) ? kStreamColumns / 2 : kStreamColumns;
+        const int64_t last = (of_halves(a) ? a.n / 2 : a.n) - columns, at = int64_t(piece) * columns;
+        first = at < last ? at : last;
+        second = first + (of_halves(a) ? a.n / 2 : 8);
     }
-}
-
-// Eight numbers of a row as they lie in memory; then as pairs (i, i + 4).
-struct RowPart {
-    uint32_t words[4];
 };
-template <DType format>
-constexpr int kPartBytes = format == DType::e2m1 ? 4
-                           : is_fp8(format)      ? 8
-                                                 : 16;
 
-template <DType format, bool aligned>
-__device__ inline RowPart load_row(const uint8_t* from) {
-    constexpr int kBytes = kPartBytes<format>;
-    RowPart part{};
-    if constexpr (aligned && kBytes == 4) {
-        part.words[0] = *reinterpret_cast<const uint32_t*>(from);
-    } else if constexpr (aligned && kBytes == 8) {
-        const auto two = *reinterpret_cast<const uint2*>(from);
-        part.words[0] = two.x, part.words[1] = two.y;
-    } else if constexpr (aligned) {
-        const auto four = *reinterpret_cast<const uint4*>(from);
-        part.words[0] = four.x, part.words[1] = four.y, part.words[2] = four.z, part.words[3] = four.w;
-    } else {
-        for (int i = 0; i < kBytes; ++i) part.words[i / 4] |= uint32_t(from[i]) << i % 4 * 8;
-    }
-    return part;
-}
-// In 16 bits: bfloat16 holds all FP8 and e2m1.
-template <DType format>
-__device__ inline void put_in_16_bits(RowPart& part) {
-    if constexpr (is_fp8(format)) {
-        const Four low = widen(part.words[0]), high = widen(part.words[1]);
-        const uint32_t halves[4] = {low.low, low.high, high.low, high.high};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) part.words[i] = Pairs<DType::bf16>::round(Pairs<DType::f16>::widen(halves[i]));
-    } else if constexpr (format == DType::e2m1) {
-        uint32_t pairs[4];
-        decode<DType::bf16>(part.words[0], pairs);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            part.words[i] = __byte_perm(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1], i / 2 ? 0x7632 : 0x5410);
-    }
-}
-__device__ inline void put_in_pairs(const RowPart& part, uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        pairs[i] = __byte_perm(part.words[i / 2], part.words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
-}
+// From a lane's columns of 16 to those of the next 16.
+__device__ inline uint32_t step_of(const Args& a) { return of_halves(a) ? 8 : 16; }
 
-template <DType type, bool bytes, int kRows, bool aligned>
+template <DType rows_format, bool fp8, int kRows, bool aligned>
 class Stream {
-    // Blocks ahead: as many as lanes have the columns of. Lane t converts the exponents of the t-th of them for all.
-    static constexpr int kAhead = 4;
-    static constexpr int kNarrowTiles = kRows / kMmaNarrow, kElement = bytes ? 1 : 2;
-    static constexpr DType kFormat = bytes ? DType::e4m3fn : type;  // of rows
-    static constexpr float kMissing =
-        type == DType::f16 ? 0x1p14f : 1.0f;  // not in the scale, which may be the largest
+    using Of = Weights<fp8>;
+    static constexpr int kNarrowTiles = kRows / kMmaNarrow;
+    static constexpr bool kTwice = rows_format == DType::f16;
+    static constexpr int kBlockBytes = fp8 ? kMxBlock : kMxBlock / 2;
+    using Memory = StreamMemory<fp8, kRows>;
+    using Exponents = uint32_t[kWideTiles][2];
 
     const Args& args;
-    StreamMemory& memory;
-    const RowTile tile;
-    const int64_t column;
+    Memory& memory;
     const int g = int(threadIdx.x) % kWarp / 4, t = int(threadIdx.x) % 4, warp = int(threadIdx.x) / kWarp;
-    const int first, end;          // the warp's blocks
-    const uint8_t *b, *exponents;  // of the lane's first column
-    const uint8_t* rows[kNarrowTiles];
-    float sums[kWideTiles][kNarrowTiles][4] = {};
+    const int blocks, steps;
+    const uint8_t *b[2], *exponents[2];  // of the lane's first columns
+    const uint8_t *rows[kNarrowTiles], *row_exponents[kNarrowTiles];
+    int slot = 0;  // of the ring: the next step's
+    RowPart parts[kNarrowTiles][kBlocksOfStep];
+    Exponents of_columns;
+    uint32_t of_rows[kNarrowTiles];
+    float sums[kWideTiles][kNarrowTiles][4];
 
   public:
-    __device__ Stream(const Args& a, StreamMemory& memory, const RowTile& tile, int64_t column)
-        : args(a),
-          memory(memory),
-          tile(tile),
-          column(column),
-          first(int(a.k / kMxBlock) * warp / kWarps),
-          end(int(a.k / kMxBlock) * (warp + 1) / kWarps),
-          b(a.b.data + tile.group * a.b.group_stride + (column + g) * a.b.row_stride + 4 * t +
-            int64_t(first) * (kMxBlock / 2)),
-          exponents(static_cast<const uint8_t*>(a.scale_b.data) + tile.group * a.scale_b.group_stride +
-                    (column + g) * a.scale_b.row_stride) {
+    __device__ Stream(const Args& a, Memory& memory)
+        : args(a), memory(memory), blocks(int(a.k / kMxBlock)), steps((blocks + kBlocksOfStep - 1) / kBlocksOfStep) {}
+
+    // Loads the tile's first steps.
+    __device__ void begin(const grouped::Tile& tile) {
+        const StreamColumns columns(args, tile.piece);
+        const uint8_t* const of_group = args.b.data + tile.expert * args.b.group_stride;
+        const uint8_t* const exponents_of_group =
+            static_cast<const uint8_t*>(args.scale_b.data) + tile.expert * args.scale_b.group_stride;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int64_t column = (i ? columns.second : columns.first) + g;
+            b[i] = of_group + column * args.b.row_stride;
+            exponents[i] = exponents_of_group + column * args.scale_b.row_stride;
+        }
+        copy(warp, slot);
+        copy(warp + kWarps, slot ^ 1);
 #pragma unroll
         for (int n = 0; n < kNarrowTiles; ++n) {
-            const int row = tile.first + n * kMmaNarrow + g, last = tile.end - 1;
-            rows[n] = a.a.data + source_of(a, row < last ? row : last) * a.a.row_stride +
-                      (8 * t + int64_t(first) * kMxBlock) * kElement;
+            const int row = tile.row + n * kMmaNarrow + g,
+                      source = source_of(args, row < tile.end ? row : tile.end - 1);
+            rows[n] = args.a.data + source * args.a.row_stride;
+            row_exponents[n] = static_cast<const uint8_t*>(args.scale_a.data) + source * args.scale_a.row_stride;
         }
+        load_exponents(warp);
+#pragma unroll
+        for (int eight = 0; eight < kBlocksOfStep; ++eight) load_rows(warp, eight);
+    }
+    // Adds the steps of the tile that was begun.
+    __device__ void add_steps() {
+#pragma unroll
+        for (int i = 0; i < kWideTiles * kNarrowTiles * 4; ++i)
+            sums[i / 4 / kNarrowTiles][i / 4 % kNarrowTiles][i % 4] = 0;
+        for (int step = warp; step < steps; step += kWarps) add(step);
     }
 
-    __device__ void make() {
-        uint32_t words[kAhead][kWideTiles][2];
-        RowPart parts[kNarrowTiles];
-        uint8_t bytes_of[kWideTiles][2];
-        const int count = end - first;
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (i < count) load(i, words[i]);
-        }
-        load_exponents(0, bytes_of);
-        if (count > 0) load_rows(0, parts);
-        for (int block = 0; block < count; block += kAhead) {
-            float scales[kWideTiles][2];
-#pragma unroll
-            for (int w = 0; w < kWideTiles; ++w)
-                for (int i = 0; i < 2; ++i) scales[w][i] = e8m0_value(bytes_of[w][i]);
-            load_exponents(block + kAhead, bytes_of);
-#pragma unroll
-            for (int i = 0; i < kAhead; ++i) {
-                if (block + i >= count) break;
-                uint32_t narrow[kNarrowTiles][4];
-#pragma unroll
-                for (int n = 0; n < kNarrowTiles; ++n) {
-                    put_in_16_bits<kFormat>(parts[n]);
-                    put_in_pairs(parts[n], narrow[n]);
-                }
-                if (block + i + 1 < count) load_rows(i + 1, parts);
-#pragma unroll
-                for (int w = 0; w < kWideTiles; ++w) {
-                    uint32_t wide[2][4];
-                    decode<type>(words[i][w][0], wide[0]);
-                    decode<type>(words[i][w][1], wide[1]);
-                    const float scale[2] = {__shfl_sync(kWholeWarp, scales[w][0], i, 4),
-                                            __shfl_sync(kWholeWarp, scales[w][1], i, 4)};
-                    multiply(wide, narrow, scale, sums[w]);
-                }
-                if (block + i + kAhead < count) load(i + kAhead, words[i]);
-            }
-            b += kAhead * kMxBlock / 2;
-#pragma unroll
-            for (int n = 0; n < kNarrowTiles; ++n) rows[n] += kAhead * kMxBlock * kElement;
-        }
-        store();
-    }
-
-  private:
-    // Columns from the lane's first to another of its own.
-    static __device__ constexpr uint32_t away(int w, int i) { return uint32_t(w * kMmaWide + 8 * i); }
-
-    // The lane's words of a block, which is counted from those that the pointers are at.
-    __device__ void load(int block, uint32_t (&to)[kWideTiles][2]) const {
-#pragma unroll
-        for (int w = 0; w < kWideTiles; ++w) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const uint8_t* const from = b + away(w, i) * uint32_t(args.b.row_stride) + block * (kMxBlock / 2);
-                if constexpr (aligned) {
-                    to[w][i] = *reinterpret_cast<const uint32_t*>(from);
-                } else {
-                    to[w][i] = 0;
-                    for (int byte = 0; byte < 4; ++byte) to[w][i] |= uint32_t(from[byte]) << byte * 8;
-                }
-            }
-        }
-    }
-    // Of the t-th block from there on; beyond the last the last one's, which nobody uses.
-    __device__ void load_exponents(int block, uint8_t (&to)[kWideTiles][2]) const {
-        const int mine = first + block + t < end ? first + block + t : end > first ? end - 1 : 0;
-        const uint8_t* const from = exponents + mine * args.scale_b.block_stride;
-#pragma unroll
-        for (int w = 0; w < kWideTiles; ++w)
-            for (int i = 0; i < 2; ++i) to[w][i] = from[away(w, i) * uint32_t(args.scale_b.row_stride)];
-    }
-    __device__ void load_rows(int block, RowPart (&to)[kNarrowTiles]) const {
-#pragma unroll
-        for (int n = 0; n < kNarrowTiles; ++n)
-            to[n] = load_row<kFormat, aligned>(rows[n] + block * kMxBlock * kElement);
-    }
-
-    static __device__ void multiply(const uint32_t (&wide)[2][4], const uint32_t (&narrow)[kNarrowTiles][4],
-                                    const float (&scale)[2], float (&sums)[kNarrowTiles][4]) {
-#pragma unroll
-        for (int n = 0; n < kNarrowTiles; ++n) {
-            Sums products = {};
-#pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                const Four first{wide[0][half], wide[0][half + 1]}, second{wide[1][half], wide[1][half + 1]},
-                    row{narrow[n][half], narrow[n][half + 1]};
-                if constexpr (type == DType::bf16) multiply_bf16(products, first, second, row);
-                else rocm_fp8::multiply(products, first, second, row);
-            }
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sums[n][e] = __fmaf_rn(scale[e / 2], products[e] * kMissing, sums[n][e]);
-        }
-    }
-
-    __device__ void store() {
+    // Ends the tile whose steps were added.
+    __device__ void store(const grouped::Tile& tile) {
+        const StreamColumns columns(args, tile.piece);
         gemm::Bias bias = args.bias;
         if (bias.data)
-            bias.data = offset(bias.data, tile.group * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
-        const int live = tile.end - tile.first;
+            bias.data = offset(bias.data, tile.expert * args.bias_group_stride * (bias.dtype == DType::f32 ? 4 : 2));
+        constexpr int kStored = Memory::kStoredRows;
+        const bool by_block = of_blocks(args.scale_a);
+        const float lifted = Of::kLifted * (by_block ? kLiftOfFp8 : 1.0f);
+        // Of the row, and of the tile's column.
+        const auto value = [&](int row, int column, float scale) {
+            float v = 0;
 #pragma unroll
-        for (int part = 0; part < (kRows + kStoredRows - 1) / kStoredRows; ++part) {
-            if (part * kStoredRows >= live) break;
+            for (int w = 0; w < kWarps; ++w) v += memory.sums[w][row][column];
+            v *= lifted;
+            if (args.scale_a.data && !by_block) v *= scale;
+            const int64_t eight = column / 8 % 2 ? columns.second : columns.first;
+            // Without a bias -0 stays -0.
+            if (bias.data) v += gemm::bias_at(bias, eight + column / 16 * step_of(args) + column % 8);
+            return v;
+        };
+        const int across = args.gated ? kStreamColumns / 2 : kStreamColumns, live = tile.end - tile.row;
+#pragma unroll
+        for (int part = 0; part < kRows; part += kStored) {
+            if (part >= live) break;
             // Barrier: sums of the part, or of the tile, before have been read.
             __syncthreads();
 #pragma unroll
-            for (int n = 0; n < kNarrowTiles; ++n) {
-                if (n * kMmaNarrow / kStoredRows != part) continue;
-#pragma unroll
-                for (int w = 0; w < kWideTiles; ++w) {
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        memory.sums[warp][n * kMmaNarrow % kStoredRows + 2 * t + e % 2][w * kMmaWide + g + e / 2 * 8] =
-                            sums[w][n][e];
-                }
+            for (int i = 0; i < kStored / kMmaNarrow * kWideTiles * 4; ++i) {
+                const int n = i / 4 / kWideTiles, w = i / 4 % kWideTiles, e = i % 4;
+                memory.sums[warp][n * kMmaNarrow + 2 * t + e % 2][w * kMmaWide + e / 2 * 8 + g] =
+                    sums[w][part / kMmaNarrow + n][e];
             }
             // Barrier: other threads read them.
             __syncthreads();
-            for (int i = int(threadIdx.x); i < kStoredRows * kStreamColumns; i += kThreads) {
-                const int in_part = i / kStreamColumns, row = part * kStoredRows + in_part;
-                const int64_t n = column + i % kStreamColumns, m = tile.first + row;
-                if (row >= live || row >= kRows) continue;
-                float v = 0;
-                for (int w = 0; w < kWarps; ++w) v += memory.sums[w][in_part][i % kStreamColumns];
-                if (bytes) v *= gemm::scale_at(args.scale_a, source_of(args, int(m)));
-                if (bias.data) v += gemm::bias_at(bias, n);  // without one, -0 stays -0
-                gemm::put(args.out, m * args.out.row_stride + n, v);
+            for (int i = int(threadIdx.x); i < kStored * across; i += kThreads) {
+                const int row = i / across, at = i % across;
+                const int64_t m = tile.row + part + row;
+                if (m >= tile.end) break;
+                const float scale =
+                    args.scale_a.data && !by_block ? gemm::scale_at(args.scale_a, source_of(args, m)) : 1.0f;
+                const int64_t to = m * args.out.row_stride;
+                if (!args.gated) {
+                    gemm::put(args.out, to + columns.first + at, value(row, at, scale));
+                } else {
+                    const int gate = of_halves(args) ? at / 8 * 16 + at % 8 : 2 * at,
+                              up = gate + (of_halves(args) ? 8 : 1);
+                    const float v = moe_gate::gated(args.gate, value(row, gate, scale), value(row, up, scale));
+                    gemm::put(args.out, to + (of_halves(args) ? columns.first : columns.first / 2) + at, v);
+                }
             }
+        }
+    }
+
+  private:
+    // The lane's block of a step; beyond the last the last one, whose rows count as 0.
+    __device__ int block_of(int step) const {
+        const int block = step * kBlocksOfStep + t;
+        return block < blocks ? block : blocks - 1;
+    }
+    // A step's weights to the ring: 16 bytes of eight columns' four blocks a lane.
+    __device__ void copy(int step, int slot) const {
+        if (step < steps) {
+#pragma unroll
+            for (int c = 0; c < kStreamColumns / 8; ++c) {
+#pragma unroll
+                for (int half = 0; half < kBlockBytes / 16; ++half) {
+                    const int chunk = half * 4 + t, block = step * kBlocksOfStep + chunk * 16 / kBlockBytes,
+                              last = blocks - 1;
+                    const uint8_t* const from = b[c % 2] + c / 2 * step_of(args) * uint32_t(args.b.row_stride) +
+                                                (block < last ? block : last) * kBlockBytes + chunk * 16 % kBlockBytes;
+                    uint8_t* const to = &memory.ring[warp][slot][c][g][chunk * 16];
+                    if constexpr (aligned) {
+                        copy_vector_async(to, from, 16);
+                    } else {
+                        const RowPart part = load_row<DType::bf16, false>(from);
+                        *reinterpret_cast<uint4*>(to) = {part.words[0], part.words[1], part.words[2], part.words[3]};
+                    }
+                }
+            }
+        }
+        commit_copies();
+    }
+    // The lane's block of the c-th eight columns.
+    __device__ void read(int c, uint32_t (&words)[Of::kWords]) const {
+#pragma unroll
+        for (int w = 0; w < Of::kWords; w += 4) {
+            const uint4 four = *reinterpret_cast<const uint4*>(&memory.ring[warp][slot][c][g][t * kBlockBytes + 4 * w]);
+            words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+        }
+    }
+    __device__ void load_exponents(int step) {
+        const int block = block_of(step);
+#pragma unroll
+        for (int w = 0; w < kWideTiles; ++w) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                of_columns[w][i] = exponents[i][w * step_of(args) * uint32_t(args.scale_b.row_stride) +
+                                                block * uint32_t(args.scale_b.block_stride)];
+        }
+        if ((rows_format == DType::e2m1 || is_fp8(rows_format)) && of_blocks(args.scale_a)) {
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) of_rows[n] = row_exponents[n][block * args.scale_a.block_stride];
+        }
+    }
+    // Eight k of the lane's block.
+    __device__ void load_rows(int step, int eight) {
+        constexpr int kBytes = kPartBytes<rows_format>;
+        const int at = (block_of(step) * (kMxBlock / 8) + eight) * kBytes;
+#pragma unroll
+        for (int n = 0; n < kNarrowTiles; ++n) parts[n][eight] = load_row<rows_format, aligned>(rows[n] + at);
+    }
+
+    // Adds a step's products. Its rows and exponents are replaced by the next step's.
+    __device__ void add(int step) {
+        constexpr bool kMayScale = rows_format == DType::e2m1 || is_fp8(rows_format);
+        if ((step + 1) * kBlocksOfStep > blocks) {  // K ends within it
+#pragma unroll
+            for (int i = 0; i < kNarrowTiles * kBlocksOfStep * 4; ++i) {
+                uint32_t& word = parts[i / 16][i / 4 % 4].words[i % 4];
+                word = step * kBlocksOfStep + t < blocks ? word : 0;
+                asm volatile("" : "+r"(word));  // a branch, not a choice in each step
+            }
+        }
+        wait_for_copies<1>();
+        __syncwarp();  // lanes read what others copied
+        uint32_t words[kWideTiles][2][Of::kWords];
+        Exponents current, first;
+        bool more = false;
+#pragma unroll
+        for (int c = 0; c < 2 * kWideTiles; ++c) {
+            const int w = c / 2, i = c % 2;
+            read(c, words[w][i]);
+            current[w][i] = of_columns[w][i];
+            first[w][i] = Of::first_factor(current[w][i]);
+            more |= current[w][i] > Of::kFirstAlone;
+            more |= Of::nans(words[w][i]) != 0;
+        }
+        more = __any_sync(kWholeWarp, more);
+        __syncwarp();  // all lanes have read the slot
+        copy(step + 2 * kWarps, slot);
+        slot ^= 1;
+        float by_row[kNarrowTiles];
+        const bool scaled = kMayScale && of_blocks(args.scale_a);
+        if (scaled) {
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) by_row[n] = e8m0_value(of_rows[n]) / kLiftOfFp8;
+        }
+        const int next = step + kWarps;
+        if (next < steps) load_exponents(next);
+#pragma unroll
+        for (int eight = 0; eight < kBlocksOfStep; ++eight) {
+            uint32_t narrow[kNarrowTiles][4], rest[kNarrowTiles][4];
+#pragma unroll
+            for (int n = 0; n < kNarrowTiles; ++n) {
+                RowPart part = parts[n][eight];
+                put_in_16_bits<rows_format>(part);
+                if (scaled) {
+#pragma unroll
+                    for (uint32_t& word : part.words) word = Pairs<DType::bf16>::scaled(word, by_row[n]);
+                }
+                if constexpr (kTwice) {
+                    RowPart low;
+                    put_apart(part, low);
+                    put_in_pairs<fp8>(low, rest[n]);
+                }
+                put_in_pairs<fp8>(part, narrow[n]);
+            }
+            if (next < steps) load_rows(next, eight);
+#pragma unroll
+            for (int w = 0; w < kWideTiles; ++w) {
+                uint32_t wide[2][4];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                    for (int p = 0; p < 4; ++p) wide[i][p] = times(Of::bits(words[w][i], 4 * eight + p), first[w][i]);
+                }
+                if (more) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const uint32_t by = Of::second_factor(current[w][i]);
+#pragma unroll
+                        for (int p = 0; p < 4; ++p)
+                            wide[i][p] = times(wide[i][p], by) | Of::nans_of(words[w][i], 4 * eight + p);
+                    }
+                }
+                multiply(wide, narrow, sums[w]);
+                if constexpr (kTwice) multiply(wide, rest, sums[w]);
+            }
+        }
+    }
+    static __device__ void multiply(const uint32_t (&wide)[2][4], const uint32_t (&narrow)[kNarrowTiles][4],
+                                    float (&sums)[kNarrowTiles][4]) {
+#pragma unroll
+        for (int n = 0; n < kNarrowTiles; ++n) {
+#pragma unroll
+            for (int half = 0; half < 4; half += 2)
+                multiply_bf16(sums[n], {wide[0][half], wide[0][half + 1]}, {wide[1][half], wide[1][half + 1]},
+                              {narrow[n][half], narrow[n][half + 1]});
+        }
+    }
+    // float16 as a bfloat16 and what is left of it. Of infinity nothing is: some number will do.
+    static __device__ void put_apart(RowPart& part, RowPart& rest) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const f32x2 v = Pairs<DType::f16>::widen(part.words[i]);
+            part.words[i] = __byte_perm(__float_as_uint(v.x), __float_as_uint(v.y), 0x7632);
+            const f32x2 high = Pairs<DType::bf16>::widen(part.words[i]);
+            rest.words[i] = Pairs<DType::bf16>::round({fmaxf(v.x - high.x, -512.0f), fmaxf(v.y - high.y, -512.0f)});
         }
     }
 };
 
-template <DType type, bool bytes, int kRows, bool aligned>
-__global__ __launch_bounds__(kThreads, kRows > 16 ? 1 : 2) void mx_gemm_stream(Args a) {
-    __shared__ StreamMemory memory;
+// On a multiprocessor.
+constexpr int stream_ctas(DType rows_format, bool fp8, int rows) {
+    return rows > (fp8 || rows_format == DType::f16 ? 8 : 16) ? 1 : 2;
+}
+
+template <DType rows, bool fp8, int kRows, bool aligned>
+__global__ __launch_bounds__(kThreads, stream_ctas(rows, fp8, kRows)) void mx_gemm_stream(Args a) {
+    auto& memory = dynamic_shared<StreamMemory<fp8, kRows>>();
     wait_for_previous_kernel();
     let_next_kernel_start();  // not earlier: it may write what this one reads
-    number_tiles<kRows>(memory, a);
-    const int64_t pieces = (a.n + kStreamColumns - 1) / kStreamColumns, tiles = memory.before[a.groups] * pieces;
-    for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
-        int64_t piece;
-        const RowTile tile = find_tile<kRows>(memory, a, pieces, number, &piece);
-        // The last ones begin earlier, and store some columns anew: the same bits.
-        const int64_t column = piece * kStreamColumns, last = a.n - kStreamColumns;
-        Stream<type, bytes, kRows, aligned>(a, memory, tile, column < last ? column : last).make();
+    grouped::make_row_tiles<kRows>(memory.row_tiles, a);
+    const int groups = int(a.groups), pieces = int((a.n + kStreamColumns - 1) / kStreamColumns),
+              tiles = grouped::tiles_of(memory.row_tiles, groups, pieces);
+    Stream<rows, fp8, kRows, aligned> stream(a, memory);
+    int number = int(blockIdx.x);
+    const auto begin = [&] {
+        const grouped::Tile tile = grouped::tile_at<kRows>(memory.row_tiles, groups, pieces, number);
+        stream.begin(tile);
+        return tile;
+    };
+    if (number >= tiles) return;
+    for (grouped::Tile next = begin(); number < tiles;) {
+        stream.add_steps();
+        const grouped::Tile made = next;
+        number += int(gridDim.x);
+        if (number < tiles) next = begin();  // before sums are waited for
+        stream.store(made);
     }
 }
 
+// --- the launch ---
+
 // Whether it is for these operands.
 inline bool streams(const Args& a) {
-    constexpr int64_t kMostStride = int64_t(1) << 26;  // 64 columns are reached by 32 bits
-    return a.n >= kStreamColumns && a.format_b == DType::e2m1 && !of_blocks(a.scale_a) && a.format_a != DType::e2m1 &&
-           a.b.row_stride < kMostStride && a.scale_b.row_stride < kMostStride;
+    constexpr int64_t kMostStride = int64_t(1) << 26;  // columns and blocks are reached by 32 bits
+    return a.n >= kStreamColumns && a.k < int64_t(1) << 30 && a.m < int64_t(1) << 31 && a.b.row_stride < kMostStride &&
+           a.scale_b.row_stride < kMostStride && a.k / kMxBlock * a.scale_b.block_stride < int64_t(1) << 31;
+}
+inline bool streams_aligned(const Args& a) {
+    const int part = int(a.bytes_of(a.format_a) * 8 / a.k);  // of a row
+    return rows_aligned(a.b.data, a.b.row_stride, 16) && a.b.group_stride % 16 == 0 &&
+           rows_aligned(a.a.data, a.a.row_stride, part);
 }
 
-template <DType type, bool bytes, class Vendor>
+inline int stream_height(const Args& a) { return a.expected <= 8 ? 8 : a.expected <= 16 ? 16 : 32; }
+
+// Whether all of one matrix's columns by all rows are on the chip at once: then it is ahead of tiles.h.
+inline bool streams_at_once(const Args& a, const Chip& chip) {
+    const int height = stream_height(a);
+    return streams(a) && streams_aligned(a) && !a.offsets && a.m <= height &&
+           ceil_div(a.n, kStreamColumns) <=
+               int64_t(chip.multiprocessors) * stream_ctas(a.format_a, is_fp8(a.format_b), height);
+}
+
+template <DType rows, bool fp8, class Vendor>
 Status launch_stream_as(const Args& a, const Vendor& vendor) {
-    constexpr int kPerUnit = 2;
-    const bool aligned = rows_aligned(a.b.data, a.b.row_stride, 4) && a.b.group_stride % 4 == 0 &&
-                         rows_aligned(a.a.data, a.a.row_stride, bytes ? 8 : 16);
-    const int rows = a.expected <= 8 ? 8 : a.expected <= 16 ? 16 : 32;
-    const int64_t tiles = most_row_tiles(a, rows) * ceil_div(a.n, kStreamColumns);
-    const int64_t most = int64_t(vendor.units) * kPerUnit, ctas = tiles < most ? tiles : most;
-    const auto start = [&](auto kernel) { return vendor.launch(kernel, ctas, kThreads, 1, a); };
-    if (!aligned) return start(mx_gemm_stream<type, bytes, 32, false>);
-    if (rows == 8) return start(mx_gemm_stream<type, bytes, 8, true>);
-    return start(rows == 16 ? mx_gemm_stream<type, bytes, 16, true> : mx_gemm_stream<type, bytes, 32, true>);
+    const auto start = [&]<int height, bool aligned>() {
+        constexpr auto kernel = mx_gemm_stream<rows, fp8, height, aligned>;
+        constexpr int kBytes = int(sizeof(StreamMemory<fp8, height>));
+        static AllowedDevices allowed;
+        if (const Status s = allow_shared_bytes(kernel, kBytes, vendor.chip, &allowed); !s.ok()) return s;
+        const int64_t tiles = most_row_tiles(a, height) * ceil_div(a.n, kStreamColumns);
+        const int64_t most = int64_t(vendor.units) * stream_ctas(rows, fp8, height), ctas = tiles < most ? tiles : most;
+        return launch_kernel(kernel, vendor.chip, {ctas, kThreads, 1, kBytes}, vendor.on, a);
+    };
+    if (!streams_aligned(a)) return start.template operator()<32, false>();
+    const int height = stream_height(a);
+    if (height == 8) return start.template operator()<8, true>();
+    return height == 16 ? start.template operator()<16, true>() : start.template operator()<32, true>();
 }
 
 template <class Vendor>
 Status launch_stream(const Args& a, const Vendor& vendor) {
-    if (a.format_a == DType::bf16) return launch_stream_as<DType::bf16, false>(a, vendor);
-    if (a.format_a == DType::f16) return launch_stream_as<DType::f16, false>(a, vendor);
-    return launch_stream_as<DType::bf16, true>(a, vendor);
+    const auto of = [&]<DType rows>() {
+        return a.format_b == DType::e2m1 ? launch_stream_as<rows, false>(a, vendor)
+                                         : launch_stream_as<rows, true>(a, vendor);
+    };
+    return a.format_a == DType::bf16   ? of.template operator()<DType::bf16>()
+           : a.format_a == DType::f16  ? of.template operator()<DType::f16>()
+           : a.format_a == DType::e2m1 ? of.template operator()<DType::e2m1>()
+                                       : of.template operator()<DType::e4m3fn>();
 }
 
 }  // namespace

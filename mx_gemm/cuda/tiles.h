@@ -41,7 +41,7 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
     // k of a stage, and of its rows the boxes of 128 bytes.
     static constexpr int kStep = kFp8 ? kRowOfStage : 2 * kRowOfStage, kHalves = kStep / kOrdered,
                          kBoxes = kStep * 2 / kRowOfStage;
-    static constexpr float kLifted = kFp8 ? kLiftOfFp8 : 8.0f;  // weights are by one over it
+    static constexpr float kLifted = Weights<kFp8>::kLifted;
     static constexpr int kTiles = 1, kRows = kHeight, kGroups = kHeight / 8, kWarpgroups = kTogether,
                          kColumns = kWarpgroups * kSixtyFour, kBox = kColumns / 2,
                          kThreads = (1 + kWarpgroups) * kWarpgroup, kPerUnit = kMostWarpgroups / kWarpgroups;
@@ -69,49 +69,6 @@ struct Form : tiles::ClusterSums<kHeight / 8, kTogether * kWarpgroup> {
     // would wait for ever.
     static constexpr int kOfLaunch = 65536 / (kThreads * kPerUnit) / 8 * 8, kFewRegisters = 24,
                          kManyRegisters = ((1 + kWarpgroups) * kOfLaunch - kFewRegisters) / kWarpgroups / 8 * 8;
-};
-
-// --- weights ---
-
-// A lane's words of codes of a column's block, and what becomes of them: pairs (i, i + 4) of a word's eight MXFP4, (0, 2)
-// and (1, 3) of a word's four MXFP8. A code's bits are put where bfloat16 has exponent and mantissa, which is its number by
-// 2^-126 or 2^-120. Two factors, as pairs, make that the number by the scale by 1 / kLifted; mostly the first is enough.
-template <bool fp8>
-struct Weights {
-    static constexpr int kWords = fp8 ? 8 : 4;
-    static constexpr uint32_t kFirst = fp8 ? 112 : 123, kFirstAlone = 254 - kFirst;  // of exponents
-    static constexpr uint32_t kOne = 127, kNan = 255, kPair = 0x00800080;
-
-    static __device__ uint32_t first_factor(uint32_t exponent) { return min(exponent + kFirst, kNan - 1) * kPair; }
-    static __device__ uint32_t second_factor(uint32_t exponent) {
-        return exponent == kNan ? 0x7FC07FC0u : max(exponent, kFirstAlone) * kPair - (kFirstAlone - kOne) * kPair;
-    }
-    static __device__ uint32_t bits(const uint32_t (&words)[kWords], int pair) {
-        if constexpr (fp8) {
-            const uint32_t word = words[pair / 2];
-            return pair % 2 == 0 ? (word << 4 & 0x07F007F0u) | (word << 8 & 0x80008000u)
-                                 : (word >> 4 & 0x07F007F0u) | (word & 0x80008000u);
-        } else {
-            return bf16_bits(words[pair / 4], pair % 4);
-        }
-    }
-    // Bit 7 of a byte where a code is NaN, whose seven bits are ones, or one below it is. Else adding 1 carries nothing.
-    static __device__ uint32_t nans(const uint32_t (&words)[kWords]) {
-        uint32_t changed = 0;
-        if constexpr (fp8) {
-            for (const uint32_t word : words) changed |= (word + 0x01010101u) ^ word;
-        }
-        return changed & 0x80808080u;
-    }
-    // All ones where a number of the pair is NaN.
-    static __device__ uint32_t nans_of(const uint32_t (&words)[kWords], int pair) {
-        if constexpr (fp8) {
-            const uint32_t codes = words[pair / 2] >> pair % 2 * 8 & 0x007F007Fu;
-            return ((codes + 0x00010001u) & 0x00800080u) / 0x80u * 0xFFFFu;
-        } else {
-            return 0;
-        }
-    }
 };
 
 // --- a tile ---

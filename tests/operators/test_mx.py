@@ -50,21 +50,34 @@ def test_a_long_sum(kernel, device, formats, generator, kinds):
     inputs.assert_right(inputs.dense(kernel, out_dtype=F32), "-".join(kinds))
 
 
+@pytest.mark.parametrize("rows", (5, 20))
+@pytest.mark.parametrize("kinds", (("bf16", "mxfp4"), ("row", "mxfp8"), ("mxfp8", "mxfp4")), ids="-".join)
+def test_more_columns_than_are_made_at_once(kernel, device, formats, generator, kinds, rows):
+    """On Hopper two CTAs share out K."""
+    inputs = draw(plain(rows, 8512, 2080, kinds, biased=BF16), formats[0], generator).to(device)
+    inputs.offsets = offsets_of([rows]).to(device)
+    inputs.assert_right(inputs.dense(kernel, out_dtype=F32), "-".join(kinds))
+
+
 @each_kind
 def test_a_rows_bits_are_its_own(kernel, device, formats, generator, kinds):
-    """Dense and grouped, among few rows or many, at any place: the same."""
+    """Dense and grouped, at any place: the same. Among few rows and among many, too, but for dense ones on Hopper."""
     inputs = draw(plain(70, 37, 224, kinds), formats[0], generator).to(device)
     inputs.offsets = offsets_of([70]).to(device)
-    whole = inputs.dense(kernel, out_dtype=F32)
-    assert same_bytes(whole, inputs.call(kernel, out_dtype=F32))
-    assert same_bytes(whole, inputs.call(kernel, out_dtype=F32, expected_rows=2))
-    for begin, end in ((0, 1), (1, 3), (5, 8), (7, 11), (20, 37)):
+
+    def dense(begin: int, end: int) -> torch.Tensor:
         codes = inputs.a.view(U8)[begin:end].view(inputs.a.dtype)
         scales = inputs.scale_a
         if scales is not None and scales.numel() > 1:
             scales = scales.view(U8)[begin:end].view(scales.dtype) if scales.dtype == E8M0 else scales[begin:end]
-        part = replace(inputs, a=codes, scale_a=scales)
-        assert same_bytes(whole[begin:end].contiguous(), part.dense(kernel, out_dtype=F32))
+        return replace(inputs, a=codes, scale_a=scales).dense(kernel, out_dtype=F32)
+
+    whole, few = inputs.dense(kernel, out_dtype=F32), dense(5, 37)
+    assert same_bytes(whole, inputs.call(kernel, out_dtype=F32))
+    assert same_bytes(whole, inputs.call(kernel, out_dtype=F32, expected_rows=2))
+    assert on_hopper(few) or same_bytes(few, whole[5:37].contiguous())
+    for begin, end in ((5, 6), (6, 8), (7, 11), (13, 29), (20, 37)):
+        assert same_bytes(few[begin - 5 : end - 5].contiguous(), dense(begin, end))
 
 
 @pytest.mark.parametrize("rows", (1, 33))
@@ -89,7 +102,7 @@ def test_every_code_in_every_place_with_every_exponent(kernel, device, rows, dty
 @pytest.mark.parametrize("rows", (1, 33, 256))
 @pytest.mark.parametrize("kind", ("bf16", "f16", "row", "mxfp8"))
 def test_every_fp8_weight_with_every_exponent(kernel, device, formats, generator, kind, rows):
-    """One number of A is 1: the result is B's. On Hopper magnitudes below 2^-125 are rounded to a multiple of it."""
+    """One number of A is 1: the result is B's. On NVIDIA GPUs what is below 2^-125 is rounded to a multiple of it."""
     k, exponents = 256, torch.arange(256, dtype=U8)
     finite = torch.arange(256, dtype=U8)
     nans = finite.view(formats[0]).float().isnan()
@@ -113,7 +126,7 @@ def test_every_fp8_weight_with_every_exponent(kernel, device, formats, generator
         operands = (a, codes.view(formats[0]), scale_a, scales)
         got = kernel.block_scaled_gemm(*(t if t is None else t.to(device) for t in operands), out_dtype=F32)
         wanted = values(codes.view(formats[0]), scales)[:, places].t()
-        if on_hopper(got) and kind != "f16":
+        if got.is_cuda and torch.version.cuda:
             wanted = torch.round(wanted * 2.0**125) * 2.0**-125
         got = got.cpu()
         assert bool(got[:, 255:].isnan().all())
