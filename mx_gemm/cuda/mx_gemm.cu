@@ -3,8 +3,7 @@
 // Files: stream.h             few rows of one matrix; rows in float16; chips other than Hopper
 //        tiles.h              all others on Hopper
 //        epilogue.h           its lanes' columns, and what becomes of their sums
-//        order.h              rows as its tiles take them
-//        decode.h             16-bit numbers of codes and rows, for all of these
+//        order.h              16-bit numbers of codes and rows for both; rows as the tiles take them
 //        ../gpu.h, products.h   what those do not take: the plain kernel
 #include "../../common/rows/cuda/vendor.h"
 #include "../../common/vendor.h"

@@ -31,11 +31,10 @@ def vllm_rounds() -> bool:
 
 
 def assert_same(bits: list, bits_of_vllm: list) -> None:
-    """A sum of vLLM's that is cut off is another one: then within 0.3 bits a byte (root mean square)."""
-    if vllm_rounds():
-        assert bits == bits_of_vllm
-    else:
-        assert 0 < rms(torch.tensor(bits) - torch.tensor(bits_of_vllm)) <= 0.3
+    """A sum of vLLM's that is cut off is another one: then within 0.3 bits a byte (root mean square). Without AVX-512
+    its products are cut off, its sums are not."""
+    if bits != bits_of_vllm:
+        assert not vllm_rounds() and rms(torch.tensor(bits) - torch.tensor(bits_of_vllm)) <= 0.3
 
 
 def in_halves(model: torch.nn.Module, linear: str, layers: range) -> None:
