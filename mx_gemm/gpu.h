@@ -66,9 +66,9 @@ __device__ inline int row_tiles(const Args& a, int group, int rows) {
 }
 
 // Into memory.before, by all threads, with memory.partial between. grouped_gemm's row_tiles.h do not serve here: HIP's
-// finds one tile for a wave, CUDA's needs offsets. Workgroups here take many tiles, with offsets or without.
-template <int kRows, class Table>
-__device__ inline void number_tiles(Table& memory, const Args& a) {
+// finds one tile for a wave, and workgroups here take many; CUDA's votes are of a warp of 32.
+template <int kRows>
+__device__ inline void number_tiles(Memory<kRows>& memory, const Args& a) {
     const uint32_t groups = uint32_t(a.groups), each = (groups + kThreads - 1) / kThreads, begin = threadIdx.x * each,
                    end = begin + each < groups ? begin + each : groups;
     int mine = 0;
@@ -95,8 +95,8 @@ __device__ inline void number_tiles(Table& memory, const Args& a) {
 
 // Tile number `number` of all, of `pieces` a tile of rows. Row tiles of a piece follow each other, so that they share its
 // weights in L2.
-template <int kRows, class Table>
-__device__ inline RowTile find_tile(const Table& memory, const Args& a, int64_t pieces, int64_t number,
+template <int kRows>
+__device__ inline RowTile find_tile(const Memory<kRows>& memory, const Args& a, int64_t pieces, int64_t number,
                                     int64_t* piece) {
     const int groups = int(a.groups);
     int group = 0;  // the last one that begins no later

@@ -4,7 +4,7 @@
 //     HBM --> cp.async: a step, 128 k, of 32 columns --> a warp's ring, two steps ahead
 //         --> a lane: 32 codes, a block, of each of four columns --> bfloat16, scaled (order.h)
 //     L2  --> a lane: the same 32 k of a row of A, a step ahead  --> bfloat16
-//         --> m16n8k16: 16 columns by 8 rows. A lane has k of a block of its own, so that it needs one scale a column
+//         --> m16n8k16: 16 columns by 8 rows. A lane has a block of its own: it needs one scale a column
 //     eight warps take every eighth step --> their sums through shared memory, in the warps' order
 //         --> scale of the row, bias, gate, rounding
 //
