@@ -214,9 +214,9 @@ def near_modules(device: torch.device) -> float:
     return NEAR_MODULES * near(device) / NEAR
 
 
-def routed(generator: torch.Generator, device, experts: int, rows: int = 5) -> tuple[torch.Tensor, ...]:
-    """What a module of experts is given."""
-    x = torch.randn(rows, SIZES["hidden_size"], generator=generator).bfloat16().to(device)
+def routed(generator: torch.Generator, device, experts: int, rows: int = 5, d: int = SIZES["hidden_size"]):
+    """What a module of experts is given: its tensors."""
+    x = torch.randn(rows, d, generator=generator).bfloat16().to(device)
     index = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(rows)]).to(device)
     return x, index, torch.rand(rows, 2, generator=generator).to(device)
 

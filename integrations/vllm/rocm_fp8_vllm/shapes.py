@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase, MergedColumnParallelLi
 from vllm.model_executor.layers.quantization.utils.ocp_mx_utils import OCP_MX_BLOCK_SIZE
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-__all__ = ["is_padded", "why_not"]
+__all__ = ["is_padded", "of_gpt_oss", "why_not"]
 
 _CHANNEL = FusedMoeWeightScaleSupported.CHANNEL.value
 
@@ -90,6 +90,17 @@ def _of_stack(experts: RoutedExperts, name: str, own: torch.nn.Parameter) -> tup
     if ".w2_" in f".{name}":
         sizes.reverse()
     return len(own), *(size * unpadded // padded for size, (unpadded, padded) in zip(own.shape[1:], sizes))
+
+
+def of_gpt_oss(experts: RoutedExperts, down: bool, kind: str) -> tuple[int, ...]:
+    """Of all experts and all workers, as a file of gpt-oss has it. kind: "blocks", "scales" or "bias"."""
+    config = experts.moe_config
+    rows, columns = 2 * config.intermediate_size, config.hidden_dim_unpadded
+    if down:
+        rows, columns = columns, config.intermediate_size
+    blocks = columns // OCP_MX_BLOCK_SIZE
+    of_row = dict(blocks=(blocks, OCP_MX_BLOCK_SIZE // 2), scales=(blocks,), bias=())
+    return config.num_logical_experts, rows, *of_row[kind]
 
 
 def is_padded(experts: RoutedExperts) -> bool:

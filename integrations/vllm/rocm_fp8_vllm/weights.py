@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from .patching import around_loading
 from .settings import refuse_unknown
-from .shapes import is_padded, why_not
+from .shapes import is_padded, of_gpt_oss, why_not
 
 __all__ = ["as_bytes", "check", "install", "mark", "refuse_bias"]
 
@@ -47,9 +47,11 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BYTES = (torch.uint8, torch.int8)
 # Of codes each byte is one: the first ones of a row, in MXFP4 a block of -1 and 3 in turn.
 _MARK, _MARKED = 0xA5, 16
+_AT_ONCE = 2**26  # numbers
 _OF_BYTES = 255  # NaN of MX scales
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+\.\w+\.bias|\w+_bias)$")
 _COPIED = re.compile(r"(.*\.experts)\.(\d+)\.(gate_up|down)_proj\.(weight|weight_scale|input_scale|bias)$")
+_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj_(blocks|scales|bias)$")
 _SCALES = ("weight_scale", "weight_scale_inv", "input_scale")
 _OF_CACHE = tuple(f".{each}_scale" for each in ("k", "v", "q", "prob"))  # vLLM takes negative ones for absent
 
@@ -77,10 +79,10 @@ def mark(model: torch.nn.Module, made_up: bool, drafts: bool = False) -> None:
         values.rocm_fp8_loaded, values.rocm_fp8_wanted = set(), None
         if made_up or not _is_wanted(module, name, drafts):
             continue
-        ends = [] if isinstance(module, RoutedExperts) and is_padded(module) else list(_ends(name, values))
-        for part, marked in ends:
+        parts = [] if isinstance(module, RoutedExperts) and is_padded(module) else list(_parts(name, values))
+        for part, marked in parts:
             part.fill_(marked)
-        values.rocm_fp8_wanted = 0 if ends and not _is_shared(name, values) else _calls(module, name, values)
+        values.rocm_fp8_wanted = 0 if parts and not _is_shared(name, values) else _calls(module, name, values)
 
 
 def check(model: torch.nn.Module) -> None:
@@ -93,7 +95,7 @@ def check(model: torch.nn.Module) -> None:
         loaded, wanted = getattr(values, "rocm_fp8_loaded", ()), getattr(values, "rocm_fp8_wanted", None)
         if wanted is None and not (loaded and values.is_floating_point()):
             continue
-        if len(loaded) < (wanted or 0) or any(_is_left(*each) for each in _ends(name, values)):
+        if len(loaded) < (wanted or 0) or any(_is_left(*each) for each in _parts(name, values)):
             raise ValueError(f"{name}: holds NaN, or the checkpoint lacks a part of it")
 
 
@@ -125,10 +127,15 @@ def _calls(module: torch.nn.Module, name: str, values: torch.nn.Parameter) -> in
     """How many of a loader fill it. gpt-oss' files hold all experts in one tensor."""
     if not isinstance(module, RoutedExperts):
         return 1
-    if module.quant_config is not None and module.quant_config.get_name() == "gpt_oss_mxfp4":
+    if _is_gpt_oss(module):
         return 1
     gated = ".w13_" in f".{name}" and module.moe_config.is_act_and_mul and not _is_copied(module)
     return len(values) * (2 if gated else 1)
+
+
+def _is_gpt_oss(experts: RoutedExperts) -> bool:
+    """Whether they are read from gpt-oss' own files."""
+    return experts.quant_config is not None and experts.quant_config.get_name() == "gpt_oss_mxfp4"
 
 
 def _is_copied(experts: RoutedExperts) -> bool:
@@ -137,9 +144,8 @@ def _is_copied(experts: RoutedExperts) -> bool:
     return config is not None and config.get_name() == "quark" and getattr(experts, "w13_bias", None) is not None
 
 
-def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
-    """(a part of the values, its mark): first and last columns of weights, all of what has few. None of what has no
-    mark."""
+def _parts(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor, float | int]]:
+    """(a part of the values, its mark): all of them, of codes their first columns. None of what has no mark."""
     data, of_codes = values.data, values.dtype in _BYTES
     if of_codes and not name.endswith(_SCALES):
         if data.shape[-1] >= _MARKED:
@@ -153,7 +159,8 @@ def _ends(name: str, values: torch.nn.Parameter) -> Iterator[tuple[torch.Tensor,
         marked = float("nan")
     else:
         return
-    for part in [data] if data.dim() < 2 or data.shape[-1] < 3 else [data[..., 0], data[..., -1]]:
+    # Few at a time: what is computed of them takes as much memory.
+    for part in [data] if data.dim() == 0 else data.split(max(1, _AT_ONCE * len(data) // data.numel())):
         yield part, marked
 
 
@@ -255,6 +262,17 @@ def _look_at_copied(modules: dict[str, torch.nn.Module], name: str, values: torc
     _looking(name, experts, lambda *given, **named: None)(own, values, name, part, int(found[2]))
 
 
+def _look_at_stack(modules: dict[str, torch.nn.Module], name: str, values: torch.Tensor) -> None:
+    """gpt-oss' model cuts a worker's share out of a file's tensor before a loader sees it."""
+    found = _STACK.match(name)
+    experts = modules.get(f"{found[1]}.routed_experts") if found else None
+    if not isinstance(experts, RoutedExperts) or not _is_gpt_oss(experts):
+        return
+    wanted = of_gpt_oss(experts, found[2] == "down", found[3])
+    if values.shape != wanted:
+        raise ValueError(f"{name}: {list(wanted)} by the settings, {list(values.shape)} in the checkpoint")
+
+
 def _check_sinks(name: str, values: torch.Tensor) -> None:
     """gpt-oss' model copies them by itself: no loader looks at them."""
     if values.dtype not in _FLOATS or bool(values.isnan().any()):
@@ -274,6 +292,7 @@ def _watch(model: torch.nn.Module) -> None:
             elif name.endswith(".sinks"):
                 _check_sinks(name, values)
             _look_at_copied(modules, name, values)
+            _look_at_stack(modules, name, values)
             yield name, values
 
     @functools.wraps(theirs)

@@ -187,6 +187,8 @@ class StoredExperts:
                 linear = f"{self.name}.{e}.{part}"
                 name = f"{linear}.{schemes[linear].weight_name if schemes else 'weight'}"
                 weight = self._tensors.read(name)
+                if dtype == torch.uint8:
+                    weight = weight.view(dtype)
                 if codes:
                     check_codes(name, weight)
                 if result is None:

@@ -42,6 +42,8 @@ def joined(
     scheme = schemes[names[0]]
     called = [f"{name}.{schemes[name].weight_name}" for name in names]
     weights = [read(name) for name in called]
+    if scheme.weights == "mxfp4":
+        weights = [weight.view(torch.uint8) for weight in weights]
     for name, weight in zip(called, weights) if scheme.weights != "mxfp4" else ():
         check_codes(name, weight)
     added = torch.cat([read(f"{name}.bias").to(dtype) for name in names]) if bias else None
@@ -95,8 +97,11 @@ def scale_of(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
 
 
 def exponents_of(read: Callable[[str], torch.Tensor], name: str) -> torch.Tensor:
-    """float8_e8m0fnu, of that or its bytes. Raises: ValueError where one is NaN."""
-    exponents = read(name).view(torch.uint8)
+    """float8_e8m0fnu, of that, its bytes, or powers of two. Raises: ValueError where one is NaN, or no power."""
+    given = read(name)
+    exponents = (given.to(torch.float8_e8m0fnu) if given.is_floating_point() else given).view(torch.uint8)
+    if given.dtype == torch.float32 and not torch.equal(exponents.view(torch.float8_e8m0fnu).float(), given):
+        raise ValueError(f"{name}: holds other numbers than powers of two")
     if bool(exponents.eq(255).any()):
         raise ValueError(f"{name}: holds NaN")
     return exponents.view(torch.float8_e8m0fnu)

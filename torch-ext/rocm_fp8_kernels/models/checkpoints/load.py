@@ -1,6 +1,7 @@
 """A checkpoint as a model: which linears are joined, their scales, what stays unquantised."""
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -22,9 +23,9 @@ __all__ = ["compute_buffers", "load_quantized"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _FLOATS = (*_HALF, torch.float32)
-# What a scheme's weights and scales may be called: vLLM's and compressed-tensors' names, and transformers'.
+# What a scheme's weights and scales may be called: vLLM's and compressed-tensors' names, transformers', DeepSeek's.
 _WEIGHTS = ("weight", "weight_packed")
-_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
+_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 
 
@@ -36,7 +37,8 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Q, K and V become one linear, Gate and Up another. Different weight scales of such parts become scales of channels:
     the weights stay what they are. Of different static input scales the largest is taken, as vLLM does. The experts of
     a mixture become one module, whose input has one static scale, too; where the checkpoint leaves them out they stay
-    transformers'. Buffers, such as what corrects a router's scores, keep the type that they have in the files.
+    transformers'. Buffers, such as what corrects a router's scores, keep the type that they have in the files, and what
+    from_pretrained keeps in float32 has it.
 
     A decoder layer's attention, and its MLP, is fused where the architecture is known (../fp8/architectures.py) and
     all of its linears are quantised, those of one input alike. Otherwise it keeps transformers' module: its quantised
@@ -46,11 +48,12 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     Args:
         directory: config.json with a quantization_config, and model.safetensors or files with an index. Formats:
             compressed-tensors (float-quantized, mxfp4-pack-quantized, mxfp8-quantized, mixed-precision of these), fp8
-            (AutoFP8; DeepSeek, Qwen3-FP8), quark, fbgemm_fp8, mxfp4 (gpt-oss); weights in float8_e4m3fn with scales
-            per tensor, channel or block of 128x128, MXFP4 or MXFP8. Inputs beside MX weights are what the settings say:
-            none in 16 bits. Experts have a tensor for each matrix, by the names of DeepSeek-V3 and Qwen3-MoE or of
-            Mixtral, or are stacked as transformers has them, with scales of blocks, or as gpt-oss'. Scales of the KV
-            cache and of attention, and layers that predict more tokens, are not used, with a warning.
+            (AutoFP8, Qwen3-FP8, DeepSeek; of V4 experts in MXFP4), quark, fbgemm_fp8, mxfp4 (gpt-oss); weights in
+            float8_e4m3fn with scales per tensor, channel or block of 128x128, MXFP4 or MXFP8. Inputs beside MX weights
+            are what the settings say: none in 16 bits. Experts have a tensor for each matrix, by the names of
+            DeepSeek-V3 and Qwen3-MoE or of Mixtral, or are stacked as transformers has them, with scales of blocks, or
+            as gpt-oss'. Scales of the KV cache and of attention, and layers that predict more tokens, are not used,
+            with a warning.
         device: where the tensors are read to.
 
     Raises: FileNotFoundError that names the file; ValueError that names the tensor, file or setting; ImportError
@@ -105,12 +108,13 @@ def load_quantized(directory: str | os.PathLike, device: torch.device | str = "c
     for each in experts:
         model.set_submodule(each.name, each.read(schemes, dtype))
     stored = {first: name for name, first in tied.items() if name in tensors}
-    state, buffers = {}, dict(model.named_buffers())
+    state, buffers, wide = {}, dict(model.named_buffers()), _kept_in_float32(model, dtype)
     for name, value in model.state_dict().items():
         if value.is_meta and tied[name] not in state:
             values = tensors.read(stored[tied[name]])
             # What corrects routers' scores is a buffer, and stays in its type.
-            state[tied[name]] = values if name in buffers else values.to(value.dtype)
+            of = torch.float32 if value.is_floating_point() and wide.search(name) else value.dtype
+            state[tied[name]] = values if name in buffers else values.to(of)
     state |= {name: state[first] for name, first in tied.items() if first in state}
     model.load_state_dict(state, strict=False, assign=True)
     compute_buffers(model, device)
@@ -130,6 +134,14 @@ def _empty(model: torch.nn.Module) -> None:
         for name, value in module._parameters.items():
             if value is not None and not value.is_meta:
                 module._parameters[name] = torch.nn.Parameter(value.to("meta"))
+
+
+def _kept_in_float32(model: torch.nn.Module, dtype: torch.dtype) -> re.Pattern:
+    """What names of tensors hold that from_pretrained keeps in float32 in a model of this dtype."""
+    patterns = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return re.compile("|".join(each.replace("*", ".*") for each in sorted(patterns)) or "(?!)")
 
 
 def compute_buffers(model: torch.nn.Module, device: torch.device) -> None:
@@ -171,6 +183,8 @@ def _check(
     # What other code reads, or chooses by, publishers leave in 16 bits without a rule that says so.
     loose = {name for name, module in model.named_modules() if type(module) is not torch.nn.Linear}
     loose |= readers(model).keys() | choosers(model).keys()
+    wide = _kept_in_float32(model, torch.float16)  # these, too: transformers quantises none of them
+    loose |= {name for name, _ in model.named_modules() if wide.search(name)}
     stacked = set()
     for each in experts:
         try:

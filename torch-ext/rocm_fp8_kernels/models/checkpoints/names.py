@@ -42,6 +42,8 @@ def pop_settings(settings: dict) -> dict | None:
         inner = old.get("quantization_config")
         found = {"quant_method": "compressed-tensors"} | (old if inner is None else old | inner)
         found.pop("quantization_config", None)
+    if isinstance(found, dict) and found.get("quant_method") == "fp8" and "expert_dtype" in settings:
+        found = {"expert_dtype": settings["expert_dtype"]} | found  # DeepSeek-V4 says it beside
     return found if isinstance(found, dict) else None
 
 

@@ -21,6 +21,7 @@ class Names:
         """experts: name of a module of stacked experts -> how many it has. In `model` they are still stacked."""
         self._forward, self._backward, self._converts = _renamings(model)
         self._modules = {name for name, _ in model.named_modules()}
+        self._prefix = getattr(model, "base_model_prefix", "")
         self._published: dict[str, str] = {}  # a matrix of an expert -> its linear in published files
         self._own: dict[str, str] = {}
         for name, count in experts.items():
@@ -40,8 +41,12 @@ class Names:
         if linear in self._own:
             return f"{self._own[linear]}{dot}{last}"
         renamed = self._renamed(name)
-        linear, dot, last = renamed.rpartition(".")
-        return f"{self._own.get(linear, linear)}{dot}{last}"
+        # Files of the model without its head lack the prefix that it has here, as DeepSeek-V4's do.
+        for found in (renamed, f"{self._prefix}.{renamed}"):
+            linear, dot, last = found.rpartition(".")
+            if linear in self._own or linear in self._modules:
+                return f"{self._own.get(linear, linear)}{dot}{last}"
+        return renamed
 
     def published(self, name: str) -> str:
         """Of a tensor of the model, or of an expert's matrix: its name in a file, which `own` turns back."""
@@ -73,8 +78,9 @@ class Names:
         for transform in self._forward:
             found = transform.rename_source_key(found)[0]
         # A pattern may be so wide that it changes transformers' own names, too: it lets those be.
-        own, other = (each.rpartition(".")[0] in self._modules for each in (name, found))
-        return name if own and not other else found
+        own, other = (each.rpartition(".")[0] for each in (name, found))
+        lost = other not in self._modules and f"{self._prefix}.{other}" not in self._modules
+        return name if own in self._modules and lost else found
 
     def _matrices(self, model: torch.nn.Module, experts: str, count: int) -> dict[str, str]:
         """Numbers that stand for the matrices go the way of transformers' save_pretrained. Where they come out one by

@@ -18,7 +18,7 @@ from ..fp8.mx_linear import MX
 from .names import no_sparsity
 from .settings import check_settings
 
-__all__ = ["EXPONENTS", "METHODS", "Scheme", "schemes_of"]
+__all__ = ["CODES_OF_4", "EXPONENTS", "METHODS", "Scheme", "schemes_of"]
 
 # Fp8Linear's words -> compressed-tensors'.
 _WEIGHTS = {
@@ -33,12 +33,15 @@ _INPUTS = {
     "group": {"strategy": "group", "group_size": BLOCK, "dynamic": True},
     **{name: {"strategy": "group", "group_size": MX_BLOCK, "dynamic": True} for name in MX},
 }
+CODES_OF_4 = (torch.uint8, torch.int8)
 _FP8 = ("float-quantized", "naive-quantized")
 # Of weights.
 FORMATS = {"mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}
 _MIXED = "mixed-precision"
 _KNOWN = (*_FP8, *FORMATS.values(), _MIXED)
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)  # what stored scales of MX weights are
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu, torch.float32)  # what stored scales of MX weights are
+# DeepSeek-V4's experts, by the names that they have here.
+_EXPERTS = r"re:.*\.experts\.\d+\.(?:gate|up|down)_proj$"
 
 
 class Scheme(NamedTuple):
@@ -61,7 +64,7 @@ class Scheme(NamedTuple):
     def of_weight(self, *shape: int) -> tuple[list[tuple[int, ...]], tuple[torch.dtype, ...]]:
         """Shape and dtype of a stored weight of this shape, as Tensors.check takes them."""
         if self.weights == "mxfp4":
-            return [(*shape[:-1], shape[-1] // 2)], (torch.uint8,)
+            return [(*shape[:-1], shape[-1] // 2)], CODES_OF_4
         return [shape], (torch.float8_e4m3fn,)
 
 
@@ -85,7 +88,7 @@ def schemes_of(
     method = settings.get("quant_method")
     if method not in METHODS:
         raise ValueError(f"quant_method {method!r}; known: {', '.join(METHODS)}")
-    check_settings(settings)
+    check_settings(settings, {"fp8": ("expert_dtype",)})
     config, more = _parsed(METHODS[method](settings)), {}
     if method == "fbgemm_fp8":
         more["scale_ub"] = _upper_bound(settings)
@@ -94,7 +97,8 @@ def schemes_of(
         more |= dict(scale_name="weight_scale_inv", power_of_two=settings.get("scale_fmt") == "ue8m0")
     by_target = {}
     for group, scheme in config.config_groups.items():
-        by_target |= dict.fromkeys(scheme.targets, _of_group(group, scheme)._replace(**more))
+        found = _of_group(group, scheme)
+        by_target |= dict.fromkeys(scheme.targets, found if found.mx else found._replace(**more))
     # Of Quark's patterns the first counts, of compressed-tensors' that which its library puts first.
     ranks = {target: rank if method == "quark" else 0 for rank, target in enumerate(by_target)}
     found = {}
@@ -254,7 +258,13 @@ def _fp8(settings: dict) -> dict:
         raise ValueError(f"activation_scheme {scheme!r} with weight_block_size; known: dynamic")
     ignored = [*(settings.get("ignored_layers") or ()), *(settings.get("modules_to_not_convert") or ())]
     kinds = ("block", "group") if block is not None else ("tensor", "row" if scheme == "dynamic" else "tensor")
-    return settings_of_groups({"fp8": (["Linear"], *kinds)}, _modules(ignored))
+    groups, experts = {"fp8": (["Linear"], *kinds)}, settings.get("expert_dtype") or "fp8"
+    if experts not in ("fp8", "fp4") or (experts == "fp4" and scheme != "dynamic"):
+        raise ValueError(f"expert_dtype {experts!r} with activation_scheme {scheme!r}; known: fp8, fp4 with dynamic")
+    if experts == "fp4":
+        # Inputs in groups of 128 with powers of two; groups of 32 are finer, and what kernels take.
+        groups["experts"] = [_EXPERTS], "mxfp4", "mxfp8"
+    return settings_of_groups(groups, _modules(ignored))
 
 
 def _fbgemm(settings: dict) -> dict:
