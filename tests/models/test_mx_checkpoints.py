@@ -130,8 +130,8 @@ DAMAGES = {
         "weight_scale: shape [128, 3]; needs [128, 4]",
     ),
     "type": (
-        lambda t: t.update({f"{EXPERT}.weight_packed": t[f"{EXPERT}.weight_packed"].view(torch.int8)}),
-        "weight_packed: dtype I8; needs U8",
+        lambda t: t.update({f"{EXPERT}.weight_packed": t[f"{EXPERT}.weight_packed"].view(torch.float8_e4m3fn)}),
+        "weight_packed: dtype F8_E4M3; needs U8",
     ),
     "unknown": (lambda t: t.update({f"{EXPERT}.weight_global_scale": torch.ones(1)}), "unknown tensor"),
 }
