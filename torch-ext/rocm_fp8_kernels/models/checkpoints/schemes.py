@@ -18,7 +18,7 @@ from ..fp8.mx_linear import MX
 from .names import no_sparsity
 from .settings import check_settings
 
-__all__ = ["CODES_OF_4", "EXPONENTS", "METHODS", "Scheme", "schemes_of"]
+__all__ = ["EXPONENTS", "METHODS", "Scheme", "schemes_of"]
 
 # Fp8Linear's words -> compressed-tensors'.
 _WEIGHTS = {
@@ -33,7 +33,6 @@ _INPUTS = {
     "group": {"strategy": "group", "group_size": BLOCK, "dynamic": True},
     **{name: {"strategy": "group", "group_size": MX_BLOCK, "dynamic": True} for name in MX},
 }
-CODES_OF_4 = (torch.uint8, torch.int8)
 _FP8 = ("float-quantized", "naive-quantized")
 # Of weights.
 FORMATS = {"mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}
@@ -64,7 +63,7 @@ class Scheme(NamedTuple):
     def of_weight(self, *shape: int) -> tuple[list[tuple[int, ...]], tuple[torch.dtype, ...]]:
         """Shape and dtype of a stored weight of this shape, as Tensors.check takes them."""
         if self.weights == "mxfp4":
-            return [(*shape[:-1], shape[-1] // 2)], CODES_OF_4
+            return [(*shape[:-1], shape[-1] // 2)], (torch.uint8, torch.int8)  # DeepSeek's are int8
         return [shape], (torch.float8_e4m3fn,)
 
 
@@ -97,8 +96,8 @@ def schemes_of(
         more |= dict(scale_name="weight_scale_inv", power_of_two=settings.get("scale_fmt") == "ue8m0")
     by_target = {}
     for group, scheme in config.config_groups.items():
-        found = _of_group(group, scheme)
-        by_target |= dict.fromkeys(scheme.targets, found if found.mx else found._replace(**more))
+        of_group = _of_group(group, scheme)
+        by_target |= dict.fromkeys(scheme.targets, of_group if of_group.mx else of_group._replace(**more))
     # Of Quark's patterns the first counts, of compressed-tensors' that which its library puts first.
     ranks = {target: rank if method == "quark" else 0 for rank, target in enumerate(by_target)}
     found = {}
