@@ -1,5 +1,7 @@
 """Which models engines are tried with, and the checkpoints of them."""
 
+import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from scripts.load import load_kernel
 from tests.settings import SEED
 
 from . import mixtures, mx_mixtures
-from .settings import BACKEND, ON_CPU, ROOT
+from .settings import BACKEND, ON_CPU, ROOT, wide_products
 
 BYTE_LLAMA, BYTE_DEEPSEEK, BYTE_GPT_OSS = (
     ROOT / "examples" / name / "checkpoint" for name in ("byte_llama", "byte_deepseek", "byte_gpt_oss")
@@ -52,6 +54,12 @@ class Case:
         return self.format in INT8_ARGUMENTS
 
 
+def once(make: Callable[[], torch.nn.Module]) -> Callable[[], torch.nn.Module]:
+    """Makes the model once; who asks for it is given a copy."""
+    made = functools.cache(wide_products()(make))
+    return lambda: copy.deepcopy(made())
+
+
 def byte_llama() -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -65,6 +73,7 @@ def byte_deepseek() -> torch.nn.Module:
     return model if ON_CPU else mixtures.wide_heads(model)
 
 
+@once
 @torch.no_grad()
 def byte_qwen3() -> torch.nn.Module:
     """The byte-level Llama's weights as a Qwen3, whose norms of queries and keys give them about the size that they
@@ -116,10 +125,12 @@ def tied(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+@once
 def qwen3_moe() -> torch.nn.Module:
     return mixtures.upcycled(byte_qwen3(), "qwen3_moe", num_experts=4, moe_intermediate_size=768, norm_topk_prob=True)
 
 
+@once
 def mixtral() -> torch.nn.Module:
     return mixtures.upcycled(byte_llama(), "mixtral", num_local_experts=4)
 
@@ -177,7 +188,8 @@ CASES = {
     "bfloat16": Case(byte_llama, BFLOAT16),
     "int8, zero points": Case(byte_llama, INT8_ZEROS),
     "int8, zero points, changed": Case(lambda: changed(byte_llama()), INT8_ZEROS),
-    "static, changed": Case(lambda: changed(byte_llama()), "fp8, static"),
+    "one layer, static": Case(one_layer, "fp8, static"),
+    "one layer, static, changed": Case(lambda: changed(one_layer()), "fp8, static"),
     "cut blocks, changed": Case(lambda: changed(cut_llama()), "fp8, blocks"),
     "bfloat16, changed": Case(lambda: changed(byte_llama()), BFLOAT16),
     "Qwen3 static": Case(byte_qwen3, "compressed-tensors, tensor, static"),
@@ -254,6 +266,7 @@ def text(count: int, length: int) -> torch.Tensor:
     return torch.tensor(list(code[: count * length])).view(count, length)
 
 
+@wide_products()
 @torch.no_grad()
 def write(case: Case, folder: Path) -> Path:
     """Returns: where the checkpoint is, in the folder or elsewhere."""

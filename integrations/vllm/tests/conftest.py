@@ -1,6 +1,7 @@
 """FP8 and INT8 checkpoints of two models, the same models in transformers by the reference (INT8: on this
 package's), and vLLM engines: on the GPU that torch sees, else on the CPU."""
 
+import gc
 import math
 import os
 from pathlib import Path
@@ -14,8 +15,10 @@ from problems.tiny_llama import on_reference
 from scripts.load import load_kernel
 
 from . import cases
-from .cases import CASES, GPT_OSS, STORED
-from .settings import BACKEND, DEVICE, ENGINE, LATENT_BACKEND, ON_CPU
+from .cases import CASES, GPT_OSS, STORED, text
+from .settings import BACKEND, DEVICE, ENGINE, LATENT_BACKEND, ON_CPU, wide_products
+
+freeze = gc.freeze  # `quick_starts` takes it from vLLM
 
 
 def byte_tokenizer(directory: Path) -> None:
@@ -32,29 +35,27 @@ def byte_tokenizer(directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
 
 
-def engines_after_n_grams() -> None:
-    """A second engine of a process has vLLM 0.32 for CPUs look at `vars` of whatever modules hold. n-gram decoding has
-    loaded llvmlite, whose library takes `__dict__` for a function of its own: vLLM fails."""
-    from llvmlite.binding import ffi
-
-    kind = type(ffi.lib)
-    theirs = kind.__getattr__
-
-    def find(self, name: str):
-        if name == "__dict__":
-            raise AttributeError(name)
-        return theirs(self, name)
-
-    kind.__getattr__ = find
-
-
 def quick_starts() -> None:
-    """vLLM asks each architecture what it can do in a process of its own, which imports vLLM: ten seconds. Here it asks
-    in this one."""
+    """What vLLM does for each engine of a process, and here once: four fifths of a start.
+
+    It asks each architecture what it can do in a process of its own, which imports vLLM. For CPUs it looks in all
+    modules for Triton's kernels; where llvmlite is loaded, as by n-gram decoding, it fails the second time. And it
+    looks through all objects for garbage, six times: what is there after an engine has ended is left out from then on.
+    """
     from vllm.model_executor.models import registry
+    from vllm.triton_utils import dispatcher
 
     assert callable(registry._run_in_subprocess)
     registry._run_in_subprocess = lambda ask: ask()
+    put_in = dispatcher.register_kernels
+
+    def once(kernels: dict) -> None:
+        if not kernels.keys() <= dispatcher._registry.keys():
+            put_in(kernels)
+
+    dispatcher.register_kernels = once
+    # An engine's own objects, frozen, would stay.
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,7 +65,6 @@ def surroundings(tmp_path_factory) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(1 if ON_CPU else max(1, min(8, (os.cpu_count() or 1) // workers)))
     if ON_CPU:
-        engines_after_n_grams()
         quick_starts()
     # Nothing compiled is left from other runs.
     os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm-cache"))
@@ -123,6 +123,7 @@ def engine(checkpoint):
             each.llm_engine.engine_core.shutdown()
         started.clear()
         cleanup_dist_env_and_memory()
+        freeze()
 
     def start(name: str, **arguments) -> LLM:
         asked = repr((name, sorted(arguments.items()), os.environ.get(rocm_fp8_vllm.SUMS, "1")))
@@ -158,6 +159,32 @@ def served(request, engine):
     return name, engine(name, enforce_eager=eager)
 
 
+@pytest.fixture
+def one_worker(monkeypatch) -> None:
+    """vLLM's parameters ask for them; an engine alone has set them up."""
+    from vllm.model_executor import parameter
+
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+
+
+def compiles(function, x: torch.Tensor) -> None:
+    """torch.compile makes one graph of it for any number of x's rows, with its bits. x: 12 rows."""
+    graphs = []
+    torch._dynamo.reset()  # of other functions
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, fullgraph=True, backend=count)
+    few = x[:5].clone()
+    torch._dynamo.mark_dynamic(few, 0)
+    for given in (few, x[:3], x):
+        assert torch.equal(compiled(given), function(given))
+    assert len(graphs) == 1
+
+
 def asks_for(scale_fmt: str | None, monkeypatch) -> None:
     """What is made from here on is of a checkpoint with this setting."""
     from rocm_fp8_vllm import block_linear
@@ -190,6 +217,7 @@ def teacher_forced(llm, ids: torch.Tensor, **arguments) -> tuple[torch.Tensor, t
     return torch.tensor(best), torch.tensor(nats) / math.log(2)
 
 
+@wide_products()
 @torch.no_grad()
 def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, by transformers."""
@@ -201,13 +229,18 @@ def by_reference(model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tenso
     return torch.cat(best), torch.cat(nats) / math.log(2)
 
 
-def assert_as_likely(bits: torch.Tensor, expected: torch.Tensor, spread: float) -> None:
+def moved(llm, model: torch.nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """(how far each byte's bits are from transformers', the share of places where both find the same one likeliest)"""
+    (best, bits), (expected, expected_bits) = teacher_forced(llm, ids), by_reference(model, ids)
+    return bits - expected_bits, (best == expected).float().mean()
+
+
+def assert_as_likely(different: torch.Tensor, spread: float) -> None:
     """Bits of bytes: how far one may be from what is expected, in the root of the mean square. Their mean: four
     deviations of that of so many, and an eighth of one, since a weight's rounding moves all bytes that it takes part in
     (a tenth was met). A fault moves a byte by a bit and more."""
-    moved = bits - expected
-    assert moved.square().mean().sqrt() <= spread
-    assert abs(moved.mean()) <= spread * (1 / 8 + 4 / moved.numel() ** 0.5)
+    assert different.square().mean().sqrt() <= spread
+    assert abs(different.mean()) <= spread * (1 / 8 + 4 / different.numel() ** 0.5)
 
 
 # A byte's information moves by 0.1 nats (standard deviation) where sums are in another order, the difference of two
@@ -224,6 +257,22 @@ def likely(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> list
     return judged(model, prompt, tokens)[0]
 
 
+def many_lengths() -> list[list[int]]:
+    """Prompts, of which those longer than a step's 128 tokens are computed in parts, beside the decoding of others."""
+    code = text(1, 2048)[0].tolist()
+    return [code[:300], code[500:501], code[600:640], code[700:733], code[900:1100], code[1300:1310]]
+
+
+def decodes(llm, model: torch.nn.Module, length: int, enough: float, prompts: list[list[int]] | None = None) -> None:
+    """All prompts at once: so many of the tokens are `likely`."""
+    prompts, right = prompts or many_lengths(), []
+    for prompt, tokens in zip(prompts, generate(llm, prompts, length)):
+        assert len(tokens) == length
+        right += likely(model, prompt, tokens)
+    assert sum(right) / len(right) >= enough
+
+
+@wide_products()
 @torch.no_grad()
 def judged(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> tuple[list[bool], torch.Tensor]:
     """(`likely`, each token's bits), by transformers."""

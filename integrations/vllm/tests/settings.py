@@ -1,11 +1,13 @@
 """Where engines run, on the GPU that torch sees or else on the CPU, and what they are given there. Imported before
 vLLM."""
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.load import default_backend, use_local_build
 
@@ -31,7 +33,9 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 if ON_CPU:
-    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # After n-gram decoding torch has as many threads as numba: on busy cores they wait for one another.
+    os.environ["NUMBA_NUM_THREADS"] = "1"
 else:
     os.environ |= {
         "ROCM_FP8_KERNELS_VLLM_EXPERTS": "1",  # of all formats
@@ -46,7 +50,28 @@ SUM = 2.0**-23 if ON_CPU else 2.0**-12
 use_local_build()
 # What an engine of these tests is given, on the command line, too.
 ENGINE = dict(dtype="bfloat16", max_model_len=512, max_num_batched_tokens=128, max_num_seqs=8)
+# Keys and values of all 8 sequences are 2**24 bytes and less: zeros, which a CPU writes for each engine.
+ENGINE |= dict(kv_cache_memory_bytes=2**26 if ON_CPU else 2**29)
 if not ON_CPU:  # parts of the GPU that other test processes' engines leave
-    ENGINE |= dict(gpu_memory_utilization=0.1, kv_cache_memory_bytes=2**29)
+    ENGINE |= dict(gpu_memory_utilization=0.1)
 # With AMX vLLM's own comes first on a CPU, but where ours is asked for. CUSTOM is the name of ours on a GPU.
 LATENT_BACKEND = "CPU_MLA" if ON_CPU else "CUSTOM"
+
+
+class _WideProducts(TorchDispatchMode):
+    OF_TWO = {getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        narrow = function in self.OF_TWO and args[0].dtype == torch.bfloat16
+        if narrow:
+            args = [each.float() if getattr(each, "dtype", None) == torch.bfloat16 else each for each in args]
+        result = function(*args, **(kwargs or {}))
+        return result.bfloat16() if narrow else result
+
+
+@contextlib.contextmanager
+def wide_products():
+    """Products in bfloat16, of models in transformers, are float32's, rounded once: without AVX-512's bfloat16 a CPU
+    takes several times as long for them."""
+    with _WideProducts():
+        yield

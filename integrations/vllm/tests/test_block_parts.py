@@ -15,7 +15,7 @@ from vllm.platforms import PlatformEnum
 from tests.settings import full
 
 from .cases import BYTE_LLAMA, CASES, cut_llama, text
-from .conftest import by_reference, teacher_forced
+from .conftest import moved
 from .settings import DEVICE, SUM, of_cpus_alone
 
 # How far one byte's information moves where sums are in another order, in bits (standard deviation): this part of a
@@ -27,10 +27,8 @@ BYTE = 0.3
 def test_a_text_has_the_likelihood_of_the_definition(name, engine, checkpoint):
     from problems import checkpoints
 
-    ids = text(8, 400)
-    _, bits = teacher_forced(engine(name, enforce_eager=True), ids)
     model = checkpoints.by_definition(cut_llama(), checkpoint(name), checkpoints.FORMATS[CASES[name].format])
-    different = bits - by_reference(model, ids)[1]
+    different, _ = moved(engine(name, enforce_eager=True), model, text(8, 400))
     assert abs(different.mean()) <= 4 * BYTE / math.sqrt(different.numel())
     assert different.square().mean().sqrt() <= 1.5 * BYTE
 

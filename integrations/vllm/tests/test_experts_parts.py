@@ -1,21 +1,19 @@
-"""The parts beside an engine: the operator of experts, which experts are taken, their scales; latent attention."""
+"""The parts beside an engine: the operator of experts, which experts are taken, their scales."""
 
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from rocm_fp8_vllm import EXPERTS, experts, latent
+from rocm_fp8_vllm import EXPERTS, experts
 from rocm_fp8_vllm.kernel import kernel
 from vllm import envs
-from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import fp8 as choice
 from vllm.model_executor.layers.quantization.utils import fp8_utils, quant_utils
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
 from .conftest import asks_for
-from .moe_config import moe_config
+from .moe_config import Routed, moe_config
 from .settings import of_cpus_alone
 
 pytestmark = of_cpus_alone
@@ -73,28 +71,20 @@ def test_experts_are_their_definition(kind, inputs, made_by, mapped, dtype, gene
     scale_w13, scale_w2 = scales(generator, kind)
     of_input = torch.tensor(0.01) if inputs == "static" else None
     of_hidden = torch.tensor([0.05]) if inputs == "static" else None
-    everyone = 2 * E if mapped else E
-    # This rank's are every second one.
-    expert_map = torch.tensor([e // 2 if e % 2 else -1 for e in range(everyone)], dtype=torch.int32) if mapped else None
-    chosen = torch.stack([torch.randperm(everyone, generator=generator)[:TOP] for _ in range(rows)]).to(torch.int32)
-    weights = torch.rand(rows, TOP, generator=generator)
-
-    expected = torch.zeros(rows, D, dtype=torch.float64)
+    routed = Routed(generator, rows, E, TOP, mapped)
     wide13, wide2 = wide(w13, scale_w13, kind), wide(w2, scale_w2, kind)
     q = quantised(x, inputs, of_input, power_of_two)
-    for row, slot in torch.cartesian_prod(torch.arange(rows), torch.arange(TOP)).tolist():
-        expert = chosen[row, slot] if expert_map is None else expert_map[chosen[row, slot]]
-        if expert < 0:
-            continue
+
+    def y(expert: int, row: int) -> torch.Tensor:
         gate, up = (wide13[expert] @ q[row]).to(dtype).double().chunk(2)
         hidden = (gate / (1 + torch.exp(-gate))).to(dtype) * up.to(dtype)
-        expected[row] += weights[row, slot].double() * (
-            wide2[expert] @ quantised(hidden, inputs, of_hidden, power_of_two)
-        )
+        return wide2[expert] @ quantised(hidden, inputs, of_hidden, power_of_two)
 
+    expected = routed.added_up(y)
     out = torch.empty_like(x)
     of_weights, of_inputs = (scale_w13, scale_w2), (inputs, of_input, of_hidden)
-    arguments = (out, x, w13, w2, weights, chosen, *of_weights, *of_inputs, expert_map, None, power_of_two)
+    parts = (routed.weights, routed.chosen, *of_weights, *of_inputs, routed.expert_map)
+    arguments = (out, x, w13, w2, *parts, None, power_of_two)
     torch.ops.rocm_fp8_vllm.experts(*arguments)
     # Few codes of the hidden values differ, by the order of sums: 2^-7 of the norm, as of the operator itself.
     assert (out.double() - expected).norm() <= 2.0**-7 * expected.norm()
@@ -106,14 +96,11 @@ def test_experts_are_their_definition(kind, inputs, made_by, mapped, dtype, gene
     made.block_shape, made.power_of_two = [128, 128] if kind == "block" else None, power_of_two
     made._how = partial(experts.FusedMoeExperts._how, made)
     for on_input in (False, True):
-        again = torch.empty_like(x)
-        nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
-        call = dict(output=again, hidden_states=x, w1=w13, w2=w2, topk_weights=weights, topk_ids=chosen)
-        call |= nothing | dict(activation=MoEActivation.SILU, global_num_experts=everyone, expert_map=expert_map)
+        call = routed.call(x, w13, w2, MoEActivation.SILU)
         experts.FusedMoeExperts.apply(made, **call, apply_router_weight_on_input=on_input)
         if on_input:
-            torch.ops.rocm_fp8_vllm.experts(*arguments[:4], torch.ones_like(weights), *arguments[5:])
-        assert torch.equal(again, out)
+            torch.ops.rocm_fp8_vllm.experts(*arguments[:4], torch.ones_like(routed.weights), *arguments[5:])
+        assert torch.equal(call["output"], out)
 
 
 def test_it_compiles_for_any_number_of_rows(generator):
@@ -235,66 +222,3 @@ def test_gates_and_ups_keep_their_scales(generator):
     for same in (torch.tensor([[0.5, 0.5], [2.0, 2.0]]), torch.tensor([[0.5], [2.0]])):
         kept, scale = experts.keep_scales(weight, same, 3, 2, is_act_and_mul=same.shape[1] == 2)
         assert kept is weight and scale.tolist() == [0.5, 2.0]
-
-
-# --- latent attention ---
-
-
-def attention(heads: int) -> tuple[CPUMLAImpl, CPUMLAImpl]:
-    """vLLM's, and ours in its place."""
-    sizes = dict(q_lora_rank=128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192)
-    plain = dict.fromkeys(
-        ("alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name", "kv_b_proj")
-    )
-    with set_current_vllm_config(VllmConfig()):
-        both = [
-            CPUMLAImpl(
-                heads, 576, 192**-0.5, 1, kv_cache_dtype="auto", attn_type="decoder", v_head_dim=128, **sizes, **plain
-            )
-            for _ in range(2)
-        ]
-    both[1].__class__ = latent.LatentDecode
-    return tuple(both)
-
-
-def test_latent_attention_computes_what_vllms_does(generator):
-    """Three sequences write their tokens, then one more each, which is decoded; pages are in no order."""
-    theirs, ours = attention(heads := 5)
-    lengths = torch.tensor([1, 17, 40], dtype=torch.int32)
-    table = torch.randperm(12, generator=generator)[:9].view(3, 3).to(torch.int32)
-    kv = torch.randn(int(lengths.sum()) + 2, 512, generator=generator).bfloat16()
-    k_pe = torch.randn(len(kv), 1, 64, generator=generator).bfloat16()
-    slots = [int(table[b, n // 16]) * 16 + n % 16 for b in range(3) for n in range(int(lengths[b]))]
-    slots = torch.tensor([-1, *slots, -1])  # what is computed for nothing is not written
-    caches = []
-    for each in (theirs, ours):
-        cache = torch.zeros(12, 16, 576).bfloat16()
-        each.do_kv_cache_update(kv, k_pe, cache, slots, "auto", torch.ones(()))
-        caches.append(cache)
-    assert torch.equal(*caches) and caches[0].any()
-
-    q = torch.randn(3, heads, 576, generator=generator).bfloat16()
-    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths), causal=True)
-    outs = []
-    for given in (q, q.split([512, 64], dim=-1)):
-        out, nothing = ours.forward_mqa(given, caches[1], metadata, None)
-        assert nothing is None and out.shape == (3, heads, 512)
-        outs.append(out)
-    assert torch.equal(*outs)
-    for b in range(3):
-        seen = caches[0][table[b].long()].flatten(0, 1)[: int(lengths[b])].double()
-        share = torch.softmax(q[b].double() @ seen.t() * 192**-0.5, -1)
-        # One rounding to bfloat16, of the result and of nothing else that is as large.
-        torch.testing.assert_close(outs[0][b].double(), share @ seen[:, :512], rtol=2.0**-7, atol=2.0**-7)
-
-
-def test_other_sizes_of_latent_attention_stay():
-    theirs, ours = attention(4)
-    linear = SimpleNamespace(params_dtype=torch.bfloat16)
-    assert latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=linear))
-    assert not latent._can_decode(SimpleNamespace(impl=ours, kv_b_proj=linear))
-    assert not latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=SimpleNamespace(params_dtype=torch.float32)))
-    for name, value in (("kv_lora_rank", 256), ("qk_rope_head_dim", 32), ("kv_cache_dtype", "fp8"), ("num_heads", 129)):
-        theirs, _ = attention(4)
-        setattr(theirs, name, value)
-        assert not latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=linear))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rocm_fp8_vllm import heads
+from rocm_fp8_vllm import heads, weights
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -16,9 +16,6 @@ from vllm.model_executor.model_loader import base_loader
 
 from problems import checkpoints
 
-from .cases import text
-from .conftest import teacher_forced
-
 
 @pytest.mark.parametrize("name", ["byte DeepSeek, tied", "byte DeepSeek, tied, saved"])
 def test_a_tied_head_that_vllm_does_not_tie_is_refused(name, engine, checkpoint):
@@ -26,13 +23,6 @@ def test_a_tied_head_that_vllm_does_not_tie_is_refused(name, engine, checkpoint)
     message = r"lm_head\.weight: the checkpoint has no such tensor, and vLLM's DeepseekV3ForCausalLM does not tie it"
     with pytest.raises(ValueError, match=message):
         engine(name, enforce_eager=True)
-
-
-def test_weights_that_no_file_fills_on_purpose_are_none_of_it(engine):
-    """vLLM draws them."""
-    llm = engine("byte DeepSeek, tied", enforce_eager=True, load_format="dummy")
-    _, bits = teacher_forced(llm, text(1, 50))
-    assert bits.isfinite().all()
 
 
 class Model(torch.nn.Module):
@@ -96,9 +86,10 @@ def test_other_heads_are_left_alone(monkeypatch):
     heads.check(model, config())
 
 
-def test_it_is_put_in_once():
-    heads.install()
+@pytest.mark.parametrize("part", [heads, weights], ids=["heads", "weights"])
+def test_they_are_put_in_once(part):
+    part.install()
     first = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
-    heads.install()
+    part.install()
     assert first == (base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading)
-    assert first[0].rocm_fp8_around.count("heads") == 1
+    assert first[0].rocm_fp8_around.count(part.__name__.rpartition(".")[2]) == 1

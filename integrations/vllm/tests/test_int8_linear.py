@@ -3,27 +3,24 @@
 import pytest
 import torch
 from rocm_fp8_vllm import int8_linear
-from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import CompressedTensorsW8A8Int8
 from vllm.model_executor.layers.quantization.quark.schemes import QuarkW8A8Int8
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.platforms import PlatformEnum, current_platform
 
+from .conftest import compiles
 from .settings import of_cpus_alone
 
-pytestmark = of_cpus_alone
+pytestmark = [of_cpus_alone, pytest.mark.usefixtures("one_worker")]
 
 LINEARS = choice._POSSIBLE_INT8_KERNELS[PlatformEnum.CPU]
 K, WIDTHS = 96, {"one": [64], "joined": [40, 24]}
 
 
-@pytest.fixture(autouse=True)
-def installed(monkeypatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
     int8_linear.install()
-    # vLLM's parameters ask for them; an engine alone has set them up.
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
 
 
 def compressed(weights: str, static: bool, symmetric: bool):
@@ -115,19 +112,8 @@ def test_it_compiles_for_any_number_of_rows(static, generator):
     layer = loaded(made, [64], torch.bfloat16, generator)
     made.process_weights_after_loading(layer)
     bias = torch.randn(64, generator=generator).bfloat16()
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(lambda x: made.apply_weights(layer, x * 2, bias) + 1, fullgraph=True, backend=count)
     x = rows_of(12, torch.bfloat16, generator)
-    x1 = x[:5].clone()
-    torch._dynamo.mark_dynamic(x1, 0)
-    for given in (x1, x[:3], x):
-        assert torch.equal(compiled(given), made.apply_weights(layer, given * 2, bias) + 1)
-    assert len(graphs) == 1
+    compiles(lambda x: made.apply_weights(layer, x * 2, bias) + 1, x)
     arguments = (layer.weight, layer.weight_scale, bias, layer.input_scale, layer.input_zero_point, layer.azp_adj)
     for given in (x, x.view(3, 4, K), x[:0], x[::2]):
         torch.library.opcheck(torch.ops.rocm_fp8_vllm.int8_linear.default, (given, *arguments))

@@ -1,5 +1,5 @@
-"""The backend of latent attention for GPUs: the choice, and its parts, by the kernels that this machine has. Without a
-GPU also engines in which it stands in the CPU's place; test_latent_engine.py has engines on a GPU."""
+"""The backend of latent attention for GPUs: the choice, and its parts, by the kernels that this machine has, and the
+CPU's. Without a GPU also engines in which it stands in the CPU's place; test_latent_engine.py has engines on a GPU."""
 
 from types import SimpleNamespace
 
@@ -13,14 +13,15 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends import registry
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from tests.settings import full
 
-from .cases import BYTE_DEEPSEEK, byte_deepseek, text
-from .conftest import generate, likely
-from .settings import ENGINE
+from .cases import byte_deepseek, text
+from .conftest import decodes, many_lengths
+from .settings import of_cpus_alone
 from .steps import counts
 
 MI300X = DeviceCapability(9, 4)
@@ -170,12 +171,12 @@ def test_graphs_have_as_many_new_tokens_as_the_operator_takes():
 # --- its parts ---
 
 
-def attention(heads: int = 5, **changes) -> latent_gpu.MlaDecodeImpl:
+def attention(heads: int = 5, kind: type = latent_gpu.MlaDecodeImpl, **changes):
     plain = dict.fromkeys(("alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name"))
     sizes = dict(q_lora_rank=128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192)
     given = plain | sizes | dict(v_head_dim=128, kv_b_proj=None, kv_cache_dtype="auto", attn_type="decoder")
     with set_current_vllm_config(VllmConfig()):
-        return latent_gpu.MlaDecodeImpl(heads, 576, 192**-0.5, 1, **given | changes)
+        return kind(heads, 576, 192**-0.5, 1, **given | changes)
 
 
 def test_what_it_lacks_is_one_line():
@@ -244,6 +245,49 @@ def test_several_new_tokens_are_the_definition(new, causal, fp8, dtype, generato
         torch.testing.assert_close(lse[of_b].double(), expected_lse, rtol=2.0**-10, atol=2.0**-9)
 
 
+@of_cpus_alone
+def test_on_a_cpu_it_computes_what_vllms_does(generator):
+    """Three sequences write their tokens, then one more each, which is decoded; pages are in no order."""
+    heads = 5
+    theirs, ours = (attention(heads, CPUMLAImpl) for _ in range(2))
+    ours.__class__ = latent.LatentDecode
+    lengths = torch.tensor([1, 17, 40], dtype=torch.int32)
+    table = torch.randperm(12, generator=generator)[:9].view(3, 3).to(torch.int32)
+    kv = torch.randn(int(lengths.sum()) + 2, 512, generator=generator).bfloat16()
+    k_pe = torch.randn(len(kv), 1, 64, generator=generator).bfloat16()
+    slots = [int(table[b, n // 16]) * 16 + n % 16 for b in range(3) for n in range(int(lengths[b]))]
+    slots = torch.tensor([-1, *slots, -1])  # what is computed for nothing is not written
+    caches = [torch.zeros(12, 16, 576).bfloat16() for _ in range(2)]
+    for each, cache in zip((theirs, ours), caches):
+        each.do_kv_cache_update(kv, k_pe, cache, slots, "auto", torch.ones(()))
+    assert torch.equal(*caches) and caches[0].any()
+
+    q = torch.randn(3, heads, 576, generator=generator).bfloat16()
+    metadata = SimpleNamespace(decode=SimpleNamespace(block_table=table, seq_lens=lengths), causal=True)
+    out, nothing = ours.forward_mqa(q, caches[1], metadata, None)
+    assert nothing is None and out.shape == (3, heads, 512)
+    assert torch.equal(out, ours.forward_mqa(q.split([512, 64], dim=-1), caches[1], metadata, None)[0])
+    for b in range(3):
+        seen = caches[0][table[b].long()].flatten(0, 1)[: int(lengths[b])].double()
+        # One rounding to bfloat16, of the result and of nothing else that is as large.
+        expected, _ = by_definition(q[b : b + 1], seen, True)
+        torch.testing.assert_close(out[b : b + 1].double(), expected, rtol=2.0**-7, atol=2.0**-7)
+
+
+@of_cpus_alone
+def test_other_sizes_on_a_cpu_stay():
+    linear, wide = (SimpleNamespace(params_dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert latent._can_decode(SimpleNamespace(impl=attention(4, CPUMLAImpl), kv_b_proj=linear))
+    assert not latent._can_decode(SimpleNamespace(impl=attention(4, CPUMLAImpl), kv_b_proj=wide))
+    for name, value in (
+        *(("__class__", latent.LatentDecode), ("kv_lora_rank", 256), ("qk_rope_head_dim", 32)),
+        *(("kv_cache_dtype", "fp8"), ("num_heads", 129)),
+    ):
+        theirs = attention(4, CPUMLAImpl)
+        setattr(theirs, name, value)
+        assert not latent._can_decode(SimpleNamespace(impl=theirs, kv_b_proj=linear))
+
+
 def test_nothing_is_written_while_memory_is_measured():
     kv, k_pe = torch.ones(2, 512).bfloat16(), torch.ones(2, 1, 64).bfloat16()
     attention().do_kv_cache_update(kv, k_pe, torch.tensor([]), torch.tensor([0, 1]), "auto", torch.ones(()))
@@ -270,7 +314,7 @@ def in_the_cpus_place(monkeypatch):
     selector._cached_get_attn_backend.cache_clear()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="of vLLM for a CPU")
+@of_cpus_alone
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -288,26 +332,12 @@ def in_the_cpus_place(monkeypatch):
     ],
     ids=str,
 )
-def test_an_engine_decodes_likely_tokens(arguments, in_the_cpus_place, surroundings):
+def test_an_engine_decodes_likely_tokens(arguments, in_the_cpus_place, engine):
     """Long prompts in parts, and those of a second turn found in the cache."""
-    from vllm import LLM
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    plain = dict(skip_tokenizer_init=True, disable_log_stats=True, enforce_eager=True, enable_prefix_caching=True)
-    plain["worker_extension_cls"] = "rocm_fp8_vllm.worker.Counters"
-    llm = LLM(model=str(BYTE_DEEPSEEK), **ENGINE | plain | arguments)
-    try:
-        code = text(1, 2048)[0].tolist()
-        prompts = [code[:300], code[500:501], code[600:640], code[700:733], code[900:1100], code[:280] + code[5:20]]
-        right, model, before = [], byte_deepseek(), counts(llm)
-        for _ in range(2):
-            for prompt, tokens in zip(prompts, generate(llm, prompts, 32)):
-                assert len(tokens) == 32
-                right += likely(model, prompt, tokens)
-        assert sum(right) / len(right) >= 0.98
-        appended, attended = (counts(llm)[each] - before.get(each, 0) for each in ("mla_append", "mla_decode"))
-        steps = 8 if "speculative_config" in arguments else 31  # at least, in each turn
-        assert appended > attended >= 2 * steps * 4
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        cleanup_dist_env_and_memory()
+    llm = engine("byte DeepSeek", **dict(enforce_eager=True, enable_prefix_caching=True) | arguments)
+    model, before, code = byte_deepseek(), counts(llm), text(1, 512)[0].tolist()
+    for _ in range(2):
+        decodes(llm, model, 32, 0.98, [*many_lengths()[:5], code[:280] + code[5:20]])
+    appended, attended = (counts(llm)[each] - before.get(each, 0) for each in ("mla_append", "mla_decode"))
+    steps = 8 if "speculative_config" in arguments else 31  # at least, in each turn
+    assert appended > attended >= 2 * steps * 4

@@ -32,7 +32,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Static
 
 from problems import mx, mx_checkpoints
 
-from .moe_config import moe_config
+from .moe_config import Routed, moe_config
 from .settings import of_cpus_alone
 
 pytestmark = of_cpus_alone
@@ -101,26 +101,20 @@ def test_experts_are_their_definition(case, backend, mapped, generator):
     w13, scale13 = weights_of(torch.randn(E, 2 * HIDDEN, D, generator=generator) / D**0.5)
     w2, scale2 = weights_of(torch.randn(E, D, HIDDEN, generator=generator) / HIDDEN**0.5)
     biases = [torch.randn(E, n, generator=generator).bfloat16() if config.has_bias else None for n in (2 * HIDDEN, D)]
-    everyone = 2 * E if mapped else E
-    # This rank's are every second one.
-    expert_map = torch.tensor([e // 2 if e % 2 else -1 for e in range(everyone)], dtype=torch.int32) if mapped else None
-    chosen = torch.stack([torch.randperm(everyone, generator=generator)[:TOP] for _ in range(ROWS)]).to(torch.int32)
-    weights = torch.rand(ROWS, TOP, generator=generator)
+    routed = Routed(generator, ROWS, E, TOP, mapped)
 
     def entering(values: torch.Tensor) -> torch.Tensor:
         return mx_checkpoints.entering(kernel, made.inputs, values.bfloat16().unsqueeze(0)).squeeze(0)
 
-    expected = torch.zeros(ROWS, D, dtype=torch.float64)
     wide13, wide2 = mx.values(w13, scale13), mx.values(w2, scale2)
-    for row, slot in torch.cartesian_prod(torch.arange(ROWS), torch.arange(TOP)).tolist():
-        expert = int(chosen[row, slot] if expert_map is None else expert_map[chosen[row, slot]])
-        if expert < 0:
-            continue
+
+    def y(expert: int, row: int) -> torch.Tensor:
         product = wide13[expert] @ entering(x[row]) + (biases[0][expert].double() if config.has_bias else 0)
         alternate = config.activation == ACTIVATION.SWIGLUOAI
         hidden = gated(*((product[::2], product[1::2]) if alternate else product.chunk(2)))
-        y = wide2[expert] @ entering(hidden) + (biases[1][expert].double() if config.has_bias else 0)
-        expected[row] += weights[row, slot].double() * y
+        return wide2[expert] @ entering(hidden) + (biases[1][expert].double() if config.has_bias else 0)
+
+    expected = routed.added_up(y)
 
     scales = dict(w1_scale=scale13.view(torch.uint8), w2_scale=scale2.view(torch.uint8))
     given = dict(zip(("w1_bias", "w2_bias"), biases)) | scales | method
@@ -129,14 +123,10 @@ def test_experts_are_their_definition(case, backend, mapped, generator):
     else:
         given |= dict(a1_scale=None, a2_scale=None, block_shape=[1, mx.BLOCK])
         told = fp8.make_fp8_moe_quant_config(fp8_backend=backend, **given)
-    experts = made(config, told)
-    nothing = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
-    call = dict(hidden_states=x, w1=w13, w2=w2, topk_ids=chosen, activation=config.activation, expert_map=expert_map)
-    out = torch.empty_like(x)
-    call |= nothing | dict(output=out, topk_weights=weights, global_num_experts=everyone)
-    experts.apply(**call, apply_router_weight_on_input=False)
+    call = routed.call(x, w13, w2, config.activation)
+    made(config, told).apply(**call, apply_router_weight_on_input=False)
     # As of FP8's experts: two roundings to bfloat16, and few codes of the hidden values.
-    assert (out.double() - expected).norm() <= 2.0**-7 * expected.norm()
+    assert (call["output"].double() - expected).norm() <= 2.0**-7 * expected.norm()
 
 
 # --- which are taken ---

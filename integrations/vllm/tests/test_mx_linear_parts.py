@@ -8,7 +8,6 @@ from rocm_fp8_vllm import EXPERTS, mx_linear
 from rocm_fp8_vllm.kernel import kernel
 from rocm_fp8_vllm.mx_inputs import asking_for
 from rocm_fp8_vllm.mx_linear import Mxfp4GemmLinear, Mxfp8GemmLinear
-from vllm.model_executor import parameter
 from vllm.model_executor.kernels import linear as choice
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
@@ -20,9 +19,10 @@ from problems import mx, mx_checkpoints
 from problems.comparisons import assert_mx_close
 from problems.mx_checkpoints import FORMS
 
+from .conftest import compiles
 from .settings import of_cpus_alone
 
-pytestmark = of_cpus_alone
+pytestmark = [of_cpus_alone, pytest.mark.usefixtures("one_worker")]
 
 K, WIDTHS, ROWS = 96, {"one": [64], "joined": [40, 24]}, 9
 
@@ -31,9 +31,6 @@ K, WIDTHS, ROWS = 96, {"one": [64], "joined": [40, 24]}, 9
 def installed(monkeypatch) -> None:
     mx_linear.install()
     monkeypatch.delenv(EXPERTS, raising=False)
-    # vLLM's parameters ask for them; an engine alone has set them up.
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
 
 
 def scheme_of(form: str):
@@ -94,20 +91,8 @@ def test_a_linear_is_its_definition(form, widths, dtype, biased, generator):
 def test_it_compiles_for_any_number_of_rows(form, generator):
     scheme, layer, _ = loaded(form, [64], torch.bfloat16, generator)
     bias = torch.randn(64, generator=generator).bfloat16()
-    graphs = []
-    torch._dynamo.reset()  # of other forms
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(lambda x: scheme.apply_weights(layer, x * 2, bias) + 1, fullgraph=True, backend=count)
     x = torch.randn(12, K, generator=generator).bfloat16()
-    few = x[:5].clone()
-    torch._dynamo.mark_dynamic(few, 0)
-    for given in (few, x[:3], x):
-        assert torch.equal(compiled(given), scheme.apply_weights(layer, given * 2, bias) + 1)
-    assert len(graphs) == 1
+    compiles(lambda x: scheme.apply_weights(layer, x * 2, bias) + 1, x)
     arguments = (layer.weight, layer.weight_scale, bias, FORMS[form].inputs)
     # What looks for writes to arguments compares them, which torch does not do with FP8.
     parts = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

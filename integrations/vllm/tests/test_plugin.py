@@ -144,6 +144,10 @@ def config(inputs, weights=quant_utils.kFp8StaticChannelSym, dtype=torch.bfloat1
     )
 
 
+def few_rows(of: FP8ScaledMMLinearLayerConfig) -> linear.FewRowsFp8Linear:
+    return linear.FewRowsFp8Linear(of, ["weight", "weight_scale", "input_scale", "input_scale_ub"])
+
+
 @pytest.mark.parametrize("inputs", linear._INPUTS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 32, 33, 100])
@@ -155,9 +159,7 @@ def test_a_linear_is_its_definition(inputs, dtype, rows, generator):
     static = inputs == quant_utils.kFp8StaticTensorSym
     layer.input_scale = torch.tensor(0.02, device=DEVICE) if static else None
     with set_current_vllm_config(VllmConfig()):
-        ours = linear.FewRowsFp8Linear(
-            config(inputs, dtype=dtype), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
-        )
+        ours = few_rows(config(inputs, dtype=dtype))
     ours.process_weights_after_loading(layer)
     x = torch.randn(rows, 96, generator=generator).to(dtype)
     bias = torch.randn(64, generator=generator).to(dtype)
@@ -325,9 +327,7 @@ def layer_of(name: str, module: str) -> torch.nn.Module:
 
 def test_only_known_layers_before_our_linears_are_fused():
     with set_current_vllm_config(VllmConfig()):
-        ours = linear.FewRowsFp8Linear(
-            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
-        )
+        ours = few_rows(config(quant_utils.kFp8DynamicTokenSym))
         layers = [layer_of(*kind) for kind in (("LlamaDecoderLayer", "llama"), ("LlamaDecoderLayer", "other"))]
         layers += [layer_of("Qwen3DecoderLayer", "qwen3")]
     torch.nn.ModuleList(layers).to(DEVICE)
@@ -363,9 +363,7 @@ def test_only_known_layers_before_our_linears_are_fused():
 def test_what_feeds_a_linear_that_rotates_its_inputs_stays():
     """By compressed-tensors' transform_config: vLLM's method rotates numbers, not FP8."""
     with set_current_vllm_config(VllmConfig()):
-        ours = linear.FewRowsFp8Linear(
-            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
-        )
+        ours = few_rows(config(quant_utils.kFp8DynamicTokenSym))
         layer = layer_of("LlamaDecoderLayer", "llama").to(DEVICE)
     for each in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
         each.rocm_fp8_linear = ours
@@ -379,9 +377,7 @@ def test_what_feeds_a_linear_that_rotates_its_inputs_stays():
 def test_norms_whose_results_go_elsewhere_first_stay():
     """Voxtral's layers multiply one; with sequence-parallel mixtures DeepSeek's gather the other from all workers."""
     with set_current_vllm_config(VllmConfig()):
-        ours = linear.FewRowsFp8Linear(
-            config(quant_utils.kFp8DynamicTokenSym), ["weight", "weight_scale", "input_scale", "input_scale_ub"]
-        )
+        ours = few_rows(config(quant_utils.kFp8DynamicTokenSym))
         layers = [layer_of("MistralDecoderLayer", "mistral") for _ in range(2)]
         layers += [layer_of("DeepseekV2DecoderLayer", "deepseek_v2") for _ in range(2)]
     for layer in layers[2:]:

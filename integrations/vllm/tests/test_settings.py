@@ -31,12 +31,6 @@ def test_what_formats_say_is_known(name):
     refuse_unknown(config(None))
 
 
-def test_what_vllm_adds_is_known(engine):
-    llm = engine("one layer", enforce_eager=True)
-    settings = llm.llm_engine.vllm_config.model_config.hf_config.quantization_config
-    assert settings["quant_method"] == "compressed-tensors" and "total_num_heads" in settings
-
-
 @pytest.mark.parametrize("value", ["hadamard", False, 0, {"R4": "hadamard"}], ids=str)
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "ModelOpt"])
 def test_what_nothing_reads_is_refused(name, value):

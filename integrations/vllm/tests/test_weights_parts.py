@@ -10,11 +10,12 @@ from vllm.model_executor import parameter
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.utils import fp8_utils
-from vllm.model_executor.model_loader import ModelExpressModelLoader, TensorizerLoader, base_loader
+from vllm.model_executor.model_loader import ModelExpressModelLoader, TensorizerLoader
 from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 
 from .test_heads import Model
 
+pytestmark = pytest.mark.usefixtures("one_worker")
 LACKS = "^{}: holds NaN, or the checkpoint lacks a part of it"
 NEGATIVE = "^{}: holds NaN, infinity or negative numbers in the checkpoint"
 FP8_SCALES = {
@@ -22,13 +23,6 @@ FP8_SCALES = {
     "channel": parameter.ChannelQuantScaleParameter,
     "block": parameter.BlockQuantScaleParameter,
 }
-
-
-@pytest.fixture(autouse=True)
-def of_one_worker(monkeypatch) -> None:
-    """vLLM's parameters ask for it; an engine alone has set it up."""
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
-    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
 
 
 def copies(param: torch.Tensor, given: torch.Tensor, **of_experts) -> None:
@@ -336,24 +330,21 @@ def places(inner: int):
     return loader
 
 
-@pytest.mark.parametrize("shape", [(16, 32), (32, 16), (33, 32), (1, 32), ()], ids=str)
 @pytest.mark.parametrize("padded", [True, False])
-def test_a_matrix_of_an_expert_of_another_shape_is_refused(padded, shape):
+@pytest.mark.parametrize(
+    "name, columns, shapes",
+    [
+        ("w13_weight", 32, [(16, 32), (32, 16), (33, 32), (1, 32), ()]),
+        ("w13_weight_scale", 2, [(32, 1), (16, 2), (1, 2), (32, 3), (64,), ()]),
+    ],
+)
+def test_what_an_expert_has_in_another_shape_is_refused(name, columns, shapes, padded):
     """vLLM takes what is too small for a part that is padded, and copies a number into all."""
-    layer = experts("quark", padded, w13_weight=torch.zeros(2, 128 if padded else 64, 32).to(torch.uint8))
+    layer = experts("quark", padded, **{name: torch.zeros(2, 128 if padded else 64, columns).byte()})
     weights.mark(layer, made_up=False)
-    with pytest.raises(ValueError, match=r"^w13_weight: \[32, 32\] by the settings, \["):
-        load(layer, "w13_weight", torch.zeros(shape).to(torch.uint8), "w13_weight", "w1", 0)
-
-
-@pytest.mark.parametrize("shape", [(32, 1), (16, 2), (1, 2), (32, 3), (64,), ()], ids=str)
-@pytest.mark.parametrize("padded", [True, False])
-def test_scales_of_an_expert_of_another_shape_are_refused(padded, shape):
-    """vLLM leaves those of padding as they are, and copies a number into all."""
-    layer = experts("quark", padded, w13_weight_scale=torch.zeros(2, 128 if padded else 64, 2).byte())
-    weights.mark(layer, made_up=False)
-    with pytest.raises(ValueError, match=r"^w13_weight_scale: \[32, 2\] by the settings, \["):
-        load(layer, "w13_weight_scale", torch.full(shape, 127).byte(), "w13_weight_scale", "w1", 0)
+    for shape in shapes:
+        with pytest.raises(ValueError, match=rf"^{name}: \[32, {columns}\] by the settings, \["):
+            load(layer, name, torch.full(shape, 127).byte(), name, "w1", 0)
 
 
 @pytest.mark.parametrize("part, shape", [("w1", (64, 2)), ("w2", (64, 2))])
@@ -424,10 +415,3 @@ def test_sinks_that_are_no_numbers_are_refused():
     for wrong in (torch.ones(4).to(torch.float8_e4m3fn), torch.full((4,), float("nan"))):
         with pytest.raises(ValueError, match="^sinks: torch.float.*; sinks are numbers"):
             weights._check_sinks("sinks", wrong)
-
-
-def test_they_are_marked_once():
-    weights.install()
-    first = base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading
-    weights.install()
-    assert first == (base_loader.BaseModelLoader.create_model, base_loader.process_weights_after_loading)
