@@ -23,6 +23,15 @@ WIDE = "{}: torch.bfloat16 by the settings, torch.float8_e4m3fn in the checkpoin
 SHAPE = r"{{}}: \[{}\] by the settings, \[{}\] in the checkpoint"
 NEGATIVE = "{}: holds NaN, infinity or negative numbers in the checkpoint"
 BIAS = "{}: the checkpoint has this bias, and by config.json the model has none"
+OF_FILE = r"{}: \[[\d, ]+\] by the settings, \[[\d, ]+\] in the checkpoint"
+
+
+def with_nan(tensor: torch.Tensor, row: int, column: int) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor.view(torch.uint8)[row, column] = 0x7F
+    return tensor
+
+
 CHANGES = {
     "absent": lambda tensor: None,
     "in bfloat16": lambda tensor: tensor.to(torch.bfloat16),
@@ -35,6 +44,9 @@ CHANGES = {
     "a column": lambda tensor: tensor[:, :1].contiguous(),
     "a number": lambda tensor: tensor[0, 0].clone(),
     "NaN": lambda tensor: tensor * float("nan"),
+    "NaN amid": lambda tensor: with_nan(tensor, len(tensor) // 2, tensor.shape[1] // 2),
+    "flat": lambda tensor: tensor.flatten(1),
+    "doubled": lambda tensor: tensor.repeat_interleave(2, 1),
 }
 # Of layer 1: (case, the end of a tensor's name, what becomes of it, the message, whose name it has)
 FAULTS = [
@@ -50,6 +62,8 @@ FAULTS = [
     (STATIC, "experts.2.w1.input_scale", "NaN", NEGATIVE, "experts.w13_input_scale"),
     (STATIC, "experts.2.w3.weight", "in bytes", TYPE.format("{}", "uint8"), "experts.w13_weight"),
     (STATIC, "self_attn.q_proj.weight", "in bytes", TYPE.format("{}", "uint8"), "qkv_proj.weight"),
+    (STATIC, "o_proj.weight", "NaN amid", LACKS, "o_proj.weight"),
+    (STATIC, "experts.2.w3.weight", "NaN amid", LACKS, "experts.w13_weight"),
     (STATIC, "o_proj.weight", "in bfloat16", TYPE.format("{}", "bfloat16"), "o_proj.weight"),
     (STATIC, "self_attn.k_proj.weight", "absent", LACKS, "qkv_proj.weight"),
     (STATIC, "block_sparse_moe.gate.weight", "absent", LACKS, "gate.weight"),
@@ -72,6 +86,8 @@ FAULTS = [
     (GPT_OSS, "gate_up_proj_scales", "absent", LACKS, "experts.w13_weight_scale"),
     (GPT_OSS, "gate_up_proj_bias", "absent", LACKS, "experts.w13_bias"),
     (GPT_OSS, "q_proj.bias", "absent", LACKS, "qkv_proj.bias"),
+    (GPT_OSS, "down_proj_blocks", "flat", OF_FILE, "mlp.experts.down_proj_blocks"),
+    (GPT_OSS, "gate_up_proj_bias", "doubled", OF_FILE, "mlp.experts.gate_up_proj_bias"),
     (GPT_OSS, "sinks", "absent", NAMES, "layers.1.attn.sinks"),
 ]
 LAYER = "model.layers.1."
@@ -93,7 +109,8 @@ def test_what_a_checkpoint_lacks_is_refused(name, end, change, message, own, eng
             tensors[found] = made
 
     model = changed(checkpoint(name), tmp_path / "changed", fault)
-    with pytest.raises(ValueError, match=message.format(re.escape(own).replace("experts", "experts.routed_experts"))):
+    named = re.escape(own).replace("experts.w", "experts.routed_experts.w")
+    with pytest.raises(ValueError, match=message.format(named)):
         engine(name, enforce_eager=True, model=model)
 
 

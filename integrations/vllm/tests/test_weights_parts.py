@@ -410,6 +410,21 @@ def test_what_a_model_copies_without_a_loader_is_looked_at(padded):
     weights.check(model)
 
 
+def test_gpt_oss_tensors_are_whole_before_a_worker_takes_its_share():
+    layer = experts("gpt_oss_mxfp4", True)
+    layer.moe_config.tp_size, layer.moe_config.intermediate_size, layer.moe_config.num_logical_experts = 2, 96, 4
+    modules = {"mlp.experts.routed_experts": layer}
+    shapes = dict(gate_up_proj_blocks=(4, 192, 2, 16), gate_up_proj_scales=(4, 192, 2), gate_up_proj_bias=(4, 192))
+    shapes |= dict(down_proj_blocks=(4, 64, 3, 16), down_proj_scales=(4, 64, 3), down_proj_bias=(4, 64))
+    for name, shape in shapes.items():
+        given, called = torch.zeros(shape), f"mlp.experts.{name}"
+        weights._look_at_stack(modules, called, given)
+        wrongs = [given.repeat_interleave(2, axis) for axis in range(len(shape))]
+        for wrong in (*wrongs, given.flatten(0, 1), given[:1], given[:, 1:]):
+            with pytest.raises(ValueError, match=f"^{called}: {re.escape(str(list(shape)))} by the settings, "):
+                weights._look_at_stack(modules, called, wrong)
+
+
 def test_sinks_that_are_no_numbers_are_refused():
     weights._check_sinks("sinks", torch.ones(4).bfloat16())
     for wrong in (torch.ones(4).to(torch.float8_e4m3fn), torch.full((4,), float("nan"))):
